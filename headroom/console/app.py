@@ -1,8 +1,9 @@
 """The debug API and its page: read-only views of the cluster state, on a separate port.
 
-Most handlers are plain functions, which run and encode their answers on threads. They read
-immutable data. The snapshot is taken before they run, on the event loop, because only the event
-loop may make one. To add a group of views, add a module with ``routes``, and list it in ``_VIEWS``.
+Most handlers are plain functions, so FastAPI runs them and encodes their answers on worker threads.
+They read only immutable data: the snapshot is taken on the event loop before they run, because only
+the event loop may create one. To add a group of views, add a module with ``routes``, and list it in
+``_VIEWS``.
 """
 
 from collections.abc import Sequence
@@ -73,7 +74,7 @@ _VIEWS = (
 _REJECTIONS: dict[int | str, dict[str, Any]] = {
     401: {"description": "The API server does not authenticate the caller"},
     403: {"description": "The caller may not read this"},
-    503: {"description": "The API server cannot be asked whether the caller may read this"},
+    503: {"description": "The API server cannot be reached to authorize the caller"},
 }
 _probes = APIRouter()
 _metrics = APIRouter()
@@ -82,11 +83,11 @@ _metrics = APIRouter()
 @_probes.get(
     "/healthz",
     response_class=PlainTextResponse,
-    responses={503: {"content": {"text/plain": {}}, "description": "Loops that make no progress"}},
+    responses={503: {"content": {"text/plain": {}}, "description": "The loops that are stuck"}},
 )
 def healthz(context: InContext) -> Response:
-    """Return 200 if all loops of the process make progress, otherwise 503 with the loops that
-    have made none for 30 s."""
+    """Return 200 if all loops of the process make progress. Otherwise return 503 and name the loops
+    that made no progress for 30 s."""
     stuck = context.stuck()
     return PlainTextResponse(f"{stuck or 'ok'}\n", 503 if stuck else 200)
 
@@ -95,7 +96,7 @@ def healthz(context: InContext) -> Response:
     "/readyz",
     response_class=PlainTextResponse,
     responses={
-        503: {"content": {"text/plain": {}}, "description": "Why decisions cannot be made yet"}
+        503: {"content": {"text/plain": {}}, "description": "The reason why it is not ready"}
     },
 )
 def readyz(context: InContext) -> Response:
@@ -106,7 +107,7 @@ def readyz(context: InContext) -> Response:
 
 @_metrics.get("/metrics", response_class=PlainTextResponse)
 def metrics(context: InContext, snap: Newest) -> Response:
-    """Return the metrics in the format of Prometheus."""
+    """Return the metrics in the Prometheus text format."""
     with context.scrapes.of(snap):
         text = context.telemetry.exposition(not context.unready())
     return Response(text, media_type=CONTENT_TYPE_LATEST)
@@ -115,16 +116,16 @@ def metrics(context: InContext, snap: Newest) -> Response:
 def console_app(context: Context, more: APIRouter | None = None) -> FastAPI:
     """Return the ASGI application of the console, which describes itself in /openapi.json.
 
-    ``more`` are routes of an extender in the same process, which the guard checks too.
+    ``more`` has the routes of an extender in the same process. The guard checks them too.
     """
     app = FastAPI(
         title="Headroom debug API",
         description="Explains where pods are placed and why, from the data that decided.",
         version="v1",
-        # The usual viewers load files from the internet, which closed networks cannot reach.
+        # The default viewers load files from the internet, which closed networks cannot reach.
         docs_url=None,
         redoc_url=None,
-        # A redirect would name the host that the client wrote into its Host header.
+        # A redirect would repeat the host name that the client sent in its Host header.
         redirect_slashes=False,
     )
     app.state.context = context
@@ -142,9 +143,9 @@ def console_app(context: Context, more: APIRouter | None = None) -> FastAPI:
 def _routes(guarded: bool, open_metrics: bool) -> Sequence[BaseRoute]:
     """Return the routes of probes and views, which all applications of a process share.
 
-    The guard checks all routes except the routes of probes and the page, which have no data of the
-    cluster. With ``open_metrics``, it does not check the metrics. FastAPI prepares the routes at
-    the first request, which takes 0.1 s.
+    The guard checks every route except the probes and the page, which contain no cluster data. With
+    ``open_metrics``, it does not check the metrics either. Applications share the routes because
+    FastAPI prepares them at the first request, which takes 0.1 s.
     """
     router = APIRouter()
     checked = _CHECKED if guarded else {}
@@ -165,5 +166,5 @@ async def _check(context: InContext, request: Request, bearer: _Bearer, session:
     await context.guard.check(request, bearer, session)
 
 
-#: How routes are included that only authorized callers may read.
+#: Arguments of ``include_router`` for routes that only authorized callers may read.
 _CHECKED: dict[str, Any] = {"dependencies": [Depends(_check)], "responses": _REJECTIONS}

@@ -1,4 +1,4 @@
-"""The console: debug API, page, events and metrics of the fleet, over a view of the cluster."""
+"""The console: the debug API with its page, the event feed, and the metrics of the fleet."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -36,16 +36,16 @@ from headroom.runtime.settings.settings import Settings
 
 log = structlog.get_logger()
 
-#: Limits of the copy of each followed journal, in a process that also runs an extender.
+#: Memory limit of the copy of each followed journal if the process also runs an extender.
 BESIDE_AN_EXTENDER = Bounds(size_bytes=4 << 20)
 
 
 class Console:
-    """Reads ``view``, and the journals of the extenders in the settings.
+    """Shows ``view`` and the journals of the extenders that the settings name.
 
-    ``own`` is the journal of an extender in this process, which leaves less memory for the others.
-    ``routes`` are the routes of that extender, which the console's port serves too. ``pods_on`` is
-    the argument of ``GpuUserReader``; None if there is no API server.
+    If an extender runs in the same process, ``own`` is its journal and ``routes`` has its routes,
+    which the console's port serves too. The journals of other extenders then get less memory.
+    ``pods_on`` is passed to ``GpuUserReader``. It is None if there is no API server.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Console:
 
     def start(self) -> None:
         self.following.start()
-        if not self._has_extender:  # an extender has its own holds
+        if not self._has_extender:  # an extender already tracks its own holds
             HoldsUpdater(self.following.now, self.view.enqueue).start(self.view.loops)
         self.changes.start(self.view.loops, self.view.begun)
         self._recorder.start(self.view.loops, self.view.begun)
@@ -98,7 +98,7 @@ class Console:
             self._users.start(self.view.loops, self.view.begun)
 
     def authorize(self, authorization: Callable[[], str]) -> None:
-        """Authenticate to extenders with this header, which ``authorization`` returns."""
+        """Authenticate to extenders with the header that ``authorization`` returns."""
         self.following.authorization = authorization
 
     def stop(self) -> None:
@@ -115,7 +115,7 @@ class Console:
         guard: Guard | None = None,
         quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas,
     ) -> FastAPI:
-        """Return the app of the debug API. ``guard`` authorizes readers. If it is None, every
+        """Return the app of the debug API. ``guard`` authorizes readers; without a guard, every
         client may read."""
         return console_app(self._context(guard, quotas), self._routes)
 
@@ -124,7 +124,7 @@ class Console:
         guard: Guard | None,
         quotas: Callable[[str], Sequence[ResourceQuota] | None],
     ) -> Context:
-        """Return what the views read."""
+        """Return the context that the views read."""
         view, settings = self.view, self.view.settings
         return Context(
             view.cluster,
@@ -168,7 +168,7 @@ class Console:
 
 
 def ranges_of(settings: Settings) -> PrometheusRanges | None:
-    """Return the reader of history from Prometheus, None without setting prometheus_url."""
+    """Return the reader of Prometheus history, or None if ``prometheus_url`` is not set."""
     if settings.prometheus_url is None:
         return None
     return PrometheusRanges(
@@ -180,7 +180,7 @@ def ranges_of(settings: Settings) -> PrometheusRanges | None:
 
 
 def publish_miss(feed: Feed, outcome: Outcome, pod: Pod | None) -> None:
-    """Publish a missed prediction of any extender; do nothing for other outcomes."""
+    """Publish a prediction that any extender missed. Ignore all other outcomes."""
     if outcome.surprise is None:
         return
     feed.publish(

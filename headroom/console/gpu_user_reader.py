@@ -1,8 +1,8 @@
-"""Looks up the pods that use GPUs and request none that Headroom manages (``trackers.gpu_users``).
+"""Looks up pods that use GPUs without requesting a resource that Headroom manages.
 
-Only the pods on the node of an unknown pod are listed, at most ``MOST_TRIES`` times for each
-unknown pod, because a process can outlive its pod.
-"""
+``trackers.gpu_users`` keeps them. When a report shows an unknown pod, only the pods of that node
+are listed, at most ``MOST_TRIES`` times for each unknown pod, because a process can outlive its
+pod."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,19 +27,20 @@ AGAIN_AFTER_S = 60.0
 
 
 class GpuUserReader:
-    """``pods_on`` returns the pods bound to a node. It blocks, and raises ``StoreError``."""
+    """Looks up pods. ``pods_on`` returns the pods bound to a node. It blocks, and raises
+    ``StoreError``."""
 
     def __init__(self, cluster: Cluster, pods_on: Callable[[str], Sequence[Pod]]) -> None:
         self._cluster = cluster
         self._pods_on = pods_on
         self._updated = UpdatedNodes()
-        #: Node -> uids of the pods in its report that the state does not have.
+        #: Node -> uids of the pods in its report that the state does not contain.
         self._wanted: dict[str, frozenset[str]] = {}
-        #: Uid -> number of lookups so far, and the monotonic time of the next lookup.
+        #: Uid -> number of lookups so far, and the time of the next lookup (monotonic clock).
         self._tries: dict[str, tuple[int, float]] = {}
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
-        """Start the loop. It looks up nothing before ``begun`` is set."""
+        """Start the loop. It looks up nothing until ``begun`` is set."""
 
         async def look_up() -> None:
             if begun.is_set():
@@ -48,7 +49,7 @@ class GpuUserReader:
         loops.start("gpu_users", look_up, EVERY_S)
 
     async def once(self, now_s: float) -> None:
-        """Look up the pods that are due. ``now_s`` is the time of the monotonic clock."""
+        """Look up the pods that are due. ``now_s`` is a time of the monotonic clock."""
         self._follow(now_s)
         wanted = {uid for uids in self._wanted.values() for uid in uids}
         self._tries = {uid: tried for uid, tried in self._tries.items() if uid in wanted}
@@ -78,7 +79,7 @@ class GpuUserReader:
         return times < MOST_TRIES and now_s >= next_s
 
     def _follow(self, now_s: float) -> None:
-        """Find the unknown pods of the nodes that changed."""
+        """Find the unknown pods on the nodes that changed."""
         snap = self._cluster.snapshot()
         for row in self._updated.since_last(snap, now_s):
             name = snap.nodes[row].name

@@ -1,4 +1,4 @@
-"""A console that follows the API server, and asks it about quotas and readers."""
+"""Connects a console to the API server, which it follows and asks about quotas and readers."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -19,8 +19,8 @@ log = structlog.get_logger()
 
 @asynccontextmanager
 async def followed_through(console: Console, server: ApiServer) -> AsyncIterator[None]:
-    """Follow the watches of the API server while the context lasts. Readers may also authenticate
-    with a client certificate."""
+    """Follow the watches of the API server while the context lasts. In this time readers may also
+    authenticate with a client certificate."""
     kinds = [profile_kind()]
     async with server.followed_by(console.view, console.take, kinds, console.profiles.apply):
         if server.guard is not None and server.debug_tls is not None:
@@ -30,7 +30,7 @@ async def followed_through(console: Console, server: ApiServer) -> AsyncIterator
 
 
 def app_for(console: Console, server: ApiServer) -> FastAPI:
-    """Return the app of a console in a cluster."""
+    """Return the app of a console that runs in a cluster."""
     quotas = KubeQuotas(server.reviews)
 
     def read(namespace: str) -> Sequence[ResourceQuota] | None:

@@ -3,7 +3,7 @@
 Each scrape computes them from one snapshot. ``pending_counter`` counts the pending pods.
 
 The number of series is limited. Devices have their own series up to a maximum number, in the order
-of node names. Pods and nodes have their own series only if they have a problem.
+of node names. Pods and nodes have their own series only while they have a problem.
 """
 
 import contextlib
@@ -34,33 +34,33 @@ from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.whatif.pending_pods import Pending
 
-#: Maximum series of pods, and of nodes, per problem; the worst are reported.
+#: Maximum number of series for each problem of pods or nodes. The worst are exported.
 MOST_OFFENDERS = 100
 
-#: Namespace and name of a pod that is not known. Prometheus would replace an empty label by the
-#: label of the console's own pod.
+#: Label value for a pod whose namespace and name are unknown. If the label were empty, Prometheus
+#: would write the console's own pod into it.
 _UNKNOWN = "(unknown)"
 
 #: Attribute of ``Totals``, part of the metric's name -> its help text.
 _FLEET = {
-    "capacity": "Physical memory of all devices, driver reserve included.",
+    "capacity": "Physical memory of all devices, including the driver's reserve.",
     "allocatable": "Part of the capacity that can be reserved.",
     "reserved": "Memory charged to pods whose device is known: the larger of request and use.",
-    "unconfirmed": "Worst-case charge of unconfirmed pods, on each device that they may get; so "
-    "more than they request.",
+    "unconfirmed": "Worst-case charge of unconfirmed pods. It exceeds their requests, because "
+    "a pod is charged on each device that it may get.",
     "committed": "Allocatable memory that is taken in the worst case.",
     "used": "Measured use of all processes.",
-    "unattributed": "Memory used by no known pod, above the tolerance.",
-    "headroom": "Memory that can still be reserved; overcommitted devices count as full.",
-    "overcommitted": "Memory committed above that of the devices, in the worst case; must be 0.",
+    "unattributed": "Use by no known pod, above the tolerance.",
+    "headroom": "Memory that can still be reserved; an overcommitted device counts as 0.",
+    "overcommitted": "Memory committed beyond the devices' memory in the worst case; must be 0.",
 }
-#: Attributes of ``Totals``, and values of the label.
+#: Attributes of ``Totals``, which are also values of the label.
 _DRIFT = ("overuse", "underuse", "unreserved")
-#: Part of the metric's name, its help text, and the value in bytes.
+#: Part of the metric's name, its help text, and a function that returns the bytes.
 _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
     (
         "capacity",
-        "Physical memory of the device, driver reserve included.",
+        "Physical memory of the device, including the driver's reserve.",
         lambda d: d.device.memory_bytes,
     ),
     (
@@ -78,10 +78,10 @@ _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
 
 
 class Scrapes:
-    """The snapshot of the scrape in progress, of which there is one at a time.
+    """Holds the snapshot of the scrape in progress. At most one scrape is in progress.
 
-    The reference to the snapshot is dropped at the end, because the next snapshot has to be copied
-    while it is held.
+    At the end of the scrape, the reference is dropped: a snapshot that is still referenced has to
+    be copied to make the next one.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class FleetCollector(Collector):
     """Collects the metrics of the fleet and of pending pods.
 
     ``snapshot`` returns the newest snapshot, and may be called on any thread. ``pending`` returns
-    the latest counts of pending pods, ``held`` what the namespaces hold.
+    the latest counts of pending pods, and ``held`` the holdings of the namespaces.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class FleetCollector(Collector):
         self._held = held
 
     def describe(self) -> Iterable[Metric]:
-        """Return no metrics: registering must not read the fleet."""
+        """Return no metrics, because registering must not read the fleet."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
@@ -132,7 +132,7 @@ class FleetCollector(Collector):
         yield from self._pending_pods()
         yield GaugeMetricFamily(
             "headroom_groups_partly_bound",
-            "Groups of pods of which some pods are bound, and keep memory, while others wait.",
+            "Groups of pods that are bound in part: the bound pods keep memory while others wait.",
             len(partly_bound(self._cluster)),
         )
         snap = self._snapshot()
@@ -148,7 +148,7 @@ class FleetCollector(Collector):
     def _overcommitted(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "headroom_overcommitted_bytes",
-            "Bytes committed, in the worst case, above the device's memory; absent if there are "
+            "Bytes committed beyond the device's memory in the worst case; absent if there are "
             "none. At most 100 devices, the worst.",
             labels=["node", "device"],
         )
@@ -160,7 +160,7 @@ class FleetCollector(Collector):
     def _overusing(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
             "headroom_pod_overuse_bytes",
-            "Bytes that a pod uses on a device above its request, if that has lasted longer than "
+            "Bytes that a pod uses on a device above its request, if this has lasted longer than "
             "overuse_after_s; absent otherwise. At most 100, the worst.",
             labels=["namespace", "pod", "node", "device"],
         )
@@ -173,13 +173,14 @@ class FleetCollector(Collector):
     def _idle(self, snap: Snapshot) -> Iterator[Metric]:
         gpus = GaugeMetricFamily(
             "headroom_idle_gpus",
-            "GPUs that pods of the namespace hold and have used no SM of for an hour; 0.5 for half "
-            "of the memory of one. Only pods that hold at least 1 GiB, in at most 100 namespaces.",
+            "GPUs that pods of the namespace hold without using an SM for an hour. A pod with half "
+            "of a GPU's memory counts as 0.5. Only pods that hold at least 1 GiB, in at most 100 "
+            "namespaces.",
             labels=["namespace"],
         )
         held = GaugeMetricFamily(
             "headroom_idle_held_bytes",
-            "Memory that the pods of headroom_idle_gpus hold.",
+            "Memory held by the pods that headroom_idle_gpus counts.",
             labels=["namespace"],
         )
         sums: dict[str, tuple[float, int]] = {}
@@ -196,7 +197,7 @@ class FleetCollector(Collector):
     def _holdings(self) -> Iterator[Metric]:
         gpus = GaugeMetricFamily(
             "headroom_held_gpus",
-            "GPUs that the pods of the namespace hold, by whether they use an SM: active, idle, "
+            "GPUs that the pods of the namespace hold, by whether they use an SM: active, idle or "
             "unmeasured. Namespaces beyond 200 are summed as (others).",
             labels=["namespace", "state"],
         )
@@ -217,7 +218,7 @@ class FleetCollector(Collector):
         pending, now_s = self._pending(), time.time()
         pods = GaugeMetricFamily(
             "headroom_pending_pods",
-            "Unbound pods that request GPUs, by the reason that rejected most nodes; not_asked: "
+            "Unbound pods that request GPUs, by the reason that rejected most nodes. not_asked: "
             "kube-scheduler has not called filter for them.",
             labels=["reason"],
         )
@@ -247,7 +248,7 @@ class FleetCollector(Collector):
         unmanaged = GaugeMetricFamily(
             "headroom_unmanaged_gpu_nodes",
             "Nodes that offer GPUs under a resource name that the settings do not manage; absent "
-            "if there are none. Pods that request it are bound without a reservation.",
+            "if there are none. Pods that request this resource are bound without a reservation.",
             labels=["resource"],
         )
         for resource, offering in unmanaged_gpus(self._cluster).items():
@@ -255,7 +256,7 @@ class FleetCollector(Collector):
         yield unmanaged
         devices = GaugeMetricFamily(
             "headroom_unhealthy_devices",
-            "Unhealthy devices, on which nothing is placed, by reason; absent if there are none.",
+            "Unhealthy devices, which take no pods, by reason; absent if there are none.",
             labels=["reason"],
         )
         for code, count in unhealthy(snap).items():
@@ -269,13 +270,13 @@ class FleetCollector(Collector):
         ages_s = report_ages_s(snap, self._stale_after_s, now_s)
         yield GaugeMetricFamily(
             "headroom_report_oldest_age_seconds",
-            "Age of the oldest report, among nodes that ever reported.",
+            "Age of the oldest report of all nodes that ever reported.",
             value=max(0.0, *ages_s.values(), 0.0),
         )
         stale = GaugeMetricFamily(
             "headroom_report_age_seconds",
-            "Seconds since the last heartbeat of a node's agent, if its report is stale; absent "
-            "otherwise. At most 100 nodes, the oldest reports.",
+            "Seconds since the last heartbeat of a node's agent if its report is stale; absent "
+            "otherwise. At most 100 nodes, those with the oldest reports.",
             labels=["node"],
         )
         late = {name: age_s for name, age_s in ages_s.items() if age_s > self._stale_after_s}
@@ -305,7 +306,7 @@ def _fleet(fleet: Totals) -> Iterator[Metric]:
         yield GaugeMetricFamily(f"headroom_fleet_{name}_bytes", text, value=getattr(fleet, name))
     yield GaugeMetricFamily(
         "headroom_fleet_devices",
-        "Devices; devices that share one memory count once.",
+        "Number of devices; devices that share one memory count once.",
         value=fleet.devices,
     )
     drift = GaugeMetricFamily(

@@ -1,4 +1,4 @@
-"""Lists the pods of one node, whatever they request."""
+"""Lists all pods of a node, also pods that request no GPU."""
 
 import msgspec
 
@@ -13,14 +13,14 @@ _decode = msgspec.json.Decoder(Pod).decode
 
 
 class NodePods:
-    """Reads pods. Methods block, and may be called from any thread."""
+    """Reads pods. Its methods block, and may be called from any thread."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
 
     def on(self, node: str) -> list[Pod]:
-        """Return the pods bound to the node, from the API server's cache, except for pods that
-        cannot be decoded. Raises ``StoreError``."""
+        """Return the pods bound to the node, from the API server's cache. Pods that cannot be
+        decoded are left out. Raises ``StoreError``."""
         query = {"fieldSelector": f"spec.nodeName={node}", "resourceVersion": "0"}
         try:
             return self._api.list("/api/v1/pods", _read, page_size=_PAGE_SIZE, query=query).items

@@ -1,4 +1,4 @@
-"""Describes errors, and fields that mean the same everywhere, in the OpenAPI document."""
+"""Adds descriptions of errors and of common fields to the OpenAPI document."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from headroom.runtime.server.problem_details import PROBLEM_JSON, ProblemBody
 
 
 def describe_answers(app: FastAPI) -> None:
-    """Describe errors and fields in the OpenAPI document of the application."""
+    """Describe errors and common fields in the OpenAPI document of the application."""
     without_problems = app.openapi
 
     def with_problems() -> dict[str, Any]:
@@ -20,7 +20,7 @@ def describe_answers(app: FastAPI) -> None:
 
 
 def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
-    """Add problem details to all error answers of the OpenAPI document; return the document."""
+    """Return the OpenAPI document with problem details added to all error answers."""
     components = schema.setdefault("components", {}).setdefault("schemas", {})
     components["ProblemBody"] = ProblemBody.model_json_schema()
     _describe_fields(components)
@@ -37,7 +37,7 @@ def _with_problems(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-#: Descriptions of fields that mean the same in all models; a docstring in a model takes precedence.
+#: Descriptions of fields that mean the same in all models. A docstring in a model has precedence.
 _COMMON = {
     "node": "Name of the node.",
     "uid": "UID of the pod.",
@@ -57,10 +57,10 @@ _COMMON = {
     "sentence": "A sentence for people.",
     "unanswered": "Extenders that send nothing at present; their newest decisions are missing.",
     "used_bytes": "Measured use.",
-    "allocatable_bytes": "Memory that can be reserved: without the driver's part and the reserve.",
-    "reservation_bytes": "Charged to pods whose device is known: the larger of request and use.",
+    "allocatable_bytes": "Memory that can be reserved: total minus driver and node reserve.",
+    "reservation_bytes": "Charge of pods whose device is known: the larger of request and use.",
     "unconfirmed_bytes": "Worst-case charge of pods that no report shows yet.",
-    "unattributed_bytes": "Used by no known pod, above the tolerance.",
+    "unattributed_bytes": "Use by no known pod, above the tolerance.",
     "headroom_bytes": "Memory that more pods can reserve.",
     "replicas_free": "Replicas that no pod holds.",
     "waiting_pods": "Pods that wait for a GPU.",
@@ -72,10 +72,10 @@ _COMMON = {
 
 
 def _describe_fields(schemas: dict[str, Any]) -> None:
-    """Describe by ``_COMMON`` the fields without a docstring."""
+    """Add a description from ``_COMMON`` to each field that has no docstring."""
     for schema in schemas.values():
         for field, described in schema.get("properties", {}).items():
-            # A list or an object with this name has another meaning.
+            # A list with this name has another meaning.
             of_list = described.get("type") == "array" and field != "unanswered"
             if field in _COMMON and not of_list and "$ref" not in described:
                 described.setdefault("description", _COMMON[field])

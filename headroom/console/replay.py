@@ -21,24 +21,24 @@ class Replayed(msgspec.Struct, frozen=True):
     """The result for one pod."""
 
     pod: str
-    #: Nodes on which it fits.
+    #: Number of nodes on which it fits.
     fits: int
-    #: Node -> code of the reason; None if it fits. Empty for a pod whose request is invalid.
+    #: Node -> code of the reason, or None if the pod fits. Empty if the request is invalid.
     verdicts: dict[str, str | None]
-    #: Digest of all verdicts, without node names.
+    #: Digest of all verdicts. It does not contain node names.
     digest: str
-    #: The explanation of the nearest nodes, in lines.
+    #: Lines that explain the nearest nodes.
     lines: list[str]
 
 
 def load(path: Path) -> Inputs:
-    """Return the inputs in a snapshot file; raise ``BadSettings`` if it cannot be used."""
+    """Return the inputs in a snapshot file. Raises ``BadSettings`` if the file cannot be used."""
     return inputs_of(path.read_bytes(), str(path))
 
 
 def replay(inputs: Inputs, named: str | None, vram: str | None) -> Iterator[Replayed]:
-    """Yield the result for the named pod, or for a pod of size ``vram``, or otherwise for each pod
-    with a decision. Raise ``BadSettings`` if the snapshot has no such pod."""
+    """Yield the result for the named pod, for a pod of size ``vram``, or for each pod that has a
+    decision. Raises ``BadSettings`` if the snapshot does not contain the named pod."""
     state = state_of(inputs)
     for pod, sized in _pods(inputs, state, named, vram):
         yield _replayed(state, pod, inputs.head.now_s, sized)
@@ -58,7 +58,7 @@ def _pods(
         yield pod, False
     else:
         some = ", ".join(sorted(known | shown)[:5]) or "none"
-        raise BadSettings(f"pod {named} is not in the snapshot; it contains, for example: {some}")
+        raise BadSettings(f"pod {named} is not in the snapshot. The snapshot contains: {some}")
 
 
 def _key(pod: Pod) -> str:

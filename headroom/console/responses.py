@@ -1,7 +1,7 @@
 """Common parts of answers: fields, JSON bodies, pages of lists, and ETags.
 
 The name of every quantity ends with its unit. Absent values are null. A list is encoded and sent in
-chunks, so that an answer of any length takes little memory.
+chunks, so even a long answer takes little memory.
 """
 
 import gzip
@@ -33,15 +33,15 @@ IfNoneMatch = Annotated[
     ),
 ]
 AcceptEncoding = Annotated[str | None, Header(alias="Accept-Encoding", include_in_schema=False)]
-#: Additional answers in /openapi.json of views with an ETag.
+#: Additional responses of views with an ETag, for /openapi.json.
 TAGGED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Nothing but generatedAt and ages has changed"}
+    304: {"description": "Only generatedAt and ages have changed"}
 }
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
 
 class Body(View):
-    """The fields of every body."""
+    """The fields that every body has."""
 
     apiVersion: str = "headroom.gpu/v1"
     generatedAt: str
@@ -51,7 +51,7 @@ class Body(View):
 class Recomputed(View):
     """A result that this process computed from its newest snapshot.
 
-    A decision, in contrast, is what an extender recorded.
+    In contrast, a decision is a result that an extender recorded.
     """
 
     source: Literal["recomputed"] = "recomputed"
@@ -73,7 +73,7 @@ class AskView(View):
     resource: str
     count: int
     amount: str
-    """As written: 8Gi or 25%; "1 replica" if neither the pod nor its namespace has an
+    """As written, such as 8Gi or 25%; "1 replica" if neither the pod nor its namespace has an
     annotation."""
     source: str
     """"annotation", "namespace", "recommendation" or "replica"."""
@@ -81,8 +81,8 @@ class AskView(View):
 
 class ReasonView(View):
     reason: str
-    """A reason of Headroom; or cordoned, taint, selector or affinity for nodes that
-    kube-scheduler does not offer."""
+    """A reason of Headroom. For nodes that kube-scheduler does not offer: cordoned, taint,
+    selector or affinity."""
     message: str
     nodes: int
     evictable: bool
@@ -110,7 +110,7 @@ def obstacle_view(obstacle: Obstacle, nodes: int) -> ReasonView:
 
 
 def counted(count: int, noun: str) -> str:
-    """Return the count with its noun: ``1 node``, ``2 nodes``."""
+    """Return the count with its noun, such as ``1 node`` or ``2 nodes``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -119,11 +119,11 @@ def stamp(wall_s: float) -> str:
 
 
 def stamp_again(text: str) -> str | None:
-    """Return an RFC 3339 time in the form of ``stamp``; None if it is not one."""
+    """Return an RFC 3339 time in the form of ``stamp``, or None if it is not a time."""
     at_s = age(text, 0.0)
     try:
         return None if at_s is None else stamp(-at_s)
-    except (ValueError, OverflowError):  # before year 1 or after year 9999 in UTC
+    except (ValueError, OverflowError):  # in UTC, the year is below 1 or above 9999
         return None
 
 
@@ -143,7 +143,7 @@ def _page(
         Query(
             alias="continue",
             max_length=512,
-            description="Continue after this; the value of ``continue`` in the previous answer.",
+            description="Value of ``continue`` in the previous answer.",
             examples=["node-17"],
         ),
     ] = "",
@@ -158,14 +158,14 @@ InNamespace = Annotated[
 
 
 def is_current(etag: str | None, tag: str) -> bool:
-    """Return whether the caller's If-None-Match contains this tag."""
+    """Return whether the caller's If-None-Match header contains this tag."""
     return etag is not None and (
         etag.strip() == "*" or tag in (each.strip() for each in etag.split(","))
     )
 
 
 def unchanged(tag: str) -> Response:
-    """Return status 304, because the answer that the client has is still valid."""
+    """Return status 304, because the client's copy is still valid."""
     return Response(status_code=304, headers=_headers(tag))
 
 
@@ -174,7 +174,7 @@ def encoded(body: View, tag: str | None = None) -> Response:
 
 
 def as_json(body: View) -> str:
-    """Return the body as JSON, with escapes for characters that cannot be printed."""
+    """Return the body as JSON. Unprintable characters are escaped."""
     return printable_json(body.model_dump_json(by_alias=True))
 
 
@@ -187,12 +187,12 @@ def compressed(body: bytes, accepted: str | None) -> Response:
 
 
 def listed(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
-    """Return the body with the views in its empty list ``name``."""
+    """Return the body, with ``views`` in its list ``name``, as a stream of chunks."""
     return streamed(json_parts(body, name, views), JSON, _headers(tag))
 
 
 def joined(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
-    """Return the response of ``listed`` in one piece, to share it with other readers."""
+    """Return the same response as ``listed`` but unchunked, to share it between readers."""
     parts = json_parts(body, name, views)
     return Response(b"".join(parts), media_type=JSON, headers=_headers(tag))
 
@@ -200,7 +200,7 @@ def joined(body: View, name: str, views: Iterable[View], tag: str | None = None)
 def streamed(
     parts: Iterable[bytes], media_type: str, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """Return a response that computes each part only when it sends it."""
+    """Return a response that computes each part only when it is sent."""
     return StreamingResponse(_on_threads(chunked(parts)), 200, headers, media_type)
 
 
@@ -208,15 +208,15 @@ async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
     """Iterate on threads, like Starlette, but without the exception that ends Starlette's
     iteration.
 
-    That exception is part of a reference cycle, which keeps the data of all chunks until the next
-    garbage collection.
+    The exception is part of a reference cycle, which would keep the data of all chunks in memory
+    until the next garbage collection.
     """
     while (chunk := await run_in_threadpool(next, chunks, None)) is not None:
         yield chunk
 
 
 def chunked(parts: Iterable[bytes]) -> Iterator[bytes]:
-    """Join small parts, because sending each one alone is slow."""
+    """Join small parts, because sending each part alone is slow."""
     chunk = bytearray()
     for part in parts:
         chunk += part
@@ -227,7 +227,7 @@ def chunked(parts: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def json_parts(body: View, name: str, views: Iterable[View]) -> Iterator[bytes]:
-    """Yield the JSON of the body with the views in its empty list ``name``."""
+    """Yield the JSON of the body in parts, with ``views`` in its list ``name``."""
     before, _, after = as_json(body).partition(f'"{name}":[]')
     yield f'{before}"{name}":['.encode()
     between = ""
@@ -238,7 +238,7 @@ def json_parts(body: View, name: str, views: Iterable[View]) -> Iterator[bytes]:
 
 
 def _headers(tag: str | None) -> dict[str, str]:
-    # no-cache: clients may store the answer, but revalidate it each time.
+    # no-cache allows clients to store the answer if they revalidate it each time.
     return (
         {"Cache-Control": "no-store"} if tag is None else {"ETag": tag, "Cache-Control": "no-cache"}
     )

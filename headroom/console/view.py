@@ -8,15 +8,15 @@ from pydantic import BaseModel, ConfigDict
 
 
 class View(BaseModel):
-    """A model whose fields are described by the docstrings below them."""
+    """A model. The docstring below each field describes the field."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
 
     @classmethod
     def of(cls, found: object, **more: Any) -> Self:
-        """Return the view of an object: its attributes with the names of fields, and ``more``.
+        """Return the view of an object: its attributes that fields name, and ``more``.
 
-        An empty text becomes null if the field may be null. Fields with a default keep it.
+        An empty text becomes null if the field may be null. A field with a default keeps it.
         """
         for name, is_nullable in _fields(cls).items():
             if name not in more:
@@ -27,6 +27,6 @@ class View(BaseModel):
 
 @cache
 def _fields(view: type[View]) -> dict[str, bool]:
-    """Return the fields of a view that have no default, and whether each may be null."""
+    """Return field -> whether it may be null, for the fields of a view that have no default."""
     required = ((name, f) for name, f in view.model_fields.items() if f.is_required())
     return {name: NoneType in get_args(field.annotation) for name, field in required}

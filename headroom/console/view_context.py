@@ -1,4 +1,4 @@
-"""The data that the views of the debug API read, and how a view gets it."""
+"""The data that the views of the debug API read, and the parameters through which they get it."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ _Kept = TypeVar("_Kept")
 
 
 def no_quotas(namespace: str) -> Sequence[ResourceQuota]:
-    """Return no quotas: the default of an application without an API server."""
+    """Return no quotas, as in an application without an API server."""
     return ()
 
 
@@ -45,48 +45,48 @@ class Context:
     cluster: Cluster
     journal: Journals
     telemetry: ViewTelemetry
-    #: Returns why decisions cannot be made yet, as a sentence; "" if they can.
+    #: Returns why decisions cannot be made yet, as a sentence; "" if they can be made.
     unready: Callable[[], str]
     monotonic_s: Callable[[], float]
     wall_s: Callable[[], float]
-    #: Name of this process; snapshot generations of another process are not comparable.
+    #: Name of this process. Snapshot generations of different processes cannot be compared.
     replica: str = "one"
     feed: Feed = field(default_factory=Feed.over)
     process: Callable[[], ProcessStatus] = unknown_process
-    #: Authorizes readers; None: every client may read.
+    #: Authorizes readers. If it is None, every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
-    #: Returns which loops of the process make no progress, as a sentence; "" if all do.
+    #: Returns a sentence about loops of the process that make no progress; "" if there are none.
     stuck: Callable[[], str] = str
-    #: Reads the ResourceQuotas of a namespace from the API server, of all namespaces for ""; None
-    #: if it cannot. Blocks.
+    #: Reads the ResourceQuotas of a namespace from the API server, or of all namespaces for "". It
+    #: blocks, and returns None if they cannot be read.
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
-    #: Setting scheduler_name: the scheduler that calls Headroom.
+    #: The scheduler that calls Headroom (setting scheduler_name).
     scheduler: str = "headroom"
-    #: Returns setting gpu_hour_price; None if it is not set.
+    #: Returns setting gpu_hour_price, or None if it is not set.
     gpu_hour_price: Callable[[], float | None] = lambda: None
-    #: The peaks of past lives, for recommendations.
+    #: The peaks of past lives, on which recommendations are based.
     profiles: Profiles = field(default_factory=Profiles)
-    #: The claims of DRA, and the devices that they hold.
+    #: The DRA claims, and the devices that they hold.
     claims: Claims = field(default_factory=Claims)
-    #: The last hour of devices and pods; only its own thread, the event loop, may read it.
+    #: The last hour of devices and pods. Only the event loop may read it.
     history: History = field(default_factory=History)
-    #: Reads history of any range; None without setting prometheus_url.
+    #: Reads history of any range; None if setting prometheus_url is missing.
     ranges: PrometheusRanges | None = None
-    #: Returns the devices whose use grows, by node.
+    #: Returns node -> devices whose use grows.
     growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
-    #: Answers that show the same to each reader.
+    #: Answers that are the same for all readers.
     answers: SharedAnswers = field(default_factory=SharedAnswers)
     scrapes: Scrapes = field(default_factory=Scrapes)
     #: Whether every client may read the metrics (setting metrics_access).
     open_metrics: bool = False
 
     def schedulers(self) -> list[str]:
-        """Return the schedulers known to call Headroom, the one of the settings first."""
+        """Return the schedulers that are known to call Headroom, starting with the setting."""
         return list(dict.fromkeys((self.scheduler, *self.journal.schedulers)))
 
     def activity_age(self) -> Callable[[DeviceTerms], float | None]:
-        """Return a function that returns the present age of a device's SM activity in seconds."""
+        """Return a function that returns the current age of a device's SM activity in seconds."""
         now_s, wall_s = self.monotonic_s(), self.wall_s()
         return lambda terms: self.cluster.activities.age_s(terms, now_s, wall_s)
 
@@ -98,18 +98,20 @@ class Context:
         return sum(over.excess_bytes for over in self.cluster.overcommits.now())
 
     def seen_by(self, pod: Pod | None, snap: Snapshot) -> Snapshot:
-        """Return the snapshot as filter sees it for the pod. For None, all held memory counts."""
+        """Return the snapshot as filter sees it for the pod. If ``pod`` is None, memory that is
+        held for any pod counts as reserved."""
         return seen_by(self.cluster, pod, snap, self.monotonic_s())
 
     def holds_against(self, pod: Pod) -> Mapping[str, Sequence[Hold]]:
-        """Return node -> the pods that go before the pod there."""
+        """Return node -> the pods that have precedence over the pod on that node."""
         return self.cluster.holds.against(pod, self.monotonic_s())
 
     def tag(self, snap: Snapshot, *more: object) -> str:
-        """Return the weak ETag of a view of this snapshot; ``more`` are its other inputs.
+        """Return the weak ETag of a view of this snapshot. ``more`` are the view's other inputs.
 
-        The tag is weak because bodies with the same tag differ in ``generatedAt`` and in ages. A
-        report can become stale without a new snapshot, so the tag includes which reports are fresh.
+        The tag is weak because bodies with the same tag can differ in ``generatedAt`` and in ages.
+        A report can become stale without a new snapshot, so the tag depends on which reports are
+        fresh.
         """
         fresh = np.packbits(snap.fresh_until_s >= self.monotonic_s())
         specs = self.cluster.node_specs
@@ -120,10 +122,8 @@ class Context:
 
 
 def shared(request: Request, kind: type[_Kept]) -> _Kept:
-    """Return the one object of this class that the application keeps for all readers.
-
-    The first call makes it.
-    """
+    """Return the object of this class that the application keeps for all readers, and create it
+    on the first call."""
     kept: dict[type, Any] = request.app.state.kept
     if kind not in kept:
         kept.setdefault(kind, kind())
@@ -148,7 +148,7 @@ async def _visible(context: InContext, request: Request) -> Sees:
     return everything if context.guard is None else visible_to(request)
 
 
-#: Parameter of views: the newest snapshot, which only the event loop may make.
+#: Parameter of views: the newest snapshot, which only the event loop may create.
 Newest = Annotated[Snapshot, Depends(_newest)]
 
 
@@ -156,7 +156,7 @@ async def _seen(context: InContext, snap: Newest) -> Snapshot:
     return context.seen_by(None, snap)
 
 
-#: Parameter of views: the same, where all memory that is held for pods counts as reserved.
+#: Parameter of views: the newest snapshot, in which memory held for pods counts as reserved.
 NewestWithHolds = Annotated[Snapshot, Depends(_seen)]
 #: Parameter of views: which pods the caller may see.
 Visible = Annotated[Sees, Depends(_visible)]

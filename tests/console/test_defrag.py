@@ -110,7 +110,11 @@ def test_invalid_queries_are_rejected_with_a_message(state: ClusterWriter) -> No
     for query, status, detail in (
         ("pod=default/absent", 404, "pod default/absent is not known"),
         ("free_node=true&node=x", 404, "node x is not known"),
-        ("pod=default/new&free_node=true", 422, "query pod: remove it, or remove free_node"),
+        (
+            "pod=default/new&free_node=true",
+            422,
+            "query pod: cannot be combined with free_node; remove one of them",
+        ),
     ):
         answer = asked.get(f"/v1/defrag?{query}")
         assert (answer.status_code, detail in answer.json()["detail"]) == (status, True)

@@ -284,7 +284,7 @@ def test_replay_prints_one_pod_or_one_size(fleet: Asked, tmp_path: Path) -> None
     assert shown.startswith(f"default/asked: fits on 0 of 18 nodes; digest {sized['digest']}")
     absent = here(file, "--pod", "a/b")
     assert absent.exit_code == 2
-    assert "pod a/b is not in the snapshot; it contains, for example: default/" in absent.stderr
+    assert "pod a/b is not in the snapshot. The snapshot contains: default/" in absent.stderr
 
 
 def test_replay_counts_one_node_in_the_singular(tmp_path: Path) -> None:

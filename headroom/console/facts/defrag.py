@@ -1,11 +1,11 @@
 """Finds the fewest pods to move so that a waiting pod fits, or the GPUs of a node hold no pod.
 
-``movable_pods`` decides which pods may be moved. All moves of an advice are simulated one after
-another, and then the waiting pod is placed.
+``movable_pods`` decides which pods may be moved. The search simulates all moves of an advice one
+after another, and then places the waiting pod.
 
-Sets of one pod are tried on all nodes, then sets of two, and so on. So the first set that helps has
-the fewest pods, unless ``Effort`` ends the search. On one node, pods of low priority come first,
-and of these the pods that started last.
+It tries every single pod on all nodes first, then every pair, and so on. So the first set that
+helps has the fewest pods, unless ``Effort`` ends the search early. On one node, it tries pods of
+low priority first, and among equal priorities the pods that started last.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ MOST_TRIES = 4000
 
 @dataclass(slots=True)
 class Effort:
-    """The effort of one search. ``is_over`` returns whether its time is used up."""
+    """Limits one search and counts its work. ``is_over`` returns whether its time is used up."""
 
     is_over: Callable[[], bool] = lambda: False
     tries_left: int = MOST_TRIES
@@ -54,7 +54,7 @@ class Effort:
         return self.cut_short
 
     def examines(self, number: int) -> bool:
-        """Return whether one more node is examined for a pod, after ``number`` others; count it."""
+        """Count one more node, after ``number`` others, and return whether to examine it."""
         self.cut_short = self.cut_short or number >= MOST_NODES
         self.nodes += not self.is_used_up
         return not self.cut_short
@@ -64,28 +64,28 @@ class Effort:
 class Advice:
     """The result for one waiting pod or one node.
 
-    Values of ``outcome``: with "fits", the pod fits on ``node``, and with "free", the GPUs of
-    ``node`` hold no pod. With "soon", this is so as soon as terminating pods have ended, and with
-    "move", after ``moves``. With "none", no set of moves was found.
+    ``outcome`` is "fits" if the pod fits on ``node`` now, and "free" if the GPUs of ``node`` hold
+    no pod. It is "soon" if this becomes true when terminating pods have ended, "move" if it becomes
+    true after ``moves``, and "none" if no set of moves was found.
     """
 
     outcome: Literal["fits", "free", "soon", "move", "none"]
     node: str = ""
     #: In the order of the evictions.
     moves: tuple[Move, ...] = ()
-    #: The devices that the waiting pod could get, or that become free.
+    #: The devices that the waiting pod could get, or the devices that become free.
     devices: tuple[str, ...] = ()
-    #: The memory that the waiting pod gets, or the headroom of the free devices.
+    #: The memory that the waiting pod gets, or the headroom of the devices that become free.
     gain_bytes: int = 0
     #: Reason -> number of pods that are not moved, on the nodes that were examined.
     stay: Mapping[Stays, int] = field(default_factory=dict)
 
 
 def for_pod(movers: Movers, pod: Pod, effort: Effort, name: str = "") -> Advice:
-    """Return the fewest moves that make an unbound pod fit; with ``name``, on this node.
+    """Return the fewest moves after which an unbound pod fits on any node, or on the node ``name``.
 
-    The pod must request a GPU, and its request must be readable. The named node may be cordoned, so
-    that no successor comes back to it while pods move.
+    The pod must request a GPU, and its request must be readable. The named node may be cordoned,
+    which keeps successors from coming back to it while pods move.
     """
     state, snap, now_s = movers.state, movers.snap, movers.now_s
     request, where = state.understand(pod), movers.eligible(pod)
@@ -121,7 +121,7 @@ def for_pod(movers: Movers, pod: Pod, effort: Effort, name: str = "") -> Advice:
 def _moving(
     candidate: "_Candidate", pods: Sequence[Pod], effort: Effort, stay: Mapping[Stays, int]
 ) -> Advice | None:
-    """Return the advice to move exactly these pods; None if that does not help."""
+    """Return the advice to move exactly these pods, or None if that does not help."""
     uids = frozenset(pod.metadata.uid for pod in pods)
     if not candidate.may_help(uids):
         return None
@@ -145,8 +145,8 @@ def _moving(
 def for_node(movers: Movers, effort: Effort, name: str = "") -> Advice:
     """Return the fewest moves after which the GPUs of a node hold no pod.
 
-    ``name`` is a node in the snapshot. If it is empty, the result is for the node that needs the
-    fewest moves, out of the nodes that take pods and hold some.
+    ``name`` is a node in the snapshot. If it is empty, the search covers all nodes that take pods
+    and hold some, and returns the node that needs the fewest moves.
     """
     stay = Counter[Stays]()
     nodes = sorted(_with_pods(movers, name), key=lambda each: (len(each[1]), each[0]))
@@ -161,7 +161,7 @@ def for_node(movers: Movers, effort: Effort, name: str = "") -> Advice:
         pods = [pod for uid in uids - going if (pod := movers.state.pod(uid)) and pod.node == node]
         why = [movers.why_stays(pod) for pod in pods]
         stay.update(filter(None, why))
-        # Some reservation may belong to a pod that is just being bound.
+        # If pods are missing here, a reservation may belong to a pod that is being bound right now.
         if any(why) or len(pods) < len(uids - going) or len(pods) > MOST_OF_A_NODE:
             continue
         effort.tries_left -= 1
@@ -205,7 +205,7 @@ def _without(movers: Movers, going: set[str]) -> Simulation:
 def _candidates(
     movers: Movers, pod: Pod, request: VramRequest, verdicts: Verdicts
 ) -> Iterator["_Candidate"]:
-    """Yield the nodes on which the end of pods may help, starting with the most headroom."""
+    """Yield the nodes on which ending pods may help, the node with the most headroom first."""
     snap, rows = verdicts.snap, verdicts.rows
     held_for, asked = movers.state.holds.nominees_before(pod, movers.now_s), demands(pod)
     helped = [i for i, code in enumerate(verdicts.codes.tolist()) if _helped(code)]
@@ -225,7 +225,7 @@ def _candidates(
 
 
 def _helped(code: int) -> bool:
-    """Return whether evictions could resolve the reason with this code."""
+    """Return whether evicting pods could resolve the reason with this code."""
     reason = REASONS[code]
     return reason is not None and reason.evictable
 
@@ -244,8 +244,8 @@ class _Candidate:
         needs: Needs,
         most_priority: int,
     ) -> None:
-        """``needed_bytes`` has the need on each device, for each ask of the request. ``nominees``
-        are the pods for which the node is held."""
+        """``needed_bytes`` has the bytes that the pod needs on each device, for each container.
+        ``nominees`` are the pods that the node's memory is held for."""
         self.movers, self.request, self.name = movers, request, name
         self._devices, self._needed_bytes = devices, needed_bytes
         self._nominees, self._needs = nominees, needs
@@ -264,7 +264,7 @@ class _Candidate:
         self.movable.sort(
             key=lambda pod: (pod.priority, -as_evictable(pod).started_s, pod.metadata.uid)
         )
-        #: Lower bound of the number of moves; more than ``MOST_FOR_A_POD`` if no moves help.
+        #: Lower bound of the number of moves; above ``MOST_FOR_A_POD`` if moving pods cannot help.
         self.least = self._least()
 
     def _least(self) -> int:
@@ -285,8 +285,8 @@ class _Candidate:
         return least
 
     def _least_on(self, terms: DeviceTerms, need_bytes: int, movable: set[str]) -> int | None:
-        """Return the minimum number of pods that must leave the device; None if it never has enough
-        memory."""
+        """Return the minimum number of pods that must leave the device, or None if the device never
+        has enough memory."""
         staying = [h for h in terms.holders if h.observed and h.uid not in self.going]
         freed_bytes = sorted((h.charged_bytes for h in staying if h.uid in movable), reverse=True)
         if not terms.common:
@@ -296,7 +296,7 @@ class _Candidate:
         return next((n for n, freed in enumerate(sums) if freed >= missing_bytes), None)
 
     def may_help(self, uids: frozenset[str]) -> bool:
-        """Return whether moving the pods may free enough; cheap to compute."""
+        """Return whether moving the pods may free enough memory. This check is cheap."""
         gone = uids | self.going
         return self._needs.met(gone) and (
             self.request.visible is not Visible.BY_PLUGIN

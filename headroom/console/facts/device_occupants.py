@@ -11,10 +11,10 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
 
-#: waiting: reserved, not bound yet. unconfirmed: bound, on no device yet. starting: bound, and no
-#: other pod that starts alone may start there yet. running: reported on the device. ending: being
-#: deleted or ended, and its memory is not free yet. gone: deleted, and no sample has shown yet that
-#: its memory is free.
+#: waiting: reserved, but not bound yet. unconfirmed: bound, but no report shows it on a device yet.
+#: starting: bound, and other pods that start alone must wait for it. running: a report shows it on
+#: the device. ending: terminating or ended, and its memory is not free yet. gone: deleted, but no
+#: sample has shown its memory as free yet.
 Phase = Literal["waiting", "unconfirmed", "starting", "running", "ending", "gone"]
 
 
@@ -26,12 +26,12 @@ class Held:
     name: str
     uid: str
     phase: Phase
-    #: Whether the pod has a reservation there. If not, only its measured use is charged.
+    #: Whether the pod has a reservation on the device. If not, only its measured use is charged.
     reserved: bool
     requested_bytes: int
     #: None if nothing was measured yet.
     measured_bytes: int | None
-    #: The larger of requested and measured bytes: the memory that is not free for reservation.
+    #: The larger of requested and measured bytes, which is not free for reservation.
     charged_bytes: int
     #: RFC 3339 time of the reservation; empty if unknown.
     since: str
@@ -43,7 +43,7 @@ class Held:
 
 
 def holders(cluster: Cluster, node: str, terms: DeviceTerms) -> Iterator[Held]:
-    """Yield the pods of a device, the largest charge first."""
+    """Yield the pods of a device, largest charge first."""
     gpunode = cluster.gpunode(node)
     reservations = gpunode.spec.reservations if gpunode else {}
     status = gpunode.status if gpunode else None
@@ -77,7 +77,7 @@ def _held(
         requested_bytes = occupant.requested_bytes
         measured_bytes, charged_bytes = occupant.measured_bytes, occupant.charged_bytes
     else:
-        # The state does not keep pods that request no GPU, but the report still shows this pod.
+        # The state keeps no pod that requests no GPU, but the report still shows this pod.
         phase, requested_bytes = phase_of(pod, observed=True) if pod else "running", 0
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         measured_bytes = sum(known) if len(known) == len(uses) else None
@@ -99,8 +99,8 @@ def _held(
 
 
 def phase_of(pod: Pod | None, observed: bool, starting: bool = False) -> Phase:
-    """Return the phase of a pod, which is None if it is deleted. ``observed`` is whether a report
-    shows it."""
+    """Return the phase of a pod. ``pod`` is None if it is deleted, and ``observed`` is whether a
+    report shows it."""
     if pod is None:
         return "gone"
     if pod.ended or pod.metadata.deletion_timestamp is not None:

@@ -1,4 +1,4 @@
-"""Commands and YAML that carry out suggestions, for people to copy."""
+"""Writes the commands and YAML that carry out suggestions, for people to copy."""
 
 import json
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ _STRATEGIES = {"Deployment": "strategy", "DaemonSet": "updateStrategy"}
 
 
 def request_memory(pod: Pod, text: str) -> str:
-    """Return how to change the pod's annotation, as a command for its controller or otherwise as
-    YAML.
+    """Return a command that changes the annotation in the pod's controller, or YAML if the pod has
+    no such controller.
 
     ``text`` is the value of ``headroom.gpu/vram``.
     """
@@ -28,7 +28,7 @@ def request_memory(pod: Pod, text: str) -> str:
 def end_old_pods_first(pod: Pod) -> str:
     """Return the command that makes the pod's controller end an old pod before it starts a new one.
 
-    Empty if the kind of the controller is unknown or has no such setting.
+    Return "" if the kind of the controller is unknown or has no such setting.
     """
     field = _STRATEGIES.get(owner_of(pod)[0])
     rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
@@ -36,8 +36,8 @@ def end_old_pods_first(pod: Pod) -> str:
 
 
 def end_all_old_pods_first(pod: Pod) -> str:
-    """Return the command that makes the pod's Deployment end all old pods before it starts new
-    ones."""
+    """Return the command that makes the pod's Deployment end all its old pods before it starts new
+    pods."""
     return _patch(pod, {"strategy": {"type": "Recreate", "rollingUpdate": None}})
 
 
@@ -49,7 +49,7 @@ def _patch(pod: Pod, spec: Mapping[str, object]) -> str:
 
 
 def tolerate(taint: str) -> str:
-    """Return the YAML of a toleration. ``taint`` has the form ``key=value:Effect`` or
+    """Return the YAML of a toleration for ``taint``, which has the form ``key=value:Effect`` or
     ``key:Effect``."""
     name, _, effect = taint.rpartition(":")
     key = name.partition("=")[0]

@@ -1,5 +1,7 @@
-"""Lists all pods that request, reserve or use GPU memory, with one row for each pod, for lists and
-sums by owner."""
+"""Lists all pods that request, reserve or use GPU memory.
+
+Each pod has one row. Views filter the rows, and sum them by owner.
+"""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -35,26 +37,26 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     #: Model of its devices, or of its candidate devices; empty if it has none.
     model: str
     phase: Phase
-    #: Whether it has a reservation, and whether it is marked for eviction.
+    #: Whether the pod has a reservation, and whether it is marked for eviction.
     reserved: bool
     #: Whether it needs no reservation, because kube-scheduler allocated its GPUs by DRA.
     by_dra: bool
     evicting: bool
     #: Names of the devices on which a report shows it.
     devices: tuple[str, ...]
-    #: The reserved memory, or until the ledger has its reservation, the memory that is counted for
-    #: it.
+    #: The reserved memory. Until the ledger has the reservation, the memory that is charged for the
+    #: pod instead.
     reserved_bytes: int
-    #: None if its use of a device is not measured, and before a report shows it.
+    #: None if its use of a device is not measured, or if no report shows it yet.
     used_bytes: int | None
     #: Sum of the peaks of its containers since they started.
     peak_bytes: int
     #: Memory in use beyond the reservations, summed over its devices.
     overuse_bytes: int
-    #: Memory that it requests while it is pending; 0 for a share of a device, whose size is not
-    #: known yet.
+    #: Memory that it requests while it is pending. 0 for a share of a device, because the size of
+    #: the device is not known yet.
     waiting_bytes: int
-    #: Time (RFC 3339) since which it has used no SM of any of its devices; empty if it is not idle.
+    #: When it last used an SM of any of its devices (RFC 3339); empty if it is not idle.
     idle_since: str
     #: RFC 3339; empty if unknown.
     created_at: str
@@ -67,24 +69,26 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
         return max(0, self.reserved_bytes - (self.used_bytes - self.overuse_bytes))
 
     def is_idle(self, wall_s: float) -> bool:
-        """Whether it counts as idle, as in ``idle_pods``. ``wall_s``: Unix time."""
+        """Whether the pod counts as idle by the limits of ``idle_pods``. ``wall_s`` is the Unix
+        time."""
         held_bytes = max(self.reserved_bytes, self.used_bytes or 0)
         idle_s = age(self.idle_since, wall_s) if self.idle_since else None
         return idle_s is not None and idle_s >= IDLE_AFTER_S and held_bytes >= HELD_BYTES
 
 
-#: Inputs of the rows of a node: its devices, its GPUNode, its pods, and all pods that use GPUs and
-#: request none. A heartbeat changes none.
+#: Inputs of the rows of a node: its devices, its GPUNode, its pods, and all pods that use GPUs
+#: without requesting any. A heartbeat changes none of them.
 _Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...], Mapping[str, Pod]]
 
 
 class GpuPods:
-    """The rows of all pods. Several threads may use it.
+    """Keeps the rows of all pods. Several threads may use it.
 
-    A pod that has a reservation and is not bound yet has only one row, which belongs to the node.
+    A pod that has a reservation and is not bound yet has a single row, in the list of the node that
+    reserves memory for it.
 
-    The rows of a node are kept until the node changes, because a large fleet has 100,000 pods, of
-    which few change between two calls.
+    The rows of a node are kept until the node changes: a large fleet has 100,000 pods, and few of
+    them change between two calls.
     """
 
     def __init__(self) -> None:
@@ -97,12 +101,11 @@ class GpuPods:
             yield from rows
 
     def by_node(self, cluster: Cluster, snap: Snapshot) -> Iterator[tuple[str, Sequence[GpuPod]]]:
-        """Yield each node of the snapshot and its rows, which are the same object until a row
-        changes.
+        """Yield each node of the snapshot with its rows. The rows are the same object until one of
+        them changes.
 
-        The rows of pods that are pending, or on a node that is not in the snapshot, come first,
-        with an empty name.
-        """
+        The rows of pods that are pending, or bound to a node that is not in the snapshot, come
+        first under an empty name."""
         on_nodes = [(node.name, self.on_node(cluster, node)) for node in snap.nodes]
         self.forget_others(snap)
         yield "", self.without_node(cluster, snap)
@@ -125,7 +128,7 @@ class GpuPods:
         return known[1]
 
     def without_node(self, cluster: Cluster, snap: Snapshot) -> list[GpuPod]:
-        """Return the rows of pods that are pending, or on a node that is not in the snapshot.
+        """Return the rows of pods that are pending, or bound to a node that is not in the snapshot.
 
         Call it after ``on_node`` was called for all nodes.
         """
@@ -151,7 +154,7 @@ def bytes_of(charges: Iterable[Charge]) -> int:
 
 
 def requested_bytes(request: VramRequest | Unreadable) -> int:
-    """Return the most bytes that a pod requests at once, on all its devices together.
+    """Return the most bytes that a pod requests at the same time, summed over its devices.
 
     A share of a device counts as 0, because its size depends on the device.
     """
@@ -167,9 +170,9 @@ def _bytes_of_phase(phase: Iterable[Portion]) -> int:
 
 
 def unconfirmed_by_model(cluster: Cluster, node: NodeTerms) -> Mapping[str, int]:
-    """Return the bytes reserved for pods that no report shows yet, by model.
+    """Return model -> bytes reserved for pods that no report shows yet.
 
-    Each pod counts once, for the model of the first device that it could get.
+    Each pod counts once, under the model of the first device that it could get.
     """
     memories = first_of_each_memory(node.devices)
     holders = [(terms.device.model, each) for terms in memories for each in terms.holders]
@@ -189,12 +192,12 @@ def unconfirmed_by_model(cluster: Cluster, node: NodeTerms) -> Mapping[str, int]
 def _reservations(
     cluster: Cluster, node: str, gpunode: GPUNode | None
 ) -> Mapping[str, Reservation]:
-    """Return the reservations of a node by uid, including reservations that are being written."""
+    """Return uid -> reservation of a node, including reservations that are being written."""
     return {**cluster.holds.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
 
 
 def _devices_of(charge: Charge) -> int:
-    """Return the maximum number of devices that the pod gets by the charge."""
+    """Return the maximum number of devices that the charge gives to the pod."""
     return len(charge.candidates) if charge.by_environment else charge.count
 
 
@@ -263,10 +266,10 @@ def _on_node(
     pods: Iterable[Pod],
     users: Mapping[str, Pod],
 ) -> Iterator[GpuPod]:
-    """Yield the pods that hold or use memory of the node, then the others that are bound to it.
+    """Yield the pods that hold or use memory of the node, then all other pods bound to it.
 
-    ``users`` are the pods that use GPUs and request none. They are left out while their names are
-    unknown.
+    ``users`` are the pods that use GPUs without requesting any. They are left out until their names
+    are known.
     """
     held: dict[str, list[tuple[Device, Holder]]] = defaultdict(list)
     for terms in first_of_each_memory(devices):
@@ -297,10 +300,11 @@ def _held(
     uses: Sequence[PodUse],
     reservation: Reservation | None,
 ) -> GpuPod:
-    """Return the row of a pod that holds memory. ``found`` has each device and the memory it holds
-    there.
+    """Return the row of a pod that holds memory. ``found`` has each device with the memory that the
+    pod holds there.
 
-    ``reservation`` is None if the ledger has none yet, for example for a pod that will be adopted.
+    ``reservation`` is None if the ledger has none yet, for example because the pod has still to be
+    adopted.
     """
     device, first = found[0]
     seen = [(device, holder) for device, holder in found if holder.observed]
@@ -340,9 +344,9 @@ def _unreserved(
     devices: Mapping[str, Device],
     by_dra: bool = False,
 ) -> GpuPod:
-    """Return the row of a pod without a reservation. ``devices`` are the node's devices by uuid.
+    """Return the row of a pod without a reservation. ``devices`` maps UUIDs to the node's devices.
 
-    Without the ``pod``, the report names it.
+    If ``pod`` is None, namespace and name come from the report.
     """
     known = [use.used_bytes for use in uses if use.used_bytes is not None]
     there = {use.device for use in uses} & devices.keys()
@@ -366,14 +370,14 @@ def _unreserved(
 
 
 def _peak_bytes(uses: Iterable[PodUse]) -> int:
-    """Return the sum of the peaks. If a peak is missing, the present use counts instead."""
+    """Return the sum of the peaks. A container without a peak counts with its present use."""
     return sum(max(use.peak_bytes or 0, use.used_bytes or 0) for use in uses)
 
 
 def _idle_since(uses: Sequence[PodUse]) -> str:
-    """Return the time since which the pod is idle on all its devices; empty if it is active on one.
+    """Return the time since which the pod is idle on all its devices; empty if any is active.
 
-    The containers of a pod on one device share the mark.
+    All containers of a pod on one device have the same time.
     """
     by_device: dict[str, str] = {}
     for use in uses:

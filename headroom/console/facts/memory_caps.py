@@ -1,10 +1,10 @@
-"""Reports which mechanism limits the GPU memory that a pod can allocate, and whether a reading
-proves it.
+"""Reports which mechanism limits the GPU memory of a pod, and whether a reading proves the limit.
 
 Headroom itself does not limit memory. Three mechanisms of NVIDIA do:
 
 * The driver, from r615 on, limits each container's cgroup. The agent reads these limits back.
-* MIG: an instance that is not shared has its own memory, which the driver reports.
+* MIG gives each instance its own memory, whose size the driver reports. This is a limit if no other
+  pod shares the instance.
 * MPS limits each process. No call reads these limits back, so they never count as proven.
 """
 
@@ -30,7 +30,7 @@ class MemoryCap:
     device: str
     #: None if no mechanism limits the pod.
     enforcer: Literal["driver", "mig", "mps"] | None
-    #: Maximum bytes of the pod on the device; with MPS, of each of its processes.
+    #: Maximum bytes of the pod on the device. With MPS, the maximum of each of its processes.
     limit_bytes: int | None
     #: Whether a reading proves that the pod cannot allocate more.
     capped: bool
@@ -38,7 +38,7 @@ class MemoryCap:
 
 
 def caps_on(cluster: Cluster, node: str, terms: DeviceTerms) -> dict[str, MemoryCap]:
-    """Return uid -> cap of each pod that a report shows on the device."""
+    """Return uid -> cap for each pod that a report shows on the device."""
     gpunode = cluster.gpunode(node)
     status = gpunode.status if gpunode else None
     if status is None:
@@ -54,7 +54,7 @@ def caps_on(cluster: Cluster, node: str, terms: DeviceTerms) -> dict[str, Memory
 
 
 def caps_of(cluster: Cluster, pod: Pod, devices: Sequence[DeviceTerms]) -> Iterator[MemoryCap]:
-    """Yield the caps of a bound pod, on each device of its node on which a report shows it."""
+    """Yield a bound pod's cap on each device of its node on which a report shows the pod."""
     for terms in devices:
         if cap := caps_on(cluster, pod.node, terms).get(pod.metadata.uid):
             yield cap
@@ -65,7 +65,8 @@ def _limits(status: GPUNodeStatus, uid: str, terms: DeviceTerms) -> list[Contain
 
 
 def _asks_limit(cluster: Cluster, uid: str) -> bool:
-    """Return whether the pod, or else its namespace, has annotation ``SHARE`` with value limit."""
+    """Return whether the pod, or otherwise its namespace, has annotation ``SHARE`` with value
+    limit."""
     pod = cluster.pod(uid)
     if pod is None:
         return False
@@ -90,7 +91,7 @@ def _cap(
     device = terms.device
     hard = [each.hard_bytes for each in limits if each.hard_bytes is not None]
     # The agent reports a row for each container that has a limit or uses memory. So a container
-    # without a limit has a row without one, or no row.
+    # without a limit either has a row in which the limit is missing, or no row at all.
     if hard and len(hard) == len(limits) and len(hard) >= len({use.container for use in uses}):
         message = f"capped at {gib(sum(hard))} by the driver"
         return MemoryCap(uid, device.uuid, "driver", sum(hard), True, message)

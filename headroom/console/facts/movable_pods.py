@@ -1,9 +1,9 @@
 """Decides which pods may be moved to another node, and simulates where their successors fit.
 
-To move a pod means to evict it, after which its controller creates a successor and the scheduler
-places it. It is not known in advance where the successor is placed. So a pod is movable only if its
-successor fits on at least ``LEAST_PLACES`` other nodes, whichever of their devices the plugin
-chooses.
+To move a pod means to evict it: its controller creates a successor, and the scheduler places that.
+It is not known in advance where the scheduler places the successor. So a pod counts as movable only
+if its successor fits on at least ``LEAST_PLACES`` other nodes, whichever of their devices the
+plugin chooses.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,12 +34,12 @@ from headroom.core.whatif.simulation import Simulation
 MOVABLE_KINDS = ("Job", "ReplicaSet", "ReplicationController", "StatefulSet")
 #: A pod is moved only if its successor fits on at least this many other nodes.
 LEAST_PLACES = 2
-#: The highest priority of a pod that may be moved if no pod waits.
+#: The highest priority of a pod that may be moved when no pod waits for its memory.
 MOST_PRIORITY = CRITICAL - 1
 
 
 class Stays(Enum):
-    """Why a pod is not moved; the value is a phrase about the pod."""
+    """Why a pod is not moved. The value continues a sentence about the pod."""
 
     CONTROLLER = f"no controller of kind {', '.join(MOVABLE_KINDS[:-1])} or {MOVABLE_KINDS[-1]}"
     PRIORITY = "a higher priority than the waiting pod, or a critical one"
@@ -58,16 +58,16 @@ class Move:
     """A pod to evict."""
 
     pod: Pod
-    #: The memory that its reservation frees.
+    #: The memory that becomes free when its reservation ends.
     reserved_bytes: int
-    #: The nodes on which its successor fits in the simulation, the best first.
+    #: The nodes on which its successor fits in the simulation, best first.
     places: tuple[str, ...]
 
 
 class Movers:
-    """The pods that may be moved, on one snapshot.
+    """Decides about moves on one snapshot.
 
-    ``schedulers`` are the schedulers known to call Headroom, which place the successors.
+    ``schedulers`` are the schedulers that are known to call Headroom. They place the successors.
     ``quota_exceeded`` returns whether a ResourceQuota of the namespace is exceeded.
     """
 
@@ -83,7 +83,7 @@ class Movers:
         self._schedulers = schedulers
         self._quota_exceeded = quota_exceeded
         self._eligible: dict[bytes, Eligible] = {}
-        #: The rows on which a request of this kind fits now.
+        #: The rows of the snapshot on which a request of this kind fits now.
         self._fitting: dict[tuple[Kind, bytes], Rows] = {}
 
     def eligible(self, pod: Pod) -> Eligible:
@@ -94,7 +94,7 @@ class Movers:
         return self._eligible[key]
 
     def why_stays(self, pod: Pod, most_priority: int = MOST_PRIORITY) -> Stays | None:
-        """Return why a bound pod may not be moved; None if it may."""
+        """Return why a bound pod may not be moved, or None if it may be moved."""
         owners = pod.metadata.owner_references or ()
         if not any(each.controller and each.kind in MOVABLE_KINDS for each in owners):
             return Stays.CONTROLLER
@@ -131,11 +131,11 @@ class Movers:
     def moved(
         self, simulation: Simulation, node: str, pods: Iterable[Pod]
     ) -> tuple[Move, ...] | None:
-        """Move the pods away from the node, the largest first. Return None if a pod fits on too few
-        nodes.
+        """Move the pods away from the node, largest first. Return None if a successor fits on too
+        few nodes.
 
-        Each successor takes the best node on which it fits, so its memory counts when later pods
-        are placed.
+        Each successor takes the best node on which it fits, so that later pods find its memory
+        taken.
         """
         here, moves = self.snap.row_of[node], []
         reserved = {pod.metadata.uid: self._reserved_bytes(pod) for pod in pods}
@@ -143,7 +143,7 @@ class Movers:
         for pod in order:
             uid, request = pod.metadata.uid, self.state.understand(pod)
             assert isinstance(request, VramRequest), "the request of a movable pod is readable"
-            # The successor needs its own uid, because in the cluster the pod itself is bound to
+            # The successor needs another uid: in the cluster, the pod's own uid is still bound to
             # this node.
             successor = replace(request, uid=f"{uid}+1")
             rows = self.eligible(pod).rows
@@ -163,7 +163,7 @@ class Movers:
 
 
 def charged_bytes(charge: Charge) -> int:
-    """Return the memory that the charge reserves, summed over the maximum on each of its
+    """Return the memory that the charge reserves: the sum of its maximum on each of its
     devices."""
     beyond = set(charge.beyond)
     counted = [amount for uuid, amount in charge.candidates.items() if uuid not in beyond]
@@ -171,5 +171,5 @@ def charged_bytes(charge: Charge) -> int:
 
 
 def only(rows: Sequence[int]) -> Eligible:
-    """Return these rows as the only eligible ones."""
+    """Return an ``Eligible`` with exactly these rows."""
     return Eligible(np.array(rows, np.int64), {})

@@ -1,8 +1,8 @@
 """Redacts recorded inputs so that they can be replayed but do not show which user runs which pod.
 
-Names become numbers in the order of the names. This keeps every order by name, and the same state
-always yields the same output. Fields that no decision depends on are dropped, not renamed. Messages
-of agents are dropped because they may contain names.
+Each name becomes a number. The numbers follow the alphabetical order of the names, so sorting by
+name gives the same order as before, and the same state always yields the same output. Fields that
+no decision depends on are dropped, and so are messages of agents, because they may contain names.
 """
 
 import re
@@ -63,7 +63,7 @@ _POD_ANNOTATIONS = (POLICY, MAX_SM, PROCESSES, ON_OVERUSE, STARTUP, STARTUP_TIME
 
 
 class Redaction:
-    """``nodes``, ``pods`` and ``namespaces`` are complete lists, in any order."""
+    """Redacts inputs. ``nodes``, ``pods`` and ``namespaces`` are complete lists, in any order."""
 
     def __init__(
         self, rules: Rules, nodes: Iterable[str], pods: Iterable[Pod], namespaces: Iterable[str]
@@ -80,7 +80,7 @@ class Redaction:
             self.alias("uid", pod.metadata.uid)
 
     def alias(self, kind: str, name: str) -> str:
-        """Return the replacement of the name; an empty name stays empty."""
+        """Return the replacement of the name. An empty name stays empty."""
         if not name:
             return ""
         return self._names.setdefault((kind, name), f"{kind}-{len(self._names):06d}")
@@ -158,7 +158,7 @@ class Redaction:
     def _claim(
         self, original: ExtendedResourceClaimStatus | None
     ) -> ExtendedResourceClaimStatus | None:
-        """Keep the managed resources that the claim serves."""
+        """Keep only the managed resources that the claim serves."""
         if original is None:
             return None
         served = [
@@ -180,7 +180,7 @@ class Redaction:
 
     def _amount(self, text: str) -> str:
         """Replace the container names in a VRAM annotation. An amount that is not short plain text
-        is invalid, and becomes "?", which is invalid as well."""
+        is invalid. It becomes "?", which is invalid too."""
         parts = []
         for part in text.split(","):
             name, equals, amount = part.rpartition("=")
@@ -213,7 +213,8 @@ class Redaction:
         )
 
     def _image(self, image: str) -> str:
-        """Redact a gate's image. The tag is dropped because no decision depends on it."""
+        """Redact the image of a gate container. The tag is dropped, because no decision depends on
+        it."""
         return self.alias("image", repository(image))
 
     def _managed(self, amounts: Mapping[str, str | int] | None) -> dict[str, str | int] | None:
@@ -221,7 +222,7 @@ class Redaction:
         return found or None
 
     def _cordoned(self, text: str) -> str:
-        """Return the annotation with the UUIDs replaced; an invalid one stays invalid."""
+        """Return the annotation with redacted UUIDs. An invalid annotation stays invalid."""
         try:
             return ",".join(sorted(self.alias("gpu", uuid) for uuid in parse_cordon(text)))
         except BadAnnotation:
@@ -319,7 +320,7 @@ class Redaction:
 def _word(text: str | None) -> str:
     """Return short plain text unchanged, because it is unlikely to contain a secret.
 
-    Other text becomes "?"; a missing text becomes "".
+    Replace any other text by "?", and None by "".
     """
     if text is None:
         return ""

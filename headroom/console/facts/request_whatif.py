@@ -1,9 +1,10 @@
-"""Simulates that pods are created again with other requests, to show how much memory that frees and
-which pending pods fit then.
+"""Simulates creating pods again with other requests, to show how much memory that frees and which
+pending pods then fit.
 
-The pods leave their nodes and are placed one after another on a copy, as real pods are. Part of the
-effect comes only from placing the pods again, so this is also simulated with the present requests.
-Finally the pending pods are placed. The device of a pod is one that the device plugin could choose.
+The pods leave their nodes and are placed one after another on a copy of the cluster, as real pods
+are. Because placing the same pods again already changes something, the simulation also runs with
+the present requests, for comparison. Finally it places the pending pods. Each pod gets a device
+that the device plugin could choose.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,32 +35,32 @@ MAX_PODS, MAX_PENDING = 500, 256
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """A pod, and the bytes on each device that its containers are to request, by container."""
+    """A pod with the bytes that each of its containers is to request on each device."""
 
     pod: Pod
     by_container: Mapping[str, int]
-    #: Bytes that the pod reserves now, less what it would request.
+    #: Bytes that the pod reserves now, minus the bytes that it would request.
     frees_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The effect of other requests. Devices without a pod have no use and no reservation."""
+    """The effect of other requests. An empty device has no use and no reservation."""
 
-    #: Pods that were placed again, and pods that were left out because of ``MAX_PODS``.
+    #: Number of pods that were placed again, and of pods that ``MAX_PODS`` left out.
     pods: int
     left_out: int
     #: Pods that would fit on no node if they were created again.
     unschedulable: int
     empty_devices: int
-    #: The number of empty devices after the pods were placed again with their present requests, and
-    #: with the other requests.
+    #: Number of empty devices after the pods were placed again with their present requests, and
+    #: after they were placed with the other requests.
     empty_devices_again: int
     empty_devices_after: int
     headroom_bytes: int
     headroom_bytes_after: int
-    #: Pending pods that were placed, how many of them fit on the present cluster, and how many fit
-    #: with the other requests.
+    #: Number of pending pods that were tried, how many of them fit on the present cluster, and how
+    #: many fit with the other requests.
     pending: int
     pending_fit: int
     pending_fit_after: int
@@ -68,8 +69,8 @@ class Outcome:
 
 
 def with_amounts(cluster: Cluster, amounts: Amounts) -> tuple[Pod, VramRequest] | None:
-    """Return the pod with these amounts; other containers keep theirs. None if it has no valid
-    request."""
+    """Return the pod with these amounts. Containers without an amount keep their request. Return
+    None if the pod has no valid request."""
     pod, by_container = amounts.pod, dict[str, Bytes | Share]()
     present = cluster.understand(pod)
     if not isinstance(present, VramRequest) or not present.asks:
@@ -92,8 +93,8 @@ def simulate_requests(
 ) -> Outcome:
     """Simulate that pods are created again with these amounts.
 
-    If there are more than ``MAX_PODS`` bound pods, the pods that free the most memory are
-    simulated. Of the pending pods, the first ``MAX_PENDING`` by priority and age are simulated.
+    If there are more than ``MAX_PODS`` bound pods, only the pods that free the most memory are
+    simulated. Only the first ``MAX_PENDING`` pending pods, by priority and age, are placed.
     ``now_s`` is this process's monotonic clock.
     """
     wanted = {each.pod.metadata.uid: each for each in amounts}
@@ -156,14 +157,14 @@ class _Copy:
         self._eligible: dict[bytes, Eligible] = {}
 
     def create_again(self, pods: _Requested) -> int:
-        """Remove all of the pods, then place them; return how many found a node."""
+        """Remove all the pods, then place them again. Return how many of them found a node."""
         for pod, _ in pods:
             self._simulation.release(pod.metadata.uid)
-        # A released pod is ignored on its node, so the new pod has another uid.
+        # A node ignores the uid of a pod that was released, so the new pod needs another uid.
         return self.place([(pod, replace(each, uid=f"{each.uid}+")) for pod, each in pods])
 
     def place(self, pods: _Requested) -> int:
-        """Place the pods one after another; return how many found a node."""
+        """Place the pods one after another. Return how many of them found a node."""
         placed = 0
         for pod, request in pods:
             if (key := eligibility_key(pod)) not in self._eligible:
@@ -177,8 +178,8 @@ class _Copy:
     def _start(self, uid: str, at: Placed) -> None:
         """Let the node report the pod on devices that the plugin could choose.
 
-        A pod whose devices are not clear stays unconfirmed and is charged on each candidate. The
-        same is true for a pod on a node whose devices are known only from its labels.
+        If several devices are possible, the pod stays unconfirmed and is charged on each candidate.
+        The same applies on a node whose devices are known only from its labels.
         """
         found = [_devices(charge) for charge in at.placement.charges]
         if all(found) and self._simulation.has_report(at.node):
@@ -194,12 +195,12 @@ class _Copy:
         )
 
     def headroom_bytes(self) -> int:
-        """Return the headroom of all devices; overcommitted devices count as full."""
+        """Return the headroom of all devices. An overcommitted device counts as 0."""
         return int(self._simulation.snapshot().node_headroom_bytes.sum())
 
 
 def _devices(charge: Charge) -> Mapping[str, int]:
-    """Return uuid -> replicas of the devices that the pod gets; empty if that is not clear."""
+    """Return UUID -> replicas of the devices that the pod gets; empty if several are possible."""
     if charge.choice:
         return {charge.choice: charge.count}
     first = sorted(charge.candidates.keys() - set(charge.beyond))

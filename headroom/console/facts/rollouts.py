@@ -11,16 +11,16 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import TEMPLATE_HASHES, owner_of
 from headroom.core.placement.fit import Verdicts
 
-#: Controllers whose pods do not end by themselves, and are created again if they end.
+#: Controllers whose pods do not end by themselves and are created again after they end.
 _ENDLESS = frozenset(
     {"Deployment", "ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Rollout"}
 )
-#: Labels that controllers give to all pods of one revision of the template.
+#: Labels by which controllers mark all pods of one revision of the template.
 _REVISIONS = (*TEMPLATE_HASHES, "controller-revision-hash")
 
 
 def same_workload(pod: Pod, other: Pod | None) -> bool:
-    """Return whether both pods have the same controller, whose pods do not end by themselves."""
+    """Return whether both pods have the same controller, of a kind that keeps its pods running."""
     if other is None or pod.metadata.namespace != other.metadata.namespace:
         return False
     kind, name = owner_of(pod)
@@ -29,22 +29,22 @@ def same_workload(pod: Pod, other: Pod | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """Old pods on one node that the update could end before it starts the new pod."""
+    """Old pods on one node that the rollout could end before it starts the new pod."""
 
     node: str
     uids: Set[str]
-    #: The advice to end them first, without a period.
+    #: The advice to end them first, as a sentence without a period.
     sentence: str
-    #: The command that does it; empty if there is none.
+    #: The command that carries out the advice; empty if there is none.
     fix: str
 
 
 def replaced(cluster: Cluster, pod: Pod, verdicts: Verdicts, most: int) -> Iterator[Replaced]:
-    """Yield old pods of the pod's workload, one by one, and then all old pods of each node
+    """Yield the old pods of the pod's workload: first one by one, then all old pods of each node
     together.
 
-    Yields at most ``most`` results of each kind. Only strategy Recreate of Deployments ends all
-    pods together.
+    Yields at most ``most`` results of each kind. Old pods can end together only if the workload is
+    a Deployment, because only its strategy Recreate does that.
     """
     olds = _replaced_pods(cluster, pod, verdicts)
     for old in olds[:most]:
@@ -61,9 +61,9 @@ def replaced(cluster: Cluster, pod: Pod, verdicts: Verdicts, most: int) -> Itera
 
 
 def _replaced_pods(cluster: Cluster, pod: Pod, verdicts: Verdicts) -> list[Pod]:
-    """Return the pods of the pod's workload with another revision on nodes of the verdicts.
+    """Return the pods of the same workload that have another revision and a node of the verdicts.
 
-    They are sorted by name. Pods that are being deleted are left out.
+    They are sorted by name. Terminating pods are left out.
     """
     eligible = {verdicts.snap.nodes[row].name for row in verdicts.rows.tolist()}
     found = [

@@ -1,7 +1,9 @@
-"""Suggestions for a pod that fits on no node: end the old pod of a rolling update first, request
-less, wait for a pod, limit pods that use more than they reserved, make more nodes eligible, steer
-or repair a node, raise the replicas, raise the limit of SM activity. With each, the pod fits on the
-snapshot."""
+"""Suggests what to change so that a pod fits that now fits on no node.
+
+Suggestions are: end the old pod of a rolling update first, request less, wait for a pod, limit pods
+that use more than they reserved, make more nodes eligible, steer or repair a node, raise the
+replicas, or raise the limit of SM activity. Each was tried on the snapshot: with it, the pod fits.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,7 +31,7 @@ from headroom.core.whatif.node_whatif import rejection_beside
 from headroom.core.whatif.simulation import Simulation
 from headroom.core.whatif.steering_whatif import helped_by_steering, nodes_text
 
-#: The console adds "recommended".
+#: The console adds the kind "recommended".
 Kind = Literal[
     "rollout",
     "lower",
@@ -47,7 +49,7 @@ Kind = Literal[
 _FAULTS = (Reason.STALE_REPORT, Reason.UNHEALTHY_DEVICE, Reason.COMPUTE_MODE)
 #: Maximum number of suggested repairs.
 _MAX_REPAIRS = 3
-#: Maximum number of pods to remove, and of nodes to change, in simulations: each takes 1 ms.
+#: Maximum number of pods to remove, and of nodes to change, in simulations. Each takes 1 ms.
 _MAX_SIMULATED = 8
 #: Maximum number of obstacles for which there is a suggestion.
 _MAX_OBSTACLES = 3
@@ -59,7 +61,7 @@ class Suggestion:
     sentence: str
     #: The node that the suggestion is about; empty if there are several.
     node: str = ""
-    #: The pod to wait for, or the pod that uses too much memory.
+    #: The pod to wait for, or the pod that uses more memory than it reserved.
     held: Held | None = None
     #: Maximum bytes to request per device; None for other kinds of suggestions.
     lower_to_bytes: int | None = None
@@ -67,7 +69,7 @@ class Suggestion:
     nodes: int = 1
     #: Whether the pod must be deleted and created again.
     recreates: bool = False
-    #: A command or YAML that does it, from ``fixes``; empty if there is none.
+    #: A command or YAML from ``fixes`` that carries it out; empty if there is none.
     fix: str = ""
 
 
@@ -79,10 +81,10 @@ def suggest(
     holding: Sequence[Sequence[Held]],
     where: Feasible,
 ) -> list[Suggestion]:
-    """Return suggestions for the pod; empty if it fits on some node.
+    """Return suggestions for the pod, or none if it fits on some node.
 
-    ``verdicts`` are the verdicts of the nodes in ``where``. ``holding`` has the blockers of each of
-    the nearest nodes. Quotas are not in snapshots; ``within_quotas`` considers them.
+    ``verdicts`` are the verdicts on the nodes in ``where``. ``holding`` lists the blockers of each
+    of the nearest nodes. Snapshots do not contain quotas; ``within_quotas`` considers them.
     """
     if explanation.fits or not verdicts.asks:
         return []
@@ -100,10 +102,11 @@ def suggest(
 
 
 def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Suggestion]:
-    """Return the suggestions without those that an exceeded quota makes dangerous.
+    """Leave out suggestions that are dangerous because a quota is exceeded.
 
-    ``beyond`` is the result of ``pod_requests.exceeded``; None if the quotas cannot be read. If a
-    quota is exceeded, a pod that is deleted to be created again could be rejected and lost.
+    Some suggestions need the pod to be deleted and created again. If a quota is exceeded, the API
+    server could reject the new pod, and the pod would be lost. ``beyond`` is the result of
+    ``pod_requests.exceeded``, or None if the quotas cannot be read.
     """
     if beyond == "":
         return list(found)
@@ -124,9 +127,9 @@ def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Sugge
 
 
 def blockers(cluster: Cluster, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
-    """Return the occupants of the devices that are too full for the pod, the largest first.
+    """Return the pods on the devices that are too full for the pod, largest first.
 
-    If the pod only waits until other pods have started, return these.
+    If the pod only waits until other pods have started, return the starting pods.
     """
     found: dict[str, Held] = {}
     if node.reason is Reason.OTHER_STARTING:
@@ -143,14 +146,16 @@ def blockers(cluster: Cluster, verdicts: Verdicts, node: NodeExplanation) -> lis
     for each in terms:
         if each.device.uuid in short or (not short and each.device.resource in requested):
             for held in holders(cluster, node.node, each):
-                # A pod that chooses its devices itself may use no memory of its replica's device.
+                # A pod that chooses its devices itself may use no memory of the device that its
+                # replica belongs to.
                 if held.charged_bytes or not short:
                     found.setdefault(held.uid, held)
     return sorted(found.values(), key=lambda held: -held.charged_bytes)
 
 
 def but_not_checked(checks: Iterable[str]) -> str:
-    """Return the end of a sentence that lists the missing checks; empty if there are none."""
+    """Return the end of a sentence that lists the checks that were not made; "" if all were
+    made."""
     names = ", ".join(checks)
     return f" (not checked: {names})" if names else ""
 
@@ -158,7 +163,7 @@ def but_not_checked(checks: Iterable[str]) -> str:
 def _rollout(
     cluster: Cluster, pod: Pod, verdicts: Verdicts, where: Feasible
 ) -> Iterator[Suggestion]:
-    """Suggest that an update ends old pods first, whose memory the new pod needs."""
+    """Suggest that a rolling update ends old pods first if the new pod needs their memory."""
     request, now_s = verdicts.request, verdicts.now_s
     for old in replaced(cluster, pod, verdicts, _MAX_SIMULATED):
         held = verdicts.snap.held.get(old.node, {})
@@ -200,11 +205,10 @@ def _wait(
     holding: Sequence[Sequence[Held]],
     where: Feasible,
 ) -> Iterator[Suggestion]:
-    """Suggest waiting for the end, or for the end of the start, of the smallest pod without which
-    the pod fits on a nearest node.
+    """Suggest to wait until a pod ends or has started.
 
-    Pods of the same workload are left out, because their controller would create them again.
-    """
+    Chooses the smallest pod without which the pod fits on one of the nearest nodes. Pods of the
+    same workload are left out, because their controller would create them again."""
     waits_for_start = {
         node.node for node in explanation.nearest if node.reason is Reason.OTHER_STARTING
     }
@@ -212,8 +216,8 @@ def _wait(
         (0 if node.node in waits_for_start else held.charged_bytes, node.node, held)
         for node, occupants in zip(explanation.nearest, holding, strict=True)
         for held in occupants
-        # A pod that holds less than is missing does not help. If only a replica is missing, every
-        # pod may help. A pod for which memory is only held has not started.
+        # A pod that holds less than the missing memory does not help. If only a replica is missing,
+        # any pod may help. A pod that is not bound yet cannot be waited for.
         if held.charged_bytes >= (node.short_bytes or 0)
         and (
             node.node in waits_for_start
@@ -239,7 +243,8 @@ def _wait(
 
 
 def _overuse(explanation: Explanation, holding: Sequence[Sequence[Held]]) -> Iterator[Suggestion]:
-    """Name pods that exceed their reservations, if only that keeps the pod off a nearest node."""
+    """Name pods that exceed their reservations if only their overuse makes a nearest node too
+    full."""
     for node, occupants in zip(explanation.nearest, holding, strict=True):
         short = [each for each in node.candidates if each.short_bytes]
         over = {
@@ -266,14 +271,14 @@ def _overuse(explanation: Explanation, holding: Sequence[Sequence[Held]]) -> Ite
 
 
 def _eligible(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
-    """Suggest removing an obstacle that alone makes nodes ineligible on which the pod fits."""
+    """Suggest removing an obstacle if the pod fits on nodes that only this obstacle excludes."""
     single = {row: found[0] for row, found in where.eligible.obstacles.items() if len(found) == 1}
     rows = np.array(list(single), np.int64)
     fitting = rows[fit(verdicts.request, verdicts.snap, rows, verdicts.now_s).fits].tolist()
     counts = Counter(single[row] for row in fitting)
     for obstacle, nodes in counts.most_common(_MAX_OBSTACLES):
         first = min(verdicts.snap.nodes[row].name for row in fitting if single[row] == obstacle)
-        # kube-scheduler has not made its other checks for these nodes.
+        # kube-scheduler has not run its other checks on these nodes.
         sentence = f"{_without(obstacle, nodes, first)}{but_not_checked(where.not_modeled)}"
         node, recreates = first if nodes == 1 else "", obstacle.code != "cordoned"
         fix = fixes.tolerate(obstacle.what) if obstacle.code == "taint" else ""
@@ -299,7 +304,8 @@ def _nodes(nodes: int, first: str) -> str:
 
 
 def _steer(cluster: Cluster, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
-    """Suggest steering nodes that reject the pod only for devices that the plugin could choose."""
+    """Suggest steering for nodes that reject the pod only because the plugin could choose a full
+    device."""
     if helped := helped_by_steering(cluster, verdicts):
         first, nodes = helped[0], len(helped)
         checks = where.not_checked(verdicts.snap.row_of[first.node])
@@ -314,7 +320,7 @@ def _steer(cluster: Cluster, verdicts: Verdicts, where: Feasible) -> Iterator[Su
 
 
 def _repair(cluster: Cluster, verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
-    """Suggest repairing nodes on which the pod would fit without their fault."""
+    """Suggest repairing nodes on which the pod would fit if they had no fault."""
     faulty = np.flatnonzero(np.isin(verdicts.codes, [CODE_OF[reason] for reason in _FAULTS]))
     found = (i for i in faulty.tolist() if len(list(failing(verdicts, i))) == 1)
     repairable = (
@@ -343,7 +349,7 @@ def _repair(cluster: Cluster, verdicts: Verdicts, where: Feasible) -> Iterator[S
 def _more_replicas(
     cluster: Cluster, verdicts: Verdicts, not_checked: Sequence[str]
 ) -> Iterator[Suggestion]:
-    """Suggest more replicas on nodes on which one more per shared device makes the pod fit."""
+    """Suggest more replicas on nodes where one more replica per shared device makes the pod fit."""
     candidates = np.flatnonzero(verdicts.codes == CODE_OF[Reason.NO_REPLICA])
     # Try nodes with the most headroom first, because the pod is most likely to fit there.
     candidates = candidates[
@@ -365,7 +371,7 @@ def _more_replicas(
 def _without_max_sm(
     verdicts: Verdicts, explanation: Explanation, not_checked: Sequence[str]
 ) -> Iterator[Suggestion]:
-    """Suggest another limit of SM activity if it alone rejects the pod on some node."""
+    """Suggest another limit of SM activity if only this limit keeps the pod off some node."""
     if verdicts.request.max_sm_ppm is None:
         return
     request = replace(verdicts.request, max_sm_ppm=None)
@@ -390,7 +396,7 @@ def _name(verdicts: Verdicts, i: int) -> str:
 def _fits_if(
     cluster: Cluster, verdicts: Verdicts, node: str, change: Callable[[Simulation, str], None]
 ) -> bool:
-    """Return whether the pod would fit on the node after this change of the node."""
+    """Return whether the pod would fit on the node after this change."""
     simulation = Simulation(cluster, verdicts.snap, verdicts.now_s)
     try:
         change(simulation, node)

@@ -1,11 +1,11 @@
 """The feed of recent changes: reservations, reports, devices and decisions.
 
-``Feed`` keeps a bounded history, and a queue for each follower. A follower that is too slow for its
-queue is dropped. All its methods run on one event loop, except ``past``.
+``Feed`` keeps a bounded history, and a queue for each follower. It drops a follower that is too
+slow for its queue. All its methods run on one event loop, except ``past``.
 
 ``ChangeFeed`` publishes the changes since its last check. It compares states at intervals, a few
-nodes at a time. So the code that decides publishes nothing itself. A state that appears and
-disappears between two checks is missed, but its decision is not.
+nodes at a time, so the code that decides does not have to publish anything. A state that appears
+and disappears between two checks is missed, but the decision behind it is not.
 """
 
 import asyncio
@@ -28,17 +28,17 @@ from headroom.core.placement.snapshot import REASONS, NodeTerms
 from headroom.core.placement.updated_nodes import UpdatedNodes
 from headroom.runtime.loops import Loops
 
-#: Events that are kept, a quarter of a KiB each.
+#: Number of events that are kept. Each takes a quarter of a KiB.
 KEPT = 4096
-#: Events that may wait for one follower.
+#: Maximum number of events that wait for one follower.
 MOST_WAITING = 1024
 MOST_FOLLOWERS = 32
 #: Seconds between two checks for changes.
 CHECK_EVERY_S = 0.5
-#: Nodes or decisions that are checked before the event loop serves other tasks.
+#: Number of nodes or decisions that are checked before the event loop serves other tasks.
 AT_ONCE = 50
-#: Maximum number of extenders whose journal position is kept. New extenders have new names, so this
-#: can be more than the number of extenders followed at once.
+#: Maximum number of extenders whose journal position is kept. Restarted extenders have new names,
+#: so this can be more than the number of extenders followed at the same time.
 MAX_EXTENDERS = 32
 
 
@@ -58,7 +58,7 @@ EventKind = Literal[
     "node_appeared",
     "node_gone",
 ]
-#: Kind of an event -> its causes, or a description. `make docs` writes them into the reference.
+#: Kind of an event -> its possible causes, or a description. The reference page lists them.
 KINDS: Mapping[EventKind, str] = {
     "reservation_made": "`bind`, `bound_without_us`; in one process with an extender also "
     "`bind_on_another_replica`",
@@ -81,12 +81,12 @@ KINDS: Mapping[EventKind, str] = {
 
 
 class TooManyFollowers(Exception):
-    """There are already ``MOST_FOLLOWERS`` followers."""
+    """``MOST_FOLLOWERS`` followers exist already."""
 
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """One change; fields that do not apply are empty."""
+    """One change. Fields that do not apply are empty."""
 
     number: int
     #: Unix time, seconds.
@@ -99,7 +99,7 @@ class FeedEvent:
     name: str = ""
     uid: str = ""
     decision_id: str = ""
-    #: The cause: one of a fixed set of words for each kind.
+    #: The cause as a code. Each kind has a fixed set of codes.
     cause: str = ""
     #: The cause as a sentence, with numbers.
     message: str = ""
@@ -107,9 +107,9 @@ class FeedEvent:
 
 @dataclass(slots=True, eq=False)
 class Follower:
-    """A queue of events; None marks the end of the feed.
+    """A queue of events. None marks the end of the feed.
 
-    ``dropped`` is set if an event did not fit in the queue.
+    ``dropped`` is set when an event does not fit in the queue.
     """
 
     queue: asyncio.Queue[FeedEvent | None] = field(
@@ -119,7 +119,7 @@ class Follower:
 
 
 class Feed:
-    """Keeps the latest events and passes each to all followers.
+    """Keeps the latest events and passes each event to all followers.
 
     ``wall_s`` returns the Unix time. ``generation`` returns the generation of the newest snapshot.
     """
@@ -134,7 +134,7 @@ class Feed:
 
     @classmethod
     def over(cls) -> "Feed":
-        """Return a closed feed without events."""
+        """Return a closed feed that has no events."""
         feed = cls(lambda: 0.0, lambda: 0)
         feed.close()
         return feed
@@ -149,13 +149,13 @@ class Feed:
             _put(follower, feed_event)
 
     def past(self, after: int = 0, since_s: float = float("-inf")) -> list[FeedEvent]:
-        """Return the kept events with a number above ``after`` and a time of at least ``since_s``
-        (Unix time), the oldest first. May be called from any thread."""
+        """Return the kept events, oldest first, whose number is above ``after`` and whose time is
+        at least ``since_s`` (Unix time). May be called from any thread."""
         return [each for each in list(self._past) if each.number > after and each.at_s >= since_s]
 
     def join(self) -> Follower:
-        """Return a new follower, which receives all later events until it leaves; raise
-        ``TooManyFollowers``."""
+        """Return a new follower, which receives all later events until it leaves. Raise
+        ``TooManyFollowers`` if there are too many already."""
         if len(self._followers) >= MOST_FOLLOWERS:
             raise TooManyFollowers
         follower = Follower()
@@ -213,10 +213,10 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
 
 
 class ChangeFeed:
-    """Publishes how the cluster's state and the journals differ from the last check.
+    """Publishes how the state of the cluster and the journals changed since the last check.
 
-    ``name`` is the prefix of the ids of this process's bind attempts. With "", every reservation
-    counts as one of this process.
+    ``name`` is the prefix of the ids of this process's bind attempts. If it is "", this process
+    counts as the maker of every reservation.
     """
 
     def __init__(self, cluster: Cluster, journals: Journals, feed: Feed, name: str) -> None:
@@ -225,7 +225,7 @@ class ChangeFeed:
         self._feed = feed
         self._name = name
         self._updated = UpdatedNodes()
-        #: None before the first check, which publishes decisions only.
+        #: None before the first check, which publishes nothing but decisions.
         self._seen: dict[str, _Seen] | None = None
         #: Extender -> the version of its records at the last check.
         self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
@@ -233,7 +233,7 @@ class ChangeFeed:
         self._published: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
-        """Start the loop. It publishes nothing before ``begun`` is set."""
+        """Start the loop. It publishes nothing until ``begun`` is set."""
 
         async def check() -> None:
             if begun.is_set():
@@ -243,11 +243,11 @@ class ChangeFeed:
         loops.start("feed", check, CHECK_EVERY_S)
 
     def check(self, now_s: float) -> Iterator[None]:
-        """Publish the changes since the last check; other tasks may run between two steps."""
+        """Publish the changes since the last check. Other tasks may run between two steps."""
         snap = self._cluster.snapshot()
         is_first = self._seen is None
-        # Update it in place, so that old terms are freed node by node, because freeing the terms of
-        # many nodes at once takes milliseconds.
+        # Update it in place, which frees the old terms node by node: freeing the terms of many
+        # nodes at the same time takes milliseconds.
         seen: dict[str, _Seen] = {} if self._seen is None else self._seen
         for number, row in enumerate(self._updated.since_last(snap, now_s), 1):
             terms = snap.nodes[row]
@@ -313,7 +313,7 @@ class ChangeFeed:
             self._feed.publish("reservation_removed", node=node, uid=uid, cause=cause, **of_pod)
 
     def _maker(self, reservation: Reservation) -> str:
-        """Return the cause of ``reservation_made``, which names the maker of the reservation."""
+        """Return the cause of ``reservation_made``, which names the writer of the reservation."""
         if ADOPTED in reservation.flags:
             return "bound_without_us"
         return "bind" if reservation.attempt.startswith(self._name) else "bind_on_another_replica"
@@ -356,7 +356,7 @@ def _pod(reservation: Reservation | None) -> dict[str, str]:
 
 
 def _amount(reservation: Reservation) -> str:
-    """Return a text with the largest charge on one device, and with the device or the number of
+    """Describe the charge: the largest amount on one device, and the device or the number of
     candidates."""
     devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
     most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
@@ -366,19 +366,20 @@ def _amount(reservation: Reservation) -> str:
 
 
 def _change(before: Reservation, after: Reservation) -> str:
-    """Return how a reservation changed: a cause of ``reservation_changed``."""
+    """Return the cause of ``reservation_changed``."""
     if _leaves(before) != _leaves(after):
         return "is_to_leave" if _leaves(after) else "may_stay"
     return "bound_again" if before.attempt != after.attempt else "corrected"
 
 
 def _leaves(reservation: Reservation) -> bool:
-    """Return whether the pod is to be evicted: it lacks memory, or uses more than it reserved."""
+    """Return whether the pod is to be evicted, because it lacks memory or exceeds its request."""
     return EVICTED in reservation.flags or bool(reservation.overuse)
 
 
 def _decided(record: Record) -> tuple[str, str]:
-    """Return the pod's state by this decision and a message; both empty while it is undecided."""
+    """Return the pod's state after this decision, and a message. Both are "" if nothing is
+    decided yet."""
     bound, filtered = record.part(BindTried), record.part(Filtered)
     if bound is not None:
         reason = REASONS[bound.reason]

@@ -1,14 +1,14 @@
 """Follows the journals of the other extenders, each on its own thread.
 
 kube-scheduler may call any extender, and each extender keeps only its own decisions and holds. The
-process that follows the extenders shows and counts all decisions and holds.
+process that follows the extenders can show and count all of them.
 
-The extenders' names are resolved every few seconds, because replicas are added and removed. A
-headless Service resolves to one address for each replica. One of them may be this process, which
-recognises itself by the name in the first line.
+The extenders' names are resolved every few seconds, because replicas come and go. A headless
+Service resolves to one address for each replica. One of the addresses may belong to this process,
+which recognizes itself by the name in the first line.
 
-If the ports use TLS, an extender must show a certificate of a given CA for the name that was
-resolved. This process authenticates with its own token, never with the token of a caller.
+If the ports use TLS, an extender must present a certificate of a given CA, issued for the name that
+was resolved. This process authenticates with its own token, never with the token of a caller.
 """
 
 import contextlib
@@ -34,23 +34,23 @@ from headroom.runtime.loops import Loops
 
 log = structlog.get_logger()
 
-#: Followed extenders, including stopped ones whose journal is still shown.
+#: Maximum number of followed extenders, including stopped ones whose journal is still shown.
 MAX_FOLLOWED = 4
 PATH = "/v1/journal"
 #: Seconds between two name resolutions.
 RESOLVE_S = 5.0
 #: Seconds before a broken stream is opened again.
 RECONNECT_S = 1.0
-#: Seconds without a line after which a stream counts as broken. An extender sends a line at least
-#: every ``extender.scheduler.journal_endpoint.STATE_S`` seconds.
+#: A stream counts as broken after this many seconds without a line. An extender sends a line at
+#: least every ``extender.scheduler.journal_endpoint.STATE_S`` seconds.
 SILENT_S = 15.0
-#: Limit of one line in bytes. A decision contains a pod, which can have up to 1.5 MiB at the API
+#: Maximum bytes of one line. A decision contains a pod, which can have up to 1.5 MiB at the API
 #: server.
 MAX_LINE_BYTES = 8 << 20
 #: Seconds between two checks for new holds.
 HOLDS_EVERY_S = 0.25
-#: Seconds after which holds no longer count if their extender sends no lines. By then the holds
-#: have ended, and the API server shows their reservations.
+#: Holds expire after their extender has sent no line for this many seconds. By then the holds have
+#: ended, and the API server shows their reservations.
 EXPIRES_S = SILENT_S
 
 Address = tuple[str, int]
@@ -61,7 +61,7 @@ class Peer:
     """Another process of Headroom."""
 
     address: Address
-    #: The host that resolved to the address. The certificate must be valid for it.
+    #: The host name that was resolved to the address. The certificate must be valid for it.
     name: str
     #: PEM file with the CA of the process; None if its port does not use TLS.
     ca: Path | None
@@ -70,10 +70,9 @@ class Peer:
 class JournalFollower:
     """Follows the extenders at ``places``, which are hosts with or without a port.
 
-    ``name`` is this process's own name. ``ca`` is the file with the CA of the extenders' ports, if
-    they use TLS. Each journal may use the memory of ``bounds`` for decisions, and half of it for
-    pods.
-    """
+    ``name`` is this process's own name. ``ca`` is the file with the CA of the extenders'
+    certificates, if their ports use TLS. Each journal may use the memory of ``bounds`` for
+    decisions and half as much for pods."""
 
     def __init__(
         self,
@@ -87,11 +86,11 @@ class JournalFollower:
         self._name = name
         self._bounds = bounds
         self._ca = ca
-        #: Returns the header that authenticates this process. If it is empty, no header is sent.
+        #: Returns the header that authenticates this process. No header is sent if it is empty.
         self.authorization: Callable[[], str] = str
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._resolve, name="extenders", daemon=True)
-        #: Replaced as a whole, for readers on other threads.
+        #: Replaced as a whole, because other threads read it.
         self._streams: dict[Address, _Stream] = {}
         self._own: set[Address] = set()
         #: Place -> its last resolved addresses.
@@ -103,7 +102,7 @@ class JournalFollower:
         self._ended_lock = threading.Lock()
 
     def start(self) -> None:
-        """Start to resolve names and to follow."""
+        """Start the loop that resolves names and follows their addresses."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -115,7 +114,7 @@ class JournalFollower:
             self._thread.join(5.0)
 
     def now(self) -> list[Followed]:
-        """Return all current and former extenders, and names without an address."""
+        """Return all current and former extenders, and the names that have no address."""
         found = [stream.followed() for at, stream in self._streams.items() if at not in self._own]
         unresolved = [
             Followed(place, Journal(self._bounds), None, None, why)
@@ -124,14 +123,14 @@ class JournalFollower:
         return [*found, *self._ended, *unresolved]
 
     def _resolve(self) -> None:
-        """Resolve the names and follow their addresses, again every ``RESOLVE_S`` until stopped."""
+        """Resolve the names and follow their addresses, every ``RESOLVE_S`` until stopped."""
         while not self._stop.is_set():
             unresolved: dict[str, str] = {}
             for place in self._places:
                 try:
                     self._addresses[place] = addresses(place)
                 except (OSError, ValueError) as err:
-                    # The addresses of the last resolution may still be valid.
+                    # The addresses that the last resolution returned may still be valid.
                     if not self._addresses.get(place):
                         unresolved[place[0]] = f"its name could not be resolved: {err}"
             self._unresolved = unresolved
@@ -158,7 +157,7 @@ class JournalFollower:
         ended = sorted(
             streams.keys() - resolved.keys(), key=lambda address: streams[address].last_line_at_s
         )
-        with self._ended_lock:  # if there are too many journals, drop those that ended first
+        with self._ended_lock:  # if there are too many journals, drop the ended ones first
             while len(streams) + len(self._ended) > MAX_FOLLOWED and (self._ended or ended):
                 if self._ended:
                     self._ended = self._ended[1:]
@@ -167,7 +166,7 @@ class JournalFollower:
         self._streams = streams
 
     def keep(self, followed: Followed) -> None:
-        """Keep the journal of a stopped extender whose address another extender has now."""
+        """Keep the journal of a stopped extender after another extender got its address."""
         with self._ended_lock:
             self._ended = [*self._ended, followed][-MAX_FOLLOWED:]
 
@@ -177,7 +176,7 @@ class JournalFollower:
 
 
 class _Stream:
-    """The stream of one extender, opened again whenever it breaks."""
+    """The stream of one extender. It is opened again whenever it breaks."""
 
     def __init__(
         self, peer: Peer, own_name: str, bounds: Bounds, follower: JournalFollower
@@ -225,13 +224,13 @@ class _Stream:
             except (OSError, http.client.HTTPException, BadLine) as err:
                 if not self._stop.is_set():
                     self._problem = str(err) or type(err).__name__
-            except Exception:  # a thread that ended would go unnoticed
+            except Exception:  # without this, the thread would end unnoticed
                 log.exception("journal_not_followed", extender=host_port(*self._address))
                 self._problem = "its journal could not be read: see the log"
             self._stop.wait(RECONNECT_S)
 
     def _read(self) -> None:
-        """Read the stream until it ends; raise ``OSError``, ``HTTPException`` or ``BadLine``."""
+        """Read the stream until it ends. Raises ``OSError``, ``HTTPException`` or ``BadLine``."""
         self._connection = connection = connect(self._peer, SILENT_S)
         with contextlib.closing(connection):
             headers = {"Accept": "application/x-ndjson"}
@@ -248,8 +247,8 @@ class _Stream:
                         return
 
     def _take(self, line: bytes) -> bool:
-        """Apply one line. Return False if the stream ends here because it was stopped or is the
-        stream of this process itself. Raise ``BadLine``."""
+        """Apply one line. Return False if the stream ends here, because it was stopped or because
+        this process is reading its own stream. Raises ``BadLine``."""
         if not line.endswith(b"\n"):
             raise BadLine("a line of the journal is too long, or was cut off")
         before = self.followed()
@@ -274,13 +273,13 @@ def connect(peer: Peer, timeout_s: float) -> http.client.HTTPConnection:
     if peer.ca is None:
         return http.client.HTTPConnection(*peer.address, timeout=timeout_s)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # Read the file each time, because it is replaced in place.
+    # Read the file each time, because it changes when the CA is rotated.
     context.load_verify_locations(peer.ca)
     return _NamedConnection(peer, context, timeout_s)
 
 
 class _NamedConnection(http.client.HTTPSConnection):
-    """Connects to an address, where the certificate must be valid for the peer's name."""
+    """Connects to an address and checks that the certificate is valid for the peer's name."""
 
     def __init__(self, peer: Peer, context: ssl.SSLContext, timeout_s: float) -> None:
         super().__init__(*peer.address, timeout=timeout_s)
@@ -295,14 +294,14 @@ class _NamedConnection(http.client.HTTPSConnection):
 
 
 def host_of(place: Address) -> str:
-    """Return the host of a place, which may include a port. Raises ``ValueError``."""
+    """Return the host of a place without its port. Raises ``ValueError``."""
     return urlsplit(f"//{place[0]}").hostname or ""
 
 
 def addresses(place: Address) -> list[Address]:
-    """Return all addresses that a host resolves to. Its own port, if it has one, has precedence.
+    """Return all addresses that the host of a place resolves to.
 
-    Raises ``OSError`` or ``ValueError``.
+    If the place has a port, the addresses have this port. Raises ``OSError`` or ``ValueError``.
     """
     parts = urlsplit(f"//{place[0]}")
     port = parts.port or place[1]
@@ -311,8 +310,8 @@ def addresses(place: Address) -> list[Address]:
 
 
 def holds_of(followed: Iterable[Followed]) -> HoldsSeen:
-    """Return the holds in lines of these extenders that have not expired; None if there is no such
-    line."""
+    """Return the holds that these extenders reported and that have not expired, or None if no
+    extender reported any."""
     lines = [
         each.holds
         for each in followed

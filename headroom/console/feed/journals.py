@@ -1,4 +1,4 @@
-"""The journals of all extenders that one process has: its own, and the journals that it follows."""
+"""The journals that one process has: its own, and the journals of extenders that it follows."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from headroom.runtime.follow.journal_stream import HoldsLine, StateLine
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Another extender, with the part of its journal that was read."""
+    """Another extender, and what this process has read of its journal."""
 
-    #: host:port; only the host if its name does not resolve.
+    #: host:port, or only the host if its name does not resolve.
     address: str
     journal: Journal
     #: The last state that it sent; None before the first state.
     state: StateLine | None
     #: Seconds since its last line; None before the first line.
     line_age_s: float | None
-    #: A sentence that states why it sends no lines at present; "" if it sends lines.
+    #: A sentence that states why it sends no lines; "" if it sends lines.
     problem: str
-    #: Whether it has stopped, because its name no longer resolves to this address or another
-    #: extender has the address. Then its silence is no problem.
+    #: Whether it has stopped: its name no longer resolves to this address, or another extender has
+    #: the address now. Then it is not an error that it sends nothing.
     is_gone: bool = False
     #: The last line about holds; None before the first such line.
     holds: HoldsLine | None = None
@@ -39,7 +39,7 @@ class Journals:
         self.followed = followed
 
     def each(self) -> list[tuple[str, Journal]]:
-        """Return (name of the extender, its journal) of all extenders; this process first."""
+        """Return (name of the extender, its journal) for all extenders, this process first."""
         named = ((f.state.replica if f.state else f.address, f.journal) for f in self.followed())
         return [(self.replica, self.own), *named]
 
@@ -59,8 +59,7 @@ class Journals:
         return _newest(journal.of_pod(namespace, name) for _, journal in self.each())
 
     def latest(self, most: int) -> list[Decision]:
-        """Return the last filter call about each pod, the newest first, at most ``most`` of
-        them."""
+        """Return the last filter call about each pod, newest first, for at most ``most`` pods."""
         found: dict[str, Decision] = {}
         of_all = (each for _, journal in self.each() for each in journal.latest(most))
         for decision in sorted(of_all, key=lambda each: -each.at_s):
@@ -69,7 +68,7 @@ class Journals:
 
     @property
     def schedulers(self) -> list[str]:
-        """Return the schedulers that called last, by the names that pods give them."""
+        """Return the names of the schedulers that called last, as pods name them."""
         return list(dict.fromkeys(name for _, j in self.each() for name in j.schedulers))
 
 

@@ -1,1 +1,1 @@
-"""The last hour of devices and pods: recorded, handed over, and read from Prometheus."""
+"""The last hour of devices and pods, which the console records, and older values in Prometheus."""

@@ -1,8 +1,7 @@
-"""Finds devices whose use grows steadily, and estimates when they are full at that rate.
+"""Finds devices whose use grows steadily, and estimates when they will be full at that rate.
 
-When a model is loaded, the use jumps once and then stays. So a device counts as growing only if its
-use grew in both halves of the window.
-"""
+Loading a model makes the use jump once and then stay constant. So a device counts as growing only
+if its use grew in both halves of the window."""
 
 from collections.abc import Sequence
 
@@ -20,29 +19,29 @@ from headroom.console.history.history import (
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import NodeTerms
 
-#: Seconds. The longest and the shortest window.
+#: Longest and shortest window, in seconds.
 WINDOW_S = 600
 SHORTEST_S = 120
-#: Growth in each half of the window. Agents report growth of 64 MiB.
+#: Minimum growth in each half of the window. Agents report changes of 64 MiB and more.
 LEAST_BYTES = 64 << 20
-#: A device that is full later than this is not listed.
+#: A device is not listed if it is full later than this.
 LISTED_S = 3600.0
 
 
 class Growing(msgspec.Struct, frozen=True, gc=False):
-    """A device that is full in ``full_in_s`` seconds if its use grows on at the same rate."""
+    """A device that is full in ``full_in_s`` seconds if its use keeps growing at this rate."""
 
     device: str
     bytes_per_s: float
     full_in_s: float
-    #: The pod that grew most on the device: namespace and name; empty if no pod grew.
+    #: Namespace and name of the pod that grew most on the device; empty if no pod grew.
     namespace: str = ""
     name: str = ""
 
 
 def growing(terms: NodeTerms, history: History, step: int) -> tuple[Growing, ...]:
-    """Return the devices of the node that are full within ``LISTED_S``. ``step`` is the current
-    step."""
+    """Return the devices of the node that will be full within ``LISTED_S``. ``step`` is the
+    current step."""
     begin = step - WINDOW_S // RESOLUTION_S
     if history.last_step(terms.name) <= (begin + step) // 2:
         return ()  # nothing changed in the second half
@@ -64,12 +63,12 @@ def growing(terms: NodeTerms, history: History, step: int) -> tuple[Growing, ...
     )
 
 
-#: (uuid -> bytes in use), and ((uuid, namespace, name) -> bytes in use), at one moment.
+#: (uuid -> bytes in use) and ((uuid, namespace, name) -> bytes in use) at one time.
 _At = tuple[dict[str, int], dict[tuple[str, str, str], int]]
 
 
 def _may_grow(rows: Sequence[tuple[Layout, Sequence[int]]]) -> bool:
-    """Return whether a device may have grown in both halves. That excludes most nodes at once."""
+    """Return whether a device may have grown in both halves. This quickly excludes most nodes."""
     (layout, begin), (_, middle), (_, end) = rows
     if any(each.devices != layout.devices for each, _ in rows):
         return True
@@ -95,8 +94,8 @@ def _values_of(layout: Layout, figures: Sequence[int]) -> _At:
 def _growing(
     terms: DeviceTerms, used_bytes: Sequence[dict[str, int]], window_s: int
 ) -> Growing | None:
-    """``used_bytes`` has the use of all devices at the beginning, the middle and the end of the
-    window."""
+    """Return how the device grows, or None if it does not. ``used_bytes`` has its use at the
+    beginning, the middle and the end of the window."""
     uuid = terms.device.uuid
     if not terms.believed or not all(uuid in each for each in used_bytes):
         return None

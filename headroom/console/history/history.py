@@ -1,11 +1,11 @@
-"""The last hour of every device and pod: reservation, use and SM activity, compressed by change.
+"""The last hour of every device and pod: reservation, use and SM activity, compressed.
 
-A node has a row for each report that changed a value, at most one in ``RESOLUTION_S``. A value
-holds until the next row. The columns of a row are given by the node's *layout*: three for each
-device, and one for each pod on a device. A new layout begins a new *block*. Full blocks are
-compressed: each column is stored as its differences, because most values hardly change.
+A node gets a row for each report that changed a value, at most one in ``RESOLUTION_S``. A value
+holds until the next row. The node's *layout* defines the columns of a row: three for each device,
+and one for each pod on a device. A new layout begins a new *block*. Full blocks are compressed:
+each column is stored as differences, most of which are zero.
 
-The memory of all blocks is limited. If they need more, the history becomes shorter.
+The memory of all blocks is limited. If they need more, the oldest rows are dropped first.
 """
 
 import zlib
@@ -20,27 +20,27 @@ from numpy.typing import NDArray
 
 from headroom.console.history.holdings import HeldMinutes
 
-#: Minimum seconds between two rows of a node.
+#: Minimum time between two rows of a node, in seconds.
 RESOLUTION_S = 10
 #: Seconds for which rows are kept.
 KEPT_S = 3600
-#: Memory is stored in multiples of this, in 16 bits, so up to 512 GiB.
+#: Unit in which memory is stored. With 16 bits, values reach 512 GiB.
 UNIT_BYTES = 8 << 20
-#: SM activity is stored in multiples of this.
+#: Unit in which SM activity is stored.
 UNIT_RATIO = 0.001
 #: The value of a column that was not measured, or whose report is stale.
 UNKNOWN = 0xFFFF
 #: Columns of a device: memory reserved for pods, memory in use, SM activity.
 RESERVED, USED, SM = range(3)
 DEVICE_COLUMNS = 3
-#: Limit of all blocks together, with the objects that hold them.
+#: Maximum bytes of all blocks together, including the objects that hold them.
 MAX_BYTES = 120 << 20
-#: Number of rows of a block before it is compressed, which is ten minutes.
+#: Number of rows after which a block is compressed. This takes ten minutes or more.
 BLOCK_ROWS = 60
-#: Bytes of the objects of a block and of a node, beside its rows.
+#: Bytes that the objects of a block and of a node take in addition to its rows.
 _BLOCK_BYTES = 400
 _POD_BYTES = 120
-#: Number of steps by which the history is shortened at once.
+#: Number of steps that are dropped at a time when memory is short.
 _SHORTER_STEPS = 30
 
 Values = NDArray[np.uint16]
@@ -48,7 +48,7 @@ Steps = NDArray[np.uint32]
 
 
 class PodOn(msgspec.Struct, frozen=True, gc=False):
-    """A pod on a device: ``slot`` is the position of the device in the layout."""
+    """A pod on a device. ``slot`` is the position of the device in the layout."""
 
     slot: int
     uid: str
@@ -59,7 +59,7 @@ class PodOn(msgspec.Struct, frozen=True, gc=False):
 
 
 class Layout(msgspec.Struct, frozen=True, gc=False):
-    """The columns of a block: ``DEVICE_COLUMNS`` for each device, then the use of each pod."""
+    """The columns of a block: ``DEVICE_COLUMNS`` for each device, then one for each pod."""
 
     #: UUIDs.
     devices: tuple[str, ...] = ()
@@ -79,8 +79,8 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     packed: bytes
 
     def rows(self) -> tuple[Steps, Values]:
-        """Return the steps, and for each step a row of values. Raise ``ValueError`` if the block
-        was not made by ``pack``."""
+        """Return the steps, and a row of values for each step. Raise ``ValueError`` if ``pack`` did
+        not make the block."""
         width = self.layout.width
         try:
             raw = np.frombuffer(zlib.decompress(self.packed), np.uint8)
@@ -88,7 +88,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
             raise ValueError(f"a block of the history cannot be decompressed: {err}") from err
         count, left = divmod(len(raw), 2 * (width + 1))
         if left or not count:
-            raise ValueError(f"a block of the history has not {width} columns")
+            raise ValueError(f"a block of the history does not have {width} columns")
         halves = raw.astype(np.uint16).reshape(2, width + 1, count)
         folded = halves[0] | halves[1] << 8
         differences = folded >> 1 ^ -(folded & 1)
@@ -97,13 +97,14 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
 
 def pack(layout: Layout, steps: Sequence[int], rows: bytes | bytearray) -> Block:
-    """Return a block of these rows; ``rows`` has ``layout.width`` little-endian words for each."""
+    """Return a block of these rows. Each row in ``rows`` has ``layout.width`` little-endian
+    words."""
     table = np.empty((layout.width + 1, len(steps)), np.uint16)
     table[0] = np.asarray(steps, np.int64) - steps[0]
     table[1:] = np.frombuffer(rows, "<u2").reshape(len(steps), layout.width).T
     differences = np.diff(table, axis=1, prepend=np.uint16(0)).view(np.int16)
-    # Small differences of either sign become small numbers. All high bytes come last, because most
-    # of them are 0.
+    # Map small differences of either sign to small numbers, and put all high bytes at the end. Most
+    # of them are 0, which compresses well.
     folded = (differences << 1 ^ differences >> 15).view(np.uint16)
     packed = zlib.compress(
         (folded & 0xFF).astype(np.uint8).tobytes() + (folded >> 8).astype(np.uint8).tobytes(), 1
@@ -118,7 +119,7 @@ def _holding(steps: Steps, values: Values, step: int) -> tuple[Steps, Values]:
 
 
 class _NodeRows:
-    """The rows of one node: compressed blocks, the oldest first, then the open block."""
+    """The rows of one node: compressed blocks, oldest first, then the open block."""
 
     __slots__ = ("blocks", "layout", "rows", "steps")
 
@@ -161,7 +162,7 @@ class _NodeRows:
             yield self.layout, *_holding(steps, values, step)
 
     def at(self, step: int) -> tuple[Layout, Sequence[int]] | None:
-        """Return the layout and the row that holds at ``step``; None if all rows are later."""
+        """Return the layout and the row that holds at ``step``, or None if all rows are later."""
         if number := bisect_right(self.steps, step):
             size = 2 * self.layout.width
             return self.layout, array("H", bytes(self.rows[(number - 1) * size : number * size]))
@@ -199,19 +200,19 @@ class Totals(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class History:
-    """The rows of all nodes. All methods belong to the thread that adds rows."""
+    """The rows of all nodes. Call its methods only from the thread that adds rows."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._nodes: dict[str, _NodeRows] = {}
         self._totals: deque[Totals] = deque(maxlen=KEPT_S // RESOLUTION_S)
-        #: GPUs and memory that the namespaces held, by minute.
+        #: GPUs and memory that namespaces held, by minute.
         self.held = HeldMinutes()
-        #: No value before this step is kept.
+        #: Values before this step are not kept.
         self.first_step = 0
 
     def add(self, node: str, step: int, layout: Layout, values: Sequence[int]) -> None:
-        """Add the values of a node at a step, in the order of the layout."""
+        """Add the values of a node at a step. They have the order of the layout."""
         rows = self._nodes.get(node)
         if rows is None:
             rows = self._nodes[node] = _NodeRows()
@@ -231,13 +232,13 @@ class History:
         return list(self._totals)
 
     def since(self, node: str, step: int) -> list[tuple[Layout, Steps, Values]]:
-        """Return layout, steps and values of the node's rows that hold at ``step`` or later, a part
-        for each block. A row before ``step`` is the first of a part if it still holds then."""
+        """Return layout, steps and values of the node's rows that hold at ``step`` or later, one
+        tuple for each block. The first row may be older than ``step`` if it still holds then."""
         rows = self._nodes.get(node)
         return list(rows.since(step)) if rows else []
 
     def at(self, node: str, step: int) -> tuple[Layout, Sequence[int]] | None:
-        """Return the layout of a node and the row that holds at ``step``; None if there is none."""
+        """Return the layout of a node and the row that holds at ``step``, or None."""
         rows = self._nodes.get(node)
         return rows.at(step) if rows else None
 
@@ -256,12 +257,13 @@ class History:
         return rows.steps[-1] if rows.steps else rows.blocks[-1].last_step if rows.blocks else 0
 
     def layout(self, node: str) -> Layout | None:
-        """Return the newest layout of a node; None if it has no rows."""
+        """Return the newest layout of a node, or None if it has no rows."""
         rows = self._nodes.get(node)
         return rows.layout if rows else None
 
     def forget(self, step: int) -> None:
-        """Drop rows that are older than ``KEPT_S`` at ``step``, and more if memory is short."""
+        """Drop rows that are older than ``KEPT_S`` at ``step``, and more rows if memory is
+        short."""
         self.first_step = max(self.first_step, step - KEPT_S // RESOLUTION_S)
         self._forget_before(self.first_step)
         while self.size_bytes > self._max_bytes and self.first_step < step:
@@ -276,5 +278,5 @@ class History:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blocks, with the objects that hold them."""
+        """Return the bytes of all blocks, including the objects that hold them."""
         return sum(rows.size_bytes for rows in self._nodes.values())

@@ -1,9 +1,8 @@
 """Computes the GPUs and the memory that namespaces hold, and which part of them is in use.
 
-A pod holds a share of a GPU, which is the larger of its shares by memory and by replicas. It holds
-the whole of an unshared GPU (``idle_pods.IdlePod.gpu_ratio``). If the shares of the pods on one GPU
-add up to more than 1, each is divided by their sum, so that the costs of a GPU are never more than
-its price.
+A pod holds a share of a GPU: the larger of its shares by memory and by replicas. It holds an
+unshared GPU as a whole (``idle_pods.IdlePod.gpu_ratio``). If the shares of the pods on one GPU add
+up to more than 1, each is divided by the sum. So the costs of a GPU never exceed its price.
 """
 
 from collections import Counter, defaultdict, deque
@@ -17,32 +16,32 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import on_node
 from headroom.core.placement.device_accounting import DeviceTerms
 
-#: Maximum number of namespaces that are counted by name. Namespaces that hold less are summed under
-#: ``OTHERS``.
+#: Maximum number of namespaces that are counted by name. The namespaces that hold the least are
+#: summed under ``OTHERS``.
 MOST_NAMESPACES = 200
 OTHERS = "(others)"
-#: Minutes for which sums are kept.
+#: Number of minutes for which sums are kept.
 KEPT_MINUTES = 60
-#: The share of a GPU is a multiple of 1/PER_GPU, a power of 2. Sums of such values are exact, so
-#: they can be updated by differences for months.
+#: The share of a GPU is a multiple of 1/PER_GPU, which is a power of 2. Sums of such values are
+#: exact, so they can be updated by differences for months without drift.
 PER_GPU = 1 << 30
-#: A round later than this after the last one adds only this many seconds.
+#: If a round comes later than this after the last one, only this many seconds are added.
 MOST_GAP_S = 30.0
 
 
 class Holdings(NamedTuple):
-    """GPUs that a namespace holds, and bytes of their memory; or these times seconds."""
+    """GPUs and bytes of GPU memory that a namespace holds, or their products with seconds."""
 
-    #: GPUs whose pods used an SM in the last minutes ...
+    #: GPUs whose pods used an SM in the last minutes.
     active_gpus: float = 0.0
-    #: ... used none, and for how long that is, is known ...
+    #: GPUs whose pods used no SM for a known time.
     idle_gpus: float = 0.0
-    #: ... or whose SM activity is not measured, or whose report is stale.
+    #: GPUs whose SM activity is not measured, or whose report is stale.
     unmeasured_gpus: float = 0.0
     used_bytes: float = 0.0
     #: Memory that is reserved and not in use.
     unused_bytes: float = 0.0
-    #: Memory that is reserved by pods whose use is not measured.
+    #: Memory reserved by pods whose use is not measured.
     unmeasured_bytes: float = 0.0
 
     @property
@@ -67,11 +66,10 @@ def of_node(
     fresh: bool,
     wall_s: float,
 ) -> Held:
-    """Return namespace -> the holdings of its pods on the node, from the node's last report; empty
-    without a GPUNode.
+    """Return namespace -> the holdings of its pods on the node, from the node's last report.
 
-    ``fresh`` is whether the report counts. If it does not, pods that still exist count as
-    unmeasured.
+    The result is empty without a GPUNode. ``fresh`` is whether the report is recent. If it is not,
+    pods that still exist count as unmeasured.
     """
     if gpunode is None:
         return {}
@@ -106,7 +104,7 @@ def of_node(
 
 
 class HeldSums:
-    """Sums the holdings of all nodes by namespace. The sums are updated by differences."""
+    """Sums the holdings of all nodes by namespace, and updates the sums by differences."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, Held] = {}
@@ -117,7 +115,7 @@ class HeldSums:
     def replace(self, node: str, held: Held) -> None:
         """Replace what namespaces hold on a node."""
         before = self._nodes.get(node, {})
-        if held == before:  # most reports change SM activity only
+        if held == before:  # most reports change nothing but SM activity
             return
         self._add(held, 1)
         self._add(before, -1)
@@ -133,12 +131,12 @@ class HeldSums:
                 del self._counts[namespace], self._sums[namespace]
 
     def limited(self) -> Held:
-        """Return the sums of all nodes, limited to ``MOST_NAMESPACES``."""
+        """Return the sums over all nodes, limited to ``MOST_NAMESPACES``."""
         return limited(self._sums)
 
 
 def limited(sums: Held, most: int = MOST_NAMESPACES) -> Held:
-    """Return the sums. All namespaces beyond ``most`` have one sum under ``OTHERS``."""
+    """Return the sums of at most ``most`` namespaces, and a sum of all others under ``OTHERS``."""
     found = dict(sums)
     for namespace in sorted(found, key=lambda each: (-found[each].gpus, each))[most:]:
         found[OTHERS] = found.pop(namespace).plus(found.get(OTHERS, Holdings()))
@@ -155,24 +153,24 @@ def summed(parts: Iterable[Held], most: int = MOST_NAMESPACES) -> Held:
 
 
 class Minute(msgspec.Struct, array_like=True):
-    """Sums over a minute of Unix time, in GPU seconds and byte seconds."""
+    """Sums over one minute of Unix time, in GPU seconds and byte seconds."""
 
     minute: int
-    #: Seconds of this minute that were recorded.
+    #: Number of seconds of this minute that were recorded.
     covered_s: float
     held: dict[str, Holdings]
 
 
 class HeldMinutes:
-    """Sums of the last hour, by minute. All methods belong to the event loop."""
+    """Sums of the last hour, by minute. Call its methods only on the event loop."""
 
     def __init__(self) -> None:
         self._minutes: deque[Minute] = deque(maxlen=KEPT_MINUTES)
         self._last_s: float | None = None
 
     def add(self, held: Held, wall_s: float, now_s: float) -> None:
-        """Add the holdings since the last call. ``now_s`` is the monotonic time, and ``wall_s`` the
-        Unix time."""
+        """Add what was held since the last call. ``now_s`` is the monotonic time, and ``wall_s``
+        the Unix time."""
         gap_s = 0.0 if self._last_s is None else min(MOST_GAP_S, max(0.0, now_s - self._last_s))
         self._last_s = now_s
         minute = int(wall_s // 60)
@@ -185,5 +183,5 @@ class HeldMinutes:
         )
 
     def since(self, wall_s: float) -> list[Minute]:
-        """Return the minutes from the one that contains this time, the oldest first."""
+        """Return the minutes from the one that contains this time on, oldest first."""
         return [each for each in self._minutes if each.minute >= int(wall_s // 60)]

@@ -1,8 +1,8 @@
-"""Reads the history of any range from Prometheus, in the form in which the console records the last
+"""Reads history of any range from Prometheus, in the form in which the console records the last
 hour.
 
-The agents export the use and SM activity of devices and the use of pods. The console exports the
-reservations (for devices, setting ``device_series`` limits them) and the sums over the fleet.
+The agents export the use and SM activity of devices, and the use of pods. The console exports sums
+over the fleet and the reservations on devices, which setting ``device_series`` limits.
 """
 
 import math
@@ -15,26 +15,26 @@ from typing import NamedTuple
 from headroom.errors import PrometheusUnreadable
 from headroom.runtime.promql import EVERY_CLUSTER, Queries, RangeQuery, own_labels
 
-#: Maximum number of values of a series, except for the first.
+#: Maximum number of values of a series, not counting the first.
 MOST_VALUES = 360
-#: Shortest time between two values: the usual scrape interval.
+#: Minimum seconds between two values: the usual scrape interval.
 LEAST_STEP_S = 15.0
-#: Shortest time between two values that are summed, in seconds.
+#: Minimum seconds between two values that are summed.
 SUMMED_EVERY_S = 15
-#: Maximum number of values that are summed for a step.
+#: Maximum number of values that are summed in one step.
 SUMMED_IN_STEP = 5
-#: Seconds in which all queries must be answered.
+#: Time in which Prometheus must answer all queries, in seconds.
 WITHIN_S = 10.0
-#: Maximum number of readers at a time. Each of them occupies one of the threads that answer all
-#: views and probes.
+#: Maximum number of readers at a time. Each of them occupies a thread, and the same threads serve
+#: all views and probes.
 MOST_READERS = 16
-#: Limit of a value, so that sums are finite. No metric of the queries is negative.
+#: Upper limit of a value, which keeps sums finite. No metric in the queries is negative.
 MOST_VALUE = 1e24
 
 
 class Found(NamedTuple):
-    """One series, with a value for each time of the range; None if there is no value for the
-    time."""
+    """One series, with a value for each time of the range. A value is None if Prometheus has
+    none."""
 
     kind: str
     unit: str
@@ -52,14 +52,14 @@ class Range(NamedTuple):
         return max(LEAST_STEP_S, float(least_s))
 
     def times(self) -> list[float]:
-        """Return the times of all values, up to the end or just after it."""
+        """Return the times of all values. The last is at the end of the range or just after it."""
         count = math.ceil((self.end_s - self.begin_s) / self.step_s)
         return [self.begin_s + number * self.step_s for number in range(count + 1)]
 
 
 @dataclass(frozen=True, slots=True)
 class PrometheusRanges:
-    """Reads ranges from one Prometheus. ``url`` may contain a user and a password."""
+    """Reads ranges from one Prometheus. ``url`` may contain a user name and a password."""
 
     url: str
     token_file: Path | None = None
@@ -70,8 +70,8 @@ class PrometheusRanges:
     )
 
     def read(self, queries: Sequence[RangeQuery], within: Range) -> list[Found]:
-        """Return the series of all queries. Blocks. Raises ``PrometheusUnreadable``, which happens
-        at once if too many readers already wait."""
+        """Return the series of all queries. This blocks. Raises ``PrometheusUnreadable``, without
+        waiting if too many readers wait already."""
         if not self._readers.acquire(blocking=False):
             raise PrometheusUnreadable(f"{MOST_READERS} readers wait for it already; try again")
         try:
@@ -80,7 +80,7 @@ class PrometheusRanges:
             self._readers.release()
 
     def _read(self, queries: Sequence[RangeQuery], within: Range) -> list[Found]:
-        # The client of Prometheus is slow to import, and few readers ask for long ranges.
+        # Importing the client of Prometheus is slow, and few readers ask for long ranges.
         from headroom.runtime.prometheus import connected, read_range
 
         times = within.times()
@@ -92,7 +92,7 @@ class PrometheusRanges:
                 ):
                     labels = own_labels(each.metric)
                     values = list(_at_times(times, within.step_s, each.values))
-                    # Several scrapes of a target can differ in whether they honor labels.
+                    # Scrape jobs for the same target can differ in whether they honor labels.
                     same = query.kind, frozenset(labels.items())
                     if (other := found.get(same)) is not None:
                         values = list(map(_larger, other.values, values))
@@ -107,7 +107,7 @@ def _larger(one: float | None, other: float | None) -> float | None:
 def _at_times(
     times: Sequence[float], step_s: float, values: Sequence[tuple[float, str]]
 ) -> Iterator[float | None]:
-    """Yield the value at each time, None where Prometheus has none."""
+    """Yield the value at each time, or None if Prometheus has none."""
     known: dict[int, float] = {}
     for at_s, text in values:
         try:
@@ -121,7 +121,7 @@ def _at_times(
 
 
 def of_holdings(queries: Queries, within: Range) -> list[RangeQuery]:
-    """Return the queries about GPU seconds and byte seconds of each namespace and state, and about
-    the seconds for which there are values. Each value is the sum over the step before it."""
+    """Return the queries for GPU seconds and byte seconds by namespace and state, and for the
+    seconds that have values. Each value is the sum over the step before it."""
     every_s = max(SUMMED_EVERY_S, math.ceil(within.step_s / SUMMED_IN_STEP))
     return [*queries.held(within.step_s, every_s), queries.covered(within.step_s, every_s)]

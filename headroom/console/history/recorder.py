@@ -1,8 +1,8 @@
 """Records the history of devices and pods from the reports that the watches deliver.
 
-It reads the state of the cluster in memory and sends nothing to the API server. Every
-``RESOLUTION_S`` it compares the nodes with those of its last round, a few at a time, and adds a row
-for each node that changed.
+It reads the cluster state in memory and sends nothing to the API server. Every ``RESOLUTION_S`` it
+compares the nodes with the previous round, a few at a time, and adds a row for each node that
+changed.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from headroom.core.placement.snapshot import NodeTerms
 from headroom.core.placement.updated_nodes import UpdatedNodes
 from headroom.runtime.loops import Loops
 
-#: Nodes that are recorded before the event loop serves other tasks.
+#: Number of nodes that are recorded before the event loop serves other tasks.
 AT_ONCE = 10
-#: Rounds between two searches for growing devices and for old rows: half a minute.
+#: Number of rounds between two searches for growing devices and old rows: half a minute.
 CHORES_EVERY = 3
-#: Number of sums of a node: the fields of ``Totals`` from ``allocatable_bytes`` to
+#: Number of sums that a node has: the fields of ``Totals`` from ``allocatable_bytes`` to
 #: ``overcommitted_devices``.
 SUMS = 6
 
@@ -45,21 +45,21 @@ class HistoryRecorder:
         self._cluster = cluster
         self._wall_s = wall_s
         self.history = history
-        #: Devices whose use grows, by node; replaced as a whole.
+        #: Node -> devices whose use grows. Replaced as a whole.
         self.growing: Mapping[str, tuple[Growing, ...]] = {}
-        #: Node -> its terms and its GPUNode when it changed last, whether its report was fresh, and
+        #: Node -> its terms and its GPUNode at its last change, whether its report was fresh, and
         #: its sums.
         self._seen: dict[str, tuple[NodeTerms, GPUNode | None, bool, Sequence[int]]] = {}
-        #: The sums of all nodes, which follow changes by difference.
+        #: The sums over all nodes, updated by differences.
         self._sums = [0] * SUMS
         self._held_sums = HeldSums()
-        #: The sums of all nodes by namespace; replaced as a whole.
+        #: The sums over all nodes by namespace. Replaced as a whole.
         self.held: Held = {}
         self._updated = UpdatedNodes()
         self._rounds = 0
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
-        """Start the loop. It records nothing before ``begun`` is set."""
+        """Start the loop. It records nothing until ``begun`` is set."""
 
         async def record() -> None:
             if begun.is_set():
@@ -79,7 +79,7 @@ class HistoryRecorder:
             terms = snap.nodes[row]
             fresh = terms.fresh_until_s >= now_s
             known, gpunode = self._seen.get(terms.name), self._cluster.gpunode(terms.name)
-            # A heartbeat replaces the terms of the node, but not those of its devices.
+            # A heartbeat replaces the terms of the node but keeps the terms of its devices.
             if (
                 known is None
                 or known[0].devices is not terms.devices
@@ -114,7 +114,7 @@ class HistoryRecorder:
             yield from self._find_growing(step)
 
     def _count(self, before: Sequence[int], after: Sequence[int]) -> None:
-        """Replace the sums of a node in the sums of all nodes."""
+        """Replace the sums of one node within the sums of all nodes."""
         changes = zip(self._sums, after, before, strict=True)
         self._sums = [total + new - old for total, new, old in changes]
 
@@ -131,7 +131,7 @@ class HistoryRecorder:
 def sample(terms: NodeTerms, status: GPUNodeStatus | None) -> tuple[Layout, list[int]]:
     """Return the layout of a node, and its values in the order of the layout.
 
-    ``status`` is the report; None if it is stale, because then no value is known.
+    ``status`` is the report. It is None if the report is stale, and then all values are unknown.
     """
     values: list[int] = []
     slots: dict[str, int] = {}

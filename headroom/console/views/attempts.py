@@ -1,4 +1,4 @@
-"""The attempts of kube-scheduler to place a pod, as an explanation shows them."""
+"""Describes kube-scheduler's attempts to place a pod, for the pod's explanation."""
 
 from datetime import datetime, timedelta
 
@@ -8,25 +8,25 @@ from headroom.console.views.decision_bodies import DecisionView, FilterView
 from headroom.contract.kube import Pod
 from headroom.core.journal.journal import scheduler_of
 
-#: kube-scheduler retries a pod that nothing requeued after this time, by default.
+#: By default, kube-scheduler retries a pod after this time even if nothing requeued it.
 FLUSHED_AFTER = timedelta(minutes=5)
 #: Maximum number of characters quoted from a scheduler's message.
 MOST_QUOTED = 500
 
 
 class AttemptsView(View):
-    """The attempts of kube-scheduler to place the pod, as far as any replica has them on record."""
+    """The attempts of kube-scheduler to place the pod that any replica has on record."""
 
     first_at: str | None
     last_at: str | None
     times: int
     """Number of filter calls of the last decision."""
     offered_nodes: int | None
-    """Number of nodes offered in the last attempt, and of known nodes that were not offered."""
+    """Number of nodes offered in the last attempt, and number of known nodes not offered."""
     not_offered_nodes: int | None
     again_by: str | None
-    """When kube-scheduler retries at the latest, with its default settings; null if it does not,
-    or if that is not known."""
+    """Latest time at which kube-scheduler retries, with its default settings; null if it does not
+    retry, or if the time is not known."""
     message: str
 
 
@@ -62,7 +62,7 @@ def attempts_of(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView
 
 
 def _no_attempt(pod: Pod) -> str:
-    """Return why no attempt is on record, with the scheduler's message in the pod's status."""
+    """Return why no attempt is on record, and quote the scheduler's message in the pod's status."""
     reported = (
         condition.message
         for condition in (pod.status and pod.status.conditions) or ()
@@ -88,7 +88,7 @@ def _last_attempt(filtered: FilterView, not_offered: int, again_by: str | None) 
     if not_offered:
         message += (
             f"; {counted(not_offered, 'node')} did not pass kube-scheduler's own checks "
-            "(selectors, taints, CPU, replicas ...), or it had found enough"
+            "(selectors, taints, CPU, replicas ...), or it had found enough nodes before"
         )
     if again_by:
         latest = f"{again_by[:19]}Z"

@@ -29,7 +29,7 @@ def _describe(node: str) -> str:
     return command("kubectl", "describe", "node", node)
 
 
-#: Reason -> returns the command that shows more of the first of the nodes.
+#: Reason -> returns a command that shows more about the first of the nodes.
 _COMMANDS = {
     Reason.NO_REPORT: _agent,
     Reason.LABELS_INCOMPLETE: _agent,
@@ -39,7 +39,7 @@ _COMMANDS = {
     Reason.MIG_INVALID: _describe,
 }
 _LOG = "kubectl -n headroom-system logs -l app.kubernetes.io/component=console --tail 20"
-#: Reasons that end by themselves within minutes.
+#: Reasons that disappear by themselves within minutes.
 _PASSING = {Reason.NOT_INITIALISED, Reason.EVICTED_RECENTLY, Reason.MIG_CHANGING}
 
 
@@ -48,15 +48,15 @@ class BrokenView(View):
     """nodes, device, input or settings."""
     message: str
     fix: str
-    """The action that helps, or a command that shows more."""
+    """The action that fixes it, or a command that shows more."""
     node: str | None = None
-    """The node concerned, or the first of several; null if there is none."""
+    """The affected node, or the first of several; null if there is none."""
     gpu: str | None = None
     """Name of the device, as in the list of nodes."""
 
 
 def broken(context: Context, snap: Snapshot) -> list[BrokenView]:
-    """Return all that is broken: inputs and settings, then nodes, then devices."""
+    """Return everything that is broken: inputs and settings, then nodes, then devices."""
     return [*_inputs(context), *_nodes(context, snap), *_devices(snap)]
 
 

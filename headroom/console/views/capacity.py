@@ -1,4 +1,4 @@
-"""Counts the pods of one size that fit now, and shows where memory is free or stranded."""
+"""Counts how many more pods of one size fit now, and shows where memory is free or stranded."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -34,25 +34,26 @@ class SpaceView(View):
     """The memory and replicas on the nodes that a pod of one size may run on."""
 
     open_nodes: int
-    """Number of nodes with a device of the resource that take pods, and of those that take none."""
+    """Number of nodes with a device of the resource that take pods, and that take none."""
     closed_nodes: int
     fitting_nodes: int
     """Number of nodes on which one more pod fits."""
     need_bytes: int | None
-    """Memory that one pod takes on the open node where it takes the least; null if no open node
-    has a healthy device of the resource."""
+    """The least memory that one pod takes on an open node; null if no open node has a healthy
+    device of the resource."""
     headroom_bytes: int
     """Headroom of healthy devices of the resource on open nodes, and on closed nodes."""
     closed_bytes: int
     stranded_bytes: int
-    """The part of the headroom that no such pod can use, because the device has no free replica,
-    or its node has fewer free replicas than the pod requests."""
+    """The part of the headroom that no such pod can use: the device has no free replica, or its
+    node has fewer free replicas than the pod requests."""
     replicas_free: int
-    """Free replicas on open nodes, and how many of them are on devices without enough memory for
-    the pod."""
+    """Number of free replicas on open nodes, and how many of them are on devices that lack memory
+    for the pod."""
     replicas_stranded: int
     largest_fitting_bytes: int | None
-    """The largest request per device that fits; null if other reasons than memory prevent it."""
+    """The largest request per device that fits; null if reasons other than memory reject the
+    pod."""
 
 
 class DeviceClassView(View):
@@ -61,14 +62,14 @@ class DeviceClassView(View):
     devices: int
     nodes: int
     largest_fitting_bytes: int | None
-    """The largest request that fits on a node with such a device; null if all those nodes reject
+    """The largest request that fits on a node with such a device; null if all these nodes reject
     the pod for a reason other than memory."""
 
 
 class CapacityNodeView(View):
     name: str
     pods: int
-    """Number of pods that fit there now. If ``counted`` is false: 1, a lower bound."""
+    """Number of pods that fit there now. If ``counted`` is false, this is 1, a lower bound."""
     counted: bool
     reason: str | None
     """Why one pod does not fit; null if it fits."""
@@ -82,7 +83,7 @@ class CapacityNodeView(View):
 class CapacityBody(Body):
     request: AskView
     pods: int
-    """Number of pods that fit now, if they are placed one after another before any is observed."""
+    """Number of pods that fit now if they are placed one after another, before any is observed."""
     pods_at_least: bool
     """Whether ``pods`` is a lower bound, because not every node was counted."""
     fullness: str
@@ -97,14 +98,14 @@ class CapacityBody(Body):
     not_checked: list[str]
     """Checks of kube-scheduler and the API server that this answer does not include."""
     nodes: list[CapacityNodeView]
-    """By name, with ``by_node=true``; otherwise empty."""
+    """The nodes by name; empty unless ``by_node=true`` is requested."""
 
 
 Vram = Annotated[
     str,
     Query(
         max_length=256,
-        description="As in headroom.gpu/vram; without it, the memory share of one replica.",
+        description="As in headroom.gpu/vram. Default: the memory share of one replica.",
         examples=["8Gi"],
     ),
 ]
@@ -129,8 +130,9 @@ MostNodes = Annotated[
     Query(
         ge=0,
         le=100_000,
-        description="Number of nodes on which pods are counted, those with the most free memory "
-        "first. On other nodes, one pod is counted if it fits. Each node takes some milliseconds.",
+        description="Number of nodes on which pods are counted, starting with the nodes that have "
+        "the most free memory. On any other node, one pod counts if it fits. Each node takes some "
+        "milliseconds.",
         examples=[500],
     ),
 ]
@@ -149,7 +151,7 @@ def capacity(
     by_node: ByNode = False,
     most_nodes: MostNodes = 500,
 ) -> Response:
-    """Count the pods of one size that fit now, placed one after another as filter places them.
+    """Count how many more pods of one size fit now, placed one after another as filter places them.
     Report whether the cluster is full or fragmented, the largest request that fits, and what is
     stranded: memory without replicas, and replicas without memory."""
     cluster = context.cluster
@@ -171,7 +173,7 @@ def capacity(
     free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
     by_free_bytes = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
     pods = dict(pod_counts(cluster, verdicts, by_free_bytes[:most_nodes]))
-    # One pod for each node that was not counted.
+    # Each node that was not counted adds one pod.
     total = sum(pods.values()) + len(by_free_bytes[most_nodes:])
     at_least = len(by_free_bytes) > most_nodes
     body = CapacityBody(
@@ -193,13 +195,14 @@ def capacity(
 
 
 def _reasons(verdicts: Verdicts) -> list[ReasonView]:
-    """Count the nodes on which the pod does not fit by reason, the most frequent first."""
+    """Count the nodes on which the pod does not fit by reason, most frequent first."""
     counts = Counter(verdicts.reason(i) for i in range(len(verdicts.rows)))
     return [reason_view(reason, n) for reason, n in counts.most_common() if reason is not None]
 
 
 def _by_node(verdicts: Verdicts, pods: dict[int, int]) -> Iterator[CapacityNodeView]:
-    """Yield the nodes by name. ``pods``: the counted nodes by index, with their number of pods."""
+    """Yield the nodes by name. ``pods`` maps the index of each counted node to its number of
+    pods."""
     snap, rows = verdicts.snap, verdicts.rows
     by_name = sorted(range(len(rows)), key=lambda i: snap.nodes[int(rows[i])].name)
     for i in by_name:

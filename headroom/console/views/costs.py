@@ -1,4 +1,4 @@
-"""The GPU hours and the memory that namespaces held in a range of time, and what that costs."""
+"""The GPU hours and the memory that namespaces held in a range of time, and what they cost."""
 
 from collections import defaultdict
 from typing import Annotated
@@ -25,46 +25,47 @@ class CostsView(View):
     """GPU hours and memory of pods. A pod holds the share of a GPU that no other pod can use."""
 
     held_gpu_hours: float
-    """The sum of the next three."""
+    """The sum of the used, idle and unmeasured GPU hours."""
     used_gpu_hours: float
-    """While the pod used an SM of the GPU."""
+    """GPU hours in which the pod used an SM of the GPU."""
     idle_gpu_hours: float
     unmeasured_gpu_hours: float
-    """While it was not known whether the pod used an SM."""
+    """GPU hours in which it was not known whether the pod used an SM."""
     held_gib_days: float
     unused_gib_days: float
-    """Reserved and not in use."""
+    """Memory that was reserved and not in use."""
     unmeasured_gib_days: float
-    """Reserved by pods whose use was not measured."""
+    """Memory reserved by pods whose use was not measured."""
     cost: float | None
-    """Costs of the held and of the idle GPU hours, in the currency of setting gpu_hour_price;
-    null without it."""
+    """Cost of the held and of the idle GPU hours, in the currency of setting gpu_hour_price; null
+    if it is not set."""
     idle_cost: float | None
 
 
 class NamespaceCostsView(CostsView):
     namespace: str
-    """"(others)": the namespaces beyond the 200 that held most, together."""
+    """Namespace. "(others)" sums all namespaces beyond the 200 that held most."""
 
 
 class CostsBody(Body):
-    source: str = Field(description="console: recorded by it; prometheus: read from there")
+    source: str = Field(description="console: its own records; prometheus: read from Prometheus")
     from_s: float
-    """Unix times."""
+    """Start and end, as Unix times."""
     to_s: float
     covered_s: float
-    """The part of this time for which there are records. The sums are of this part."""
+    """Seconds of this time for which there are records. The sums cover only these seconds."""
     gpu_hour_price: float | None
-    """Setting gpu_hour_price; null without it."""
+    """Setting gpu_hour_price; null if it is not set."""
     namespaces: list[NamespaceCostsView]
-    """The highest idle GPU hours first."""
+    """Sorted by idle GPU hours, most first."""
     total: CostsView
 
 
 Since = Annotated[
     str,
     Query(
-        description="A time, or an age such as 30d; more than an hour is read from Prometheus "
+        description="A time, or an age such as 30d. Ranges of more than an hour are read from "
+        "Prometheus "
         "(setting prometheus_url).",
         examples=["1h"],
     ),
@@ -86,12 +87,12 @@ routes = APIRouter()
 async def costs(
     context: InContext, snap: Newest, since: Since = "1h", namespace: InNamespace = ""
 ) -> Response:
-    """Return for each namespace the GPU hours and the memory that its pods held in the last hour
-    or since a time, which part of them was used, and the costs."""
+    """Return the GPU hours and the memory that the pods of each namespace held in the last hour or
+    since a time, which part of them was used, and what they cost."""
     now_s = context.wall_s()
     within = Range(max(moment_s(since, now_s), now_s - MOST_S), now_s)
     if within.begin_s >= now_s:
-        raise HTTPException(422, "query since: is not in the past. Example: since=30d")
+        raise HTTPException(422, "query since: the time must be in the past. Example: since=30d")
     if in_console := now_s - within.begin_s <= KEPT_S:
         covered_s, sums = _recorded(context.history.held, within)
     else:
@@ -125,25 +126,25 @@ async def costs(
 
 
 def _recorded(held: HeldMinutes, within: Range) -> tuple[float, dict[str, Holdings]]:
-    """Return the seconds that the console recorded, and namespace -> GPU and byte seconds."""
+    """Return the recorded seconds, and namespace -> its GPU seconds and byte seconds."""
     minutes = held.since(within.begin_s)
     return sum(each.covered_s for each in minutes), dict(summed(each.held for each in minutes))
 
 
 def _read(ranges: PrometheusRanges, within: Range) -> tuple[float, dict[str, Holdings]]:
-    """Return what ``_recorded`` returns, but from Prometheus.
+    """Return the same as ``_recorded``, read from Prometheus.
 
-    Blocks; raises ``PrometheusUnreadable``.
+    Blocks. Raises ``PrometheusUnreadable``.
     """
     fields: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     covered_s = 0.0
     for each in ranges.read(of_holdings(ranges.queries, within), within):
-        # Each value is the sum over the step before it, so the first one is of an earlier time.
+        # Each value is the sum over the step before it, so the first value is before the range.
         seconds = sum(value for value in each.values[1:] if value is not None)
         if each.kind == "covered":
             covered_s = max(covered_s, seconds)
         else:
-            # Several servers behind one address can repeat a series with further labels.
+            # Several servers behind one address can return a series twice, with other labels.
             of = fields[each.labels.get("namespace", "")]
             name = f"{each.labels.get('state', '')}_{each.kind}"
             of[name] = max(of[name], seconds)
@@ -154,7 +155,7 @@ def _read(ranges: PrometheusRanges, within: Range) -> tuple[float, dict[str, Hol
 
 
 def _view(held: Holdings, price: float | None) -> CostsView:
-    """Return the costs of ``held``: GPU seconds and byte seconds."""
+    """Return the costs of ``held``, which is in GPU seconds and byte seconds."""
 
     def days(byte_s: float) -> float:
         return round(byte_s / _GIB / _DAY_S, 4)

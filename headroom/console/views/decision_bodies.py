@@ -1,4 +1,4 @@
-"""Bodies of decisions: one attempt to place a pod, verb by verb, merged over all replicas."""
+"""Bodies of decisions. A decision is one attempt to place a pod, merged over all replicas."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -35,20 +35,20 @@ class PhaseView(View):
 class FilterView(PhaseView):
     snapshot_generation: int
     offered: int
-    """Number of nodes that kube-scheduler offered, and of those that can take the pod."""
+    """Number of nodes that kube-scheduler offered, and how many of them can take the pod."""
     fits: int
     reasons: list[ReasonView]
     observed_only: bool = False
-    """Whether all nodes passed regardless of ``reasons`` (mode observe)."""
+    """Whether all nodes passed regardless of ``reasons``, because the mode is observe."""
     offered_nodes: list[str] | None = None
-    """Known nodes that kube-scheduler offered. Null without ``offered_nodes=true``, or if they
-    are no longer on record."""
+    """Known nodes that kube-scheduler offered. Null unless ``offered_nodes=true`` is requested, or
+    if they are no longer on record."""
 
 
 class ContenderView(View):
     node: str
     score_ratio: float
-    """0 to 1: the weighted mean of ``score_terms`` (setting score_weights)."""
+    """Score from 0 to 1: the weighted mean of ``score_terms`` (setting score_weights)."""
     score_terms: dict[str, float]
 
 
@@ -62,7 +62,7 @@ class PrioritizeView(PhaseView):
     """Whether filter ranked the nodes and returned only the winner (setting filter_best_only).
     Then kube-scheduler did not call prioritize, and ``took_ms`` is the duration of filter."""
     candidates: list[ContenderView]
-    """The best nodes, the winner first; empty if they were not recorded."""
+    """The best nodes, winner first; empty if they were not recorded."""
 
 
 class VictimView(View):
@@ -80,35 +80,35 @@ class LoserView(View):
     node: str
     victims: int
     lost_by: str
-    """Why the chosen node is better."""
+    """What makes the chosen node better."""
 
 
 class PreemptView(PhaseView):
     offered: int
-    """Number of nodes for which kube-scheduler proposed victims, and of those in the answer."""
+    """Number of nodes for which kube-scheduler proposed victims, and of nodes in the answer."""
     kept: int
     node: str | None
-    """The best node and its victims; null if no pod is to be evicted."""
+    """The best node with its victims; null if no pod is to be evicted."""
     victims: list[VictimView]
     hidden_victims: int = 0
-    """Number of further victims that the caller may not get."""
+    """Number of further victims that the caller is not authorized to get."""
     others: int
-    """Number of victims without a managed GPU, which kube-scheduler proposed for other
+    """Number of victims that use no managed GPU. kube-scheduler proposed them to free other
     resources."""
     pdb_violations: int
     choice: str | None
-    """Origin of the victims: "proposed" by kube-scheduler, "corrected" by Headroom, "added"
-    (kube-scheduler proposed none for this node) or "controller" (kube-scheduler did not call
-    preempt); null if no pod is to be evicted."""
+    """Who chose the victims: "proposed" by kube-scheduler, "corrected" by Headroom, "added"
+    by Headroom because kube-scheduler proposed none for this node, or "controller" because
+    kube-scheduler did not call preempt; null if no pod is to be evicted."""
     alternatives: list[LoserView]
     helpless: int
-    """Number of nodes on which no eviction was found to help."""
+    """Number of nodes on which no eviction helps, as far as the search found."""
     soon: bool
-    """Whether the pod fits without an eviction as soon as terminating pods have ended."""
+    """Whether the pod fits without any eviction as soon as terminating pods have ended."""
     cut_short: bool
-    """Whether some node was not examined, or not completely, to limit the time of the search."""
+    """Whether a node was examined in part or not at all, to limit the time of the search."""
     lines: list[str]
-    """All of this as lines to read."""
+    """The same facts as lines of text."""
 
 
 class BindView(PhaseView):
@@ -116,27 +116,27 @@ class BindView(PhaseView):
     outcome: str
     """bound, declined (the pod did not fit any more) or failed."""
     reason: str | None
-    """Why it was declined, as a code. For a bound pod in mode observe: why Headroom would have
-    declined it."""
+    """Code of the reason why it was declined. For a pod that was bound in mode observe, the reason
+    why Headroom would have declined it."""
     message: str | None
-    """The reason in words; for a failed bind, the error."""
+    """The reason in words, or the error of a failed bind."""
 
 
 class DecisionView(View):
     """The decision about one version of a pod."""
 
     source: Literal["decision"] = "decision"
-    """Recorded by the extenders that decided; nothing is recomputed."""
+    """Recorded by the extenders that decided. Nothing is recomputed."""
     decision_id: str
     namespace: str
     name: str
     uid: str
     first_at: str
-    """Time of the first and of the last call."""
+    """Times of the first and of the last call."""
     at: str
     node: str | None
-    """The node the pod was bound to, or the winner of prioritize, or the only node that filter
-    returned; null if there is none."""
+    """The node that the pod was bound to, otherwise the winner of prioritize, otherwise the only
+    node that filter returned; null if there is none."""
     request: list[AskView]
     filter: FilterView | None
     prioritize: PrioritizeView | None
@@ -145,18 +145,18 @@ class DecisionView(View):
 
 
 class Unanswered(View):
-    """An extender whose journal cannot be read now; its decisions may be missing here."""
+    """An extender whose journal cannot be read now. Its decisions may be missing here."""
 
     peer: str
     message: str
 
 
 class DecisionsBody(Body):
-    # Clients in Python can parse an answer with this model, by the name on the wire.
+    # Python clients can parse an answer with this model, because it also accepts names on the wire.
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     decisions: list[DecisionView]
-    """The newest first."""
+    """Newest first."""
     continue_: str | None = Field(serialization_alias="continue", validation_alias="continue")
     """Value of the query parameter ``continue`` for the next page; null on the last page."""
     unanswered: list[Unanswered]
@@ -172,7 +172,7 @@ def decision_view(
 ) -> DecisionView:
     """Return the part of a decision that this replica served.
 
-    ``offered_nodes``: the nodes that the view lists for its filter call; None to list none.
+    ``offered_nodes`` are the nodes to list for its filter call, or None to list none.
     """
     filtered = record.part(Filtered)
     return DecisionView.of(
@@ -190,7 +190,7 @@ def decision_view(
 def _phase_fields(
     record: Record, part: Filtered | Ranked | Preempted | BindTried, replica: str
 ) -> dict[str, Any]:
-    """Return the fields of ``PhaseView``."""
+    """Return the values of the fields of ``PhaseView``."""
     return {
         "replica": replica,
         "at": stamp(part.at_s),
@@ -263,7 +263,7 @@ def _bind_view(record: Record, replica: str) -> BindView | None:
 
 
 def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
-    """Return one view for each decision, merged over all replicas, the newest first."""
+    """Return one view for each decision, merged over all replicas, newest first."""
     by_id: dict[str, DecisionView] = {}
     for view in views:
         other = by_id.get(view.decision_id)
@@ -272,12 +272,13 @@ def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
 
 
 def position(view: DecisionView) -> tuple[str, str]:
-    """Return the sort key by time. Timestamps sort as text: all have one length and time zone."""
+    """Return a sort key by time. Timestamps sort as text, because all have the same length and
+    time zone."""
     return view.at, view.decision_id
 
 
 def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
-    """Merge the parts of one decision that two replicas served."""
+    """Merge the two parts of a decision that two replicas served."""
     older, newer = sorted((one, two), key=position)
     phases = {
         name: _later(getattr(older, name), getattr(newer, name))
@@ -294,7 +295,7 @@ def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
 
 
 def _later(one: PhaseView | None, two: PhaseView | None) -> PhaseView | None:
-    """Return the later call of a verb, with the number of calls of both."""
+    """Return the later of two calls of a verb. Its number of calls is the sum of both."""
     if one is None or two is None:
         return one or two
     later = max(one, two, key=lambda phase: phase.at)

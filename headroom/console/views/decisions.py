@@ -45,7 +45,7 @@ AskedUid = Annotated[
 AskedNode = Annotated[
     str | None,
     Query(
-        description="Only decisions whose pod was bound to this node, or for which it won.",
+        description="Only decisions that bound their pod to this node, or for which it won.",
         examples=["gpu-a"],
     ),
 ]
@@ -58,7 +58,7 @@ AskedNodes = Annotated[
 ]
 AskedSince = Annotated[
     str | None,
-    Query(description="Only what is not older: a time, or an age (s, m, h, d).", examples=["15m"]),
+    Query(description="Only decisions since this time or age (s, m, h, d).", examples=["15m"]),
 ]
 DecisionId = Annotated[
     str,
@@ -71,23 +71,23 @@ DecisionId = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Sought:
-    """A filter for decisions; fields that are None or empty match all."""
+    """A filter for decisions. Fields that are None or empty match everything."""
 
     pod: tuple[str, str] | None = None
     namespace: str = ""
     uid: str | None = None
     node: str | None = None
-    #: Unix time, seconds.
+    #: Unix time in seconds.
     since_s: float | None = None
-    #: Only decisions before this (timestamp, id) in the order of time.
+    #: Only decisions before this (timestamp, id), in the order of time.
     before: tuple[str, str] | None = None
-    #: Whether to list the nodes of the last filter call of each pod; this excludes no decision.
+    #: Whether to list the nodes of each pod's last filter call. This excludes no decision.
     offered_nodes: bool = False
 
     def wants(self, record: Record, at_s: float) -> bool:
         """Return whether the decision matches.
 
-        ``at_s``: Unix time of the newest part of the decision, on any replica.
+        ``at_s`` is the Unix time of the newest part of the decision on any replica.
         """
         return (
             (self.pod is None or self.pod == (record.namespace, record.name))
@@ -102,9 +102,10 @@ class Sought:
 def decisions(
     context: Context, sought: Sought, limit: int, sees: Sees
 ) -> tuple[list[DecisionView], list[Unanswered]]:
-    """Return at most ``limit`` decisions, the newest first.
+    """Return at most ``limit`` decisions, newest first.
 
-    Also return the extenders whose journal cannot be read now: their decisions may be missing.
+    Also return the extenders whose journal cannot be read now, because their decisions may be
+    missing.
     """
     found: list[DecisionView] = []
     journals = list(context.journal.each())
@@ -127,7 +128,7 @@ def decisions(
 
 
 def unread_extenders(context: Context) -> list[Unanswered]:
-    """Return the extenders whose journal cannot be read now, and why."""
+    """Return the extenders whose journal cannot be read now, with the reasons."""
     return [
         Unanswered(peer=each.address, message=each.problem)
         for each in context.journal.followed()
@@ -151,8 +152,8 @@ def many(
     since: AskedSince = None,
     offered_nodes: AskedNodes = False,
 ) -> Response:
-    """List the last decisions of all replicas, the newest first; 100 unless ``limit`` is given.
-    A decision that gets another call meanwhile moves to the front: later pages leave it out. A
+    """List the last decisions of all replicas, newest first; 100 unless ``limit`` is given. A
+    decision that gets another call meanwhile moves to the front, so later pages do not repeat it. A
     decision that several replicas served can appear on two pages."""
     pod_namespace, _, pod_name = (pod or "").partition("/")
     sought = Sought(
@@ -183,7 +184,7 @@ def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
         missing = "".join(f"; extender {each.peer} does not answer" for each in unanswered)
         raise HTTPException(
             404,
-            f"decision {decision_id} is not on record (any more){missing}; "
+            f"decision {decision_id} is not on record, or no longer{missing}; "
             "GET /v1/decisions lists the decisions on record",
         )
     body = DecisionBody(**context.head(snap), decision=merged(found)[0], unanswered=unanswered)
@@ -191,7 +192,7 @@ def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
 
 
 def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str] | None:
-    """Return the nodes of the filter call, if they are sought and still on record."""
+    """Return the nodes of the filter call, if they were asked for and are still on record."""
     decision = journal.of_uid(record.uid) if sought.offered_nodes else None
     if decision is None or decision.decision_id != record.decision_id:
         return None
@@ -202,7 +203,7 @@ def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str
 def moment_s(text: str, now_s: float) -> float:
     """Return the Unix time, in seconds, of a time or of an age such as ``15m``.
 
-    Raises ``HTTPException`` 422. ``now_s`` is the present Unix time.
+    ``now_s`` is the current Unix time. Raises ``HTTPException`` 422.
     """
     if ago := re.fullmatch(r"(\d{1,6})([smhd])", text):
         return now_s - int(ago[1]) * _UNITS_S[ago[2]]

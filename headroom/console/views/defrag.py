@@ -19,11 +19,12 @@ from headroom.core.placement.request import VramRequest
 from headroom.core.rules.eligible_nodes import AMOUNTS, eligibility_key, not_modeled
 from headroom.core.rules.pod_requests import exceeded
 
-#: Seconds of search for one question.
+#: Maximum time of the search for one question, in seconds.
 MOST_S = 2.0
 #: Maximum number of different waiting pods for which one question searches moves.
 MOST_KINDS = 20
-#: Maximum number of nodes named for each move: of one answer, and of several.
+#: Maximum number of nodes named for each move, if the answer is about one pod or node, and if it is
+#: about several pods.
 MOST_PLACES, FEW_PLACES = 1000, 10
 #: Maximum number of namespaces whose ResourceQuotas are read for one question.
 MOST_NAMESPACES = 32
@@ -42,8 +43,8 @@ class DefragMoveView(View):
     reserved_bytes: int
     """The memory that its reservation frees."""
     places: int
-    """Number of other nodes on which the successor fits after the earlier moves, and their
-    names, the best first: at most 1,000, or 10 if the answer is about all waiting pods."""
+    """Number of other nodes on which the successor fits after the earlier moves. Their names, best
+    first, are limited to 1,000, or to 10 if the answer is about all waiting pods."""
     nodes: list[str]
 
 
@@ -61,35 +62,35 @@ class DefragAnswerView(View):
     pod: str | None
     """namespace/name of the waiting pod; null if the question is about a node."""
     alike: int
-    """Number of waiting pods with the same requests, eligible nodes and priority, itself
-    included."""
+    """Number of waiting pods with the same requests, eligible nodes and priority, including this
+    pod."""
     node: str | None
     """The node on which the pod fits, or whose GPUs become free; null if none was found."""
     outcome: Outcome
-    """bound: the pod has a node. fits: it fits now. free: the GPUs of the node hold no pod.
-    soon: fits or free as soon as terminating pods have ended. move: fits or free after the
-    moves."""
+    """bound: the pod has a node. fits: it fits now. free: the GPUs of the node hold no pod. soon:
+    the pod fits, or the GPUs are free, as soon as terminating pods have ended. move: the pod fits,
+    or the GPUs are free, after the moves."""
     message: str
     moves: list[DefragMoveView]
     """In the order of the evictions."""
     devices: list[str]
-    """The devices that the pod could get, or that become free."""
+    """The devices that the pod could get, or the devices that become free."""
     gain_bytes: int
-    """The memory that the pod gets, or the headroom of the free devices."""
+    """The memory that the pod gets, or the headroom of the devices that become free."""
     moved_bytes: int
-    """The sum of the moved reservations."""
+    """Sum of the reservations of the moved pods."""
     stay: list[DefragStayView]
-    """Pods on the examined nodes that are not moved, by the first reason of each."""
+    """Pods on the examined nodes that are not moved, by the first reason that applies to each."""
 
 
 class DefragBody(Body):
     answers: list[DefragAnswerView]
     unanswered: int
-    """Different waiting pods that the question covers but the search did not reach."""
+    """Number of different waiting pods in the question that the search did not reach."""
     examined_nodes: int
     cut_short: bool
-    """Whether the search reached its limit of time, nodes or computations. Then fewer moves may
-    suffice, or moves may help where none were found."""
+    """Whether the search reached its limit of time, nodes or computations. Then there may be an
+    answer with fewer moves, or an answer where none was found."""
     not_checked: list[str]
     """Checks of kube-scheduler and the API server that this answer does not include."""
 
@@ -118,14 +119,14 @@ def defrag(
     free_node: FreeNode = False,
     node: OnNode = "",
 ) -> Response:
-    """Return the fewest pods whose move makes a waiting pod fit, or frees the GPUs of a node.
+    """Return the fewest pods to move so that a waiting pod fits, or the GPUs of a node become free.
 
-    Only pods whose controller creates them again are moved, each only if it fits on at least two
+    Only pods whose controller creates them again are moved, and only if they fit on at least two
     other nodes. Nothing is changed. The search is limited to 2 s and 512 nodes."""
     if node and node not in snap.row_of:
         raise unknown_node(node)
     if pod and free_node:
-        raise HTTPException(422, "query pod: remove it, or remove free_node")
+        raise HTTPException(422, "query pod: cannot be combined with free_node; remove one of them")
     quotas = _Quotas(context)
     movers = Movers(
         context.cluster, snap, context.monotonic_s(), context.schedulers(), quotas.exceeded
@@ -160,7 +161,7 @@ def defrag(
 
 
 class _Quotas:
-    """The ResourceQuotas of the namespaces of pods to move, each read once."""
+    """Reads the ResourceQuotas of the namespaces of pods to move, each at most once."""
 
     def __init__(self, context: Context) -> None:
         self._read = context.quotas
@@ -180,8 +181,8 @@ class _Quotas:
 
 
 def _groups(context: Context) -> list[list[Pod]]:
-    """Return the waiting pods with readable requests, equal ones together: the most important
-    first, and of these the oldest."""
+    """Return the waiting pods with readable requests in groups of equal pods. The most important
+    group is first, and of equally important groups the oldest."""
     found: dict[object, list[Pod]] = {}
     waiting = context.cluster.unbound()
     waiting.sort(key=lambda pod: (-pod.priority, pod.metadata.creation_timestamp or "", _key(pod)))
@@ -205,8 +206,8 @@ def _of_pod(
     node: str,
     alike: Sequence[Pod] = (),
 ) -> DefragAnswerView:
-    """Return the view of a waiting pod. ``alike``: it and the pods like it, if all pods are asked
-    about. Raises ``HTTPException`` 422 if its request cannot be read."""
+    """Return the view of a waiting pod. ``alike`` is its group if the question is about all pods.
+    Raises ``HTTPException`` 422 if its request cannot be read."""
     if pod.node:
         advice = Advice("none", pod.node)
         message = f"bound to node {pod.node}"
@@ -231,7 +232,7 @@ def _message_of_pod(advice: Advice, effort: Effort) -> str:
             return f"fits on node {advice.node} after {_moves(advice)}"
     if effort.cut_short:
         return "no moves were found before the search reached its limit"
-    return f"no moves of at most {MOST_FOR_A_POD} pods of one node make it fit"
+    return f"moving at most {MOST_FOR_A_POD} pods of one node does not make it fit"
 
 
 def _of_node(advice: Advice, node: str, effort: Effort) -> DefragAnswerView:
@@ -246,7 +247,7 @@ def _of_node(advice: Advice, node: str, effort: Effort) -> DefragAnswerView:
             message = f"the GPUs of node {advice.node} hold no pod after {_moves(advice)}"
         case _:
             where = f"node {node}" if node else "a node"
-            message = f"no moves free the GPUs of {where}"
+            message = f"moving pods does not free the GPUs of {where}"
             if effort.cut_short:
                 message = "no moves were found before the search reached its limit"
     return _view(None, 0, advice.outcome, message, advice, MOST_PLACES)

@@ -34,22 +34,22 @@ class HolderView(View):
     measured_bytes: int | None
     """Its use of the device; null if no report shows it."""
     observed: bool
-    """Whether a report shows the pod on this device. False: it is bound and may be on this
+    """Whether a report shows the pod on this device. If not, the pod is bound and may be on this
     device."""
 
 
 class DeviceView(View):
     """The memory accounting of one device, in bytes: allocatable = memory - reserved - reserve, and
     headroom = allocatable - reservation - unconfirmed - unreserved_pods - unattributed.
-    Reservations are of pods observed on the device. Unconfirmed is the worst case of bound pods
-    that no report shows yet. ``unreserved_pods`` is the use of pods without a reservation."""
+    ``reservation`` counts pods observed on the device. ``unconfirmed`` is the worst case of bound
+    pods that no report shows yet. ``unreserved_pods`` is the use of pods without a reservation."""
 
     uuid: str
     index: int
     """The driver's index; -1 if unknown."""
     gpu: str
-    """Name for people, unique on the node: the index; for a MIG device, or if the index is
-    unknown, the start of the UUID."""
+    """Name for people, unique on the node. It is the index, or the start of the UUID for a MIG
+    device or if the index is unknown."""
     model: str
     kind: str
     """gpu or mig."""
@@ -57,12 +57,12 @@ class DeviceView(View):
     sharing: str
     """none, time-slicing or mps."""
     memory_id: str
-    """Equal for devices that share one memory: MIG compute instances of one GPU instance. Each
-    of them has the figures of the whole memory, so a sum must count only one of them."""
+    """Equal for devices that share one memory, such as MIG compute instances of one GPU instance.
+    Each of them has the figures of the whole memory, so a sum must count only one of them."""
     memory_bytes: int
     """Physical memory."""
     reserved_bytes: int
-    """Reserved by the driver."""
+    """Memory reserved by the driver."""
     reserve_bytes: int
     """The node's reserve, which Headroom keeps free on each device."""
     allocatable_bytes: int
@@ -72,19 +72,19 @@ class DeviceView(View):
     """Use of pods without a reservation."""
     unattributed_bytes: int
     attributed: bool
-    """Whether the agent reports which pod uses the memory. If not, requests of idle pods can
-    hide unattributed use."""
+    """Whether the agent reports which pod uses the memory. If not, unattributed use can be hidden
+    behind the requests of idle pods."""
     headroom_bytes: int
     used_bytes: int
     sm_activity_ratio: float | None
-    """SM activity that filter and score use, 0 to 1; this is not device utilization."""
+    """SM activity that filter and score use, 0 to 1. It is not the device utilization."""
     sm_activity_source: str | None
-    """"dcgm-history" for a quantile over a window; "dcgm", "gpm" or "nvml-process" for the
-    agent's last sample."""
+    """"dcgm-history" for a quantile over a window; "dcgm", "gpm" or "nvml-process" for the last
+    sample of the agent."""
     sm_activity_quantile: float | None
-    """Null for a single sample."""
+    """Quantile over the window; null for a single sample."""
     sm_activity_window_s: float | None
-    """Null for a single sample."""
+    """Length of the window; null for a single sample."""
     sm_activity_age_s: float | None
     """Age of the newest sample in the window."""
     replicas_free: int
@@ -93,12 +93,12 @@ class DeviceView(View):
     replicas_leaving: int
     """Number of allocated replicas that terminating pods hold."""
     free_bytes: int
-    """Memory free for the next pod that requests one replica, if it gets this device."""
+    """Free memory that the next pod gets if it requests one replica and gets this device."""
     policy: str
-    """Assumed policy by which the device plugin chooses a device: distributed, packed or
-    unknown; steered if the agent chooses instead."""
+    """Policy by which the device plugin is assumed to choose a device: distributed, packed or
+    unknown; "steered" if the agent chooses instead."""
     candidate: bool
-    """Whether the next pod that requests one replica could get this device, and why."""
+    """Whether the next pod that requests one replica could get this device, and the reason."""
     candidate_because: str
     cordoned: bool
     """Whether the device takes no new pods only because it is cordoned."""
@@ -106,11 +106,11 @@ class DeviceView(View):
     unhealthy_detail: str | None
     holders: list[HolderView]
     hidden_holders: int
-    """Number of further pods on the device that the caller may not get."""
+    """Number of further pods on the device that the caller is not authorized to get."""
 
 
 class UseView(View):
-    """A container on the device, as the agent reports it."""
+    """A container that the agent reports on the device."""
 
     container: str
     replica: str | None
@@ -120,15 +120,15 @@ class UseView(View):
 
 
 class CapView(View):
-    """The bound on the memory of a pod on one device, if there is one."""
+    """The limit of a pod's memory on one device, if there is one."""
 
     uid: str
     device: str
     enforcer: str | None
-    """driver (a limit of each container's cgroup, read back), mig (the memory of its own
-    instance) or mps (a limit of each process); null if nothing bounds the pod."""
+    """driver (it limits each container's cgroup, and the limit was read back), mig (the memory of
+    its own instance) or mps (it limits each process); null if nothing limits the pod."""
     limit_bytes: int | None
-    """The most bytes of the pod on the device; with mps, of each of its processes."""
+    """Maximum bytes of the pod on the device; with mps, of each of its processes."""
     capped: bool
     """Whether a reading proves that the pod cannot allocate more."""
     message: str
@@ -144,15 +144,15 @@ class OveruseView(View):
     reserved_bytes: int
     used_bytes: int
     free_bytes: int
-    """Measured free memory of the device, and how much of it must stay free for its other pods."""
+    """Measured free memory of the device, and how much must stay free for its other pods."""
     needed_bytes: int
     outcome: str
-    """evicting (its grace period runs), next (selected, not decided yet), observed (would be
+    """evicting (its grace period runs), next (selected but not decided yet), observed (would be
     evicted, but the mode is observe), ending, other (another pod of the device is evicted
     first), rejected (by the API server), protected (may not be evicted) or none (the other pods
-    lack no memory)."""
+    do not lack memory)."""
     decided_at: str | None
-    """When its eviction was decided; null if it was not."""
+    """When its eviction was decided; null if it is not to be evicted."""
     message: str
 
 
@@ -161,18 +161,18 @@ class HeldView(View):
     name: str
     uid: str
     phase: str
-    """waiting (reserved, no Binding seen yet), unconfirmed (bound, not observed on a device
-    yet), starting (no other pod that starts alone may start there yet), running, ending (its
-    memory is not free yet) or gone (no sample shows it as free yet)."""
+    """waiting (reserved, but no Binding seen yet), unconfirmed (bound, but not observed on a
+    device yet), starting (other pods that start alone must wait for it), running, ending (its
+    memory is not free yet) or gone (deleted, and no sample shows its memory as free yet)."""
     reserved: bool
-    """False: bound without a reservation; only its measured use counts."""
+    """If false, it is bound without a reservation, and only its measured use counts."""
     requested_bytes: int
     measured_bytes: int | None
     """Its use of the device; null if no report shows it."""
     charged_bytes: int
     """Memory that counts for the pod on the device."""
     exceeds_by_bytes: int
-    """Use above the request; 0 without a reservation."""
+    """Use above the request; 0 for a pod without a reservation."""
     since: str | None
     """When the reservation was made (RFC 3339)."""
     priority: int | None
@@ -210,13 +210,13 @@ class DeviceBody(Body):
     report_age_s: float | None
     device: DeviceView
     risk: RiskView | None
-    """The most urgent risk, as in /v1/overview; null without one."""
+    """The most urgent risk, as in /v1/overview; null if there is none."""
     health: HealthView
     mig_parent: str | None
-    """MIG: the physical GPU, and the GPU instance whose memory compute instances share."""
+    """For MIG: the physical GPU, and the GPU instance whose memory compute instances share."""
     mig_gpu_instance: int | None
     mps_process_limit_bytes: int | None
-    """MPS: maximum memory of each process."""
+    """For MPS: maximum memory of each process."""
     sharers: int
     """Number of devices that share the memory of this device, including itself."""
     numa_node: int | None
@@ -224,11 +224,11 @@ class DeviceBody(Body):
     architecture: str | None
     compute_mode: str | None
     utilization_ratio: float | None
-    """Share of the time in which any kernel ran; this is not SM activity."""
+    """Share of the time in which any kernel ran. It is not the SM activity."""
     sm_occupancy_ratio: float | None
     replicas: int
     holders: list[HeldView]
-    """The largest first; of all devices that share the memory."""
+    """Pods of all devices that share the memory, largest first."""
     unattributed_processes: list[ProcessView] | None
     """The largest processes that belong to no pod; null if the agent cannot attribute processes."""
     limits: list[LimitView]
@@ -357,7 +357,7 @@ def held_view(held: Held) -> HeldView:
 def overuse_views(
     context: Context, node: NodeTerms, sees: Sees = everything
 ) -> Iterator[OveruseView]:
-    """Yield the pods that use more than they reserved, if the caller ``sees`` them."""
+    """Yield the pods that use more than they reserved and that the caller may see."""
     observes = context.settings().mode == "observe"
     for each in overusing_pods(context.cluster, node, context.monotonic_s(), observes):
         if sees(each.namespace, each.name):

@@ -1,4 +1,4 @@
-"""The drift of every pod: reserved and measured memory, predicted and actual devices."""
+"""The drift of every pod: reserved against measured memory, predicted against actual devices."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,8 +31,8 @@ class PodOnDeviceView(View):
     measured_bytes: int | None
     """Null if the use of some container was not measured."""
     peak_bytes: int | None
-    """Sum of the containers' maximum use since each one started; null if one of them has none.
-    The maxima can be at different times."""
+    """Sum over the containers of the maximum use since the container started; null if any has no
+    maximum. The maxima can be at different times."""
 
 
 class DriftView(View):
@@ -41,34 +41,34 @@ class DriftView(View):
     uid: str
     node: str
     result: str | None
-    """hit; shifted (pods bound later could move it to this device, and it fit there); miss;
-    unseen (no report showed the pod, or too much changed before); "waiting" until a report shows
-    the pod; "adopted" if Headroom did not bind it; null if it was observed before this replica
-    started."""
+    """hit; shifted (pods that were bound later could move it to this device, and it fit there);
+    miss; unseen (no report showed the pod, or too much changed before one did); "waiting" until a
+    report shows the pod; "adopted" if Headroom did not bind it; null if it was observed before this
+    replica started."""
     predicted: list[str]
-    """The candidate devices when it was bound."""
+    """The candidate devices at the time of the bind."""
     choice: list[str]
-    """The devices that the ledger chose on a steered node; otherwise empty."""
+    """The devices that the ledger chose on a steered node; empty on other nodes."""
     observed: list[PodOnDeviceView]
     surprise: str | None
-    """Why the prediction was missed, as a code and as a sentence; null unless it was missed."""
+    """Why the prediction was missed, as a code and as a sentence; null if it was not missed."""
     message: str | None
     since: str | None
     """When the reservation was made."""
     window_s: float | None
     """Seconds from the reservation to the report that showed the pod."""
     overuse_bytes: int
-    """Use above the request, if it has lasted for more than a minute; otherwise 0."""
+    """Use above the request if it has lasted longer than a minute; otherwise 0."""
 
 
 class ClaimView(View):
-    """Use of a device that a DRA driver allocates, by one pod; by processes of no known pod, if
-    ``uid`` is empty."""
+    """Use of a device that a DRA driver allocates, by one pod. If ``uid`` is empty, by processes of
+    no known pod."""
 
     node: str
     uuid: str
     pool: str
-    """Its pool and its name in the ResourceSlice."""
+    """The device's pool, and its name in the ResourceSlice."""
     device: str
     namespace: str
     name: str
@@ -84,7 +84,7 @@ class ClaimView(View):
 
 
 class MissView(View):
-    """A missed prediction that this replica observed; the pod may have ended since."""
+    """A missed prediction that this replica observed. The pod may have ended meanwhile."""
 
     namespace: str
     name: str
@@ -98,28 +98,28 @@ class MissView(View):
     message: str
     window_s: float
     overcommitted_bytes: int
-    """By how much its device was overcommitted when the pod was observed there; the maximum over
-    its devices."""
+    """By how much its device was overcommitted when the pod was observed there; the maximum if it
+    has several devices."""
 
 
 class DriftBody(Body):
     pods: list[DriftView]
     claims: list[ClaimView]
-    """By node, device and pod."""
+    """Sorted by node, device and pod."""
     results: dict[str, int]
-    """Number of pods by result, over all placements that this replica observed since its start."""
+    """Number of pods by result, over all placements that this replica observed since it started."""
     misses: list[MissView]
-    """The latest first."""
+    """Latest first."""
 
 
 Pods = Annotated[
     bool,
     Query(
-        description="false: only the counts, the misses and the claims, without the pods.",
+        description="false: return only the counts, the misses and the claims, not the pods.",
         examples=["false"],
     ),
 ]
-Claims = Annotated[bool, Query(description="false: without the claims.", examples=["false"])]
+Claims = Annotated[bool, Query(description="false: leave out the claims.", examples=["false"])]
 
 routes = APIRouter()
 
@@ -132,14 +132,14 @@ def drift(
     claims: Claims = True,
     etag: IfNoneMatch = None,
 ) -> Response:
-    """List every pod with a reservation: its reserved and used memory, its predicted and actual
-    devices. Count the predictions by result, and list the misses."""
+    """List each pod that has a reservation, with its reserved and used memory and its predicted and
+    actual devices. Count the predictions by result, and list the misses."""
     tracker = context.cluster.observations
     figures = (*dict(tracker.totals).values(), len(tracker.misses), context.claims.version)
     tag = context.tag(snap, *figures)
     if is_current(etag, tag):
         return unchanged(tag)
-    # Copy the lists first: the event loop appends to them while this thread reads.
+    # Copy both first, because the event loop adds to them while this thread reads.
     misses, totals = list(tracker.misses), dict(tracker.totals)
     epoch_s = context.wall_s() - context.monotonic_s()
     body = DriftBody(
@@ -163,7 +163,7 @@ def drift_views(cluster: Cluster) -> Iterator[DriftView]:
 
 
 def claim_views(context: Context) -> Iterator[ClaimView]:
-    """Yield the use of each device that a DRA driver allocates, beside its claims."""
+    """Yield the use of each device that a DRA driver allocates, with the claims on it."""
     reports = (
         (node, gpunode.status)
         for node in context.claims.nodes()
@@ -178,7 +178,7 @@ def claim_views(context: Context) -> Iterator[ClaimView]:
 def _pods(
     gpunode: GPUNode, tracker: PredictionTracker, overuse_bytes: Mapping[str, int]
 ) -> Iterator[DriftView]:
-    """Yield the pods of one node; ``overuse_bytes`` is by uid."""
+    """Yield the pods of one node. ``overuse_bytes`` maps uids to bytes."""
     for uid, reservation in gpunode.spec.reservations.items():
         outcome = tracker.of_pod(gpunode.name, uid)
         surprise = outcome.surprise if outcome else None
@@ -227,7 +227,7 @@ def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[P
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """Return the sum; None if a part is unknown."""
+    """Return the sum, or None if a part is unknown."""
     known = list(counts)
     return None if None in known else sum(each or 0 for each in known)
 

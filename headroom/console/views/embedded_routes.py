@@ -1,4 +1,4 @@
-"""Routes of the embedded server that simulate the users and the agents of a cluster."""
+"""Routes of the embedded server that simulate the users and agents of a cluster."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -24,12 +24,12 @@ def add_embedded_routes(
 ) -> None:
     """Add the routes to the application.
 
-    Both functions return "" on success, otherwise a sentence that names the missing object.
+    Both functions return "" on success, or a sentence that names the missing object.
     """
 
     @app.post("/embedded/v1/reports", status_code=204)
     async def reports(request: Request) -> None:
-        """Replace the status of nodes, as their agents would: a list of {node, status}."""
+        """Replace the status of nodes as their agents would. Takes a list of {node, status}."""
         try:
             received = _reports.decode(await request.body())
         except msgspec.DecodeError as err:

@@ -17,8 +17,8 @@ from headroom.runtime.server.streams import TimedStream
 
 #: Seconds between comments on an idle stream, so that no proxy closes it.
 HEARTBEAT_S = 15.0
-#: Seconds between two checks for a new snapshot. For each, the stream gets an event ``snapshot``,
-#: which lists leave out: measured use can change without any other event.
+#: Seconds between two checks for a new snapshot. The stream gets an event ``snapshot`` for each,
+#: because measured use can change without any other event. Lists leave these events out.
 SNAPSHOT_S = 0.5
 Follow = Annotated[
     bool,
@@ -33,15 +33,15 @@ OfNode = Annotated[
 ]
 LastEventId = Annotated[
     str | None,
-    Header(alias="Last-Event-ID", description="Continue after this event; EventSource sends it."),
+    Header(alias="Last-Event-ID", description="Continue after this event. EventSource sends it."),
 ]
 
 
 class EventView(View):
-    """A change; fields that do not apply are null."""
+    """One change. Fields that do not apply are null."""
 
     id: str
-    """Unique on this replica; send it as Last-Event-ID to continue after this event."""
+    """Unique on this replica. Send it as Last-Event-ID to continue after this event."""
     at: str
     snapshot_generation: int
     kind: str
@@ -57,7 +57,7 @@ class EventView(View):
 
 class EventsBody(Body):
     events: list[EventView]
-    """The oldest first."""
+    """Oldest first."""
 
 
 routes = APIRouter()
@@ -79,11 +79,11 @@ async def events(
     follow: Follow = True,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """Stream or list the changes on this replica: reservations made and removed, decisions,
-    lost reports, unhealthy devices, missed predictions. The last 4,096 are kept."""
+    """Stream or list the changes on this replica: reservations made and removed, decisions, lost
+    reports, unhealthy devices, missed predictions. The last 4,096 are kept."""
     feed, replica = context.feed, context.replica
     after = _number(last_event_id, replica)
-    # The id is exact; the clock may have been set back since.
+    # The id is exact, but the clock may have been set back since then.
     from_s = float("-inf") if since is None or after else moment_s(since, context.wall_s())
     if not follow:
         body = EventsBody(**context.head(snap), events=[])
@@ -96,7 +96,7 @@ async def events(
         raise HTTPException(
             503, f"{MOST_FOLLOWERS} clients follow the stream already; poll with follow=false"
         ) from None
-    # No event is lost between the two calls: both run on the event loop without a pause.
+    # No event is lost between the two calls, because both run on the event loop without a pause.
     past = feed.past(after, from_s)
     pieces = _stream(follower, past, replica, node, lambda: context.cluster.generation)
     return TimedStream(pieces, lambda: feed.leave(follower))
@@ -109,8 +109,8 @@ async def _stream(
     node: str | None,
     generation: Callable[[], int],
 ) -> AsyncGenerator[bytes]:
-    """Yield the past events, then new ones until the feed closes or drops the follower; only
-    those of ``node`` if it is set."""
+    """Yield the past events, and then new events until the feed closes or drops the follower. If
+    ``node`` is set, yield only its events."""
     yield b"retry: 2000\n\n"  # milliseconds before the browser reconnects
     for feed_event in past:
         if node is None or feed_event.node == node:
@@ -148,7 +148,7 @@ def _as_sse(view: EventView) -> bytes:
 
 
 def _number(last: str | None, replica: str) -> int:
-    """Return the number in the id of an event of this replica; for any other id 0, which precedes
-    the numbers of all events."""
+    """Return the number in an event id of this replica. For any other id, return 0, which precedes
+    all events."""
     name, _, number = (last or "").rpartition(".")
     return int(number) if name == replica and number.isdecimal() else 0

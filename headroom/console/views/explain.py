@@ -60,22 +60,22 @@ MAX_DECISIONS = 8
 
 
 class SuggestionsView(View):
-    """A change with which the pod would fit; for quota, what to do before such a change."""
+    """A change with which the pod would fit. For kind quota, what to do before such a change."""
 
     kind: str
-    """rollout (end an old pod first), lower (the request), recommended (lower it as recommended
-    from past lives), wait (for a pod), overuse (limit a pod that uses more than it reserved),
-    eligible (change where the pod may run), steer (let Headroom choose the device), replicas
-    (add some), repair (a node or its device), activity (change the limit of SM activity), or
-    quota (raise it first: it could reject the pod when it is created again)."""
+    """rollout (end an old pod first), lower (lower the request), recommended (lower it to the
+    recommendation from past lives), wait (for a pod), overuse (limit a pod that uses more than it
+    reserved), eligible (change where the pod may run), steer (let Headroom choose the device),
+    replicas (add some), repair (a node or its device), activity (change the limit of SM activity),
+    or quota (raise it first, because it could reject the pod when it is created again)."""
     sentence: str
     node: str | None
-    """The node concerned; null if there are several, counted in ``nodes``."""
+    """The affected node; null if there are several, which ``nodes`` counts."""
     nodes: int
     lower_to_bytes: int | None
     fix: str | None
-    """A kubectl command, or YAML for the pod or its template, that does it; null if there is
-    none."""
+    """A kubectl command, or YAML for the pod or its template, that carries it out; null if there
+    is none."""
     wait_for: HeldView | None
 
 
@@ -88,18 +88,18 @@ class ExplainBody(Body, Recomputed):
     devices: list[str]
     """Names of the devices of its node on which a report shows it."""
     group: str | None
-    """How many pods of its group are bound, and where the others would fit; null without a
+    """How many pods of its group are bound, and where the others would fit; null if it has no
     group."""
     changed: str | None
-    """Changes of its request after it was bound, and their effect; null if there are none."""
+    """Changes of its request after it was bound, and their effect; null if there were none."""
     annotations: dict[str, str]
     """Annotations that Headroom wrote on the pod when it bound it."""
     caps: list[CapView]
-    """The bounds on its memory, for each device on which a report shows it."""
+    """The limits of its memory on each device on which a report shows it."""
     overuse: list[OveruseView]
-    """Devices on which it uses more than it reserved, and whether it is evicted for that."""
+    """Devices on which it uses more than it reserved, and whether it is evicted because of that."""
     start: str | None
-    """Whether its start keeps other pods waiting, and whether it waits when it starts again;
+    """Whether its start keeps other pods waiting, and whether it has to wait when it starts again;
     null if it is not bound or does not start alone."""
     verdict: str
     """"bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler
@@ -107,37 +107,37 @@ class ExplainBody(Body, Recomputed):
     message: str
     request: list[AskView]
     fits: int
-    """Number of eligible nodes that can take the pod, on the newest snapshot. Only nodes of its
-    last filter call count, if they are on record."""
+    """Number of eligible nodes that can take the pod, on the newest snapshot. If the nodes of its
+    last filter call are on record, only these nodes count."""
     reasons: list[ReasonView]
     ineligible: list[ReasonView]
-    """Nodes that kube-scheduler does not offer, by selector, affinity, taint or cordon."""
+    """Nodes that kube-scheduler does not offer because of a selector, affinity, taint or cordon."""
     left_out_nodes: int
     """Number of eligible nodes that kube-scheduler left out of its last filter call."""
     not_checked: list[str]
     """Checks of kube-scheduler that this answer does not include, such as volumes."""
     verdict_digest: str | None
-    """Digest of the verdicts on all nodes without memory that is held for other pods, which
-    `headroom replay` prints too; null without any."""
+    """Digest of the verdicts on all nodes, which `headroom replay` prints too. It ignores memory
+    that is held for other pods. Null if there are no verdicts."""
     nearest: list[NearestView]
     suggestions: list[str]
     """The sentences of ``advice``."""
     advice: list[SuggestionsView]
     attempts: AttemptsView
     last_decision: DecisionView | None
-    """The last decision, merged over all replicas; the fields above are recomputed."""
+    """The last decision, merged over all replicas. All fields above are recomputed."""
     unanswered: list[Unanswered]
 
 
 @dataclass(frozen=True, slots=True)
 class Analysis:
-    """The verdicts on all nodes for a pod whose request can be read, and what would help it."""
+    """The verdicts on all nodes for a pod whose request can be read, and suggestions for it."""
 
     #: Digest of the verdicts on all nodes.
     digest: str
     candidates: Feasible
     explanation: Explanation
-    #: For each of the nearest nodes, the pods that hold the memory or replicas that the pod lacks.
+    #: For each of the nearest nodes, the pods that hold the memory or replicas that the pod needs.
     blockers: list[list[Held]]
     suggestions: list[Suggestion]
 
@@ -153,7 +153,7 @@ def explain_pod(
     counts, the nearest nodes with their devices, suggestions, and the last decision."""
     pod = pod_named(context, namespace, name)
     request = context.cluster.understand(pod)
-    # By uid, because a StatefulSet reuses the names of its pods.
+    # Search by uid, because a StatefulSet reuses the names of its pods.
     sought = Sought(uid=pod.metadata.uid, offered_nodes=True)
     found, unanswered = decisions(context, sought, MAX_DECISIONS, sees)
     last, analysis = _last(found), None
@@ -224,7 +224,7 @@ def analysed(
 ) -> Analysis:
     """Fit the pod on all nodes, explain the verdicts, and find suggestions for a pending pod.
 
-    ``offered``: the nodes of its last filter call; None if they are not on record.
+    ``offered`` are the nodes of its last filter call, or None if they are not on record.
     """
     cluster = context.cluster
     rows = np.arange(len(snap.nodes), dtype=np.int64)
@@ -255,14 +255,14 @@ def verdict_from(
     analysis: Analysis | None,
     asked: bool,
 ) -> tuple[str, str]:
-    """Return the verdict and its message, as ``verdict_of`` does, from an analysis of the pod."""
+    """Return the verdict and its message like ``verdict_of``, from an analysis of the pod."""
     explanation = analysis.explanation if analysis else None
     candidates = analysis.candidates if analysis else None
     return verdict_of(pod, request, explanation, candidates, asked, context.schedulers())
 
 
 def _node(snap: Snapshot, pod: Pod) -> Sequence[NodeTerms]:
-    """Return the pod's node; empty while it is pending or its node is unknown."""
+    """Return the pod's node, or nothing if the pod is pending or the node is unknown."""
     row = snap.row_of.get(pod.node)
     return () if row is None else (snap.nodes[row],)
 
@@ -272,16 +272,16 @@ def _devices(snap: Snapshot, pod: Pod) -> Sequence[DeviceTerms]:
 
 
 def _offered(found: Sequence[DecisionView]) -> list[str] | None:
-    """Return the nodes of the last filter call, None if they are not on record."""
+    """Return the nodes of the last filter call, or None if they are not on record."""
     last = next((each.filter for each in found if each.filter), None)
     return last.offered_nodes if last else None
 
 
 def _last(found: Sequence[DecisionView]) -> DecisionView | None:
-    """Return the last decision, with the preemption of an earlier one if it has none itself.
+    """Return the last decision. If it has no preemption, add the preemption of an earlier decision.
 
-    kube-scheduler retries the pod when its victims have ended, which makes a new decision. The
-    names of the offered nodes are left out, because there can be thousands.
+    kube-scheduler retries the pod after its victims have ended, which makes a new decision. The
+    names of the offered nodes are left out, because there can be thousands of them.
     """
     if not found:
         return None
@@ -300,7 +300,8 @@ def _advice_view(one: Suggestion) -> SuggestionsView:
 
 
 def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:
-    """Return the suggestion without the pod to wait for, if the caller may not see that pod."""
+    """Return the suggestion without the name of the pod to wait for if the caller may not see
+    it."""
     held = advice.held
     if held is None or sees(held.namespace, held.name):
         return advice

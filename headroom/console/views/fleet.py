@@ -32,9 +32,10 @@ from headroom.core.placement.updated_nodes import UpdatedNodes
 
 
 class ModelView(View):
-    """All devices of one model. A pod counts once, also if it could get one of several devices.
+    """All devices of one model. A pod counts once, even if it could get one of several devices.
 
-    Sums in bytes count memory that several devices share once, for the model of the first device.
+    Memory that several devices share counts once in sums of bytes, under the model of the first of
+    these devices.
     """
 
     model: str
@@ -42,10 +43,10 @@ class ModelView(View):
     allocatable_bytes: int
     reservation_bytes: int
     unattributed_bytes: int
-    """Use by no known pod, and by pods without a reservation."""
+    """Use by no known pod and by pods without a reservation."""
     used_bytes: int
     headroom_bytes: int
-    """On devices that take pods; overcommitted devices count as 0."""
+    """Headroom of devices that take pods. An overcommitted device counts as 0."""
     replicas_free: int
     unhealthy: int
     cordoned: int
@@ -55,9 +56,9 @@ class ModelView(View):
 class FleetBody(Body):
     nodes: int
     closed: list[ReasonView]
-    """Why nodes take no pods, with the number of nodes; the most frequent first."""
+    """Why nodes take no pods, with the number of nodes, most frequent first."""
     models: list[ModelView]
-    """The largest first."""
+    """Models with the most devices first."""
     overcommitted_bytes: int
     pending_pods: int
 
@@ -88,29 +89,28 @@ def fleet(context: InContext, request: Request, snap: Newest, etag: IfNoneMatch 
     return context.answers.of(request, now_s, compute)
 
 
-#: Fields of ``ModelView`` after ``model``, and of the sums.
+#: The fields of ``ModelView`` after ``model``, which are also the fields of the sums.
 _FIELDS = tuple(ModelView.model_fields)[1:]
 #: Model -> its sums on one node, in the order of ``_FIELDS``.
 _NodeSums = Mapping[str, list[int]]
 
 
 class ModelSums:
-    """Sums over all devices by model.
+    """Sums over all devices by model. Several threads may use it.
 
-    The totals are kept, because a large fleet has tens of thousands of devices, of which few change
-    between two calls. Only the sums of nodes that changed are subtracted and added again. May be
-    used by several threads.
+    The totals are kept, because a large fleet has tens of thousands of devices and few of them
+    change between two calls. Only the sums of nodes that changed are subtracted and added again.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._updated = UpdatedNodes()
-        #: Node -> its devices, whether it takes pods, and its sums, which are part of the totals.
+        #: Node -> its devices, whether it takes pods, and its sums, which the totals include.
         self._nodes: dict[str, tuple[tuple[DeviceTerms, ...], bool, _NodeSums]] = {}
         self._totals: dict[str, list[int]] = {}
 
     def of(self, cluster: Cluster, snap: Snapshot, now_s: float) -> list[ModelView]:
-        """Return the sums of each model, the largest first."""
+        """Return the sums of each model, largest first."""
         with self._lock:
             self._update(cluster, snap, now_s)
             models = [
@@ -126,7 +126,8 @@ class ModelSums:
         now_s: float,
         group_of: Callable[[str], str],
     ) -> dict[tuple[str, str], dict[str, int]]:
-        """Return (group, model) -> the fields of ``ModelView``; ``group_of`` takes a node name."""
+        """Return (group, model) -> the fields of ``ModelView``. ``group_of`` returns the group of a
+        node name."""
         found: dict[tuple[str, str], list[list[int]]] = {}
         with self._lock:
             self._update(cluster, snap, now_s)
@@ -156,7 +157,7 @@ class ModelSums:
                 self._subtract(name)
 
     def _subtract(self, name: str) -> None:
-        """Subtract the sums of a node from the totals, and forget them; do nothing without any."""
+        """Subtract the sums of a node from the totals and forget them. Ignore unknown nodes."""
         if name not in self._nodes:
             return
         for model, sums in self._nodes.pop(name)[2].items():
@@ -166,12 +167,12 @@ class ModelSums:
 
 
 def shared_sums(request: Request) -> ModelSums:
-    """Return the sums of the nodes, for all readers of the application."""
+    """Return the sums of all nodes, which all readers of the application share."""
     return shared(request, ModelSums)
 
 
 def _sums(cluster: Cluster, node: NodeTerms, is_open: bool) -> _NodeSums:
-    """Return the sums of a node. Memory that devices share counts once, for the first of them."""
+    """Return the sums of a node. Memory that devices share counts once, for the first device."""
     found: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(_FIELDS, 0))
     for terms in node.devices:
         sums = found[terms.device.model]
@@ -207,7 +208,7 @@ def _is_open(node: NodeTerms, now_s: float) -> bool:
 
 
 def _taking_pods(node: NodeTerms, is_open: bool) -> Iterator[DeviceTerms]:
-    """Yield the first device of each memory with devices that take pods."""
+    """Yield one device for each memory: the first, if any device with this memory takes pods."""
     return first_of_each_memory([each for each in node.devices if _takes_pods(each, is_open)])
 
 

@@ -1,6 +1,7 @@
-"""All devices of the fleet in columns, for the map of the page; later only nodes that changed.
+"""All devices of the fleet in columns, for the page's map. Later calls return only changed nodes.
 
-For 40,000 devices an object each would take 20 MB. A column has one number for each device.
+With one object for each of 40,000 devices, the answer would have 20 MB. In columns, a value takes
+only one number.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,7 +22,7 @@ from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.explain import certainty
 from headroom.core.placement.snapshot import REASONS, NodeTerms, Snapshot
 
-#: Labels that name the pool of a node, the first that a node has.
+#: Labels that name the pool of a node. The first label that a node has counts.
 POOL_LABELS = (
     "cloud.google.com/gke-nodepool",
     "eks.amazonaws.com/nodegroup",
@@ -29,7 +30,7 @@ POOL_LABELS = (
     "karpenter.sh/nodepool",
     "node.kubernetes.io/instance-type",
 )
-#: Higher percentages, of overcommitted devices, are reported as this value.
+#: Higher percentages, which overcommitted devices can have, are reported as this value.
 MOST_PERCENT = 999
 UNKNOWN = -1
 #: Values of column ``state``.
@@ -39,7 +40,7 @@ Label = Annotated[
     str,
     Query(
         max_length=317,
-        description="Group the nodes by this label; empty: by the pool that they belong to.",
+        description="Group the nodes by this label. Default: the pool that they belong to.",
         examples=["topology.kubernetes.io/zone"],
     ),
 ]
@@ -47,7 +48,8 @@ After = Annotated[
     str,
     Query(
         max_length=200,
-        description="The ``version`` of an earlier answer: return only nodes that changed since.",
+        description="The ``version`` of an earlier answer. Return only nodes that changed since "
+        "then.",
         examples=["6f0c.1a2b.17"],
     ),
 ]
@@ -55,26 +57,26 @@ After = Annotated[
 
 class MapBody(Body):
     version: str
-    """Send it as ``after`` to get only the changes."""
+    """Send this value as ``after`` to get only the changes."""
     complete: bool
-    """Whether all nodes are listed. If not, the others are as in the earlier answer."""
+    """Whether all nodes are listed. If not, the other nodes are as in the earlier answer."""
     models: list[str]
-    """Names of models, of groups and of device choices; columns have positions in these lists."""
+    """Names of models, of groups and of device choices. Columns contain positions in these
+    lists."""
     groups: list[str]
     choices: list[str]
     reasons: list[str]
-    """Sentences why a node takes no pods; the first is empty."""
+    """Sentences that state why a node takes no pods. The first is empty."""
     node: list[str]
-    """One value for each node: its name, its group, its reason, its device choice, and the
-    number of its devices."""
+    """One value for each node: its name, group, reason, device choice, and number of devices."""
     group: list[int]
     reason: list[int]
     choice: list[int]
     devices: list[int]
     gpu: list[str]
-    """One value for each device, node after node. gpu is its name, as in the list of nodes.
-    Reserved and used are shares of the device's memory, and sm is its SM activity, in percent;
-    -1: unknown."""
+    """One value for each device, in the order of the nodes. gpu is its name, as in the list of
+    nodes. reserved and used are shares of the device's memory in percent, and sm is its SM activity
+    in percent. -1 means unknown."""
     model: list[int]
     memory_gib: list[float]
     reserved: list[int]
@@ -85,8 +87,8 @@ class MapBody(Body):
     risk: list[int]
     """0: none, 1: overuse, 2: unhealthy with pods, 3: full soon, 4: overcommitted."""
     stale: list[str]
-    """Names of all nodes whose report is stale, and of all that are cordoned, also if only
-    changes are listed."""
+    """Names of all nodes whose report is stale, and of all cordoned nodes. Always complete, even if
+    only changes are listed."""
     cordoned: list[str]
 
 
@@ -102,7 +104,7 @@ def fleet_map(
     after: After = "",
     encoding: AcceptEncoding = None,
 ) -> Response:
-    """Return all devices in columns, or those of the nodes that changed after a version."""
+    """Return all devices in columns, or only the devices of nodes that changed after a version."""
     return context.answers.of(
         request, context.monotonic_s(), lambda: _answer(context, snap, label, after, encoding)
     )
@@ -144,7 +146,7 @@ class _Names:
 
 
 def group_of(context: Context, node: str, label: str) -> str:
-    """Return the value of the node's label, without one its pool; empty if it has none."""
+    """Return the value of the node's label, or its pool without a label; "" if it has none."""
     kube_node = context.cluster.node(node)
     labels = (kube_node.metadata.labels if kube_node else None) or {}
     wanted = (label,) if label else POOL_LABELS

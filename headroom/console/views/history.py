@@ -42,7 +42,8 @@ Parts = Sequence[tuple[Layout, Steps, Values]]
 
 class SeriesView(View):
     kind: str
-    """reserved, used, sm or pod (its use of the device); for the fleet a field of ``/v1/fleet``."""
+    """reserved, used, sm or pod (use of the device by a pod). In the history of the fleet, a field
+    of ``/v1/fleet``."""
     unit: str
     """bytes, ratio or count."""
     device: str | None = None
@@ -52,27 +53,28 @@ class SeriesView(View):
     requested_bytes: int | None = None
     """The request of a pod; null if it has no reservation."""
     values: list[float | None]
-    """One value for each of ``at_s``; it holds until the next. Null: not measured, or the report
-    was stale."""
+    """One value for each time in ``at_s``. A value holds until the next. It is null if it was not
+    measured, or if the report was stale."""
 
 
 class HistoryBody(Body):
     source: str
-    """"console": recorded by this console; or "prometheus"."""
+    """"console" if this console recorded it, otherwise "prometheus"."""
     resolution_s: float
     """Shortest time between two values. Memory is rounded to ``resolution_bytes``."""
     resolution_bytes: int
     from_s: float = Field(description="Unix time of the earliest value that could be on record.")
     at_s: list[float]
-    """Unix times, ascending, at which a value of the series changed; the last is now. Empty
-    before the first value."""
+    """Unix times, ascending, at which a value of the series changed. The last is now. Empty if
+    there are no values."""
     series: list[SeriesView]
 
 
 Since = Annotated[
     str | None,
     Query(
-        description="A time, or an age such as 6h; more than an hour is read from Prometheus "
+        description="A time, or an age such as 6h. Ranges of more than an hour are read from "
+        "Prometheus "
         "(setting prometheus_url).",
         examples=["30m"],
     ),
@@ -80,7 +82,7 @@ Since = Annotated[
 _UNANSWERED: dict[int | str, dict[str, Any]] = {
     503: {"description": "Prometheus does not answer, or the setting prometheus_url is missing"}
 }
-#: The longest range: a year.
+#: The longest range in seconds: a year.
 MOST_S = 366 * 86_400.0
 
 routes = APIRouter()
@@ -88,7 +90,7 @@ routes = APIRouter()
 
 @routes.get("/v1/history/fleet", response_model=HistoryBody, responses=_UNANSWERED)
 async def fleet(context: InContext, snap: Newest, since: Since = None) -> Response:
-    """Return the sums over all devices and the number of pending pods, of the last hour or since a
+    """Return the sums over all devices and the number of pending pods, for the last hour or since a
     time."""
     if within := _range(context, since):
         return await _from_prometheus(context, snap, ranges_of(context).queries.fleet(), within)
@@ -118,8 +120,9 @@ _FLEET_BYTES = tuple(
 async def device(
     context: InContext, name: NodeName, uuid: Uuid, snap: Newest, since: Since = None
 ) -> Response:
-    """Return the history of a device, of the last hour or since a time: memory reserved and in use,
-    SM activity, and the use of each pod on it, also of pods that have left."""
+    """Return the history of a device for the last hour or since a time. It has the reserved and
+    used memory, the SM activity, and the use of each pod on the device, also of pods that have
+    left."""
     if within := _range(context, since):
         queries = ranges_of(context).queries.device(name, uuid)
         return await _from_prometheus(context, snap, queries, within, uuid)
@@ -151,9 +154,9 @@ _KINDS = (("reserved", RESERVED), ("used", USED), ("sm", SM))
 async def pod(
     context: InContext, namespace: Namespace, name: PodName, snap: Newest, since: Since = None
 ) -> Response:
-    """Return the history of a pod, of the last hour or since a time: its use of each of its
-    devices, and their SM activity in the last hour. Readable by each caller that may ``get`` the
-    pod."""
+    """Return the history of a pod for the last hour or since a time: its use of each of its
+    devices, and for the last hour also their SM activity. Each caller that may ``get`` the pod may
+    read it."""
     if within := _range(context, since):
         queries = [ranges_of(context).queries.pod(namespace, name)]
         return await _from_prometheus(context, snap, queries, within)
@@ -167,9 +170,9 @@ async def pod(
 
 
 def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float], list[SeriesView]]:
-    """Return the last hour of a pod, with the times, and for each of its devices a series of its
-    use and a series of the device's SM activity. Both are empty if no report has shown the pod.
-    Only the event loop may call it."""
+    """Return the last hour of a pod: the times, and for each of its devices a series of its use and
+    a series of the device's SM activity. Both are empty if no report has shown the pod. Only the
+    event loop may call it."""
     history, known = context.history, context.cluster.pod_named(namespace, name)
     nodes = [known.node] if known is not None and known.node else history.nodes()
     for node in nodes:
@@ -185,7 +188,7 @@ def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float]
 
 
 def _range(context: Context, since: str | None) -> Range | None:
-    """Return the range to read from Prometheus; None if the console has it."""
+    """Return the range to read from Prometheus, or None if the console has recorded it."""
     if since is None:
         return None
     now_s = context.wall_s()
@@ -198,12 +201,12 @@ def _range(context: Context, since: str | None) -> Range | None:
 def ranges_of(context: Context) -> PrometheusRanges:
     """Return the reader of Prometheus.
 
-    Raises ``HTTPException`` 503 without setting prometheus_url.
+    Raises ``HTTPException`` 503 if setting prometheus_url is missing.
     """
     if context.ranges is None:
         raise HTTPException(
             503,
-            "the console has the last hour; for a longer range set prometheus_url. "
+            "the console records only the last hour; for a longer range set prometheus_url. "
             "Example: prometheus_url: http://prometheus.monitoring:9090",
         )
     return context.ranges
@@ -218,7 +221,8 @@ async def _from_prometheus(
 ) -> Response:
     """Return the series of the queries.
 
-    ``device``: the UUID of the device of all series; None if each has it in its label ``UUID``.
+    ``device`` is the UUID of the device of all series. If it is None, each series has the UUID in
+    its label ``UUID``.
     """
     ranges = ranges_of(context)
     try:
@@ -314,7 +318,7 @@ def _pods(parts: Parts, wanted: Callable[[PodOn, Layout], bool]) -> Iterable[Ser
 def _values(
     parts: Parts, column_of: Callable[[Layout], int | None], unit: float
 ) -> list[float | None]:
-    """Return the values of a column, and the last value again for the present time."""
+    """Return the values of a column. The last value is repeated for the current time."""
     found: list[float | None] = []
     for layout, steps, values in parts:
         column = column_of(layout)

@@ -1,4 +1,4 @@
-"""The pods that hold GPU memory and use no SM, by owner and namespace, with what that costs."""
+"""The pods that hold GPU memory and use no SM, by owner and namespace, with their costs."""
 
 from collections import defaultdict
 from collections.abc import Iterable
@@ -24,16 +24,16 @@ _DAY_S, _HOUR_S = 86_400.0, 3600.0
 
 
 class IdleSumView(View):
-    """Sums over idle pods, each counted on each of its devices."""
+    """Sums over idle pods. A pod counts once on each of its devices."""
 
     pods: int
     held_bytes: int
     gpus_ratio: float
-    """GPUs that are held: 0.5 for half of the memory of one."""
+    """GPUs that the pods hold. A pod with half of a GPU's memory counts as 0.5."""
     gpu_days: float
-    """Days for which the pods have been idle, each counted as its share of a GPU."""
+    """Days for which the pods have been idle, each multiplied by the pod's share of a GPU."""
     cost: float | None
-    """Cost of these GPU days, in the currency of setting gpu_hour_price; null without it."""
+    """Cost of these GPU days, in the currency of setting gpu_hour_price; null if it is not set."""
 
 
 class IdleTeamView(IdleSumView):
@@ -43,7 +43,7 @@ class IdleTeamView(IdleSumView):
 class IdleOwnerView(IdleSumView):
     namespace: str
     kind: str
-    """Kind and name of the controller; Pod and its own name without one."""
+    """Kind and name of the controller. For a pod without a controller, Pod and the pod's name."""
     name: str
 
 
@@ -58,7 +58,7 @@ class IdleView(View):
     owner_kind: str | None
     owner_name: str | None
     used_bytes: int | None
-    """Null if it is not measured."""
+    """Memory in use; null if it is not measured."""
     reservation_bytes: int
     held_bytes: int
     gpu_ratio: float
@@ -70,14 +70,14 @@ class IdleView(View):
 
 class IdleBody(Body):
     after_s: float
-    """The limits of this list."""
+    """Minimum idle time and minimum memory of this list."""
     least_held_bytes: int
     gpu_hour_price: float | None
-    """Setting gpu_hour_price; null without it."""
+    """Setting gpu_hour_price; null if it is not set."""
     devices_without_sm_activity: int
-    """Devices whose SM activity is not known. Their pods are in no list."""
+    """Number of devices whose SM activity is not known. Their pods are not listed."""
     teams: list[IdleTeamView]
-    """The most GPU days first."""
+    """Sorted by GPU days, most first."""
     owners: list[IdleOwnerView]
     pods: list[IdleView]
 
@@ -87,10 +87,10 @@ class IdlePodBody(Body):
     name: str
     uid: str
     idle: bool | None
-    """Whether it is idle on all its devices for at least ``after_s``; null if that is not known."""
+    """Whether it has been idle on all its devices for at least ``after_s``; null if unknown."""
     after_s: float
     idle_since: str | None
-    """When it became idle on the last of its devices; null unless it is idle on all."""
+    """When it became idle on the last of its devices; null unless it is idle on all of them."""
     idle_s: float | None
     held_bytes: int
     devices: list[str]
@@ -103,7 +103,7 @@ Held = Annotated[
     str,
     Query(
         max_length=64,
-        description="Minimum memory held on a device, as a quantity.",
+        description="Minimum memory that a pod holds on a device, as a quantity.",
         examples=["4Gi"],
     ),
 ]
@@ -119,8 +119,8 @@ def idle(
     held: Held = "1Gi",
     namespace: InNamespace = "",
 ) -> Response:
-    """List the pods that hold memory of a device and have used none of its SMs for a time, and
-    sum by namespace and owner what they held meanwhile. No pod is evicted for that."""
+    """List the pods that hold memory of a device and have not used its SMs for some time. Sum by
+    namespace and owner what they held meanwhile. No pod is evicted because of this."""
     least_bytes = _bytes(held)
     found = [
         each
@@ -139,7 +139,7 @@ def idle(
     owners: dict[tuple[str, str, str], list[IdlePod]] = defaultdict(list)
     for each in found:
         teams[each.namespace].append(each)
-        # A pod without a controller is an owner of its own.
+        # A pod without a controller counts as its own owner.
         owner = (each.owner_kind, each.owner_name) if each.owner_kind else ("Pod", each.name)
         owners[each.namespace, *owner].append(each)
     body = IdleBody(
@@ -170,8 +170,8 @@ def idle_pod(
     name: Annotated[str, Path(examples=["notebook-0"])],
     hours: Hours = IDLE_AFTER_S / _HOUR_S,
 ) -> Response:
-    """Return whether one pod has used no SM of its devices for a time, for tools that stop idle
-    notebooks. ``idle`` is true only if that is known for all its devices."""
+    """Return whether one pod has not used the SMs of its devices for some time, for tools that stop
+    idle notebooks. ``idle`` is true only if this is known for all its devices."""
     now_s, wall_s = context.monotonic_s(), context.wall_s()
     devices = devices_of_pod(context.cluster, snap, now_s, wall_s, namespace, name)
     if not devices:
@@ -199,21 +199,21 @@ def idle_pod(
 
 
 def _is_idle(devices: Iterable[IdlePod], snap: Snapshot, after_s: float) -> bool | None:
-    """Return whether a pod is idle on all of these devices; None if that is not known."""
+    """Return whether a pod is idle on all of these devices, or None if that is not known."""
     measured = {
         terms.device.uuid
         for node in snap.nodes
         for terms in node.devices
         if terms.device.sm_activity is not None
     }
-    # One device on which it is active is enough.
+    # If the pod is active on one device, the others do not matter.
     if any(each.device in measured and each.idle_s < after_s for each in devices):
         return False
     return None if any(each.device not in measured for each in devices) else True
 
 
 def _bytes(held: str) -> int:
-    """Return a quantity of the query in bytes. Raises ``HTTPException``."""
+    """Return a quantity from the query in bytes. Raises ``HTTPException``."""
     try:
         return parse_bytes(held)
     except BadQuantity as err:

@@ -52,8 +52,8 @@ Search = Annotated[
     str,
     Query(
         max_length=256,
-        description="Only nodes with this text in their name or reason, in the uuid, model, "
-        "resource or health of a device, or in namespace/name of a pod. Ignores case.",
+        description="Only nodes with this text in their name or reason, in the UUID, model, "
+        "resource or health of a device, or in namespace/name of a pod. Case is ignored.",
         examples=["a100"],
     ),
 ]
@@ -75,59 +75,59 @@ class Order(Enum):
 AskedOrder = Annotated[
     Order,
     Query(
-        description="fullest: nodes that take no pods first, then by their fullest device; an "
-        "unhealthy or cordoned device counts as filled to 200 %.",
+        description="fullest: nodes that take no pods first, then nodes by their fullest device. "
+        "An unhealthy or cordoned device counts as filled to 200 %.",
         examples=["fullest"],
     ),
 ]
-#: A page of at most this many nodes is shared with other readers.
+#: Pages of at most this many nodes are shared between readers.
 MOST_SHARED = 100
 _PPM = 1_000_000
-#: Maximum of the fullness of a device; it has 16 digits, like the keys in a position.
+#: Maximum of a device's fullness. It has 16 digits, like the keys in a position.
 _MOST_PPM = 10**15
 
 
 class NodeView(View):
     name: str
     reason: str | None
-    """Why the node as a whole takes no pods; null if its devices decide."""
+    """Why the node as a whole takes no pods; null if it depends on the device."""
     message: str | None
     detail: str | None
-    """Evidence for the message, if it does not include any."""
+    """Evidence for the message, if the message does not include any."""
     observed_at: str | None
-    """When the agent took the newest sample (RFC 3339), by the node's clock."""
+    """When the agent took the newest sample (RFC 3339), by the clock of the node."""
     report_age_s: float | None
     fresh: bool
     """Whether the last report of its agent is recent enough."""
     initialised: bool
-    """Whether Headroom has adopted the pods that were on the node before it."""
+    """Whether Headroom has adopted the pods that were on the node before Headroom."""
     cordoned: bool
     """Whether the node is cordoned."""
     taints: list[str]
-    """As printed by kubectl describe; only NoSchedule and NoExecute taints."""
+    """NoSchedule and NoExecute taints, as kubectl describe prints them."""
     unmeasured: str | None
-    """"not measured" and the source of the capacity, if no agent reports the node."""
+    """"not measured" and the source of the capacity; null if an agent reports the node."""
     certainty: str | None
-    """How certain the device of the next pod is: exact, slot-safe, predicted or steered; null if
-    no device of the node is known."""
+    """How certain it is which device the next pod gets: exact, slot-safe, predicted or steered;
+    null if no device of the node is known."""
     devices: list[DeviceView]
     caps: list[CapView]
-    """The limits on the memory of pods that a reading proves."""
+    """The limits of the memory of pods that a reading proves."""
     overuse: list[OveruseView]
-    """The pods that use more than they reserved."""
+    """The pods that use more memory than they reserved."""
 
 
 class NodesBody(Paged):
     nodes: list[NodeView]
     overcommitted_bytes: int
-    """Total over all nodes."""
+    """Sum over all nodes."""
 
 
 class NodeBody(Body):
     node: NodeView
     steering_obstacle: str | None
-    """The obstacle to steering the node, such as a missing permission; null if nothing is known
-    to prevent it, and for nodes that are steered or gated."""
+    """The obstacle to steering the node, such as a missing permission; null if none is known, and
+    for nodes that are steered or gated."""
 
 
 routes = APIRouter()
@@ -145,7 +145,7 @@ def nodes(
     etag: IfNoneMatch = None,
 ) -> Response:
     """List all nodes with the memory accounting of every device. The next page continues after
-    the last node of this one, also if nodes appeared or disappeared meanwhile."""
+    the last node of this page, even if nodes appeared or disappeared meanwhile."""
     tag = context.tag(snap)
     if is_current(etag, tag):
         return unchanged(tag)
@@ -175,7 +175,7 @@ def _page_of(
     order: Order,
     now_s: float,
 ) -> tuple[NodesBody, list[int]]:
-    """Return the body without its nodes, and the rows of the nodes."""
+    """Return the body without its nodes, and the rows of its nodes."""
     text = search.lower()
 
     def shows(node: NodeTerms) -> bool:
@@ -211,7 +211,7 @@ def one_node(
     snap: NewestWithHolds,
     etag: IfNoneMatch = None,
 ) -> Response:
-    """Return one node, as in the list of nodes, and what prevents steering it."""
+    """Return one node as in the list of nodes, and the obstacle to steering it."""
     tag = context.tag(snap)
     if is_current(etag, tag):
         return unchanged(tag)
@@ -225,7 +225,7 @@ def one_node(
 
 
 def _reason(node: NodeTerms, now_s: float) -> Reason | None:
-    """Return why the node as a whole takes no pods; None if its devices decide."""
+    """Return why the node as a whole takes no pods, or None if it depends on the device."""
     return node.reason or (None if node.fresh_until_s >= now_s else Reason.STALE_REPORT)
 
 
@@ -239,7 +239,7 @@ class _Sorting(NamedTuple):
     """An order of the nodes: first by ``keys``, then by name."""
 
     snap: Snapshot
-    #: The first key decides first. Each has a number for each row; the lowest comes first.
+    #: The first key has precedence. Each key has a number for each row, and the lowest comes first.
     keys: tuple[Rows, ...] = ()
 
     def sorted(self, rows: Rows) -> list[int]:
@@ -248,12 +248,12 @@ class _Sorting(NamedTuple):
         return ordered
 
     def of(self, row: int) -> str:
-        """Return the position of a row as text, for ``continue``: positions sort like the nodes."""
+        """Return the position of a row as text, for ``continue``. Positions sort like the nodes."""
         return "_".join([*(f"{key[row]:016d}" for key in self.keys), self.snap.nodes[row].name])
 
 
 def _by_fullness(snap: Snapshot, now_s: float) -> _Sorting:
-    """Put nodes with a reason first, then the nodes with the fullest device.
+    """Sort nodes that have a reason first, then the other nodes by their fullest device.
 
     An unhealthy or cordoned device counts as filled to 200 %.
     """

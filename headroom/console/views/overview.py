@@ -1,4 +1,4 @@
-"""The overview: what is at risk, what waits, and what is broken, the most urgent first."""
+"""The overview: devices at risk, pods that wait, and what is broken, most urgent first."""
 
 from typing import Annotated
 
@@ -20,7 +20,7 @@ Limit = Annotated[
 
 
 class TotalsView(View):
-    """Length of each list without its limit; ``waiting_pods`` counts the pods of all groups."""
+    """Length of each list without the limit. ``waiting_pods`` counts the pods of all groups."""
 
     at_risk: int
     waiting: int
@@ -40,8 +40,8 @@ routes = APIRouter()
 
 @routes.get("/v1/overview", response_model=OverviewBody)
 def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 10) -> Response:
-    """Return what is at risk, waiting and broken, the most urgent first. At most 10 groups of
-    waiting pods are listed, because each is tried on a copy of the cluster."""
+    """Return devices at risk, waiting pods and what is broken, most urgent first. At most 10 groups
+    of waiting pods are listed, because each is tried on a copy of the cluster."""
     groups = shared(request, WaitingGroups)
     return context.answers.of(
         request, context.monotonic_s(), lambda: _answer(context, snap, groups, limit)

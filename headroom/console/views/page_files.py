@@ -1,6 +1,7 @@
-"""The page: static files whose scripts call the other views.
+"""The page: static files with scripts that call the other views.
 
-All files are part of Headroom. The Content-Security-Policy keeps browsers from loading any other.
+All files are part of Headroom. The Content-Security-Policy keeps browsers from loading files from
+anywhere else.
 """
 
 import hashlib

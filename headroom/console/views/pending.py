@@ -1,4 +1,4 @@
-"""The verdict on a pod, and the pending GPU pods, each with what it lacks on the nearest node."""
+"""The verdict on one pod, and the list of pending GPU pods with the memory that each one lacks."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -44,20 +44,20 @@ from headroom.core.whatif.group_report import MOST_PLACED, group_report
 from headroom.core.whatif.held_memory import verdicts_on
 from headroom.core.whatif.steering_whatif import Gain, steering_gain
 
-#: Default page size; every pod is checked against all nodes.
+#: Default page size. It is small because each pod is checked against all nodes.
 PODS = 50
 
 
 class PendingGroupView(View):
-    """The group of a pending pod, whose pods are bound together."""
+    """The group of a pending pod. All its pods are bound together."""
 
     name: str
     waiting: int
-    """Number of its pods that wait."""
+    """Number of pods of the group that wait."""
     requests: str
-    """The requests of these pods, such as "5 x 12Gi"."""
+    """The requests of the waiting pods, such as "5 x 12Gi"."""
     message: str
-    """A sentence: how many pods are bound, how many wait, and on which nodes they would fit."""
+    """A sentence with the numbers of bound and waiting pods, and the nodes on which they fit."""
 
 
 class PendingView(Recomputed):
@@ -67,23 +67,23 @@ class PendingView(Recomputed):
     since: str | None
     """When the pod was created; null if that is not known."""
     request: list[AskView]
-    """Empty if the request cannot be read; ``message`` has the reason."""
+    """Empty if the request cannot be read. Then ``message`` has the reason."""
     fits: int
     """Number of eligible nodes that can take the pod now."""
     reasons: list[ReasonView]
     ineligible: list[ReasonView]
-    """Nodes that are not eligible, by selector, affinity, taint or cordon."""
+    """Nodes that are not eligible because of a selector, affinity, taint or cordon."""
     message: str
-    """One sentence: whether the pod fits, or why not."""
+    """A sentence that states whether the pod fits, or why it does not."""
     nearest: str | None
     """The best node if the pod fits, otherwise the node on which it lacks the least memory; null
     if kube-scheduler would offer no node."""
     short_bytes: int | None
-    """Memory that the pod lacks there; null if it fits, or if memory is not the reason."""
+    """Memory that the pod lacks on that node; null if it fits, or if memory is not the reason."""
     asked: bool
-    """Whether an attempt of kube-scheduler is on record."""
+    """Whether a scheduling attempt of kube-scheduler is on record."""
     recommended: str | None
-    """The request that is recommended from past lives of its workload; null without any."""
+    """The request recommended from past lives of its workload; null if there is none."""
     group: PendingGroupView | None
 
 
@@ -94,11 +94,11 @@ class SteeringView(View):
     waiting_pods: int
     waiting_bytes: int
     placed_pods: int
-    """The pods that steering the nodes would place."""
+    """Number of pods that would be placed if the nodes were steered."""
     placed_bytes: int
     nodes: list[str]
     to_do: str
-    """The steps to steer the first of the nodes."""
+    """The steps to steer the first of these nodes."""
 
 
 class PendingBody(Paged):
@@ -122,7 +122,8 @@ def pending(
 ) -> Response:
     """List pending pods that request a managed GPU, by namespace and name; 50 by default.
 
-    With ``steering=true`` also simulate which of all pending pods steering would place.
+    With ``steering=true``, also simulate which of all pending pods would be placed if nodes were
+    steered.
     """
     waiting = {
         _key(pod): pod
@@ -140,7 +141,7 @@ def pending(
         gain := steering_gain(context.cluster, context.seen_by(None, snap), context.monotonic_s())
     ):
         body.steering = _steering_view(gain)
-    # By ``eligibility_key``: pods of one Deployment have the same eligible nodes.
+    # The key is ``eligibility_key``, because pods of one Deployment have the same eligible nodes.
     eligible: dict[bytes, Eligible] = {}
     groups = _Groups(context, snap)
     views = (_view(waiting[key], context, snap, eligible, groups) for key in shown)
@@ -189,7 +190,7 @@ def _view(
     eligible: dict[bytes, Eligible],
     groups: _Groups,
 ) -> PendingView:
-    """Return the view of one pod; adds its eligible nodes to the cache ``eligible``."""
+    """Return the view of one pod, and add its eligible nodes to the cache ``eligible``."""
     cluster, metadata = context.cluster, pod.metadata
     request, decision = cluster.understand(pod), context.journal.of_uid(metadata.uid)
     view = PendingView(
@@ -243,7 +244,7 @@ def verdict_of(
     """Return the verdict of ``ExplainBody`` and its message.
 
     ``explanation`` and ``candidates`` are None if the request cannot be read. ``asked`` is whether
-    any filter call for the pod is recorded. ``schedulers`` are the schedulers known to call
+    a filter call for the pod is on record. ``schedulers`` are the schedulers that are known to call
     Headroom.
     """
     if isinstance(request, Unreadable):
@@ -263,7 +264,7 @@ def verdict_of(
 def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
     """Return verdict and message if no scheduler that calls Headroom tries the pod, otherwise None.
 
-    ``asked`` and ``schedulers``: as for ``verdict_of``.
+    ``asked`` and ``schedulers`` are the same as for ``verdict_of``.
     """
     if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
         they_are = "it is" if len(gates) == 1 else "they are"

@@ -1,4 +1,4 @@
-"""All pods that request, reserve or use GPU memory: searched, filtered, sorted and in pages."""
+"""Lists all pods that request, reserve or use GPU memory, with filters, sort orders and pages."""
 
 import heapq
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Snapshot
 
-#: Default page size, and the largest.
+#: Default page size, and maximum page size.
 PODS, MOST_PODS = 100, 1000
 
 
@@ -53,12 +53,12 @@ def _text(description: str, example: str) -> object:
 
 Search = Annotated[
     str,
-    _text("Only pods with this text in namespace/name, owner or node. Ignores case.", "train"),
+    _text("Only pods with this text in namespace/name, owner or node. Case is ignored.", "train"),
 ]
 Namespace = Annotated[str, _text("Only pods of this namespace.", "team-a")]
 Owner = Annotated[
     str,
-    _text("Only pods of this controller, as Kind/name; Pod/name without one.", "Deployment/llama"),
+    _text("Only pods of this controller, as Kind/name or Pod/name.", "Deployment/llama"),
 ]
 OnNode = Annotated[str, _text("Only pods bound to this node.", "gpu-a")]
 Model = Annotated[str, _text("Only pods on devices of this model.", "NVIDIA L4")]
@@ -66,17 +66,17 @@ AskedState = Annotated[
     State | None,
     Query(
         alias="state",
-        description="Only pods in this state. bound: all with a node; unconfirmed: bound, and no "
-        "report shows them yet; gone: deleted, and their memory is not seen free yet; unreserved: "
-        "bound without a reservation; dra: without one, because DRA allocated its GPUs; idle: as "
-        "in /v1/idle.",
+        description="Only pods in this state. bound: all pods on a node. unconfirmed: bound, but "
+        "no report shows them yet. gone: deleted, but their memory is not seen free yet. "
+        "unreserved: bound without a reservation. dra: without a reservation, because DRA "
+        "allocated their GPUs. idle: as in /v1/idle.",
         examples=["overusing"],
     ),
 ]
 AskedOrder = Annotated[
     Order,
     Query(
-        description="name; oldest: created first; all others: the most memory first.",
+        description="name; oldest: created first; all other orders: most memory first.",
         examples=["unused"],
     ),
 ]
@@ -87,42 +87,42 @@ class PodView(View):
     name: str
     uid: str
     owner_kind: str
-    """Kind and name of the controller; Pod and its own name without one."""
+    """Kind and name of the controller. For a pod without a controller, Pod and the pod's name."""
     owner_name: str
     node: str | None
-    """Null while it is pending."""
+    """Null while the pod is pending."""
     model: str | None
-    """Model of its devices, or of its candidate devices; null while none is known."""
+    """Model of its devices, or of its candidate devices; null while neither is known."""
     devices: list[str]
     """Names of the devices on which a report shows it."""
     states: list[str]
-    """All states that apply, the phase first."""
+    """All states that apply to it. The phase comes first."""
     request: str
-    """As it requests it: "1 x nvidia.com/gpu with 8Gi"; "none" if it uses GPUs without a
-    request; empty if that cannot be read."""
+    """Its request, such as "1 x nvidia.com/gpu with 8Gi"; "none" if it uses GPUs without a request;
+    empty if the request cannot be read."""
     reserved_bytes: int
-    """Sum over its devices; until it has a reservation, the memory counted for it; 0 while
+    """Sum over its devices. Until it has a reservation, the memory charged for it; 0 while it is
     pending."""
     used_bytes: int | None
     """Null if its use is not measured."""
     peak_bytes: int | None
     """Sum of the peaks of its containers since they started; null if its use is not measured."""
     unused_bytes: int
-    """Reserved and not in use."""
+    """Memory that is reserved and not in use."""
     overuse_bytes: int
-    """In use beyond the reservations."""
+    """Memory in use beyond the reservations."""
     created_at: str | None
     """When the pod was created; null if that is not known."""
     idle_since: str | None
-    """Since when it uses no SM of its devices; null if it does, or if that is not known."""
+    """When it last used an SM of its devices; null if it is not idle, or if that is not known."""
 
 
 class PodSumsView(View):
-    """Sums over all matching pods, of all pages."""
+    """Sums over all matching pods, on all pages."""
 
     waiting_pods: int = 0
     waiting_bytes: int = 0
-    """Requested by the waiting pods; a share of a device counts as 0."""
+    """Memory that the waiting pods request. A share of a device counts as 0."""
     reserved_bytes: int = 0
     used_bytes: int = 0
     unused_bytes: int = 0
@@ -134,24 +134,24 @@ class PodsBody(Paged):
     pods: list[PodView]
 
 
-#: Request of a pod that uses GPUs and requests none.
+#: Shown as the request of a pod that uses GPUs without requesting any.
 NO_REQUEST = "none"
-#: The reserved memory has at most this many digits.
+#: Maximum number of digits of the reserved bytes.
 _DIGITS = 18
-#: Sorts after every text of a time.
+#: Sorts after any time written as text.
 _LAST = "~"
 
 routes = APIRouter()
 
 
 def shared_rows(request: Request) -> GpuPods:
-    """Return the rows of all pods, for all readers of the application."""
+    """Return the rows of all pods, which all readers of the application share."""
     return shared(request, GpuPods)
 
 
 @dataclass(frozen=True, slots=True)
 class _Filter:
-    """The filters of a request; empty fields match all."""
+    """The filters of a request. Empty fields match everything."""
 
     text: str
     namespace: str
@@ -160,11 +160,11 @@ class _Filter:
     model: str
     state: State | None
     wall_s: float
-    #: Uids of the pods whose overuse has lasted.
+    #: Uids of the pods whose overuse has lasted for a while.
     overusing: frozenset[str]
 
     def states_of(self, pod: GpuPod) -> Iterator[State]:
-        """Yield the states of the pod except ``bound``, its phase first."""
+        """Yield the states of the pod except ``bound``, starting with its phase."""
         yield State(pod.phase)
         if pod.by_dra:
             yield State.DRA
@@ -212,7 +212,7 @@ def pods(
     order: AskedOrder = Order.NAME,
 ) -> Response:
     """List all pods that request, reserve or use GPU memory; 100 by default, at most 1,000 at once.
-    The next page continues after the last pod of this one, also if pods appeared meanwhile."""
+    The next page continues after the last pod of this page, even if pods appeared meanwhile."""
     overusing = frozenset(each.uid for each in context.cluster.overuses.lasting)
     wanted = _Filter(
         search.lower(), namespace, owner, node, model, state, context.wall_s(), overusing
@@ -264,7 +264,7 @@ def _most_first(field: str) -> Callable[[GpuPod], str]:
     return lambda pod: f"{most - (getattr(pod, field) or 0):0{_DIGITS}d}_"
 
 
-#: Order -> the position of a pod as text, for ``continue``: positions sort like the pods.
+#: Order -> the position of a pod as text, for ``continue``. Positions sort like the pods.
 _ORDERS: dict[Order, Callable[[GpuPod], str]] = {
     Order.NAME: _position(lambda _: ""),
     Order.OLDEST: _position(lambda pod: f"{pod.created_at or _LAST}_"),
@@ -298,7 +298,7 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
 
 
 def _unmanaged_request(cluster: Cluster, uid: str) -> str:
-    """Return the GPU resources that a pod requests and that are not managed; empty if it is not
+    """Return the GPU resources that a pod requests but that are not managed; empty if they are not
     known."""
     pod = cluster.gpu_users.pods.get(uid)
     return (

@@ -1,4 +1,4 @@
-"""Totals of node pools, or of the nodes with one value of a label, by GPU model."""
+"""Totals by GPU model for each node pool, or for each value of a node label."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -19,30 +19,30 @@ from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.rules.eligible_nodes import eligibility_key, eligible_nodes
 
-#: Waiting pods are counted for at most this many different selectors, affinities and tolerations:
-#: each is checked on all nodes, which takes some milliseconds in a large cluster.
+#: Waiting pods are counted for at most this many different selectors, affinities and tolerations,
+#: because checking each of them on all nodes takes some milliseconds in a large cluster.
 MOST_SELECTORS = 50
 
-#: The value of the label, and the model.
+#: (value of the label, model)
 _Pool = tuple[str, str]
 
 
 class PoolView(ModelView):
     pool: str
-    """The value of the label; empty for nodes without it."""
+    """The value of the label; empty for nodes without the label."""
     nodes: int
-    """Nodes with a device of the model."""
+    """Number of nodes with a device of the model."""
     pods: int
-    """Bound pods on devices of the model."""
+    """Number of bound pods on devices of the model."""
     waiting_pods: int
-    """Pending pods that may run on a node of the pool with such a device, and what they request.
-    A pod counts in each such pool. A share of a device counts as 0 bytes."""
+    """Number of pending pods that may run on a node of the pool with such a device, and the bytes
+    that they request. A pod counts in each such pool. A share of a device counts as 0 bytes."""
     waiting_bytes: int
 
 
 class PoolsBody(Body):
     pools: list[PoolView]
-    """The most allocatable memory first."""
+    """Sorted by allocatable memory, most first."""
 
 
 routes = APIRouter()
@@ -50,7 +50,7 @@ routes = APIRouter()
 
 @routes.get("/v1/pools", response_model=PoolsBody)
 def pools(context: InContext, request: Request, snap: Newest, label: Label = "") -> Response:
-    """Return totals of each pool and GPU model; with ``label``, of each of its values."""
+    """Return totals of each pool and GPU model, or with ``label`` of each value of the label."""
     return context.answers.of(
         request, context.monotonic_s(), lambda: _answer(context, request, snap, label)
     )
@@ -91,7 +91,7 @@ def _answer(context: Context, request: Request, snap: Snapshot, label: str) -> R
 def _waiting(
     context: Context, snap: Snapshot, groups: Mapping[str, str]
 ) -> tuple[Counter[_Pool], Counter[_Pool]]:
-    """Return how many pending pods may run in each pool, and the bytes that they request.
+    """Return the number of pending pods that may run in each pool, and the bytes that they request.
 
     ``groups`` maps each node to the value of the label.
     """

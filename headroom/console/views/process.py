@@ -11,17 +11,17 @@ from headroom.version import own_version
 
 
 class SourceView(View):
-    """A watch of one kind of object at the API server."""
+    """A watch of the API server for one kind of object."""
 
     kind: str
     synced: bool
     """Whether the initial list is complete."""
     contact_age_s: float | None
-    """Seconds since the API server last sent anything for it, bookmarks included."""
+    """Seconds since the API server last sent anything on this watch, including bookmarks."""
     reconnects: int
     lists: int
     unreadable: int
-    """Number of objects that cannot be parsed now."""
+    """Number of current objects that cannot be parsed."""
 
 
 class LagView(View):
@@ -39,15 +39,15 @@ class SettingsView(View):
     """enforce or observe. In mode observe, Headroom rejects, prefers and evicts nothing, and
     creates no Events."""
     file: str | None
-    """The settings file, reloaded whenever it changes; null without one."""
+    """The settings file, which is reloaded whenever it changes; null if there is none."""
     rejected: list[str]
-    """Mistakes in the current file, each with its line; the previous settings stay in use."""
+    """Errors in the current file, each with its line. The previous settings stay in use."""
     after_restart: list[str]
-    """Settings that changed in the file and take effect after a restart."""
+    """Settings that changed in the file but take effect only after a restart."""
     grafana_url: str | None = None
-    """Template of the links to a dashboard: setting grafana_url; null without it."""
+    """Template of the links to a dashboard (setting grafana_url); null if it is not set."""
     long_history: bool = False
-    """Whether the history of more than an hour can be read: setting prometheus_url."""
+    """Whether history of more than an hour can be read, because setting prometheus_url is set."""
 
 
 def enforcing() -> SettingsView:
@@ -61,24 +61,24 @@ class ProcessStatus:
 
     version: str
     python: str
-    #: Unix time, seconds.
+    #: Unix time in seconds.
     started_at_s: float
     sources: list[SourceView]
     #: Whether received changes are not applied yet.
     behind: bool
-    #: None before anything was sampled.
+    #: None until the first sample.
     loop_lag: LagView | None
     #: Resident memory; None if the system does not report it.
     memory_bytes: int | None
 
 
 def unknown_process() -> ProcessStatus:
-    """Return the state of an application without its own process."""
+    """Return the state of an application that has no process of its own."""
     return ProcessStatus("unknown", "unknown", 0.0, [], False, None, None)
 
 
 def process_status(monitor: ProcessMonitor) -> ProcessStatus:
-    """Return the present state of this process. May be called from any thread."""
+    """Return the current state of this process. May be called from any thread."""
     return ProcessStatus(
         version=own_version(),
         python=platform.python_version(),
@@ -101,7 +101,7 @@ def process_status(monitor: ProcessMonitor) -> ProcessStatus:
 
 
 def _lag(ascending_s: list[float]) -> LagView | None:
-    """Return the quantiles of sorted samples; None without samples."""
+    """Return the quantiles of sorted samples, or None if there are none."""
     if not ascending_s:
         return None
     last = len(ascending_s) - 1

@@ -1,4 +1,4 @@
-"""The ResourceQuotas that limit GPU memory, beside what is reserved in the ledger."""
+"""The ResourceQuotas that limit GPU memory, compared with the reservations in the ledger."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,7 +30,7 @@ class QuotaView(View):
     """The resource that the quota limits, such as requests.headroom.gpu/vram-bytes."""
     hard_bytes: int
     used_bytes: int
-    """As the API server counts it: all pods that have not ended, whether they are bound or not."""
+    """As the API server counts it: all pods that have not ended, bound or not."""
     reserved_bytes: int
     """Memory that the ledger has reserved for the bound pods of the namespace, on the devices
     that they have or could get."""
@@ -46,8 +46,8 @@ routes = APIRouter()
 
 @routes.get("/v1/quotas", response_model=QuotasBody)
 def quotas(context: InContext, snap: Newest, namespace: InNamespace = "") -> Response:
-    """List the ResourceQuotas that limit GPU memory, with hard and used as the API server counts
-    them."""
+    """List the ResourceQuotas that limit GPU memory, with hard and used values as the API server
+    counts them."""
     found = context.quotas(namespace)
     if found is None:
         raise HTTPException(503, "the ResourceQuotas cannot be read: see the log of the console")
@@ -72,7 +72,7 @@ def _views(quotas: Sequence[ResourceQuota], reserved: Mapping[str, int]) -> Iter
 
 
 def _reserved(cluster: Cluster) -> Mapping[str, int]:
-    """Return the bytes that are reserved for the pods of each namespace."""
+    """Return namespace -> bytes reserved for its pods."""
     found = Counter[str]()
     for gpunode in cluster.gpunodes():
         for held in gpunode.spec.reservations.values():

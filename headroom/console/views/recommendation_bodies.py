@@ -13,44 +13,44 @@ class RecommendationView(View):
     owner_kind: str
     owner_name: str
     family: bool
-    """Whether the owner stands for all objects whose names begin with its name."""
+    """Whether the profile stands for all owners whose names begin with the owner's name."""
     container: str
     model: str
     program: str
-    """The program's family, such as vLLM; empty if unknown."""
+    """The family of the program, such as vLLM; empty if unknown."""
     request_bytes: int | None
     """Null if there are too few lives."""
     missing: str | None
     """Why there is no request: no-lives, few-lives, old-lives, unsettled or new-program; null if
-    there is one."""
+    there is a request."""
     message: str
     """One sentence for people."""
     lives: int
-    """Complete lives of the program that ran last. A life is one run of a container on one
-    device."""
+    """Number of complete lives of the program that ran last. A life is one run of a container on
+    one device."""
     span_s: float
     """Seconds from the first of these lives to the last."""
     quantile_bytes: int | None
-    """The quantile of their peaks to which a margin is added; null without a request."""
+    """Quantile of the peaks, to which a margin is added; null if there is no request."""
     highest_bytes: int | None
-    """The highest of their peaks; null without a request."""
+    """The highest peak; null if there is no request."""
     above_ratio: float
-    """Share of the lives, weighted by age, above the request."""
+    """Share of the lives, weighted by age, whose peak is above the request."""
     tested: int
-    """Lives that ended while there was a recommendation."""
+    """Number of lives that ended while there was a recommendation."""
     missed: int
-    """The tested lives whose peak exceeded the recommendation."""
+    """Number of tested lives whose peak exceeded the recommendation."""
     self_sized: bool
-    """Whether the program allocates once and keeps what it has."""
+    """Whether the program allocates its memory once and keeps it."""
     setting: str
-    """The program's setting that decides how much it allocates; empty if none is known."""
+    """The setting of the program that limits how much it allocates; empty if none is known."""
     pods: int
-    """Pods that exist now, on this model or pending."""
+    """Number of pods that exist now, on this model or pending."""
     current_bytes: int | None
-    """The most that one of these pods reserves on a device."""
+    """The largest amount that one of these pods reserves on a device."""
     reclaimable_bytes: int
-    """The memory that these pods would free: negative if they would reserve more. A container
-    gets the largest recommendation of all its models."""
+    """Memory that these pods would free; negative if they would reserve more. A container counts
+    with the largest recommendation of all its models."""
 
 
 class OwnerSum(View):
@@ -65,39 +65,39 @@ class ReclaimableTeamView(View):
     namespace: str
     reclaimable_bytes: int
     owners: list[OwnerSum]
-    """Owners whose pods would free memory, those that would free the most first."""
+    """Owners whose pods would free memory, most first."""
 
 
 class AcceptedView(View):
-    """The effect if the pods are created again with the recommended requests, by simulation."""
+    """The simulated effect of creating the pods again with the recommended requests."""
 
     message: str
     pods: int
-    """Pods that were simulated."""
+    """Number of pods that were simulated."""
     left_out: int
-    """Pods that were not simulated, because there are too many."""
+    """Number of pods that were not simulated, because there are too many."""
     unschedulable: int
-    """Pods that would fit on no node if they were created again."""
+    """Number of pods that would fit on no node if they were created again."""
     empty_devices: int
-    """Devices without use and without a reservation."""
+    """Number of devices without use and without a reservation."""
     empty_devices_again: int
-    """Empty devices after all pods were placed again with their present requests."""
+    """Number of empty devices after all pods were placed again with their present requests."""
     empty_devices_after: int
-    """Empty devices after all pods were placed again with the recommended requests."""
+    """Number of empty devices after all pods were placed again with the recommended requests."""
     headroom_bytes: int
     headroom_bytes_after: int
     """Headroom with the recommended requests."""
     pending: int
     pending_fit: int
-    """Pending pods that fit now."""
+    """Number of pending pods that fit now."""
     pending_fit_after: int
-    """Pending pods that fit with the recommended requests."""
+    """Number of pending pods that fit if the others use the recommended requests."""
     not_checked: list[str]
 
 
 class RecommendationsBody(Body):
     recommendations: list[RecommendationView]
     teams: list[ReclaimableTeamView]
-    """Sums of what recommendations below the present requests would free, by namespace."""
+    """Memory that recommendations below the present requests would free, by namespace."""
     accepted: AcceptedView | None = None
     """Null unless ``accepted=true`` is requested."""

@@ -1,4 +1,4 @@
-"""Recommended requests of each owner, with the lives that they are based on, and what they free."""
+"""Recommended requests of each owner, with the lives behind them, and the memory that they free."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,7 +38,7 @@ _HOUR_S, _DAY_S = 3600.0, 86400.0
 
 IfAccepted = Annotated[
     bool,
-    Query(description="Also simulate that all of them are accepted.", examples=["true"]),
+    Query(description="Also simulate that all recommendations are accepted.", examples=["true"]),
 ]
 
 routes = APIRouter()
@@ -53,8 +53,8 @@ def recommendations(
 ) -> Response:
     """List the recommended request of each container with recorded lives.
 
-    With ``accepted=true`` also simulate what accepting them frees, and which pending pods would
-    then fit.
+    With ``accepted=true``, also simulate how much memory accepting them frees, and which pending
+    pods would then fit.
     """
     profiles = [
         each for each in context.profiles.all() if namespace in ("", each.metadata.namespace)
@@ -74,7 +74,7 @@ def recommendations(
     return encoded(body)
 
 
-#: Namespace, profile and container.
+#: (namespace, profile, container)
 Container = tuple[str, str, str]
 
 
@@ -84,13 +84,13 @@ def _container(view: RecommendationView) -> Container:
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A container of a pod that exists."""
+    """A container of an existing pod."""
 
     pod: Pod
     ask: ContainerAsk
-    #: Bytes that it reserves on each device; None if a pending pod requests a share.
+    #: Bytes that it reserves on each device; None if the pod is pending and requests a share.
     now_bytes: int | None
-    #: The recommendation; None if there is none.
+    #: The recommended bytes; None if there is no recommendation.
     then_bytes: int | None
 
     @property
@@ -103,9 +103,9 @@ class _Held:
 def _held_by_view(
     context: Context, views: Iterable[RecommendationView]
 ) -> Mapping[tuple[Container, str], list[_Held]]:
-    """Return the containers of pods that exist, by container and model of the device.
+    """Return the containers of existing pods, by container and model of the device.
 
-    If the model has no view, the container counts for the model with the largest recommendation.
+    If no view has this model, the container counts for the model with the largest recommendation.
     """
     of: dict[Container, dict[str, int | None]] = defaultdict(dict)
     for view in views:
@@ -132,7 +132,7 @@ def _held_by_view(
 
 
 def _reserved(cluster: Cluster, pod: Pod, ask: ContainerAsk) -> tuple[int | None, str]:
-    """Return the bytes that a container reserves on a device, and the model of its devices."""
+    """Return the bytes that a container reserves on a device, and the model of the device."""
     now_bytes = ask.amount.count_bytes if isinstance(ask.amount, Bytes) else None
     gpunode = cluster.gpunode(pod.node) if pod.node else None
     reservation = gpunode.spec.reservations.get(pod.metadata.uid) if gpunode else None
@@ -176,7 +176,7 @@ def _teams(found: Iterable[RecommendationView]) -> Iterator[ReclaimableTeamView]
 
 
 def _pods(views: Iterable[RecommendationView]) -> int:
-    """Return the number of pods of one owner; several containers of a pod are in several views."""
+    """Return the number of pods of one owner. Containers of one pod can be in several views."""
     by_container: Counter[str] = Counter()
     for view in views:
         by_container[view.container] += view.pods
@@ -206,7 +206,7 @@ def _accepted_view(context: Context, snap: Snapshot, amounts: Iterable[Amounts])
 
 
 def accepted_message(found: Outcome) -> str:
-    """Return what accepting the recommendations changes, as a sentence."""
+    """Describe in a sentence what changes if the recommendations are accepted."""
     if not found.pods:
         return "no bound pod would request another amount"
     pods = "1 pod" if found.pods == 1 else f"{found.pods:,} pods"
@@ -234,8 +234,8 @@ def accepted_message(found: Outcome) -> str:
 def _views(
     profile: VRAMProfile, now_s: float, largest: Mapping[str, int]
 ) -> Iterator[RecommendationView]:
-    """Yield a view for each container and device model, without pods. No request is above
-    ``largest``, the allocatable bytes of the largest device of the model."""
+    """Yield a view for each container and device model. The views do not count pods yet. No request
+    is above ``largest``, the allocatable bytes of the largest device of the model."""
     metadata, owner = profile.metadata, profile.status.owner
     lives_of = restored(profile.status).containers
     for status in profile.status.containers:
@@ -273,7 +273,7 @@ def _views(
 
 
 def message(found: Recommendation) -> str:
-    """Return the basis of a recommendation as a sentence."""
+    """Describe in a sentence on which lives a recommendation is based."""
     lives = "1 life" if found.lives == 1 else f"{found.lives:,} lives"
     basis = f"{lives}, {_span(found.span_s)}"
     if found.missing is Missing.NO_LIVES:

@@ -22,7 +22,7 @@ from headroom.core.rules.eligible_nodes import Feasible
 def recommended(context: Context, pod: Pod, request: VramRequest, snap: Snapshot) -> dict[str, int]:
     """Return container -> the recommended request in bytes, at most the largest device of ``snap``.
 
-    Containers of the pod without a recommendation are left out.
+    Containers without a recommendation are left out.
     """
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     if profile is None:
@@ -33,7 +33,7 @@ def recommended(context: Context, pod: Pod, request: VramRequest, snap: Snapshot
 
 
 def recommended_text(amounts: dict[str, int]) -> str | None:
-    """Return the annotation with these amounts; None without any."""
+    """Return the annotation with these amounts, or None if there are none."""
     by_container = {name: Bytes(amount) for name, amount in amounts.items()}
     if len(by_container) == 1:
         return render_vram(VramAnnotation(everywhere=next(iter(by_container.values()))))

@@ -1,4 +1,4 @@
-"""Pods that callers ask about: existing pods, hypothetical ones, and those of a manifest."""
+"""Pods that callers ask about: existing pods, hypothetical pods, and pods from a manifest."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -54,16 +54,16 @@ class PodsAsked(StrictModel):
 
 @dataclass(frozen=True, slots=True)
 class NewPod:
-    """A pod that a what-if places: a new pod, or a pod of a drained node."""
+    """A pod that a what-if places: a new pod, or a pod that leaves a drained node."""
 
     request: VramRequest
     #: Its selectors, affinity and tolerations decide where it may run.
     pod: Pod
-    #: The drained node that the pod leaves; None if it is a new pod.
+    #: The drained node that the pod leaves; None for a new pod.
     leaves: str | None = None
-    #: Why no scheduler tries it; "" if one does.
+    #: Why no scheduler tries the pod; "" if one does.
     not_tried: str = ""
-    #: Whether the quotas of its namespace apply. A pod without a manifest has no real namespace.
+    #: Whether ResourceQuotas apply. A pod without a manifest is in no real namespace.
     counted: bool = True
 
     @property
@@ -74,12 +74,11 @@ class NewPod:
 def made_up(
     name: str, vram: str, gpus: int, resource: str, policy: str = "", tolerates: Sequence[str] = ()
 ) -> Pod:
-    """Return a hypothetical pod with one container; without ``vram`` it has no memory annotation.
+    """Return a hypothetical pod with one container. Without ``vram`` it has no memory annotation.
 
-    It tolerates taints with the keys ``tolerates``, its resource and ``nvidia.com/gpu``: GPU nodes
-    often have a taint of the resource, and the admission plugin ExtendedResourceToleration adds the
-    toleration to every pod.
-    """
+    It tolerates taints whose key is in ``tolerates``, its resource, or ``nvidia.com/gpu``. GPU
+    nodes often have a taint with the resource name, which the admission plugin
+    ExtendedResourceToleration makes every pod tolerate."""
     annotations = {key: text for key, text in ((VRAM, vram), (POLICY, policy)) if text}
     main = Container(name="main", resources=ResourceRequirements(limits={resource: str(gpus)}))
     metadata = ObjectMeta(name=name, namespace=NAMESPACE, uid=name, annotations=annotations)
@@ -92,7 +91,7 @@ def understood(cluster: Cluster, pod: Pod, where: str) -> VramRequest:
     """Return the request of the pod.
 
     Raises ``HTTPException`` 422 if the request cannot be read or contains no managed GPU. The
-    error names ``where``, the origin of the pod.
+    error names ``where``, which states where the pod came from.
     """
     request = cluster.understand(pod)
     if isinstance(request, Unreadable):
@@ -108,20 +107,20 @@ def understood(cluster: Cluster, pod: Pod, where: str) -> VramRequest:
 
 
 def of_size(request: VramRequest) -> VramRequest:
-    """Return the request of a hypothetical pod with the gate, which the webhook adds to pods."""
+    """Return a hypothetical pod's request with the gate that the webhook would add to the pod."""
     return replace(request, gated=True)
 
 
 def usual_resource(cluster: Cluster) -> str:
-    """Return the first resource of the settings without a wildcard; else nvidia.com/gpu."""
+    """Return the first resource in the settings without a wildcard, otherwise nvidia.com/gpu."""
     exact = (name for name in cluster.rules.resources if not name.endswith("*"))
     return next(exact, "nvidia.com/gpu")
 
 
 def pod_named(context: Context, namespace: str, name: str) -> Pod:
-    """Return the pod from the watch, otherwise from its last filter call on record.
+    """Return the pod from the watch, or otherwise from its last filter call on record.
 
-    Raises ``HTTPException`` 404 if neither has it.
+    Raises ``HTTPException`` 404 if the pod is in neither.
     """
     decision = context.journal.of_pod(namespace, name)
     watched = context.cluster.pod_named(namespace, name)
@@ -155,7 +154,7 @@ def new_pods(
     if asked.manifest is None:
         request = of_size(request)
     for n in range(asked.count):
-        # Different uids, because the uid decides between equal scores.
+        # Each pod needs its own uid, because the uid decides between equal scores.
         suffix = f"-{n}" if asked.count > 1 else ""
         one = replace(request, uid=f"{request.uid}{suffix}", name=f"{request.name}{suffix}")
         yield NewPod(one, pod, None, why[1] if why else "", asked.manifest is not None)

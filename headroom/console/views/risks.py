@@ -1,4 +1,4 @@
-"""Finds devices at risk: overcommitted, full soon, unhealthy, or used above the requests."""
+"""Finds devices at risk: overcommitted, soon full, unhealthy, or used above the requests."""
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,14 +20,14 @@ MOST_PODS = 5
 
 
 class Risk(IntEnum):
-    """How urgent a risk is; the highest of a device counts."""
+    """Urgency of a risk. If a device has several risks, the highest counts."""
 
     NONE = 0
     #: A pod uses more than it requested.
     OVERUSE = 1
     #: An unhealthy device still has pods.
     UNHEALTHY = 2
-    #: The device is full soon at the present rate.
+    #: At the present rate of growth, the device is full soon.
     GROWING = 3
     OVERCOMMITTED = 4
 
@@ -38,7 +38,7 @@ class PodName(View):
 
 
 class RiskView(View):
-    """A device at risk. The most urgent comes first."""
+    """A device at risk, with its most urgent risk."""
 
     kind: str
     """overcommitted, growing, unhealthy or overuse."""
@@ -50,19 +50,19 @@ class RiskView(View):
     message: str
     """The risk as a sentence, with numbers."""
     excess_bytes: int | None = None
-    """overcommitted and overuse: by how many bytes."""
+    """Excess in bytes, for kinds overcommitted and overuse."""
     full_in_s: float | None = None
-    """growing: seconds until the device is full."""
+    """Seconds until the device is full, for kind growing."""
     pods: list[PodName]
-    """The pods that cause it, or that it endangers; the largest first."""
+    """Pods that cause the risk or are endangered by it, largest first."""
 
 
 def risks(context: Context, snap: Snapshot, limit: int) -> tuple[list[RiskView], int]:
-    """Return the devices at risk, the most urgent first, and the number of all.
+    """Return the devices at risk, most urgent first, and the total number of devices at risk.
 
     Only the returned devices get a view, because every device can be at risk.
     """
-    # Another thread replaces both meanwhile, so they are read once.
+    # Another thread replaces both at any time, so read each of them only once.
     growing, lasting = context.growing(), context.cluster.overuses.lasting
     overuses = _overuse_by_device(lasting)
     found = [
@@ -73,7 +73,7 @@ def risks(context: Context, snap: Snapshot, limit: int) -> tuple[list[RiskView],
 
 
 def risk_of(context: Context, node: NodeTerms, terms: DeviceTerms) -> RiskView | None:
-    """Return the most urgent risk of one device; None without one."""
+    """Return the most urgent risk of one device, or None if it has no risk."""
     uuid, growing = terms.device.uuid, context.growing().get(node.name, ())
     overused = _overuse_by_device(context.cluster.overuses.lasting).get(uuid, ())
     level = _level(terms, any(each.device == uuid for each in growing), bool(overused))
@@ -89,7 +89,8 @@ def risk_levels(context: Context, snap: Snapshot) -> Mapping[str, Risk]:
 def _at_risk(
     snap: Snapshot, growing: Mapping[str, Sequence[Growing]], lasting: Sequence[Overuse]
 ) -> Iterator[tuple[NodeTerms, DeviceTerms, Risk]]:
-    """Yield the devices at risk. Of a large fleet most are not, so columns select them first."""
+    """Yield the devices at risk. Columns select them first, because most devices are not at
+    risk."""
     columns = snap.columns
     suspects = (columns.headroom_bytes < 0) | (columns.health_issue > 0)
     rows, slots = np.nonzero(suspects & (columns.replicas >= 0))
@@ -111,7 +112,7 @@ def _at_risk(
 
 
 def _overuse_by_device(lasting: Sequence[Overuse]) -> Mapping[str, list[Overuse]]:
-    """Return the overuse on each device, the largest first."""
+    """Return the overuse on each device, largest first."""
     found: dict[str, list[Overuse]] = {}
     for each in sorted(lasting, key=lambda each: -each.excess_bytes):
         found.setdefault(each.device, []).append(each)
@@ -131,7 +132,7 @@ def _level(terms: DeviceTerms, growing: bool, overused: bool) -> Risk:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A device at risk; ``overused``: the overuse on it, the largest first."""
+    """A device at risk. ``overused`` is the overuse on it, largest first."""
 
     node: NodeTerms
     terms: DeviceTerms

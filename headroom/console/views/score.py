@@ -32,7 +32,7 @@ from headroom.core.whatif.held_memory import verdicts_on
 from headroom.core.whatif.simulation import Simulation
 from headroom.runtime.server.auth import Sees, everything
 
-#: Maximum number of blocking pods shown for a node, the largest first.
+#: Maximum number of blocking pods shown for a node. The largest are shown.
 MOST_BLOCKERS = 10
 
 
@@ -44,13 +44,13 @@ class CandidateView(View):
 
 
 class HoldView(View):
-    """A pod that goes first: memory of the node is held for it, and it is not bound yet."""
+    """A pod that has precedence. Memory of the node is held for it, but it is not bound yet."""
 
     namespace: str
     name: str
     uid: str
     until: str | None
-    """When the hold ends at the latest; null if that is not known."""
+    """Latest end of the hold; null if that is not known."""
 
 
 class NearestView(View):
@@ -59,26 +59,26 @@ class NearestView(View):
     reason: str | None
     message: str | None
     detail: str | None
-    """Evidence for the message, if it does not include any."""
+    """Evidence for the message, if the message does not include any."""
     unmeasured: str | None
-    """"not measured" and the source of the capacity, if no agent reports the node."""
+    """"not measured" and the source of the capacity; null if an agent reports the node."""
     short_bytes: int | None
     """Memory that the pod lacks on its fullest candidate device; null if memory does not decide."""
     candidates: list[CandidateView]
     score_ratio: float | None
-    """0 to 1, the highest wins: the weighted mean of ``score_terms`` (setting score_weights).
-    Null, with no terms, if the pod does not fit."""
+    """Score from 0 to 1, highest wins: the weighted mean of ``score_terms`` (setting
+    score_weights). If the pod does not fit, it is null and there are no terms."""
     score_terms: dict[str, float]
     holds: list[HoldView]
-    """The pods that go before this one on the node and that the caller may get: at most 10."""
+    """Pods with precedence on the node that the caller is authorized to get, at most 10."""
     blockers: list[HeldView]
-    """Pods that hold the memory or the replicas that the pod lacks: at most 10, the largest
-    first."""
+    """Pods that hold the memory or the replicas that the pod needs, largest first, at most 10."""
     hidden_blockers: int
-    """Number of such pods that the caller may not get, and the memory that they hold in total."""
+    """Number of such pods that the caller is not authorized to get, and the memory that they hold
+    in total."""
     hidden_blockers_bytes: int
     lines: list[str]
-    """All of this as lines to read."""
+    """The same facts as lines of text."""
 
 
 class CheckView(View):
@@ -92,25 +92,25 @@ class TermView(View):
     value_ratio: float
     """0 to 1; higher is better."""
     weight: float
-    """Weight in the settings (score_weights), and its share of the sum of weights."""
+    """Weight in the settings (score_weights), and its share of the sum of all weights."""
     part_ratio: float
     contribution_ratio: float
-    """value_ratio times part_ratio; the sum over all terms is the score."""
+    """value_ratio times part_ratio. The sum over all terms is the score."""
 
 
 class LiveScoreView(Recomputed):
-    """The answer that filter and prioritize would give now, if offered all eligible nodes."""
+    """The answer that filter and prioritize would give now if all eligible nodes were offered."""
 
     node: NearestView
     eligible: bool
-    """Whether the node is eligible, by selector, affinity, taints and cordon."""
+    """Whether the node is eligible by selector, affinity, taints and cordon."""
     not_tried: str | None
     """Why no scheduler that calls Headroom tries the pod: scheduling gates or another scheduler;
     null if one does."""
     not_checked: list[str]
     """Checks of kube-scheduler that this answer does not include."""
     failing: list[CheckView]
-    """All failed checks, the reason of filter first; empty if the pod fits."""
+    """All failed checks, starting with the reason that filter returns; empty if the pod fits."""
     score_ratio: float | None
     terms: list[TermView]
     fits: int
@@ -119,13 +119,13 @@ class LiveScoreView(Recomputed):
     """1 plus the number of nodes with a higher score; null if the node is not eligible or the
     pod does not fit."""
     tied: int
-    """Number of other nodes with the same score. Among equal scores, the node with the least
-    free memory wins; with policy spread, the node with the most."""
+    """Number of other nodes with the same score. Among equal scores, the node with the least free
+    memory wins, or with policy spread the node with the most."""
     wins: bool
     """Whether this node is the winner and a scheduler tries the pod."""
     winner: str | None
-    """The best eligible node. Null, with its score, if the pod fits on none, or if ``node`` is
-    not eligible."""
+    """The best eligible node. It and its score are null if the pod fits on no node, or if ``node``
+    is not eligible."""
     winner_score_ratio: float | None
 
 
@@ -155,7 +155,7 @@ NodeName = Annotated[
     str,
     Query(
         max_length=256,
-        description="Any node, including one that does not fit the pod.",
+        description="Any node, also a node that does not fit the pod.",
         examples=["gpu-a"],
     ),
 ]
@@ -166,7 +166,8 @@ routes = APIRouter()
 @routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
 def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: Visible) -> Response:
     """Explain why the pod would go to this node or not: all failed checks, or the terms of the
-    score and the rank among all nodes. Recomputed now, next to the recorded decision."""
+    score and the rank among all nodes. It is recomputed now; the recorded decision is also
+    returned."""
     cluster = context.cluster
     namespace, _, name = pod.partition("/")
     found_pod = pod_named(context, namespace, name)
@@ -181,7 +182,7 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
         raise unknown_node(node)
     eligible = eligible_nodes(found_pod, snap, cluster.node)
     row = snap.row_of[node]
-    # The node is compared with all eligible nodes, even if it is not eligible itself.
+    # Compare the node with all eligible nodes, even if it is not eligible itself.
     rows = np.union1d(eligible.rows, [row])
     verdicts = verdicts_on(cluster, request, snap, rows, now_s)
     weights, market = cluster.rules.weights, cluster.usual.market
@@ -259,7 +260,7 @@ def _live_view(
             )
             for term in comparison.terms
         ],
-        # The comparison counts this node also if it is not eligible.
+        # The comparison counts this node even if it is not eligible.
         fits=comparison.fits - int(not eligible and comparison.node.reason is None),
         rank=comparison.rank if eligible else None,
         tied=comparison.tied if eligible else 0,
@@ -276,7 +277,7 @@ def nearest_view(
     sees: Sees = everything,
     holds: Sequence[Hold] = (),
 ) -> NearestView:
-    """Return the view of one node. ``holds``: the pods that go before the pod there."""
+    """Return the view of one node. ``holds`` are the pods that have precedence on it."""
     shown, hidden = list[Held](), list[Held]()
     for held in blockers:
         (shown if sees(held.namespace, held.name) else hidden).append(held)

@@ -1,4 +1,4 @@
-"""A dump of all inputs of decisions, for ``headroom replay``."""
+"""Dumps all inputs of decisions for ``headroom replay``."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated
@@ -13,7 +13,7 @@ from headroom.console.view_context import InContext, Newest
 from headroom.contract.printable import printable_json
 from headroom.core.journal.dump import FORMAT, Head, decided, facts, pods, settled
 
-#: Maximum number of decisions in a dump, the latest ones.
+#: Maximum number of decisions in a dump. The latest are included.
 MOST_DECISIONS = 100
 _encoder = msgspec.json.Encoder(order="deterministic")
 
@@ -35,8 +35,8 @@ routes = APIRouter()
 )
 def snapshot(context: InContext, snap: Newest, redact: Redact = False) -> Response:
     """Dump nodes, reports, ledgers, pods, rules and the last decisions, in a fixed order,
-    without the values of environment variables. ``headroom replay FILE`` explains pods like
-    this replica. Except for ``head``, equal states give equal bytes."""
+    without the values of environment variables. ``headroom replay FILE`` gives the same
+    explanations as this replica. Except for ``head``, equal states give equal bytes."""
     cluster = context.cluster
     head = Head(
         format=FORMAT,
@@ -61,7 +61,8 @@ def snapshot(context: InContext, snap: Newest, redact: Redact = False) -> Respon
 def _parts(
     objects: dict[str, msgspec.Struct], lists: Mapping[str, Iterable[object]]
 ) -> Iterator[bytes]:
-    """Yield one JSON object: the objects, then the lists, with a line for each object and item."""
+    """Yield one JSON object: the objects, then the lists, each object and list item on a line of
+    its own."""
     yield b"{"
     between = b"\n"
     for name, one in objects.items():

@@ -26,14 +26,14 @@ MOST_NAMED = 3
 
 
 class ReportsView(View):
-    """Number of nodes by the state of their reports."""
+    """Numbers of nodes by the state of their reports."""
 
     fresh: int
     stale: int
     missing: int
-    """Nodes with GPUs whose agent never reported."""
+    """Nodes with GPUs whose agent has never reported."""
     oldest_age_s: float | None
-    """Age of the oldest report, by the clock of its node."""
+    """Age of the oldest report, by the clock of the node."""
 
 
 class CountsView(View):
@@ -53,7 +53,7 @@ class JournalView(View):
     decisions: int
     bytes: int
     pods_shown: int
-    """Pods of the last filter calls, which binds need; usually 3 KiB each."""
+    """Number of pods in the last filter calls, which binds need. A pod usually takes 3 KiB."""
     pods_shown_bytes: int
     oldest_age_s: float | None
     most_decisions: int
@@ -64,7 +64,7 @@ class JournalView(View):
 
 
 class PeerView(View):
-    """Another extender, as in its last state line."""
+    """Another extender, as in the last state line that it sent."""
 
     replica: str
     version: str
@@ -72,9 +72,9 @@ class PeerView(View):
     not_ready_because: str | None
     snapshot_generation: int
     mode: str
-    """As ``settings.mode``."""
+    """As in ``settings.mode``."""
     contact_age_s: float | None
-    """Seconds since its last line."""
+    """Seconds since the last line that it sent."""
 
 
 class StatusBody(Body):
@@ -88,7 +88,7 @@ class StatusBody(Body):
     settings: SettingsView = Field(default_factory=enforcing)
     ready: bool
     not_ready_because: str | None
-    """Why /readyz answers 503; null if it does not."""
+    """Why /readyz returns 503; null if it returns 200."""
     sources: list[SourceView]
     """The watches of the API server."""
     behind: bool
@@ -96,14 +96,14 @@ class StatusBody(Body):
     reports: ReportsView
     counts: CountsView
     mismatches: dict[str, int]
-    """Number of pods on which ledger, API server and agents disagree, by kind."""
+    """Number of pods about which ledger, API server and agents disagree, by kind."""
     overcommitted_bytes: int
-    """Total over all nodes."""
+    """Sum over all nodes."""
     journal: JournalView
     memory_bytes: int | None
-    """Memory of this process."""
+    """Memory that this process uses."""
     loop_lag: LagView | None
-    """How late the event loop runs."""
+    """Delay of the event loop."""
     peers: list[PeerView]
     """The extenders that this process follows."""
     unanswered: list[Unanswered]
@@ -117,10 +117,10 @@ class InputView(View):
     replica: str | None
     """The name of an extender; null until it has been read."""
     age_s: float | None
-    """Seconds since the last contact. For agents and the API server, the oldest of all agents
-    and of all kinds of objects. Null before the first contact."""
+    """Seconds since the last contact; null before the first. For agents, the oldest of all agents
+    counts, and for the API server the oldest of all kinds of objects."""
     message: str | None
-    """Why the input is out of date; null if it is not."""
+    """Why the input is out of date; null if it is current."""
 
 
 class InputsBody(Body):
@@ -249,7 +249,7 @@ def inputs(context: Context, snap: Snapshot) -> list[InputView]:
 
 
 def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
-    """Yield the agents as one input; nothing if no agent ever reported."""
+    """Yield the agents as one input, or nothing if no agent has ever reported."""
     rows = np.flatnonzero(np.isfinite(snap.fresh_until_s))
     if not len(rows):
         return
@@ -266,7 +266,7 @@ def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
 
 
 def _api_server(context: Context) -> Iterator[InputView]:
-    """Yield the API server as one input; nothing if this process watches none."""
+    """Yield the API server as one input, or nothing if this process watches none."""
     ages_s = [each.contact_age_s for each in context.process().sources]
     if ages_s:
         known_s = [age_s for age_s in ages_s if age_s is not None]

@@ -1,4 +1,5 @@
-"""GPU memory by namespace and by owner: reserved, in use, peak, unused, and pods that wait."""
+"""GPU memory by namespace and by owner: reserved, used, peak and unused memory, and waiting
+pods."""
 
 from collections.abc import Mapping, Sequence
 from heapq import nlargest, nsmallest
@@ -25,23 +26,24 @@ Limit = Annotated[
 
 
 class UseOfMemoryView(View):
-    """Sums over pods, and over all devices of each pod."""
+    """Sums over pods and over all devices of each pod."""
 
     pods: int
     waiting_pods: int
-    """Pods that are not bound, and what they request; they are not in the other sums. A share of
-    a device counts as 0, because its size is not known yet."""
+    """Number of unbound pods, and the bytes that they request. They are not in the other sums. A
+    share of a device counts as 0, because its size is not known yet."""
     waiting_bytes: int
     reserved_bytes: int
     used_bytes: int
     peak_bytes: int
     """Sum of the peaks of the containers since they started."""
     unused_bytes: int
-    """Reserved and not in use."""
+    """Memory that is reserved and not in use."""
     overuse_bytes: int
-    """In use beyond the reservations."""
+    """Memory in use beyond the reservations."""
     unmeasured_pods: int
-    """Pods whose use is not measured; their reservations are neither in use nor unused."""
+    """Number of pods whose use is not measured. Their reservations count as neither used nor
+    unused."""
 
 
 class TeamView(UseOfMemoryView):
@@ -51,20 +53,20 @@ class TeamView(UseOfMemoryView):
 class OwnerView(UseOfMemoryView):
     namespace: str
     kind: str
-    """Kind and name of the controller; Pod and its own name without one."""
+    """Kind and name of the controller. For a pod without a controller, Pod and the pod's name."""
     name: str
 
 
 class TeamsBody(Body):
     teams: list[TeamView]
-    """By namespace, the most unused memory first."""
+    """Namespaces, sorted by unused memory, most first."""
     matching: int
     """Number of all owners."""
     owners: list[OwnerView]
-    """The most unused memory first."""
+    """Sorted by unused memory, most first."""
 
 
-#: Key of a sum: the namespace alone, or with kind and name of an owner.
+#: Key of a sum: the namespace, or the namespace with kind and name of an owner.
 _Key = tuple[str, ...]
 
 routes = APIRouter()
@@ -78,7 +80,7 @@ def teams(
     namespace: InNamespace = "",
     limit: Limit = 200,
 ) -> Response:
-    """Return the memory that namespaces and owners reserve and use, the most wasteful first."""
+    """Return the memory that namespaces and owners reserve and use, most unused memory first."""
     return context.answers.of(
         request,
         context.monotonic_s(),
@@ -110,14 +112,15 @@ def _answer(
 
 
 def _shared_sums(request: Request) -> "TeamSums":
-    """Return the sums of all pods, for all readers of the application."""
+    """Return the sums over all pods, which all readers of the application share."""
     return shared(request, TeamSums)
 
 
 def _largest(owners: Mapping[_Key, "_Sums"], limit: int) -> list[tuple[_Key, "_Sums"]]:
-    """Return the owners with the most unused memory, the most first.
+    """Return the owners with the most unused memory, most first.
 
-    A large fleet has tens of thousands of owners, so most are excluded before they are sorted.
+    A large fleet has tens of thousands of owners, so most of them are excluded before the rest is
+    sorted.
     """
     unused = [sums.unused_bytes for sums in owners.values()]
     least = nlargest(limit, unused)[-1] if unused else 0
@@ -130,7 +133,7 @@ def _most_unused(each: tuple[_Key, "_Sums"]) -> tuple[int, _Key]:
 
 
 class _Sums(msgspec.Struct, gc=False):
-    """The fields of ``UseOfMemoryView``, to add to: a large fleet has 100,000 pods."""
+    """Running sums of the fields of ``UseOfMemoryView``, for fleets of 100,000 pods."""
 
     pods: int = 0
     waiting_pods: int = 0
@@ -143,7 +146,7 @@ class _Sums(msgspec.Struct, gc=False):
     unmeasured_pods: int = 0
 
     def add(self, pod: GpuPod, times: int) -> None:
-        """Add the pod with ``times`` 1, remove it with -1."""
+        """Add the pod if ``times`` is 1, subtract it if ``times`` is -1."""
         if not pod.node:
             self.waiting_pods += times
             self.waiting_bytes += times * pod.waiting_bytes
@@ -160,14 +163,14 @@ class _Sums(msgspec.Struct, gc=False):
 class TeamSums:
     """Sums by namespace and by owner.
 
-    They are kept, because a large fleet has 100,000 pods. Only the pods of nodes that changed are
-    removed and added again. Hold ``lock`` to call a method, and while the sums are read.
+    The sums are kept, because a large fleet has 100,000 pods. Only the pods of nodes that changed
+    are subtracted and added again. Hold ``lock`` while you call a method or read the sums.
     """
 
     def __init__(self) -> None:
         self.lock = Lock()
         self._updated = UpdatedNodes()
-        #: Node -> its rows, which are part of the sums; "" has the pods on no node of the snapshot.
+        #: Node -> its rows, which the sums include. "" has the pods on no node of the snapshot.
         self._nodes: dict[str, Sequence[GpuPod]] = {}
         self.namespaces: dict[_Key, _Sums] = {}
         self.owners: dict[_Key, _Sums] = {}
@@ -185,7 +188,7 @@ class TeamSums:
         self._replace("", rows.without_node(cluster, snap))
 
     def of(self, namespace: str) -> Mapping[_Key, _Sums]:
-        """Return the sums of the owners in a namespace; for "", the sums of all owners."""
+        """Return the sums of the owners in a namespace, or of all owners for ""."""
         if not namespace:
             return self.owners
         return {key: sums for key, sums in self.owners.items() if key[0] == namespace}
@@ -201,7 +204,7 @@ class TeamSums:
         self._nodes[node] = pods
 
     def _add(self, pod: GpuPod, times: int) -> None:
-        """Add the pod with ``times`` 1, remove it with -1."""
+        """Add the pod if ``times`` is 1, subtract it if ``times`` is -1."""
         owner = pod.namespace, pod.owner_kind, pod.owner_name
         for found, key in (self.namespaces, owner[:1]), (self.owners, owner):
             sums = found.get(key)

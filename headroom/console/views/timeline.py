@@ -16,10 +16,11 @@ from headroom.console.views.explain import Namespace, PodName
 from headroom.console.views.history import SeriesView, pod_series
 from headroom.contract.quantity import gib
 
-#: Maximum numbers of entries from decisions and changes, and of each device's growth: the latest.
+#: Maximum number of entries from decisions, from changes, and from each device's growth. The latest
+#: are kept.
 MOST_DECISIONS, MOST_CHANGES, MOST_GROWTH = 50, 50, 10
-#: A new highest use is an entry if it exceeds the last such entry by this part of the request, and
-#: by at least this much.
+#: A new highest use becomes an entry if it exceeds the last such entry by this ratio of the
+#: request, and by at least this many bytes.
 GROWTH_RATIO, GROWTH_BYTES = 0.1, 1 << 29
 KEPT = (
     "On record are the decisions in the journals of the extenders (setting journal_decisions, at "
@@ -34,20 +35,20 @@ class EntryView(View):
     """created; filtered, requeued (tried again after a rejection), preempting; bound, declined
     or failed (a bind); reserved, confirmed (a report shows it on its device), missed (on another
     device), grew, evicting (marked for eviction), staying (no longer marked), removed (its
-    reservation)."""
+    reservation was removed)."""
     message: str
     """One sentence."""
 
 
 class TimelineBody(Body):
     entries: list[EntryView]
-    """The oldest first."""
+    """Oldest first."""
     kept: str
     """Which entries are kept, and for how long."""
     unanswered: list[Unanswered]
 
 
-#: Kind of a change, or kind and cause -> kind of the entry, and its sentence without a message.
+#: Kind of a change, or its kind and cause -> kind of the entry, and the default sentence.
 _CHANGES = {
     "reservation_made": ("reserved", "memory is reserved on node {node}"),
     "reservation_removed": ("removed", "its reservation on node {node} was removed"),
@@ -61,7 +62,8 @@ routes = APIRouter()
 
 
 async def _grown(context: InContext, namespace: Namespace, name: PodName) -> list[EntryView]:
-    """Return the growth of the pod: only the event loop may read the history."""
+    """Return the growth of the pod. Runs on the event loop, because only it may read the
+    history."""
     at_s, series = pod_series(context, namespace, name)
     uses = [each for each in series if each.kind == "pod"]
     return [entry for each in uses for entry in growth(at_s, each)[-MOST_GROWTH:]]
@@ -76,8 +78,8 @@ def timeline(
     sees: Visible,
     grown: Annotated[list[EntryView], Depends(_grown)],
 ) -> Response:
-    """Return what happened to the pod, the oldest first. Readable by each caller that may ``get``
-    the pod."""
+    """Return what happened to the pod, oldest first. Each caller that may ``get`` the pod may read
+    it."""
     pod = context.cluster.pod_named(namespace, name)
     sought = Sought(pod=(namespace, name), uid=pod.metadata.uid if pod else None)
     found, unanswered = decisions(context, sought, MOST_DECISIONS, sees)
@@ -101,7 +103,8 @@ def timeline(
 
 
 def growth(at_s: Sequence[float], use: SeriesView) -> list[EntryView]:
-    """Return an entry for each new highest use of a device; ``at_s``: Unix times of the values."""
+    """Return an entry for each new highest use of a device. ``at_s`` has the Unix times of the
+    values."""
     step_bytes = max(GROWTH_BYTES, GROWTH_RATIO * (use.requested_bytes or 0))
     found: list[EntryView] = []
     highest: float | None = None
@@ -123,7 +126,7 @@ def growth(at_s: Sequence[float], use: SeriesView) -> list[EntryView]:
 
 
 def _of_decisions(found: Sequence[DecisionView]) -> Iterator[EntryView]:
-    """Yield the calls of the verbs; ``found``: the newest decision first."""
+    """Yield the calls of the verbs. ``found`` has the newest decision first."""
     was_rejected = False
     for each in reversed(found):
         if tried := each.filter:
@@ -160,7 +163,7 @@ def _of_change(change: FeedEvent) -> Iterator[EntryView]:
 def _reserved(
     context: Context, entries: Sequence[EntryView], uid: str, node: str
 ) -> Iterator[EntryView]:
-    """Yield the reservation in the ledger, unless the entries have its bind already."""
+    """Yield the reservation in the ledger, unless the entries already contain its bind."""
     gpunode = context.cluster.gpunode(node) if node else None
     reservation = gpunode.spec.reservations.get(uid) if gpunode else None
     at = stamp_again(reservation.since) if reservation else None

@@ -1,11 +1,10 @@
 """Groups the pending pods by owner, request and cause, with one fix for each group.
 
-Pods of one owner have the same request and the same eligible nodes, so one of them is explained for
-all. Pods that are bound together are listed as their group, whatever they request. Pods with
-scheduling gates, or with another scheduler, are a group of their own. Explaining takes tens of
-milliseconds with 5,000 nodes, so the answer is shared for some seconds, until a pod is added or
-leaves.
-"""
+Pods of one owner have the same request and the same eligible nodes, so explaining one of them
+explains all. Pods that are bound together are listed as their group, whatever they request. Pods
+with scheduling gates, or with another scheduler, form a separate group. With 5,000 nodes,
+explaining takes tens of milliseconds, so the answer is shared for some seconds, or until a pod is
+added or leaves."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -22,12 +21,12 @@ from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.whatif.group_report import group_report
 
-#: Minimum seconds for which explanations are used while the pods stay the same.
+#: Minimum seconds for which explanations are used if the set of pods stays the same.
 SHARED_S = 5.0
-#: Explanations are used this many times as long as they took to compute, up to ``MOST_SHARED_S``:
-#: most of the time may be a wait for quotas, if the API server does not answer.
+#: Explanations are used this many times as long as they took to compute, up to ``MOST_SHARED_S``
+#: seconds, because they can take long if the API server does not return the quotas.
 SHARED_TIMES, MOST_SHARED_S = 50, 30.0
-#: Number of groups that are explained; the others are counted only.
+#: Number of groups that are explained. The others are only counted.
 MOST_EXPLAINED = 10
 
 
@@ -36,25 +35,26 @@ class WaitingView(View):
 
     namespace: str
     owner_kind: str
-    """The pod itself if it has no owner: kind Pod. PodGroup for pods that are bound together."""
+    """Kind of the owner. It is Pod, with the pod's own name, for a pod without an owner, and
+    PodGroup for pods that are bound together."""
     owner_name: str
     pods: int
     name: str
-    """The pod that waits longest."""
+    """The pod that has waited longest."""
     oldest_s: float | None
     request: str
-    """Such as "1 x nvidia.com/gpu with 8Gi"; empty if the pods of a group differ."""
+    """For example "1 x nvidia.com/gpu with 8Gi"; empty if the pods of a group differ."""
     verdict: str
     """"fits", "rejected", "gated", "other_scheduler" or "unreadable"."""
     message: str
     """The cause, as a sentence."""
     fix: str | None
-    """A change that helps, tried on a copy of the cluster; null if nothing was found."""
+    """A change that helps, tried on a copy of the cluster; null if none was found."""
 
 
 @dataclass(slots=True)
 class WaitingGroups:
-    """The last answer, for all readers."""
+    """Keeps the last answer for all readers."""
 
     key: tuple[str, ...] = ()
     until_s: float = float("-inf")
@@ -62,7 +62,7 @@ class WaitingGroups:
     total: int = 0
 
     def of(self, context: Context, snap: Snapshot) -> tuple[list[WaitingView], int]:
-        """Return the groups that wait longest, and the number of all groups."""
+        """Return the groups that have waited longest, and the number of all groups."""
         pods = context.cluster.unbound()
         key = tuple(sorted(pod.metadata.uid for pod in pods))
         now_s = context.monotonic_s()
@@ -91,7 +91,7 @@ def _grouped(pods: Iterable[Pod], context: Context) -> list[list[Pod]]:
 
 
 def _owner(pod: Pod) -> tuple[str, str]:
-    """Return kind and name of the owner in the answer."""
+    """Return kind and name of the owner that the answer shows."""
     if (group := named_group_of(pod)) is not None:
         return "PodGroup", group.name
     kind, name = owner_of(pod)

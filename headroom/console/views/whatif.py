@@ -45,11 +45,11 @@ from headroom.core.rules.eligible_nodes import (
 from headroom.core.rules.pod_requests import QuotaUse
 from headroom.core.whatif.simulation import NotPlaced, Placed, Simulation
 
-#: Limits of one question, because each pod and each change of a node takes a few milliseconds:
-#: pods, and nodes of each change.
+#: Maximum number of pods in one question, and of nodes in each change. They are limited because
+#: each takes a few milliseconds.
 MOST_PODS, MOST_NODES = 1000, 200
 
-#: Additional answers in /openapi.json.
+#: Additional responses for /openapi.json.
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"description": "The question exceeds a limit"},
     413: {"description": "The body is too large"},
@@ -60,7 +60,7 @@ MOST_NAMESPACES = 32
 SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
 
-#: The placement of a pod, or the reasons of the nodes against it. A sentence if no scheduler tries
+#: The placement of a pod, or the nodes' reasons against it. It is a sentence if no scheduler tries
 #: the pod, or if a ResourceQuota rejects it.
 _Outcome = Placed | NotPlaced | str
 
@@ -70,7 +70,7 @@ routes = APIRouter()
 
 @routes.post("/v1/whatif", response_model=WhatifBody, responses=_ERRORS)
 def whatif(context: InContext, request: Request, asked: WhatifAsked, snap: Newest) -> Response:
-    """Simulate changes of nodes and pods: return where the given pods would be placed, and the
+    """Simulate changes of nodes and pods. Return where the given pods would be placed, and the
     totals and free memory before and after. Nothing is changed: the pods are placed one after
     another on a copy, by the code that places real pods. kube-scheduler may prefer other nodes."""
     cluster = context.cluster
@@ -78,7 +78,7 @@ def whatif(context: InContext, request: Request, asked: WhatifAsked, snap: Newes
     now_s = context.monotonic_s()
     schedulers = context.schedulers()
     groups = [list(new_pods(cluster, some, n, schedulers)) for n, some in enumerate(asked.pods)]
-    # Memory counts that is held for pods that go before the least important pod to place.
+    # Memory that is held for a pod counts if that pod precedes the least important pod to place.
     new = (each.pod for group in groups for each in group)
     least = min(new, key=attrgetter("priority"), default=None)
     snap = context.seen_by(None if asked.drain else least, snap)
@@ -130,11 +130,11 @@ def _too_many(where: str, why: str) -> HTTPException:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Nodes and pods that the changes of a question add, move and remove."""
+    """Nodes and pods that the changes of a question add, remove or move."""
 
     #: Names of new nodes.
     added: list[str] = field(default_factory=list)
-    #: Pods of drained nodes, which need another node.
+    #: Pods of drained nodes. They need another node.
     moving: list[NewPod] = field(default_factory=list)
     released: list[VramRequest] = field(default_factory=list)
 
@@ -142,8 +142,8 @@ class _Changes:
 def _apply_changes(cluster: Cluster, simulation: Simulation, asked: WhatifAsked) -> _Changes:
     """Apply the changes to the simulation.
 
-    Raises ``HTTPException``: 422 if a pod, node or number is wrong, 400 if too many pods would be
-    moved.
+    Raises ``HTTPException`` 422 if a pod, node or number is wrong, and 400 if too many pods would
+    be moved.
     """
     changes = _Changes()
     for key in dict.fromkeys(asked.release):
@@ -200,9 +200,10 @@ def _no_node(where: str, node: str) -> HTTPException:
 def _quotas_left(
     context: Context, pods: Sequence[NewPod], changes: _Changes
 ) -> dict[str, QuotaUse]:
-    """Return the remaining quota of each namespace, without the pods that are removed or moved.
+    """Return the remaining quota of each namespace, not counting pods that are removed or moved.
 
-    Namespaces are missing if their quotas cannot be read, or beyond ``MOST_NAMESPACES``.
+    A namespace is missing if its quotas cannot be read, or if there are more than
+    ``MOST_NAMESPACES``.
     """
     namespaces = dict.fromkeys(each.request.namespace for each in pods if each.counted)
     quotas: dict[str, QuotaUse] = {}
@@ -224,10 +225,10 @@ def _not_checked(pods: Sequence[NewPod], quotas: Mapping[str, QuotaUse]) -> list
 def _placed(
     simulation: Simulation, pods: list[NewPod], quotas: Mapping[str, QuotaUse]
 ) -> Iterator[tuple[NewPod, _Outcome]]:
-    """Place the pods one after another; yield each with its outcome.
+    """Place the pods one after another. Yield each pod with its outcome.
 
-    Each pod gets its device before the next one is placed: on a steered node, kube-scheduler
-    retries the next pod only then.
+    Each pod gets its device before the next pod is placed, because on a steered node,
+    kube-scheduler retries the next pod only after that.
     """
     eligible: dict[bytes, Eligible] = {}
     for each in pods:
@@ -246,7 +247,8 @@ def _placed(
 
 def _placement_view(pod: NewPod, placed: Placed) -> WhatifPlacementView:
     charges = placed.placement.charges
-    # Devices that the plugin would not choose now; only pods bound later can move the pod there.
+    # The plugin would not choose these devices now. Only pods bound later can move the pod
+    # there.
     beyond = {uuid for charge in charges for uuid in charge.beyond}
     bytes_on = {
         uuid: charged_bytes
@@ -265,7 +267,7 @@ def _placement_view(pod: NewPod, placed: Placed) -> WhatifPlacementView:
 
 
 def _rejections(outcomes: list[tuple[NewPod, _Outcome]]) -> list[WhatifRejectionView]:
-    """Return a view for each group of equal pods with the same reasons."""
+    """Return one view for all equal pods that have the same reasons."""
     alike: dict[object, tuple[NotPlaced | str, list[NewPod]]] = {}
     for pod, outcome in outcomes:
         if isinstance(outcome, Placed):

@@ -19,7 +19,7 @@ class NodesAdded(StrictModel):
 
 class WhatifAsked(StrictModel):
     """Changes are applied in this order: release, drain, replicas, modes, add. Then the pods of
-    drained nodes are placed, then ``pods`` in the given order."""
+    drained nodes are placed, and then ``pods`` in the given order."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -35,11 +35,11 @@ class WhatifAsked(StrictModel):
     drain: list[str] = Field(default_factory=list, description="Nodes to drain and remove.")
     replicas: dict[str, int] = Field(
         default_factory=dict,
-        description="Node name: new number of replicas of each of its devices; 1: not shared.",
+        description="Node name -> new number of replicas of each of its devices; 1: not shared.",
     )
     modes: dict[str, DeviceChoice] = Field(
         default_factory=dict,
-        description="Node name: new value of its annotation headroom.gpu/device-choice.",
+        description="Node name -> new value of its annotation headroom.gpu/device-choice.",
     )
     add: list[NodesAdded] = Field(default_factory=list, description="Idle nodes to add.")
 
@@ -51,7 +51,7 @@ class WhatifPlacementView(View):
     node: str
     score_ratio: float
     devices: list[str]
-    """Devices that the pod could get; one if that is certain."""
+    """Devices that the pod could get. If there is one, it is certain."""
     most_bytes: int
     """Maximum memory that the pod takes on one of them."""
 
@@ -62,15 +62,15 @@ class WhatifRejectionView(View):
     pods: list[str]
     leaves: str | None
     not_tried: str | None
-    """Why no scheduler tries the pods, whatever the nodes: scheduling gates, another scheduler,
-    or a ResourceQuota that rejects them; null if one does."""
+    """Why no scheduler tries the pods on any node: scheduling gates, another scheduler, or a
+    ResourceQuota that rejects them; null if a scheduler tries them."""
     reasons: list[ReasonView]
     ineligible: list[ReasonView]
-    """Nodes that are not eligible, by selector, affinity, taint or cordon."""
+    """Nodes that are not eligible because of a selector, affinity, taint or cordon."""
 
 
 class WhatifSpaceView(View):
-    """Free memory for pods of one size, before and after; see /v1/capacity."""
+    """Free memory for pods of one size, before and after. See /v1/capacity."""
 
     request: AskView
     before: SpaceView
@@ -83,15 +83,16 @@ class WhatifTotalsView(View):
     """Sums over the cluster."""
 
     pods: int
-    """Pods that are bound or hold GPU memory."""
+    """Number of pods that are bound or hold GPU memory."""
     reserved_bytes: int
-    """Memory that these pods reserve: each GPU that a pod gets counts once."""
+    """Memory that these pods reserve. Each GPU that a pod gets counts once."""
     headroom_bytes: int
-    """As in /v1/fleet: memory is kept on each GPU that a pod could get, until its GPU is known."""
+    """As in /v1/fleet. Until the GPU of a pod is known, memory is kept on each GPU that it could
+    get."""
     devices: int
     devices_in_use: int
-    """Devices with a pod or other use. A pod that could get one of several counts on an empty
-    one."""
+    """Number of devices with a pod or other use. A pod that could get one of several devices counts
+    on an empty one."""
     devices_empty: int
 
 
@@ -103,11 +104,11 @@ class WhatifBody(Body):
     """Totals of the cluster, without the changes and with them."""
     after: WhatifTotalsView
     placements: list[WhatifPlacementView]
-    """In the order in which they were placed."""
+    """In the order in which the pods were placed."""
     rejections: list[WhatifRejectionView]
     added: list[str]
     """Names of the nodes that were added."""
     spaces: list[WhatifSpaceView]
-    """One for each size of ``pods``; without pods, one for the memory share of a replica."""
+    """One for each size in ``pods``. Without pods, one for the memory share of a replica."""
     not_checked: list[str]
     """Checks of kube-scheduler and the API server that this answer does not include."""

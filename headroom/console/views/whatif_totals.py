@@ -24,7 +24,7 @@ def before_and_after(
 ) -> tuple[WhatifTotalsView, WhatifTotalsView]:
     """Return the totals without and with the changes, from the snapshots without and with them.
 
-    ``placements`` are those of all pods that the question placed or moved.
+    ``placements`` are the placements of all pods that the question placed or moved.
     """
     drained, released = set(asked.drain), set(asked.release)
     bound = [pod for pod in shared_rows(request).of(cluster, snapshots[0]) if pod.node]
@@ -41,7 +41,7 @@ def before_and_after(
 
 
 def _totals(snap: Snapshot, reserved_bytes: Sequence[int], now_s: float) -> WhatifTotalsView:
-    """Return the totals of the snapshot; ``reserved_bytes`` has an item for each pod."""
+    """Return the totals of the snapshot. ``reserved_bytes`` has an item for each pod."""
     devices = Counter[str]()
     for node in snap.nodes:
         devices.update(_devices(node))
@@ -56,9 +56,10 @@ def _totals(snap: Snapshot, reserved_bytes: Sequence[int], now_s: float) -> What
 
 
 def _devices(node: NodeTerms) -> Counter[str]:
-    """Count the devices of the node that are in use or empty; implausible ones are neither.
+    """Count the devices of the node that are in use or empty. Implausible devices count as neither.
 
-    Of the empty devices that unconfirmed pods could get, at most one for each replica is in use.
+    If unconfirmed pods could get empty devices, at most one such device for each replica counts as
+    in use.
     """
     found, possible, replicas = Counter[str](), Counter[str](), dict[str, int]()
     for terms in node.devices:
