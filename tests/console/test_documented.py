@@ -77,7 +77,7 @@ def test_docstrings_of_fields_are_descriptions_in_the_openapi_document() -> None
     # Docstrings of one line and several lines, and fields with a model type, from a base, and with
     # an alias.
     assert message("DeviceView", "free_bytes").startswith("Memory free for the next pod")
-    assert message("DeviceView", "sm_activity_ratio").endswith("this is not device utilization.")
+    assert message("DeviceView", "sm_activity_ratio").endswith("It is not the device utilization.")
     assert message("ExplainBody", "last_decision").startswith("The last decision")
     assert message("FilterView", "replica") == "The replica that served it."
     assert message("NodesBody", "continue").startswith("Value of the query parameter")

@@ -93,7 +93,7 @@ class DeviceView(View):
     replicas_leaving: int
     """Number of allocated replicas that terminating pods hold."""
     free_bytes: int
-    """Free memory that the next pod gets if it requests one replica and gets this device."""
+    """Memory free for the next pod that requests one replica, if it gets this device."""
     policy: str
     """Policy by which the device plugin is assumed to choose a device: distributed, packed or
     unknown; "steered" if the agent chooses instead."""
