@@ -1,6 +1,6 @@
 """Finds the pods that use more memory than the ledger of the node has reserved for them. Pure.
 
-Extenders decide whether to evict these pods (``core.placement.overuse_eviction``). The agent only
+Extenders decide whether to evict these pods (``core.overuse.selection``). The agent only
 reports their devices sooner (see ``agent.status_writer``).
 """
 

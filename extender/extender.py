@@ -15,7 +15,7 @@ from extender.ledger.ledger import Ledger
 from extender.ledger.node_capacity import ListBound, NodeCapacity
 from extender.ledger.store import Evictor, Store
 from extender.metrics import Telemetry
-from extender.overuse import OveruseController
+from extender.overuse.controller import OveruseController
 from extender.partial_groups import GroupReader, PartialGroupsController
 from extender.pending_events import PendingEventsController
 from extender.preemption.controller import PreemptionController
@@ -225,7 +225,7 @@ class Extender(ClusterView):
         followed = self._followed(store)
         evictions = Evictions(followed, ledger, evictor, misplaced_now)
         self.overuse_controller = OveruseController(
-            self.cluster, followed, ledger, evictor, self.telemetry, self.event_recorder
+            self.cluster, followed, ledger, evictor, self.telemetry.overuse, self.event_recorder
         )
         self.reconciler.eviction_controller = EvictionController(
             self.cluster, evictions, self.telemetry, self.event_recorder

@@ -5,6 +5,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from extender.eviction.metrics import evictions
+from extender.overuse.metrics import OveruseMetrics
 from headroom.contract.reasons import Reason
 from headroom.core.placement.prediction_outcome import Result, Surprise
 from headroom.runtime.telemetry import SECONDS, ViewTelemetry, counter
@@ -103,18 +104,7 @@ class Telemetry(ViewTelemetry):
             registry=registry,
         )
         self.evictions = evictions(registry)
-        self.overuse_evictions = new(
-            "headroom_overuse_evictions_total",
-            "Evictions of pods that use more than they reserved: decided, withdrawn (the pressure "
-            "ended), evicted, rejected (by the API server), would_evict (in mode observe).",
-            outcome=("decided", "withdrawn", "evicted", "rejected", "would_evict"),
-        )
-        self.overuse_unresolved = Gauge(
-            "headroom_overuse_unresolved_devices",
-            "Devices on which pods lack memory that they reserved because of others' overuse, and "
-            "no pod may be evicted, by settings, annotations or the API server.",
-            registry=registry,
-        )
+        self.overuse = OveruseMetrics(registry)
         self.starts = Histogram(
             "headroom_start_duration_seconds",
             "Time from the bind of a pod that starts alone to the end of its start, by its end: "

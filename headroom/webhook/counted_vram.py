@@ -18,8 +18,8 @@ import numpy as np
 from headroom.contract.annotations import COUNTED_VRAM, VRAM, Bytes
 from headroom.contract.kube import Container, Pod
 from headroom.contract.quantity import MAX_DEVICE_BYTES, format_bytes
+from headroom.core.overuse.selection import TOLERANCE_BYTES
 from headroom.core.placement.amounts import DeviceArrays, bytes_of, device_arrays
-from headroom.core.placement.overuse_eviction import TOLERANCE_BYTES
 from headroom.core.placement.policy import LargestDevice
 from headroom.core.placement.request import ContainerAsk, VramRequest
 from headroom.core.rules.pod_requests import amount

@@ -10,9 +10,10 @@ from typing import Any
 import msgspec
 import structlog
 
-from extender import extended_resource, overuse, pending_events, starts
+from extender import extended_resource, pending_events, starts
 from extender.extender import Extender
 from extender.ledger.memory_store import EmbeddedStore
+from extender.overuse import controller as overuse
 from extender.preemption import controller as preemption
 from extender.reconcile import controller as reconcile
 from extender.requeue import controller as requeue
@@ -27,8 +28,8 @@ from headroom.contract.reasons import Reason
 from headroom.contract.watched import HeartbeatSeen, PodGone
 from headroom.core.cluster.notices import Notice
 from headroom.core.cluster.trackers import nominations
-from headroom.core.cluster.trackers import overuse as overuse_state
 from headroom.core.eviction import back_offs
+from headroom.core.overuse import tracker as overuse_tracker
 from headroom.errors import StoreConflict, StoreRejected
 from headroom.runtime import loops as periodic
 from headroom.runtime.follow import cluster_view, event_queue
@@ -51,7 +52,7 @@ def quicken() -> None:
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
     back_offs.FIRST_S = 0.1
     starts.EVERY_S = 0.02
-    overuse.EVERY_S, overuse_state.REJECTED_FOR_S = 0.02, 0.05
+    overuse.EVERY_S, overuse_tracker.REJECTED_FOR_S = 0.02, 0.05
     reconcile.AT_ONCE = feed.AT_ONCE = 1
     requeue.EVERY_S, requeue.IDLE_S = 0.01, 0.05
     pending_events.EVERY_S, pending_events.AGAIN_AFTER_S = 0.02, 0.05

@@ -16,7 +16,7 @@ from extender.event_recorder import EventRecorder
 from extender.ledger.ledger import Ledger
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.metrics import Telemetry
-from extender.overuse import OveruseController
+from extender.overuse.controller import OveruseController
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec, OveruseEviction
 from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from headroom.contract.kube import Lease, ObjectMeta, Pod
@@ -93,7 +93,8 @@ class World:
             lambda: next(self._ids),
         )
         recorder = EventRecorder(self._post, self.telemetry)
-        return OveruseController(self.state, store, ledger, self.evictor, self.telemetry, recorder)
+        metrics = self.telemetry.overuse
+        return OveruseController(self.state, store, ledger, self.evictor, metrics, recorder)
 
     def _post(self, notice: Notice) -> bool:
         self.posted.append(notice)
@@ -127,7 +128,7 @@ class World:
         return {uid: decision for uid, decision in found.items() if not decision.rejected_at}
 
     def counted(self, outcome: str) -> float:
-        return self.telemetry.overuse_evictions.labels(outcome)._value.get()
+        return self.telemetry.overuse.evictions.labels(outcome)._value.get()
 
     def told(self) -> list[tuple[str, str]]:
         return [(notice.about.uid, notice.reason) for notice in self.posted]
@@ -254,10 +255,10 @@ def test_a_device_on_which_no_pod_may_be_evicted_is_counted(world: World) -> Non
     world.report()
     world.round()
     world.round()
-    assert world.telemetry.overuse_unresolved._value.get() == 1
+    assert world.telemetry.overuse.unresolved._value.get() == 1
     world.report(p=5)
     world.round()
-    assert world.telemetry.overuse_unresolved._value.get() == 0
+    assert world.telemetry.overuse.unresolved._value.get() == 0
 
 
 @pytest.mark.parametrize("error", [StoreConflict("changed"), StoreTimeout("no answer")])
@@ -316,7 +317,7 @@ def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: World) 
 def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.overuse.REJECTED_FOR_S", 0.0)
+    monkeypatch.setattr("extender.overuse.controller.REJECTED_FOR_S", 0.0)
     world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
     for _ in range(3):
         world.report()
@@ -332,7 +333,7 @@ def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(
 def test_nodes_with_overuse_take_turns_if_they_are_too_many(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.overuse.MOST_NODES", 2)
+    monkeypatch.setattr("extender.overuse.controller.MOST_NODES", 2)
     monkeypatch.setattr(world.state.overuses, "nodes", lambda: ([], ["a", "b", "c", "n"]))
     world.report()
     world.round()
@@ -442,4 +443,4 @@ class TestRejectedEvictionOfAnotherNamespace:
             world.report(p=9, r=7)
             assert world.round() == []
         assert world.decided == {}
-        assert world.telemetry.overuse_unresolved._value.get() == 1
+        assert world.telemetry.overuse.unresolved._value.get() == 1

@@ -12,7 +12,7 @@ from headroom.contract.gpunode import GPUNode, UnattributedProcess
 from headroom.contract.watched import PodGone
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.notices import Notice, notices
-from headroom.core.cluster.trackers.overuse import Overuses
+from headroom.core.overuse.tracker import Overuses
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.policy import Rules
 from headroom.core.tracker import WeighedNode

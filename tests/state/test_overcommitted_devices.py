@@ -10,7 +10,7 @@ from headroom.contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen
 from headroom.core.cluster.changes import BindBegun
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.notices import Notice, notices
-from headroom.core.cluster.trackers.overuse import Overcommit
+from headroom.core.overuse.tracker import Overcommit
 from headroom.core.placement.policy import Rules
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.states import seen, state_of

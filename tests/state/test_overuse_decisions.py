@@ -17,7 +17,7 @@ from headroom.core.overuse.decisions import (
     overuse_evictions_on,
     overusing_pods,
 )
-from headroom.core.placement.overuse_eviction import OveruseEvictions
+from headroom.core.overuse.selection import OveruseEvictions
 from headroom.core.placement.policy import Rules
 from tests.builders import GIB, MIB, NOW_S, gpunode, kube_node, reservation, shared, use
 from tests.builders import pod as plain_pod

@@ -16,8 +16,7 @@ from typing import Literal
 
 from headroom.console.facts.movable_pods import Move, Movers, Stays, charged_bytes, only
 from headroom.contract.kube import Pod
-from headroom.core.cluster.trackers.overuse import first_of_each_memory
-from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import REASONS, Snapshot

@@ -16,8 +16,7 @@ from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
 from headroom.core.cluster.own_rows import own_rows
-from headroom.core.cluster.trackers.overuse import first_of_each_memory
-from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder
 from headroom.core.placement.request import Portion, Unreadable, VramRequest, asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms, Snapshot

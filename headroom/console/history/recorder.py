@@ -24,7 +24,7 @@ from headroom.console.history.history import (
 from headroom.console.history.holdings import Held, HeldSums, of_node
 from headroom.contract.gpunode import GPUNode, GPUNodeStatus
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.overuse import first_of_each_memory
+from headroom.core.placement.device_accounting import first_of_each_memory
 from headroom.core.placement.snapshot import NodeTerms
 from headroom.core.placement.updated_nodes import UpdatedNodes
 from headroom.runtime.loops import Loops

@@ -25,8 +25,7 @@ from headroom.console.view import View
 from headroom.console.view_context import InContext, Newest, shared
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.overuse import first_of_each_memory
-from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.snapshot import REASONS, NodeTerms, Snapshot
 from headroom.core.placement.updated_nodes import UpdatedNodes
 

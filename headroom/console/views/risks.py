@@ -11,7 +11,7 @@ from headroom.console.history.growth import Growing
 from headroom.console.view import View
 from headroom.console.view_context import Context
 from headroom.contract.quantity import gib
-from headroom.core.cluster.trackers.overuse import Overuse
+from headroom.core.overuse.tracker import Overuse
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
 

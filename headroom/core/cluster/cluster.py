@@ -30,7 +30,6 @@ from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators,
 from headroom.core.cluster.trackers.gpu_users import GpuUsers
 from headroom.core.cluster.trackers.heartbeats import NEVER_S, Heartbeats
 from headroom.core.cluster.trackers.nominations import Nominations
-from headroom.core.cluster.trackers.overuse import Overcommits, Overuses
 from headroom.core.cluster.trackers.pod_selectors import Budgets, Neighbours, has_affinity_terms
 from headroom.core.cluster.trackers.prediction_tracker import Circumstances, PredictionTracker
 from headroom.core.cluster.trackers.request_drift import RequestDrift
@@ -40,6 +39,7 @@ from headroom.core.cluster.unfinished_binds import UnfinishedBinds
 from headroom.core.cluster.weighing_queue import WeighingQueue
 from headroom.core.eviction.back_offs import BackOffs
 from headroom.core.eviction.misplaced_pods import Misplaced, idle_on, misplaced
+from headroom.core.overuse.tracker import Overcommits, Overuses
 from headroom.core.placement.demand_pricing import DemandTracker
 from headroom.core.placement.fit import fit
 from headroom.core.placement.placement_record import Placement, charges, place

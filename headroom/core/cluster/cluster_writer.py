@@ -44,10 +44,10 @@ from headroom.core.cluster.changes import (
 )
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.headroom_gains import grew
-from headroom.core.cluster.trackers.overuse import any_overcommitted
 from headroom.core.cluster.trackers.sm_activity import sm_decreased
 from headroom.core.cluster.weighing_queue import as_assumed, matters, older
 from headroom.core.eviction.misplaced_pods import overfull
+from headroom.core.overuse.tracker import any_overcommitted
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms

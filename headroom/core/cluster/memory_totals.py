@@ -17,8 +17,7 @@ from headroom.contract.kube import Node
 from headroom.contract.quantity import parse_bytes
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.overuse import first_of_each_memory
-from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.policy import MIB
 from headroom.core.placement.snapshot import CODE_OF, REASONS, NodeTerms, Snapshot
 

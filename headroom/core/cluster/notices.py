@@ -17,7 +17,7 @@ from headroom.contract.gpunode import UnattributedProcess
 from headroom.contract.kube import Node, Pod
 from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.overuse import Overcommit
+from headroom.core.overuse.tracker import Overcommit
 
 #: Maximum number of names in one message. If there are more, the message only states how many.
 _MAX_NAMES = 3

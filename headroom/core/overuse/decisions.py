@@ -1,6 +1,6 @@
 """Decides which pods of a node to evict because of their overuse, from one version of its GPUNode.
 
-``placement.overuse_eviction`` has the rule. Pods are evicted only if the setting ``on_overuse`` or
+``selection`` has the rule. Pods are evicted only if the setting ``on_overuse`` or
 their annotation allows it. Static pods are never evicted, because the API server has only a copy of
 them. No other field exempts a pod, such as its priority, its scheduler, its owner or its grace
 period. With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
@@ -8,17 +8,16 @@ period. With the setting ``overuse_opt_out`` an administrator lets authors exemp
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from headroom.contract.annotations import ON_OVERUSE, OnOveruse, parse_on_overuse
 from headroom.contract.errors import BadAnnotation
 from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
+from headroom.contract.heartbeat import Confirmation
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
-from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S, first_of_each_memory
 from headroom.core.eviction.eligibility import is_static, leaves_within
-from headroom.core.placement.overuse_eviction import (
+from headroom.core.overuse.selection import (
     NONE,
     TOLERANCE_BYTES,
     Balance,
@@ -28,6 +27,8 @@ from headroom.core.placement.overuse_eviction import (
     balance,
     overuse_evictions,
 )
+from headroom.core.overuse.tracker import REJECTED_FOR_S, Overuses
+from headroom.core.placement.device_accounting import first_of_each_memory
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.snapshot import NodeTerms
 
@@ -35,6 +36,26 @@ from headroom.core.placement.snapshot import NodeTerms
 #: otherwise write a grace period of years, or delete the pod with it, and the pod would keep the
 #: memory of others.
 MOST_GRACE_S = 120
+
+
+class Cluster(Protocol):
+    """The part of the cluster's state that the decisions read."""
+
+    @property
+    def rules(self) -> Rules: ...
+
+    @property
+    def overuses(self) -> Overuses: ...
+
+    def gpunode(self, name: str) -> GPUNode | None: ...
+
+    def confirmation(self, name: str) -> Confirmation | None: ...
+
+    def pod(self, uid: str) -> Pod | None: ...
+
+    def pods_on(self, name: str) -> tuple[Pod, ...]: ...
+
+    def terms_of(self, name: str, gpunode: GPUNode | None) -> NodeTerms: ...
 
 
 def overuse_evictions_on(cluster: Cluster, gpunode: GPUNode, now_s: float) -> OveruseEvictions:

@@ -33,7 +33,7 @@ All values are bytes in Python integers, which do not overflow.
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 
 import msgspec
 
@@ -216,6 +216,18 @@ def weigh(
             )
         )
     return tuple(terms)
+
+
+def first_of_each_memory(terms: Sequence[DeviceTerms]) -> Iterator[DeviceTerms]:
+    """Yield one device for each memory, because devices that share a memory report equal values."""
+    seen: set[tuple[str | None, int | None]] = set()
+    for term in terms:
+        if term.sharers > 1:
+            memory = term.device.parent, term.device.gpu_instance
+            if memory in seen:
+                continue
+            seen.add(memory)
+        yield term
 
 
 def allocatable(device: Device, reserve_bytes: int) -> int:

@@ -28,21 +28,21 @@ from extender.eviction.evicting import Result, Victim, evict
 from extender.ledger.ledger import Ledger
 from extender.ledger.reservations import ATTEMPTS
 from extender.ledger.store import Evictor, Store
-from extender.metrics import Telemetry
+from extender.overuse.metrics import OveruseMetrics
 from headroom.bounded import Bounded
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.gpunode import GPUNode, OveruseEviction, Reservation
 from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
-from headroom.core.cluster.trackers.overuse import REJECTED_FOR_S
 from headroom.core.eviction.eligibility import leaves_within
 from headroom.core.overuse.decisions import (
     MOST_GRACE_S,
     latest_sample,
     overuse_evictions_on,
 )
-from headroom.core.placement.overuse_eviction import OveruseEvictions, Overusing, changes
+from headroom.core.overuse.selection import OveruseEvictions, Overusing, changes
+from headroom.core.overuse.tracker import REJECTED_FOR_S
 from headroom.errors import StoreConflict, StoreError, StoreNotFound
 from headroom.runtime.loops import Loops
 
@@ -83,14 +83,14 @@ class OveruseController:
         store: Store,
         ledger: Ledger,
         evictor: Evictor,
-        telemetry: Telemetry,
+        metrics: OveruseMetrics,
         event_recorder: EventRecorder,
     ) -> None:
         self._cluster = cluster
         self._store = store
         self._ledger = ledger
         self._evictor = evictor
-        self._telemetry = telemetry
+        self._metrics = metrics
         self._event_recorder = event_recorder
         #: (uid, time of the decision) -> when this process saw it first. The clocks of two replicas
         #: are not compared.
@@ -140,7 +140,7 @@ class OveruseController:
                 except StoreError as err:
                     log.warning("overuse_eviction_failed", node=name, message=str(err))
             await asyncio.sleep(0)  # kube-scheduler's calls run in between
-        self._telemetry.overuse_unresolved.set(sum(self._unresolved.values()))
+        self._metrics.unresolved.set(sum(self._unresolved.values()))
 
     def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:
         return overuse_evictions_on(self._cluster, gpunode, time.monotonic())
@@ -165,7 +165,7 @@ class OveruseController:
                 selected[uid] = replace(first, since_s=now_s + REJECTED_FOR_S)
                 continue
             self._logged[uid] = None
-            self._telemetry.overuse_evictions.labels("would_evict").inc()
+            self._metrics.evictions.labels("would_evict").inc()
             name = f"{pod.metadata.namespace}/{pod.metadata.name}"
             figures = _figures(over)
             log.warning("pod_would_be_evicted", node=gpunode.name, pod=name, pod_uid=uid, **figures)
@@ -240,10 +240,10 @@ class OveruseController:
 
     async def _announce(self, node: str, uid: str, over: Overusing | None) -> None:
         if over is None:
-            self._telemetry.overuse_evictions.labels("withdrawn").inc()
+            self._metrics.evictions.labels("withdrawn").inc()
             log.info("overuse_eviction_withdrawn", node=node, pod_uid=uid)
             return
-        self._telemetry.overuse_evictions.labels("decided").inc()
+        self._metrics.evictions.labels("decided").inc()
         log.warning("overuse_eviction_decided", node=node, pod_uid=uid, **_figures(over))
         if (pod := self._cluster.pod(uid)) is not None:
             message = (
@@ -273,12 +273,12 @@ class OveruseController:
         )
         if made.result is Result.REJECTED:
             await self._ledger.reservations.reject_overuse(node, uid)
-            self._telemetry.overuse_evictions.labels("rejected").inc()
+            self._metrics.evictions.labels("rejected").inc()
             log.warning("overuse_eviction_rejected", node=node, pod_uid=uid, message=made.message)
             return
         if made.result is not Result.EVICTED or made.pod is None:
             return  # changed, deleted or withdrawn: the next round checks it again
-        self._telemetry.overuse_evictions.labels("evicted").inc()
+        self._metrics.evictions.labels("evicted").inc()
         log.warning("pod_evicted", node=node, pod_uid=uid, reason="overuse of GPU memory")
         message = (
             "This pod used more GPU memory than it reserved, and other pods on its GPU lacked "

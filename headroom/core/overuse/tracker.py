@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction
-from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder
 from headroom.core.tracker import Tracker, WeighedNode
 
@@ -120,18 +120,6 @@ def _keep(names: set[str], name: str, is_in: bool) -> None:
         names.add(name)
     else:
         names.discard(name)
-
-
-def first_of_each_memory(terms: Sequence[DeviceTerms]) -> Iterator[DeviceTerms]:
-    """Yield one device for each memory, because devices that share a memory report equal values."""
-    seen: set[tuple[str | None, int | None]] = set()
-    for term in terms:
-        if term.sharers > 1:
-            memory = term.device.parent, term.device.gpu_instance
-            if memory in seen:
-                continue
-            seen.add(memory)
-        yield term
 
 
 def _overuses(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overuse]:

@@ -1,0 +1,1 @@
+"""Evicts pods that use more memory than they reserved."""
