@@ -235,8 +235,7 @@ def _amounts(memory: Memory | None) -> _Amounts:
 
 @dataclass(frozen=True, slots=True)
 class _Health:
-    """Why and since when a device is unhealthy, with codes; all fields are empty if it is
-    healthy."""
+    """Why and since when a device is unhealthy, with codes; empty if it is healthy."""
 
     reason: str = ""
     codes: tuple[str, ...] = ()
@@ -308,7 +307,7 @@ def _smoothed(
     """Return SM activity with its exponential average; None if it was not measured.
 
     A sample's weight falls to 1/e in ``SMOOTHED_OVER_S`` seconds, whatever the sampling interval.
-    The average starts again when the source changes. ``last`` is the device as last reported.
+    The average starts again if the source changes. ``last`` is the device as last reported.
     """
     if activity is None or activity.sm_ratio is None:
         return None

@@ -1,4 +1,4 @@
-"""A message with a code: people read the text, and programs read the code."""
+"""A message with a code, so that people read the text and programs read the code."""
 
 from collections.abc import Iterable
 
@@ -8,8 +8,8 @@ from headroom.contract.gpunode import HealthCode, SourceCode
 class Cause(str):
     """Why something is unhealthy or cannot be read.
 
-    It is a string, because probes join messages and compare them. A text that contains it, such as
-    an f-string, has no code unless it is converted to a ``Cause`` again.
+    It is a string, because probes join and compare messages. A text built from it, such as an
+    f-string, has no code unless it is converted to a ``Cause`` again.
     """
 
     __slots__ = ("code",)
@@ -28,7 +28,8 @@ def code_of(text: str) -> str:
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Join messages about one source; the result has the first of their codes, if any has one."""
+    """Join messages about one source. The result has the first code among them, if any message has
+    one."""
     listed = [*texts]
     whole = "; ".join(listed)
     coded = (text.code for text in listed if isinstance(text, Cause))

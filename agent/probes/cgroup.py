@@ -3,19 +3,19 @@
     0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-…
     0::/kubepods/burstable/pod<uid>/<64 hex>
 
-The first line is from the kubelet's systemd driver, which replaces the uid's dashes by
-underscores. The second is from its cgroupfs driver. Variants:
+The first line comes from the kubelet's systemd driver, which replaces the dashes of the uid by
+underscores, and the second from its cgroupfs driver. There are these variants:
 
-* A guaranteed pod has no level for its quality of service.
+* The path of a guaranteed pod has no level for the quality of service.
 * Cgroups v1 repeat the path for each controller.
 * Docker, kind and nested clusters add a prefix. In a cgroup namespace the prefix is ``/../..``.
 * CRI-O may add a level below the container.
-* If runtime and kubelet use different drivers, one level has both pod and container:
+* If runtime and kubelet use different drivers, one level names both pod and container:
   ``kubepods-pod<uid>.slice:cri-containerd:<64 hex>``.
 * The uid of a static pod is a hash of 32 hex digits without dashes.
 
-Below its own level, a container with a writable cgroup creates levels of any name, such as that of
-another pod. So only the outermost pod counts, after those that the node itself runs in.
+A container with a writable cgroup can create levels of any name below its own level, such as the
+name of another pod. So only the outermost pod counts, after the pods that the node itself runs in.
 """
 
 import re
@@ -29,12 +29,12 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 @lru_cache(maxsize=1024)
 def owner(text: str, around: tuple[str, ...] = ()) -> tuple[str, str]:
-    """Return the pod uid and the container id of a process; both empty if it is in no pod.
+    """Return the pod uid and the container id of a process; both are empty if it is in no pod.
 
-    The id is also empty if no level below the pod is a container's. ``text`` is the content of the
-    process's cgroup file; its line with the most pods counts. ``around`` are the pods that the node
-    runs in, as ``pods`` returns them. Results are cached, because all processes of a container have
-    the same text.
+    The id is also empty if no level below the pod belongs to a container. ``text`` is the content
+    of the process's cgroup file, of which the line with the most pods counts. ``around`` contains
+    the pods that the node runs in, as ``pods`` returns them. Results are cached, because all
+    processes of a container have the same text.
     """
     found = _longest(text)
     if tuple(uid for uid, _ in found[: len(around)]) == around:
@@ -63,17 +63,19 @@ def _owners(path: str) -> tuple[tuple[str, str], ...]:
 
 
 def pod_of(part: str) -> str:
-    """Return the pod uid in the name of a path level; empty if it is not a pod's."""
+    """Return the pod uid in the name of a path level; empty if the level belongs to no pod."""
     match = _POD.fullmatch(part)
     return match["uid"].replace("_", "-") if match else ""
 
 
 def container_of(part: str) -> str:
-    """Return the container id in the name of a path level; empty if it is not a container's."""
+    """Return the container id in the name of a path level; empty if the level belongs to no
+    container."""
     match = _CONTAINER.fullmatch(part)
     return match["id"] if match else ""
 
 
 def is_static(uid: str) -> bool:
-    """Return whether a uid belongs to a static pod, and so is a hash of its manifest."""
+    """Return whether a uid belongs to a static pod, which means that it is a hash of its
+    manifest."""
     return _HASH.fullmatch(uid) is not None

@@ -1,12 +1,12 @@
 """Reads the checkpoint of the kubelet's device manager, and verifies its checksum.
 
-The device manager writes the file at every allocation, before the container starts, and whenever a
+The device manager writes the file at every allocation before the container starts, and whenever a
 plugin reports a change of its devices. No other source has both pod uids and replica ids. Pods that
-ended stay in it until the next allocation. ``RegisteredDevices`` has only healthy replicas. An
-ordinary init container keeps its entry as long as its pod exists.
+have ended stay in the file until the next allocation, and an ordinary init container keeps its
+entry as long as its pod exists. ``RegisteredDevices`` contains only healthy replicas.
 
-The checksum is FNV-1a over the text that Go's ``spew`` prints of the structures, with their types.
-So it also differs if a kubelet has other structures than those known here. A file whose checksum
+The checksum is the FNV-1a hash of the text that Go's ``spew`` prints for the structures and their
+types. So it also differs if a kubelet uses other structures than this module. A file whose checksum
 differs is used, but the source is reported as degraded.
 """
 
@@ -24,7 +24,7 @@ import msgspec
 from agent.probes import protobuf
 
 _MOST_BYTES = 64 << 20
-#: Seconds between two checks of whether the file has changed.
+#: Interval in seconds at which the file is checked for changes.
 CHECK_EVERY_S = 0.2
 
 
@@ -34,7 +34,7 @@ class BadCheckpoint(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The replicas of one resource that one container was allocated."""
+    """The replicas of one resource that the kubelet has allocated to one container."""
 
     pod_uid: str
     container: str
@@ -58,7 +58,7 @@ class Checkpoint:
     """The content of the file."""
 
     entries: tuple[Entry, ...]
-    #: Resource -> healthy replicas.
+    #: Healthy replicas of each resource.
     registered: Mapping[str, tuple[str, ...]]
     #: Whether the checksum matches the content; None if it was not computed.
     verified: bool | None
@@ -66,7 +66,8 @@ class Checkpoint:
     left_out: int = 0
 
 
-# Limits of the report. Other device plugins, and the uids of static pods, have none.
+# Limits of the report. Other device plugins have no such limits, and neither do uids of static
+# pods.
 _MOST_UID_CHARS = 128
 _MOST_CONTAINER_CHARS = 63
 MOST_REPLICA_CHARS = 256
@@ -76,7 +77,7 @@ class _Entry(msgspec.Struct):
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
-    #: NUMA node -> replicas; a plain list before Kubernetes 1.20.
+    #: NUMA node -> replicas. Before Kubernetes 1.20 it was a plain list.
     replicas: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     answer: str | None = msgspec.field(name="AllocResp", default=None)
 
@@ -99,9 +100,10 @@ _NOT_READ = (msgspec.MsgspecError, ValueError, RecursionError)
 
 @contextmanager
 def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
-    """Call ``changed`` in another thread when the file has changed, until the context ends.
+    """Call ``changed`` in another thread whenever the file has changed, until the context ends.
 
-    The file is checked every ``CHECK_EVERY_S``. Changes between two checks cause one call.
+    The file is checked every ``CHECK_EVERY_S`` seconds. Several changes between two checks cause
+    only one call.
     """
     end = threading.Event()
 
@@ -123,7 +125,7 @@ def watched(path: Path, changed: Callable[[], object]) -> Iterator[None]:
 def signature(path: Path) -> tuple[int, int, int] | None:
     """Return inode, modification time in ns and size of the file, to detect changes.
 
-    None if the file cannot be read.
+    Return None if the file cannot be read.
     """
     try:
         found = path.stat()
@@ -135,8 +137,8 @@ def signature(path: Path) -> tuple[int, int, int] | None:
 def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
     """Read the file, and compute its checksum if ``verify`` is set.
 
-    A wrong checksum is no error, but then the result is not ``verified``. The checksum of 768 pods
-    takes 0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
+    A wrong checksum is not an error, but then the result is not ``verified``. The checksum of 768
+    pods takes 0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
     """
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES)
@@ -146,12 +148,12 @@ def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
 def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
     """Parse the content of a checkpoint. Raises ``BadCheckpoint``.
 
-    An entry or a resource that cannot be read is left out and counted.
+    Entries and resources that cannot be read are skipped and counted.
     """
     try:
         file = _decoder.decode(content)
     except _NOT_READ as err:
-        # The text contains no content, because that changes with every write of the file.
+        # The message must not contain the content of the file, which changes with every write.
         raise BadCheckpoint(f"not a device manager's checkpoint ({type(err).__name__})") from err
     raw_entries = file.data.pod_device_entries
     raw_devices = file.data.registered_devices
@@ -170,7 +172,7 @@ def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
             left_out += 1
     verified = None
     if verify:
-        # The checksum covers every entry, so it cannot be computed if one was left out.
+        # The checksum covers every entry, so it cannot be computed if an entry was skipped.
         verified = not left_out and _verified(
             file.checksum,
             None if raw_entries is None else good,
@@ -190,15 +192,15 @@ def _verified(
     """Return whether the checksum matches the content."""
     try:
         return checksum == _fnv1a(_print(entries, registered))
-    except ValueError:  # a NUMA node that is no number, or an answer that is not base64
+    except ValueError:  # a NUMA node is not a number, or an answer is not base64
         return False
 
 
 def _entry(entry: _Entry) -> Entry:
-    """Return an entry as the agent uses it.
+    """Convert an entry for the agent.
 
-    Replicas that are too long for the report are left out, because no device of NVIDIA's plugin has
-    such an id. Uid and container are cut.
+    Replicas with ids that are too long for the report are skipped, because no device of NVIDIA's
+    plugin has such an id. Uid and container are truncated.
     """
     by_numa = entry.replicas if isinstance(entry.replicas, dict) else {}
     flat = entry.replicas if isinstance(entry.replicas, list) else []
@@ -232,9 +234,9 @@ def _pair(value: bytes | int) -> tuple[str, str]:
 def _print(
     entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None
 ) -> Iterator[bytes]:
-    """Yield the text that spew prints of the device manager's ``checkpointData`` with ``%#v``.
+    """Yield the text that spew prints for the device manager's ``checkpointData`` with ``%#v``.
 
-    It is yielded in parts, because the whole text may have a megabyte.
+    The text is yielded in parts, because it can be a megabyte long.
     """
     yield b"(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
     if entries is None:

@@ -9,16 +9,17 @@ from agent.probes.readings import SourceReading
 
 CHECKPOINT = "checkpoint"
 
-#: Seconds between two computations of the checksum while the file changes with every sample.
+#: Seconds between two computations of the checksum if the file changes with every sample.
 VERIFY_EVERY_S = 300.0
 
 
 class CheckpointFile:
-    """The checkpoint, parsed again only if the file changed.
+    """The checkpoint, which is parsed again only if the file has changed.
 
-    The checksum is the most expensive part. So it is computed at the first sample in which the file
-    has not changed. If the file changes with every sample, it is computed every ``VERIFY_EVERY_S``.
-    After a file that could not be used, the next one is verified at once.
+    The checksum takes the most CPU time, so it is computed at the first sample in which the file
+    has not changed. If the file changes with every sample, the checksum is computed every
+    ``VERIFY_EVERY_S`` seconds. After a file that could not be used, the next file is verified
+    immediately.
     """
 
     def __init__(self, path: Path, monotonic_s: Callable[[], float]) -> None:
@@ -55,7 +56,7 @@ class CheckpointFile:
         if verify:
             self._verified_s = self._monotonic_s()
         if checkpoint.left_out:
-            why = f"parts that cannot be read were left out: {checkpoint.left_out}"
+            why = f"skipped parts that cannot be read: {checkpoint.left_out}"
             return checkpoint, SourceReading(CHECKPOINT, "degraded", why)
         if checkpoint.verified is False:
             why = "its checksum does not match its content"
@@ -64,7 +65,7 @@ class CheckpointFile:
 
 
 def why_not_read(err: OSError, missing: str) -> str:
-    """Return ``missing`` if there is no file, otherwise the system's text of the error."""
+    """Return ``missing`` if there is no file, otherwise the system's description of the error."""
     if isinstance(err, FileNotFoundError):
         return missing
     return os.strerror(err.errno or 0)

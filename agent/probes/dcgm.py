@@ -1,9 +1,9 @@
 """The DCGM probe: scrapes the node's dcgm-exporter over HTTP.
 
-The exporter's answer (the exposition) is a copy of DCGM's newest values, without timestamps. DCGM
-refreshes them every 30 s (the exporter's default). So the age of a value is not known. It is only
-known how long ago any value in the answer changed. Temperatures, clocks and energy counters change
-with every collection. If nothing changes for ``STALE_AFTER_S``, DCGM does not collect any more.
+The exporter's answer (the exposition) is a copy of DCGM's newest values without timestamps, which
+DCGM refreshes every 30 s by default. So the age of a single value is unknown, and the probe can
+only measure how long ago any value has changed. Temperatures, clocks and energy counters change
+with every collection. So if nothing changes for ``STALE_AFTER_S``, DCGM has stopped collecting.
 """
 
 import contextlib
@@ -26,11 +26,12 @@ _log = structlog.get_logger()
 
 SOURCE = "dcgm"
 
-#: Seconds for one scrape: connection, headers and body together.
+#: Seconds that one scrape may take, including connection, headers and body.
 TIMEOUT_S = 3.0
-#: An exposition without any change for this many seconds is stale.
+#: An exposition that does not change for this many seconds is stale.
 STALE_AFTER_S = 120.0
-#: Maximum size. A node of 16 GPUs with 7 instances each, 40 counters and 10 pods needs 8 MiB.
+#: Maximum size of an exposition in bytes. A node of 16 GPUs with 7 instances each, 40 counters and
+#: 10 pods needs 8 MiB.
 MOST_BYTES = 16 << 20
 _PART_BYTES = 1 << 20
 
@@ -40,7 +41,8 @@ class Unreadable(Exception):
 
 
 class Exporter:
-    """Scrapes one exporter in its own thread. Only the first call of ``newest`` waits for it."""
+    """Scrapes one exporter in its own thread. Only the first call of ``newest`` waits for the
+    scrape."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class Exporter:
         self._check = CrossCheck()
         #: When the last scrape began.
         self._begun_s = -math.inf
-        #: Whether a scrape has begun whose result has not been taken yet.
+        #: Whether a scrape has begun but its result has not been taken yet.
         self._pending = False
         #: Whether the pending scrape was aborted.
         self._late = False
@@ -69,7 +71,7 @@ class Exporter:
         self._readings: tuple[DcgmReading, ...] = ()
         #: When the last successful scrape began.
         self._read_s = -math.inf
-        #: Why there is no newer exposition. The text stays the same while the cause lasts.
+        #: Why there is no newer exposition. The text stays the same as long as the cause.
         self._trouble = "not scraped yet"
         #: Number of lines of the last exposition that could not be used.
         self.bad_lines = 0
@@ -88,18 +90,19 @@ class Exporter:
             self._begun_s, self._late = now_s, False
             self._pending = self._worker.give(self._scrape)
             if not self._pending:
-                self._trouble = "the agent cannot start a thread for it"
+                self._trouble = "the agent cannot start a thread for the scrape"
         if self._pending:
             self._collect(time.monotonic() + (self._timeout_s if first else 0.0))
         now_s = self._monotonic()
         if self._trouble and now_s - self._read_s > 3 * self._every_s:
             raise Unreadable(self._trouble)
         if now_s - self._changed_s > STALE_AFTER_S:
-            raise Unreadable("nothing in its exposition has changed for minutes")
+            raise Unreadable("its exposition has not changed for minutes")
         return self._readings
 
     def read(self, devices: Sequence[DeviceReading]) -> tuple[Sequence[DcgmReading], SourceReading]:
-        """Return the newest figures, and the state of the source. ``devices`` are NVML's.
+        """Return the newest figures and the state of the source. ``devices`` contains NVML's
+        devices.
 
         Raises nothing.
         """
@@ -142,7 +145,8 @@ class Exporter:
             self._trouble = self._too_late if late else _why(err)
             return
         self._pending = False
-        if self._late:  # aborted: a body without a length may be incomplete
+        # Ignore the result of an aborted scrape, because a body without a length may be incomplete.
+        if self._late:
             return
         if scraped.digest != self._digest:
             self._readings, self.bad_lines = scraped.readings, scraped.bad_lines
@@ -157,8 +161,8 @@ class Exporter:
     def _scrape(self) -> Scraped:
         """Read the exporter's answer. Called in the worker's thread.
 
-        The answer is parsed while it arrives, so a large one takes neither memory nor time of the
-        sampling thread. Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.
+        The answer is parsed while it arrives, so a large answer takes neither memory nor time of
+        the sampling thread. Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.
         """
         connection = http.client.HTTPConnection(
             self._url.hostname or "", self._url.port or 80, timeout=self._timeout_s
@@ -179,7 +183,7 @@ class Exporter:
             connection.close()
 
     def _cut(self) -> None:
-        """Abort the scrape. Its own timeout restarts with every byte, so it may never expire."""
+        """Abort the scrape. Its own timeout restarts with every byte, so it might never expire."""
         cut = self._socket
         if cut is not None:
             with contextlib.suppress(OSError):

@@ -1,11 +1,12 @@
 """Reads an exposition of dcgm-exporter, and compares its memory figures with NVML's. Pure.
 
-The exporter may repeat a device's series for each pod that shares it (KUBERNETES_VIRTUAL_GPUS), and
-some of these contain figures of single pods. So series of one device are never added up. A series
-without a pod label belongs to the device. If all series have a pod label, the largest value counts.
+The exporter may repeat the series of a device for each pod that shares it
+(KUBERNETES_VIRTUAL_GPUS), and some of these series contain figures of single pods. So the series of
+one device are never added up. A series without a pod label describes the device. If all series have
+a pod label, the largest value counts.
 
 MIG series have the UUID of the whole GPU and the number of the GPU instance. The label Hostname
-(hostname since 4.8.3) is not used, because the UUID identifies the device.
+(hostname since 4.8.3) is ignored, because the UUID identifies the device.
 """
 
 import hashlib
@@ -32,17 +33,19 @@ from headroom.contract.dcgm import (
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _MIB = 1 << 20
-#: Values that DCGM uses for a missing figure: the blank of 32-bit integers and of doubles, each
-#: with three variants for the reason, and that of 64-bit integers. Exporters before 2.4 export
+#: Values that DCGM uses for a missing figure: the blanks of 32-bit integers and of doubles, each
+#: with three variants for the reason, and the blank of 64-bit integers. Exporters before 2.4 export
 #: them. A real figure never has such a value.
 _BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
 _MOST_XID = 1 << 16
-#: Maximum age of DCGM's figures: its collection interval, our scrape interval, and a margin.
+#: Maximum age of DCGM's figures in seconds: its collection interval, the agent's scrape interval,
+#: and a margin.
 _WINDOW_S = 60.0
-#: Largest difference that rounding three figures to MiB and the time between two calls can cause.
+#: The largest difference that is possible because three figures are rounded to MiB and the calls
+#: are made at different times.
 _TOLERANCE_BYTES = 64 << 20
-#: Number of consecutive scrapes that must disagree, because a peak between two of our samples is no
-#: disagreement.
+#: Number of consecutive scrapes that must disagree, because a peak between two of the agent's
+#: samples is not a disagreement.
 _IN_A_ROW = 3
 
 
@@ -60,7 +63,7 @@ class DcgmReading:
     free_bytes: int | None = None
     reserved_bytes: int | None = None
     total_bytes: int | None = None
-    #: The last XID; the exporter keeps it until it restarts.
+    #: The last XID, which the exporter keeps until it restarts.
     xid: int | None = None
 
     @property
@@ -86,8 +89,8 @@ def _xid(number: float) -> int | None:
     return int(number) if whole else None
 
 
-#: Metric -> field of ``DcgmReading``, and the conversion to its unit. The second half has the names
-#: since 4.9.0.
+#: Maps each metric to the field of ``DcgmReading`` and the conversion to its unit. The second half
+#: contains the names since 4.9.0.
 _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
     SM_ACTIVITY[0]: ("sm_ratio", ratio),
     "DCGM_FI_PROF_SM_OCCUPANCY": ("occupancy_ratio", ratio),
@@ -109,13 +112,13 @@ _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
 #: Label names that exporters and relabelling rules use for the pod.
 _PODS = ("pod", "pod_name", "exported_pod")
 _PREFIX = b"DCGM_FI_"
-#: The begin of a line with labels, and the rest of it.
+#: The beginning of a line with labels, and the rest of the line.
 _LINE = re.compile(rb"^[ \t]*(DCGM_FI_[A-Z0-9_]+)[ \t]*\{(.*)$", re.MULTILINE)
 _LABEL = re.compile(r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*"((?:[^"\\]|\\.)*)"\s*(?:,|$)')
-#: Maximum length of a line. A line with all labels of a pod has less than 2 KiB.
+#: Maximum length of a line in bytes. A line with all labels of a pod is shorter than 2 KiB.
 _MOST_LINE_BYTES = 16 << 10
-#: Maximum number of devices, and the maximum length of a UUID. A node has a few hundred devices,
-#: but an endpoint can have those of a whole cluster.
+#: Maximum number of devices, and maximum length of a UUID. A node has a few hundred devices, but an
+#: endpoint can export the devices of a whole cluster.
 _MOST_DEVICES = 16 << 10
 _MOST_UUID_CHARS = 128
 
@@ -132,19 +135,19 @@ class Scraped:
 
 
 class Exposition:
-    """Reads an exposition in parts. It keeps figures of devices only, and never the text.
+    """Reads an exposition in parts. Keeps only figures of devices, never the text.
 
-    Lines that cannot be used are counted. Values that DCGM uses for a missing figure are ignored
+    Lines that cannot be used are counted. Values that DCGM uses for a missing figure are skipped
     and not counted.
     """
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
-        #: The begin of a line whose end has not arrived; None: the line is too long.
+        #: The beginning of a line whose end has not arrived yet; None if the line is too long.
         self._rest: bytes | None = b""
         self._bad_lines = 0
-        #: Device -> field -> (whether the series has no pod, value), the largest of all series: a
-        #: series without a pod is preferred.
+        #: For each device and field, whether the series has no pod, and its value. A series without
+        #: a pod is preferred, otherwise the largest value is kept.
         self._found: dict[Key, dict[str, tuple[bool, float]]] = {}
 
     def feed(self, part: bytes) -> None:
@@ -158,7 +161,7 @@ class Exposition:
             self._rest = None
 
     def end(self) -> Scraped:
-        """Return what was read, after the last part."""
+        """Return what was read. Called after the last part."""
         self._end_lines(b"")
         readings = []
         for (uuid, instance), series in self._found.items():
@@ -167,14 +170,14 @@ class Exposition:
         return Scraped(tuple(readings), self._bad_lines, self._hash.digest())
 
     def _end_lines(self, text: bytes) -> None:
-        """Read lines, of which the first one continues the rest of the last part."""
+        """Read lines. The first line continues the rest of the previous part."""
         if self._rest is None:
             self._bad_lines += 1
             text = text.partition(b"\n")[2]
         else:
             text = self._rest + text
         self._rest = b""
-        # The search for a text is much faster than the search for lines.
+        # Searching for the prefix first is much faster than searching for lines.
         for line in _LINE.finditer(text) if _PREFIX in text else ():
             name = line[1].decode()
             if name in _METRICS:
@@ -184,7 +187,7 @@ class Exposition:
                     self._bad_lines += 1
 
     def _add(self, name: str, series: bytes) -> None:
-        """Read labels and value of a line of the metric ``name``. Raises ``ValueError``."""
+        """Read the labels and the value of a line of the metric ``name``. Raises ``ValueError``."""
         labels, number = _parsed(series)
         if number in _BLANKS:
             return
@@ -201,7 +204,7 @@ class Exposition:
 
 
 def _parsed(series: bytes) -> tuple[dict[str, str], float]:
-    """Return labels and value of a line, without its begin. Raises ``ValueError``."""
+    """Return the labels and the value of a line without its beginning. Raises ``ValueError``."""
     if len(series) > _MOST_LINE_BYTES:
         raise ValueError("too long")
     text, brace, tail = series.decode("utf-8", "replace").rpartition("}")
@@ -225,10 +228,10 @@ def _parsed(series: bytes) -> tuple[dict[str, str], float]:
 class CrossCheck:
     """Compares DCGM's memory figures with NVML's."""
 
-    #: (GPU, instance) -> (time last seen, bytes used with the driver's reserve) of NVML's figures
-    #: within ``_WINDOW_S``.
+    #: For each (GPU, instance), NVML's figures within ``_WINDOW_S`` as (time last seen, bytes used
+    #: including the driver's reserve).
     _used: dict[Key, deque[tuple[float, int]]] = field(default_factory=dict)
-    #: (GPU, instance) -> consecutive scrapes that disagreed about used memory.
+    #: For each (GPU, instance), the number of consecutive scrapes that disagreed about used memory.
     _doubts: dict[Key, int] = field(default_factory=dict)
     #: ``scrapes`` of the last comparison.
     _compared: int = 0
@@ -240,11 +243,11 @@ class CrossCheck:
         devices: Iterable[DeviceReading],
         readings: Iterable[DcgmReading],
     ) -> list[str]:
-        """Return the contradictions, without repetitions.
+        """Return the contradictions without repetitions.
 
-        ``scrapes`` is the number of expositions read so far: if it is unchanged, the exposition was
-        compared before, and does not count as another disagreement. ``devices`` are NVML's,
-        ``readings`` are DCGM's.
+        ``scrapes`` is the number of expositions read so far. If it is unchanged, the exposition was
+        already compared and does not count as another disagreement. ``devices`` come from NVML,
+        ``readings`` from DCGM.
         """
         known = {_key_of(device): device for device in devices}
         for key, device in known.items():
@@ -265,7 +268,7 @@ class CrossCheck:
         for reading in readings:
             key = reading.key
             if reading.uuid not in parents:
-                wrong.append("it exports metrics of devices that this node does not have")
+                wrong.append("it exports metrics of devices that are not on this node")
             elif key in known:
                 wrong += self._differences(key, known[key], reading, again)
         return list(dict.fromkeys(wrong))
@@ -273,7 +276,7 @@ class CrossCheck:
     def _differences(
         self, key: Key, device: DeviceReading, reading: DcgmReading, again: bool
     ) -> list[str]:
-        """Return the differences of one device. ``again`` is whether the reading was compared
+        """Return the differences of one device. ``again`` states whether the reading was compared
         before.
 
         A difference of used memory is returned only after ``_IN_A_ROW`` scrapes.
@@ -290,16 +293,16 @@ class CrossCheck:
             known = [part for part in parts if part is not None]
             total_bytes = sum(known) if len(known) == len(parts) else None
         if total_bytes is not None and abs(total_bytes - memory.total_bytes) > slack_bytes:
-            why = f"{device.uuid}: its memory is not what NVML reports"
+            why = f"{device.uuid}: its memory differs from NVML's report"
             wrong.append(Cause(why, "memory_differs"))
         if reading.used_bytes is not None and not again:
-            # Some exporter versions count the driver's reserve as used, some do not.
+            # Some exporter versions count the driver's reserve as used memory, and some do not.
             least = min(used for _, used in series) - (memory.reserved_bytes or 0) - slack_bytes
             most = max(used for _, used in series) + slack_bytes
             fits = least <= reading.used_bytes <= most
             self._doubts[key] = 0 if fits else self._doubts.get(key, 0) + 1
         if self._doubts.get(key, 0) >= _IN_A_ROW:
-            why = f"{device.uuid}: its used memory is not what NVML reports"
+            why = f"{device.uuid}: its used memory differs from NVML's report"
             wrong.append(Cause(why, "memory_differs"))
         return wrong
 
@@ -314,15 +317,16 @@ def activity_of(
         if (reading := by_key.get(_key_of(device))) is not None:
             sm_ratio, occupancy_ratio = reading.sm_ratio, reading.occupancy_ratio
             found.append(ActivityReading("dcgm", device.uuid, sm_ratio, occupancy_ratio))
-            # This is only utilisation, because any kernel keeps the engine active. NVML's value has
-            # priority, but NVML has none for MIG instances.
+            # This is only utilisation, because any kernel keeps the engine active. NVML's value
+            # takes priority, but NVML has no value for MIG instances.
             engine = reading.engine_ratio
             found.append(ActivityReading("dcgm-engine", device.uuid, utilization_ratio=engine))
     return found
 
 
 def last_xids(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:
-    """Return the gauges of the last XID of the present GPUs, as in ``HealthSample.gauges``."""
+    """Return the gauges of the last XID of the present GPUs, in the form of
+    ``HealthSample.gauges``."""
     known = set(present)
     found: dict[str, int] = {}
     for reading in readings:

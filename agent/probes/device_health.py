@@ -1,6 +1,7 @@
 """Decides which devices are unhealthy, why, since when, and when they are healthy again. Pure.
 
-Most causes can be read at every sample. They end with the first sample that does not show them:
+Most causes can be read at every sample. Each of them ends with the first sample that does not show
+it:
 
     lost, reset required, calls that hang or fail        the calls succeed again
     the driver asks for a recovery                        it asks for none
@@ -8,12 +9,14 @@ Most causes can be read at every sample. They end with the first sample that doe
     uncorrectable ECC errors since the driver loaded     the counter is zero again: reset or reload;
                                                          no cause if the driver reports recoveries
 
-An XID is an event: the driver reports it once, and it cannot be read later. There are two cases:
+An XID is an event, which the driver reports only once and which cannot be read later. There are two
+cases:
 
 * The driver reports which recovery it needs (from 565 on, see docs/design/agent.md). Then an XID
-  makes the device unhealthy for one sample only. After that the requested recovery decides.
-* The driver does not report it. Then the XID is remembered, across restarts of the agent too, until
-  the driver is loaded again (another module load, version or boot) or the node's maintenance ends.
+  makes the device unhealthy for only one sample. After that, the requested recovery decides.
+* The driver does not report recoveries. Then the XID is remembered, even across restarts of the
+  agent, until the driver is loaded again (another module load, version or boot) or the node's
+  maintenance ends.
 
 XIDs in ``HARMLESS`` never make a device unhealthy. All MIG devices of an unhealthy device are
 unhealthy too. An XID without a device counts for every device, as in NVIDIA's plugin.
@@ -27,10 +30,10 @@ import msgspec
 from agent.probes.cause import Cause, code_of
 from agent.probes.readings import HealthIssueReading
 
-#: XIDs after which the device works: number -> meaning. The first five are those of NVIDIA's
-#: device plugin (internal/rm/health.go, v0.18). The others need no action for the GPU according to
-#: NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The plugin also
-#: ignores 109, but the catalog demands a reset for it.
+#: XIDs after which the device still works, with their meanings. The first five are those of
+#: NVIDIA's device plugin (internal/rm/health.go, v0.18). The others need no action for the GPU
+#: according to NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The
+#: plugin also ignores 109, but the catalog demands a reset for it.
 HARMLESS = {
     13: "an exception in the graphics engine, by the application",
     31: "a memory page fault, by the application",
@@ -44,13 +47,13 @@ HARMLESS = {
     154: "the recovery that the driver asks for has changed, which is read separately",
 }
 
-#: Maximum length of a reason in characters. The API server rejects a report with a longer one.
+#: Maximum length of a reason in characters. The API server rejects reports with longer reasons.
 _MOST_REASON_CHARS = 1000
 #: Maximum number of XIDs remembered for one device.
 _MOST_XIDS = 16
 
-#: nvmlDeviceGpuRecoveryAction_t of r615 (nvidia-ml-py 13.615.71); 0 is none. In the first 580
-#: drivers (13.580.65) 5 was a bus reset, which later ones number 6.
+#: Texts for nvmlDeviceGpuRecoveryAction_t of r615 (nvidia-ml-py 13.615.71), where 0 means none. In
+#: the first 580 drivers (13.580.65), 5 was a bus reset, which has the number 6 in later drivers.
 _RECOVERIES = {
     1: "a GPU reset",
     2: "a reboot of the node",
@@ -60,13 +63,14 @@ _RECOVERIES = {
     6: "a bus reset",
     7: "a reboot of the system",
 }
-#: Recoveries that reset the GPU, for which no process may have it open.
+#: Recoveries that reset the GPU, which is possible only if no process has it open.
 _RESETS = frozenset({1, 4, 6})
 
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Health of one physical GPU as the driver reports it; None if it does not report it."""
+    """Health of one physical GPU as the driver reports it. Values that it does not report are
+    None."""
 
     uncorrected_errors: int | None = None
     remap_pending: bool | None = None
@@ -82,16 +86,16 @@ class Checkup:
 
     @property
     def causes(self) -> list[Cause]:
-        """The reasons why the GPU is unhealthy; none if it is healthy.
+        """The reasons why the GPU is unhealthy; empty if it is healthy.
 
-        They contain no counts, because each new error would then cause a write of the report.
+        They contain no counts, because then each new error would cause a write of the report.
         """
         found = []
         if self.recovery:
             what = _RECOVERIES.get(self.recovery, "a recovery")
             found.append(Cause(f"driver asks for {what}", "recovery"))
-        # A contained error (XID 94) is counted too. If the driver reports recoveries, it reports
-        # whether the errors need one.
+        # Contained errors (XID 94) are counted too. A driver that reports recoveries also reports
+        # whether the errors need a recovery.
         if self.uncorrected_errors and self.recovery is None:
             found.append(Cause("uncorrectable ECC errors since the driver was loaded", "ecc"))
         if self.remap_failed:
@@ -111,27 +115,27 @@ class Xid:
     #: UUID of the physical GPU; None if the driver does not report it.
     uuid: str | None
     number: int
-    #: nvml or dcgm.
+    #: Either nvml or dcgm.
     source: str
 
 
 class UnhealthyDevice(msgspec.Struct, frozen=True):
     """The remembered state of an unhealthy physical GPU."""
 
-    #: Since when it has been unhealthy, RFC 3339.
+    #: The time since when it has been unhealthy (RFC 3339).
     since: str
     #: XIDs with their source, such as "79 (nvml)"; empty if all causes can be read at every sample.
     xids: list[str] = msgspec.field(default_factory=list)
 
 
 class HealthState(msgspec.Struct, frozen=True):
-    """The state that survives a restart of the agent (the content of ``--state``)."""
+    """The state that survives a restart of the agent, stored in the file of ``--state``."""
 
-    #: Identifies driver version and module load; empty if no driver has answered yet.
+    #: Identifies the driver version and the module load; empty if no driver has answered yet.
     driver: str = ""
-    #: UUID -> state of the unhealthy device.
+    #: State of each unhealthy device, by UUID.
     unhealthy: dict[str, UnhealthyDevice] = msgspec.field(default_factory=dict, name="patients")
-    #: Gauge -> the last XID in it. DCGM keeps it until the exporter restarts.
+    #: The last XID in each gauge. DCGM keeps it until the exporter restarts.
     gauges: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -141,15 +145,15 @@ class HealthSample:
 
     #: RFC 3339.
     now: str
-    #: Identifies driver version and module load; empty if no driver answers.
+    #: Identifies the driver version and the module load; empty if no driver answers.
     driver: str
-    #: Every present device -> the reasons that were read; an empty list if there is none.
+    #: The reasons that were read for each present device; empty for a device without a reason.
     causes: Mapping[str, list[str]]
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
     #: XID events since the last sample.
     xids: Iterable[Xid] = ()
-    #: DCGM's gauges of the last XID; 0 if there was no XID yet. Each GPU instance has its own
-    #: gauge, so the key is the UUID of the GPU, or UUID/number of the instance.
+    #: DCGM's gauges of the last XID, which are 0 if there was no XID yet. Each GPU instance has its
+    #: own gauge, so the key is the UUID of the GPU, or UUID/number for an instance.
     gauges: Mapping[str, int] = field(default_factory=dict)
     #: Whether maintenance of the node has just ended.
     maintained: bool = False
@@ -158,7 +162,7 @@ class HealthSample:
 def judge(
     before: HealthState, sample: HealthSample
 ) -> tuple[HealthState, dict[str, HealthIssueReading]]:
-    """Return the state to remember, and UUID -> health issue of each unhealthy present device.
+    """Return the state to remember, and the health issue of each unhealthy present device by UUID.
 
     ``before`` is the state that the previous call returned.
     """
@@ -174,7 +178,7 @@ def judge(
         xids += [text for text in new_xids.get(uuid, ()) if text not in xids]
         xids = xids[:_MOST_XIDS]
         if uuid not in sample.causes:
-            if known is not None and xids:  # the device is missing now: keep its XIDs
+            if known is not None and xids:  # The device is missing now, so keep its XIDs.
                 unhealthy[uuid] = UnhealthyDevice(known.since, xids)
             continue
         reasons = [*sample.causes[uuid], *([_reason(xids, recovery)] if xids else [])]
@@ -191,12 +195,12 @@ def judge(
 
 
 def _new_xids(before: HealthState, sample: HealthSample) -> dict[str, list[str]]:
-    """Return UUID -> its new XIDs that make it unhealthy, with their source."""
+    """Return the new XIDs that make a device unhealthy, with their sources, by UUID."""
     gauged = [
         Xid(gauge.partition("/")[0], number, "dcgm")
         for gauge, number in sample.gauges.items()
-        # Only changes count: the gauge keeps showing an XID after the repair, so the first value
-        # that the agent sees may be old.
+        # Only changes count, because the gauge still shows an XID after the repair. So the first
+        # value that the agent sees may be old.
         if number != before.gauges.get(gauge, number)
     ]
     found: dict[str, list[str]] = {}
@@ -210,7 +214,7 @@ def _new_xids(before: HealthState, sample: HealthSample) -> dict[str, list[str]]
 
 
 def _reason(xids: list[str], recovery: int | None) -> Cause:
-    """Return the reason of XIDs, with the condition that ends it."""
+    """Return the reason for these XIDs, with the condition that ends it."""
     until = "the GPU is reset or the driver is loaded again"
     if recovery is not None:
         until = "the driver asks for no recovery"

@@ -1,8 +1,9 @@
 """Joins NVML, DCGM and XID events into the readings of each device.
 
 Memory figures come from NVML. DCGM is the best source of SM activity and a second source of XIDs.
-Its memory figures only check NVML's. If the two differ by more than timing and rounding explain,
-the source ``dcgm`` is reported as degraded, and the figures stay as they are.
+DCGM's memory figures serve only as a check of NVML's figures. If the two differ by more than timing
+and rounding explain, the source ``dcgm`` is reported as degraded, but NVML's figures are still
+used.
 """
 
 import os
@@ -40,7 +41,8 @@ class DeviceProbe:
         incarnation: Callable[[], str],
         now: Callable[[], str],
     ) -> None:
-        """``incarnation`` identifies one load of the driver; ``now`` returns RFC 3339 text."""
+        """Create the probe. ``incarnation`` returns an identifier of the current load of the
+        driver, and ``now`` returns the time as RFC 3339 text."""
         self._nvml = nvml
         self._xids = xids
         self._exporter = exporter
@@ -51,9 +53,9 @@ class DeviceProbe:
         self._health: HealthState | None = None
         self._hanging = False
         self._must_reopen = False
-        #: Whether the driver was released for maintenance and has not answered since.
+        #: Whether the driver was released for maintenance and has not answered since then.
         self._maintained = False
-        #: Why the driver must be released; None if it need not be. Set before each sample.
+        #: Why the driver must be released; None if it need not be released. Set before each sample.
         self.maintenance: Cause | None = None
 
     @property
@@ -88,7 +90,8 @@ class DeviceProbe:
         """Return the driver's memory limits of the containers that hold devices."""
         found = self._limits.follow(readings)
         if self._must_reopen:
-            # A device cannot be reset while it is open. The driver counts GPUs when it is opened.
+            # A device cannot be reset while it is open, and the driver counts GPUs only when it is
+            # opened.
             self._nvml.release(may_close=self._closable)
         return found
 
@@ -107,7 +110,8 @@ class DeviceProbe:
     def _health_issues(
         self, found: Found, dcgm: Sequence[DcgmReading]
     ) -> Iterator[HealthIssueReading | SourceReading]:
-        """Decide which devices are unhealthy, store that, and watch the present GPUs for XIDs.
+        """Decide which devices are unhealthy, store the result, and watch the present GPUs for
+        XIDs.
 
         Yield a reading for each unhealthy device, and one for the source ``xid``.
         """
@@ -149,7 +153,7 @@ def _physical(device: DeviceReading) -> str:
 
 
 def incarnation(root: Path = Path("/")) -> str:
-    """Return an identifier that changes with every boot and every load of the driver's module.
+    """Return an identifier that changes with every boot and with every load of the driver's module.
 
     The kernel gives a module's directory in sysfs a new inode at every load.
     """
@@ -167,10 +171,10 @@ def incarnation(root: Path = Path("/")) -> str:
 def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str | None:
     """Return the full path of the agent's own cgroup directory; empty if it is not found.
 
-    None if there are no cgroups v2, and so no limits of GPU memory. ``pid`` is the agent's process
-    id in the host's namespace; by default its own pid, as with hostPID. In a private cgroup
-    namespace, the default of most runtimes, the kernel shows the agent's cgroup as "/". Then its
-    directory is searched for in the host's cgroups.
+    Return None if there are no cgroups v2, because then GPU memory has no limits. ``pid`` is the
+    agent's process id in the host's namespace, and by default its own pid, which is the same with
+    hostPID. In a private cgroup namespace, the default of most runtimes, the kernel shows the
+    agent's cgroup as "/". Then its directory is searched for in the host's cgroups.
     """
     mount = root / "sys/fs/cgroup"
     try:

@@ -1,12 +1,13 @@
-"""Reads the GPU memory limits of containers, which are per cgroup (driver r615 and newer).
+"""Reads the GPU memory limits of containers, which the driver (r615 and newer) keeps per cgroup.
 
 For each cgroup the driver counts the memory that its processes use on a device. Allocations beyond
 the hard limit fail. The probe reads the limits of every container of every pod that holds a device,
-by the directory of the container's cgroup, because limits are set there and not on the pod's.
+from the directory of the container's cgroup, because limits are set on this cgroup and not on the
+pod's.
 
 With the driver's backend ``dmem`` and a recent kernel, each of these cgroups also has a high-water
-mark: the file ``dmem.peak`` has the most bytes that its processes ever used, by memory region. NVML
-has no call for it.
+mark: the file ``dmem.peak`` contains the maximum number of bytes that its processes ever used, by
+memory region. NVML has no call for it.
 
 Limits are only reported. No decision depends on them, because the user who runs the container can
 set them.
@@ -42,13 +43,13 @@ _log = structlog.get_logger()
 
 SOURCE = "limits"
 
-#: Seconds between two reads. No decision depends on limits, and finding the cgroups of 768 pods
-#: takes a tenth of a sample's time.
+#: Minimum number of seconds between two reads. Limits are not urgent, because no decision depends
+#: on them, and finding the cgroups of 768 pods takes a tenth of a sample's time.
 ASK_EVERY_S = 15.0
 
 _PEAK_FILE = "dmem.peak"
 _MOST_PEAK_BYTES = 1 << 16
-#: A line of ``dmem.peak`` about a GPU's memory: its PCI address, and bytes. Example:
+#: A line of ``dmem.peak`` about the memory of a GPU, with the GPU's PCI address and bytes. Example:
 #: nvidia/0000:17:00.0/vidmem 8589934592
 _PEAK_LINE = re.compile(
     r"nvidia/(?P<pci>[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2})(?:\.[0-7])?/vidmem"
@@ -61,7 +62,7 @@ _Container = tuple[str, str, str]  # uid of the pod, container id, directory
 class LimitsProbe:
     """Reads the limits of containers. ``root`` is the host's /sys/fs/cgroup.
 
-    ``deadline_s`` is the timeout of all driver calls of one read together, ``ask_every_s`` the
+    ``deadline_s`` is the timeout of all driver calls of one read together. ``ask_every_s`` is the
     minimum time between two reads.
     """
 
@@ -75,7 +76,7 @@ class LimitsProbe:
     ) -> None:
         self._ask_every_s = ask_every_s
         self._monotonic = monotonic
-        #: When the limits were last read; -infinity: the next sample reads them again.
+        #: When the limits were last read. With -infinity, the next sample reads them again.
         self._asked_s = float("-inf")
         self._last: list[Reading] = []
         self._gate = gate
@@ -92,10 +93,11 @@ class LimitsProbe:
         self._worker.close()
 
     def follow(self, readings: Sequence[Reading]) -> list[Reading]:
-        """Return a ``LimitReading`` for each container with a limit or use, a ``HighWaterReading``
-        for each container with a high-water mark, and the source's state.
+        """Return the readings of limits and high-water marks, and the state of the source.
 
-        The figures may be ``ask_every_s`` old. Raises nothing.
+        There is a ``LimitReading`` for each container with a limit or use, and a
+        ``HighWaterReading`` for each container with a high-water mark. The figures may be
+        ``ask_every_s`` old. Raises nothing.
         """
         pods = _holders(readings)
         if not pods or any(isinstance(r, DriverReading) and r.why_not for r in readings):
@@ -121,17 +123,17 @@ class LimitsProbe:
         ]
 
     def _read(self, pods: Mapping[str, set[str]], readings: Sequence[Reading]) -> list[Reading]:
-        """Read all limits. ``pods`` is device -> uids of the pods that hold it.
+        """Read all limits. ``pods`` contains the uids of the pods that hold each device.
 
         Raises ``Hanging`` and ``NvmlError``.
         """
         if not self._gate.has(LIMITS_CALL):
-            why = "this driver has no memory limits; r615 and newer have them"
+            why = "this driver does not support memory limits; r615 and newer do"
             return [SourceReading(SOURCE, "absent", why)]
         if not (self._root / "cgroup.controllers").exists():
             return [SourceReading(SOURCE, "absent", f"{self._root} has no cgroups (v2)")]
         seen = pod_cgroups(self._root)
-        if not seen:  # not even the agent's own pod
+        if not seen:  # Not even the agent's own pod has a cgroup there.
             why = f"no pod's cgroup is in {self._root}: mount the host's /sys/fs/cgroup there"
             return _degraded(why)
         asked = {
@@ -159,7 +161,7 @@ class LimitsProbe:
                 try:
                     limits = self._gate.limits(handle, folder)
                 except (DeviceFault, StaleHandle) as err:
-                    # A cgroup that cannot be read must not hide the others.
+                    # Continue, because a cgroup that cannot be read must not hide the others.
                     yield Degraded(SOURCE, f"{device}: {err}")
                     continue
                 if limits is None:
@@ -175,7 +177,7 @@ def _degraded(why: str) -> list[Reading]:
 
 
 def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
-    """Return device -> uids of the pods that hold it, for healthy GPUs without MIG.
+    """Return the uids of the pods that hold each healthy GPU without MIG.
 
     MIG devices have no limits.
     """
@@ -194,9 +196,9 @@ def _holders(readings: Sequence[Reading]) -> dict[str, set[str]]:
 def _high_water(
     asked: Mapping[str, Sequence[_Container]], addresses: Mapping[tuple[int, ...], str]
 ) -> Iterator[HighWaterReading]:
-    """Yield the high-water marks of these containers, which ``asked`` has by device.
+    """Yield the high-water marks of the containers in ``asked``, which lists them by device.
 
-    ``addresses`` is PCI address -> device.
+    ``addresses`` maps PCI addresses to devices.
     """
     holders = {each: asked[device] for device in asked for each in asked[device]}
     for uid, container_id, folder in holders:
@@ -207,7 +209,8 @@ def _high_water(
 
 
 def _peaks(folder: str) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield (PCI address, bytes) of a cgroup's high-water marks; none if it has no such file."""
+    """Yield (PCI address, bytes) for each high-water mark of a cgroup; none if it has no such
+    file."""
     try:
         with open(f"{folder}/{_PEAK_FILE}", "rb") as file:
             text = file.read(_MOST_PEAK_BYTES).decode("ascii", "replace")
@@ -228,5 +231,5 @@ def _pci(address: str) -> tuple[int, ...]:
 
 
 def _limit(figure: int | None) -> int | None:
-    """Return a limit in bytes; None if it is 0, or more than any device has."""
+    """Return a limit in bytes; None if it is 0 or larger than the memory of any device."""
     return figure if figure and figure <= MAX_DEVICE_BYTES else None

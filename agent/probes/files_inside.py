@@ -1,10 +1,10 @@
 """Opens files as another process sees them, below its root directory.
 
-The kernel would resolve an absolute symbolic link in the root of the agent. So links are followed
-here, component by component. Each component is opened relative to its parent directory, and no link
-is left to the kernel. ``..`` returns to a directory that is already open. So no link and no
-directory that is moved meanwhile leads out of the root of the process (as RESOLVE_IN_ROOT of
-openat2, which older kernels and seccomp profiles lack).
+The kernel would resolve an absolute symbolic link in the root of the agent. So this module follows
+links itself, component by component. It opens each component relative to its parent directory, and
+leaves no link to the kernel. ``..`` returns to a directory that is already open. So neither a link
+nor a directory that is moved at the same time leads out of the root of the process. RESOLVE_IN_ROOT
+of openat2 does the same, but older kernels and seccomp profiles do not support it.
 """
 
 import errno
@@ -16,7 +16,7 @@ from pathlib import Path
 
 #: Maximum number of symbolic links in a path, as in Linux.
 _MOST_LINKS = 40
-#: Maximum depth of a path. Each directory of it is open until the file is found.
+#: Maximum depth of a path. All directories of the path stay open until the file is found.
 _MOST_LEVELS = 64
 _MOST_SHOWN_CHARS = 200
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -25,22 +25,22 @@ _NULL = os.makedev(1, 3)
 
 
 class Unreadable(OSError):
-    """A file of another process cannot be read. The text stays the same while the cause lasts."""
+    """A file of another process cannot be read. The text stays the same as long as the cause."""
 
 
 def read_inside(process: Path, path: str, most_bytes: int) -> tuple[tuple[int, int, int], bytes]:
     """Return a signature and the content of a file, at most ``most_bytes``.
 
-    ``process`` is the directory of the process in /proc, ``path`` is what it calls the file. The
-    signature differs after the file changed. The content of /dev/null is empty. Raises
-    ``Unreadable``.
+    ``process`` is the directory of the process in /proc, and ``path`` is the path of the file as
+    the process sees it. The signature changes when the file changes. The content of /dev/null is
+    empty. Raises ``Unreadable``.
     """
     with _opened(process, path) as found:
         status = os.fstat(found)
         signature = (status.st_ino, status.st_mtime_ns, status.st_size)
         if stat.S_ISCHR(status.st_mode) and status.st_rdev == _NULL:
             return signature, b""
-        # Reading a pipe or a device might not end, and opening a device can have effects.
+        # Reading a pipe or a device might never end, and opening a device can have side effects.
         if not stat.S_ISREG(status.st_mode):
             raise Unreadable(f"{_shown(path)} is not a regular file")
         with _reasons(path), open(f"/proc/self/fd/{found}", "rb") as file:
@@ -48,9 +48,10 @@ def read_inside(process: Path, path: str, most_bytes: int) -> tuple[tuple[int, i
 
 
 def files_below(process: Path, path: str) -> Iterator[str]:
-    """Yield the paths of the files in a directory and in those below it, in the order of names.
+    """Yield the paths of all files below a directory, in the order of their names.
 
-    Links to directories are not followed. Arguments as for ``read_inside``. Raises ``Unreadable``.
+    Links to directories are not followed. The arguments are the same as for ``read_inside``. Raises
+    ``Unreadable``.
     """
     for name, is_directory in _entries(process, path):
         if is_directory:
@@ -60,7 +61,8 @@ def files_below(process: Path, path: str) -> Iterator[str]:
 
 
 def _entries(process: Path, path: str) -> list[tuple[str, bool]]:
-    """Return the names in a directory, and whether they are directories; empty if there is none."""
+    """Return the names in a directory, and whether they are directories; empty if it does not
+    exist."""
     try:
         with (
             _opened(process, path) as found,
@@ -76,7 +78,7 @@ def _entries(process: Path, path: str) -> list[tuple[str, bool]]:
 
 @contextmanager
 def _reasons(path: str) -> Iterator[None]:
-    """Raise ``Unreadable`` instead of another ``OSError``."""
+    """Convert any ``OSError`` to ``Unreadable``."""
     try:
         yield
     except Unreadable:
@@ -109,13 +111,13 @@ class _Walk:
     def __init__(self, process: Path, path: str) -> None:
         self._process = process
         self._path = path
-        #: The open directories from the root or the working directory to the present one.
+        #: The open directories from the root or the working directory down to the current one.
         self._open: list[int] = []
         self._is_from_root = False
-        #: Components that are still to be followed, the last one first.
+        #: Components that are still to be followed, in reverse order.
         self._todo: list[str] = []
         self._links = 0
-        #: The first link of the path, and where it leads.
+        #: The first link of the path, and its target.
         self._link = ("", "")
 
     def end(self) -> int:
@@ -171,5 +173,5 @@ class _Walk:
 
 
 def _shown(path: str) -> str:
-    """Return a path for a message, without control characters, cut if it is long."""
+    """Return a path for a message, without control characters and truncated if it is long."""
     return ascii(path)[1:-1][:_MOST_SHOWN_CHARS]

@@ -1,8 +1,10 @@
-"""Compares the GPUs of the kernel with those of the driver, and decides when to open it again.
+"""Compares the number of GPUs of the kernel and of the driver, and decides when to reopen the
+driver.
 
-The driver counts GPUs when it is opened. A GPU that the kernel gets later (a VM, a rescan of the
-PCI bus, a GPU given back by vfio) appears when the driver is opened again. Some GPUs never appear:
-they cannot be started, or their device files are not in the agent's container.
+The driver counts GPUs when it is opened. A GPU that the kernel gets later (in a VM, after a rescan
+of the PCI bus, or back from vfio) appears only when the driver is opened again. Some GPUs never
+appear, because they cannot be started or because their device files are not in the agent's
+container.
 """
 
 import contextlib
@@ -12,18 +14,19 @@ from pathlib import Path
 
 #: PCI classes of display and 3D controllers.
 _GPU_CLASSES = ("0x0300", "0x0302")
-#: Minimum and maximum seconds until the driver is opened again if the numbers still differ. The
-#: wait begins with the minimum.
+#: Minimum and maximum number of seconds until the driver is opened again if the numbers still
+#: differ. The wait starts at the minimum.
 FIRST_WAIT_S, LONGEST_WAIT_S = 15.0, 600.0
-#: Number of samples, and seconds, after which the agent stops trying to close the driver for a
-#: while. It cannot be closed while a call hangs, and no XIDs are received meanwhile.
+#: Number of samples and of seconds after which the agent stops trying to close the driver for a
+#: while. The driver cannot be closed while a call hangs, and no XIDs are received during these
+#: tries.
 _MOST_TRIES, _TRY_FOR_S = 3, 15.0
 
 
 def attached_gpus(sysfs: Path) -> int:
     """Return the number of GPUs that the kernel has bound to NVIDIA's driver; 0 if unknown.
 
-    Virtual functions on a host of virtual machines do not count, because the driver does not show
+    Virtual functions on a host of virtual machines do not count, because the driver does not list
     them.
     """
     found = 0
@@ -35,7 +38,7 @@ def attached_gpus(sysfs: Path) -> int:
 
 
 class GpuCount:
-    """The numbers of GPUs of the kernel and of the driver."""
+    """The number of GPUs of the kernel and of the driver."""
 
     def __init__(self, sysfs: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._sysfs = sysfs
@@ -48,7 +51,7 @@ class GpuCount:
     def compare(self, driver: int) -> bool:
         """Count the kernel's GPUs; return whether the driver must be closed and opened again.
 
-        ``driver`` is the number of GPUs that the driver shows.
+        ``driver`` is the number of GPUs that the driver lists.
         """
         before = self._kernel, self._driver
         self._kernel, self._driver = attached_gpus(self._sysfs), driver
@@ -66,18 +69,19 @@ class GpuCount:
         return True
 
     def closed(self) -> None:
-        """Record that the driver was closed, so that the wait before the next time is longer."""
+        """Record that the driver was closed, and make the next wait longer."""
         self._due_s = self._monotonic() + self._wait_s
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
         self._tries = 0
 
     def messages(self) -> Iterator[str]:
-        """Yield a message if the numbers differ. It stays the same while they do."""
+        """Yield a message if the numbers differ. The message does not change until the numbers
+        do."""
         if self._kernel > self._driver:
             shown = f"only {self._driver}" if self._driver else "none"
             yield (
                 f"the kernel has {self._kernel} NVIDIA GPU{'s' if self._kernel != 1 else ''}, but"
-                f" the driver shows {shown} to this container: if that stays, delete the agent's"
+                f" the driver shows {shown} to this container: if this persists, delete the agent's"
                 " pod when the driver is ready"
             )
         elif 0 < self._kernel < self._driver:

@@ -17,9 +17,10 @@ _log = structlog.get_logger()
 
 #: Seconds after which the API server ends a watch.
 _WATCH_S = 300
-#: Seconds without a line after which a watch counts as broken. Bookmarks come once a minute.
+#: If no line arrives for this number of seconds, the watch counts as broken. Bookmarks arrive once
+#: a minute.
 _QUIET_S = 150.0
-#: Seconds between two watches. The pause doubles after each watch without a line.
+#: Seconds between two watches. The pause doubles after each watch that returned no line.
 _PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 #: The values of ``spec.deviceChoice`` that this agent supports.
@@ -46,10 +47,10 @@ _reservations = msgspec.json.Decoder(dict[str, Reservation])
 
 
 class GPUNodeWatch:
-    """Keeps the newest ledger and device choice. The extender copies the latter from the Node.
+    """Keeps the newest ledger and device choice, which the extender copies from the Node.
 
-    A watch of this one object reports a change at once, and costs nothing while nothing changes. It
-    has its own thread, from which it calls ``changed`` after each change of the device choice.
+    A watch of this single object reports each change at once, and costs nothing while nothing
+    changes. It has its own thread, which calls ``changed`` after each change of the device choice.
     """
 
     def __init__(self, server: ApiServer, node: str, changed: Callable[[], object]) -> None:
@@ -62,27 +63,28 @@ class GPUNodeWatch:
         self._changed = changed
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpunode", daemon=True)
-        #: ``spec.deviceChoice``, "" if it is not set or not known to this agent; None before the
-        #: watch has returned it.
+        #: ``spec.deviceChoice``; empty if it is not set or this agent does not support it, and None
+        #: until the watch has returned it.
         self.device_choice: str | None = None
-        #: Why ``spec.deviceChoice`` is not in effect; empty if it is.
+        #: Why ``spec.deviceChoice`` has no effect; empty if it has.
         self._obstacle = ""
-        #: The reservations; empty if they are not known. Replaced, never changed in place.
+        #: The reservations; empty if they are unknown. Replaced as a whole, never changed in place.
         self.ledger = GPUNodeSpec()
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the thread end after the next line of the watch; do not wait for it."""
+        """Make the thread end after the next line of the watch. Does not wait for it."""
         self._end.set()
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return a reading if the device choice of the GPUNode is not known to this agent."""
+        """Return a reading if this agent does not support the device choice of the GPUNode."""
         return [ObstacleReading(self._obstacle)] if self._obstacle else []
 
     def _run(self) -> None:
-        """Open the watch again and again until ``stop``; log each new cause of a failure."""
+        """Open the watch repeatedly until ``stop`` is called, and log each new cause of a
+        failure."""
         pause_s, trouble = _PAUSE_S, ""
         while not self._end.is_set():
             try:
@@ -110,7 +112,7 @@ class GPUNodeWatch:
             raise NotReached(f"a line of the watch cannot be read: {err}") from err
         if change.type == "ERROR":
             raise NotReached("the API server ended the watch with an error")
-        # A deleted object is ignored: the extender creates it again with the same choice.
+        # A deletion is ignored, because the extender creates the object again with the same choice.
         if change.type in ("ADDED", "MODIFIED"):
             try:
                 found = _reservations.decode(change.object.spec.reservations)
@@ -123,9 +125,9 @@ class GPUNodeWatch:
         obstacle = ""
         if choice not in _CHOICES:
             obstacle = (
-                f"this agent does not know device choice {choice!r} of its GPUNode, and follows its"
-                " own --device-choice instead: update the agent, or correct the Node's annotation"
-                f" {DEVICE_CHOICE}"
+                f"this agent does not support device choice {choice!r} of its GPUNode, and follows"
+                " its own --device-choice instead: update the agent, or correct the Node's"
+                f" annotation {DEVICE_CHOICE}"
             )
             choice = ""
         if (choice, obstacle) == (self.device_choice, self._obstacle):

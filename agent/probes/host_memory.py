@@ -19,10 +19,10 @@ _MOST_BYTES = 1 << 16
 
 
 class HostMemoryProbe:
-    """Reads the host's memory, which containers see too.
+    """Reads the host's memory, which containers can read too.
 
-    ``pool_bytes`` is the size of the pool on nodes without the annotation. With 0 the size is
-    computed, and with None it is not set.
+    ``pool_bytes`` is the size of the pool on nodes without the annotation. 0 means that the size is
+    computed, and None that it is not set.
     """
 
     def __init__(self, pool_bytes: int | None, meminfo: Path = Path("/proc/meminfo")) -> None:
@@ -30,7 +30,8 @@ class HostMemoryProbe:
         self._pool_bytes = pool_bytes
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return the host's memory and the state of the source; nothing without such a GPU."""
+        """Return the host's memory and the state of the source; nothing if no GPU uses the host's
+        memory."""
         if not any(isinstance(r, DeviceReading) and is_unified(r) for r in readings):
             return []
         try:

@@ -1,8 +1,9 @@
 """Finds the processes that listen on Unix sockets, and reads their files, flags and environment.
 
-The kernel records the process that called ``listen`` (SO_PEERCRED, unix(7)). Any process can use
-the name of another one, but only root can create a socket in the kubelet's directories. A file may
-be written by anyone, so size and nesting are limited before it is decoded.
+The kernel records which process called ``listen`` (SO_PEERCRED, unix(7)). This identifies the
+process better than its name, which any process can use, because only root can create a socket in
+the kubelet's directories. Any user may have written a configuration file, so its size and nesting
+are limited before it is decoded.
 """
 
 import socket
@@ -20,34 +21,37 @@ from agent.probes.readings import SourceReading
 from headroom.contract.gpunode import SourceCode
 
 _CREDENTIALS = struct.Struct("3i")
-#: Seconds after its start in which a kubelet reports its version in the Node's status.
+#: A kubelet may take this number of seconds after its start to report its version in the Node's
+#: status.
 NEW_S = 60.0
-#: Timeout in seconds of a connection. A listener with a full queue does not accept at once.
+#: Timeout of a connection in seconds. A listener with a full queue does not accept immediately.
 _CONNECT_S = 1.0
-#: Calls of ``update`` after which a socket that no process listens on is tried again.
+#: Number of calls of ``update`` after which a socket without a listening process is tried again.
 _RETRY_EVERY = 12
-#: Maximum of bytes read from a file in /proc.
+#: Maximum number of bytes read from a file in /proc.
 _MOST_BYTES = 1 << 20
-#: Maximum size of a configuration file in bytes. Parsing takes some hundred times that memory, and
-#: 3 s for each MiB.
+#: Maximum size of a configuration file in bytes. Parsing takes several hundred times this memory,
+#: and 3 s for each MiB.
 _MOST_FILE_BYTES = 256 << 10
 #: Maximum number of decoded files that are kept.
 _MOST_DECODED = 32
 _MOST_DEPTH = 64
-#: Maximum length of a YAML value, which can be a number to the base of 60.
+#: Maximum length of a YAML value in characters, because a value can be a number in base 60.
 _MOST_VALUE_CHARS = 4096
-#: Maximum of dots in a line of TOML. Each creates a table, whose full name the decoder keeps.
+#: Maximum number of dots in a line of TOML. Each dot creates a table, whose full name the decoder
+#: keeps.
 _MOST_DOTS = 64
 
 
 class Hidden(OSError):
-    """The process is outside our PID namespace."""
+    """The process is outside the agent's PID namespace."""
 
 
 def listener(path: Path) -> int:
-    """Return the process id of the listener, in the agent's PID namespace.
+    """Return the process id of the listener in the agent's PID namespace.
 
-    Raises ``OSError`` if no process listens there, and ``Hidden`` if the process cannot be seen.
+    Raises ``OSError`` if no process listens there, and ``Hidden`` if the agent cannot see the
+    process.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as client:
         client.settimeout(_CONNECT_S)
@@ -60,9 +64,9 @@ def listener(path: Path) -> int:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return inode and time of change (ns) of a socket; None if there is no such file.
+    """Return inode and change time (ns) of a socket; None if there is no such file.
 
-    They differ after the socket was created again.
+    The values differ after the socket was created again.
     """
     try:
         found = path.stat()
@@ -81,7 +85,7 @@ def is_new(path: Path) -> bool:
 class _Listener:
     """The process that listens on one socket; ``pid`` is 0 if none was found."""
 
-    #: Inode and time of change of the socket.
+    #: Inode and change time of the socket.
     socket: tuple[int, int]
     pid: int = 0
     #: Start time of the process, because a pid can be reused.
@@ -91,7 +95,7 @@ class _Listener:
 
 
 class SocketListeners:
-    """Finds the processes that listen on the sockets of one folder.
+    """Finds the processes that listen on the sockets of one directory.
 
     ``root`` is the host's /proc. ``listening`` returns the pid behind a socket, like ``listener``.
     """
@@ -104,7 +108,7 @@ class SocketListeners:
         self._found: dict[Path, _Listener] = {}
 
     def update(self, names: Iterable[str]) -> None:
-        """Find the listeners of all sockets with these names, which may have wildcards."""
+        """Find the listeners of all sockets with these names, which may contain wildcards."""
         paths = sorted(path for name in names for path in self._folder.glob(name))
         self._found = {path: found for path in paths if (found := self._listener(path)) is not None}
         self._cycle += 1
@@ -112,14 +116,15 @@ class SocketListeners:
     def only(self, name: str, sockets: str, source: str) -> tuple[Path | None, SourceReading]:
         """Return the /proc directory of the only process that listens on these sockets.
 
-        None if there is no such process or several; the state of ``source`` has the reason.
+        Return None if there is no such process or several processes. Then the state of ``source``
+        contains the reason.
         """
         listeners = [each for path, each in self._found.items() if path.match(sockets)]
         if any(each.hidden for each in listeners):
             why = f"{name} is not in the agent's PID namespace: the agent needs hostPID: true"
             return None, SourceReading(source, "degraded", Cause(why, "no_host_pid"))
         match sorted({each.pid for each in listeners if each.start}):
-            # A process that is ending has no command line.
+            # A process that is exiting has no command line.
             case [pid] if read_text(self._root / str(pid) / "cmdline"):
                 return self._root / str(pid), SourceReading(source)
             case [_]:
@@ -137,7 +142,7 @@ class SocketListeners:
             return None
         known = self._found.get(path)
         if known is not None and known.socket == socket:
-            # Do not connect again while the same process has the same socket.
+            # Do not connect again as long as the same process has the same socket.
             if known.pid and self._start(known.pid) == known.start:
                 return known
             if not known.pid and self._cycle % _RETRY_EVERY:
@@ -163,7 +168,7 @@ class ConfigFiles:
         self._decoded: dict[tuple[Path, str], tuple[tuple[int, int, int], Any]] = {}
 
     def read(self, process: Path, path: str) -> Any:
-        """Return a decoded YAML or TOML file, which ``process`` calls ``path``.
+        """Return a decoded YAML or TOML file. ``path`` is its path as ``process`` sees it.
 
         Raises ``Unreadable`` and ``ValueError``.
         """
@@ -174,7 +179,7 @@ class ConfigFiles:
                 raise ValueError(f"{path} is larger than {_MOST_FILE_BYTES >> 10} KiB")
             read = _decoded(content.decode(), toml=path.endswith(".toml"))
             if len(self._decoded) >= _MOST_DECODED:
-                self._decoded.clear()  # the keys name processes, most of which have ended
+                self._decoded.clear()  # The keys contain processes, most of which have ended.
             last = self._decoded[process, path] = (signature, read)
         return last[1]
 
@@ -196,7 +201,8 @@ def _decoded(text: str, toml: bool) -> Any:
     depth = 0
     try:
         for event in yaml.parse(text, loader):
-            if isinstance(event, yaml.AliasEvent):  # a few hundred bytes can expand to gigabytes
+            # A few hundred bytes with aliases can expand to gigabytes.
+            if isinstance(event, yaml.AliasEvent):
                 raise ValueError("aliases are not supported")
             if isinstance(event, yaml.ScalarEvent):
                 if event.value == "<<":
@@ -205,16 +211,18 @@ def _decoded(text: str, toml: bool) -> Any:
                     raise ValueError("a value is too long")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_DEPTH:  # each level uses stack, and an overflow ends the process
+            # Each level uses stack, and an overflow would crash the process.
+            if depth > _MOST_DEPTH:
                 raise ValueError("nested too deeply")
         return yaml.load(text, loader)
     except (yaml.YAMLError, RecursionError, LookupError, AttributeError) as err:
-        # The last two are raised if a value does not match its tag, as in "!!bool maybe".
+        # LookupError and AttributeError are raised if a value does not match its tag, as in "!!bool
+        # maybe".
         raise ValueError("not YAML") from err
 
 
 def flags_of(process: Path) -> dict[str, str]:
-    """Return the flags of a process; see ``parse_flags``."""
+    """Return the flags of a process as ``parse_flags`` does."""
     arguments = (read_text(process / "cmdline") or "").split("\0")[1:]
     return parse_flags(arguments)
 
@@ -222,7 +230,7 @@ def flags_of(process: Path) -> dict[str, str]:
 def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     """Parse flags of the forms --name=value and --name value.
 
-    Values of a repeated flag are joined with commas. A flag without a value has an empty one.
+    The values of a repeated flag are joined with commas. A flag without a value has an empty value.
     """
     found: dict[str, str] = {}
     # The list is empty if the process has ended.
@@ -246,7 +254,7 @@ def environment_of(process: Path) -> dict[str, str] | None:
 
 
 def read_text(path: Path) -> str | None:
-    """Return the beginning of a file in /proc, at most 1 MiB; None if it cannot be read."""
+    """Return at most the first MiB of a file in /proc; None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES).decode("utf-8", "replace")

@@ -1,23 +1,24 @@
 """Reads which container holds which replica, from the kubelet's checkpoint and PodResources.
 
-The checkpoint has the uids of pods, PodResources has their names. Entries with equal container,
-resource and replicas are of the same pod, because no two running pods hold the same replica. So a
-recreated pod of the same name is distinguished from its predecessor by its uid.
+The checkpoint contains the uids of pods, and PodResources their names. Entries with the same
+container, resource and replicas belong to the same pod, because no two running pods hold the same
+replica. So a recreated pod with the same name is distinguished from its predecessor by its uid.
 
-The checkpoint is read first, so its entries are older than the list of PodResources. If that list
+The checkpoint is read first, so its entries are older than the list of PodResources. If the list
 lacks an entry that it had before, then the pod has ended, or the kubelet has just started and has
-not loaded its pods. After ``SETTLED_AFTER_S`` the pod counts as ended, until then the checkpoint
-counts. If PodResources lists replicas that the checkpoint does not have, the checkpoint is read
-again.
+not loaded its pods yet. So the checkpoint counts for ``SETTLED_AFTER_S`` seconds, and then the pod
+counts as ended. If PodResources lists replicas that the checkpoint does not contain, the checkpoint
+is read again.
 
-PodResources never lists ordinary init containers. So a pod whose init containers alone request
-devices is never listed, although the kubelet keeps its devices until the pod ends. Such a pod
-counts as running while it has a cgroup. The kubelet creates the cgroup a moment after it wrote the
-checkpoint, so the pod also counts as running for ``SETTLED_AFTER_S`` without a cgroup.
+PodResources never lists ordinary init containers. So it never lists a pod that requests devices
+only in init containers, although the kubelet keeps the devices until the pod ends. Such a pod
+counts as running while it has a cgroup. The kubelet creates the cgroup a moment after it has
+written the checkpoint, so the pod also counts as running for ``SETTLED_AFTER_S`` seconds without a
+cgroup.
 
-A kubelet 1.31 lists the pod that it admitted last until it admits another one, even if the pod has
-ended (``pendingAdmissionPod`` in manager.go of its device manager). A pod that is listed, and whose
-cgroup is gone, counts as ended.
+Kubelet 1.31 lists the pod that it admitted last until it admits another pod, even if the first has
+ended (``pendingAdmissionPod`` in manager.go of its device manager). So a listed pod whose cgroup is
+gone counts as ended.
 """
 
 import math
@@ -41,7 +42,7 @@ from agent.probes.readings import (
 
 PODRESOURCES = "podresources"
 
-#: Seconds after its start in which a kubelet may not have loaded its pods.
+#: A kubelet may take this number of seconds after its start to load its pods.
 SETTLED_AFTER_S = 10.0
 
 _VOLUME_MOUNTS = "/var/run/nvidia-container-devices"
@@ -55,11 +56,11 @@ class Joined:
     """The result of joining checkpoint and PodResources."""
 
     holdings: list[HoldingReading]
-    #: Uids of the pods that have entries in the checkpoint and that PodResources does not list.
+    #: Uids of the pods with entries in the checkpoint that PodResources does not list.
     unlisted: frozenset[str] = frozenset()
-    #: Uid -> name of the pods that PodResources lists.
+    #: Names of the pods that PodResources lists, by uid.
     names: Mapping[str, Name] = field(default_factory=dict)
-    #: Whether PodResources lists a replica that the checkpoint does not have.
+    #: Whether PodResources lists a replica that the checkpoint does not contain.
     unwritten: bool = False
     #: Whether an entry matches several pods.
     ambiguous: bool = False
@@ -68,9 +69,9 @@ class Joined:
 class KubeletProbe:
     """Reads device assignments from the file ``checkpoint`` and the service at ``socket``.
 
-    ``cgroups`` is the host's /sys/fs/cgroup. If it is None, a pod that is not listed counts as
-    ended. ``wall_s`` returns the Unix time, which is compared with the time of change of the
-    kubelet's socket. ``monotonic_s`` measures how long a pod has been unlisted.
+    ``cgroups`` is the host's /sys/fs/cgroup. If it is None, pods that are not listed count as
+    ended. ``wall_s`` returns the Unix time, which is compared with the change time of the kubelet's
+    socket. ``monotonic_s`` measures how long a pod has not been listed.
     """
 
     def __init__(
@@ -91,15 +92,17 @@ class KubeletProbe:
         self._settled_after_s = settled_after_s
         self._cgroups = cgroups
         self._lost_cgroups = None if cgroups is None else LostCgroups(cgroups)
-        #: Uid -> since when every answer of PodResources has omitted it; -infinity: it has ended.
+        #: Time since when every answer of PodResources has omitted a pod, by uid; -infinity if it
+        #: has ended.
         self._unlisted_since_s: dict[str, float] = {}
-        #: Uid -> name of the pods of the checkpoint that PodResources lists, or listed before.
+        #: Names of the pods in the checkpoint that PodResources lists or has listed, by uid.
         self._names: dict[str, Name] = {}
-        #: Uids of the pods of the checkpoint that were never listed, and whose cgroup was seen.
+        #: Uids of the pods in the checkpoint that were never listed but had a cgroup.
         self._had_cgroup: set[str] = set()
-        #: Why pods that were never listed cannot be checked; empty if they can, or there are none.
+        #: Why pods that were never listed cannot be checked; empty if they can, or if there are
+        #: none.
         self._no_cgroups = ""
-        #: Inode and time of change (ns) of the socket, which the kubelet creates at every start.
+        #: Inode and change time (ns) of the socket, which the kubelet creates at every start.
         self._birth: tuple[int, int] | None = None
 
     def read(self) -> Iterable[Reading]:
@@ -127,7 +130,7 @@ class KubeletProbe:
         self,
     ) -> tuple[list[ListedContainer] | None, dict[str, frozenset[str]] | None, SourceReading]:
         """Return containers and healthy replicas (None if the kubelet did not answer), and the
-        source's state."""
+        state of the source."""
         try:
             found = self._socket.stat()
         except OSError as err:
@@ -148,7 +151,7 @@ class KubeletProbe:
         except Unanswered as err:
             return listed, None, SourceReading(PODRESOURCES, "degraded", str(err))
         if left_out := self._service.left_out:
-            why = f"parts of its answers that cannot be read were left out: {left_out}"
+            why = f"skipped parts of its answers that cannot be read: {left_out}"
             return listed, healthy, SourceReading(PODRESOURCES, "degraded", why)
         return listed, healthy, SourceReading(PODRESOURCES)
 
@@ -157,7 +160,8 @@ class KubeletProbe:
         first = join(entries, listed or (), self._names)
         ended = self._lost({**self._names, **first.names}.keys())
         if listed is None:
-            # Without an answer no pod counts as unlisted: start again with the next answer.
+            # Without an answer no pod counts as unlisted, so the time starts again with the next
+            # answer.
             self._unlisted_since_s.clear()
         else:
             ended |= self._ended(first.unlisted, is_complete=bool(listed))
@@ -166,21 +170,22 @@ class KubeletProbe:
     def _lost(self, uids: Collection[str]) -> set[str]:
         """Return the pods that are or were listed and have lost their cgroup.
 
-        These have ended, so a replica that they have freed is never theirs again.
+        These pods have ended, so replicas that they have released never belong to them again.
         """
         return set() if self._lost_cgroups is None else self._lost_cgroups.among(uids)
 
     def _ended(self, unlisted: frozenset[str], is_complete: bool) -> set[str]:
         """Return the unlisted pods that count as ended.
 
-        ``is_complete`` is False if PodResources lists no pods at all, as after a kubelet's start.
+        ``is_complete`` is False if PodResources lists no pods at all, as after a start of the
+        kubelet.
         """
         now_s = self._monotonic_s()
         running = self._running(unlisted - self._names.keys())
         self._unlisted_since_s = {
             uid: self._unlisted_since_s.get(uid, now_s) for uid in unlisted - running
         }
-        # A clock that was set back makes the kubelet younger, which is safe.
+        # If the clock was set back, the kubelet seems younger, which is safe.
         born_s = math.inf if self._birth is None else self._birth[1] / 1e9
         is_settled = is_complete and self._wall_s() - born_s >= self._settled_after_s
         ended = {
@@ -189,26 +194,26 @@ class KubeletProbe:
             if now_s - since_s >= self._settled_after_s or (is_settled and not self._is_new(uid))
         }
         for uid in ended:
-            self._unlisted_since_s[uid] = float("-inf")  # it stays ended
+            self._unlisted_since_s[uid] = float("-inf")  # the pod stays ended
         return ended
 
     def _running(self, unlisted: Collection[str]) -> set[str]:
-        """Return the pods that have a cgroup, among these, which PodResources never listed."""
+        """Return those of the given pods, which PodResources never listed, that have a cgroup."""
         self._no_cgroups = ""
         if not unlisted or self._cgroups is None:
             return set()
         pods = pod_cgroups(self._cgroups)
-        if not pods:  # not even the agent's own pod
+        if not pods:  # Not even the agent's own pod has a cgroup there.
             self._no_cgroups = (
                 f"no pod's cgroup is in {self._cgroups}: mount the host's /sys/fs/cgroup there. "
-                "Until then pods whose init containers alone request GPUs count as ended"
+                "Until then pods that request GPUs only in init containers count as ended"
             )
         running = pods.keys() & set(unlisted)
         self._had_cgroup |= running
         return running
 
     def _is_new(self, uid: str) -> bool:
-        """Return whether the kubelet may have admitted this unlisted pod a moment ago."""
+        """Return whether the kubelet may have admitted this unlisted pod only a moment ago."""
         return (
             self._cgroups is not None
             and not self._no_cgroups
@@ -222,11 +227,11 @@ def _registered(
 ) -> Iterable[Reading]:
     """Yield the healthy replicas of each resource.
 
-    They are read from PodResources, which is current, or else from the checkpoint, which is as old
-    as its last write.
+    They are read from PodResources, which is current. If it did not answer, they are read from the
+    checkpoint, which is as old as its last write.
     """
     if healthy is not None:
-        # PodResources omits resources without healthy replicas; the checkpoint has them.
+        # PodResources omits resources without healthy replicas, but the checkpoint contains them.
         known = set() if checkpoint is None else set(checkpoint.registered)
         for resource in sorted(known | healthy.keys()):
             replicas = healthy.get(resource, frozenset())
@@ -237,7 +242,8 @@ def _registered(
 
 
 def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
-    """Yield how the plugin passed devices to containers, each different way once per resource."""
+    """Yield how the plugin passed devices to containers. Each different way is yielded once per
+    resource."""
     found = {
         (entry.resource, _strategies(entry), "CUDA_MPS_PIPE_DIRECTORY" in entry.answer.environment)
         for entry in entries
@@ -248,9 +254,9 @@ def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
 
 
 def _strategies(entry: Entry) -> frozenset[str]:
-    """Return the plugin's device list strategies, as its answer to the kubelet shows them.
+    """Return the plugin's device list strategies as its answer to the kubelet shows them.
 
-    See ``Allocate`` in server.go of NVIDIA's plugin.
+    They follow ``Allocate`` in server.go of NVIDIA's plugin.
     """
     answer = entry.answer
     if answer is None:
@@ -273,18 +279,18 @@ def _judged(
     checkpoint: Checkpoint | None,
     no_cgroups: str,
 ) -> SourceReading:
-    """Return the state of PodResources after the comparison with the checkpoint."""
+    """Return the state of PodResources after its comparison with the checkpoint."""
     if listed is None or service.state != "ok":
         return service
     if any(since_s != float("-inf") for since_s in unlisted_since_s.values()):
-        why = "does not list pods that the checkpoint has; they still count as running"
+        why = "does not list pods that the checkpoint contains; they still count as running"
     elif checkpoint is None and joined.unwritten:
         why = Cause(
             "lists pods without their uids, and there is no checkpoint to look them up",
             "no_checkpoint",
         )
     elif joined.unwritten:
-        why = "lists replicas that the checkpoint does not have"
+        why = "lists replicas that the checkpoint does not contain"
     elif joined.ambiguous:
         why = "several pods match the same entry of the checkpoint"
     elif no_cgroups:
@@ -302,8 +308,8 @@ def join(
 ) -> Joined:
     """Join checkpoint and PodResources.
 
-    ``known_names`` are uid -> name of earlier joins. Entries of the uids ``ended`` are left out.
-    Replicas that only PodResources lists have no uid.
+    ``known_names`` contains the names of earlier joins by uid. Entries of the uids in ``ended`` are
+    skipped. Replicas that only PodResources lists have no uid.
     """
     names, ambiguous = _names(entries, listed)
     all_names = {**known_names, **names}
@@ -340,7 +346,7 @@ def join(
 def _names(
     entries: Sequence[Entry], listed: Sequence[ListedContainer]
 ) -> tuple[dict[str, Name], bool]:
-    """Return uid -> name of the unique matches, and whether any match was ambiguous."""
+    """Return the names of unique matches by uid, and whether any match was ambiguous."""
     holders: dict[tuple[str, str, frozenset[str]], set[Name]] = {}
     for container in listed:
         for resource, replicas in container.devices.items():

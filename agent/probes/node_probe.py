@@ -1,11 +1,12 @@
 """Reads data about the agent's node from the API server, once a minute.
 
-These are the node's labels and annotations, the kubelet's live configuration, and the uids that
-static pods have in the API. Each is optional: without the permission only its part is absent.
+The data are the node's labels and annotations, the kubelet's live configuration, and the uids that
+static pods have in the API. Each part is optional: if a permission is missing, only the part that
+needs it is absent.
 
-By default the agent may read neither pods nor the kubelet's configuration, which needs the powerful
-``nodes/proxy``. While the configuration is forbidden, the agent tries to read it once an hour, and
-does not report its source.
+By default the agent may read neither pods nor the kubelet's configuration, because reading the
+configuration requires the powerful permission ``nodes/proxy``. While the configuration is
+forbidden, the agent tries to read it once an hour and does not report its source.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ _T = TypeVar("_T")
 _EVERY_S = 60.0
 #: Maximum length of the kubelet's version in a report.
 _MAX_VERSION = 64
-#: Seconds until a forbidden request is tried again.
+#: Seconds until a forbidden request is sent again.
 _FORBIDDEN_S = 3600.0
 #: Annotation in which k3s stores its arguments, as a JSON list.
 _K3S_ARGUMENTS = "k3s.io/node-args"
@@ -98,20 +99,21 @@ class _Configz(msgspec.Struct):
 
 
 class _Failed(Exception):
-    """A request failed. The text stays the same while the cause lasts."""
+    """A request failed. The text stays the same as long as the cause."""
 
 
 class _Forbidden(_Failed):
-    """The agent lacks the permission."""
+    """The agent lacks the permission for a request."""
 
 
 class NodeApi:
     """Reads the Node once a minute, and the mirror pods of static pods when they are needed.
 
-    The attributes without underscore are the newest values of the Node. They keep their values
-    while the API server cannot be reached.
+    The public attributes contain the newest values of the Node. They keep their values while the
+    API server cannot be reached.
 
-    ``changing`` returns whether the Node may change at any moment. Then it is read each time.
+    ``changing`` returns whether the Node may change at any moment. Then it is read for every
+    sample.
     """
 
     def __init__(
@@ -129,16 +131,17 @@ class NodeApi:
         self._timeout_s = timeout_s
         self._due_s = self._configz_due_s = float("-inf")
         self._last: list[Reading] = []
-        #: Hash of a static pod -> its mirror pod in the API; None if it could not be read.
+        #: The mirror pod in the API for the hash of each static pod; None if it could not be read.
         self._mirrors: dict[str, MirrorReading | None] = {}
         #: Why the last mirror pod could not be read.
         self._mirror_error = ""
         self._reached = False
-        #: Why the agent must release the driver; empty if it need not.
+        #: Why the agent must release the driver; None if it need not release it.
         self.maintenance: Cause | None = None
-        #: Memory that the node's annotation keeps free on every device; None if it is not known.
+        #: Memory that the node's annotation keeps free on every device; None if unknown.
         self.reserve_bytes: int | None = None
-        #: The node's device-choice annotation, "" if it has none; None if unknown or invalid.
+        #: The node's device-choice annotation; empty if it has none, and None if it is unknown or
+        #: invalid.
         self.device_choice: str | None = None
         #: Version of the kubelet in the Node's status, such as v1.36.3; empty if unknown.
         self.kubelet_version = ""
@@ -147,7 +150,7 @@ class NodeApi:
         now_s = self._monotonic_s()
         if now_s >= self._due_s or self._changing():
             self._last = self._labels()
-            # If the server was not reached, do not wait for a second timeout.
+            # Do not wait for a second timeout if the server was not reached.
             if self._reached and now_s >= self._configz_due_s:
                 self._last = [*self._last, *self._configz(now_s)]
             # Mirror pods that could not be read are requested again.
@@ -156,9 +159,9 @@ class NodeApi:
         return self._last
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return the API uid of each static pod that holds devices, and the source's state.
+        """Return the API uid of each static pod that holds devices, and the state of the source.
 
-        Empty if no static pod holds devices.
+        Return nothing if no static pod holds devices.
         """
         wanted = {
             r.uid: (r.namespace, r.name)
@@ -174,12 +177,12 @@ class NodeApi:
         found = [self._mirrors[uid] for uid in wanted]
         source = SourceReading(MIRRORS)
         if not all(found):
-            why = f"uids of static pods are not known: {self._mirror_error}"
+            why = f"the uids of static pods are unknown: {self._mirror_error}"
             source = SourceReading(MIRRORS, "degraded", why)
         return [*(each for each in found if each is not None), source]
 
     def _labels(self) -> list[Reading]:
-        """Read the Node: set the attributes from its annotations, and return its readings."""
+        """Read the Node. Set the attributes from its annotations, and return its readings."""
         try:
             node = self._get(f"/api/v1/nodes/{self._node}", _Node)
         except _Failed as err:
@@ -188,7 +191,8 @@ class NodeApi:
         try:
             self.reserve_bytes = parse_reserve(annotations.get(RESERVE, "0"))
         except BadAnnotation:
-            self.reserve_bytes = None  # the extender reports what is wrong with it
+            # the extender reports what is wrong with # the extender reports the error
+            self.reserve_bytes = None
         choice, obstacle = annotations.get(DEVICE_CHOICE, ""), None
         try:
             self.device_choice = choice and parse_device_choice(choice).value
@@ -204,26 +208,26 @@ class NodeApi:
     def _configz(self, now_s: float) -> list[Reading]:
         try:
             found = self._get(f"/api/v1/nodes/{self._node}/proxy/configz", _Configz)
-        except _Forbidden:  # the default, and no fault
+        except _Forbidden:  # this is the default and not an error
             self._configz_due_s = now_s + _FORBIDDEN_S
             return []
         except _Failed as err:
             return [SourceReading(CONFIGZ, "absent", str(err))]
         policy = found.kubeletconfig.topology_manager_policy
         if policy and policy not in TOPOLOGY_POLICIES:
-            why = "its topology manager policy is not known to this agent"
+            why = "this agent does not support its topology manager policy"
             return [SourceReading(CONFIGZ, "degraded", why)]
         return [SourceReading(CONFIGZ), TopologyReading(CONFIGZ, policy)]
 
     def _mirror(self, uid: str, namespace: str, name: str) -> MirrorReading | None:
-        """Read the mirror pod of the static pod with this uid at the kubelet; None if it fails."""
+        """Read the mirror pod of the static pod with this kubelet uid; None if this fails."""
         try:
             pod = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}", _Object)
         except _Failed as err:
             self._mirror_error = str(err)
             return None
         if (pod.metadata.annotations or {}).get(_HASH_ANNOTATION) != uid:
-            self._mirror_error = "the pod of that name is another one"
+            self._mirror_error = "the pod with this name is a different pod"
             return None
         return MirrorReading(MIRRORS, uid, pod.metadata.uid, namespace, name)
 
@@ -233,7 +237,7 @@ class NodeApi:
             answer = request(self._server, "GET", path, self._timeout_s)
         except NotReached as err:
             self._reached = False
-            raise _Failed("API server is not reached") from err
+            raise _Failed("API server cannot be reached") from err
         self._reached = True
         if answer.status == 403:
             raise _Forbidden("API server answers 403")
@@ -246,15 +250,15 @@ class NodeApi:
 
 
 def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Cause | None:
-    """Return why the agent must release the driver; None if it need not.
+    """Return why the agent must release the driver; None if it need not release it.
 
     While the GPU Operator upgrades the driver or changes MIG, it sets its label to a value that
-    starts with "paused", which stops the users of the driver.
+    starts with "paused" to stop the users of the driver.
     """
     deploy = labels.get(_OPERATOR_LABEL, "true")
     if deploy.startswith("paused"):
         return Cause(f"label {_OPERATOR_LABEL} is {deploy}", "gpu_operator")
-    with contextlib.suppress(BadAnnotation):  # admission warns of another value
+    with contextlib.suppress(BadAnnotation):  # The webhook warns about other values.
         if parse_maintenance(annotations.get(MAINTENANCE, "false")):
             return Cause(f"annotation {MAINTENANCE} is true", "maintenance")
     return None
@@ -272,11 +276,11 @@ def of_pool(annotations: Mapping[str, str]) -> PoolReading | None:
 
 
 def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
-    """Return the topology policy in the arguments of k3s; None if the node is not one of k3s, or if
-    a file that an argument names may set the policy.
+    """Return the topology policy that the arguments of k3s set.
 
-    If no argument sets it, the kubelet's default is returned, with a source of lower priority,
-    because files of the kubelet may set another policy.
+    Return None if this is not a node of k3s, or if a file named by an argument may set the policy.
+    If no argument sets it, return the kubelet's default with a source of lower priority, because
+    files of the kubelet may set another policy.
     """
     try:
         arguments = msgspec.json.decode(annotations.get(_K3S_ARGUMENTS, ""), type=list[str])
@@ -296,9 +300,10 @@ def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
 
 
 def of_labels(labels: Mapping[str, str]) -> PluginReading | None:
-    """Return the plugin's configuration from the labels of GFD or GKE; None if there are none.
+    """Return the plugin's configuration from the labels of GFD or GKE; None if the node has none.
 
-    On a node with several GPU models they describe a random one, so they have the lowest priority.
+    On a node with several GPU models the labels describe a random model, so they have the lowest
+    priority.
     """
     strategy = labels.get("nvidia.com/gpu.sharing-strategy")
     count = labels.get("nvidia.com/gpu.replicas", "")

@@ -1,10 +1,10 @@
-"""The only access to NVML: makes every driver call.
+"""Makes every driver call of the agent, and is the only module that uses NVML.
 
-Drivers use different entry sizes for the same process list, and none reports which one it uses (the
-table in docs/design/agent.md). So the buffer is filled with a pattern first, and the untouched
-part shows where the last entry ends. Every list is checked instead of only the first one, because
-an empty list does not show the size, and a wrong size would yield wrong processes with wrong
-memory.
+Drivers use different entry sizes for the same process list, and no driver reports which size it
+uses (see the table in docs/design/agent.md). So the buffer is filled with a pattern first, and the
+untouched part shows where the last entry ends. Every list is checked and not only the first one,
+because an empty list does not show the size, and a wrong size would return wrong processes with
+wrong memory.
 """
 
 import ctypes
@@ -30,8 +30,7 @@ from agent.probes.nvml_errors import (
 
 T = TypeVar("T")
 
-#: Do not fail if there is no GPU, because a node whose only GPU fell off the bus must still report
-#: that.
+#: Do not fail if there is no GPU. A node whose only GPU fell off the bus must still report this.
 _INIT_NO_GPUS = 1
 _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
@@ -44,26 +43,26 @@ _MOST_PROCESSES = 1 << 14
 _LIST_VERSIONS = ("_v3", "_v2", "")
 _MEMORY_V2 = "nvmlDeviceGetMemoryInfo_v2"
 
-#: Fill pattern of a buffer: entries that a driver writes do not consist of this byte.
+#: Fill pattern of a buffer. Entries that a driver writes do not consist of this byte.
 _POISON = 0xA5
-#: Size of an entry of a process list in bytes -> its layout: process id, bytes used.
+#: Layout of an entry of a process list (process id, bytes used), by its size in bytes.
 _PROCESSES = {
     16: struct.Struct("<I4xQ"),
     24: struct.Struct("<I4xQ8x"),
     32: struct.Struct("<I4xQ16x"),
 }
 _LONGEST_BYTES = max(_PROCESSES)
-#: Process id, time in microseconds, SM utilisation in percent.
+#: Layout of a sample: process id, time in microseconds, SM utilisation in percent.
 _SAMPLE = struct.Struct("<I4xQI12x")
 _NOT_AVAILABLE = (1 << 64) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The driver's memory limits (r615 and newer) of one cgroup on one device, and its use."""
+    """The driver's memory limits (r615 and newer) for one cgroup on one device, and its use."""
 
     used_bytes: int
-    #: None: no limit.
+    #: None means no limit.
     soft_bytes: int | None
     hard_bytes: int | None
 
@@ -74,33 +73,34 @@ class Memory:
 
     total_bytes: int
     free_bytes: int
-    #: Reserved by the driver; None if the driver does not report it (older than r510). Never
-    #: derived from `used`, which the two versions of the call define differently.
+    #: Bytes reserved by the driver; None if the driver does not report them (older than r510). They
+    #: are never derived from `used`, which the two versions of the call define differently.
     reserved_bytes: int | None
 
 
 class Gate:
-    """The only code in the agent that calls NVML. Its methods raise the errors of ``nvml_errors``.
+    """Makes all NVML calls. Its methods raise the errors of ``nvml_errors``.
 
-    ``library`` is the module ``pynvml`` of nvidia-ml-py, or an object with the same names. Without
-    it ``start`` imports pynvml, so the agent can be imported on machines without the package.
+    ``library`` is the module ``pynvml`` of nvidia-ml-py, or an object with the same names. By
+    default ``start`` imports pynvml, so the agent can be imported on machines without the package.
     """
 
     def __init__(self, library: Any = None) -> None:  # pynvml has no types
         self._library = library
         self._started = False
-        #: Thread id -> the driver call that it is in, to report calls that do not return.
+        #: The driver call that each thread is in, by thread id, to report calls that do not return.
         self._calls: dict[int, str] = {}
-        #: Calls that failed for lack of permission. The caller clears it before each sample.
+        #: Calls that failed because a permission is missing. The caller clears the set before each
+        #: sample.
         self.forbidden: set[str] = set()
-        #: Calls that this driver does not have. If a call has several versions, the newest version
-        #: that is not in this set is called.
+        #: Calls that this driver does not support. If a call has several versions, the newest
+        #: version that is not in this set is used.
         self._missing: set[str] = set()
-        #: Call -> number of entries of the longest list that it has returned.
+        #: Number of entries of the longest list that each call has returned.
         self._lengths: dict[str, int] = {}
 
     def start(self) -> None:
-        """Load and initialise the driver library, unless that was done.
+        """Load and initialise the driver library, unless this was done before.
 
         Raises ``NoDriver`` and ``DriverGone``.
         """
@@ -121,14 +121,15 @@ class Gate:
             raise NoDriver(f"NVML cannot be initialised: {err}") from err
         except DriverGone as err:
             if getattr(err.__cause__, "value", None) == _DRIVER_NOT_LOADED:
-                raise NoDriver(str(err)) from err  # never loaded so far: it may still be loaded
+                raise NoDriver(str(err)) from err  # not loaded yet, but may be loaded later
             raise
         if not self._started:
             why = "permission to open /dev/nvidiactl" if self.forbidden else "nvmlInitWithFlags"
             raise NoDriver(f"NVML cannot be initialised: no {why}")
 
     def stop(self) -> None:
-        """Close the driver, so it can be unloaded and its devices reset; ``start`` opens it again.
+        """Close the driver, so that it can be unloaded and its devices reset. ``start`` opens it
+        again.
 
         No other call may be in progress. Raises the errors of ``ask``.
         """
@@ -141,16 +142,17 @@ class Gate:
     def ask(self, name: str, *args: Any) -> Any:
         """Call pynvml's function ``name`` and return its value.
 
-        None if the driver or the device lacks the call, or the agent lacks the permission. Raises
-        ``NoDriver``, ``DriverGone``, ``DeviceFault``, ``DeviceLost`` and ``StaleHandle``.
+        Return None if the driver or the device does not support the call, or if the agent lacks the
+        permission. Raises ``NoDriver``, ``DriverGone``, ``DeviceFault``, ``DeviceLost`` and
+        ``StaleHandle``.
         """
         function = getattr(self._library, name, None)
         return None if function is None else self._made(name, lambda: function(*args))
 
     def ask_each(self, handle: Any, calls: Sequence[Sequence[Any]]) -> tuple[list[Any], list[str]]:
-        """Make independent calls for a device, each given as name and further arguments.
+        """Make independent calls for a device. Each call is a name with further arguments.
 
-        Return their values, None for a call that failed, and the errors. Raises ``DeviceLost`` and
+        Return their values (None for a failed call) and the errors. Raises ``DeviceLost`` and
         ``DriverGone``.
         """
         values: list[Any] = []
@@ -166,7 +168,7 @@ class Gate:
         return values, errors
 
     def identify(self, index: int) -> tuple[Any, str]:
-        """Return handle and UUID of the GPU at ``index``.
+        """Return the handle and the UUID of the GPU at ``index``.
 
         Raises ``DeviceFault`` if the driver does not report them, and the errors of ``ask``.
         """
@@ -179,7 +181,7 @@ class Gate:
     def does(self, name: str, *args: Any) -> bool:
         """Call a function without a return value; return whether it succeeded.
 
-        False in the cases in which ``ask`` returns None. Raises the same errors.
+        Return False in the cases in which ``ask`` returns None, and raise the same errors.
         """
         function = getattr(self._library, name, None)
         return function is not None and bool(
@@ -187,7 +189,7 @@ class Gate:
         )
 
     def has(self, name: str) -> bool:
-        """Return whether the driver library exports a call, without making it."""
+        """Return whether the driver library exports a call. Does not make the call."""
         return name not in self._missing and bool(
             self._made(name, lambda: bool(self._library._nvmlGetFunctionPointer(name)))
         )
@@ -197,7 +199,8 @@ class Gate:
         return getattr(self._library, name)()
 
     def memory(self, handle: Any) -> Memory | None:
-        """Return the memory of one device; None if it is not supported, as for integrated GPUs."""
+        """Return the memory of one device; None if the device does not report it, as for integrated
+        GPUs."""
         library = self._library
         if _MEMORY_V2 not in self._missing:
             v2 = self._made(
@@ -209,11 +212,11 @@ class Gate:
         return None if v1 is None else Memory(int(v1.total), int(v1.free), None)
 
     def processes(self, handle: Any) -> dict[int, int | None] | None:
-        """Return pid -> bytes on the device, for compute, graphics and MPS processes.
+        """Return the bytes of each pid on the device, for compute, graphics and MPS processes.
 
-        The bytes are None if the driver does not report them. The result is None if the driver
-        does not list compute processes. One pid may be in several lists, each time with its whole
-        use, so the largest figure counts, not the sum.
+        The bytes are None if the driver does not report them, and the result is None if it does not
+        list compute processes. A pid may be in several lists, each time with its whole use. So the
+        largest figure counts, not the sum.
         """
 
         def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:
@@ -236,9 +239,9 @@ class Gate:
         return found
 
     def process_samples(self, handle: Any, since_us: int) -> list[tuple[int, int, int]] | None:
-        """Return the samples of processes since ``since_us`` (wall clock, microseconds).
+        """Return the samples of processes since ``since_us`` (microseconds of the wall clock).
 
-        A sample is a pid, a time by the driver's clock in microseconds, and SM utilisation in
+        A sample is a pid, a time of the driver's clock in microseconds, and SM utilisation in
         percent. The result is empty if no process was active (the driver answers NOT_FOUND), and
         None if the driver does not measure processes.
         """
@@ -257,9 +260,11 @@ class Gate:
         )
 
     def limits(self, handle: Any, cgroup: str) -> Limits | None:
-        """Return memory limits and use of a cgroup, given by the full path of its directory.
+        """Return the memory limits and the use of a cgroup. ``cgroup`` is the full path of its
+        directory.
 
-        None if the driver has no such limits because it is older than r615 or the device is MIG.
+        Return None if the driver has no such limits, because it is older than r615 or the device is
+        MIG.
         """
         struct_type = getattr(self._library, "c_nvmlGetMemoryLimits_v1_t", None)
         if struct_type is None:
@@ -276,7 +281,7 @@ class Gate:
         )
 
     def event(self, events: Any, wait_ms: int) -> Any:
-        """Return the next event of an event set; None if none came within ``wait_ms``."""
+        """Return the next event of an event set; None if no event arrives within ``wait_ms``."""
 
         def wait() -> Any:
             try:
@@ -289,7 +294,8 @@ class Gate:
         return self._made("nvmlEventSetWait_v2", wait)
 
     def why_late(self, thread_id: int | None) -> str:
-        """Return why a thread has not returned, with the driver call that it is in, if any."""
+        """Return why a thread has not returned. If it is in a driver call, the reason names the
+        call."""
         call = None if thread_id is None else self._calls.get(thread_id)
         return f"driver call {call} hangs" if call else "reading it takes too long"
 
@@ -300,15 +306,17 @@ class Gate:
         fill: Callable[[Any, ctypes.c_uint, Any], int],
         read: Callable[[bytes, int, int], list[T]],
     ) -> list[T] | None:
-        """Return the list that a call writes into an array; None if the driver lacks the call.
+        """Return the list that a call writes into an array; None if the driver does not support the
+        call.
 
-        ``entry`` names pynvml's struct of an entry. ``fill`` makes the call, given its function, a
+        ``entry`` names pynvml's struct of an entry. ``fill`` makes the call with its function, a
         count and an array, and returns NVML's error code. ``read`` decodes the written bytes, given
         the number of entries and the length of the array.
 
-        pynvml makes two calls: one for the number of entries, one for the entries. Processes can
+        pynvml makes one call for the number of entries and another for the entries. Processes can
         start in between, and if the driver answers the first call with SUCCESS, pynvml returns no
-        entries. So this passes an array with the first call, and a longer one if it was too short.
+        entries. So this method passes an array with the first call, and a longer array if the first
+        was too short.
         """
         entry_type = getattr(self._library, entry, None)
         if entry_type is None:
@@ -336,9 +344,9 @@ class Gate:
         return None
 
     def _made(self, name: str, call: Callable[[], T]) -> T | None:
-        """Make a driver call; None if the call is absent or not permitted.
+        """Make a driver call; return None if the call is not supported or not permitted.
 
-        Translates pynvml's errors into those of ``nvml_errors``.
+        Translates pynvml's errors into the errors of ``nvml_errors``.
         """
         thread_id = threading.get_ident()
         self._calls[thread_id] = name
@@ -348,7 +356,7 @@ class Gate:
             # Example: a name that is not UTF-8, or a function with unexpected arguments.
             raise DeviceFault(f"answer of {name} cannot be read: {type(err).__name__}") from err
         except getattr(self._library, "NVMLLibraryMismatchError", ()):
-            # pynvml raises this for FUNCTION_NOT_FOUND of a call without a version.
+            # pynvml raises this error for FUNCTION_NOT_FOUND of a call without a version.
             self._missing.add(name)
         except self._library.NVMLError as err:
             if error := error_of(err.value):
@@ -363,11 +371,11 @@ class Gate:
 
 
 def _process_list(written: bytes, count: int, capacity: int) -> list[tuple[int, int | None]]:
-    """Return process id and bytes (None: unknown to the driver) of the first ``count`` entries.
+    """Return (process id, bytes) of the first ``count`` entries. Unknown bytes are None.
 
     ``capacity`` is the length of the array that was passed to the driver. ``written`` is the whole
-    buffer: ``_LONGEST_BYTES`` for each of these entries, filled with ``_POISON`` before the call.
-    Raises ``UnknownLayout`` if the size of an entry cannot be detected.
+    buffer with ``_LONGEST_BYTES`` for each entry of the array, filled with ``_POISON`` before the
+    call. Raises ``UnknownLayout`` if the size of an entry cannot be detected.
     """
     for entry_bytes, entry in _PROCESSES.items():
         end, array_end = count * entry_bytes, capacity * entry_bytes
@@ -380,5 +388,5 @@ def _process_list(written: bytes, count: int, capacity: int) -> list[tuple[int, 
 
 
 def _is_untouched(written: bytes, start: int) -> bool:
-    """Return whether the buffer from ``start`` on still has only the fill pattern."""
+    """Return whether the buffer from ``start`` on contains only the fill pattern."""
     return written.count(_POISON, start) == len(written) - start

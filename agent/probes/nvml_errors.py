@@ -1,7 +1,8 @@
 """Gives each error code of NVML exactly one meaning. Pure.
 
-NVML has about thirty error codes. A call of ``Gate`` returns a value, or ``None`` if the driver or
-the device lacks the call or the agent lacks the permission, or it raises one of
+NVML has about thirty error codes. A call of ``Gate`` returns a value. It returns ``None`` if the
+driver or the device does not support the call, or if the agent lacks the permission. Otherwise it
+raises one of these errors:
 
     NvmlError
     ├── NoDriver       no NVIDIA driver here: not a GPU node, or not yet; tried again later
@@ -20,8 +21,8 @@ from headroom.contract.gpunode import HealthCode
 
 
 class NvmlError(Exception):
-    """Base class of all errors that ``Gate`` raises. ``code`` is NVML's error code if the error
-    came from NVML."""
+    """Base class of all errors that ``Gate`` raises. ``code`` is NVML's error code, if there is
+    one."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
@@ -52,12 +53,12 @@ class TooSmall(NvmlError):
     """The array passed to the driver was too short. ``Gate`` handles it and never raises it."""
 
 
-#: NVML error code -> code of the device's health. All others are "nvml".
+#: Health code of a device for each NVML error code. The health code of all others is "nvml".
 _HEALTH_CODES: dict[int | None, HealthCode] = {15: "lost", 16: "reset_required"}
 
 
 class UnknownLayout(ValueError):
-    """The entries of a list have a size that no known driver writes."""
+    """The entries of a list have a size that no known driver uses."""
 
 
 class Outcome(Enum):
@@ -72,9 +73,9 @@ class Outcome(Enum):
     NO_DRIVER = "no driver"
 
 
-#: NVML error code -> outcome. All other codes (lost, reset required, timeout, unknown, codes of
-#: future drivers) are a fault of the device: an answer that we do not understand is no reason to
-#: trust the device.
+#: Outcome of each NVML error code. All other codes (lost, reset required, timeout, unknown, codes
+#: of future drivers) are faults of the device, because an answer that the agent cannot interpret is
+#: no reason to trust the device.
 OUTCOMES = {
     0: Outcome.ABSENT,  # pynvml raises "SUCCESS" if a sizing call found nothing
     1: Outcome.DRIVER_GONE,  # UNINITIALIZED
@@ -94,7 +95,8 @@ OUTCOMES = {
 
 #: GPU_IS_LOST and RESET_REQUIRED.
 _LOST = _HEALTH_CODES.keys()
-#: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED: this driver version lacks the call.
+#: FUNCTION_NOT_FOUND, ARGUMENT_VERSION_MISMATCH and DEPRECATED, which mean that this driver version
+#: does not support the call.
 UNSUPPORTED = {13, 25, 26}
 
 _ERRORS = {
@@ -111,5 +113,5 @@ def outcome_of(code: int) -> Outcome:
 
 
 def error_of(code: int) -> type[NvmlError] | None:
-    """Return the error that a code is raised as; None if the call counts as absent."""
+    """Return the error that is raised for a code; None if the call counts as absent."""
     return DeviceLost if code in _LOST else _ERRORS.get(outcome_of(code))

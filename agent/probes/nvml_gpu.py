@@ -1,7 +1,7 @@
 """Reads one physical GPU through NVML, or its MIG devices: memory, processes, activity and health.
 
-Handles are used for one cycle only and then resolved again. After a driver reload, a MIG change or
-a lost device, an old handle is invalid or names another device.
+A handle is used only within one cycle and then resolved again, because after a driver reload, a MIG
+change or the loss of a device it is invalid or refers to another device.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ _MIG_ENABLED = 1
 _MIG_HANDLE = "nvmlDeviceGetMigDeviceHandleByIndex"
 _MIG_UNREADABLE = "MIG is on and no instance can be read"
 _MIG_FORBIDDEN = Cause("the agent has no permission to read the MIG mode", "mig")
-_MIG_CHANGES = Cause("its MIG mode is about to change, which takes a reset", "mig")
+_MIG_CHANGES = Cause("its MIG mode is about to change, which requires a reset", "mig")
 _LIMITED_AGENT = Cause(
     "the agent's own cgroup has a GPU memory limit, which hides the device's: remove it from the"
     " agent's pod",
@@ -74,14 +74,14 @@ class GpuReadings:
     #: The GPU itself, or its MIG devices.
     devices: list[DeviceReading] = field(default_factory=list)
     facts: list[FactsReading] = field(default_factory=list)
-    #: A device may have readings of several sources.
+    #: Activity of the devices. One device may have readings from several sources.
     activity: list[ActivityReading] = field(default_factory=list)
-    #: UUID of the physical GPU -> its health state.
+    #: Health state of each physical GPU, by UUID.
     checkups: dict[str, Checkup] = field(default_factory=dict)
     degraded: list[Degraded] = field(default_factory=list)
 
     def add(self, other: "GpuReadings") -> None:
-        """Add all readings of another GPU but its devices, which the caller may still change."""
+        """Add all readings of another GPU except its devices, which the caller may still change."""
         self.facts += other.facts
         self.activity += other.activity
         self.checkups |= other.checkups
@@ -91,8 +91,8 @@ class GpuReadings:
 class GpuReader:
     """Reads the GPU at one index. Not thread-safe.
 
-    ``cgroup`` is the full path of the agent's own cgroup directory. It is empty if unknown, and
-    None if the machine has no cgroups that could have limits.
+    ``cgroup`` is the full path of the agent's own cgroup directory. It is empty if it is unknown,
+    and None if the machine has no cgroups that could have limits.
     """
 
     def __init__(self, gate: Gate, index: int, sysfs: Path, cgroup: str | None) -> None:
@@ -105,16 +105,18 @@ class GpuReader:
         self._mig_unread = False
 
     def close(self) -> None:
-        """Free the samples that the driver holds for this GPU. It may hang like any driver call."""
+        """Free the samples that the driver holds for this GPU. This call can hang like any driver
+        call."""
         self._meter.free()
 
     def read(self, is_known: bool) -> GpuReadings:
         """Read the GPU, or its MIG devices if MIG is on.
 
-        ``is_known`` is whether devices have been seen at this index before. Raises ``DeviceFault``
-        or ``StaleHandle`` if the GPU does not report its UUID. If its name or MIG devices cannot be
-        read, these are raised only if ``is_known``, because the caller then reports the devices
-        seen before as faulty; otherwise the GPU is returned with a fault. Raises ``DriverGone``.
+        ``is_known`` states whether devices have been seen at this index before. Raises
+        ``DeviceFault`` or ``StaleHandle`` if the GPU does not report its UUID. If its name or its
+        MIG devices cannot be read, these errors are raised only if ``is_known``, because the caller
+        then reports the devices seen before as faulty. Otherwise the GPU is returned with a fault.
+        Raises ``DriverGone``.
         """
         handle, uuid = self._gate.identify(self._index)
         device = DeviceReading(SOURCE, uuid=uuid, index=self._index)
@@ -138,7 +140,8 @@ class GpuReader:
         self._report_unread_mig(gpu, instances)
         gpu.devices = [self._measured(device, handle)] if instances is None else instances
         if mode is not None and mode[0] != mode[1]:
-            # The mode changes once no process uses the device, so a new pod would delay it.
+            # The mode changes as soon as no process uses the device, so a new pod would delay the
+            # change.
             _mark(gpu, _MIG_CHANGES)
         try:
             self._read_more(gpu, handle, uuid)
@@ -149,7 +152,7 @@ class GpuReader:
     def _read_more(self, gpu: GpuReadings, handle: Any, uuid: str) -> None:
         """Read activity, health and facts of a GPU.
 
-        A call that fails degrades the source; only a lost device becomes unhealthy. Raises
+        A failed call degrades the source, and only a lost device becomes unhealthy. Raises
         ``DeviceLost`` and ``DriverGone``.
         """
         by_instance: dict[int | None, list[str]] | None = None
@@ -177,7 +180,7 @@ class GpuReader:
             gpu.degraded += [Degraded(SOURCE, f"{uuid}: {err}") for err in dict.fromkeys(errors)]
 
     def _check_own_limit(self, gpu: GpuReadings, handle: Any) -> None:
-        """Mark the devices if a limit of the agent's own cgroup hides their memory."""
+        """Mark the devices if a limit on the agent's own cgroup hides their memory."""
         if self._cgroup:
             limits = self._gate.limits(handle, self._cgroup)
             if limits is not None and limits.hard_bytes is not None:
@@ -186,7 +189,7 @@ class GpuReader:
             gpu.degraded.append(Degraded(SOURCE, _UNCHECKED_CGROUP))
 
     def _facts(self, uuid: str, pci: Any, architecture: Any, mode: Any) -> FactsReading:
-        """Return the facts of a device, from the values of ``_FACTS_CALLS``."""
+        """Return the facts about a device, from the values of ``_FACTS_CALLS``."""
         bus_id = "" if pci is None else pci.busId
         bus_id = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
         return FactsReading(
@@ -199,9 +202,9 @@ class GpuReader:
         )
 
     def _numa_node(self, bus_id: str) -> int | None:
-        """Return the NUMA node that the device is attached to, from sysfs as the plugin does.
+        """Return the NUMA node that the device is attached to. Like the plugin, read it from sysfs.
 
-        NVML's NumaNodeId is something else: the NUMA node of the device's own memory (Grace).
+        NVML's NumaNodeId has another meaning: the NUMA node of the device's own memory (Grace).
         """
         domain, colon, rest = bus_id.lower().partition(":")
         path = self._sysfs / "bus/pci/devices" / f"{domain[-4:]}{colon}{rest}" / "numa_node"
@@ -225,14 +228,14 @@ class GpuReader:
         """Yield the MIG devices of one GPU.
 
         Compute instances of one GPU instance share its memory, so all of them report the memory of
-        the first one. Each may list its own processes.
+        the first. Each of them may list its own processes.
         """
         read: dict[int, DeviceReading] = {}
         for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
             try:
                 part = self._gate.ask(_MIG_HANDLE, handle, slot)
             except StaleHandle:
-                part = None  # some drivers answer INVALID_ARGUMENT for an empty slot
+                part = None  # Some drivers answer INVALID_ARGUMENT for an empty slot.
             if part is None:
                 continue
             uuid = self._gate.ask("nvmlDeviceGetUUID", part)
@@ -254,7 +257,7 @@ class GpuReader:
             yield replace(measured, memory=first.memory, fault=first.fault or measured.fault)
 
     def _report_unread_mig(self, gpu: GpuReadings, instances: list[DeviceReading] | None) -> None:
-        """Degrade the source if the MIG instances of a GPU cannot be read, and log that once."""
+        """Degrade the source if the MIG instances of a GPU cannot be read, and log this once."""
         unread = [d for d in instances or () if d.kind == "gpu"]
         gpu.degraded += [Degraded(SOURCE, Cause(f"{d.uuid}: {d.fault}", "mig")) for d in unread]
         if unread and not self._mig_unread:
@@ -269,9 +272,9 @@ class GpuReader:
         return Cause(f"{_MIG_UNREADABLE}: {why}", "mig")
 
     def _measured(self, device: DeviceReading, handle: Any) -> DeviceReading:
-        """Return ``device`` with its figures, or with the fault that prevents them.
+        """Return ``device`` with its figures, or with the fault that prevents reading them.
 
-        A stale handle is resolved again, once.
+        A stale handle is resolved again once.
         """
         try:
             try:
@@ -279,7 +282,7 @@ class GpuReader:
             except StaleHandle:
                 again = self._gate.ask("nvmlDeviceGetHandleByUUID", device.uuid)
                 if again is None:
-                    gone = Cause("device disappeared while it was read", "nvml")
+                    gone = Cause("the device disappeared while it was read", "nvml")
                     return replace(device, fault=gone)
                 return self._figures(device, again)
         except (DeviceFault, StaleHandle) as err:
@@ -292,7 +295,7 @@ class GpuReader:
 
 
 def _mark(gpu: GpuReadings, fault: Cause) -> None:
-    """Give all devices of the GPU this fault, except devices that already have another fault."""
+    """Give all devices of the GPU this fault, except devices that already have a fault."""
     gpu.devices = [replace(device, fault=device.fault or fault) for device in gpu.devices]
 
 

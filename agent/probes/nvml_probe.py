@@ -1,11 +1,11 @@
 """The NVML probe: reads all devices of the node, each GPU with a deadline.
 
 Between cycles the probe keeps only the identities of devices. A lost GPU does not report its UUID,
-but it still has its index. So the device last seen at that index is the lost one.
+but it still has its index. So the lost GPU is the device last seen at this index.
 
 Every physical GPU is read in its own thread, so a call that never returns makes only its own device
-unhealthy. Calls about the driver itself have another thread. If they fail or hang, all devices are
-unhealthy.
+unhealthy. Calls about the driver itself have another thread. If these calls fail or hang, all
+devices are unhealthy.
 """
 
 import time
@@ -49,9 +49,9 @@ class Found(GpuReadings):
     #: Whether a driver call has not returned.
     hanging: bool = False
     #: Whether every GPU is lost or waits for a reset. The driver counts devices when it is opened,
-    #: so it must be opened again to see others.
+    #: so it must be opened again to list other devices.
     unusable: bool = False
-    #: Whether the driver must be opened again because the kernel has another number of GPUs.
+    #: Whether the driver must be opened again because the kernel has a different number of GPUs.
     is_miscounted: bool = False
 
 
@@ -63,7 +63,7 @@ class _System:
 
 
 class NvmlProbe:
-    """Reads all devices through NVML. ``cgroup`` as in ``GpuReader``."""
+    """Reads all devices through NVML. ``cgroup`` has the same meaning as in ``GpuReader``."""
 
     def __init__(
         self,
@@ -80,17 +80,17 @@ class NvmlProbe:
         self._gpu_count = GpuCount(sysfs, monotonic)
         self._system: Worker[_System | None] = Worker("nvml")
         self._workers: dict[int, Worker[GpuReadings | None]] = {}
-        #: GPU index -> its reader, used only by the worker of that index.
+        #: The reader of each GPU index. Only the worker of the index uses it.
         self._readers: dict[int, GpuReader] = {}
-        #: GPU index -> the devices last seen there, including MIG devices, without figures.
+        #: The devices last seen at each GPU index, including MIG devices, without figures.
         self._identities: dict[int, list[DeviceReading]] = {}
-        #: Why the driver was released, as last logged; empty if it is open.
+        #: The last logged reason why the driver was released; empty if it is open.
         self._released_for = ""
 
     def read(self) -> Found:
         """Read every device of the node. Takes at most two deadlines and raises nothing.
 
-        If the driver cannot be read, the devices seen last are returned with a fault.
+        If the driver cannot be read, return the devices seen last with a fault.
         """
         if self._released_for:
             _log.info("driver_opened_again", reason=f"no longer: {self._released_for}")
@@ -104,7 +104,7 @@ class NvmlProbe:
         except Hanging as err:
             return self._blind(f"driver does not answer: {err}", hanging=True)
         except Exception as err:  # noqa: BLE001 - a probe never raises
-            # The fault is not limited to one device, so no device can be trusted.
+            # The fault may affect every device, so no device can be trusted.
             return self._blind(f"driver does not answer: {_reason(err)}")
         assert system is not None
         try:
@@ -119,7 +119,7 @@ class NvmlProbe:
     def release(self, *, may_close: bool) -> bool:
         """Close the driver until the next ``read``; return whether it was closed.
 
-        The driver stays open while a call of this probe is in progress. ``may_close`` is false
+        The driver stays open while a call of this probe is in progress. ``may_close`` must be false
         while other code has a call in progress.
         """
         if not may_close or self._system.busy or self._busy:
@@ -140,7 +140,7 @@ class NvmlProbe:
     def released(self, why: Cause, *, may_close: bool) -> Found:
         """Close the driver if possible; return the devices seen last with ``why`` as their fault.
 
-        To be called instead of ``read`` for every sample while the driver must be released.
+        This method replaces ``read`` for every sample while the driver must be released.
         """
         closed = self.release(may_close=may_close)
         state = "released" if closed else "being released"
@@ -160,11 +160,11 @@ class NvmlProbe:
         return any(worker.busy for worker in self._workers.values())
 
     def _read_gpus(self, system: _System) -> Found:
-        """Read all GPUs at once, each in its thread. Raises ``DriverGone``."""
+        """Read all GPUs at the same time, each in its thread. Raises ``DriverGone``."""
         driver = DriverReading(SOURCE, system.version, cuda_version=system.cuda_version)
         found = Found(driver=driver)
         seen: dict[int, list[DeviceReading]] = {}
-        #: GPU index -> why it could not be read.
+        #: Why a GPU could not be read, by its index.
         lost: dict[int, Cause] = {}
         gone: DriverGone | None = None
         unusable_count = 0
@@ -176,7 +176,9 @@ class NvmlProbe:
             try:
                 gpu = self._result(self._workers[index], given[index], until_s)
             except DriverGone as err:
-                gone = err  # wait for the other workers too: their results belong to this cycle
+                # wait for the other workers too: their results belong to this cyc# wait for the
+                # other workers, whose results belong to this cycle
+                gone = err
             except Hanging as err:
                 lost[index], found.hanging = Cause(str(err), "hang"), True
             except Exception as err:  # noqa: BLE001 - a probe never raises
@@ -207,14 +209,15 @@ class NvmlProbe:
         return found
 
     def _lacks(self, devices: Iterable[DeviceReading]) -> Iterator[str]:
-        """Yield a message for each thing that the driver does not show to this agent."""
+        """Yield a message for everything that the driver does not show to this agent."""
         if any(d.processes is None for d in devices if d.memory is not None):  # vGPU guests, WSL
             yield "driver lists no processes: memory in use cannot be attributed to pods"
         yield from (f"no permission for {name}" for name in sorted(self._gate.forbidden))
         yield from self._gpu_count.messages()
 
     def _begin(self, index: int) -> bool:
-        """Start to read the GPU at ``index``; return False if its last call has not returned."""
+        """Start to read the GPU at ``index``; return False if the previous call has not
+        returned."""
         if index not in self._workers:
             self._workers[index] = Worker(f"nvml-{index}")
         if index not in self._readers:
@@ -226,7 +229,7 @@ class NvmlProbe:
         """Remove the reader of a GPU that is gone, and at the next call its thread.
 
         The reader frees the samples that the driver holds. If a call hangs in the thread, they are
-        not freed, and the thread stays. A GPU that appears at ``index`` later has to wait for it.
+        not freed and the thread stays, so a GPU that appears at ``index`` later has to wait for it.
         """
         if (reader := self._readers.pop(index, None)) is not None:
             self._workers[index].give(reader.close)
@@ -240,7 +243,8 @@ class NvmlProbe:
         gone: bool = False,
         hanging: bool = False,
     ) -> Found:
-        """Report the devices seen last with ``fault``, because nothing can be read now."""
+        """Report the devices seen last with ``fault``, because nothing can be read at the
+        moment."""
         devices = _named_once(
             replace(device, fault=fault)
             for devices in self._identities.values()
@@ -256,7 +260,7 @@ class NvmlProbe:
     def _result(self, worker: Worker[T], given: bool, until_s: float) -> T:
         """Return the result of the worker's job. Raises ``Hanging``, which names the pending call.
 
-        ``given`` is whether the worker has started the job.
+        ``given`` states whether the worker has started the job.
         """
         try:
             if given:
@@ -281,7 +285,7 @@ class NvmlProbe:
 
 
 def _named_once(devices: Iterable[DeviceReading]) -> Iterator[DeviceReading]:
-    """Yield each UUID once; a UUID that several devices report is marked as faulty."""
+    """Yield each UUID once. A UUID that several devices report is marked as faulty."""
     by_uuid: dict[str, list[DeviceReading]] = {}
     for device in devices:
         by_uuid.setdefault(device.uuid, []).append(device)
@@ -290,7 +294,7 @@ def _named_once(devices: Iterable[DeviceReading]) -> Iterator[DeviceReading]:
 
 
 def _reason(err: Exception) -> Cause:
-    """Return the driver's error as text; for a bug in the agent, the name of the exception."""
+    """Return the text of a driver's error, or the name of the exception for a bug in the agent."""
     if isinstance(err, (DeviceFault, StaleHandle)):
         return err.cause
     _log.error("driver_not_read", exc_info=err)

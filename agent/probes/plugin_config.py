@@ -1,12 +1,12 @@
 """Reads the configuration of device plugin, container toolkit and kubelet from their processes.
 
-Process names and install paths differ between distributions. So plugin and kubelet are found as the
-processes that listen on their sockets in the kubelet's directory.
+Process names and install paths differ between distributions. So plugin and kubelet are identified
+as the processes that listen on their sockets in the kubelet's directory.
 
 The plugin uses its flags first, then its environment, then its file. Root with CAP_SYS_PTRACE can
 read all three through /proc. The plugin's config-manager replaces the file and signals the plugin,
-whose process stays. So a file is read again whenever it has changed. All reads share one deadline,
-because a file, and even a command line, can be on a file system that does not answer.
+whose process stays the same, so a file is read again whenever it has changed. All reads share one
+deadline, because a file, and even a command line, can be on a file system that does not answer.
 """
 
 import re
@@ -40,21 +40,22 @@ from headroom.contract.gpunode import MAX_REPLICAS, Sharing
 PLUGIN = "plugin"
 KUBELET = "kubelet"
 
-#: The sockets of NVIDIA's plugin, one for each resource, and the kubelet's own.
+#: The sockets of NVIDIA's plugin, one for each resource, and the kubelet's own socket.
 _PLUGIN_SOCKETS = "nvidia-*.sock"
 _KUBELET_SOCKET = "kubelet.sock"
-#: Sockets of GKE's own device plugin (container-engine-accelerators), which has other flags.
+#: Sockets of GKE's own device plugin (container-engine-accelerators), which has different flags.
 _GKE_SOCKETS = "nvidiaGPU-*.sock"
-#: Seconds that all reads of one cycle may take together.
+#: Maximum number of seconds for all reads of one cycle together.
 READ_S = 2.0
-#: k3s runs the kubelet in its own process, whose arguments it hides, and adds the files in a folder
-#: of its data directory to its configuration. A variable has a path below ``data`` there.
+#: k3s runs the kubelet in its own process and hides the kubelet's arguments. It adds the files in a
+#: directory below its data directory to the configuration. An environment variable of the process
+#: contains a path below ``data`` in the data directory.
 _K3S = ("k3s", "k3s-server", "k3s-agent")
 _K3S_DATA, _K3S_FILES = "/var/lib/rancher/k3s", "agent/etc/kubelet.conf.d"
-#: Limit of MicroK8s' file with the kubelet's flags, and a variable in it.
+#: Maximum size of MicroK8s' file with the kubelet's flags, and the pattern of a variable in it.
 _MOST_ARGUMENT_BYTES = 1 << 16
 _VARIABLE = re.compile(r"\$\{?([A-Za-z0-9_]+)\}?")
-#: Configuration files of the toolkit, as installed by the GPU Operator and by its packages.
+#: Configuration files of the toolkit, as the GPU Operator and the packages install them.
 _TOOLKIT = (
     "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
     "/etc/nvidia-container-runtime/config.toml",
@@ -98,7 +99,7 @@ class ConfigurationProbe:
             process is None
             and self._listeners.only("device plugin", _GKE_SOCKETS, PLUGIN)[0] is not None
         ):
-            why = "it is GKE's own: the labels of the node show how it shares"
+            why = "it is GKE's own plugin; the labels of the node show how it shares"
             return [SourceReading(PLUGIN, "absent", Cause(why, "gke_plugin"))]
         if process is None:
             return [source]
@@ -172,8 +173,8 @@ class ConfigurationProbe:
 def _kubelet_flags(process: Path) -> dict[str, str]:
     """Return the kubelet's flags.
 
-    MicroK8s runs the kubelet in a process with other components. Its flags are in a file, without
-    quotes and with variables of the environment. Raises ``Unreadable``.
+    MicroK8s runs the kubelet in a process with other components, and keeps its flags in a file,
+    without quotes and with environment variables. Raises ``Unreadable``.
     """
     flags = flags_of(process)
     if (path := flags.get("kubelet-args-file")) is None:
@@ -186,14 +187,14 @@ def _kubelet_flags(process: Path) -> dict[str, str]:
 
 
 def _cause(err: Exception) -> str:
-    """Return why a file cannot be read, without its content."""
+    """Return why a file cannot be read. The text does not contain the content of the file."""
     return str(err) if isinstance(err, Unreadable) else type(err).__name__
 
 
 def ignores_environment(toolkit: Mapping[str, Any]) -> bool:
     """Return whether the toolkit ignores NVIDIA_VISIBLE_DEVICES of unprivileged pods.
 
-    ``toolkit`` is its config.toml. By default it honours the variable.
+    ``toolkit`` is the content of its config.toml. By default the toolkit honours the variable.
     """
     return toolkit.get("accept-nvidia-visible-devices-envvar-when-unprivileged", True) is not True
 
@@ -206,13 +207,13 @@ def _plugin_reading(
     own = _mapping(_mapping(config.get("flags")).get("plugin"))
 
     def setting(flag: str, variable: str, key: str) -> Any:
-        """Return a setting from the flag, or else the environment, or else the file."""
+        """Return a setting from the flag, else from the environment, else from the file."""
         return flags.get(flag) or environment.get(variable) or own.get(key)
 
     strategies = setting("device-list-strategy", "DEVICE_LIST_STRATEGY", "deviceListStrategy")
     if isinstance(strategies, str) or strategies is None:
         strategies = (strategies or "envvar").split(",")
-    # Only strings are reported: other values could be arbitrarily large.
+    # Only strings are reported, because other values could be arbitrarily large.
     if not all(isinstance(each, str) for each in strategies):
         raise ValueError("a strategy is not a string")
     policy = setting(
@@ -232,11 +233,11 @@ def _plugin_reading(
 
 
 def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool | None]:
-    """Return strategy, resource as advertised -> replicas, and whether requests for more than one
-    replica are rejected (None: unknown).
+    """Return the strategy, the replicas per advertised resource, and whether requests for more than
+    one replica are rejected (None if unknown).
 
     If both strategies are configured, MPS applies. With MPS the plugin rejects such requests by
-    default, and before v0.20 always. So ``failRequestsGreaterThanOne: false`` proves nothing.
+    default, and before v0.20 always, so ``failRequestsGreaterThanOne: false`` proves nothing.
     """
     kinds: tuple[tuple[Literal["mps", "time-slicing"], str], ...] = (
         ("mps", "mps"),

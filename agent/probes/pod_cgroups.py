@@ -1,7 +1,7 @@
 """Finds the cgroups of pods below the host's /sys/fs/cgroup.
 
-The kubelet creates a pod's cgroup right after it has admitted the pod, before it waits for volumes.
-It removes the cgroup after the pod's containers have ended and its volumes are unmounted
+The kubelet creates a pod's cgroup immediately after it has admitted the pod, before it waits for
+volumes. It removes the cgroup after the pod's containers have ended and its volumes are unmounted
 (``SyncPod`` and ``SyncTerminatedPod`` in kubelet.go of Kubernetes).
 """
 
@@ -14,12 +14,12 @@ from agent.probes.cgroup import pod_of
 #: Maximum depth of a pod's cgroup. Example:
 #: kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/<pod>
 _MOST_LEVELS = 4
-#: Controllers of cgroups v1, each of which has a hierarchy with the cgroups of all pods.
+#: Controllers of cgroups v1. The hierarchy of each of them contains the cgroups of all pods.
 _CONTROLLERS = ("pids", "memory", "cpu", "systemd")
 
 
 def pod_cgroups(root: Path) -> Mapping[str, str]:
-    """Return uid -> cgroup directory of every pod; empty if ``root`` has no pod's cgroup.
+    """Return the cgroup directory of every pod by uid; empty if ``root`` contains no pod's cgroup.
 
     With cgroups v1 the directories belong to one controller.
     """
@@ -30,15 +30,15 @@ def pod_cgroups(root: Path) -> Mapping[str, str]:
 
 
 class LostCgroups:
-    """Finds pods that have lost their cgroup, below ``root`` as for ``pod_cgroups``."""
+    """Finds pods that have lost their cgroup. ``root`` is the host's /sys/fs/cgroup."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        #: Uid -> the cgroup directory of the pod when it was last seen.
+        #: The cgroup directory that each pod had when it was last seen, by uid.
         self._seen: dict[str, str] = {}
 
     def among(self, uids: Collection[str]) -> set[str]:
-        """Return the pods, among these, that had a cgroup at an earlier call and have none now.
+        """Return the pods in ``uids`` that had a cgroup at an earlier call and have none now.
 
         Other pods are forgotten.
         """
@@ -53,7 +53,7 @@ class LostCgroups:
 
 
 def folders(folder: str) -> list[os.DirEntry[str]]:
-    """Return the subdirectories of a directory; none if it was removed meanwhile."""
+    """Return the subdirectories of a directory; empty if the directory no longer exists."""
     try:
         with os.scandir(folder) as entries:
             return [each for each in entries if each.is_dir(follow_symlinks=False)]
@@ -62,7 +62,7 @@ def folders(folder: str) -> list[os.DirEntry[str]]:
 
 
 def _pods(folder: str, level: int) -> Iterator[tuple[str, str]]:
-    """Yield uid and cgroup directory of every pod below the kubelet's top-level cgroups."""
+    """Yield the uid and the cgroup directory of every pod below the kubelet's top-level cgroups."""
     for each in folders(folder):
         if uid := pod_of(each.name):
             yield uid, each.path

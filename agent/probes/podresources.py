@@ -1,9 +1,9 @@
-"""Client of the kubelet's PodResources service (v1): which container holds which replica, and
-which replicas are healthy.
+"""Client of the kubelet's PodResources service (v1), which lists the replicas that containers hold
+and the replicas that are healthy.
 
-Its answers have namespace and name of pods, but no uid, and omit ordinary init containers. Right
-after a restart the kubelet has not loaded its pods, and the answer is empty. The kubelet limits the
-rate for all clients together: 100 calls per second, with bursts of ten.
+Its answers contain namespaces and names of pods, but no uids, and omit ordinary init containers.
+Immediately after a restart the kubelet has not loaded its pods, so the answer is empty. The kubelet
+limits the rate for all clients together to 100 calls per second, with bursts of ten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _MOST_BYTES = 16 << 20
 
 
 class Unanswered(Exception):
-    """The service did not answer. The text stays the same while the cause lasts."""
+    """The service did not answer. The text stays the same as long as the cause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ListedContainer:
     namespace: str
     pod: str
     container: str
-    #: Resource -> replicas.
+    #: Replicas of each resource.
     devices: Mapping[str, frozenset[str]]
 
 
@@ -39,7 +39,8 @@ class PodResources:
         self._socket = socket
         self._timeout_s = timeout_s
         self._channel: Any = None  # grpcio has no types
-        #: Message -> parsed pod of the last answer. Parsing 768 pods takes most of a sample's time.
+        #: The parsed pod of each message in the last answer, because parsing 768 pods takes most of
+        #: a sample's time.
         self._pods: dict[bytes, _Pod] = {}
         self._healthy: tuple[bytes, dict[str, frozenset[str]]] = (b"", {})
         #: Number of pods and lists of devices in the last answers that could not be read.
@@ -47,8 +48,8 @@ class PodResources:
 
     @property
     def left_out(self) -> int:
-        """Number of pods and lists of devices that the last answers have and that were left out,
-        because they cannot be read."""
+        """Number of pods and lists of devices in the last answers that were skipped because they
+        cannot be read."""
         return sum(self._unread.values())
 
     def containers(self) -> list[ListedContainer]:
@@ -58,13 +59,13 @@ class PodResources:
             pods = [message(pod) for number, pod in fields(answer) if number == 1]
         except BadMessage as err:
             raise Unanswered("kubelet's answer to List cannot be read") from err
-        # A message that the last answer had too is not parsed again.
+        # A message that the last answer also contained is not parsed again.
         self._pods = {pod: self._pods.get(pod) or _containers(pod) for pod in pods}
         self._unread["List"] = sum(self._pods[pod].unread for pod in pods)
         return [container for pod in pods for container in self._pods[pod].containers]
 
     def healthy(self) -> dict[str, frozenset[str]]:
-        """Return resource -> healthy replicas, allocated or not. Raises ``Unanswered``."""
+        """Return the healthy replicas of each resource, allocated or not. Raises ``Unanswered``."""
         answer = self._call("GetAllocatableResources")
         if answer != self._healthy[0]:
             try:
@@ -83,7 +84,7 @@ class PodResources:
     def _call(self, method: str) -> bytes:
         """Call the service with an empty request; return the encoded answer.
 
-        Raises ``Unanswered``, and closes the connection then.
+        Closes the connection and raises ``Unanswered`` if the call fails.
         """
         try:
             import grpc
@@ -106,14 +107,15 @@ class PodResources:
 
 
 def _code(err: Any) -> str:
-    """Return the status code of a call, without its text, which varies (times, addresses)."""
+    """Return the status code of a call. The text is omitted because it varies (times,
+    addresses)."""
     code: str = err.code().name
     return code
 
 
 @dataclass(frozen=True, slots=True)
 class _Pod:
-    """A pod of the list."""
+    """A pod in the list."""
 
     containers: Sequence[ListedContainer] = ()
     #: Number of its parts that cannot be read.
@@ -121,7 +123,7 @@ class _Pod:
 
 
 def _containers(pod: bytes) -> _Pod:
-    """Read a ``PodResources`` message. What cannot be read is left out and counted."""
+    """Read a ``PodResources`` message. Parts that cannot be read are skipped and counted."""
     found: list[ListedContainer] = []
     unread = 0
     try:
@@ -140,10 +142,10 @@ def _containers(pod: bytes) -> _Pod:
 
 
 def _devices(holder: bytes, field: int) -> tuple[dict[str, frozenset[str]], int]:
-    """Return resource -> replicas from the ``ContainerDevices`` in the given field of a message,
-    and the number of those that cannot be read.
+    """Return the replicas of each resource from the ``ContainerDevices`` in the given field of a
+    message, and the number of ``ContainerDevices`` that cannot be read.
 
-    The field, and a resource in it, may be repeated. Raises ``BadMessage``.
+    The field may be repeated, and so may a resource in it. Raises ``BadMessage``.
     """
     found: dict[str, frozenset[str]] = {}
     unread = 0
@@ -163,5 +165,6 @@ def _devices(holder: bytes, field: int) -> tuple[dict[str, frozenset[str]], int]
 
 
 def _text(parts: list[tuple[int, bytes | int]], number: int) -> str:
-    """Return a string field: as in protobuf, the last one counts, and a missing one is empty."""
+    """Return a string field. As in protobuf, the last value counts, and a missing field is
+    empty."""
     return text(dict(parts).get(number, b""))

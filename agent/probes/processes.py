@@ -1,11 +1,12 @@
 """Finds the pod and container of each process that the driver lists, from /proc and cgroups.
 
-A cgroup has only the id of a container. Its name is in the process's mounts: the kubelet mounts the
-file for the termination message from ``pods/<uid>/containers/<name>/`` into each container.
+A cgroup contains only the id of a container. Its name is in the mounts of the process, because the
+kubelet mounts the file for the termination message from ``pods/<uid>/containers/<name>/`` into each
+container.
 
 The driver lists process ids of the caller's PID namespace. Without ``hostPID`` the agent sees few
-or no processes, and must not count all other use as unattributed. Then the probe returns no
-processes and reports its source as degraded.
+or no processes, but must not count all other use as unattributed. So the probe returns no processes
+and reports its source as degraded.
 """
 
 import contextlib
@@ -31,17 +32,17 @@ from agent.probes.readings import (
 SOURCE = "proc"
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-#: /proc has start times in ticks, rounded down.
+#: /proc contains start times in ticks, rounded down.
 _TICK_S = 1 / _TICKS_PER_S
 _MOST_BYTES = 1 << 16
 _MOST_MOUNT_BYTES = 1 << 20
-#: Maximum number of ancestors that are read to find a container's first process.
+#: Maximum number of ancestors that are read to find the first process of a container.
 _MOST_ANCESTORS = 32
 #: The root of the mount of a container's termination message.
 _TERMINATION = re.compile(r".*/pods/(?P<uid>[^/]+)/containers/(?P<name>[^/]+)/[0-9a-f]+")
 
-#: Interval in seconds at which a process that the driver still lists is checked again. Within it
-#: another process could have the same pid only if the kernel had used up all pids.
+#: Interval in seconds at which a process that the driver still lists is checked again. Within this
+#: time another process could get the same pid only if the kernel had used up all pids.
 CHECK_AGAIN_S = 15.0
 
 
@@ -69,24 +70,26 @@ class ProcessProbe:
         self._around: tuple[str, ...] = ()
         #: When all processes were last checked, in seconds since boot.
         self._checked_s = float("-inf")
-        #: pid -> its last reading while it ran, for the processes of the last sample.
+        #: The last reading of each process of the last sample, taken while it ran, by pid.
         self._last: dict[int, ProcessReading] = {}
-        #: pid -> signature of its /proc directory when it was read.
+        #: The signature of the /proc directory of each process when it was read, by pid.
         self._signatures: dict[int, int] = {}
-        #: Container id -> the container, for the processes of the last sample.
+        #: The containers of the processes in the last sample, by container id.
         self._containers: dict[str, Container] = {}
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return a ``ProcessReading`` for each process that a device lists, and the source's state.
+        """Return a ``ProcessReading`` for each process that a device lists, and the state of the
+        source.
 
-        Only the state if the host's processes cannot be seen.
+        Return only the state if the host's processes cannot be seen.
         """
-        # All listed processes have started by now. A pid that started later was reused.
+        # All listed processes have started by now, so a process that started later has a reused
+        # pid.
         listed_at_s = self._boot_s()
         pids = {pid for r in readings if isinstance(r, DeviceReading) for pid in r.processes or ()}
         if why := self._why_hidden():
             return [SourceReading(SOURCE, "degraded", why)]
-        # The first process is in the pods that the node itself runs in; usually in none.
+        # The first process shows in which pods the node itself runs, usually in none.
         self._around = pods(_read(self._root / "1/cgroup") or "")
         known = self._last
         if listed_at_s - self._checked_s >= self._check_again_s:
@@ -106,9 +109,9 @@ class ProcessProbe:
         return [*found.values(), source]
 
     def _unchanged(self) -> dict[int, ProcessReading]:
-        """Return the known processes of pods whose pid was not reused; they are not read again.
+        """Return the known processes of pods whose pid was not reused. They are not read again.
 
-        A process does not leave its pod. Processes outside of pods are read again, because their
+        A process never leaves its pod. Processes outside of pods are read again, because their
         command can change.
         """
         return {
@@ -118,18 +121,18 @@ class ProcessProbe:
         }
 
     def _signature(self, pid: int) -> int | None:
-        """Return the signature of a running process; None if there is none with this pid."""
+        """Return the signature of a running process; None if no process has this pid."""
         try:
             return _signature(os.stat(f"{self._root}/{pid}"))
         except OSError:
             return None
 
     def _why_hidden(self) -> str:
-        """Return why the host's processes cannot be seen; empty if they can.
+        """Return why the host's processes cannot be seen; empty if they can be seen.
 
-        Without hostPID, the host's /proc shows another pid for the agent than its own. In the
-        host's namespace pid 2 is a kernel thread. In another one, pid 1 decides: if it has the
-        agent's cgroup, this is the namespace of the agent's container.
+        Without hostPID, the host's /proc shows a different pid for the agent than its own. In the
+        host's namespace pid 2 is a kernel thread. In another namespace, pid 1 decides: if it has
+        the agent's cgroup, this is the namespace of the agent's container.
         """
         with contextlib.suppress(OSError):
             if (self._root / "self").readlink().name != str(os.getpid()):
@@ -145,9 +148,9 @@ class ProcessProbe:
 
     def _process(self, pid: int, listed_at_s: float) -> ProcessReading:
         """Read a process that the driver listed at ``listed_at_s`` (seconds since boot)."""
-        if pid == 0:  # a process in a PID namespace that the agent cannot see
+        if pid == 0:  # The process is in a PID namespace that the agent cannot see.
             return ProcessReading(SOURCE, pid, known=False)
-        # All files read through the open directory are of one process, even if the pid is reused.
+        # Files read through the open directory belong to one process, even if the pid is reused.
         try:
             folder = os.open(self._root / str(pid), os.O_RDONLY | os.O_DIRECTORY)
         except PermissionError:
@@ -166,7 +169,8 @@ class ProcessProbe:
         except OSError:
             return self._gone(pid)
         except ValueError:
-            # An unknown file format: the owner is unknown, which does not mean that there is none.
+            # The file format is unknown, so the owner is unknown. This does not mean that there is
+            # no owner.
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)
@@ -177,7 +181,7 @@ class ProcessProbe:
     ) -> Container:
         """Return the container of a process whose /proc directory is open as ``process``.
 
-        ``parent`` is the process's parent and ``started_s`` its start in seconds since boot.
+        ``parent`` is the pid of its parent, and ``started_s`` its start in seconds since boot.
         """
         if not container_id:
             return Container("")
@@ -193,7 +197,8 @@ class ProcessProbe:
     def _oldest_s(self, pid: int, container_id: str, started_s: float) -> float:
         """Return the earliest start of a process and its ancestors in the same container.
 
-        ``pid`` is the process's parent. The oldest one is usually the container's first process.
+        ``pid`` is the parent of the process. The oldest ancestor is usually the first process of
+        the container.
         """
         for _ in range(_MOST_ANCESTORS):
             cgroup, stat = _read(self._root / str(pid) / "cgroup"), self._root / str(pid) / "stat"
@@ -207,7 +212,8 @@ class ProcessProbe:
         return started_s
 
     def _gone(self, pid: int) -> ProcessReading:
-        """Return the reading of a process that ended after it was listed, with its last owner."""
+        """Return the reading of a process that has ended since it was listed, with its last
+        owner."""
         last = self._last.get(pid)
         if last is None:
             return ProcessReading(SOURCE, pid)
@@ -215,7 +221,7 @@ class ProcessProbe:
 
 
 def _signature(folder: os.stat_result) -> int:
-    """Return the identity of a /proc directory: it differs if the pid is reused."""
+    """Return the identity of a /proc directory, which changes if the pid is reused."""
     return folder.st_ino << 64 | folder.st_ctime_ns
 
 
@@ -224,7 +230,7 @@ def _stat(text: str) -> tuple[str, int, float]:
 
     Raises ``ValueError``.
     """
-    # The command is in parentheses and may contain parentheses.
+    # The command is enclosed in parentheses and may itself contain parentheses.
     head, end, tail = text.rpartition(")")
     values = tail.split()
     if not end or len(values) < 20:

@@ -1,7 +1,7 @@
-"""Reads protobuf messages field by field, and writes the few that the agent sends.
+"""Reads protobuf messages field by field, and writes the few messages that the agent sends.
 
-The agent needs a few fields of a few messages. Reading them directly is cheaper than the protobuf
-runtime with generated code, and does not depend on their versions.
+The agent needs only a few fields of a few messages. Reading them directly is cheaper than the
+protobuf runtime with generated code, and does not depend on the versions of either.
 """
 
 from collections.abc import Iterator
@@ -42,7 +42,7 @@ def fields(message: bytes) -> Iterator[tuple[int, bytes | int]]:
 def message(value: bytes | int) -> bytes:
     """Return the bytes of a field that must not be a number. Raises ``BadMessage``."""
     if isinstance(value, int):
-        raise BadMessage("a number where a message should be")
+        raise BadMessage("a number instead of a message")
     return value
 
 
@@ -63,7 +63,7 @@ def field(number: int, value: bytes | str | int) -> bytes:
 
 
 def _as_varint(value: int) -> bytes:
-    """Encode a number of at least 0."""
+    """Encode a non-negative number."""
     parts = bytearray()
     while value >= 0x80:
         parts.append(value & 0x7F | 0x80)

@@ -1,6 +1,6 @@
 """The interface of a probe, and its readings, each with the source that it comes from.
 
-A failing probe does not affect the others. It leaves out what it cannot read, or reports that in a
+A failing probe does not affect the others. It omits what it cannot read, or reports it in a
 ``Degraded``. It never invents a value and never raises.
 """
 
@@ -16,26 +16,26 @@ from headroom.contract.gpunode import Sharing
 class Reading(msgspec.Struct, frozen=True):
     """Base class of the facts that a probe reads in one sample.
 
-    Structs, because 21 dataclasses would take 15 ms more CPU of an agent's start.
+    Readings are structs, because 21 dataclasses would add 15 ms of CPU time to an agent's start.
     """
 
 
 class DriverReading(Reading, frozen=True):
-    """Whether the node has a driver; ``why_not`` is empty if it has."""
+    """The state of the driver. ``why_not`` is empty if the node has a driver."""
 
     source: str
     version: str = ""
     why_not: str = ""
     cuda_version: str = ""
     #: Whether the driver was unloaded or replaced while the agent runs. Then only a new process can
-    #: use a driver.
+    #: use the driver.
     gone: bool = False
 
 
 class DeviceReading(Reading, frozen=True):
     """One GPU or MIG device as one source reports it.
 
-    ``fault`` is empty if it can be trusted, otherwise a ``Cause`` with a ``HealthCode``.
+    ``fault`` is empty if the device can be trusted, otherwise a ``Cause`` with a ``HealthCode``.
     """
 
     source: str
@@ -43,12 +43,12 @@ class DeviceReading(Reading, frozen=True):
     index: int
     model: str = ""
     kind: Literal["gpu", "mig"] = "gpu"
-    #: UUID of the physical GPU; MIG devices only.
+    #: UUID of the physical GPU, for MIG devices only.
     parent: str | None = None
-    #: Number of the GPU instance; MIG devices only.
+    #: Number of the GPU instance, for MIG devices only.
     gpu_instance: int | None = None
     memory: Memory | None = None
-    #: pid -> bytes (None: not reported); None if the driver lists no processes.
+    #: Bytes of each pid (None if not reported); None if the driver lists no processes.
     processes: Mapping[int, int | None] | None = None
     fault: str = ""
     #: The N of /dev/nvidiaN; None if the driver does not report it.
@@ -59,9 +59,9 @@ class PoolReading(Reading, frozen=True):
     """The memory of the host that the node's annotation lets a GPU with unified memory use."""
 
     source: str
-    #: In bytes; 0: to be computed.
+    #: Size in bytes. 0 means that it must be computed.
     pool_bytes: int = 0
-    #: Why the annotation is not valid; empty if it is.
+    #: Why the annotation is invalid; empty if it is valid.
     error: str = ""
 
 
@@ -72,14 +72,14 @@ class HostMemoryReading(Reading, frozen=True):
     total_bytes: int
     #: Memory that the kernel can give to processes without swapping.
     available_bytes: int
-    #: The part that GPUs may use; 0: to be computed; None: not set.
+    #: The part that GPUs may use. 0 means that it must be computed, and None that it is not set.
     pool_bytes: int | None = None
-    #: Why this part is not known, although it is set; empty if it is known.
+    #: Why this part is unknown although it is set; empty if it is known.
     pool_error: str = ""
 
 
 class SharingReading(Reading, frozen=True):
-    """How the device plugin shares the node's whole GPUs: ``replicas`` of each GPU."""
+    """How the device plugin shares the node's whole GPUs, with ``replicas`` of each GPU."""
 
     source: str
     resource: str
@@ -88,9 +88,9 @@ class SharingReading(Reading, frozen=True):
 
 
 class Degraded(Reading, frozen=True):
-    """Something that could not be read. ``what`` stays the same while the cause lasts.
+    """Something that could not be read. ``what`` stays the same as long as the cause.
 
-    It is a ``Cause`` if another fix than the usual one for the source applies.
+    ``what`` is a ``Cause`` if the usual fix for the source does not apply.
     """
 
     source: str
@@ -113,10 +113,11 @@ class FactsReading(Reading, frozen=True):
 
 
 class ActivityReading(Reading, frozen=True):
-    """How busy a device is: ratios 0..1, None if ``source`` does not measure them."""
+    """How busy a device is. Ratios are 0..1, or None if ``source`` does not measure them."""
 
-    #: dcgm, gpm or nvml-process; dcgm-engine and nvml have only the utilization. Of a combined
-    #: reading, the source of ``sm_ratio``, empty without one.
+    #: One of dcgm, gpm, nvml-process, dcgm-engine and nvml. The last two measure only the
+    #: utilization. A combined reading has the source of ``sm_ratio``, or an empty source if it has
+    #: no ``sm_ratio``.
     source: str
     uuid: str
     #: Share of SM cycles with a warp assigned.
@@ -125,7 +126,7 @@ class ActivityReading(Reading, frozen=True):
     occupancy_ratio: float | None = None
     #: Share of time in which any kernel ran, which is not SM activity.
     utilization_ratio: float | None = None
-    #: pid -> its share of SM time; empty if the source does not measure single processes.
+    #: Share of SM time by pid; empty if the source does not measure single processes.
     sm_by_pid: Mapping[int, float] = msgspec.field(default_factory=dict)
 
 
@@ -139,9 +140,9 @@ class HealthIssueReading(Reading, frozen=True):
 
 
 class SourceReading(Reading, frozen=True):
-    """The state of one source. ``message`` stays the same while the cause lasts.
+    """The state of one source. ``message`` stays the same as long as the cause.
 
-    It is a ``Cause`` if another fix than the usual one for the source applies.
+    ``message`` is a ``Cause`` if the usual fix for the source does not apply.
     """
 
     source: str
@@ -149,7 +150,7 @@ class SourceReading(Reading, frozen=True):
     message: str = ""
 
 
-# Readings of kubelet, device plugin and processes.
+# Readings of the kubelet, the device plugin and processes.
 
 
 class HoldingReading(Reading, frozen=True):
@@ -161,7 +162,7 @@ class HoldingReading(Reading, frozen=True):
     container: str
     resource: str
     replica: str
-    #: Both empty if only the uid is known.
+    #: Namespace and name are empty if only the uid is known.
     namespace: str = ""
     name: str = ""
 
@@ -185,7 +186,7 @@ class AnswerReading(Reading, frozen=True):
 
 
 class Container(msgspec.Struct, frozen=True):
-    """One run of a container: after a restart it has another id."""
+    """One run of a container. A restart gives the container another id."""
 
     #: The container runtime's id; empty if the cgroup does not show it.
     id: str
@@ -202,19 +203,21 @@ class ProcessReading(Reading, frozen=True):
     pid: int
     #: Empty if the process ended before it was read.
     command: str = ""
-    #: The pod's uid in its cgroup's name; empty if it belongs to no pod, or is not ``known``.
+    #: The pod's uid from the name of its cgroup; empty if the process is in no pod, or is not
+    #: ``known``.
     pod: str = ""
-    #: Whether its pod could be read.
+    #: Whether the pod of the process could be read.
     known: bool = True
     container: Container = Container("")
 
 
 class LimitReading(Reading, frozen=True):
-    """The driver's limits of one container on one device (None for no limit), and its use there."""
+    """The driver's limits for one container on one device (None if there is no limit), and its use
+    there."""
 
     source: str
     device: str
-    #: The pod's uid in its cgroup's name; for a static pod, the hash of its manifest.
+    #: The pod's uid from the name of its cgroup. For a static pod it is the hash of its manifest.
     uid: str
     container_id: str
     used_bytes: int
@@ -223,11 +226,12 @@ class LimitReading(Reading, frozen=True):
 
 
 class HighWaterReading(Reading, frozen=True):
-    """The most bytes of a device that a container has ever used, as its cgroup counts them."""
+    """The maximum number of bytes of a device that a container has ever used, as its cgroup counts
+    them."""
 
     source: str
     device: str
-    #: As in ``LimitReading``.
+    #: The same uid as in ``LimitReading``.
     uid: str
     container_id: str
     peak_bytes: int
@@ -248,11 +252,11 @@ class MirrorReading(Reading, frozen=True):
 
 
 class PluginReading(Reading, frozen=True):
-    """The device plugin's configuration from one source; None or empty if it is not known."""
+    """The device plugin's configuration from one source. Unknown values are None or empty."""
 
     source: str
     sharing: Sharing | None = None
-    #: Resource as advertised -> replicas of each device.
+    #: Replicas of each device, by resource as advertised.
     replicas: Mapping[str, int] | None = None
     allocation_policy: Literal["distributed", "packed"] | None = None
     device_list_strategy: tuple[str, ...] = ()
@@ -278,19 +282,19 @@ class KubeletVersionReading(Reading, frozen=True):
 
 
 class SteeredReading(Reading, frozen=True):
-    """A steered resource: the kubelet allocates the device that the ledger chose."""
+    """A steered resource, whose devices are allocated as the ledger chose."""
 
     resource: str
 
 
 class ObstacleReading(Reading, frozen=True):
-    """Why the node's device choice has no effect, on all resources or on some."""
+    """Why the node's device choice has no effect on all or some resources."""
 
     reason: str
 
 
 class PermissionReading(Reading, frozen=True):
-    """Whether the agent may steer, whatever the node's device choice."""
+    """Whether the agent is permitted to steer, independent of the node's device choice."""
 
     permitted: bool
 

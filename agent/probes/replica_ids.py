@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from agent.probes.readings import DeviceReading
 
-#: Names that NVIDIA's plugin gives to the only device of WSL and of Jetson.
+#: Names that NVIDIA's plugin gives to the only device on WSL and on Jetson.
 ONLY_DEVICE = ("all", "tegra")
 
 _SHARE = re.compile(r"(?P<device>.+)(?:::|/vgpu)(?P<number>\d{1,6})")
@@ -29,7 +29,7 @@ class Replica:
     """The parts of a replica id."""
 
     device: str
-    #: Number of the replica; None if the id is that of a whole device.
+    #: Number of the replica; None if the id names a whole device.
     number: int | None
 
 
@@ -42,9 +42,9 @@ def parse(replica: str) -> Replica:
 
 
 def resolve(replicas: Iterable[str], devices: Sequence[DeviceReading]) -> dict[str, str]:
-    """Return replica id -> UUID of its device.
+    """Return the UUID of each replica's device, by replica id.
 
-    Ids that match none of ``devices``, or several, are left out.
+    Ids that match none or several of ``devices`` are omitted.
     """
     by_uuid = {device.uuid for device in devices}
     cache: dict[str, str | None] = {}
@@ -60,7 +60,8 @@ def resolve(replicas: Iterable[str], devices: Sequence[DeviceReading]) -> dict[s
 
 
 def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
-    """Return the UUID of a device that is not named by UUID; None if it is none or ambiguous."""
+    """Return the UUID of a device that is not named by UUID; None if no device or several devices
+    match."""
     if match := _LEGACY_MIG.fullmatch(name):
         # The driver's list does not distinguish compute instances of one GPU instance.
         there = [
@@ -81,8 +82,8 @@ def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
 
 
 def _minor(device: DeviceReading) -> int:
-    """Return the minor number, or the index if the driver does not report it.
+    """Return the minor number, or the index if the driver does not report the minor number.
 
-    Both usually have the same order.
+    Devices usually have the same order by either number.
     """
     return device.index if device.minor is None else device.minor

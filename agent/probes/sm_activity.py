@@ -1,14 +1,16 @@
-"""Measures SM activity: the share of SM cycles with a warp assigned. The best source is used:
+"""Measures SM activity, the share of SM cycles with a warp assigned, with the best available
+source:
 
     dcgm           dcgm-exporter's SM_ACTIVE; needs its profiling counters (agent.probes.dcgm)
     gpm            NVML's own counters, Hopper and newer, per GPU instance too
     nvml-process   SM time summed over processes, at most 1; not on MIG
 
-Device utilisation is not SM activity. It is the share of time in which any kernel ran, so one small
+Device utilisation is not SM activity but the share of time in which any kernel ran, so one small
 kernel on one SM makes it 100 %. It is reported as a separate figure.
 
-GPM compares two samples, so the first cycle has no figure. The driver allocates the samples. The
-meter keeps them from one cycle to the next, and frees them when the device or instance disappears.
+GPM compares two samples, so the first cycle has no figure. The driver allocates the samples, and
+the meter keeps them from one cycle to the next and frees them when the device or instance
+disappears.
 """
 
 import contextlib
@@ -25,13 +27,13 @@ from agent.probes.nvml_errors import DeviceFault, DeviceLost, NvmlError, StaleHa
 from agent.probes.readings import ActivityReading, Degraded
 from headroom.contract.gpunode import SM_SOURCES
 
-#: NVML: two GPM samples should be at least 100 ms apart.
+#: Minimum number of seconds between two GPM samples. NVML recommends at least 100 ms.
 GPM_APART_S = 0.1
 _SM_UTIL, _SM_OCCUPANCY = 2, 3
 _METRICS_VERSION = 1
 #: Period in microseconds that the first query for process samples covers.
 _FIRST_WINDOW_US = 1_000_000
-#: Counters may add up to slightly more than 1; a higher value is invalid.
+#: Counters may add up to slightly more than 1. Higher values are invalid.
 _MOST_RATIO = 1.01
 
 
@@ -41,7 +43,8 @@ def ratio(value: float) -> float | None:
 
 
 def best(readings: Iterable[ActivityReading]) -> list[ActivityReading]:
-    """Return one reading for each device, with each figure from the best source that has it."""
+    """Return one reading for each device, which takes each figure from the best source with this
+    figure."""
     found: dict[str, ActivityReading] = {}
     rank = {source: number for number, source in enumerate(SM_SOURCES)}
     for reading in sorted(readings, key=lambda r: rank.get(r.source, len(rank))):
@@ -67,9 +70,10 @@ class _Pair:
 
     older: Any
     newer: Any
-    #: When the newer one was taken; -infinity before the first sample.
+    #: When the newer sample was taken; -infinity before the first sample.
     taken_s: float
-    #: Ratios for the time between these two samples; None if unknown, as before the second one.
+    #: Ratios for the time between the two samples; None if unknown, for example before the second
+    #: sample.
     sm_ratio: float | None = None
     occupancy_ratio: float | None = None
 
@@ -87,18 +91,19 @@ class Meter:
         self._monotonic = monotonic
         self._wall_us = wall_us
         self._uuid = ""
-        #: GPU instance (None: the whole GPU) -> its GPM samples; None if it has no GPM.
+        #: GPM samples of each GPU instance (None for the whole GPU); None if it has no GPM.
         self._pairs: dict[int | None, _Pair | None] = {}
-        #: Time of the newest process sample by the driver's clock; None before the first query.
+        #: Time of the newest process sample on the driver's clock; None before the first query.
         self._seen_us: int | None = None
 
     def measure(
         self, handle: Any, uuid: str, instances: Mapping[int | None, Collection[str]] | None = None
     ) -> list[ActivityReading | Degraded]:
-        """Measure the GPU, or each of its ``instances`` (number -> UUIDs of their MIG devices).
+        """Measure the GPU or its instances.
 
-        A counter that cannot be read yields a ``Degraded``; the device's other figures are not
-        affected. Raises ``DeviceLost`` and ``DriverGone``.
+        ``instances`` maps the number of each GPU instance to the UUIDs of its MIG devices. A
+        counter that cannot be read yields a ``Degraded``, and does not affect the device's other
+        figures. Raises ``DeviceLost`` and ``DriverGone``.
         """
         if uuid != self._uuid:
             self.free()
@@ -106,7 +111,7 @@ class Meter:
         counters: dict[str, Callable[[], list[ActivityReading]]] = {
             "gpm": lambda: self._gpm(handle, instances or {None: [uuid]})
         }
-        if instances is None:  # NVML measures neither processes nor utilisation of MIG devices
+        if instances is None:  # NVML measures neither processes nor utilisation of MIG devices.
             counters["nvml-process"] = lambda: self._processes(handle)
             counters["nvml"] = lambda: self._utilization(handle)
         found: list[ActivityReading | Degraded] = []
@@ -128,7 +133,7 @@ class Meter:
     def _gpm(
         self, handle: Any, instances: Mapping[int | None, Collection[str]]
     ) -> list[ActivityReading]:
-        """Return GPM's figures, and free the samples of instances that do not exist any more."""
+        """Return GPM's figures, and free the samples of instances that no longer exist."""
         for instance in self._pairs.keys() - instances.keys():
             self._free(instance)
         found: list[ActivityReading] = []
@@ -139,7 +144,7 @@ class Meter:
         return found
 
     def _pair(self, instance: int | None, handle: Any) -> _Pair | None:
-        """Take a sample unless the last one is too new, and return the pair of samples.
+        """Take a sample unless the last sample is too new, and return the pair of samples.
 
         ``instance`` is None for the whole GPU. Return None if it has no GPM.
         """
@@ -160,7 +165,7 @@ class Meter:
             else:
                 taken = self._gate.ask("nvmlGpmMigSampleGet", handle, instance, pair.older)
         except NvmlError:
-            self._free(instance)  # the failed call may have left anything in the sample
+            self._free(instance)  # The failed call may have left any data in the sample.
             raise
         if taken is None:
             self._free(instance)
@@ -201,7 +206,7 @@ class Meter:
         return None if newer is None else _Pair(older, newer, -math.inf)
 
     def _free_sample(self, sample: Any) -> None:
-        with contextlib.suppress(NvmlError):  # the driver is gone, and the sample's memory with it
+        with contextlib.suppress(NvmlError):  # the driver is gone, and so is the sample's memory
             self._gate.ask("nvmlGpmSampleFree", sample)
 
     def _free(self, instance: int | None) -> None:
@@ -213,7 +218,7 @@ class Meter:
         """Return the SM time of the processes since the last query; empty if it is not measured."""
         now_us = self._wall_us()
         since_us = now_us if self._seen_us is None else self._seen_us
-        if since_us >= now_us:  # the first query, or the wall clock was set back
+        if since_us >= now_us:  # This is the first query, or the wall clock was set back.
             since_us = now_us - _FIRST_WINDOW_US
         samples = self._gate.process_samples(handle, since_us)
         if samples is None:

@@ -1,15 +1,15 @@
 """Memory of GPUs that share the memory of their host, such as GB10 and Jetson. Pure.
 
-The driver reports no memory of such a GPU. The host's figures replace it:
+The driver reports no memory for such a GPU, so the host's figures replace it:
 
     memory = the pool: the node's annotation, or else ``--unified-memory``; an amount, or the host's
              memory less a reserve
     free   = the smaller of pool - use by listed processes, and the host's available memory
 
-So use by the host beyond the reserve counts as unattributed use of the GPU. Without either, a
-GPU that pods share is unhealthy, because the size of the pool is not confirmed. A GPU that only one
-pod can get has the memory of the default pool then, and only the use of its pod counts, because the
-pod may use all memory that the host has.
+So use by the host beyond the reserve counts as unattributed use of the GPU. Without annotation and
+flag, a GPU that pods share is unhealthy, because the size of the pool is not confirmed. A GPU that
+only one pod can get then has the memory of the default pool, and only the use of its pod counts,
+because the pod may use all memory that the host has.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +21,8 @@ from agent.probes.nvml import Memory
 from agent.probes.readings import DeviceReading, HostMemoryReading
 from headroom.contract.annotations import UNIFIED_MEMORY
 
-#: Part of the host's memory that the default pool leaves to the host, and its minimum in bytes.
+#: The fraction of the host's memory that the default pool leaves to the host, and its minimum in
+#: bytes.
 _RESERVE_DIVISOR = 10
 _LEAST_RESERVE_BYTES = 2 << 30
 
@@ -32,7 +33,7 @@ SEVERAL = Cause("several GPUs use unified memory of the host, which cannot be di
 
 
 def is_unified(device: DeviceReading) -> bool:
-    """Return whether the driver answers, but reports no memory of a whole GPU."""
+    """Return whether the driver answers but reports no memory for a whole GPU."""
     is_absent = device.memory is None or device.memory.total_bytes == 0
     return device.kind == "gpu" and not device.fault and is_absent
 
@@ -45,11 +46,11 @@ def with_host_memory(
     """Return the devices, with the host's figures for a GPU with unified memory.
 
     ``is_shared`` returns whether the plugin shares a device among pods. Also return the UUID of the
-    GPU for which only the use of its pod counts; empty if there is none.
+    GPU for which only the use of its pod counts; empty if there is no such GPU.
     """
     unified = [device for device in devices if is_unified(device)]
     if host is None or not unified or len(unified) < len(devices):
-        return [*devices], ""  # a host with unified memory has no other GPUs
+        return [*devices], ""  # A host with unified memory has no other GPUs.
     if len(unified) > 1:
         return [replace(device, fault=SEVERAL) for device in devices], ""
     (device,) = unified
@@ -66,7 +67,7 @@ def _memory(device: DeviceReading, host: HostMemoryReading) -> Memory:
     reserve_bytes = max(host.total_bytes // _RESERVE_DIVISOR, _LEAST_RESERVE_BYTES)
     pool_bytes = host.pool_bytes or max(0, host.total_bytes - reserve_bytes)
     total_bytes = min(pool_bytes, host.total_bytes)
-    # Without the use of a process, the host's available memory still contains it.
+    # If the use of a process is unknown, the host's available memory still accounts for it.
     used_bytes = sum(figure or 0 for figure in (device.processes or {}).values())
     free_bytes = max(0, min(total_bytes - used_bytes, host.available_bytes))
     return Memory(total_bytes, free_bytes, 0)

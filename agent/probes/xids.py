@@ -1,4 +1,4 @@
-"""Receives XID events: the driver reports each of them once, to the processes that wait for it.
+"""Receives XID events, which the driver reports once to each process that waits for them.
 
 The wait is a driver call that takes seconds by design, so it has its own thread. If the call does
 not return long after its timeout, the source ``xid`` is reported as degraded.
@@ -24,13 +24,13 @@ _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
 
 #: Timeout of one wait in milliseconds. Newly watched devices are registered after it.
 WAIT_MS = 2000
-#: Pause after an error, and in place of a wait while no device could be registered.
+#: Pause in seconds after an error, and instead of a wait while no device could be registered.
 _PAUSE_S = 1.0
-#: Pause between two checks while no device is watched.
+#: Seconds between two checks while no device is watched.
 _IDLE_S = 0.25
-#: Devices that could not be registered are tried again after this many timeouts of a wait.
+#: Number of timeouts of a wait after which devices that could not be registered are tried again.
 _TIMEOUTS_BEFORE_RETRY = 3
-#: Maximum number of events that are read of an event set before it is freed.
+#: Maximum number of events that are read from an event set before it is freed.
 _MOST_QUEUED = 1000
 
 
@@ -55,14 +55,14 @@ class XidWatch:
         self._lock = threading.Lock()
         self._wanted: frozenset[str] = frozenset()
         self._received: list[Xid] = []
-        #: UUID -> why its XIDs are not received.
+        #: Why the XIDs of a device are not received, by UUID.
         self._failed: dict[str, str] = {}
-        #: When the thread last returned from a wait or a pause (``monotonic``).
+        #: When the thread last returned from a wait or a pause, on the clock ``monotonic``.
         self._returned_s = 0.0
         #: Whether the thread may have a driver call in progress.
         self._listening = False
-        #: Event sets with their handles that are freed when the next one is registered. Events are
-        #: queued in both meanwhile; repeated ones count once.
+        #: Event sets with their handles, freed when the next event set is registered. Until then,
+        #: events are queued in both. Repeated events count once.
         self._old: list[tuple[Any, dict[str, Any]]] = []
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -80,7 +80,8 @@ class XidWatch:
             try:
                 thread.start()
             except RuntimeError:
-                return  # no thread can be started now; the next sample tries again
+                # The system allows no new thread at the moment, so the next sample tries again.
+                return
             self._thread = thread
 
     @property
@@ -97,11 +98,11 @@ class XidWatch:
 
     @property
     def lacks(self) -> list[str]:
-        """Messages about XIDs that are not received, which stay the same while the cause lasts."""
+        """Messages about XIDs that are not received. They stay the same as long as the cause."""
         if self._thread is None:
-            return ["no thread could be started, XIDs are not received"] if self._wanted else []
+            return ["no thread could be started, so XIDs are not received"] if self._wanted else []
         if self._monotonic() - self._returned_s > self._wait_ms / 1000 + self._deadline_s:
-            return ["driver call nvmlEventSetWait_v2 hangs, XIDs are not received"]
+            return ["driver call nvmlEventSetWait_v2 hangs, so XIDs are not received"]
         with self._lock:
             failed = sorted(self._failed.items())
             return [f"no XID events of {uuid}: {why}" for uuid, why in failed]
@@ -127,10 +128,11 @@ class XidWatch:
             try:
                 events = self._gate.ask("nvmlEventSetCreate")
                 self._follow(events, handles)
-            except Exception as err:  # noqa: BLE001 - the thread must go on
+            except Exception as err:  # noqa: BLE001 - the thread must continue
                 if not isinstance(err, NvmlError):
                     _log.error("xid_listener_failed", exc_info=err)
-                # A lost device ends the wait for all; the others are watched after the pause.
+                # A lost device ends the wait for all devices. The others are watched after the
+                # pause.
                 self._set_failed(dict.fromkeys(watched, str(err)))
                 self._stop.wait(_PAUSE_S)
             self._old.append((events, handles))
@@ -138,10 +140,10 @@ class XidWatch:
         self._discard()
 
     def _follow(self, events: Any, handles: dict[str, Any]) -> None:
-        """Receive events until a registered device is not watched any more.
+        """Receive events until a registered device is no longer watched.
 
-        Devices are added to the same event set, because the events that are queued in a set are
-        lost when it is freed. ``handles`` gets UUID -> handle of the registered devices.
+        Devices are added to the same event set, because events that are queued in a set are lost
+        when it is freed. ``handles`` receives the handles of the registered devices by UUID.
         """
         retry_s = float("-inf")
         while not self._stop.is_set():
@@ -179,7 +181,7 @@ class XidWatch:
         self._set_failed(failed)
 
     def _receive(self, events: Any, handles: dict[str, Any], wait_ms: int) -> bool:
-        """Wait for one event and store it. Return False if none came within ``wait_ms``."""
+        """Wait for one event and store it. Return False if no event arrives within ``wait_ms``."""
         event = self._gate.event(events, wait_ms)
         self._returned_s = self._monotonic()
         if event is None:
@@ -191,7 +193,7 @@ class XidWatch:
         return True
 
     def _discard(self) -> None:
-        """Free the event sets that are not used any more, and store the events queued in them."""
+        """Free the event sets that are no longer used, and store the events queued in them."""
         while self._old:
             events, handles = self._old.pop()
             # The error that ended the wait has been reported.
@@ -202,7 +204,7 @@ class XidWatch:
             self._free(events)
 
     def _uuid_of(self, event: Any, handles: dict[str, Any]) -> str | None:
-        """Return the event's device; None if unknown. A lost device has a handle, but no UUID."""
+        """Return the event's device; None if unknown. A lost device has a handle but no UUID."""
         for uuid, handle in handles.items():
             if _address(handle) == _address(event.device):
                 return uuid

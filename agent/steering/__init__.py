@@ -1,1 +1,1 @@
-"""Steered nodes: makes the device plugin's preferred allocation follow the ledger."""
+"""Steering: makes the device plugin's preferred allocation follow the ledger."""

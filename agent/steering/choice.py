@@ -1,29 +1,28 @@
 """Decides which resources are steered, and which replicas a container gets. Pure.
 
 The kubelet asks for some of the available replicas and does not name the pod. The ledger lists the
-pods with a reservation on this node, the checkpoint lists the pods that have devices. So the
-request is for an unconfirmed pod (with a reservation, without its devices) or for a pod without a
-reservation. At any time all unconfirmed pods of a resource are reserved on the same device, so
-usually there is nothing to guess.
+pods with a reservation on this node, and the checkpoint the pods with devices. So the request is
+for an unconfirmed pod (with a reservation but without its devices) or for a pod without a
+reservation. Usually all unconfirmed pods of a resource are reserved on the same device.
 
-1. If the reserved device has free replicas, and enough free memory for the largest unconfirmed pod,
-   it is chosen. It may lack memory because of overuse or of a pod without a reservation.
+1. The reserved device is chosen if it has free replicas, and enough free memory for the largest
+   unconfirmed pod. Overuse, or a pod without a reservation, may have taken this memory.
 2. Otherwise the fullest device with enough memory for the largest unconfirmed pod is chosen. Until
    the unconfirmed pods arrive, the extender reserves nothing on other devices of the node. So
    memory that is free on another device stays free.
-3. If no device has enough memory, the request is rejected, so the pod fails and no device is
+3. If no device has enough memory, the request is rejected. Then the pod fails, but no device is
    overcommitted.
 
-Reservations made while the resource was not steered name no device. The extender assumed the
-plugin's order for them, so of the devices with enough memory the plugin's next choice is chosen.
+Reservations made while the resource was not steered name no device, because the extender assumed
+the plugin's order. So among the devices with enough memory, the plugin's next choice is chosen.
 
-If no pod is unconfirmed whose device Headroom reserved, the request is not rejected for lack of
-memory. It gets the device with the most free memory, unless adopted pods, or pods that choose their
-device themselves, are unconfirmed and fit on a device: then it gets the fullest of these devices.
+If Headroom has reserved no device for an unconfirmed pod, the request is not rejected for lack of
+memory, but gets the device with the most free memory. If adopted pods, or pods that choose their
+device themselves, are unconfirmed and fit on a device, it gets the fullest such device.
 
-A cordoned device is chosen only for pods that Headroom placed on it, which was before the cordon.
-Also if the plugin would choose, the agent chooses among the devices that are not cordoned. If they
-have too few free replicas, the request is rejected.
+A cordoned device is chosen only for pods that Headroom placed on it before the cordon. Even if the
+plugin would choose, the agent then chooses among the devices that are not cordoned. If they have
+too few free replicas, the request is rejected.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -65,10 +64,10 @@ from headroom.contract.gpunode import (
 )
 
 NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
-SHARING_UNKNOWN = "how the device plugin shares the GPUs cannot be read"
+SHARING_UNKNOWN = "cannot read how the device plugin shares the GPUs"
 
-#: Allocation policy -> factor for a device's replicas that are not free. The plugin chooses the
-#: device with the lowest product: the fewest such replicas if distributed, the most if packed.
+#: Factor by allocation policy for the number of a device's replicas that are not free. The plugin
+#: chooses the device with the lowest product.
 _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 
 
@@ -76,7 +75,7 @@ _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 class Choice:
     """The replicas that one container should get."""
 
-    #: Empty if the plugin chooses.
+    #: The chosen replicas; empty if the plugin chooses.
     replicas: tuple[str, ...]
     device: str = ""
     #: The device reserved for the unconfirmed pods; empty if their reservations differ.
@@ -87,14 +86,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """No device has the memory that the largest unconfirmed pod reserved."""
+    """No device has as much memory as the largest unconfirmed pod reserved."""
 
     asked_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class OnlyCordoned:
-    """Too few replicas are free on devices that are not cordoned."""
+    """The devices that are not cordoned have too few free replicas."""
 
 
 def choose(
@@ -109,12 +108,12 @@ def choose(
 ) -> Choice | NoRoom | OnlyCordoned:
     """Choose the replicas for one container.
 
-    ``steered`` is whether the resource is steered according to the GPUNode's status. If not, the
-    extender's reservations assume the plugin's own choice. ``arrived_before`` are uids of pods that
-    have had devices since the kubelet started.
+    ``steered`` states whether the resource is steered according to the GPUNode's status. If it is
+    not, the extender's reservations assume the plugin's own choice. ``arrived_before`` contains the
+    uids of pods that have had devices since the kubelet started.
 
-    ``spec`` (a consistent read) and ``entries`` (of the checkpoint) must have been read after the
-    kubelet's request. ``sample`` is the agent's newest sample and must be fresh.
+    ``spec`` (from a consistent read) and ``entries`` (from the checkpoint) must have been read
+    after the kubelet's request. ``sample`` is the agent's newest sample and must be fresh.
     """
     uuids = [device.uuid for device in sample.devices if device.resource == resource]
     if len(uuids) == 1 and all(device_of(each) in ONLY_DEVICE for each in request.available):
@@ -123,8 +122,8 @@ def choose(
         return Choice(()) if isinstance(found, Choice) else found
     held_before = _holders(sample, spec)
     sample = arrived(sample, entries, request)
-    # A pod that held devices and holds none any more has ended. It is not unconfirmed, although its
-    # reservation may still exist.
+    # A pod that held devices and no longer holds any has ended. So it is not unconfirmed, although
+    # its reservation may still exist.
     ended = (held_before | arrived_before) - _holders(sample, spec)
     held_by = held_by_pods(sample)
     unconfirmed = [
@@ -152,7 +151,7 @@ def choose(
     order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
     def best_for(pods: Sequence[_Unconfirmed]) -> _Candidate | None:
-        """Return the best device that has enough memory for any one of ``pods``; None if none has.
+        """Return the best device with enough memory for any one of ``pods``; None if there is none.
 
         The reserved device is preferred, then the plugin's order if no device is reserved, then the
         fullest device.
@@ -173,7 +172,7 @@ def choose(
         best = best_for(scheduled)
     if best is None and scheduled:
         if not candidates and any(not charge.choice for _, _, charge in scheduled):
-            # A container requests more replicas than a device has, reserved without steering.
+            # A container wants more replicas than a device has, and was reserved without steering.
             return _plugins_choice(request, closed)
         return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in scheduled))
     if best is None and candidates:
@@ -203,7 +202,7 @@ def _renamed(
 
 
 def _placed(reservation: Reservation, resource: str) -> set[str]:
-    """Return the UUIDs of the devices on which the pod may start although they are cordoned."""
+    """Return the UUIDs of the cordoned devices on which the pod may still start."""
     return {
         uuid
         for charge in reservation.charges
@@ -214,7 +213,8 @@ def _placed(reservation: Reservation, resource: str) -> set[str]:
 
 
 def _plugins_choice(request: ContainerRequest, closed: Set[str]) -> Choice | OnlyCordoned:
-    """Let the plugin choose, or choose for it if it could choose a closed device (UUIDs)."""
+    """Let the plugin choose, or choose in its place if it could choose a device in ``closed``
+    (UUIDs)."""
     if not any(device_of(replica) in closed for replica in request.available):
         return Choice(())
     rest: dict[str, list[str]] = {}
@@ -222,7 +222,7 @@ def _plugins_choice(request: ContainerRequest, closed: Set[str]) -> Choice | Onl
         if (device := device_of(replica)) not in closed:
             rest.setdefault(device, []).append(replica)
     needed = max(0, request.size - len(request.must_include))
-    # One replica of each device in turn, as the plugin distributes them.
+    # Take one replica of each device in turn, as the plugin distributes them.
     turns = [replica for turn in zip_longest(*rest.values()) for replica in turn if replica]
     if needed > len(turns):
         return OnlyCordoned()
@@ -235,7 +235,7 @@ def arrived(
     """Return the sample, updated with the assignments of the checkpoint.
 
     Rows of replicas that are free again are removed. Rows of containers that the kubelet has
-    admitted since the sample are added, with a use of 0.
+    admitted since the sample are added with a use of 0.
     """
     offered = set(request.available) - set(request.must_include)
     holders = {
@@ -285,10 +285,10 @@ _Unconfirmed = tuple[str, Reservation, Charge]
 class _Candidate:
     """A device with enough free replicas for the request."""
 
-    #: The replicas that the container would get, with those of ``must_include``.
+    #: The replicas that the container would get, including ``must_include``.
     replicas: tuple[str, ...]
     device: str
-    #: All devices that share the memory of this one.
+    #: All devices that share the memory of this device.
     memory: Sequence[Device]
     #: Uids of the pods whose reservations are already counted on this memory.
     counted_uids: Set[str]
@@ -298,10 +298,10 @@ class _Candidate:
     occupied: int
 
     def fits_any_of(self, pods: Sequence[_Unconfirmed]) -> bool:
-        """Return whether the request fits whichever of ``pods`` it is for.
+        """Return whether the request fits, whichever of ``pods`` it is for.
 
-        So the device must be healthy, with enough free memory for the largest of them. A pod whose
-        reservation is already counted here needs no more.
+        The device must be healthy and have enough free memory for the largest pod. A pod whose
+        reservation is already counted here needs no further memory.
         """
         needed_bytes = (
             asked(reservation, self.memory, uses=False)
@@ -318,7 +318,7 @@ def _candidates(
     sample: GPUNodeStatus,
     limits: Limits,
 ) -> Iterator[_Candidate]:
-    """Yield each device that has all replicas that the request needs beyond ``must_include``."""
+    """Yield each device with all replicas that the request needs beyond ``must_include``."""
     free: dict[str, list[str]] = {}
     for replica in sorted(request.available):
         free.setdefault(device_of(replica), []).append(replica)
@@ -331,7 +331,7 @@ def _candidates(
                 continue
             rows = rows_in(memory, sample)
             allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
-            # A pod without a reservation counts with the memory of one replica.
+            # A pod without a reservation counts at least with the memory of one replica.
             per_replica_bytes = max(0, allocatable_bytes) // max(1, device.replicas.total)
             committed_bytes = taken_bytes(
                 memory, spec, sample, limits.tolerance_bytes, per_replica_bytes
@@ -352,8 +352,8 @@ class Eligibility:
     """Which resources of the node can be steered."""
 
     resources: frozenset[str] = frozenset()
-    #: Resources that must not be steered. A resource in neither set stays as it is, because data is
-    #: missing.
+    #: Resources that must not be steered. Resources in neither set stay as they are, for lack of
+    #: data.
     excluded: frozenset[str] = frozenset()
     #: One sentence for each reason why a resource is not steered.
     obstacles: tuple[str, ...] = ()
@@ -362,8 +362,8 @@ class Eligibility:
 def eligibility(sample: GPUNodeStatus, permitted: bool, kubelet_version: str) -> Eligibility:
     """Return which resources can be steered.
 
-    ``permitted`` is whether the agent may write to the kubelet's device plugin directory.
-    ``kubelet_version`` is the version in the Node's status; empty if unknown.
+    ``permitted`` states whether the agent may write to the kubelet's device plugin directory.
+    ``kubelet_version`` is the version in the Node's status, and empty if it is unknown.
     """
     if not permitted:
         return Eligibility(obstacles=(STEERING_NOT_PERMITTED,))
@@ -384,8 +384,7 @@ def eligibility(sample: GPUNodeStatus, permitted: bool, kubelet_version: str) ->
         return Eligibility(obstacles=(SHARING_UNKNOWN if unread else NOTHING_SHARED,))
     if plugin.topology_manager_policy == "none":
         return Eligibility(shared)
-    # With a topology policy the kubelet may offer GPUs of one NUMA node only, or ignore the
-    # preferred GPU.
+    # With a topology policy, the kubelet may offer only one NUMA node's GPUs, or ignore the choice.
     divided = frozenset(resource for resource, nodes in numa_nodes.items() if len(nodes) > 1)
     policy = plugin.topology_manager_policy
     stated = f"has policy {policy}" if policy else "has a policy that cannot be read"

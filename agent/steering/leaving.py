@@ -1,9 +1,9 @@
-"""Ends an agent that steers, and returns the resources to their plugins when that is safe.
+"""Stops an agent that steers, and returns the resources to their plugins when that is safe.
 
-It is safe if the GPUNode reports that nothing is steered, and no reservation of an unconfirmed pod
-depends on the agent's choice. Without the ledger (the API server is away, or the agent's permission
-was deleted first) there is another proof: an agent that writes nothing becomes stale, and no
-extender binds a pod to a node whose agent is stale. Until then the agent rejects all pods.
+It is safe if the GPUNode reports that nothing is steered, and if no reservation of an unconfirmed
+pod depends on the agent's choice. The ledger may be unreadable, because the API server is down or
+the agent's permission was deleted first. Then the agent relies on becoming stale: if it writes
+nothing for long enough, no extender binds a pod to its node. Until then it rejects all pods.
 """
 
 import time
@@ -17,16 +17,16 @@ from headroom.contract.errors import BadReport
 
 _log = structlog.get_logger()
 
-#: Maximum of seconds for which an agent that ends still steers, until no reservation of an
-#: unconfirmed pod depends on its choice.
+#: Maximum number of seconds for which an agent that stops still steers, while reservations of
+#: unconfirmed pods depend on its choice.
 CONFIRM_WITHIN_S = 6.0
-#: Margin in seconds for a bind that is in progress when the agent becomes stale.
+#: Margin in seconds for binds that are in progress when the agent becomes stale.
 BIND_S = 15.0
 _RETRY_S = 1.0
 
 
 class Allocation(Protocol):
-    """The part of ``PreferredAllocation`` that ends."""
+    """The part of ``PreferredAllocation`` that is needed to stop steering."""
 
     @property
     def has_resources(self) -> bool: ...
@@ -47,16 +47,18 @@ def leave(
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], object] = time.sleep,
 ) -> None:
-    """End steering, and return once every resource has its plugin, or no replicas.
+    """Stop steering, and return when every resource is back at its plugin or has no replicas.
 
-    ``report`` takes a sample and writes it, at most every ``pause_s``. No extender uses the node
-    ``stale_after_s`` after the agent's last write. If a pod still depends on the agent's choice,
-    the resources have no replicas until the next agent starts.
+    ``report`` takes and writes a sample, at most once per ``pause_s`` seconds. No extender uses the
+    node when ``stale_after_s`` seconds have passed since the agent's last write. If a pod still
+    depends on the agent's choice, the resources have no replicas until the next agent starts.
     """
 
     def confirmed() -> bool | None:
-        """Report until the agent may leave, at most ``CONFIRM_WITHIN_S``; None if there is no
-        ledger."""
+        """Report until the agent may leave, for at most ``CONFIRM_WITHIN_S`` seconds.
+
+        Return None if the ledger cannot be read.
+        """
         until_s = monotonic() + CONFIRM_WITHIN_S
         while not (may := allocation.may_leave) and monotonic() < until_s:
             report()
@@ -75,20 +77,21 @@ def leave(
             sleep(_RETRY_S)
         may = True if may is None else confirmed()
     if not may:
-        why = "reservations of unconfirmed pods are for the device that this agent would choose"
-        _log.warning("plugin_not_brought_back", reason=why, hint="the next agent does it")
+        why = "unconfirmed pods are reserved on the device that this agent would choose"
+        _log.warning("plugin_not_brought_back", reason=why, hint="the next agent brings it back")
     allocation.stop(bool(may))
 
 
 def may_choose_again(
     ledger: KubernetesPublisher, resource: str = "", arrived_before: Set[str] = frozenset()
 ) -> bool | None:
-    """Return whether the plugin may choose the devices of ``resource`` (if empty: of all).
+    """Return whether the plugin may choose the devices of ``resource`` (of all resources if empty).
 
-    Two conditions: the GPUNode reports that the resource is not steered, and no unconfirmed pod has
-    a reservation on the single device that an agent would choose. Otherwise the plugin could choose
-    a device on which nothing is reserved for the pod. None if the GPUNode cannot be read.
-    ``arrived_before`` are uids of pods that have had devices: they are confirmed, or have ended.
+    It may if the GPUNode reports that the resource is not steered, and if no unconfirmed pod has a
+    reservation on the single device that an agent would choose. Otherwise the plugin could choose a
+    device on which nothing is reserved for the pod. Return None if the GPUNode cannot be read.
+    ``arrived_before`` contains uids of pods that have had devices. They are confirmed or have
+    ended.
     """
     try:
         node = ledger.gpunode()

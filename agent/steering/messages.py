@@ -1,4 +1,5 @@
-"""The messages of the device plugin API (v1beta1) that the plugin proxy reads or writes. Pure."""
+"""Encodes and decodes the messages of the device plugin API (v1beta1) that the proxy needs.
+Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ _VERSION = "v1beta1"
 
 @dataclass(frozen=True, slots=True)
 class ContainerRequest:
-    """One container's request: ``size`` of the replicas in ``available``.
+    """The request of one container for ``size`` of the replicas in ``available``.
 
-    Replicas in ``must_include`` are also in ``available``, and count in ``size``.
+    Replicas in ``must_include`` are also in ``available``, and count toward ``size``.
     """
 
     available: tuple[str, ...]
@@ -21,7 +22,7 @@ class ContainerRequest:
 
 
 def container_requests(request: bytes) -> list[ContainerRequest]:
-    """Decode a ``PreferredAllocationRequest``: one request per container. Raises ``BadMessage``."""
+    """Decode the requests of a ``PreferredAllocationRequest``. Raises ``BadMessage``."""
     return [_container_request(message(value)) for number, value in fields(request) if number == 1]
 
 

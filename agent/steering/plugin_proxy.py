@@ -1,11 +1,12 @@
 """A proxy between the kubelet and a device plugin.
 
-It forwards every call and error unchanged, byte for byte, except two. GetPreferredAllocation
-returns the replicas that a container should get; if ``choose`` returns None, it is forwarded too.
-ListAndWatch stays open and sends nothing: the kubelet keeps its own stream of the plugin, and takes
-the devices and their health from there. NVIDIA's plugin gives each change of health to only one
-stream, and does not notice when a stream has ended. So each stream that the proxy opened would take
-one change of health away from the kubelet after the end of the agent.
+It forwards every call and error byte for byte, except for two calls. GetPreferredAllocation returns
+the replicas that a container should get, but is forwarded too if ``choose`` returns None.
+ListAndWatch stays open and sends nothing, because the kubelet keeps its own stream to the plugin
+and takes the devices and their health from there. The proxy opens no stream to the plugin: NVIDIA's
+plugin sends each change of health to only one stream, and does not notice that a stream has ended.
+So a stream opened by the proxy would still take a change of health away from the kubelet after the
+agent has stopped.
 
 The kubelet's calls have no deadline, and the kubelet admits no other pod while it waits. So the
 proxy ends every call in time, with an error if necessary.
@@ -38,24 +39,24 @@ from agent.steering.messages import (
 _log = structlog.get_logger()
 
 PREFIX = "headroom-"
-#: Between the name of the plugin's socket and a random part, which differs at each registration.
+#: Separates the name of the plugin's socket from a random part, which differs at each registration.
 _MARK = "~"
 
 _SERVICE = "v1beta1.DevicePlugin"
 _REGISTER = "/v1beta1.Registration/Register"
 #: Reconnects soon after the plugin has restarted.
 _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
-#: Timeout in seconds of calls that no pod waits for: registration and options.
+#: Timeout in seconds of calls that no pod waits for, which are registration and options.
 _REGISTER_S = 10.0
 #: Time limit in seconds of ``choose``.
 ANSWER_S = 1.0
-#: Time limit in seconds of a kubelet's call that is forwarded to the plugin.
+#: Time limit in seconds for a call of the kubelet that is forwarded to the plugin.
 PLUGIN_S = 5.0
-#: Threads for ``choose``: one for the call in progress, the others for calls that run late.
+#: Number of threads for ``choose``: one for the call in progress, the others for late calls.
 _CHOOSING = 4
-#: Seconds for which an allocation through the proxy is remembered. By then a sample shows it.
+#: Seconds for which an allocation through the proxy is remembered. By then a sample has shown it.
 _REMEMBERED_S = 120.0
-#: Seconds without activity after which the event loop counts as stuck.
+#: Seconds without activity after which the event loop is considered stuck.
 _STUCK_AFTER_S = 10.0
 _BEAT_EVERY_S = 1.0
 
@@ -66,15 +67,16 @@ class Rejected(Exception):
     """The container must not get a device. The text appears in the pod's status."""
 
 
-#: Returns the replicas that the container should get; None if the plugin should choose.
+#: Returns the replicas that the container should get, or None if the plugin should choose.
 Choose = Callable[[ContainerRequest], Sequence[str] | None]
 
 
 class PluginProxy:
     """The proxy of one plugin.
 
-    It listens in ``folder``, on a socket whose name has that of the plugin's socket (``plugin``);
-    see ``socket_of``. The constructor starts a thread with an event loop; ``stop`` ends it.
+    It listens in ``folder`` on a socket whose name contains the name of the plugin's socket,
+    ``plugin`` (see ``socket_of``). The constructor starts a thread with an event loop, and ``stop``
+    ends it.
     """
 
     def __init__(
@@ -91,10 +93,10 @@ class PluginProxy:
         self._lock = threading.Lock()
         #: The newest open ListAndWatch stream, which belongs to the latest registration.
         self._newest: object | None = None
-        #: Replica -> times of its allocations through the proxy that no sample has shown yet. An
+        #: Times of the allocations through the proxy that no sample has shown yet, by replica. An
         #: init container and the container after it get the same replica.
         self._passed: defaultdict[str, list[float]] = defaultdict(list)
-        #: Number of calls that a pod waits for now.
+        #: Number of calls that a pod is waiting for.
         self._in_progress = 0
         self._pool = ThreadPoolExecutor(_CHOOSING, "choosing")
         self._beat_s = monotonic()
@@ -114,7 +116,8 @@ class PluginProxy:
         return self._socket.name
 
     def rename(self) -> None:
-        """Give the socket another name, because a kubelet may know this one. Raises ``OSError``."""
+        """Give the socket a new name, because a kubelet may know the old one. Raises
+        ``OSError``."""
         renamed = self._socket.rename(self._socket.with_name(socket_of(self._plugin)))
         self._socket, self._identity = renamed, identity(renamed)
 
@@ -139,9 +142,9 @@ class PluginProxy:
         return self._in_progress > 0
 
     def take_passed(self, replicas: Sequence[str]) -> bool:
-        """Return whether all of these were allocated through the proxy.
+        """Return whether all of these replicas were allocated through the proxy.
 
-        Removes one recorded allocation of each, so that each allocation counts once.
+        Removes one recorded allocation of each replica, so each allocation counts only once.
         """
         since_s = self._monotonic() - _REMEMBERED_S
         known = True
@@ -158,7 +161,7 @@ class PluginProxy:
         return self._await(self._call("GetDevicePluginOptions", b"", _REGISTER_S))
 
     def stop(self) -> None:
-        """End the server. The kubelet then counts all devices of the resource as gone."""
+        """Stop the server. The kubelet then considers all devices of the resource gone."""
         self._await(self._end())
         self._end_thread()
         if self.listening:
@@ -188,19 +191,19 @@ class PluginProxy:
         await self._channel.close()
 
     def _end_thread(self) -> None:
-        """End the event loop and its thread. A ``choose`` that runs late is not waited for."""
+        """End the event loop and its thread, without waiting for a late ``choose``."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _beat(self) -> None:
-        """Record every second that the event loop runs."""
+        """Record the time once a second while the event loop runs."""
         self._beat_s = self._monotonic()
         self._loop.call_later(_BEAT_EVERY_S, self._beat)
 
     def _await(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the event loop, from another thread, and return its result."""
+        """Run a coroutine in the event loop from another thread, and return its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(2 * _REGISTER_S)
 
     async def _call(self, method: str, request: bytes, timeout_s: float) -> bytes:
@@ -210,7 +213,8 @@ class PluginProxy:
         return answer
 
     def _passing(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        """Return a handler that forwards a call to the plugin, with its answer or its error."""
+        """Return a handler that forwards a call to the plugin, and returns its answer or its
+        error."""
 
         async def call(request: bytes, context: Any) -> bytes:
             try:
@@ -227,7 +231,7 @@ class PluginProxy:
         try:
             replicas = allocated(request)
         except BadMessage:
-            replicas = []  # the plugin has accepted the request all the same
+            replicas = []  # the plugin has accepted the request anyway
         now_s = self._monotonic()
         with self._lock:
             for replica in replicas:
@@ -235,7 +239,8 @@ class PluginProxy:
         return answer
 
     async def _prefer(self, request: bytes, context: Any) -> bytes:
-        """Answer GetPreferredAllocation; the plugin answers if it should choose for a container."""
+        """Answer GetPreferredAllocation, or let the plugin answer if it should choose for a
+        container."""
         began_s = self._monotonic()
         self._in_progress += 1
         try:
@@ -269,7 +274,8 @@ class PluginProxy:
         return [self._choose(request) for request in asked]
 
     async def _watch(self, request: bytes, context: Any) -> AsyncIterator[bytes]:
-        """Keep the kubelet's stream open until the proxy or the kubelet ends; send nothing."""
+        """Keep the kubelet's stream open without sending anything, until the proxy or the kubelet
+        ends it."""
         self._newest = stream = object()
         try:
             await self._ending.wait()
@@ -296,7 +302,7 @@ def plugin_of(socket: str) -> str:
 def register(folder: Path, endpoint: str, resource: str, options: bytes) -> None:
     """Register ``endpoint`` with the kubelet for a resource. Raises ``grpc.RpcError``.
 
-    Any process may register any endpoint.
+    The kubelet lets any process register any endpoint.
     """
     with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
         channel.unary_unary(_REGISTER)(

@@ -1,20 +1,21 @@
-"""Registers the plugin proxy with the kubelet, and the plugin again when the agent ends.
+"""Registers the plugin proxy with the kubelet, and the plugin again when the agent stops.
 
-If two endpoints register for one resource, the kubelet (1.31 to 1.36, from its source and tests)
-calls the endpoint that registered last, and reads the device lists of both. When the stream of
-*either* ends, it drops the current endpoint and counts all devices as gone. The proxy sends no
-list, so the kubelet has healthy devices if, and only if, it has a list of the plugin since then.
-Consequences:
+If two endpoints register for one resource, the kubelet (1.31 to 1.36, according to its source and
+tests) calls the endpoint that registered last, and reads the device lists of both. When the stream
+of *either* endpoint ends, it drops the current endpoint and considers all devices gone. The proxy
+sends no list, so the kubelet has healthy devices if and only if the plugin has sent a list since
+then. This has several consequences:
 
-* A plugin that restarts registers, and is the current endpoint until the proxy registers again. Its
-  registration cannot be observed, but its first list can: the resource has healthy devices again.
-  So the proxy registers once, after that, and is certainly the current endpoint.
+* A plugin that restarts registers itself, and is the current endpoint until the proxy registers
+  again. Its registration cannot be observed, but its first list can, because the resource then has
+  healthy devices again. So the proxy registers once after this, and is certainly the current
+  endpoint.
 * A kubelet that restarts forgets all endpoints and removes the proxy's socket. The plugin then
   creates its socket again, as above.
-* After the end of a proxy the kubelet needs a new list of the plugin, which it gets if the plugin
-  itself is registered again. For a moment the plugin is the current endpoint then. So the next
-  agent waits until no unconfirmed pod depends on an agent's choice, at most until the kubelet has
-  rejected them all. Then it registers first the plugin and then the proxy.
+* After the end of a proxy the kubelet needs a new list from the plugin, which it gets if the plugin
+  itself is registered again. For a moment the plugin is then the current endpoint. So the next
+  agent first waits until no unconfirmed pod depends on an agent's choice, or until the kubelet has
+  rejected all such pods. Then it registers first the plugin and then the proxy.
 * The plugin is registered again only after the kubelet has noticed that the proxy is gone. Before
   that, the end of the proxy's stream would make the kubelet drop the plugin.
 * Each registration has a new socket name. Kubelet 1.37, which is not steered, would reject a second
@@ -55,21 +56,22 @@ from agent.steering.plugin_return import (
 _log = structlog.get_logger()
 
 CHECK_EVERY_S = 0.2
-#: Seconds after which a plugin or a kubelet that created its socket has registered, or been
-#: registered with. Until then the proxy waits for healthy devices.
+#: Seconds after which a plugin or a kubelet that has created its socket must have registered, or
+#: been registered with. Until then the proxy waits for healthy devices.
 SETTLED_S = 3.0
 #: Seconds in which a kubelet without healthy devices has rejected every pod that was bound before.
-#: Reservations that are still unconfirmed then are of pods that have ended.
+#: Reservations that are still unconfirmed after this time belong to pods that have ended.
 DECIDED_S = 6.0
 #: Seconds between two checks that the kubelet still has healthy devices. A check that finds none
-#: replaces the proxy and doubles the interval, up to the maximum.
+#: replaces the proxy and doubles the interval up to the maximum.
 CHECK_DEVICES_EVERY_S, MAX_CHECK_DEVICES_EVERY_S = 3.0, 60.0
 
 
 class NodeLock:
     """A lock that only one of several agents on a node can hold. ``acquire`` does not wait.
 
-    It locks the kubelet's directory itself, because a kubelet that starts removes all files in it.
+    The lock is on the kubelet's directory itself, because a kubelet that starts removes all files
+    in it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -101,9 +103,9 @@ class PluginRegistration:
     """Keeps the proxy of one resource registered, in its own thread.
 
     ``folder`` is the kubelet's device plugin directory. ``changed`` is called whenever ``steers``
-    has changed. ``promotes`` returns whether the kubelet uses the plugin again by itself when the
+    has changed. ``promotes`` returns whether the kubelet returns to the plugin by itself when the
     proxy ends. Such a kubelet must not get a second registration of a socket. ``may_choose``
-    returns whether the plugin may choose for a moment.
+    returns whether the plugin may choose devices for a moment.
     """
 
     def __init__(
@@ -129,23 +131,24 @@ class PluginRegistration:
         self._may_choose = may_choose
         self._monotonic = monotonic
         self._proxy: PluginProxy | None = None
-        #: Identities of the plugin's and the kubelet's socket at the last check; None: register
-        #: again.
+        #: Identities of the plugin's and the kubelet's socket at the last check. None requests a
+        #: new registration.
         self._seen: tuple[tuple[int, int], tuple[int, int]] | None = None
-        #: Whether the kubelet may still have the stream of a registration that is no longer valid.
+        #: Whether the kubelet may still have the stream of an outdated registration.
         self._outdated = False
-        #: Since when a registration is due, and when it was done; None: not yet.
+        #: The time since when a registration is due, and the time when it was done; None if it was
+        #: not.
         self._due_since_s = 0.0
         self._registered_at_s: float | None = None
         #: Whether the plugin was registered since then, so that the kubelet gets its list.
         self._listed = False
         #: Earliest time of the next registration.
         self._retry_at_s = 0.0
-        #: When to check next that the kubelet has healthy devices, and seconds until the check
-        #: after it.
+        #: When to check next whether the kubelet has healthy devices, and the interval until the
+        #: check after that.
         self._check_devices_at_s = 0.0
         self._check_devices_every_s = CHECK_DEVICES_EVERY_S
-        #: Why the kubelet does not call the proxy; empty if it does or soon will.
+        #: Why the kubelet does not call the proxy; empty if it does or will do so soon.
         self.trouble = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -168,11 +171,11 @@ class PluginRegistration:
 
     @property
     def is_answering(self) -> bool:
-        """Whether a pod waits for an answer of the proxy now."""
+        """Whether a pod is waiting for an answer of the proxy."""
         return self._proxy is not None and self._proxy.is_answering
 
     def take_passed(self, replicas: tuple[str, ...]) -> bool:
-        """As ``PluginProxy.take_passed``; false while there is no proxy."""
+        """Do the same as ``PluginProxy.take_passed``. Return False while there is no proxy."""
         return self._proxy is not None and self._proxy.take_passed(replicas)
 
     def bypassed(self) -> None:
@@ -186,7 +189,8 @@ class PluginRegistration:
     def stop(self, bring_plugin_back: bool = True) -> None:
         """Return the resource to its plugin, or leave it without replicas.
 
-        In the second case a socket stays, so that the next agent registers the plugin again.
+        In the second case a socket stays, from which the next agent sees that it must register the
+        plugin.
         """
         self._end.set()
         self._thread.join()
@@ -201,9 +205,9 @@ class PluginRegistration:
             leave_socket(self._folder / socket_of(self._plugin))
 
     def _keeps_devices_of_new_kubelet(self) -> bool:
-        """Whether a kubelet whose version may not be known yet uses the plugin without the proxy.
+        """Return whether a kubelet whose version may be unknown uses the plugin without the proxy.
 
-        An older kubelet counts all devices as gone at the end of the proxy.
+        An older kubelet considers all devices gone when the proxy ends.
         """
         if not is_new(self._folder / "kubelet.sock"):
             return False
@@ -222,7 +226,7 @@ class PluginRegistration:
             self.trouble = (
                 f"there is no socket {missing}"
                 if is_missing
-                else "another agent on the node steers it"
+                else "another agent on the node steers the resource"
             )
             return
         lost = self._registered_at_s is not None and self._has_lost_devices(now_s)
@@ -249,8 +253,8 @@ class PluginRegistration:
     def _has_lost_devices(self, now_s: float) -> bool:
         """Check from time to time whether the kubelet has no healthy device of the resource.
 
-        The kubelet drops all devices if a stream ends that neither socket shows to have ended. It
-        gets them back only by new registrations. They do no harm if all devices are unhealthy.
+        The kubelet drops all devices if a stream ends. Neither socket shows this, and only new
+        registrations bring the devices back. If all devices are really unhealthy, they do no harm.
         """
         if now_s < self._check_devices_at_s:
             return False
@@ -266,9 +270,10 @@ class PluginRegistration:
         return lost
 
     def _end_proxy(self, proxy: PluginProxy, now_s: float) -> None:
-        """End a proxy, and wait until the kubelet has noticed, at most ``NOTICE_S``.
+        """Stop a proxy, and wait at most ``NOTICE_S`` seconds until the kubelet has noticed its
+        end.
 
-        If the next proxy were registered before that, the kubelet would drop it.
+        If the next proxy were registered earlier, the kubelet would drop it.
         """
         had_stream = proxy.watched
         proxy.stop()
@@ -277,13 +282,14 @@ class PluginRegistration:
             self._retry_at_s = now_s + RETRY_S
 
     def _is_due(self, now_s: float) -> None:
-        """The proxy must be registered again."""
+        """Record that the proxy must be registered again."""
         self._due_since_s, self._registered_at_s, self._listed = now_s, None, False
 
     def _register_if_ready(self, proxy: PluginProxy, created_s: float, now_s: float) -> None:
-        """Register the proxy once the kubelet has a list of the plugin, and the plugin if needed.
+        """Register the proxy when the kubelet has a list from the plugin; before, register the
+        plugin if needed.
 
-        ``created_s`` is the Unix time at which the newest of both sockets was created.
+        ``created_s`` is the Unix time at which the newer of the two sockets was created.
         """
         healthy = self._healthy(self.resource)
         waits_for_end = self._outdated and proxy.watched
@@ -310,7 +316,8 @@ class PluginRegistration:
             _log.info("steering_registered", resource=self.resource)
 
     def _register(self, endpoint: str, now_s: float) -> bool:
-        """Register a socket; return whether it succeeded. If not, ``trouble`` has the reason."""
+        """Register a socket; return whether it succeeded. If it failed, ``trouble`` contains the
+        reason."""
         self._retry_at_s = now_s + RETRY_S
         try:
             options = options_of(self._folder, self._plugin)

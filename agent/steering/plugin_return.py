@@ -1,6 +1,6 @@
 """Returns a resource to its plugin: registers the plugin itself, and removes the proxies' sockets.
 
-``plugin_registration`` describes what a kubelet does with two endpoints of one resource.
+``plugin_registration`` describes how a kubelet treats two endpoints of one resource.
 """
 
 import contextlib
@@ -17,13 +17,13 @@ from agent.steering.plugin_proxy import PREFIX, options_of, plugin_of, register
 _log = structlog.get_logger()
 
 RETRY_S = 1.0
-#: Seconds to wait until the kubelet notices that the proxy is gone, or that the plugin is back.
+#: Maximum number of seconds until the kubelet notices that the proxy is gone or the plugin is back.
 NOTICE_S = 3.0
-#: Seconds for which the plugin's devices must stay healthy to count as back.
+#: Seconds for which the plugin's devices must stay healthy before they count as back.
 STAYS_S = 1.0
 _BACK_TRIES = 5
 
-#: Returns whether the kubelet has healthy devices of the resource; None if unknown.
+#: Returns whether the kubelet has healthy devices of a resource, or None if unknown.
 Healthy = Callable[[str], bool | None]
 
 
@@ -40,8 +40,9 @@ def resource_of(socket: str) -> str:
 def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
     """Register the plugin itself, and return whether the kubelet uses it again.
 
-    First wait, at most ``NOTICE_S``, until the kubelet has noticed that the proxy is gone. If the
-    plugin does not answer ``_BACK_TRIES`` times, it needs no help: it registers when it starts.
+    First wait at most ``NOTICE_S`` seconds until the kubelet has noticed that the proxy is gone. If
+    the plugin does not answer ``_BACK_TRIES`` times, it needs no help, because it registers when it
+    starts.
     """
     resource = resource_of(plugin)
     wait_until(lambda: healthy(resource) is False)
@@ -61,7 +62,7 @@ def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Return the file names of the sockets of plugins that a killed agent has left unregistered."""
+    """Return the names of the sockets of plugins that a killed agent has left unregistered."""
     return sorted({plugin_of(each.name) for each in folder.glob(f"{PREFIX}*.sock")})
 
 
@@ -72,7 +73,7 @@ def proxies(folder: Path, plugin: str) -> set[str]:
 
 
 def remove_proxies(folder: Path, plugin: str, but: str = "") -> None:
-    """Remove the sockets of a plugin's proxies, except one named ``but``. Raises ``OSError``."""
+    """Remove the sockets of a plugin's proxies except ``but``. Raises ``OSError``."""
     for name in proxies(folder, plugin) - {but}:
         (folder / name).unlink(missing_ok=True)
 
@@ -80,27 +81,28 @@ def remove_proxies(folder: Path, plugin: str, but: str = "") -> None:
 def restore(folder: Path, plugin: str, healthy: Healthy, promotes: bool) -> None:
     """Register a plugin that a killed agent left unregistered, and remove the agent's sockets.
 
-    They are removed even if the plugin does not answer. ``promotes`` returns whether the kubelet
-    uses the plugin again by itself; see ``PluginRegistration``.
+    The sockets are removed even if the plugin does not answer. ``promotes`` states whether the
+    kubelet returns to the plugin by itself (see ``PluginRegistration``).
     """
     if not promotes:
         bring_back(folder, plugin, healthy)
     try:
         remove_proxies(folder, plugin)
     except OSError as err:
-        # Without permission to steer the directory is read-only. A kubelet that starts clears it.
+        # Without permission to steer, the directory is read-only. The next kubelet that starts
+        # clears it.
         _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)
 
 
 def leave_socket(path: Path) -> None:
-    """Create a socket file like the one that a killed agent leaves."""
+    """Create a socket file like those that a killed agent leaves."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
         path.unlink(missing_ok=True)
         made.bind(str(path))
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Wait until ``done`` returns true, at most ``NOTICE_S`` seconds."""
+    """Wait until ``done`` returns true, for at most ``NOTICE_S`` seconds."""
     deadline_s = time.monotonic() + NOTICE_S
     while not done() and time.monotonic() < deadline_s:
         time.sleep(0.05)

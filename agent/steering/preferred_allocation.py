@@ -1,8 +1,8 @@
-"""Answers the kubelet's GetPreferredAllocation for every steered resource.
+"""Answers the kubelet's GetPreferredAllocation calls for every steered resource.
 
-The answer follows ledger, checkpoint and sample. The kubelet admits one pod at a time and waits for
-the answer without a timeout. The extender writes a reservation before it binds the pod, so a read
-of the ledger after the kubelet's request includes that pod's reservation.
+The answer follows the ledger, the checkpoint and the sample. The kubelet admits one pod at a time
+and waits for the answer without a timeout. The extender writes a reservation before it binds the
+pod, so a read of the ledger after the kubelet's request includes the reservation of this pod.
 """
 
 import os
@@ -44,25 +44,27 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: Maximum of seconds that one call waits for inputs that cannot be read: sample, ledger, checkpoint
-#: and limits. The plugin proxy ends the call after ``ANSWER_S``, without the reason.
+#: Maximum number of seconds that one call waits for inputs that cannot be read (sample, ledger,
+#: checkpoint and limits). After ``ANSWER_S`` the plugin proxy would end the call without the
+#: reason.
 PATIENCE_S = 0.8 * ANSWER_S
-#: Minimum time in seconds for the API server to answer, if other inputs took the rest.
+#: The API server gets at least this number of seconds to answer, even if other inputs took the
+#: rest.
 _LEAST_READ_S = 0.1
 _RETRY_S = 0.2
-#: Seconds between two checks of whether an answer is still due.
+#: Seconds between two checks whether an answer is still due.
 _YIELD_S = 0.01
-#: Maximum number of remembered pods: the maximum of reservations of a GPUNode.
+#: Maximum number of remembered pods, which is the maximum number of reservations of a GPUNode.
 MAX_ARRIVALS = 4096
-#: Seconds that the return of all resources to their plugins may take when the agent ends.
+#: Maximum number of seconds to return all resources to their plugins when the agent stops.
 RETURN_WITHIN_S = 7.0
 
 
 class Arrivals:
     """Remembers the uids of pods that have had devices since the kubelet started.
 
-    Such a pod without devices has ended and is not unconfirmed, although its reservation may still
-    exist. The uids are forgotten when the kubelet restarts, because it may admit a pod again.
+    If such a pod has no devices, it has ended and is not unconfirmed, although its reservation may
+    still exist. The uids are forgotten when the kubelet restarts, because it may admit a pod again.
     """
 
     def __init__(self, kubelet: Path) -> None:
@@ -72,7 +74,7 @@ class Arrivals:
         self._uids: dict[str, None] = {}
 
     def see(self, uids: Iterable[str]) -> Set[str]:
-        """Add uids, and return all that are remembered."""
+        """Add uids, and return all remembered uids."""
         with self._lock:
             if (since := identity(self._kubelet)) != self._since:
                 self._since, self._uids = since, {}
@@ -85,11 +87,11 @@ class Arrivals:
 class PreferredAllocation:
     """Steers the shared resources of the node while its device choice is ``steered``.
 
-    ``ledger`` reads the GPUNode. ``sample`` returns the newest sample, None if it is stale.
-    ``reserve_bytes`` returns the memory that the node's annotation keeps free on every device, None
-    if unknown. ``mode`` returns the node's device choice, None if unknown. ``kubelet_version``
-    returns the version in the Node's status, empty if unknown. ``changed`` requests a sample,
-    because the set of steered resources has changed.
+    ``ledger`` reads the GPUNode. ``sample`` returns the newest sample, or None if it is stale.
+    ``reserve_bytes`` returns the memory that the node's annotation keeps free on every device, or
+    None if it is unknown. ``mode`` returns the node's device choice, or None if it is unknown.
+    ``kubelet_version`` returns the version in the Node's status, which is empty if unknown.
+    ``changed`` requests a sample, because the set of steered resources has changed.
     """
 
     def __init__(
@@ -117,24 +119,26 @@ class PreferredAllocation:
         self._lock_on_node = NodeLock(self._folder)
         self._registrations: dict[str, PluginRegistration] = {}
         #: Resources that are being returned to the plugin. The value is None while reservations of
-        #: unconfirmed pods depend on the agent's choice, then the thread that returns the resource.
+        #: unconfirmed pods depend on the agent's choice. After that it is the thread that returns
+        #: the resource.
         self._returning: dict[str, threading.Thread | None] = {}
-        #: Plugin -> the sockets that a killed agent left, and the thread that restores the plugin.
+        #: The sockets of each plugin that a killed agent left, and the thread that restores the
+        #: plugin.
         self._restored: dict[str, tuple[set[str], threading.Thread]] = {}
-        #: Resource -> (pod uid, container, replica) of the samples since it was last not steered,
-        #: with the newest at the end. A sample can omit a pod that a later one shows again.
+        #: For each resource, (pod uid, container, replica) in the samples since the resource was
+        #: last not steered, newest last. A sample can omit a pod that a later sample shows again.
         self._held: dict[str, dict[tuple[str, str, str], None]] = {}
         self._arrivals = Arrivals(self._folder / "kubelet.sock")
         self._leaving = False
-        #: (resource, result) -> number of answers.
+        #: Number of answers by (resource, result).
         self.answers = Counter[tuple[str, str]]()
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Start or end steering as the device choice requires; report what is steered.
+        """Start or stop steering as the device choice requires; report what is steered.
 
-        Return a reading for each steered resource, one for each reason why the device choice
-        has no effect, and one about the permission to steer. If a container got a replica without
-        the agent, its resource is not steered until the proxy has registered again.
+        Return a reading for each steered resource, for each reason why the device choice has no
+        effect, and for the permission to steer. If a container got a replica without the agent, its
+        resource is not steered until the proxy has registered again.
         """
         obstacles = [] if self._leaving else self._adjust()
         if (sample := self._sample()) is not None:
@@ -169,9 +173,9 @@ class PreferredAllocation:
         return any(registration.is_stuck for registration in list(self._registrations.values()))
 
     def yield_to_answers(self) -> None:
-        """Wait while a pod waits for an answer, at most ``ANSWER_S``.
+        """Wait while a pod waits for an answer, at most ``ANSWER_S`` seconds.
 
-        On a node with busy CPUs, the answer could otherwise come too late.
+        Otherwise the answer could be late on a node with busy CPUs.
         """
         until_s = time.monotonic() + ANSWER_S
         while (
@@ -191,11 +195,11 @@ class PreferredAllocation:
 
     @property
     def may_leave(self) -> bool | None:
-        """Whether the plugins may choose again, for all resources; see ``may_choose_again``."""
+        """Whether the plugins may choose again for all resources (see ``may_choose_again``)."""
         return self._may_choose_again()
 
     def stop(self, bring_back: bool = True) -> None:
-        """End steering: return every resource to its plugin, or leave it without replicas."""
+        """Stop steering. Return every resource to its plugin, or leave it without replicas."""
         threads = [
             self._returning.get(resource)
             or _started(threading.Thread(target=registration.stop, args=(bring_back,), daemon=True))
@@ -212,7 +216,7 @@ class PreferredAllocation:
         return os.access(self._folder, os.W_OK)
 
     def _adjust(self) -> list[str]:
-        """Start and end steering according to the mode; return the reasons that prevent it."""
+        """Start and stop steering according to the mode; return the reasons that prevent it."""
         mode, sample = self._mode(), self._sample()
         for resource, thread in list(self._returning.items()):
             if thread is not None and not thread.is_alive():
@@ -236,7 +240,8 @@ class PreferredAllocation:
             for plugin, (_, thread) in self._restored.items()
             if thread.is_alive()
         }
-        # Both would register the plugin and remove the sockets of proxies.
+        # A resource that is being restored must wait, because both threads would register the
+        # plugin and remove the sockets of proxies.
         for resource in sorted(found.resources - self._registrations.keys() - restoring):
             self._registrations[resource] = PluginRegistration(
                 self._folder,
@@ -259,22 +264,22 @@ class PreferredAllocation:
         return [*found.obstacles, *troubles]
 
     def _give_back(self, resource: str, registration: PluginRegistration) -> None:
-        """Report that the resource is not steered; return it to the plugin once no reservation of
-        an unconfirmed pod depends on the agent's choice."""
+        """Report that the resource is no longer steered, and return it to the plugin as soon as no
+        reservation of an unconfirmed pod depends on the agent's choice."""
         if resource not in self._returning:
             self._returning[resource] = None
             _log.info("steering_ends", resource=resource)
-            self._changed()  # at the next sample there may be no unconfirmed pod
+            self._changed()  # At the next sample there may be no unconfirmed pod.
         elif self._returning[resource] is None and self._may_choose_again(resource):
             thread = threading.Thread(target=registration.stop, name="return", daemon=True)
             self._returning[resource] = thread
             thread.start()
 
     def _restore(self) -> None:
-        """Register the plugins again that a killed agent has left unregistered.
+        """Register the plugins that a killed agent has left unregistered.
 
-        Do not do this while the version of the kubelet is unknown, because a second registration
-        harms a new kubelet.
+        This is not done while the version of the kubelet is unknown, because a second registration
+        harms newer kubelets.
         """
         if minor_version(self._kubelet_version()) is None:
             return
@@ -298,11 +303,11 @@ class PreferredAllocation:
         return may_choose_again(self._ledger, resource, self._arrivals.see(()))
 
     def _promotes(self) -> bool:
-        """Whether the kubelet uses the plugin by itself when the proxy ends."""
+        """Return whether the kubelet returns to the plugin by itself when the proxy ends."""
         return why_kubelet_not_steered(self._kubelet_version()) != ""
 
     def _choose(self, resource: str, request: ContainerRequest) -> Sequence[str] | None:
-        """Return the replicas for a container; None if the plugin should choose.
+        """Return the replicas for a container, or None if the plugin should choose.
 
         Raises ``Rejected``.
         """
@@ -312,7 +317,7 @@ class PreferredAllocation:
         if not any(
             device.resource == resource and device.sharing != "none" for device in sample.devices
         ):
-            return None  # unshared devices are not steered; the extender uses the same rule
+            return None  # Unshared devices are not steered. The extender uses the same rule.
         node = soon(partial(self._read_ledger, until_s), "the ledger cannot be read")
         steered = node.status is not None and resource in node.status.plugin.steered
         entries = soon(self._read_checkpoint, "the kubelet's checkpoint cannot be read")
@@ -361,7 +366,7 @@ class PreferredAllocation:
         try:
             return read_checkpoint(self._checkpoint).entries
         except FileNotFoundError:
-            return ()  # no device has ever been allocated
+            return ()  # No device has ever been allocated.
         except (BadCheckpoint, OSError):
             return None
 
@@ -379,9 +384,9 @@ def _started(thread: threading.Thread) -> threading.Thread:
 
 
 def _soon(until_s: float, read: Callable[[], T | None], why_not: str) -> T:
-    """Call ``read`` until its result is not None, and return that.
+    """Call ``read`` until its result is not None, and return the result.
 
-    Raises ``Rejected`` with ``why_not`` after ``until_s`` of the monotonic clock.
+    Raises ``Rejected`` with ``why_not`` after ``until_s`` on the monotonic clock.
     """
     while (found := read()) is None:
         left_s = until_s - time.monotonic()

@@ -71,7 +71,7 @@ def test_exposition_that_stands_still_is_not_believed(
     stand_in.text = recorded("3.3.5-3.4.0")
     scraped(exporter, stand_in, clock)
     clock.now_s += STALE_AFTER_S
-    with pytest.raises(Unreadable, match="nothing in its exposition has changed"):
+    with pytest.raises(Unreadable, match="its exposition has not changed"):
         scraped(exporter, stand_in, clock)
 
 
@@ -147,7 +147,7 @@ def test_a_misbehaving_exporter_is_cut_off_and_read_again_when_it_behaves(
 NO_SM = "it does not export DCGM_FI_PROF_SM_ACTIVE or DCGM_FI_PROF_SM_UTIL_RATIO"
 NO_METRICS = "it exports no metrics of any device"
 BAD_LINES = "some of its lines cannot be read and were ignored"
-OTHER_DEVICE = "it exports metrics of devices that this node does not have"
+OTHER_DEVICE = "it exports metrics of devices that are not on this node"
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_figure_of_half_a_minute_ago_is_no_disagreement() -> None:
 def test_a_figure_that_was_never_true_is_reported_after_three_scrapes() -> None:
     figures = [(float(t), 0, 40 * GIB) for t in (10, 20, 30)]
     assert after(CrossCheck(), *figures[:2]) == []
-    assert after(CrossCheck(), *figures) == ["GPU-a: its used memory is not what NVML reports"]
+    assert after(CrossCheck(), *figures) == ["GPU-a: its used memory differs from NVML's report"]
 
 
 def test_an_outdated_figure_is_reported_in_time() -> None:
@@ -60,7 +60,7 @@ def test_the_total_is_checked_as_reported_or_as_the_sum_of_its_parts() -> None:
     parts = {"used_bytes": 0, "free_bytes": TOTAL - RESERVED, "reserved_bytes": RESERVED}
     check = CrossCheck()
     assert check.compare(0, 1, nvml(0), dcgm(**parts)) == []
-    message = ["GPU-a: its memory is not what NVML reports"]
+    message = ["GPU-a: its memory differs from NVML's report"]
     assert check.compare(1, 2, nvml(0), dcgm(**{**parts, "free_bytes": GIB})) == message
     assert check.compare(2, 3, nvml(0), dcgm(total_bytes=TOTAL)) == []
     assert check.compare(3, 4, nvml(0), dcgm(total_bytes=TOTAL // 2)) == message

@@ -46,7 +46,7 @@ def test_an_entry_of_another_plugin_hides_no_other_entry(
     readings = list(KubeletProbe(tmp_path / "checkpoint", tmp_path / "no socket").read())
     assert "u" in [r.uid for r in readings if isinstance(r, HoldingReading)]
     (source,) = [r for r in readings if isinstance(r, SourceReading) and r.source == "checkpoint"]
-    assert ("were left out: 1" in source.message) == bool(left_out)
+    assert ("cannot be read: 1" in source.message) == bool(left_out)
 
 
 def test_a_resource_that_cannot_be_read_hides_no_other_resource() -> None:

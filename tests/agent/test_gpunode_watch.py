@@ -19,7 +19,7 @@ PATH = (
     "&resourceVersion=0&allowWatchBookmarks=true&timeoutSeconds=300"
 )
 OBSTACLE = (
-    "this agent does not know device choice 'spread' of its GPUNode, and follows its own"
+    "this agent does not support device choice 'spread' of its GPUNode, and follows its own"
     " --device-choice instead: update the agent, or correct the Node's annotation"
     " headroom.gpu/device-choice"
 )

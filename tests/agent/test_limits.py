@@ -65,7 +65,7 @@ def test_a_driver_before_r615_is_reported_to_have_none(whole: Whole) -> None:
     status = reported(whole, "--pause", "0.1")
     assert source(status) == (
         "absent",
-        "this driver has no memory limits; r615 and newer have them",
+        "this driver does not support memory limits; r615 and newer do",
     )
     assert "limits" not in status
     assert all(pod["used"] == GIB for pod in status["pods"])

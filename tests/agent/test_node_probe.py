@@ -161,7 +161,7 @@ def test_a_server_that_is_not_reached_is_waited_for_once(server: ApiServer) -> N
     nobody = Asking("http://127.0.0.1:9")
     try:
         assert sources(list(nobody.api.read())) == {
-            "labels": ("absent", "API server is not reached")
+            "labels": ("absent", "API server cannot be reached")
         }
         assert nobody.api.reserve_bytes is None
     finally:
@@ -238,7 +238,9 @@ def test_the_mirror_of_a_static_pod_is_asked_for_once(server: ApiServer, asking:
     ("found", "why"),
     [
         pytest.param(None, "API server answers 403", id="not ours to read"),
-        pytest.param(mirror("uid-1", "f" * 32), "another one", id="another pod of that name"),
+        pytest.param(
+            mirror("uid-1", "f" * 32), "is a different pod", id="another pod of that name"
+        ),
     ],
 )
 def test_a_missing_mirror_pod_is_reported_and_queried_again_after_a_minute(

@@ -89,7 +89,7 @@ def test_no_error_escapes_the_probe_and_no_device_appears_twice(
 def test_a_device_with_a_pending_mig_mode_takes_no_pods() -> None:
     pending = probing(gate(nvmlDeviceGetMigMode=lambda handle: [0, 1])).read().devices
     assert [device.fault for device in pending] == [
-        "its MIG mode is about to change, which takes a reset"
+        "its MIG mode is about to change, which requires a reset"
     ]
     assert [device.fault for device in probing(gate()).read().devices] == [""]
 

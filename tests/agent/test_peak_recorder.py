@@ -85,7 +85,7 @@ def test_a_file_that_cannot_be_read_is_logged_and_replaced(tmp_path: Path, conte
     with capture_logs() as logs:
         node = Node(path)
     assert [log["event"] for log in logs] == ["peaks_not_kept"]
-    assert "earlier peaks are not known" in logs[0]["reason"]
+    assert "earlier peaks are unknown" in logs[0]["reason"]
     node.hold("u")
     node.run("c1", "u")
     node.used[A] = GIB
@@ -103,8 +103,8 @@ def test_a_file_that_cannot_be_written_is_logged_once_and_changes_no_report(tmp_
             node.used[A] = used * GIB
             assert node.one().peak_bytes == used * GIB
     read, written = [log["reason"] for log in logs]
-    assert "cannot be read, earlier peaks are not known" in read
-    assert "cannot be written, peaks are lost at a restart" in written
+    assert "cannot be read, so earlier peaks are unknown" in read
+    assert "cannot be written, so peaks are lost at a restart" in written
 
 
 def test_the_file_is_written_when_a_peak_changes_and_otherwise_every_15_s(tmp_path: Path) -> None:

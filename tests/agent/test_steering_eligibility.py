@@ -12,7 +12,7 @@ NOT_PERMITTED = (
     "value agent.steering.permitted, or component deploy/components/steering)"
 )
 NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
-SHARING_UNKNOWN = "how the device plugin shares the GPUs cannot be read"
+SHARING_UNKNOWN = "cannot read how the device plugin shares the GPUs"
 
 GPU = "nvidia.com/gpu"
 MIG = "nvidia.com/mig-1g.10gb"

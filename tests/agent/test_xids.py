@@ -84,10 +84,10 @@ def test_a_file_that_cannot_be_written_or_read_is_reported(survey: Start, tmp_pa
     (tmp_path / "state").write_text("{garbage")
     agent = survey([h100("GPU-a")], "--state", str(tmp_path / "state"))
     (xid,) = [s for s in agent.step()["sources"] if s["name"] == "xid"]
-    assert "cannot be read, earlier XIDs are not known" in xid["message"]
+    assert "cannot be read, so earlier XIDs are unknown" in xid["message"]
     other = survey(agent.driver, "--state", "/proc/nowhere/state")
     (xid,) = [s for s in other.step()["sources"] if s["name"] == "xid"]
-    assert "cannot be written, XIDs are lost at a restart" in xid["message"]
+    assert "cannot be written, so XIDs are lost at a restart" in xid["message"]
 
 
 def test_a_device_is_healthy_again_when_the_driver_asks_for_no_recovery(survey: Start) -> None:

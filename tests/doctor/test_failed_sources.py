@@ -154,7 +154,7 @@ def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, ...]) -> No
 
 
 def test_gkes_plugin_is_not_missing_if_labels_describe_its_sharing() -> None:
-    why = "it is GKE's own: the labels of the node show how it shares"
+    why = "it is GKE's own plugin; the labels of the node show how it shares"
     source = ("plugin", "absent", why, "gke_plugin")
     assert list(source_findings(status(source, plugin=Plugin(source="labels")))) == []
     assert list(source_findings(status(source, plugin=Plugin())))
