@@ -1,4 +1,4 @@
-"""Readings of devices, holdings and processes, and the rows that they give."""
+"""Readings of devices, holdings and processes, and the report rows that follow from them."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

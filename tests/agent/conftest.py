@@ -1,4 +1,4 @@
-"""The fake driver library, built once for each state of its source, and the agent run on it."""
+"""Builds the fake driver library once for each state of its source, and runs the agent on it."""
 
 import json
 import os
@@ -35,15 +35,17 @@ __all__ = ["installed"]
 
 @pytest.fixture(scope="session")
 def driver_folder() -> Path:
-    """A folder with libnvidia-ml.so.1 in it, for LD_LIBRARY_PATH."""
+    """Return a folder with libnvidia-ml.so.1, for LD_LIBRARY_PATH."""
     return library_folder()
 
 
 @pytest.fixture
 def environment(driver_folder: Path, tmp_path: Path) -> dict[str, str]:
-    """For a process of the agent; FAKE_NVML_TABLE names a file that is yet to be written."""
+    """Return the environment of an agent process. FAKE_NVML_TABLE names a file that is not written
+    yet.
+    """
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
-    # A node's own /proc: on this machine other kubelets and plugins may run.
+    # A separate /proc, because other kubelets and plugins may run on this machine.
     (tmp_path / "proc/2").mkdir(parents=True)
     (tmp_path / "proc/2/comm").write_text("kthreadd\n")
     (device := tmp_path / "nvidia0").touch()
@@ -61,13 +63,13 @@ def environment(driver_folder: Path, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 @starts_processes
 def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
-    """Run the agent once on a device table; returns the status that it prints."""
+    """Run the agent once on a device table. Return the status that it prints."""
 
     def run(table: str, *flags: str) -> dict[str, Any]:
         Path(environment["FAKE_NVML_TABLE"]).write_text(table)
         command = ("agent", "--once", "--json", "--pause", "0", *flags)
         done = forks.run(*command, env=environment)
-        assert done.returncode in (0, 1), done.stderr  # 1: something is not well
+        assert done.returncode in (0, 1), done.stderr  # 1 means that the report has a fault.
         status: dict[str, Any] = json.loads(done.stdout)
         return status
 
@@ -101,13 +103,15 @@ class Survey:
         self._answers = os.fdopen(os.dup(output.fileno()))
 
     def step(self) -> dict[str, Any]:
-        """The status that the next sample makes."""
+        """Return the status of the next sample."""
         return self.ask("step")
 
     def until(
         self, right: Callable[[dict[str, Any]], bool], within_s: float = PATIENCE_S
     ) -> dict[str, Any]:
-        """The first status with the expected value; results of other threads take a moment."""
+        """Return the first status with the expected value, because results of other threads are
+        delayed.
+        """
         end_s = time.monotonic() + within_s
         while not right(status := self.step()):
             assert time.monotonic() < end_s, f"not within {within_s} s; last: {status}"
@@ -121,7 +125,7 @@ class Survey:
         return answer
 
     def end(self) -> None:
-        """Like the end of any agent: at once, whatever hangs."""
+        """End at once like an agent, even if a call hangs."""
         self._process.kill()
         self._process.wait()
         self._commands.close()
@@ -131,9 +135,9 @@ class Survey:
 @pytest.fixture
 @starts_processes
 def survey(environment: dict[str, str]) -> Iterator[Callable[..., Survey]]:
-    """Start a survey of these GPUs; given a driver instead, another agent on the same one.
+    """Start a survey of these GPUs. With ``driver``, start another agent on an existing driver.
 
-    A forked survey finds only a driver library that is there when it starts.
+    A forked survey finds only a driver library that exists when it starts.
     """
     started: list[Survey] = []
 
@@ -198,7 +202,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Callable[..., LimitsProbe]]:
-    """A probe whose driver answers so; below its root there are no cgroups yet."""
+    """Return a probe whose driver gives this answer. Its root has no cgroups yet."""
     started: list[LimitsProbe] = []
     (tmp_path / "cgroup.controllers").touch()
 

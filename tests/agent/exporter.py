@@ -11,9 +11,8 @@ from agent.probes.dcgm_exposition import DcgmReading, Exposition
 
 EXPOSITIONS = Path(__file__).with_name("expositions")
 
-#: Its reaction to a request: answers; never answers; drips one byte of a header, or of the
-#: body, at a time; sends a body without end; ends in the middle of its body; or answers nothing
-#: that is HTTP.
+#: Reactions to a request: answer; never answer; send one byte of a header or of the body at a time;
+#: send an endless body; end in the middle of the body; or answer something that is not HTTP.
 Manner = Literal["answer", "silent", "drip headers", "drip body", "endless", "cut off", "not http"]
 
 
@@ -22,7 +21,7 @@ def recorded(name: str) -> str:
 
 
 def parse(text: str) -> tuple[list[DcgmReading], int]:
-    """Return the figures in an exposition, and the number of lines that could not be used."""
+    """Return the values of an exposition, and the number of invalid lines."""
     exposition = Exposition()
     for start in range(0, len(body := text.encode("utf-8", "surrogatepass")), 7):
         exposition.feed(body[start : start + 7])
@@ -35,7 +34,7 @@ class StandIn:
         self.text = ""
         self.status = 200
         self.manner: Manner = "answer"
-        #: Requests so far with their paths, and the headers of the last one.
+        #: Number of requests by path, and the headers of the last request.
         self.asked = 0
         self.paths: list[str] = []
         self.heard: Mapping[str, str] = {}
@@ -50,7 +49,7 @@ class StandIn:
                 try:
                     self._behave()
                 except OSError:
-                    self.close_connection = True  # the client disconnected
+                    self.close_connection = True  # The client disconnected.
 
             def _behave(self) -> None:
                 body = stand_in.text.encode()
@@ -85,7 +84,7 @@ class StandIn:
                     self.wfile.write(b"x")
 
             def log_message(self, format: str, *args: object) -> None:
-                """Log nothing."""
+                """Do not log requests."""
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

@@ -1,4 +1,4 @@
-"""The agent's account, roles and admission policy at a real API server, and its publisher."""
+"""The agent's account, roles and admission policy in a real API server, and its publisher."""
 
 import contextlib
 from collections.abc import Iterator
@@ -49,7 +49,8 @@ def manifests(name: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
     """The agent's service account with its roles, the admission policy, two nodes with a GPUNode
-    each and a pod of the agent."""
+    each, and a pod of the agent.
+    """
     account = {"kind": "ServiceAccount", "name": AGENT, "namespace": SYSTEM}
     undo = contextlib.ExitStack()
 
@@ -97,7 +98,9 @@ def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def token(plane: ControlPlane, node: str | None) -> str:
-    """The token that the node's kubelet would mount into its agent; None: a token of no pod."""
+    """Return the token that the node's kubelet would mount into its agent, or a token without a
+    pod.
+    """
     bound: dict[str, Any] = {}
     if node is not None:
         name = f"pod-on-{node}"
@@ -114,7 +117,7 @@ def token(plane: ControlPlane, node: str | None) -> str:
 def publishing(
     plane: ControlPlane, sits_on: str | None, says: str, timeout_s: float = PATIENCE_S
 ) -> Iterator[KubernetesPublisher]:
-    """The publisher of an agent on one node that is configured for another one."""
+    """Return the publisher of an agent that runs on one node but is configured for another."""
     configuration = plane.configuration(token(plane, sits_on))
     configuration.no_proxy = "*"
     with ApiClient(configuration) as kube:

@@ -1,4 +1,4 @@
-"""Containers with memory limits of the driver, and what the agent reports of them."""
+"""Containers with memory limits of the driver, and the agent's report of them."""
 
 import json
 from collections.abc import Callable

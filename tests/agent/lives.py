@@ -1,6 +1,7 @@
-"""A node on a scripted clock whose containers use memory: each sample goes the way of the agent's.
+"""A node on a scripted clock whose containers use memory. Samples pass through the agent's own
+code.
 
-Its processes are written as readings; driver, kubelet and /proc have their own tests.
+Its processes are written as readings. Driver, kubelet and /proc have separate tests.
 """
 
 from collections.abc import Callable, Mapping
@@ -34,24 +35,24 @@ GPU = "nvidia.com/gpu"
 
 @dataclass
 class Node:
-    """A node with GPU-a of 80 GiB, unless ``devices`` are others, and an agent that can restart."""
+    """A node with GPU-a of 80 GiB, or with ``devices``, and an agent that can restart."""
 
     path: Path | None = None
     #: Seconds since boot.
     now_s: float = 1000.0
-    #: By how much the clock is off.
+    #: Error of the clock in seconds.
     clock_off_s: float = 0.0
     devices: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: {"GPU-a": {}})
-    #: (device, container id) -> its bytes there; None: not reported.
+    #: (device, container ID) -> used bytes, or None if not reported.
     used: dict[tuple[str, str], int | None] = field(default_factory=dict)
-    #: Container id -> the container, and its pod.
+    #: Container ID -> container and pod.
     containers: dict[str, tuple[Container, str]] = field(default_factory=dict)
     holdings: list[HoldingReading] = field(default_factory=list)
-    #: (device, container id) -> its high-water mark in bytes.
+    #: (device, container ID) -> high-water mark in bytes.
     marks: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: Device -> its SM activity, and the share of SM time by container id.
+    #: Device -> SM activity, and share of SM time by container ID.
     sm: dict[str, tuple[float | None, Mapping[str, float]]] = field(default_factory=dict)
-    #: Whether the agent may see processes.
+    #: Whether the agent can see processes.
     sees_processes: bool = True
     before: GPUNodeStatus | None = None
 
@@ -68,16 +69,16 @@ class Node:
         )
 
     def run(self, container_id: str, uid: str, name: str = "main", age_s: float = 0.0) -> None:
-        """Start a container, or have it started ``age_s`` ago."""
+        """Start a container, which may have started ``age_s`` ago."""
         self.containers[container_id] = Container(container_id, name, self.now_s - age_s), uid
 
     def end(self, container_id: str) -> None:
-        """End all its processes."""
+        """End all processes of the container."""
         for key in [key for key in self.used if key[1] == container_id]:
             del self.used[key]
 
     def sample(self, after_s: float = 5.0) -> list[PodUse]:
-        """Return the rows of a sample that is taken ``after_s`` from now."""
+        """Take a sample ``after_s`` from now. Return its rows."""
         self.now_s += after_s
         now = BOOTED + timedelta(seconds=self.now_s + self.clock_off_s)
         self.before = summarise(
@@ -90,7 +91,9 @@ class Node:
         return row
 
     def samples(self, used: Callable[[float], int], for_s: float, key: tuple[str, str]) -> PodUse:
-        """Take a sample every 5 s of a use that is a function of the time; return the last row."""
+        """Take a sample every 5 s with a use that is a function of the time. Return the last
+        row.
+        """
         began_s = self.now_s
         while self.now_s - began_s < for_s:
             self.used[key] = used(self.now_s + 5.0 - began_s)
@@ -129,5 +132,5 @@ class Node:
 
 
 def seconds_of(moment: str) -> float:
-    """Return the seconds between boot and a time of the report."""
+    """Return the seconds between boot and a time in the report."""
     return (datetime.fromisoformat(moment) - BOOTED).total_seconds()

@@ -12,7 +12,7 @@ A = "GPU-a", "c1"
 
 @pytest.fixture
 def node() -> Node:
-    """A node that the agent has sampled before pod u starts on it, with container c1."""
+    """Return a node that the agent has sampled before pod u starts on it with container c1."""
     node = Node()
     node.hold("u")
     node.sample()
@@ -21,7 +21,7 @@ def node() -> Node:
 
 
 def peaks(row: PodUse) -> dict[str, Any]:
-    """The fields of a row that this is about, without those that are absent."""
+    """Return the peak fields that are set in the row."""
     names = [
         "peak_bytes",
         "startup_peak_bytes",

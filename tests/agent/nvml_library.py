@@ -1,4 +1,4 @@
-"""A pynvml of one GPU, of which tests replace calls."""
+"""A simulated pynvml with one GPU, of which tests replace calls."""
 
 import ctypes
 from collections.abc import Callable
@@ -15,9 +15,10 @@ NOT_AVAILABLE = ctypes.c_ulonglong(-1).value
 
 
 def library(**functions: Any) -> SimpleNamespace:
-    """A pynvml of one idle GPU, with real errors and structs; ``functions`` replace its calls.
+    """Return a pynvml of one idle GPU with real errors and structs. ``functions`` replaces its
+    calls.
 
-    Names that end in RunningProcesses_v2 or _v3 are those of C functions.
+    Names that end in RunningProcesses_v2 or _v3 are C functions.
     """
     calls: dict[str, Any] = {
         "nvmlInitWithFlags": lambda flags: None,
@@ -56,7 +57,9 @@ def refusing(code: int) -> Callable[..., Any]:
 
 
 def listing(*processes: tuple[int, int], sizes: list[int] | None = None) -> Callable[..., int]:
-    """A C function that lists ``processes``, and notes in ``sizes`` what room it was given."""
+    """Return a C function that lists ``processes``, and records in ``sizes`` the size of its
+    buffer.
+    """
 
     def call(handle: Any, count: Any, array: Any) -> int:
         room, count._obj.value = count._obj.value, len(processes)
@@ -81,7 +84,7 @@ PROBES: list[NvmlProbe] = []
 
 
 def probing(opened: Gate, deadline_s: float = 30.0, cgroup: str | None = None) -> NvmlProbe:
-    """A probe whose threads end with the test."""
+    """Yield a probe whose threads end with the test."""
     PROBES.append(NvmlProbe(opened, deadline_s, cgroup=cgroup))
     return PROBES[-1]
 

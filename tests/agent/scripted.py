@@ -1,4 +1,4 @@
-"""Just enough of an API server for one agent, scripted by the test."""
+"""The part of an API server that one agent needs, scripted by the test."""
 
 import json
 import ssl
@@ -17,21 +17,21 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
 
 @dataclass
 class ApiServer:
-    """Node n1 and its GPUNode, if they are there, and Leases; patches are merged."""
+    """Node n1, its GPUNode (both optional), and Leases. Patches are merged."""
 
     url: str = ""
     gpunode: dict[str, Any] | None = None
     lease: dict[str, Any] | None = None
     node: dict[str, Any] | None = None
-    #: Path -> another answer; bytes are sent as they are.
+    #: Responses that replace the default, by path. Bytes are sent unchanged.
     objects: dict[str, Any] = field(default_factory=dict)
-    #: So many status patches are taken and not answered as such.
+    #: Number of status patches that are applied but answered with an error.
     lost: int = 0
-    #: Answers to Lease calls.
+    #: Responses to Lease calls.
     version: int = 100
-    #: (method, path) -> a status to answer instead, with headers.
+    #: Status and headers to return instead, by (method, path).
     reject: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
-    #: Path -> the answer to what is created there.
+    #: Responses to creations by path.
     created: dict[str, Any] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
 
@@ -83,12 +83,12 @@ class ApiServer:
     @classmethod
     @contextmanager
     def serving(cls, certificate: Certificate | None = None) -> Iterator["ApiServer"]:
-        """Serves on the loopback, with TLS if there is a certificate."""
+        """Serve on the loopback, with TLS if there is a certificate."""
         state = cls()
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # else each body waits 40 ms for an ACK
+            disable_nagle_algorithm = True  # Otherwise each body waits 40 ms for an ACK.
 
             def handle_one(self) -> None:
                 length = int(self.headers.get("Content-Length") or 0)
@@ -127,7 +127,7 @@ class ApiServer:
 
 
 def merged(old: Any, patch: Any) -> Any:
-    """RFC 7396."""
+    """Apply a patch as defined in RFC 7396."""
     if not isinstance(patch, dict):
         return patch
     result = dict(old) if isinstance(old, dict) else {}

@@ -1,4 +1,4 @@
-"""The agent's survey, one sample for each line on stdin: run as a process of its own, since the
+"""Runs the agent's survey in a separate process, one sample for each line on stdin, because the
 driver library is found when a process starts.
 
     step            the status that the next sample makes, as JSON
@@ -26,7 +26,7 @@ from agent.sampler import device_probe_of
 from agent.settings import read_settings
 from agent.status_builder import summarise
 
-#: Less than an agent's, for tests that wait it out.
+#: Shorter than in an agent, for tests that wait until it expires.
 EXPORTER_TIMEOUT_S = 0.5
 
 

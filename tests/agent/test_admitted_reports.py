@@ -1,7 +1,7 @@
-"""The API server admits each report, whatever a driver, a plugin or a kubelet returns.
+"""Checks that the API server admits each report, whatever a driver, plugin or kubelet returns.
 
-It rejects a report as a whole, so one value beyond a limit of the CRD would hide all GPUs of the
-node.
+The API server rejects a report as a whole, so one value beyond a limit of the CRD would hide all
+GPUs of the node.
 """
 
 import json
@@ -67,7 +67,7 @@ def offered(replicas: int, held: int = 0) -> list[Reading]:
         pytest.param([SourceReading(f"s{n}", "degraded", LONG) for n in range(99)], id="sources"),
     ],
 )
-def test_an_odd_value_does_not_hide_the_other_values(odd: Sequence[Reading]) -> None:
+def test_an_invalid_value_does_not_hide_the_other_values(odd: Sequence[Reading]) -> None:
     first = [DriverReading("nvml", "580")]
     driver = [] if any(isinstance(each, DriverReading) for each in odd) else first
     device = msgspec.structs.replace(SOUND, processes={7: GIB})
@@ -81,7 +81,7 @@ def _sound(status: GPUNodeStatus) -> bool:
     return (found.memory_bytes, found.used_bytes) == (24 * GIB, GIB // 2)
 
 
-def test_replicas_beyond_the_limit_are_left_out_of_those_that_are_free() -> None:
+def test_the_number_of_free_replicas_is_limited() -> None:
     status = summarise(
         [DriverReading("nvml"), SOUND, *SOURCES, *offered(3000, held=10)], datetime.now(UTC)
     )

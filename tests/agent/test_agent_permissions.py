@@ -1,4 +1,6 @@
-"""The agent's token at a real API server: it writes its own node's objects, and nothing else."""
+"""Checks with a real API server that the agent's token can only write the objects of its own
+node.
+"""
 
 from datetime import UTC, datetime
 from typing import Any
@@ -34,7 +36,7 @@ NOW = datetime(2026, 11, 21, tzinfo=UTC)
 
 
 class TestOwnNodeOnly:
-    def test_an_agent_writes_what_is_of_its_node(self, installed: ControlPlane) -> None:
+    def test_an_agent_writes_the_objects_of_its_node(self, installed: ControlPlane) -> None:
         for node in NODES:
             with publishing(installed, node, node) as publisher:
                 publisher.report(status(used_bytes=7))
@@ -55,7 +57,7 @@ class TestOwnNodeOnly:
             pytest.param(None, "the agent's token names no node", id="one that names no node"),
         ],
     )
-    def test_no_other_token_writes_it(
+    def test_no_other_token_can_write_these_objects(
         self, installed: ControlPlane, sits_on: str | None, message: str
     ) -> None:
         unless(404, installed, "DELETE", f"{LEASES}/agent-a", AT_ONCE)
@@ -66,7 +68,7 @@ class TestOwnNodeOnly:
                 publisher.report(status(used_bytes=9))
             rejected = f"Lease {SYSTEM}/agent-a was rejected with 403: .*{message}"
             with pytest.raises(NotDelivered, match=rejected):
-                publisher.heartbeat(NOW, vouch())  # would create it
+                publisher.heartbeat(NOW, vouch())  # This call would create it.
             with publishing(installed, "agent-a", "agent-a") as owner:
                 version = owner.heartbeat(NOW, vouch())
             with pytest.raises(NotDelivered, match=rejected):
@@ -74,16 +76,22 @@ class TestOwnNodeOnly:
         assert installed.call("GET", f"{GPUNODES}/agent-a") == before
         assert lease(installed, "agent-a").metadata.resource_version == version
 
-    def test_nor_does_it_touch_other_leases(self, installed: ControlPlane) -> None:
-        """A scheduler of ours elects its leader in the same namespace."""
+    def test_an_agent_cannot_write_leases_of_other_components(
+        self, installed: ControlPlane
+    ) -> None:
+        """A kube-scheduler of Headroom elects its leader in the same namespace."""
         with (
             publishing(installed, "agent-a", "leader-of-the-schedulers") as publisher,
             pytest.raises(NotDelivered, match="not leader-of-the-schedulers"),
         ):
             publisher.heartbeat(NOW, vouch())
 
-    def test_its_role_is_what_it_needs_and_no_more(self, installed: ControlPlane) -> None:
-        """As the API server itself sums it up, less what every authenticated user may."""
+    def test_the_agents_role_has_only_the_required_permissions(
+        self, installed: ControlPlane
+    ) -> None:
+        """Compares the API server's list of permissions, without those of every authenticated
+        user.
+        """
         body = {"spec": {"namespace": SYSTEM}}
         path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
         answer = request(installed, token(installed, "agent-a"), "POST", path, body)
@@ -104,10 +112,12 @@ class TestOwnNodeOnly:
             ("coordination.k8s.io", "leases", "patch"),
         }
 
-    def test_it_reads_gpunodes_of_other_nodes_and_the_pages_say_so(
+    def test_an_agent_can_read_gpunodes_of_other_nodes_as_documented(
         self, installed: ControlPlane
     ) -> None:
-        """Neither RBAC nor a policy can restrict reads; it cannot list them either."""
+        """Neither RBAC nor a policy can restrict reads of single objects. The agent cannot list
+        GPUNodes.
+        """
         own = token(installed, "agent-a")
         other = request(installed, own, "GET", f"{GPUNODES}/agent-b", None)
         assert other["metadata"]["name"] == "agent-b"

@@ -1,4 +1,4 @@
-"""How an agent in a pod reaches the API server."""
+"""Tests how an agent in a pod reaches the API server."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def account(tmp_path: Path) -> Path:
     ("host", "address"),
     [("10.96.0.1", "https://10.96.0.1:443"), ("fd00::1", "https://[fd00::1]:443")],
 )
-def test_address_and_certificate_are_those_of_the_pod(
+def test_address_and_certificate_are_read_from_the_pod(
     host: str, address: str, account: Path
 ) -> None:
     server = in_cluster(ENVIRONMENT | {"KUBERNETES_SERVICE_HOST": host}, account)
@@ -30,7 +30,7 @@ def test_address_and_certificate_are_those_of_the_pod(
     assert (pool["cert_reqs"], pool["ca_certs"]) == ("CERT_REQUIRED", str(account / "ca.crt"))
 
 
-def test_a_token_that_was_replaced_is_used_with_the_next_request(account: Path) -> None:
+def test_a_replaced_token_is_used_with_the_next_request(account: Path) -> None:
     server = in_cluster(ENVIRONMENT, account)
     assert server.authentication() == {"Authorization": "Bearer first"}
     (account / "token").write_text("second")
@@ -40,7 +40,7 @@ def test_a_token_that_was_replaced_is_used_with_the_next_request(account: Path) 
         server.authentication()
 
 
-def test_a_request_without_a_token_is_answered_with_what_is_missing(
+def test_a_request_without_a_token_reports_the_missing_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in ENVIRONMENT.items():

@@ -1,4 +1,4 @@
-"""Attribution of memory: cases, and properties for any answers of drivers, kubelets and /proc."""
+"""Tests the attribution of memory to pods."""
 
 import pytest
 
@@ -23,7 +23,7 @@ from tests.agent.attributed import (
 )
 
 
-def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unattributed() -> None:
+def test_a_pod_uses_the_memory_of_its_processes_and_the_rest_is_unattributed() -> None:
     found = shown(
         gpu(processes={1: 10, 2: 20, 3: 5}),
         used={"A": 40},
@@ -31,11 +31,12 @@ def test_a_pod_uses_what_its_processes_use_and_the_rest_is_unattributed() -> Non
         processes=(process(1, "u"), process(2, "u"), process(3, command="Xorg")),
     )
     assert uses(found) == [("u", "A", "A::0", 30)]
-    assert found.unattributed == {"A": 10}  # 5 of an unknown process, 5 of no listed process
+    # 5 from an unknown process, and 5 from no listed process
+    assert found.unattributed == {"A": 10}
     assert [(s.pid, s.command, s.used_bytes) for s in found.outside_pods] == [(3, "Xorg", 5)]
 
 
-def test_an_idle_pod_uses_nothing_and_that_is_known() -> None:
+def test_an_idle_pod_is_reported_with_a_use_of_zero() -> None:
     found = shown(gpu(processes={}), used={"A": 0}, holdings=(holding("u"),))
     assert uses(found) == [("u", "A", "A::0", 0)]
     assert found.unattributed == {"A": 0}
@@ -52,7 +53,7 @@ def test_a_pod_with_several_rows_on_a_device_reports_its_bytes_once() -> None:
     assert [p.replica for p in found.pods] == ["A::0", "A::1", "A::2"]
 
 
-def test_compute_instances_of_one_memory_report_a_process_once() -> None:
+def test_a_process_of_compute_instances_with_shared_memory_is_reported_once() -> None:
     listed = {1: 10, 2: 7}
     found = shown(
         instance("M1", listed, 3),
@@ -66,7 +67,7 @@ def test_compute_instances_of_one_memory_report_a_process_once() -> None:
     assert found.unattributed == {"M1": 10, "M2": 0, "M3": 0}
 
 
-def test_a_pod_on_a_device_that_it_was_not_given_is_reported_without_a_replica() -> None:
+def test_a_pod_on_a_device_without_a_replica_for_it_is_reported_there() -> None:
     found = shown(
         gpu("A", {}),
         gpu("B", {1: 9}),
@@ -102,7 +103,7 @@ def test_nothing_is_attributed_if_processes_are_unknown(
     assert (found.unattributed, found.outside_pods) == ({"A": None}, [])
 
 
-def test_a_figure_that_the_driver_does_not_report_makes_the_rest_unknown() -> None:
+def test_a_value_that_the_driver_does_not_report_makes_unattributed_use_unknown() -> None:
     both = (process(1, "u"), process(2, "u"), process(3))
     pods = shown(
         gpu(processes={1: 9, 2: None, 3: 1}),
@@ -149,7 +150,7 @@ def test_the_use_of_an_unknown_static_pod_is_unattributed_with_its_name() -> Non
         pytest.param(30, 500, {"u": 60, "v": 40, "mps": 30}, 370, id="with much unattributed use"),
     ],
 )
-def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
+def test_memory_also_listed_for_the_mps_server_is_counted_once(
     server: int, used: int, pods: dict[str, int], unattributed: int
 ) -> None:
     found = shown(
@@ -170,7 +171,7 @@ def test_memory_that_is_counted_to_the_mps_server_too_is_counted_once(
         pytest.param((), {"u": 0, "mps": 100}, 0, id="no server, whatever its name"),
     ],
 )
-def test_a_server_whose_clients_list_nothing_hides_use_only_where_the_plugin_shares_by_mps(
+def test_an_mps_server_whose_clients_list_no_memory_hides_use_only_with_sharing_by_mps(
     by_mps: tuple[str, ...], pods: dict[str, int | None], unattributed: int | None
 ) -> None:
     found = shown(
@@ -184,7 +185,7 @@ def test_a_server_whose_clients_list_nothing_hides_use_only_where_the_plugin_sha
     assert found.unattributed == {"A": unattributed}
 
 
-def test_process_lists_far_above_the_use_are_taken_and_reported() -> None:
+def test_process_lists_far_above_the_use_are_accepted_and_reported() -> None:
     def claims(more: int) -> Attributed:
         return shown(
             gpu(processes={1: GIB, 2: more}),
@@ -199,6 +200,6 @@ def test_process_lists_far_above_the_use_are_taken_and_reported() -> None:
     assert found.complaints == [Degraded("nvml", "processes list more memory than is used")]
 
 
-def test_holdings_of_other_plugins_and_of_devices_that_are_gone_are_no_rows() -> None:
+def test_holdings_of_other_plugins_and_of_missing_devices_have_no_rows() -> None:
     found = shown(gpu(processes={}), holdings=(holding("u", "mlx5_0"), holding("u", "B::0")))
     assert found.pods == []

@@ -1,4 +1,4 @@
-"""Whatever is sampled, the report adds up."""
+"""Checks that the report adds up for any sample."""
 
 from collections import Counter
 from datetime import timedelta
@@ -26,7 +26,7 @@ from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.attributed import GPU, HASH, MAX_DEVICE_BYTES, MAX_PODS, MPS, NOW
 from tests.examples import examples
 
-# Whatever the sources report.
+# Any values of the sources.
 
 UUIDS = st.sampled_from(["A", "B", "M1", "M2", "M3"])
 UIDS = st.sampled_from(["", "u", "v", "w", HASH])
@@ -99,7 +99,7 @@ READINGS: st.SearchStrategy[Reading] = st.one_of(
 
 @st.composite
 def samples(draw: st.DrawFn) -> list[Reading]:
-    """A node on which processes are usually known, and other inputs of the attribution."""
+    """Return a node whose processes are usually known, and other inputs of the attribution."""
     found: list[Reading] = []
     pids: set[int] = set()
     for uuid in draw(st.sets(UUIDS, min_size=1)):
@@ -122,7 +122,7 @@ def memory_of(uuid: str) -> object:
 
 
 def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
-    """Properties of every report, from any sample."""
+    """Check the properties of every report, from any sample."""
     uuids = [device.uuid for device in status.devices]
     assert len(set(uuids)) == len(uuids)
     assert {row.device for row in status.pods} <= set(uuids)
@@ -153,10 +153,10 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
                 for pid, figure in (reading.processes or {}).items():
                     listed[pid] = max(listed.get(pid, 0), figure or 0)
         used = [device.used_bytes for device in there if device.used_bytes >= 0]
-        # Never more than is used, or than processes list where they list more.
+        # Attributed memory never exceeds the use, or the processes' sum if it is higher.
         most_bytes = max(sum(listed.values()), max(used, default=0))
         assert owned_bytes + unattributed_bytes <= most_bytes
-        # Never less than is used: use of no pod is unattributed.
+        # The rows never show less than the use, because use without a pod is unattributed.
         assert owned_bytes + unattributed_bytes >= max(used, default=0)
     for device in status.devices:
         replicas = device.replicas
@@ -169,7 +169,7 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
 
 @settings(max_examples=examples(375))
 @given(st.lists(samples() | st.lists(READINGS, max_size=12), min_size=1, max_size=3))
-def test_whatever_is_sampled_the_report_adds_up(sequence: list[list[Reading]]) -> None:
+def test_a_report_adds_up_for_any_sample(sequence: list[list[Reading]]) -> None:
     before: GPUNodeStatus | None = None
     for number, sample in enumerate(sequence):
         before = summarise(sample, NOW + timedelta(seconds=5 * number), before=before)
@@ -179,7 +179,7 @@ def test_whatever_is_sampled_the_report_adds_up(sequence: list[list[Reading]]) -
 
 
 @given(samples(), st.randoms(use_true_random=False))
-def test_the_order_of_sources_changes_nothing(sample: list[Reading], chance: Any) -> None:
+def test_the_order_of_sources_does_not_matter(sample: list[Reading], chance: Any) -> None:
     unique = list({_identity(reading): reading for reading in sample}.values())
     shuffled = list(unique)
     chance.shuffle(shuffled)
@@ -189,7 +189,7 @@ def test_the_order_of_sources_changes_nothing(sample: list[Reading], chance: Any
 
 
 def _identity(reading: Reading) -> object:
-    """A report as a real probe gives it once."""
+    """Return a report without repeated devices, as a real probe gives it."""
     match reading:
         case DeviceReading():
             return (DeviceReading, reading.uuid)

@@ -1,5 +1,6 @@
-"""Extender and agent leave the same out of the equation of a device: what one reserves, the
-other lets start, to the byte."""
+"""Checks that extender and agent subtract the same amounts from a device's memory, so that the
+agent lets every pod start for which the extender reserved memory.
+"""
 
 from collections.abc import Callable
 from datetime import datetime
@@ -33,7 +34,8 @@ from tests.builders import (
     use,
 )
 
-#: The device has 24 GiB and the pod requests 20: unattributed use, reserve, whether the pod fits.
+#: The device has 24 GiB and the pod requests 20 GiB. The fields are unattributed use, reserve, and
+#: whether the pod fits.
 CASES = [
     pytest.param(0, 4 * GIB, True, id="all but the reserve"),
     pytest.param(0, 4 * GIB + 1, False, id="a byte more of reserve"),
@@ -50,7 +52,7 @@ def device(unattributed_bytes: int, taken: int = 0) -> Device:
 
 
 def of_node(unattributed_bytes: int, arrived: bool) -> GPUNode:
-    """The node, with the reservation of the pod, before the pod is shown or after."""
+    """Return the node with the reservation of the pod, before or after a report shows the pod."""
     node = gpunode(
         device(unattributed_bytes, taken=int(arrived)),
         reservations={"p": reservation({"D": 20 * GIB}, choice="D")},
@@ -106,7 +108,7 @@ def steering_gives(unattributed_bytes: int, reserve_bytes: int | None, folder: P
 
 @pytest.mark.parametrize("side", [extender_promises, gate_opens, steering_gives])
 @pytest.mark.parametrize(("unattributed_bytes", "reserve_bytes", "room"), CASES)
-def test_every_side_computes_the_same_free_bytes(
+def test_extender_and_agent_compute_equal_free_bytes(
     side: Callable[..., bool],
     unattributed_bytes: int,
     reserve_bytes: int,
@@ -117,6 +119,8 @@ def test_every_side_computes_the_same_free_bytes(
 
 
 @pytest.mark.parametrize("side", [gate_opens, steering_gives])
-def test_what_the_node_keeps_free_is_not_guessed(side: Callable[..., bool], tmp_path: Path) -> None:
+def test_an_unknown_reserve_of_the_node_is_not_guessed(
+    side: Callable[..., bool], tmp_path: Path
+) -> None:
     assert side(0, 0, tmp_path)
     assert not side(0, None, tmp_path)

@@ -1,4 +1,4 @@
-"""How often an agent writes: an hour of a node, counted at the API server that was written to."""
+"""Counts the writes of an agent in an hour, at the API server that receives them."""
 
 import random
 from collections.abc import Callable
@@ -21,7 +21,7 @@ INTERVAL_S = 5
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 BEGAN = datetime(2026, 11, 21, tzinfo=UTC)
-#: At each of so many seconds, what the node's one device is seen to hold.
+#: Observed use of the node's only device at each second.
 Life = Callable[[int], GPUNodeStatus]
 Record = Callable[[str, object], None]
 
@@ -31,7 +31,9 @@ def idle(at_s: int) -> GPUNodeStatus:
 
 
 def one_pod(at_s: int) -> GPUNodeStatus:
-    """It comes after ten minutes, takes memory once, and goes after half an hour."""
+    """Return a pod that starts after ten minutes, allocates memory once, and ends after half an
+    hour.
+    """
     if not 600 <= at_s < 1800:
         return idle(at_s)
     used_bytes = 8 * GIB if at_s >= 660 else 0
@@ -40,7 +42,7 @@ def one_pod(at_s: int) -> GPUNodeStatus:
 
 
 def restless(at_s: int) -> GPUNodeStatus:
-    """Its memory is another one in every sample, and less in every other."""
+    """Return a use that changes with every sample."""
     return GPUNodeStatus(devices=[shared(used_bytes=GIB + at_s // INTERVAL_S % 2 * 512 * MIB)])
 
 
@@ -52,7 +54,7 @@ def restless(at_s: int) -> GPUNodeStatus:
         pytest.param(restless, (700, 720), id="never at rest"),
     ],
 )
-def test_an_hour_of_a_node(
+def test_writes_in_an_hour_stay_within_the_budget(
     plane: ControlPlane, life: Life, reports: tuple[int, int], record_property: Record
 ) -> None:
     name = life.__name__.replace("_", "-")

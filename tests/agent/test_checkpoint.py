@@ -1,4 +1,4 @@
-"""Checkpoints that are broken, old or without end, and when they are read again."""
+"""Tests broken, old and very large checkpoints, and when they are read again."""
 
 import base64
 import contextlib
@@ -24,7 +24,7 @@ def parsed(file: dict[str, Any]) -> Any:
     return parse_checkpoint(json.dumps(file).encode())
 
 
-def test_devices_are_read_of_every_numa_node_and_of_the_old_plain_list() -> None:
+def test_devices_are_read_from_every_numa_node_and_from_the_old_plain_list() -> None:
     by_numa = entry(DeviceIDs={"0": ["a"], "1": ["b", "a"], "2": None})
     plain, none = entry(DeviceIDs=["b", "a"]), entry(DeviceIDs=None)
     replicas = [each.replicas for each in parsed(record(by_numa, plain, none)).entries]
@@ -42,7 +42,7 @@ def test_devices_are_read_of_every_numa_node_and_of_the_old_plain_list() -> None
         pytest.param(b'{"Data":' * 100_000, id="nested too deeply"),
     ],
 )
-def test_an_invalid_record_is_rejected_with_one_error(content: bytes, tmp_path: Path) -> None:
+def test_an_invalid_checkpoint_is_rejected_with_one_error(content: bytes, tmp_path: Path) -> None:
     with pytest.raises(BadCheckpoint):
         parse_checkpoint(content)
     file = tmp_path / "checkpoint"
@@ -58,7 +58,7 @@ def test_text_that_is_not_utf8_is_rejected() -> None:
 
 
 @given(st.binary())
-def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
+def test_the_parsers_raise_no_other_error_for_any_bytes(content: bytes) -> None:
     for parse, rejection in (
         (parse_checkpoint, BadCheckpoint),
         (lambda c: [*fields(c)], BadMessage),
@@ -67,7 +67,7 @@ def test_no_bytes_make_the_parsers_raise_anything_else(content: bytes) -> None:
             parse(content)
 
 
-def test_at_most_64_mib_of_a_record_are_read(tmp_path: Path) -> None:
+def test_at_most_64_mib_of_a_checkpoint_are_read(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
     content = json.dumps(record(entry())).encode()
     for spaces, read in ((64 << 20) - len(content), True), ((64 << 20) - len(content) + 1, False):
@@ -76,7 +76,7 @@ def test_at_most_64_mib_of_a_record_are_read(tmp_path: Path) -> None:
         assert any(isinstance(reading, HoldingReading) for reading in found) is read
 
 
-def test_a_record_with_a_wrong_checksum_is_used_but_not_trusted(tmp_path: Path) -> None:
+def test_a_checkpoint_with_a_wrong_checksum_is_used_and_reported(tmp_path: Path) -> None:
     file = tmp_path / "checkpoint"
     file.write_text(json.dumps(record(entry())))
     found = list(KubeletProbe(file, tmp_path / "no socket").read())
@@ -85,7 +85,7 @@ def test_a_record_with_a_wrong_checksum_is_used_but_not_trusted(tmp_path: Path) 
     assert (row.state, row.message) == ("degraded", "its checksum does not match its content")
 
 
-def test_the_plugin_s_answer_shows_its_configuration(tmp_path: Path) -> None:
+def test_the_plugins_response_shows_its_configuration(tmp_path: Path) -> None:
     # environment {NVIDIA_VISIBLE_DEVICES: void, CUDA_MPS_PIPE_DIRECTORY: /mps}, one CDI device
     def pair(number: int, *texts: str) -> bytes:
         inner = b"".join(
@@ -107,7 +107,7 @@ def test_the_plugin_s_answer_shows_its_configuration(tmp_path: Path) -> None:
     assert shown.mps
 
 
-def test_a_replaced_record_triggers_a_sample(
+def test_a_replaced_checkpoint_triggers_a_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "CHECK_EVERY_S", 0.01)
@@ -115,7 +115,7 @@ def test_a_replaced_record_triggers_a_sample(
     folder = tmp_path / "device-plugins"
     file = folder / "checkpoint"
     with watched(file, changed.set):
-        folder.mkdir()  # the kubelet's first start
+        folder.mkdir()  # The first start of the kubelet.
         for content in ("one", "two"):
             other = tmp_path / "new"
             other.write_text(content)

@@ -1,4 +1,4 @@
-"""Which replicas a container gets on a steered node, for any pod."""
+"""Tests which replicas a container gets on a steered node, for any pod."""
 
 from typing import Any, Literal
 
@@ -64,8 +64,8 @@ BOTH = free("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1")
 
 
 @pytest.mark.parametrize("name", ["tegra", "all"])
-def test_the_only_device_is_known_by_the_plugin_s_name_of_it(name: str) -> None:
-    """On Jetson and WSL: the plugin has no choice, and memory is checked all the same."""
+def test_the_only_device_is_identified_by_the_plugins_name_for_it(name: str) -> None:
+    """On Jetson and WSL, the plugin has no choice, but memory is still checked."""
     only, entry = gpu("GPU-0"), held("old", f"{name}::0")
     request, new = free(f"{name}::1", f"{name}::2"), reservation(8, "GPU-0")
     before = {"old": reservation(16, "GPU-0")}
@@ -94,7 +94,9 @@ def chosen(*args: Any, **kwargs: Any) -> str:
 
 
 def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
-    """Its reservation may stay for a moment; another device is reserved for another pod since."""
+    """Its reservation may remain for a moment, in which another device is reserved for another
+    pod.
+    """
     spec = GPUNodeSpec(True, {"old": reservation(8, "GPU-0"), "new": reservation(8, "GPU-1")})
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
 
@@ -106,7 +108,7 @@ def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
     assert ambiguous.reserved == ""
     assert isinstance(certain, Choice)
     assert (certain.reserved, certain.device) == ("GPU-1", "GPU-1")
-    # While it still holds a replica it is on the device, and not unconfirmed.
+    # While it still holds a replica, it is on the device and not unconfirmed.
     holding = choose(
         BOTH, RESOURCE, spec, sample, (held("old", "GPU-0::9"),), NO_LIMITS, arrived_before={"old"}
     )
@@ -114,12 +116,12 @@ def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
     assert holding.device == "GPU-1"
 
 
-def test_the_reserved_device_is_taken_while_it_has_enough_memory() -> None:
+def test_the_reserved_device_is_chosen_while_it_has_enough_memory() -> None:
     assert chosen(BOTH, {"p": reservation(8, "GPU-1")}) == "GPU-1"
     assert chosen(BOTH, {"p": reservation(8, "GPU-0")}) == "GPU-0"
 
 
-def test_all_unconfirmed_pods_of_one_device_get_it() -> None:
+def test_unconfirmed_pods_reserved_on_one_device_all_get_it() -> None:
     reservations = {
         "p": reservation(8, "GPU-1"),
         "q": reservation(12, "GPU-1"),
@@ -135,7 +137,9 @@ def test_a_confirmed_pod_is_not_waited_for() -> None:
 
 
 def test_an_ended_pod_is_not_waited_for_although_its_reservation_remains() -> None:
-    """Another device than those of the unconfirmed pods is reserved for it, or none by name."""
+    """Another device than those of the unconfirmed pods is reserved for it, or no specific
+    device.
+    """
     reservations = {
         "ended": reservation(16),
         "p": reservation(12, "GPU-1"),
@@ -143,10 +147,10 @@ def test_an_ended_pod_is_not_waited_for_although_its_reservation_remains() -> No
     }
     pods = (PodUse(uid="ended", device="GPU-0", replica="GPU-0::0"),)
     assert chosen(BOTH, reservations, (held("ended", "GPU-0::0"),), pods=pods) == "GPU-1"
-    assert chosen(BOTH, reservations) == "GPU-0"  # it may come yet
+    assert chosen(BOTH, reservations) == "GPU-0"  # It may still be admitted.
 
 
-def test_an_ended_pod_does_not_count_although_the_checkpoint_still_names_it() -> None:
+def test_an_ended_pod_does_not_count_although_the_checkpoint_still_has_it() -> None:
     row = PodUse("gone", "GPU-1", replica="GPU-1::0", used_bytes=20 * GIB)
     reservations = {"gone": reservation(20, "GPU-1"), "p": reservation(20, "GPU-1")}
     assert chosen(BOTH, reservations, (held("gone", "GPU-1::0"),), pods=(row,)) == "GPU-1"
@@ -179,13 +183,13 @@ def test_an_ended_pod_does_not_count_although_the_checkpoint_still_names_it() ->
         ),
     ],
 )
-def test_another_device_is_taken_if(
+def test_another_device_is_chosen_under_these_conditions(
     devices: tuple[Device, ...], entries: tuple[Entry, ...], requested: ContainerRequest
 ) -> None:
     assert chosen(requested, {"p": reservation(8, "GPU-1")}, entries, devices) == "GPU-0"
 
 
-def test_mig_devices_of_one_memory_are_full_together() -> None:
+def test_mig_devices_that_share_memory_are_full_together() -> None:
     parts = tuple(
         gpu(f"MIG-{i}", kind="mig", parent="GPU-0", gpu_instance=instance)
         for i, instance in enumerate((1, 1, 2))
@@ -195,13 +199,13 @@ def test_mig_devices_of_one_memory_are_full_together() -> None:
     assert chosen(requested, reservations, (held("there", "MIG-0::0"),), parts) == "MIG-2"
 
 
-def test_it_is_rejected_if_the_largest_unconfirmed_pod_fits_on_no_device() -> None:
+def test_a_pod_is_rejected_if_the_largest_unconfirmed_pod_fits_on_no_device() -> None:
     reservations = {"small": reservation(2, "GPU-1"), "large": reservation(16, "GPU-1")}
     full = tuple(gpu(f"GPU-{i}", unattributed_bytes=10 * GIB, used_bytes=10 * GIB) for i in (0, 1))
     assert answer(BOTH, reservations, devices=full) == NoRoom(16 * GIB)
 
 
-def test_an_unreserved_pod_is_not_rejected_and_rejects_no_other() -> None:
+def test_an_unreserved_pod_is_neither_rejected_nor_causes_rejections() -> None:
     huge = msgspec.structs.replace(reservation(40), flags=["adopted"])
     half = gpu("GPU-0", unattributed_bytes=12 * GIB, used_bytes=12 * GIB)
     devices = (half, gpu("GPU-1"))
@@ -210,7 +214,7 @@ def test_an_unreserved_pod_is_not_rejected_and_rejects_no_other() -> None:
     assert answer(BOTH, {"s": huge, "p": reservation(30, "GPU-0")}) == NoRoom(30 * GIB)
 
 
-def test_a_reservation_without_a_choice_is_rejected_too_if_no_device_has_enough_memory() -> None:
+def test_a_pod_reserved_without_a_choice_is_rejected_if_no_device_has_enough_memory() -> None:
     assert answer(BOTH, {"p": reservation(30)}) == NoRoom(30 * GIB)
 
 
@@ -223,10 +227,10 @@ def test_a_reservation_without_a_choice_is_rejected_too_if_no_device_has_enough_
         ("unknown", "GPU-1", "GPU-1"),
     ],
 )
-def test_a_pod_without_a_reserved_device_gets_the_plugin_s_choice(
+def test_a_pod_without_a_reserved_device_gets_the_plugins_choice(
     policy: Literal["distributed", "packed", "unknown"], fuller: str, device: str
 ) -> None:
-    """Later reservations took the rest in that order. GPU-0 has a replica less."""
+    """Later reservations used the remaining memory in that order. GPU-0 has one replica less."""
     used = {"used_bytes": 18 * GIB, "unattributed_bytes": 18 * GIB}
     devices = [gpu(name, **(used if name == fuller else {})) for name in ("GPU-0", "GPU-1")]
     sample = GPUNodeStatus(
@@ -243,18 +247,18 @@ def test_a_pod_without_a_reserved_device_gets_the_plugin_s_choice(
         return found.device
 
     assert given(reservation(4)) == device
-    # The pod with a reserved device gets it; if that is full, no order helps.
+    # The pod with a reserved device gets it. If the device is full, no order helps.
     assert {given(reservation(4, name)) for name in ("GPU-0", "GPU-1")} == {"GPU-0", "GPU-1"}
     assert given(reservation(12)) != fuller
 
 
-def test_each_device_of_differently_reserved_pods_has_memory_for_the_largest() -> None:
-    # Reservations that the extender would not make; they remain from a time without steering.
+def test_each_possible_device_of_differently_reserved_pods_has_memory_for_the_largest() -> None:
+    # The extender would not make these reservations. They remain from a time without steering.
     reservations = {"p": reservation(20, "GPU-1"), "q": reservation(2)}
     assert chosen(BOTH, reservations, (held("other", "GPU-0::3"),)) == "GPU-1"
 
 
-def test_while_steering_is_not_reported_only_earlier_reservations_get_their_device() -> None:
+def test_before_steering_is_reported_only_earlier_reservations_get_their_device() -> None:
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
 
     def unsaid(reservations: dict[str, Reservation]) -> Choice | NoRoom:
@@ -268,23 +272,23 @@ def test_while_steering_is_not_reported_only_earlier_reservations_get_their_devi
     assert found.device == "GPU-1"
 
 
-def test_an_unattributed_process_uses_the_emptiest_device_and_always_gets_memory() -> None:
+def test_an_unattributed_process_gets_the_emptiest_device_and_always_memory() -> None:
     full = gpu("GPU-0", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)
     assert chosen(BOTH, {}, devices=(full, gpu("GPU-1"))) == "GPU-1"
     assert chosen(free("GPU-0::0"), {}, devices=(full, gpu("GPU-1"))) == "GPU-0"
 
 
-def test_all_replicas_of_a_container_are_of_one_device_with_those_that_it_has() -> None:
+def test_all_replicas_of_a_container_are_on_the_device_that_it_already_has() -> None:
     requested = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
     found = answer(requested, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
     assert isinstance(found, Choice)
     assert set(found.replicas) == {"GPU-1::2", "GPU-1::0"}
-    # All that is reserved for it is on the device already, half of it used.
+    # All memory that is reserved for it is already on the device, and half of it is used.
     whole = {"p": reservation(24, "GPU-1", count=2)}
     assert chosen(BOTH, whole, (held("p", "GPU-1::2"),)) == "GPU-1"
     too_many = ContainerRequest(("GPU-0::0", "GPU-1::0"), (), 2)
     assert answer(too_many, {"p": reservation(8, "GPU-1", count=2)}) == NoRoom(8 * GIB)
-    # Reserved when the plugin could take one of each: it may.
+    # This reservation allowed the plugin to choose one replica of each device.
     assert answer(too_many, {"p": reservation(8, count=2)}) == Choice(())
 
 
@@ -297,14 +301,14 @@ SIZES = st.integers(1, 24)
     order=st.randoms(use_true_random=False),
     wanted=st.sampled_from(["GPU-0", "GPU-1", "GPU-2"]),
 )
-def test_no_order_reserves_more_than_a_device_has(
+def test_no_order_of_pods_assigns_more_memory_than_a_device_has(
     sizes: list[int], outsiders: list[str], order: Any, wanted: str
 ) -> None:
-    """Whatever the extender reserved, however wrong that is by now, and for any container."""
+    """Holds for any container and any reservations, even outdated ones."""
     devices = tuple(gpu(f"GPU-{i}", replicas=Replicas(free=8)) for i in range(3))
     left = {device.uuid: [f"{device.uuid}::{n}" for n in range(8)] for device in devices}
     entries = [held(f"s{n}", left[uuid].pop()) for n, uuid in enumerate(outsiders)]
-    taken = {uuid: outsiders.count(uuid) * 3 for uuid in left}  # a replica is worth 3 GiB
+    taken = {uuid: outsiders.count(uuid) * 3 for uuid in left}  # A replica has a share of 3 GiB.
     reservations = {f"p{n}": reservation(gib, wanted) for n, gib in enumerate(sizes)}
     arriving = [*reservations]
     order.shuffle(arriving)
@@ -316,7 +320,7 @@ def test_no_order_reserves_more_than_a_device_has(
             devices,
         )
         if isinstance(found, NoRoom):
-            del reservations[uid]  # its pod has failed
+            del reservations[uid]  # The pod has failed.
             continue
         (replica,) = found.replicas
         left[found.device].remove(replica)
@@ -325,7 +329,7 @@ def test_no_order_reserves_more_than_a_device_has(
     assert all(gib <= 24 or gib == outsiders.count(uuid) * 3 for uuid, gib in taken.items())
 
 
-def test_messages_are_those_of_the_device_plugin_api() -> None:
+def test_messages_are_valid_in_the_device_plugin_api() -> None:
     import grpc
 
     api, _ = grpc.protos_and_services("tests/kubelet/deviceplugin.proto")
@@ -361,11 +365,11 @@ def test_messages_are_those_of_the_device_plugin_api() -> None:
 
 
 class TestCordonedDevices:
-    """GPU-1 is cordoned: it takes no new pods, whichever scheduler bound them."""
+    """GPU-1 is cordoned, so it takes no new pods, whichever scheduler bound them."""
 
     CORDON = ("GPU-1",)
 
-    def test_a_pod_whose_own_device_lacks_memory_is_rejected(self) -> None:
+    def test_a_pod_whose_reserved_device_lacks_memory_is_rejected(self) -> None:
         overuse = (PodUse("o", "GPU-0", replica="GPU-0::9", used_bytes=20 * GIB),)
         reservations = {"o": reservation(8, "GPU-0"), "p": reservation(8, "GPU-0")}
         assert chosen(BOTH, reservations, pods=overuse) == "GPU-1"
@@ -383,15 +387,15 @@ class TestCordonedDevices:
         assert chosen(only, {}) == "GPU-1"
         assert answer(only, {}, cordoned=self.CORDON) == OnlyCordoned()
 
-    def test_an_adopted_pod_is_a_new_pod_there(self) -> None:
+    def test_an_adopted_pod_counts_as_a_new_pod_there(self) -> None:
         adopted = {"p": msgspec.structs.replace(reservation(8, "GPU-1"), flags=["adopted"])}
         assert chosen(BOTH, adopted, cordoned=self.CORDON) == "GPU-0"
         assert answer(free("GPU-1::0"), adopted, cordoned=self.CORDON) == OnlyCordoned()
 
-    def test_a_pod_that_was_placed_before_the_cordon_starts_there(self) -> None:
+    def test_a_pod_placed_before_the_cordon_starts_there(self) -> None:
         assert chosen(BOTH, {"p": reservation(8, "GPU-1")}, cordoned=self.CORDON) == "GPU-1"
 
-    def test_a_choice_of_the_plugin_among_several_devices_leaves_it_out(self) -> None:
+    def test_the_plugins_choice_among_several_devices_excludes_it(self) -> None:
         across = ContainerRequest((*BOTH.available, "GPU-2::0"), (), 2)
         two = (gpu("GPU-0"), gpu("GPU-1"), gpu("GPU-2"))
         wide = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-2::0"), (), 2)

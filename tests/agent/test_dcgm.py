@@ -1,4 +1,4 @@
-"""Reading dcgm-exporters, over real HTTP."""
+"""Reads dcgm-exporters over real HTTP."""
 
 import contextlib
 import threading
@@ -48,7 +48,7 @@ def exporter(stand_in: StandIn, clock: Clock) -> Iterator[Exporter]:
 
 
 def scraped(exporter: Exporter, stand_in: StandIn, clock: Clock) -> tuple[DcgmReading, ...]:
-    """The exposition after one more scrape. On a busy machine, some may end too late."""
+    """Return the exposition after one more scrape, which may end too late on a busy machine."""
     before, begun_s = exporter.scrapes, time.monotonic()
     clock.now_s += 10
 
@@ -65,7 +65,7 @@ def scraped(exporter: Exporter, stand_in: StandIn, clock: Clock) -> tuple[DcgmRe
     return exporter.newest()
 
 
-def test_exposition_that_stands_still_is_not_believed(
+def test_an_exposition_that_never_changes_is_not_used(
     exporter: Exporter, stand_in: StandIn, clock: Clock
 ) -> None:
     stand_in.text = recorded("3.3.5-3.4.0")
@@ -90,7 +90,7 @@ def _no_thread(_: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 
 
-def test_scrape_that_is_missed_is_forgiven_and_three_are_not(
+def test_one_missed_scrape_is_tolerated_and_three_are_not(
     exporter: Exporter, stand_in: StandIn, clock: Clock
 ) -> None:
     stand_in.text = recorded("3.3.5-3.4.0")
@@ -126,7 +126,7 @@ def eventually_unreadable(exporter: Exporter, clock: Clock, why: str) -> None:
         ("not http", 5.0, "not HTTP: BadStatusLine"),
     ],
 )
-def test_a_misbehaving_exporter_is_cut_off_and_read_again_when_it_behaves(
+def test_a_misbehaving_exporter_is_disconnected_and_read_again_when_it_recovers(
     stand_in: StandIn, clock: Clock, manner: Manner, timeout_s: float, why: str
 ) -> None:
     exporter = Exporter(stand_in.url, every_s=10, timeout_s=timeout_s, monotonic=clock)
@@ -163,7 +163,7 @@ OTHER_DEVICE = "it exports metrics of devices that are not on this node"
         ('DCGM_FI_DEV_FB_USED{UUID="GPU-a', "degraded", f"{BAD_LINES}; {NO_METRICS}"),
     ],
 )
-def test_the_state_of_the_source_names_what_is_missing(
+def test_the_state_of_the_source_names_the_missing_data(
     exporter: Exporter, stand_in: StandIn, text: str, state: str, message: str
 ) -> None:
     stand_in.text = text
@@ -180,7 +180,7 @@ def test_the_query_of_the_url_is_sent(stand_in: StandIn, clock: Clock) -> None:
     reader.close()
 
 
-def test_an_answer_that_ends_early_is_not_read(stand_in: StandIn, clock: Clock) -> None:
+def test_a_truncated_response_is_not_used(stand_in: StandIn, clock: Clock) -> None:
     reader = Exporter(stand_in.url, every_s=10, timeout_s=5, monotonic=clock)
     stand_in.manner, stand_in.text = "cut off", recorded("3.3.5-3.4.0")
     eventually_unreadable(reader, clock, "not HTTP: IncompleteRead")

@@ -1,4 +1,4 @@
-"""Whether DCGM's memory figures can be those of NVML's devices: values in, words out."""
+"""Checks whether DCGM's memory values can belong to NVML's devices."""
 
 import pytest
 
@@ -20,39 +20,39 @@ def dcgm(used_bytes: int | None = None, **more: int) -> list[DcgmReading]:
 
 
 def after(check: CrossCheck, *used: tuple[float, int, int | None]) -> list[str]:
-    """The result after these (time, NVML's used, DCGM's used), each of a new scrape."""
+    """Return the result after these (time, NVML's used, DCGM's used), each from a new scrape."""
     wrong: list[str] = []
     for scrape, (now_s, own, other) in enumerate(used, start=1):
         wrong = check.compare(now_s, scrape, nvml(own), dcgm(other))
     return wrong
 
 
-def test_figure_of_half_a_minute_ago_is_no_disagreement() -> None:
+def test_a_value_from_half_a_minute_ago_is_not_a_disagreement() -> None:
     assert (
         after(CrossCheck(), (0, 40 * GIB, 40 * GIB), *((t, 0, 40 * GIB) for t in range(5, 55, 5)))
         == []
     )
 
 
-def test_a_figure_that_was_never_true_is_reported_after_three_scrapes() -> None:
+def test_a_value_that_was_never_true_is_reported_after_three_scrapes() -> None:
     figures = [(float(t), 0, 40 * GIB) for t in (10, 20, 30)]
     assert after(CrossCheck(), *figures[:2]) == []
     assert after(CrossCheck(), *figures) == ["GPU-a: its used memory differs from NVML's report"]
 
 
-def test_an_outdated_figure_is_reported_in_time() -> None:
+def test_an_outdated_value_is_reported_in_time() -> None:
     figures = [(0.0, 40 * GIB, 40 * GIB), *((float(t), 0, 40 * GIB) for t in range(10, 100, 10))]
     assert after(CrossCheck(), *figures) != []
 
 
-def test_same_scrape_seen_again_counts_once() -> None:
+def test_a_repeated_scrape_counts_once() -> None:
     check = CrossCheck()
     for now_s in range(10):
         assert check.compare(now_s, 1, nvml(0), dcgm(40 * GIB)) == []
 
 
 @pytest.mark.parametrize("used_bytes", [5 * GIB, 5 * GIB + RESERVED])
-def test_driver_reserve_may_count_as_used_or_not(used_bytes: int) -> None:
+def test_the_drivers_reserve_may_or_may_not_count_as_used(used_bytes: int) -> None:
     assert after(CrossCheck(), *((float(t), 5 * GIB, used_bytes) for t in range(5))) == []
 
 

@@ -1,4 +1,4 @@
-"""Metrics of dcgm-exporters of all versions, and lines of them that are left out."""
+"""Parses metrics of dcgm-exporters of all versions, and skips invalid lines."""
 
 import math
 import tracemalloc
@@ -34,7 +34,7 @@ def test_mig_series_are_distinguished_by_their_instance() -> None:
     }
 
 
-def test_instances_do_not_hide_each_other_s_xids() -> None:
+def test_instances_do_not_hide_each_others_xids() -> None:
     line = 'DCGM_FI_DEV_XID_ERRORS{{UUID="{}",GPU_I_ID="{}"}} {}\n'
     readings, _ = parse(
         line.format("GPU-a", 1, 94)
@@ -45,7 +45,7 @@ def test_instances_do_not_hide_each_other_s_xids() -> None:
     assert last_xids(readings, {"GPU-a"}) == {"GPU-a/1": 94, "GPU-a/2": 79, "GPU-a": 31}
 
 
-def test_series_of_pods_that_share_a_device_are_not_added_up() -> None:
+def test_series_of_pods_that_share_a_device_are_not_summed() -> None:
     (reading,), bad = parse(recorded("4.5.3-4.8.2-shared"))
     assert bad == 0
     assert reading == DcgmReading(
@@ -60,7 +60,7 @@ def test_series_of_pods_that_share_a_device_are_not_added_up() -> None:
     )
 
 
-def test_what_dcgm_calls_blank_is_absent_and_nothing_is_wrong_with_it() -> None:
+def test_a_blank_value_of_dcgm_is_absent_and_not_a_fault() -> None:
     readings, bad = parse(recorded("2.1.4-2.3.1-blanks"))
     assert bad == 0
     assert readings == [
@@ -69,7 +69,7 @@ def test_what_dcgm_calls_blank_is_absent_and_nothing_is_wrong_with_it() -> None:
     ]
 
 
-def test_an_instance_is_not_its_gpu_in_the_first_version_with_mig_either() -> None:
+def test_an_instance_is_separate_from_its_gpu_in_the_first_version_with_mig() -> None:
     readings, bad = parse(recorded("2.1.8-2.4.0-mig"))
     assert bad == 0
     assert [(r.gpu_instance, r.sm_ratio, r.used_bytes) for r in readings] == [
@@ -78,7 +78,7 @@ def test_an_instance_is_not_its_gpu_in_the_first_version_with_mig_either() -> No
     ]
 
 
-def test_ratios_are_ratios_whatever_the_help_text_and_empty_labels_name_no_pod() -> None:
+def test_ratios_are_not_percentages_despite_the_help_text_and_empty_labels_name_no_pod() -> None:
     readings, bad = parse(recorded("3.0-3.1-mig"))
     assert bad == 0
     shown = [(r.gpu_instance, r.engine_ratio, r.used_bytes, r.sm_ratio) for r in readings]
@@ -86,7 +86,7 @@ def test_ratios_are_ratios_whatever_the_help_text_and_empty_labels_name_no_pod()
 
 
 @pytest.mark.parametrize("name", ["3.3-shared-t4", "3.3-through-prometheus"])
-def test_a_device_that_has_a_pod_s_name_on_it_is_a_device(name: str) -> None:
+def test_a_series_with_a_pods_name_belongs_to_its_device(name: str) -> None:
     readings, bad = parse(recorded(name))
     assert bad == 0
     first, *others = readings
@@ -101,7 +101,7 @@ def test_a_vgpu_guest_reports_its_own_memory() -> None:
     )
 
 
-def test_labels_that_were_renamed_are_understood() -> None:
+def test_renamed_labels_are_recognised() -> None:
     readings, bad = parse(recorded("4.6.0-renamed"))
     assert bad == 0
     assert [(r.uuid, r.sm_ratio, r.xid, r.total_bytes) for r in readings] == [
@@ -110,7 +110,7 @@ def test_labels_that_were_renamed_are_understood() -> None:
     ]
 
 
-def test_the_names_and_units_since_version_4_9_are_understood() -> None:
+def test_names_and_units_since_version_4_9_are_recognised() -> None:
     readings, bad = parse(recorded("4.9.0-new-names"))
     assert bad == 0
     assert readings == [
@@ -158,7 +158,7 @@ def test_the_names_and_units_since_version_4_9_are_understood() -> None:
         pytest.param("DCGM_FI_DEV_FB_USED{, =1} 5", id="a label that the parser stumbles over"),
     ],
 )
-def test_line_without_sense_is_left_out_and_hides_no_other(line: str) -> None:
+def test_an_invalid_line_is_skipped_and_hides_no_other(line: str) -> None:
     readings, bad = parse(f'{line}\nDCGM_FI_DEV_FB_FREE{{UUID="GPU-b"}} 7\n')
     assert [r for r in readings if r.uuid == "GPU-b"] == [
         DcgmReading("GPU-b", None, free_bytes=7 * MIB)
@@ -167,7 +167,7 @@ def test_line_without_sense_is_left_out_and_hides_no_other(line: str) -> None:
     assert bad == 1
 
 
-def test_a_line_that_is_too_long_is_left_out_and_counted() -> None:
+def test_a_too_long_line_is_skipped_and_counted() -> None:
     long = 'DCGM_FI_DEV_FB_FREE{{UUID="GPU-{}",pod="{}"}} 7\n'
     text = "".join(long.format(*each) for each in (("a", ""), ("b", "x" * (1 << 20)), ("c", "")))
     readings, bad = parse(text + "# " + "x" * (1 << 20))
@@ -193,7 +193,7 @@ def test_a_large_exposition_takes_little_memory() -> None:
     assert peak_bytes < MIB
 
 
-def test_the_devices_of_an_exposition_are_bounded() -> None:
+def test_the_number_of_devices_in_an_exposition_is_limited() -> None:
     line = 'DCGM_FI_DEV_FB_USED{UUID="GPU-%s"} 1\n'
     readings, bad = parse("".join(line % i for i in range(20_000)))
     assert (len(readings), bad) == (16 << 10, 20_000 - (16 << 10))
@@ -206,7 +206,7 @@ LABELS = st.text(alphabet='GPU-aUID_="{},\\\n# 1é\x00', max_size=30)
 
 
 @given(st.lists(st.tuples(METRIC, LABELS, st.floats() | st.text(max_size=5)), max_size=8))
-def test_nothing_that_an_exporter_sends_escapes(lines: list[tuple[str, str, object]]) -> None:
+def test_no_input_of_an_exporter_raises_an_error(lines: list[tuple[str, str, object]]) -> None:
     readings, _ = parse("\n".join(f"{n}{{{labels}}} {v}" for n, labels, v in lines))
     for reading in readings:
         assert reading.sm_ratio is None or 0 <= reading.sm_ratio <= 1

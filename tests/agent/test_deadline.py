@@ -1,4 +1,6 @@
-"""Calls that do not return: no caller waits for them, and no thread is started for them twice."""
+"""Checks that no caller waits for a call that hangs, and that no second thread is started for
+it.
+"""
 
 import threading
 import time
@@ -16,13 +18,13 @@ def worker() -> Iterator[Worker[int]]:
     made: Worker[int] = Worker("under-test")
     yield made
     made.close()
-    for thread in threads():  # or the next test would count it
+    for thread in threads():  # Otherwise the next test would count it.
         thread.join(PATIENCE_S)
 
 
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
-    """Released when the test ends."""
+    """An event that is set when the test ends."""
     event = threading.Event()
     yield event
     event.set()
@@ -36,7 +38,7 @@ def threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "under-test"]
 
 
-def test_what_a_job_returns_or_raises_is_handed_over(worker: Worker[int]) -> None:
+def test_the_result_or_exception_of_a_job_is_passed_on(worker: Worker[int]) -> None:
     assert worker.give(lambda: 7)
     assert worker.result(soon()) == 7
     worker.give(lambda: 1 // 0)
@@ -46,7 +48,7 @@ def test_what_a_job_returns_or_raises_is_handed_over(worker: Worker[int]) -> Non
     assert worker.result(soon()) == 8
 
 
-def test_job_that_does_not_return_is_given_up_and_none_is_put_behind_it(
+def test_a_hanging_job_is_abandoned_and_no_job_is_queued_behind_it(
     worker: Worker[int], stuck: threading.Event
 ) -> None:
     def wait() -> int:
@@ -61,7 +63,7 @@ def test_job_that_does_not_return_is_given_up_and_none_is_put_behind_it(
         with pytest.raises(Hanging):
             worker.result(time.monotonic())
     assert len(threads()) == 1
-    # Once it returns, what it brought is dropped, and the next job is done by the same thread.
+    # When it returns, its result is dropped, and the thread runs the next job.
     stuck.set()
     end_s = soon()
     while not worker.give(lambda: 3):
@@ -70,7 +72,7 @@ def test_job_that_does_not_return_is_given_up_and_none_is_put_behind_it(
     assert len(threads()) == 1
 
 
-def test_thread_ends_when_it_is_closed_and_its_call_returned(stuck: threading.Event) -> None:
+def test_a_thread_ends_when_it_is_closed_and_its_call_has_returned(stuck: threading.Event) -> None:
     worker: Worker[bool] = Worker("under-test")
     worker.give(stuck.wait)
     worker.close()

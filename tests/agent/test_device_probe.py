@@ -1,4 +1,4 @@
-"""Measured use, through the real pynvml and ctypes on the fake driver library."""
+"""Measures use through the real pynvml and ctypes on the fake driver library."""
 
 import time
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def measured(uuid: str) -> Callable[[dict[str, Any]], bool]:
     [(t4("GPU-a"), "turing"), (a100("GPU-a"), "ampere"), (h100("GPU-a"), "hopper")],
     ids=["T4", "A100", "H100"],
 )
-def test_a_device_has_its_fields(survey: Start, gpu: Gpu, architecture: str) -> None:
+def test_a_device_is_read_with_all_its_fields(survey: Start, gpu: Gpu, architecture: str) -> None:
     agent = survey([gpu])
     agent.driver.say("GPU-a", "mode 3", "util 37")
     found = device(agent.step(), "GPU-a")
@@ -54,7 +54,7 @@ def test_cuda_and_driver_versions_are_reported(survey: Start) -> None:
 def test_hopper_reports_sm_activity_by_gpm_from_the_second_sample_on(survey: Start) -> None:
     agent = survey([b200("GPU-a")])
     agent.driver.say("GPU-a", "sm 62 31", "util 100", f"busy 7 90 {2**60}")
-    # Process samples are the next best until GPM has two.
+    # Process samples are used until GPM has two samples.
     assert sm_activity(agent.step(), "GPU-a") == (0.9, "nvml-process")
     time.sleep(0.1)
     status = agent.step()
@@ -62,16 +62,16 @@ def test_hopper_reports_sm_activity_by_gpm_from_the_second_sample_on(survey: Sta
     found = device(status, "GPU-a")
     assert found["smOccupancy"] == 0.31
     assert found["utilization"] == 1.0
-    # Asked again at once, GPM has nothing new to compare: the last figures stand.
+    # When read again at once, GPM has no new samples to compare, so the last values stay.
     assert sm_activity(agent.step(), "GPU-a") == (0.62, "gpm")
 
 
-def test_older_devices_report_the_sum_over_processes_at_most_one(survey: Start) -> None:
+def test_older_devices_report_the_sum_over_processes_of_at_most_one(survey: Start) -> None:
     agent = survey([a100("GPU-a")])
 
     def when(*busy: str) -> dict[str, Any]:
-        """The agent's result for samples that are taken now; it asks for the last second."""
-        for _ in range(20):  # on a slow machine that is over before it asks
+        """Return the agent's result for samples that are taken now. It requests the last second."""
+        for _ in range(20):  # On a slow machine, the second is over before the request.
             now_us = time.time_ns() // 1000
             agent.driver.say("GPU-a", *(f"busy {each} {now_us}" for each in busy))
             status = agent.step()
@@ -82,12 +82,12 @@ def test_older_devices_report_the_sum_over_processes_at_most_one(survey: Start) 
     status = when("7 20", "8 15")
     assert sm_activity(status, "GPU-a") == (0.35, "nvml-process")
     assert "smOccupancy" not in device(status, "GPU-a")
-    # Nothing since the newest sample seen: the driver returns NOT_FOUND, which is idle.
+    # There is no sample since the newest one. The driver returns NOT_FOUND, which means idle.
     assert sm_activity(agent.step(), "GPU-a") == (0.0, "nvml-process")
     assert sm_activity(when("7 80", "8 70"), "GPU-a") == (1.0, "nvml-process")
 
 
-def test_plain_utilisation_is_never_called_sm_activity(survey: Start) -> None:
+def test_utilisation_is_never_reported_as_sm_activity(survey: Start) -> None:
     agent = survey([a100("GPU-a")])
     agent.driver.say("GPU-a", "util 100", "fail nvmlDeviceGetProcessUtilization 3")
     found = device(agent.step(), "GPU-a")
@@ -95,10 +95,10 @@ def test_plain_utilisation_is_never_called_sm_activity(survey: Start) -> None:
     assert "smActivity" not in found
 
 
-def test_each_gpu_instance_has_activity_of_its_own(survey: Start) -> None:
+def test_each_gpu_instance_has_its_own_activity(survey: Start) -> None:
     instances = (
         Instance("MIG-1", 1, 0),
-        Instance("MIG-2", 1, 1),  # shares the first one's GPU instance
+        Instance("MIG-2", 1, 1),  # It shares the first device's GPU instance.
         Instance("MIG-3", 2, 0),
     )
     agent = survey([Gpu("GPU-a", instances=instances)])
@@ -118,7 +118,7 @@ def test_each_gpu_instance_has_activity_of_its_own(survey: Start) -> None:
     assert agent.ask("vitals")["samples"] == 2
 
 
-def test_dcgm_reports_the_activity_of_an_instance_and_nvml_that_of_a_whole_gpu(
+def test_dcgm_gives_the_activity_of_an_instance_and_nvml_that_of_a_whole_gpu(
     survey: Start,
 ) -> None:
     with StandIn().serving() as exporter:
@@ -136,7 +136,9 @@ def test_dcgm_reports_the_activity_of_an_instance_and_nvml_that_of_a_whole_gpu(
 
 
 @pytest.mark.parametrize("code", [999, 20, 4, 2], ids=lambda code: f"code {code}")
-def test_counter_that_fails_costs_the_counter_and_not_the_device(survey: Start, code: int) -> None:
+def test_a_failed_counter_leaves_out_only_its_value_and_not_the_device(
+    survey: Start, code: int
+) -> None:
     agent = survey([h100("GPU-a")])
     agent.driver.say("GPU-a", "sm 50 50", f"fail nvmlGpmSampleGet {code}", "util 10")
     agent.step()
@@ -146,7 +148,7 @@ def test_counter_that_fails_costs_the_counter_and_not_the_device(survey: Start, 
     assert found["smActivity"]["source"] == "nvml-process"
 
 
-def test_figures_that_are_no_share_are_left_out(survey: Start) -> None:
+def test_values_that_are_not_a_share_are_skipped(survey: Start) -> None:
     agent = survey([h100("GPU-a")])
     agent.driver.say("GPU-a", "sm 4000 -3", "util 250", f"busy 7 101010 {2**60}")
     agent.step()
@@ -158,7 +160,7 @@ def test_figures_that_are_no_share_are_left_out(survey: Start) -> None:
     assert "utilization" not in found
 
 
-def test_nothing_grows_over_two_thousand_samples(survey: Start) -> None:
+def test_resources_do_not_grow_over_two_thousand_samples(survey: Start) -> None:
     instances = (Instance("MIG-1", 1), Instance("MIG-2", 2))
     agent = survey([h100("GPU-a"), Gpu("GPU-b", instances=instances)])
     agent.driver.say("GPU-a", "sm 50 50", f"busy 7 90 {2**60}")
@@ -166,7 +168,7 @@ def test_nothing_grows_over_two_thousand_samples(survey: Start) -> None:
     agent.ask("steps 100")
     before = agent.ask("vitals")
     agent.ask("steps 1000")
-    agent.driver.say("GPU-a", "fail nvmlGpmSampleGet 999")  # starts again with every sample
+    agent.driver.say("GPU-a", "fail nvmlGpmSampleGet 999")  # It restarts with every sample.
     agent.driver.say("MIG-1", "fail nvmlDeviceGetMemoryInfo_v2 15")
     agent.ask("steps 1000")
     after = agent.ask("vitals")

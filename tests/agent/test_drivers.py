@@ -1,4 +1,4 @@
-"""The agent on each branch of NVIDIA's driver, as the table in tests/branches.py describes it."""
+"""Runs the agent on each branch of NVIDIA's driver, as described in tests/branches.py."""
 
 import itertools
 import json
@@ -26,8 +26,10 @@ each_branch = pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: str
 
 
 @each_branch
-def test_every_branch_is_read(branch: Branch, report: Report, environment: dict[str, str]) -> None:
-    """Each process has as many MiB as its number, and the last GPU asks for a reset."""
+def test_every_branch_of_the_driver_is_read(
+    branch: Branch, report: Report, environment: dict[str, str]
+) -> None:
+    """Each process uses as many MiB as its number, and the last GPU requires a reset."""
     environment["LD_LIBRARY_PATH"] = str(library_folder(branch.missing))
     lines, pids = [branch.play], itertools.count(1)
     for index, count in enumerate(COUNTS):
@@ -49,7 +51,7 @@ def test_every_branch_is_read(branch: Branch, report: Report, environment: dict[
 
 @pytest.mark.slow  # starts an agent for each branch
 @each_branch
-def test_limits_are_asked_of_branches_that_have_them(branch: Branch, tmp_path: Path) -> None:
+def test_limits_are_read_from_branches_that_support_them(branch: Branch, tmp_path: Path) -> None:
     whole = Whole(tmp_path / "node", [h100("GPU-a")], replicas=1)
     whole.missing = branch.missing
     try:
@@ -62,7 +64,7 @@ def test_limits_are_asked_of_branches_that_have_them(branch: Branch, tmp_path: P
     assert limits.get("state", "ok") == ("ok" if branch.has_limits else "absent")
 
 
-def test_the_table_in_the_docs_is_the_one_that_is_played() -> None:
+def test_the_table_in_the_docs_equals_the_simulated_one() -> None:
     there = re.search(r"<!-- drivers -->\n(.*?)<!-- end of drivers -->", DOCS.read_text(), re.S)
     assert there is not None
     assert there[1].strip() == table(), f"the table in {DOCS.name} should be:\n{table()}"

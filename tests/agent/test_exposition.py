@@ -1,4 +1,4 @@
-"""The agent's metrics have the text that prometheus_client renders."""
+"""Checks that the agent's metrics equal the text that prometheus_client renders."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from agent.exposition import rendered
 
-#: Every character that a file can hold, and more often the characters with a meaning here.
+#: Every character that a file can contain, with a preference for special characters.
 TEXTS = st.text(st.sampled_from('\\"\n\r{},= é') | st.characters(codec="utf-8"), max_size=12)
 NUMBERS = st.floats() | st.integers(-(1 << 60), 1 << 60) | st.booleans()
 SERIES = st.lists(st.tuples(st.tuples(TEXTS, TEXTS), NUMBERS), max_size=4)
@@ -31,7 +31,7 @@ class Of(Collector):
 
 
 @given(TEXTS, SERIES, NUMBERS)
-def test_the_text_is_that_of_the_client_library(
+def test_the_text_equals_the_client_librarys(
     text: str, series: list[tuple[tuple[str, str], float]], single: float
 ) -> None:
     labels = ("pod_uid", "UUID")

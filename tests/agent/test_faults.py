@@ -1,6 +1,6 @@
-"""Every fault that the driver and the exporter can simulate, and its effect on the report.
+"""Simulates every fault of driver and exporter, and checks its effect on the report.
 
-The table is in docs/design/agent.md too, and kept true from here.
+docs/design/agent.md contains the same table, and the test checks it.
 """
 
 import re
@@ -45,12 +45,12 @@ def contradict(driver: Driver, exporter: StandIn) -> None:
 
 WELL = "".join(f'DCGM_FI_PROF_SM_ACTIVE{{UUID="{uuid}"}} 0.5\n' for uuid in (BAD, GOOD, OLD))
 
-#: How long the agent here waits for an exporter, and how long others do.
+#: Timeout for the exporter here, and by default.
 TIMEOUTS = f"within {EXPORTER_TIMEOUT_S:g} s", f"within {TIMEOUT_S:g} s"
 #: Parts of the names of faults in which the exporter does not answer in time.
 LATE = ("never answers", "byte by byte")
 
-#: Fault -> how it is simulated. All of them end when the order is withdrawn; an XID would not.
+#: Simulation of each fault. All of them end when the order is withdrawn, unlike an XID.
 FAULTS: list[tuple[str, Inject]] = [
     ("the GPU fell off the bus", on(BAD, "fail all 15")),
     ("a call answers that the GPU needs a reset", on(BAD, "fail nvmlDeviceGetTotalEccErrors 16")),
@@ -110,10 +110,10 @@ def codes(source: dict[str, Any]) -> str:
 
 
 def messages(status: dict[str, Any], fault: str = "") -> list[str]:
-    """All that is not well in a status, in words.
+    """Return the texts of all faults in a status.
 
-    That XIDs of a lost device are no longer received is reported some seconds later, if at all. An
-    exporter without a fault can answer late on a busy machine, so only faults in ``LATE`` may.
+    A late message about the XIDs of a lost device is ignored. An exporter without a fault can be
+    late on a busy machine, so only faults in ``LATE`` may.
     """
     beside = ("xid",) if "bus" in fault else ()
     found = [
@@ -124,7 +124,7 @@ def messages(status: dict[str, Any], fault: str = "") -> list[str]:
     found += [
         f"{c['type']} {c['status']}: {c['message']}"
         for c in status["conditions"]
-        if c["status"] != "True" and c["type"] != "Complete"  # which repeats what sources lack
+        if c["status"] != "True" and c["type"] != "Complete"  # It repeats the faults of sources.
     ]
     found += [
         f"source {s['name']} {s['state']}{codes(s)}: {s['message']}"
@@ -135,7 +135,7 @@ def messages(status: dict[str, Any], fault: str = "") -> list[str]:
     return [each for each in found if is_late or TIMEOUTS[0] not in each]
 
 
-def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
+def test_every_fault_is_reported_until_it_ends_as_the_table_in_the_docs_shows(
     survey: Start, exporter: StandIn
 ) -> None:
     exporter.text = WELL
@@ -149,7 +149,8 @@ def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
         agent.until(lambda status: not messages(status))
         inject(agent.driver, exporter)
         status = agent.until(lambda status, fault=fault: bool(messages(status, fault)))
-        if any(slow in fault for slow in ("never", "hangs", "exporter")):  # reported in steps
+        # The fault is reported in steps.
+        if any(slow in fault for slow in ("never", "hangs", "exporter")):
             status = agent.until(settled(fault))
         assert any(d["uuid"] == GOOD for d in status["devices"])
         shown = "<br>".join(messages(status, fault))
@@ -162,7 +163,7 @@ def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
             agent.driver.say(uuid, *statements)
         exporting(WELL)(agent.driver, exporter)
     agent.until(lambda status: not messages(status))
-    agent.driver.fail(BAD, 79)  # the last, since it does not end by itself
+    agent.driver.fail(BAD, 79)  # The last fault, because it does not end by itself.
     rows.append(f"| XID 79 | {'<br>'.join(messages(agent.until(lambda s: bool(messages(s)))))} |")
     table = "\n".join(["| fault | in the report |", "|---|---|", *rows])
     there = re.search(r"<!-- faults -->\n(.*)\n<!-- end of faults -->", DOCS.read_text(), re.S)
@@ -171,7 +172,7 @@ def test_every_fault_is_reported_and_ends_and_the_table_in_the_docs_is_true(
 
 
 def settled(fault: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether three samples in a row had the same result, and one that is not empty."""
+    """Return whether three samples in a row had an equal, non-empty result."""
     last: list[list[str]] = []
 
     def right(status: dict[str, Any]) -> bool:

@@ -1,6 +1,6 @@
-"""Every fault of kubelet, plugin and machine that can be simulated, and its effect on the report.
+"""Simulates every fault of kubelet, plugin and machine, and checks its effect on the report.
 
-The table is in docs/design/agent.md too, and kept true from here.
+docs/design/agent.md contains the same table, and the test checks it.
 """
 
 import json
@@ -38,7 +38,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.whole = Whole(folder, [h100("GPU-a")], 4)
         self.proc = self.whole.proc
-        #: Name of a socket -> the process that listens there, where it is not this one.
+        #: The process that listens on each socket, if it is not this process.
         self.others: dict[str, int] = {}
         self.checkpoint = self.whole.kubelet / "device-plugins/kubelet_internal_checkpoint"
         for uid in UIDS:
@@ -53,7 +53,7 @@ class World:
         assert self.sample() == []
 
     def sample(self) -> list[str]:
-        """The faults in words, and their effect on readers of the report."""
+        """Return the texts of the faults, and their effect on readers of the report."""
         pids = {self.whole.node.processes[uid, "main"].pid: GIB for uid in UIDS}
         memory = Memory(80 * GIB, 78 * GIB, 0)
         readings: list[Reading] = [DriverReading("nvml")]
@@ -119,7 +119,7 @@ class World:
 
 
 def lost(status: GPUNodeStatus) -> list[str]:
-    """The data that readers of the report lack."""
+    """Return the data that readers of the report lack."""
     (device,), pods = status.devices, status.pods
     missing = {
         "which pod holds which replica": not any(pod.replica for pod in pods),
@@ -152,14 +152,15 @@ FAULTS: list[tuple[str, Callable[[World], None]]] = [
 ]
 
 
-def test_every_fault_is_reported_and_the_table_in_the_docs_is_true() -> None:
+def test_every_fault_is_reported_as_the_table_in_the_docs_shows() -> None:
     rows = []
     for fault, inject in FAULTS:
-        with tempfile.TemporaryDirectory() as short:  # a socket's path has 107 characters at most
+        # The path of a socket has at most 107 characters.
+        with tempfile.TemporaryDirectory() as short:
             world = World(Path(short) / "node")
             try:
                 inject(world)
-                world.sample()  # of a checkpoint that is new, the checksum is computed later
+                world.sample()  # The checksum of a new checkpoint is computed later.
                 found = world.sample()
             finally:
                 world.whole.stop()

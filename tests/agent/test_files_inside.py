@@ -1,4 +1,4 @@
-"""Files of other processes: links are followed inside the root of the process."""
+"""Reads files of other processes, and follows links inside the root of the process."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ _MOST_BYTES = 1 << 16
 
 @pytest.fixture
 def process(tmp_path: Path) -> Path:
-    """The /proc directory of a process; a secret is outside of its root."""
+    """Return the /proc directory of a process. A secret is outside of its root."""
     folder = tmp_path / "7"
     (folder / "root/config").mkdir(parents=True)
     (folder / "cwd").symlink_to("root/config")
@@ -73,7 +73,7 @@ def test_a_link_is_followed_inside_the_root_of_the_process(process: Path, target
         "/self/cwd/../secret",
     ],
 )
-def test_no_link_leads_out_of_the_root_of_the_process(
+def test_no_link_leads_outside_the_root_of_the_process(
     process: Path, tmp_path: Path, target: str
 ) -> None:
     root = process / "root"
@@ -83,12 +83,12 @@ def test_no_link_leads_out_of_the_root_of_the_process(
         _text(process)
 
 
-def test_a_path_does_not_lead_out_of_the_working_directory(process: Path) -> None:
+def test_a_path_does_not_lead_outside_the_working_directory(process: Path) -> None:
     with pytest.raises(Unreadable, match="leads out of the working directory"):
         _text(process, "../../secret")
 
 
-def test_links_of_the_kernel_are_not_followed(process: Path) -> None:
+def test_magic_links_of_the_kernel_are_not_followed(process: Path) -> None:
     """In a container's /proc they lead to files of other roots."""
     root = process / "root"
     with (process / "secret").open() as held, _mounted(Path("/proc"), root / "proc"):
@@ -111,10 +111,10 @@ def _mounted(path: Path, there: Path) -> Iterator[None]:
         subprocess.run(["umount", "--lazy", str(there)], check=True)
 
 
-def test_a_directory_that_is_replaced_meanwhile_leads_nowhere_else(
+def test_a_directory_replaced_during_the_read_leads_nowhere_else(
     process: Path, tmp_path: Path
 ) -> None:
-    """A tenant exchanges directory, link and a directory outside while the agent reads."""
+    """A tenant swaps a directory, a link and an outside directory while the agent reads."""
     root = process / "root"
     outside = tmp_path / "outside"
     for folder, text in ((root / "a/b", "inside"), (outside / "b", "secret")):
@@ -146,7 +146,7 @@ def test_a_directory_that_is_replaced_meanwhile_leads_nowhere_else(
 
     try:
         read_times(2000)
-        # On a busy machine, the thread can be in the middle of an exchange at each of many reads.
+        # On a busy machine, many reads can hit the thread in the middle of a swap.
         until(
             lambda: read_times(100) or "inside" in found, "the file is read between two exchanges"
         )
@@ -178,7 +178,7 @@ def _disk(path: Path) -> None:
     ],
     ids=["pipe", "disk", "directory", "nothing", "dangling", "circle", "longer", "in a file"],
 )
-def test_the_reason_names_what_is_wrong(
+def test_the_reason_describes_the_error(
     process: Path, make: Callable[[Path], object], reason: str
 ) -> None:
     make(process / "root/config/config.yaml")
@@ -187,7 +187,7 @@ def test_the_reason_names_what_is_wrong(
     assert reason in str(raised.value)
 
 
-def test_a_deep_path_uses_few_files(process: Path) -> None:
+def test_reading_a_deep_path_uses_few_descriptors(process: Path) -> None:
     folder = process / "root/config"
     for _ in range(70):
         folder = folder / "d"
@@ -208,7 +208,7 @@ def test_dev_null_is_an_empty_file(process: Path) -> None:
     assert _text(process) == ""
 
 
-def test_the_files_below_a_directory_are_found_through_links(process: Path) -> None:
+def test_files_in_a_directory_are_found_through_links(process: Path) -> None:
     for name in ("c", "b/2", "b/1", "a"):
         file = process / "root/data" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -220,8 +220,8 @@ def test_the_files_below_a_directory_are_found_through_links(process: Path) -> N
     assert list(files_below(process, "/none")) == []
 
 
-def test_the_links_of_nvidia_s_config_manager_are_followed(tmp_path: Path) -> None:
-    """It replaces the file by a link: to the chosen configuration, or to /dev/null for none."""
+def test_the_links_of_nvidias_config_manager_are_followed(tmp_path: Path) -> None:
+    """It replaces the file by a link to the chosen configuration, or to /dev/null for none."""
     tree = Tree(tmp_path / "proc")
     root = tree.plugin() / "root"
     file = root / "config/config.yaml"
@@ -241,7 +241,7 @@ def test_the_links_of_nvidia_s_config_manager_are_followed(tmp_path: Path) -> No
     assert (plugin(tree).sharing, plugin(tree).replicas) == ("none", {})
 
 
-def test_a_kubelet_s_folder_may_be_elsewhere(tmp_path: Path) -> None:
+def test_the_folder_of_a_kubelet_may_be_elsewhere(tmp_path: Path) -> None:
     tree = Tree(tmp_path / "proc")
     root = tree.process(300, "kubelet", "--config=/var/lib/kubelet/config.yaml") / "root"
     (root / "data/kubelet").mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""The agent follows device choice and ledger of its own GPUNode at a real API server."""
+"""Checks that the agent follows device choice and ledger of its own GPUNode in a real API
+server.
+"""
 
 from collections.abc import Iterator
 
@@ -43,18 +45,19 @@ class TestDeviceChoice:
             kube.rest_client.pool_manager.clear()
         self.choose(installed, "agent-a", None)
 
-    def test_a_change_is_seen_and_those_of_other_nodes_are_not(
+    def test_only_changes_of_the_own_node_are_seen(
         self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
     ) -> None:
         _, seen = followed
         self.choose(installed, "agent-b", "gated")
         with publishing(installed, "agent-a", "agent-a") as publisher:
-            publisher.report(status(used_bytes=11))  # its object changes, its choice does not
+            # The object of the other node changes, but not its choice.
+            publisher.report(status(used_bytes=11))
         self.choose(installed, "agent-a", "steered")
         until(lambda: seen[-1] == "steered", "the change")
         assert seen == ["", "steered"]
 
-    def test_the_ledger_is_followed(
+    def test_the_ledger_of_the_own_gpunode_is_followed(
         self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
     ) -> None:
         watch, seen = followed
@@ -66,14 +69,14 @@ class TestDeviceChoice:
             until(lambda held=held: (uid in watch.ledger.reservations) is bool(held), "the change")
         assert seen == [""]
 
-    def test_it_is_seen_after_the_api_server_was_away(
+    def test_a_change_is_seen_after_an_outage_of_the_api_server(
         self, installed: ControlPlane, followed: tuple[GPUNodeWatch, list[str | None]]
     ) -> None:
         watch, seen = followed
         with capture_logs() as logs:
             installed.kill("kube-apiserver")
             until(lambda: logs, "that it is logged")
-            assert watch.device_choice == ""  # what was known stays
+            assert watch.device_choice == ""  # The last known state stays.
             installed.start_apiserver()
         assert {each["event"] for each in logs} == {"gpunode_not_watched"}
         self.choose(installed, "agent-a", "steered")

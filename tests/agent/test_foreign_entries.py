@@ -1,4 +1,4 @@
-"""Entries of other device plugins in the records of the kubelet hide no GPU."""
+"""Checks that entries of other device plugins in the kubelet's records hide no GPU."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_an_entry_of_another_plugin_hides_no_other_entry(
     assert ("cannot be read: 1" in source.message) == bool(left_out)
 
 
-def test_a_resource_that_cannot_be_read_hides_no_other_resource() -> None:
+def test_an_unreadable_resource_hides_no_other_resource() -> None:
     found = parsed(record(RegisteredDevices={"x.io/dev": [7], GPU: ["GPU-a::0"]}))
     assert (found.registered, found.left_out) == ({GPU: ("GPU-a::0",)}, 1)
 
@@ -60,8 +60,8 @@ def test_the_checksum_of_a_file_with_long_foreign_ids_is_verified() -> None:
     assert parsed(data).verified
 
 
-def test_pods_with_equal_foreign_devices_are_named_by_their_gpus() -> None:
-    """The ids of these devices are too long for the report."""
+def test_pods_with_equal_foreign_devices_are_identified_by_their_gpus() -> None:
+    """The IDs of these devices are too long for the report."""
     foreign = [Entry(uid, "main", "x.io/dev", ()) for uid in "uv"]
     names = [ListedContainer("ns", pod, "main", {"x.io/dev": frozenset()}) for pod in "pq"]
     gpus = [listed("p", "a"), listed("q", "b")]
@@ -75,7 +75,7 @@ def _message(*parts: tuple[int, bytes | str]) -> bytes:
 
 
 class _Answers(PodResources):
-    """A kubelet with encoded answers."""
+    """A kubelet with encoded responses."""
 
     def __init__(self, devices: bytes) -> None:
         super().__init__("")

@@ -1,4 +1,4 @@
-"""The gate's own process: it ends well after a yes, and after nothing else."""
+"""Tests the gate's own process, which exits successfully only after the agent allows the start."""
 
 import http.server
 import json
@@ -26,7 +26,7 @@ UID = "00000001-1111-4222-8333-000000000001"
 
 @dataclass
 class Answers:
-    """The answers, one after the other; the last one is repeated."""
+    """Responses in order. The last one is repeated."""
 
     told: list[tuple[int, bytes]]
     paths: list[str] = field(default_factory=list)
@@ -67,7 +67,7 @@ NO = 409, {"answer": "no", "reason": "the device is full"}
 
 
 def waited(question: Question) -> tuple[list[str], list[float]]:
-    """The printed lines, and the time slept."""
+    """Return the printed lines, and the time slept."""
     said: list[str] = []
     slept_s: list[float] = []
     wait(question, said.append, slept_s.append, lambda: 7.0, lambda: 0.5)
@@ -88,16 +88,16 @@ def waited(question: Question) -> tuple[list[str], list[float]]:
         pytest.param((200, b"\xff\xfe"), id="no text at all"),
     ],
 )
-def test_it_waits_until_the_answer_is_yes(told: tuple[int, object]) -> None:
+def test_the_gate_waits_until_the_answer_is_yes(told: tuple[int, object]) -> None:
     with served(told, told, told, YES) as (answers, question):
         said, slept_s = waited(question)
         assert answers.paths == [f"/v1/gate?pod_uid={UID}"] * 4
     assert len(slept_s) == 3
-    assert len(said) == 2  # equal lines are not repeated
+    assert len(said) == 2  # Equal lines are not repeated.
     assert said[-1].startswith("yes")
 
 
-def test_it_prints_why_it_waits_and_asks_less_and_less_often() -> None:
+def test_the_gate_prints_why_it_waits_and_backs_off() -> None:
     with served(*[NOT_YET] * 6, NO, NO, YES) as (_, question):
         said, slept_s = waited(question)
     assert said == [
@@ -117,7 +117,7 @@ def test_it_prints_why_it_waits_and_asks_less_and_less_often() -> None:
     ]
 
 
-def test_it_reports_if_no_agent_answers() -> None:
+def test_the_gate_reports_that_no_agent_answers() -> None:
     (port,) = free_ports(1)
     said: list[str] = []
 
@@ -144,18 +144,18 @@ def test_it_reports_if_no_agent_answers() -> None:
         ),
     ],
 )
-def test_missing_variables_are_named_with_an_example(env: dict[str, str], named: str) -> None:
+def test_missing_variables_are_reported_with_an_example(env: dict[str, str], named: str) -> None:
     with pytest.raises(BadEnvironment, match=f"^{named} .*(write|Example):"):
         read_question(env)
 
 
-def test_it_asks_the_agents_port_on_its_own_node() -> None:
+def test_the_gate_calls_the_agent_port_of_its_own_node() -> None:
     env = {"POD_UID": UID, "HOST_IP": "fd00::7"}
     assert read_question(env).url == "http://[fd00::7]:9410"
 
 
 @pytest.mark.parametrize("service", ["HEADROOM_AGENT", "HEADROOM_AGENT_PORT", "HOST_IP", "POD_UID"])
-def test_no_service_of_the_namespace_changes_the_question(service: str) -> None:
+def test_services_of_the_namespace_do_not_change_the_request(service: str) -> None:
     """The kubelet adds variables for each Service of the pod's namespace to its containers."""
     env = {"POD_UID": UID, "HOST_IP": "10.0.0.1"}
     of_service = {
@@ -174,7 +174,7 @@ def test_no_service_of_the_namespace_changes_the_question(service: str) -> None:
 def process(**env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "headroom", "gate"],
-        # A proxy is for the world outside, not for the node.
+        # A proxy is for other hosts, not for the node.
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "http_proxy": "http://[::1]:1"}
         | env,
         stdout=subprocess.PIPE,
@@ -182,7 +182,7 @@ def process(**env: str) -> subprocess.Popen[str]:
     )
 
 
-def test_the_process_ends_well_after_a_yes_only() -> None:
+def test_the_gate_exits_successfully_only_after_a_yes() -> None:
     with served(NOT_YET, YES) as (_, question):
         env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT_NUMBER": str(question.port)}
         with process(POD_UID=UID, **env) as gate:
@@ -195,7 +195,7 @@ def test_the_process_ends_well_after_a_yes_only() -> None:
     assert "fieldPath: metadata.uid" in said
 
 
-def test_a_waiting_process_ends_at_once_on_request() -> None:
+def test_a_waiting_gate_ends_at_once_on_sigterm() -> None:
     with served(NO) as (_, question):
         env = {"HOST_IP": question.host, "HEADROOM_AGENT_PORT_NUMBER": str(question.port)}
         with process(POD_UID=UID, **env) as gate:
@@ -205,7 +205,7 @@ def test_a_waiting_process_ends_at_once_on_request() -> None:
             assert gate.wait(timeout=PATIENCE_S) == 143
 
 
-def test_it_needs_nothing_but_what_python_brings_along() -> None:
+def test_the_gate_needs_only_the_standard_library() -> None:
     told = "import sys, agent.gate_client; print(*sorted(m.split('.')[0] for m in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-S", "-c", told],

@@ -1,4 +1,4 @@
-"""Whether a gated pod may start: never two that are too much for the device they both got."""
+"""Checks that two gated pods that are too large for their common device never both start."""
 
 from typing import Any
 
@@ -31,11 +31,11 @@ from tests.agent.gate_node import (
 )
 
 
-def test_a_pod_that_is_charged_on_its_device_may_start() -> None:
+def test_a_pod_reserved_on_its_device_may_start() -> None:
     assert ask({"p": reservation(100)}, status(row("p", "GPU-a"))) == Verdict("yes")
 
 
-def test_a_pod_on_an_unpredicted_device_is_counted_there() -> None:
+def test_a_pod_on_an_unpredicted_device_counts_there() -> None:
     here = status(row("p", "GPU-a"), row("q", "GPU-a"))
     reservations = {"p": reservation(60, "GPU-b"), "q": reservation(40, "GPU-a")}
     assert ask(reservations, here).answer == "yes"
@@ -43,8 +43,8 @@ def test_a_pod_on_an_unpredicted_device_is_counted_there() -> None:
     assert ask(reservations, here) == Verdict(
         "no", "the device of this pod does not have enough free memory"
     )
-    # Whichever of the two goes, the other may start.
-    assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is unconfirmed
+    # When either of them is deleted, the other may start.
+    assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is unconfirmed.
     del reservations["q"]
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "yes"
 
@@ -81,7 +81,7 @@ def test_a_pod_on_an_unpredicted_device_is_counted_there() -> None:
         ),
     ],
 )
-def test_what_is_not_known_yet_is_waited_for(sample: GPUNodeStatus, more: dict[str, Any]) -> None:
+def test_a_pod_waits_while_inputs_are_unknown(sample: GPUNodeStatus, more: dict[str, Any]) -> None:
     assert ask({"p": reservation(1)}, sample, **more).answer == "not yet"
 
 
@@ -92,13 +92,13 @@ def test_a_pod_without_a_reservation_waits() -> None:
 def test_a_pod_waits_until_it_holds_all_reserved_devices() -> None:
     reservations = {"p": reservation(10, count=2)}
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"
-    # An app container reuses what the init container had: one replica, two rows.
+    # An app container reuses the init container's replica, so one replica has two rows.
     twice = status(row("p", "GPU-a", container="i"), row("p", "GPU-a", container="m"))
     assert ask(reservations, twice).answer == "not yet"
     assert ask(reservations, status(row("p", "GPU-a"), row("p", "GPU-b"))).answer == "yes"
 
 
-def test_of_several_devices_the_worst_decides() -> None:
+def test_with_several_devices_the_worst_one_decides() -> None:
     both = status(row("p", "GPU-a"), row("p", "GPU-b"), row("q", "GPU-b"))
     reservations = {"p": reservation(60, count=2), "q": reservation(41)}
     assert ask(reservations, both).answer == "no"
@@ -118,7 +118,7 @@ def test_of_several_devices_the_worst_decides() -> None:
         ),
     ],
 )
-def test_no_pod_starts_on_a_device_that_takes_none(state: dict[str, Any], answer: str) -> None:
+def test_no_pod_starts_on_a_device_that_takes_no_pods(state: dict[str, Any], answer: str) -> None:
     sample = status(row("p", "GPU-a"), devices=[device("GPU-a", **state)])
     assert ask({"p": reservation(1)}, sample).answer == answer
 
@@ -140,26 +140,26 @@ def test_no_pod_starts_on_a_device_that_takes_none(state: dict[str, Any], answer
         ),
     ],
 )  # fmt: skip
-def test_unreserved_use_takes_memory(room: int, sample: GPUNodeStatus) -> None:
+def test_unreserved_use_reduces_the_free_memory(room: int, sample: GPUNodeStatus) -> None:
     assert ask({"p": reservation(room)}, sample).answer == "yes"
     if sample.devices[0].unattributed_bytes is not None:
         assert ask({"p": reservation(room + 1)}, sample).answer == "no"
         assert ask({"p": reservation(room)}, sample, reserve=1).answer == "no"
 
 
-def test_a_little_unattributed_use_is_not_charged() -> None:
+def test_a_little_unattributed_use_is_ignored() -> None:
     sample = status(row("p", "GPU-a"), devices=[device("GPU-a", unattributed_bytes=8)])
     assert ask({"p": reservation(100)}, sample, tolerance=8).answer == "yes"
     assert ask({"p": reservation(100)}, sample, tolerance=7).answer == "no"
 
 
-def test_a_neighbour_without_measured_use_is_charged_its_reservation() -> None:
+def test_a_neighbour_without_measured_use_counts_with_its_reservation() -> None:
     nameless = PodUse("", "GPU-a", "default", "q", replica="GPU-a::1")
     sample = status(row("p", "GPU-a"), nameless)
     assert ask({"p": reservation(60), "q": reservation(41, name="q")}, sample).answer == "no"
 
 
-def test_no_pod_starts_beside_a_pod_without_a_reservation() -> None:
+def test_no_pod_starts_next_to_a_pod_without_a_reservation() -> None:
     """The use of that pod is unknown."""
     beside = status(row("p", "GPU-a"), row("bypass", "GPU-a"))
     assert ask({"p": reservation(10)}, beside).answer == "not yet"
@@ -170,8 +170,8 @@ def test_no_pod_starts_beside_a_pod_without_a_reservation() -> None:
     assert ask(adopted | {"bypass": reservation(91)}, beside).answer == "no"
 
 
-def test_a_static_neighbour_is_known_by_its_name() -> None:
-    """The kubelet calls it by the hash of its manifest, the API server by another uid."""
+def test_a_static_neighbour_is_identified_by_its_name() -> None:
+    """The kubelet identifies it by the hash of its manifest, the API server by another uid."""
     static = row("0" * 32, "GPU-a", namespace="default", name="q")
     sample = status(row("p", "GPU-a"), static)
     assert ask({"p": reservation(60), "u": reservation(40, name="q")}, sample).answer == "yes"
@@ -179,13 +179,13 @@ def test_a_static_neighbour_is_known_by_its_name() -> None:
     assert ask({"p": reservation(60)}, sample).answer == "not yet"
 
 
-def test_a_pod_that_is_to_leave_does_not_start_any_more() -> None:
-    """However much room there came to be meanwhile."""
+def test_a_pod_marked_for_eviction_does_not_start() -> None:
+    """This also holds if enough memory became free meanwhile."""
     leaves = msgspec.structs.replace(reservation(10), flags=[EVICTED])
     assert ask({"p": leaves}, status(row("p", "GPU-a"))).answer == "no"
 
 
-def test_instances_that_share_memory_are_weighed_together() -> None:
+def test_instances_that_share_memory_are_added_up() -> None:
     mig = {"kind": "mig", "parent": "GPU", "gpu_instance": 1, "sharing": "none"}
     both = [device(uuid, replicas=Replicas(allocated=1), **mig) for uuid in DEVICES]
     sample = status(row("p", "GPU-a"), row("q", "GPU-b"), devices=both)
@@ -205,7 +205,7 @@ places = st.sampled_from([*DEVICES, None])
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus]]:
-    """Pods come, are admitted and go, one change after another."""
+    """Sequences in which pods are bound, admitted and deleted."""
     reservations: dict[str, Reservation] = {}
     where: dict[str, str] = {}
     shown = []
@@ -227,10 +227,10 @@ def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus
 
 
 @given(stories(), st.randoms(use_true_random=False))
-def test_pods_that_may_start_never_ask_for_more_than_there_is(
+def test_started_pods_never_request_more_memory_than_a_device_has(
     story: list[tuple[dict[str, Reservation], GPUNodeStatus]], chance: Any
 ) -> None:
-    """However old the ledger as read is, and however long ago each of them asked."""
+    """Holds for an outdated ledger, and for any order of requests."""
     started: set[str] = set()
     for now, (reservations, sample) in enumerate(story):
         where = {use.uid: use.device for use in sample.pods}
@@ -238,7 +238,7 @@ def test_pods_that_may_start_never_ask_for_more_than_there_is(
         asking = sorted(where)
         chance.shuffle(asking)
         for uid in asking:
-            # The ledger may have been read a moment ago: it may lack reservations.
+            # The ledger may have been read a moment ago, so it may lack reservations.
             old = chance.randrange(max(0, now - 1), now + 1)
             then, written = story[old]
             if ask(then, sample, uid, written=written).answer == "yes":
@@ -249,7 +249,7 @@ def test_pods_that_may_start_never_ask_for_more_than_there_is(
 
 
 @given(asked, asked, st.data())
-def test_two_that_are_too_much_together_never_both_may_start(
+def test_two_pods_that_are_too_large_together_never_both_start(
     one: int, other: int, data: st.DataObject
 ) -> None:
     candidates = st.lists(st.sampled_from(DEVICES), min_size=1, unique=True)
@@ -263,7 +263,7 @@ def test_two_that_are_too_much_together_never_both_may_start(
 
 
 def certain(asked: int, uuid: str) -> Reservation:
-    """A reservation of a pod whose own variable decides which device it sees."""
+    """Return a reservation of a pod whose own variable decides which device it sees."""
     charge = Charge(GPU, 1, {uuid: asked}, by_environment=True)
     return Reservation("default", "e", [charge])
 
@@ -278,7 +278,7 @@ def certain(asked: int, uuid: str) -> Reservation:
         ),
     ],
 )
-def test_a_pod_whose_variable_names_this_device_certainly_uses_it(
+def test_a_pod_whose_variable_names_this_device_counts_here(
     rows: list[PodUse], answer: str
 ) -> None:
     reservations = {"p": reservation(60, "GPU-a"), "e": certain(50, "GPU-a")}

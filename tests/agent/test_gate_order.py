@@ -46,15 +46,15 @@ def test_only_pods_on_the_same_device_start_one_after_the_other() -> None:
     assert [ask(ordinary, both, uid).answer for uid in "pq"] == ["yes", "yes"]
 
 
-def test_a_pod_waits_for_an_earlier_one_that_may_get_its_device() -> None:
-    """The later pod was admitted first. The earlier one can still get either GPU."""
+def test_a_pod_waits_for_an_earlier_pod_that_may_get_its_device() -> None:
+    """The later pod was admitted first. The earlier pod can still get either GPU."""
     reservations = {"p": starting(1), "q": starting(2)}
     assert ask(reservations, status(row("q", "GPU-a")), "q") == WAITS
     assert ask({"p": starting(3), "q": starting(2)}, status(row("q", "GPU-a")), "q").answer == "yes"
 
 
-def test_a_pod_waits_for_a_later_one_that_another_scheduler_has_bound() -> None:
-    """The later pod has no gate, so it does not wait for the earlier one."""
+def test_a_pod_waits_for_a_later_pod_bound_by_another_scheduler() -> None:
+    """The later pod has no gate, so it does not wait for the earlier pod."""
     reservations = {"p": starting(1), "q": starting(2, adopted=True)}
     beside = status(row("p", "GPU-a"), row("q", "GPU-a"))
     assert ask(reservations, beside, "p") == WAITS
@@ -67,7 +67,7 @@ def test_a_pod_waits_for_a_later_one_that_another_scheduler_has_bound() -> None:
     assert ask(reservations, beside, "p") == Verdict("yes")
 
 
-def test_a_pod_waits_for_a_later_one_that_has_begun() -> None:
+def test_a_pod_waits_for_a_later_pod_that_has_begun() -> None:
     """The reservations were written again in another order, after the GPUNode was lost."""
     reservations = {"p": starting(1), "q": starting(2)}
     begun = row("q", "GPU-a", started_at="2026-11-21T00:00:00Z")
@@ -78,9 +78,10 @@ def test_a_pod_waits_for_a_later_one_that_has_begun() -> None:
 
 @pytest.mark.parametrize("adopted", ["", "p", "q", "qr", "pqr"])
 @pytest.mark.parametrize("order", [*permutations("pqr")])
-def test_pods_with_several_devices_wait_in_no_circle(order: tuple[str, ...], adopted: str) -> None:
-    """p holds both GPUs, q and r hold one each. In any order all of them start, and no two of them
-    start at the same time on one GPU."""
+def test_pods_with_several_devices_do_not_deadlock(order: tuple[str, ...], adopted: str) -> None:
+    """p holds both GPUs, and q and r hold one each. In any order all of them start, but no two of
+    them start at the same time on one GPU.
+    """
     on = {"p": DEVICES, "q": DEVICES[:1], "r": DEVICES[1:]}
     ledger = {
         uid: starting(n, count=len(on[uid]), adopted=uid in adopted) for n, uid in enumerate(order)

@@ -1,4 +1,6 @@
-"""However many pods ask, the ledger is read once a second, and no pod starts without it."""
+"""Checks that the ledger is read once a second for any number of pods, and that no pod starts
+without it.
+"""
 
 import math
 from collections.abc import Callable
@@ -29,7 +31,7 @@ class Ledger:
         return self.answer
 
 
-def test_however_many_ask_the_ledger_is_read_once_a_second() -> None:
+def test_the_ledger_is_read_once_a_second_for_any_number_of_requests() -> None:
     sample, at_s = status(row("p", "GPU-a")), [10.0]
     ledger = Ledger(node({"p": reservation(1)}, sample))
     gate_service = GateService(ledger, lambda: sample, lambda: 0, lambda: at_s[0], GateStarts(None))
@@ -41,7 +43,7 @@ def test_however_many_ask_the_ledger_is_read_once_a_second() -> None:
 
 
 @pytest.mark.parametrize("answer", [NotDelivered("rejected"), BadReport("no JSON"), None])
-def test_no_pod_starts_while_the_ledger_cannot_be_read(
+def test_no_pod_starts_while_the_ledger_is_unreadable(
     answer: Exception | None,
 ) -> None:
     sample, at_s = status(row("p", "GPU-a")), [10.0]
@@ -74,7 +76,7 @@ def test_no_pod_starts_while_the_gate_service_lacks_data(
     )
 
 
-def test_a_verdict_shows_nothing_about_other_pods() -> None:
+def test_a_verdict_contains_nothing_about_other_pods() -> None:
     reservations = {"p": reservation(60), "secret": reservation(41, name="secret")}
     sample = status(row("p", "GPU-a"), row("secret", "GPU-a", name="secret"))
     message = msgspec.json.encode(ask(reservations, sample)).decode()

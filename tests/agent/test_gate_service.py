@@ -1,4 +1,4 @@
-"""A gated pod asks the agent's process, which asks an API server and the kubelet's records."""
+"""Runs a gated pod that calls an agent process, with an API server and the kubelet's records."""
 
 import os
 import re
@@ -72,7 +72,7 @@ def reservation(api: ApiServer, uid: str, gib: int) -> None:
     api.gpunode["spec"].setdefault("reservations", {})[uid] = reservation
 
 
-def test_a_gated_pod_waits_then_starts_and_is_rejected_without_free_memory(
+def test_a_gated_pod_waits_and_then_starts_or_is_rejected_without_free_memory(
     http: httpx.Client, api: ApiServer, whole: Whole
 ) -> None:
     def asked(uid: str) -> tuple[int, str]:
@@ -81,15 +81,15 @@ def test_a_gated_pod_waits_then_starts_and_is_rejected_without_free_memory(
 
     assert asked(UID) == (503, "not yet")
     reservation(api, UID, 70)
-    assert asked(UID) == (503, "not yet")  # the kubelet has not admitted it
+    assert asked(UID) == (503, "not yet")  # The kubelet has not admitted it.
     whole.run(UID, "pod-1", 0)
     until(lambda: asked(UID) == (200, "yes"), "a pod that may start")
-    # It reads from etcd: the API server's cache may be older than the reservations.
+    # The agent reads from etcd, because the API server's cache may be older than the reservations.
     assert ("GET", GPUNODE) in api.sent()
     written = 'headroom_agent_writes_total{kind="report",outcome="accepted"} '
     (count,) = re.findall(rf"^{re.escape(written)}(\S+)$", http.get("/metrics").text, re.M)
     assert float(count) >= 1
-    reservation(api, OTHER, 10)  # 80 GiB, but one is kept free
+    reservation(api, OTHER, 10)  # 80 GiB, minus one that stays free.
     whole.run(OTHER, "pod-2", 0)
     until(lambda: asked(OTHER) == (409, "no"), "a pod that does not fit")
     reservation(api, OTHER, 9)

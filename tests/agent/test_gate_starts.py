@@ -1,4 +1,4 @@
-"""Pods that start alone, and whose containers all start again, start one after the other."""
+"""Checks that pods that start alone start one after the other, even when all containers restart."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +24,7 @@ def of(phase: Any = "running", **changes: Any) -> Reservation:
 
 
 class Agent:
-    """The gate of an agent, with the ledger, the rows and the clock that a test sets."""
+    """The gate of an agent, with the ledger, rows and clock of the test."""
 
     def __init__(self, state: Path | None = None) -> None:
         self.state = state
@@ -53,18 +53,18 @@ class Agent:
         return node(self.ledger, self._sample())
 
     def admit(self, uid: str, *rows: PodUse, **of_reservation: Any) -> None:
-        """The pod is bound, holds its replicas, and uses nothing."""
+        """Bind a pod that holds its replicas and uses no memory."""
         self.ledger[uid] = of(**of_reservation)
         self.rows[uid] = list(rows) or [row(uid, "GPU-a")]
 
     def ask(self, uid: str) -> str:
-        """Return the answer, or why the pod waits."""
+        """Return the answer, or the reason why the pod waits."""
         self.now_s += 1.0
         verdict = self._service.ask(uid)
         return verdict.reason or verdict.answer
 
     def show(self, uid: str, used: int, started_at: str, settled_at: str = "") -> None:
-        """Each container of the pod is in a life that began then."""
+        """Report that the current run of each container of the pod began at this time."""
         self.rows[uid] = [
             msgspec.structs.replace(
                 each, used_bytes=used, started_at=started_at, settled_at=settled_at
@@ -81,8 +81,8 @@ def agent(tmp_path: Path) -> Agent:
     return made
 
 
-def test_pods_that_start_again_start_one_after_the_other(agent: Agent) -> None:
-    """All containers of the node start again after a reboot."""
+def test_pods_that_restart_start_one_after_the_other(agent: Agent) -> None:
+    """All containers of the node restart after a reboot."""
     assert [agent.ask(uid) for uid in "pq"] == ["yes", WAITS]
     agent.show("p", 0, "second")
     assert agent.ask("q") == WAITS
@@ -92,7 +92,7 @@ def test_pods_that_start_again_start_one_after_the_other(agent: Agent) -> None:
     assert agent.ask("q") == "yes"
 
 
-def test_the_life_before_does_not_end_a_start(agent: Agent) -> None:
+def test_the_previous_run_does_not_end_a_start(agent: Agent) -> None:
     """The report shows it until the next process of the container uses the device."""
     for uid in "pq":
         agent.show(uid, 0, "first", "settled")
@@ -110,7 +110,7 @@ def test_only_pods_that_start_alone_on_the_same_device_wait(agent: Agent) -> Non
     assert [agent.ask(uid) for uid in ("elsewhere", "ordinary", "q")] == ["yes", "yes", WAITS]
 
 
-def test_a_start_that_does_not_settle_keeps_others_waiting_until_its_timeout(agent: Agent) -> None:
+def test_a_start_that_does_not_settle_blocks_others_until_its_timeout(agent: Agent) -> None:
     assert agent.ask("p") == "yes"
     agent.now_s += TIMEOUT_S - 10.0
     assert agent.ask("q") == WAITS
@@ -118,8 +118,8 @@ def test_a_start_that_does_not_settle_keeps_others_waiting_until_its_timeout(age
     assert agent.ask("q") == "yes"
 
 
-def test_a_pod_that_never_settles_keeps_others_waiting_once(agent: Agent) -> None:
-    """It ends and starts again and again, or another process asks with its uid."""
+def test_a_pod_that_never_settles_blocks_others_once(agent: Agent) -> None:
+    """It ends and restarts repeatedly, or another process calls with its uid."""
     assert agent.ask("p") == "yes"
     agent.now_s += TIMEOUT_S / 2
     assert agent.ask("p") == "yes"
@@ -131,13 +131,15 @@ def test_a_pod_that_never_settles_keeps_others_waiting_once(agent: Agent) -> Non
     assert [agent.ask(uid) for uid in "pq"] == ["yes", WAITS]
 
 
-def test_a_pod_that_was_deleted_keeps_none_waiting(agent: Agent) -> None:
+def test_a_deleted_pod_blocks_no_start(agent: Agent) -> None:
     assert agent.ask("p") == "yes"
     del agent.ledger["p"], agent.rows["p"]
     assert agent.ask("q") == "yes"
 
 
-def test_a_start_survives_a_restart_of_the_agent_but_not_of_the_node(agent: Agent) -> None:
+def test_a_start_is_remembered_after_a_restart_of_the_agent_but_not_of_the_node(
+    agent: Agent,
+) -> None:
     assert agent.ask("p") == "yes"
     agent.restart()
     assert agent.ask("q") == WAITS
@@ -155,18 +157,20 @@ def test_a_start_is_forgotten_by_an_agent_without_a_state_file() -> None:
     assert agent.ask("q") == "yes"
 
 
-def test_a_first_start_and_a_later_one_wait_for_each_other_by_who_began(agent: Agent) -> None:
+def test_first_and_later_starts_wait_for_each_other_in_the_order_of_their_beginnings(
+    agent: Agent,
+) -> None:
     agent.admit("new", phase="starting", since="2026-11-21T00:00:00.000+00:00")
     assert [agent.ask(uid) for uid in ("p", "new")] == ["yes", WAITS]
     agent.show("p", 5, "second", "settled")
     assert [agent.ask(uid) for uid in ("new", "q")] == ["yes", WAITS]
     agent.restart()
     assert agent.ask("q") == WAITS
-    agent.ledger["new"] = of()  # an extender saw that it is ready
+    agent.ledger["new"] = of()  # An extender has seen that it is ready.
     assert agent.ask("q") == "yes"
 
 
-def test_a_pod_that_another_scheduler_has_bound_is_starting_when_it_uses_memory(
+def test_a_pod_bound_by_another_scheduler_is_starting_when_it_uses_memory(
     agent: Agent,
 ) -> None:
     """It has no gate."""
@@ -178,8 +182,8 @@ def test_a_pod_that_another_scheduler_has_bound_is_starting_when_it_uses_memory(
     assert agent.ask("p") == "yes"
 
 
-def test_a_timeout_that_no_extender_notes_ends_the_wait(agent: Agent) -> None:
-    """The extenders have to start again too, and the ledger still has a start from before."""
+def test_a_timeout_that_no_extender_records_ends_the_wait(agent: Agent) -> None:
+    """The extenders have to restart too, and the ledger still has a start from before."""
     agent.admit("old", phase="starting", since="2026-11-21T00:00:00.000+00:00")
     agent.show("old", 5, "second")
     agent.observed_at = "2026-11-21T00:09:59.000000Z"
@@ -188,14 +192,15 @@ def test_a_timeout_that_no_extender_notes_ends_the_wait(agent: Agent) -> None:
     assert agent.ask("p") == "yes"
 
 
-def test_two_first_starts_that_are_interrupted_do_not_wait_for_each_other(agent: Agent) -> None:
-    """Both began at once, which predicted devices allow, and then all containers start again. The
-    report shows the lives before."""
+def test_two_interrupted_first_starts_do_not_wait_for_each_other(agent: Agent) -> None:
+    """Both began at the same time, which predicted devices allow, and then all containers restart.
+    The report shows the previous runs.
+    """
     for number, uid in enumerate("pq"):
         since = f"2026-11-21T00:00:0{number}.000+00:00"
         agent.admit(uid, phase="starting", since=since)
         agent.show(uid, 0, "first")
-    assert agent.ask("p") == WAITS  # q may be running
+    assert agent.ask("p") == WAITS  # q may be running.
     assert agent.ask("q") == WAITS
     assert [agent.ask(uid) for uid in "pq"] == ["yes", WAITS]
 
@@ -234,7 +239,7 @@ def test_a_start_lasts_until_the_engines_of_the_pod_have_settled(
     assert agent.ask("q") == answer
 
 
-def test_the_use_of_a_device_that_the_pod_chose_itself_ends_its_start(agent: Agent) -> None:
+def test_use_on_a_device_that_the_pod_chose_itself_ends_its_start(agent: Agent) -> None:
     agent.admit("p", row("p", "GPU-a", container="main"))
     assert agent.ask("p") == "yes"
     own = PodUse("p", "GPU-b", used_bytes=5, started_at="second")
@@ -249,10 +254,10 @@ def test_the_use_of_a_device_that_the_pod_chose_itself_ends_its_start(agent: Age
     first=st.sets(st.integers(0, 4)),
     turns=st.lists(st.integers(0, 4), max_size=40),
 )
-def test_all_pods_start_and_no_two_at_once_on_one_device(
+def test_all_pods_start_but_never_two_at_once_on_one_device(
     holds: list[tuple[str, ...]], first: set[int], turns: list[int]
 ) -> None:
-    """Pods ask in any order, for their first start or again."""
+    """Pods call in any order, for their first start or a later one."""
     agent = Agent()
     for number, devices in enumerate(holds):
         uid = f"pod-{number}"

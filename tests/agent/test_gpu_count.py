@@ -1,4 +1,4 @@
-"""GPUs that appear and disappear while others are there."""
+"""Adds and removes GPUs while others stay."""
 
 import shutil
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from tests.driver import h100
 
 pytestmark = pytest.mark.usefixtures("threads_end")
 
-#: An agent tries to close the driver for so long.
+#: Time for which an agent tries to close the driver.
 TRIES_FOR_S = 15.0
 
 
 def attach(sysfs: Path, number: int, kind: str = "0x030200", driver: str = "nvidia") -> Path:
-    """Have the kernel bind a PCI device to a driver; returns the folder of the device."""
+    """Bind a PCI device to a driver, as the kernel does. Return the folder of the device."""
     address = f"0000:{number:02x}:00.0"
     folder = sysfs / "devices/pci0000:00" / address
     folder.mkdir(parents=True)
@@ -32,13 +32,13 @@ def attach(sysfs: Path, number: int, kind: str = "0x030200", driver: str = "nvid
     return folder
 
 
-def test_the_gpus_that_the_kernel_has_bound_to_nvidia_s_driver_are_counted(tmp_path: Path) -> None:
+def test_gpus_that_the_kernel_has_bound_to_nvidias_driver_are_counted(tmp_path: Path) -> None:
     assert attached_gpus(tmp_path) == 0
     attach(tmp_path, 1)
     attach(tmp_path, 2, "0x030000")
     attach(tmp_path, 3, "0x030000", driver="vfio-pci")
     attach(tmp_path, 4, "0x068000")  # a bridge
-    (attach(tmp_path, 5) / "physfn").mkdir()  # a virtual function, for a virtual machine
+    (attach(tmp_path, 5) / "physfn").mkdir()  # A virtual function for a virtual machine.
     (tmp_path / "bus/pci/drivers/nvidia/new_id").touch()
     assert attached_gpus(tmp_path) == 2
 
@@ -46,7 +46,7 @@ def test_the_gpus_that_the_kernel_has_bound_to_nvidia_s_driver_are_counted(tmp_p
 @pytest.mark.parametrize(
     ("kernel", "shown", "message"),
     [
-        (0, 1, None),  # Jetson, WSL
+        (0, 1, None),  # Jetson and WSL
         (2, 2, None),
         (
             1,
@@ -80,7 +80,7 @@ def test_different_numbers_are_reported(
     assert found.is_miscounted is bool(message)
 
 
-def test_a_gpu_that_never_appears_opens_the_driver_less_and_less_often(tmp_path: Path) -> None:
+def test_the_driver_is_reopened_with_back_off_for_a_gpu_that_never_appears(tmp_path: Path) -> None:
     now_s = [0.0]
     count = GpuCount(tmp_path, lambda: now_s[0])
     attach(tmp_path, 1)
@@ -95,13 +95,13 @@ def test_a_gpu_that_never_appears_opens_the_driver_less_and_less_often(tmp_path:
     assert waits_s[:3] == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
     assert max(waits_s) == LONGEST_WAIT_S
     attach(tmp_path, 3)
-    assert count.compare(1)  # another GPU is looked for at once
+    assert count.compare(1)  # A new GPU is looked for at once.
     count.closed()
     assert not count.compare(3)
 
 
-def test_a_driver_that_cannot_be_closed_is_left_alone_for_a_while(tmp_path: Path) -> None:
-    """While a call hangs. No XIDs are received while it is to be closed."""
+def test_a_driver_that_cannot_be_closed_is_not_reopened_for_a_while(tmp_path: Path) -> None:
+    """A call hangs. While the driver is being closed, no XIDs are received."""
     now_s = [0.0]
     count = GpuCount(tmp_path, lambda: now_s[0])
     attach(tmp_path, 1)
@@ -122,8 +122,8 @@ def test_a_driver_that_cannot_be_closed_is_left_alone_for_a_while(tmp_path: Path
     assert slow[:4] == [True, True, True, False]
 
 
-def test_gpus_that_appear_later_are_seen() -> None:
-    """The driver counts those that are there when it is opened."""
+def test_gpus_that_appear_later_are_found() -> None:
+    """The driver counts the GPUs that exist when it is opened."""
     there = [0]
     counted = []
     opened = gate(
@@ -143,12 +143,12 @@ def uuids(status: dict[str, Any]) -> list[str]:
     return [device["uuid"] for device in status["devices"]]
 
 
-def test_a_gpu_comes_and_goes_while_others_are_there(
+def test_a_gpu_appears_and_disappears_while_others_stay(
     survey: Callable[..., Survey],
     tmp_path: Path,
     environment: dict[str, str],
 ) -> None:
-    """With the driver's library, and threads that wait for XIDs."""
+    """Runs the driver library with threads that wait for XIDs."""
     sysfs = tmp_path / "sys"
     environment["FAKE_SYSFS"] = str(sysfs)
     attach(sysfs, 1)

@@ -1,4 +1,4 @@
-"""The device choice and the ledger of the node's own GPUNode, as its watch returns them."""
+"""Reads device choice and ledger of the node's own GPUNode from its watch."""
 
 import json
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Which devices are unhealthy, and what ends that: values in, values out."""
+"""Tests which devices are unhealthy, and when they recover."""
 
 import pytest
 from hypothesis import given
@@ -16,7 +16,7 @@ def sight(now: str = "t0", driver: str = "boot/1/580", **more: object) -> Health
     return HealthSample(now=now, driver=driver, **{"causes": WELL, **more})  # type: ignore[arg-type]
 
 
-def test_cause_that_is_there_fences_and_ends_with_itself() -> None:
+def test_a_current_cause_makes_a_device_unhealthy_until_the_cause_ends() -> None:
     memory, health_issues = judge(HealthState(), sight("t0", causes={"GPU-a": ["GPU is lost"]}))
     assert (health_issues["GPU-a"].reason, health_issues["GPU-a"].since) == ("GPU is lost", "t0")
     memory, health_issues = judge(memory, sight("t1", causes={"GPU-a": ["reset", "remap"]}))
@@ -27,21 +27,21 @@ def test_cause_that_is_there_fences_and_ends_with_itself() -> None:
     assert judge(memory, sight("t3", causes={"GPU-a": ["lost"]}))[1]["GPU-a"].since == "t3"
 
 
-def test_xid_is_remembered_until_the_driver_is_another() -> None:
+def test_an_xid_is_remembered_until_the_driver_is_replaced() -> None:
     memory, _ = judge(HealthState(), sight(xids=[FATAL]))
-    for driver in ("boot/1/580", "", "boot/1/580"):  # "": none answers just now
+    for driver in ("boot/1/580", "", "boot/1/580"):  # "" means that the driver does not answer now.
         memory, health_issues = judge(memory, sight(driver=driver))
         assert list(health_issues) == ["GPU-a"]
     for other in ("boot/2/580", "again/1/580", "boot/1/590"):
         assert judge(memory, sight(driver=other))[1] == {}
 
 
-def test_xid_that_is_seen_with_the_first_sample_of_another_driver_counts() -> None:
+def test_an_xid_in_the_first_sample_of_a_replaced_driver_counts() -> None:
     memory, _ = judge(HealthState(), sight())
     assert list(judge(memory, sight(driver="boot/2/580", xids=[FATAL]))[1]) == ["GPU-a"]
 
 
-def test_device_that_is_not_there_for_a_while_is_not_forgiven() -> None:
+def test_a_device_that_is_missing_for_a_while_stays_unhealthy() -> None:
     memory, _ = judge(HealthState(), sight(xids=[FATAL]))
     memory, health_issues = judge(memory, sight(causes={"GPU-b": []}))
     assert health_issues == {}
@@ -55,7 +55,7 @@ def test_an_xid_without_a_device_makes_all_devices_unhealthy() -> None:
     ]
 
 
-def test_many_xids_and_causes_stay_within_what_the_api_server_takes() -> None:
+def test_many_xids_and_causes_stay_within_the_limits_of_the_crd() -> None:
     many = [Xid("GPU-a", number, "nvml") for number in range(100, 1000)]
     memory, health_issues = judge(
         HealthState(), sight(xids=many, causes={"GPU-a": ["x" * 600] * 3})
@@ -68,8 +68,8 @@ def test_many_xids_and_causes_stay_within_what_the_api_server_takes() -> None:
 ASKED, QUIET = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
 
 
-def test_the_recovery_that_the_driver_asks_for_decides() -> None:
-    """A fatal XID counts at once, and only as long as the driver confirms it."""
+def test_the_recovery_action_of_the_driver_decides() -> None:
+    """A fatal XID counts at once, and as long as the driver confirms it."""
     memory, health_issues = judge(HealthState(), sight(checkups=QUIET, xids=[FATAL]))
     assert health_issues["GPU-a"].reason.endswith("unhealthy until the driver asks for no recovery")
     memory, health_issues = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["it asks"]}))
@@ -81,14 +81,14 @@ def test_the_recovery_that_the_driver_asks_for_decides() -> None:
 
 @pytest.mark.parametrize("number", HARMLESS)
 @pytest.mark.parametrize("recovery", [None, 0])
-def test_an_xid_after_which_the_device_works_is_none(number: int, recovery: int | None) -> None:
+def test_an_xid_after_which_the_device_works_is_ignored(number: int, recovery: int | None) -> None:
     checkups = {"GPU-a": Checkup(recovery=recovery)}
     received = sight(checkups=checkups, xids=[Xid("GPU-a", number, "nvml")])
     assert judge(HealthState(), received)[1] == {}
 
 
 def test_a_late_event_does_not_undo_a_repair() -> None:
-    """XID 95, a reset, and then 154, which requests no further action."""
+    """XID 95, a reset, and then XID 154, which requests no further action."""
     memory, health_issues = judge(
         HealthState(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")])
     )
@@ -100,7 +100,7 @@ def test_a_late_event_does_not_undo_a_repair() -> None:
     assert memory.unhealthy == {}
 
 
-def test_the_end_of_maintenance_is_a_repair_if_the_driver_reports_none() -> None:
+def test_the_end_of_maintenance_is_a_repair_if_the_driver_reports_no_recovery_action() -> None:
     memory, health_issues = judge(HealthState(), sight(xids=[FATAL]))
     assert health_issues
     memory, health_issues = judge(memory, sight(maintained=True))
@@ -109,7 +109,7 @@ def test_the_end_of_maintenance_is_a_repair_if_the_driver_reports_none() -> None
     assert health_issues["GPU-a"].reason == "GPU is lost"
 
 
-def test_a_driver_without_recovery_actions_proves_nothing() -> None:
+def test_a_driver_without_recovery_actions_confirms_no_repair() -> None:
     memory, _ = judge(HealthState(), sight(checkups={"GPU-a": Checkup(recovery=1)}, xids=[FATAL]))
     assert judge(memory, sight(checkups={"GPU-a": Checkup()}))[1]
     assert judge(memory, sight())[1]
@@ -118,7 +118,7 @@ def test_a_driver_without_recovery_actions_proves_nothing() -> None:
 @pytest.mark.parametrize(
     ("gauge", "unhealthy"), [([0, 79], True), ([79], False), ([31], False), ([0], False)]
 )
-def test_the_gauge_of_dcgm_counts_if_it_changes(gauge: list[int], unhealthy: bool) -> None:
+def test_a_changed_xid_gauge_of_dcgm_counts(gauge: list[int], unhealthy: bool) -> None:
     memory = HealthState()
     for value in gauge:
         memory, health_issues = judge(memory, sight(gauges={"GPU-a": value}))
@@ -127,7 +127,7 @@ def test_the_gauge_of_dcgm_counts_if_it_changes(gauge: list[int], unhealthy: boo
     assert health_issues == {}
 
 
-def test_each_gpu_instance_has_its_own_gauge() -> None:
+def test_each_gpu_instance_has_its_own_xid_gauge() -> None:
     """A harmless XID of one instance does not hide an XID of another one with a smaller number."""
     before = {"GPU-a/1": 94, "GPU-a/2": 0, "GPU-a": 0}
     memory, health_issues = judge(HealthState(), sight(gauges=before))
@@ -145,7 +145,9 @@ def test_each_gpu_instance_has_its_own_gauge() -> None:
         (Checkup(uncorrected_errors=1, recovery=1), ["driver asks for a GPU reset"]),
     ],
 )
-def test_after_a_contained_error_the_recovery_decides(checkup: Checkup, causes: list[str]) -> None:
+def test_after_a_contained_error_the_recovery_action_decides(
+    checkup: Checkup, causes: list[str]
+) -> None:
     """The driver counts it as an uncorrectable error until the next reset."""
     assert checkup.causes == causes
     sample = sight(
@@ -172,7 +174,7 @@ def test_each_fault_that_the_driver_reports_is_a_cause(checkup: Checkup, cause: 
     assert cause in found
 
 
-def test_unreported_values_are_no_cause() -> None:
+def test_unreported_values_are_not_a_cause() -> None:
     assert Checkup().causes == []
     assert Checkup(0, False, False, False, 0).causes == []
 

@@ -1,4 +1,4 @@
-"""The high-water marks of cgroups, if the kernel has them."""
+"""Tests the high-water marks of cgroups, which some kernels have."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.agent.limited import SAMPLE, UIDS, granting, reported
 from tests.agent.whole import Whole
 from tests.driver import GIB
 
-#: As the driver names its regions: NVIDIA's documentation of dmem.
+#: The driver's region names, from NVIDIA's documentation of dmem.
 PEAKS = """\
 nvidia/0000:17:00.0/vidmem {bytes}
 nvidia/0000:65:00.0/vidmem 7
@@ -43,7 +43,7 @@ def marks(readings: list[Reading]) -> list[tuple[str, str, str, int]]:
     ]
 
 
-def test_the_high_water_mark_of_a_container_is_that_of_the_device_it_holds(
+def test_a_container_has_the_high_water_mark_of_the_device_that_it_holds(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:
     marked(tmp_path, PEAKS.format(bytes=12 * GIB))
@@ -71,7 +71,7 @@ def test_other_high_water_marks_are_ignored(
     assert SourceReading("limits") in found
 
 
-def test_a_kernel_without_high_water_marks_is_no_fault(
+def test_a_kernel_without_high_water_marks_is_not_a_fault(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:
     (tmp_path / f"kubepods/pod{UIDS[1]}" / f"{1:064x}").mkdir(parents=True)
@@ -82,12 +82,12 @@ def test_a_kernel_without_high_water_marks_is_no_fault(
 @pytest.mark.slow  # starts an agent
 def test_high_water_marks_are_in_the_report(whole: Whole) -> None:
     limited = whole.cgroup(UIDS[0])
-    address = "0000:01:00.0"  # as the fake library numbers its first device
+    address = "0000:01:00.0"  # The bus number of the fake library's first device.
     (limited / "dmem.peak").write_text(f"nvidia/{address}/vidmem {9 * GIB}\n")
     pods = {pod["name"]: pod for pod in reported(whole)["pods"]}
     assert (pods["limited"]["peak"], pods["limited"]["peakSource"]) == (9 * GIB, "driver")
     assert "peakPartial" not in pods["limited"]
     assert (pods["counted"]["peak"], pods["counted"]["peakSource"]) == (GIB, "nvml")
-    # A single sample cannot know what was before.
+    # A single sample has no earlier use.
     assert pods["counted"]["peakPartial"] is True
     assert "startupPeak" not in pods["counted"]

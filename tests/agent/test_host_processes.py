@@ -1,4 +1,4 @@
-"""The process behind a socket, as this kernel shows it."""
+"""Finds the process behind a socket on this kernel."""
 
 import os
 import socket
@@ -20,7 +20,7 @@ sys.stdin.read()
 """
 
 
-def test_the_listener_of_another_process_is_named(tmp_path: Path) -> None:
+def test_the_listener_in_another_process_is_found(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     command = [sys.executable, "-c", _CHILD, str(path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
@@ -32,7 +32,7 @@ def test_the_listener_of_another_process_is_named(tmp_path: Path) -> None:
         listener(path)
 
 
-def test_a_socket_with_a_full_queue_is_an_error_in_time(tmp_path: Path) -> None:
+def test_a_socket_with_a_full_queue_is_an_error_within_the_deadline(tmp_path: Path) -> None:
     path = tmp_path / "a.sock"
     with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as first:
         server.bind(str(path))

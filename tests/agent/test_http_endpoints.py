@@ -1,4 +1,6 @@
-"""When the agent reports that a restart would help, and the maximum age of a usable sample."""
+"""Tests when the agent reports that a restart would help, and the maximum age of a usable
+sample.
+"""
 
 import json
 import subprocess
@@ -26,10 +28,10 @@ def healthy(http: httpx.Client) -> bool:
     ]
 
 
-def test_only_samples_that_do_not_come_are_a_reason_to_restart(
+def test_the_agent_is_unhealthy_only_while_samples_are_missing(
     world: World, local: httpx.Client
 ) -> None:
-    assert healthy(local)  # the first one may still come
+    assert healthy(local)  # The first sample may still arrive.
     assert local.get("/readyz").status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert local.get("/v1/report").status_code == HTTPStatus.SERVICE_UNAVAILABLE
     world.now_s += STALE_AFTER_S
@@ -47,7 +49,7 @@ def test_only_samples_that_do_not_come_are_a_reason_to_restart(
     assert "headroom_agent_sample_age_seconds 40.0" in local.get("/metrics").text
 
 
-def test_a_sample_that_is_too_old_is_none_to_go_by(world: World) -> None:
+def test_a_too_old_sample_is_not_used(world: World) -> None:
     assert world.board.fresh is None
     status = GPUNodeStatus(observed_at="then")
     world.board.set(status)
@@ -74,7 +76,7 @@ def test_a_request_without_a_pod_is_rejected_with_an_example(
     assert "/v1/gate?pod_uid=" in answer.json()["error"]
 
 
-def test_a_log_line_shows_the_place_of_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_event_shows_the_location_of_an_exception(capsys: pytest.CaptureFixture[str]) -> None:
     before = structlog.get_config()
     try:
         log_to_stderr()
@@ -118,7 +120,7 @@ def test_the_metrics_of_a_sample_are_rendered_once(
     assert "GPU-1" in http.get("/metrics").text
 
 
-def test_the_probe_of_the_container_goes_by_the_local_port(
+def test_the_probe_of_the_container_uses_the_local_port(
     world: World, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = str(server.local_port)
@@ -133,7 +135,7 @@ def test_the_probe_of_the_container_goes_by_the_local_port(
     assert liveness_probe.main(["/healthz", port]) == 1
 
 
-#: In a network of its own, with an address that is not the loopback's.
+#: In a separate network with a second address in addition to the loopback.
 _IN_A_NETWORK = """
 import http.client
 from agent.http_endpoints import LatestSample, Server
@@ -161,8 +163,8 @@ server.stop()
 """
 
 
-def test_report_and_metrics_are_given_on_the_loopback_only() -> None:
-    """Any pod reaches the public port, and the report names the processes of every tenant."""
+def test_report_and_metrics_are_served_only_on_the_loopback() -> None:
+    """Any pod reaches the public port, and the report contains the processes of every tenant."""
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK],
         capture_output=True,

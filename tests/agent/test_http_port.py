@@ -1,4 +1,4 @@
-"""The agent's HTTP server: its limits, and what other clients notice of bad ones."""
+"""Tests the limits of the agent's HTTP server, and its service for other clients during abuse."""
 
 import contextlib
 import select
@@ -26,7 +26,7 @@ MAX_CONNECTIONS = 256
 
 
 def test_only_a_request_beyond_its_limit_is_not_answered(http: httpx.Client) -> None:
-    """64 clients that send 100 headers of 64 KiB each would take 400 MiB."""
+    """64 clients that send 100 headers of 64 KiB each would use 400 MiB."""
     assert http.get("/healthz", headers={"A": "x" * 4000}).status_code == 200
     with pytest.raises(httpx.TransportError):
         http.get("/healthz", headers={f"A{number}": "x" * 1000 for number in range(60)})
@@ -37,14 +37,14 @@ def test_only_a_request_beyond_its_limit_is_not_answered(http: httpx.Client) -> 
     ("request_line", "status"),
     [(b"POST /healthz HTTP/1.1", 405), (b"GET", 400), (b"GET \xff HTTP/1.1", 400)],
 )
-def test_what_is_not_a_get_request_is_rejected(
+def test_other_methods_than_get_are_rejected(
     server: Server, request_line: bytes, status: int
 ) -> None:
     with connected(server.port, sent=request_line + b"\r\n\r\n") as sock:
         assert sock.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
 
 
-def test_a_mistake_of_ours_is_logged_and_a_client_that_hangs_up_is_not(world: World) -> None:
+def test_an_internal_error_is_logged_but_a_client_that_disconnects_is_not(world: World) -> None:
     def mistaken(uid: str) -> Verdict:
         raise LookupError("a mistake for the tests")
 
@@ -64,7 +64,7 @@ def test_a_mistake_of_ours_is_logged_and_a_client_that_hangs_up_is_not(world: Wo
     assert entry["exc_info"]
 
 
-#: Seven clients of the loopback, each with an address of its own.
+#: Seven clients on the loopback, each with its own address.
 ADDRESSES = [f"127.0.0.{last}" for last in range(11, 18)]
 
 
@@ -90,7 +90,7 @@ def closed(sock: socket.socket) -> bool:
         return True
 
 
-def test_the_address_with_most_connections_loses_one_when_there_are_too_many(
+def test_with_too_many_connections_the_busiest_address_loses_one(
     server: Server, http: httpx.Client
 ) -> None:
     half = b"GET /healthz HTTP/1.1\r\nX: "
@@ -118,7 +118,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("sent", [pytest.param(sent, id=name) for name, sent in ATTACKS.items()])
-def test_others_are_answered_whatever_many_clients_do(world: World, sent: bytes) -> None:
+def test_other_clients_are_answered_whatever_many_clients_do(world: World, sent: bytes) -> None:
     released = threading.Event()
 
     def ask(uid: str) -> Verdict:
@@ -167,13 +167,13 @@ print("stopped")
 """
 
 
-def test_an_answer_that_never_comes_does_not_keep_the_agent_from_ending() -> None:
-    """As if the API server does not answer, which does not concern the kubelet."""
+def test_a_hanging_request_does_not_block_shutdown() -> None:
+    """The API server may not answer, which does not concern the kubelet."""
     command = [sys.executable, "-c", _WITH_A_GATE_THAT_WAITS]
     assert subprocess.check_output(command, text=True, timeout=PATIENCE_S) == "stopped\n"
 
 
-def test_a_client_that_reads_slowly_gets_the_whole_answer(world: World, server: Server) -> None:
+def test_a_slow_reader_gets_the_whole_answer(world: World, server: Server) -> None:
     world.board.set(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
     with capture_logs() as logs:
         for _ in range(5):
@@ -191,7 +191,7 @@ def test_a_silent_client_is_disconnected(server: Server) -> None:
         assert sock.recv(1) == b""
 
 
-#: Asks for metrics while the process has no descriptor for the connection, and then has one.
+#: Requests metrics while the process has no descriptor for the connection, and then has one.
 _WITHOUT_DESCRIPTORS = """
 import os, resource, socket, threading
 import structlog

@@ -1,4 +1,4 @@
-"""Since when a pod has used no SM of a device."""
+"""Tests since when a pod has been idle on a device."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +17,7 @@ A = "GPU-a", "c1"
 
 
 def node_with(path: Path | None = None) -> Node:
-    """Pod u with container c1 uses 9 GiB of GPU-a, and no SM."""
+    """Return a node whose pod u with container c1 uses 9 GiB of GPU-a without SM activity."""
     node = Node(path)
     node.hold("u")
     node.run("c1", "u")
@@ -27,7 +27,7 @@ def node_with(path: Path | None = None) -> Node:
 
 
 def idle_since(node: Node, for_s: float, every_s: float = 5.0) -> list[float | None]:
-    """Sample for a time; return the distinct values of idleSince in seconds since boot."""
+    """Sample for a while. Return the distinct values of idleSince in seconds since boot."""
     found: list[float | None] = []
     until_s = node.now_s + for_s
     while node.now_s < until_s:
@@ -38,7 +38,7 @@ def idle_since(node: Node, for_s: float, every_s: float = 5.0) -> list[float | N
     return found
 
 
-def test_a_pod_without_sm_activity_is_idle_since_the_first_sample_that_shows_that() -> None:
+def test_a_pod_is_idle_from_the_first_sample_without_sm_activity() -> None:
     node = node_with()
     assert idle_since(node, REPORTED_AFTER_S) == [None]
     assert idle_since(node, 3600.0) == [1005.0]
@@ -56,7 +56,7 @@ def test_a_pod_without_sm_activity_is_idle_since_the_first_sample_that_shows_tha
         pytest.param(None, {}, False, id="SM activity is not known"),
     ],
 )
-def test_when_a_pod_is_idle(
+def test_the_start_of_idleness_in_each_case(
     ratio: float | None, shares: Mapping[str, float], is_idle: bool
 ) -> None:
     node = node_with()
@@ -66,7 +66,7 @@ def test_when_a_pod_is_idle(
     assert bool(rows[-1].idle_since) == is_idle
 
 
-def test_activity_ends_idleness_and_the_next_begins_anew() -> None:
+def test_activity_ends_idleness_and_the_next_idleness_starts_later() -> None:
     node = node_with()
     idle_since(node, 1000.0)
     node.sm["GPU-a"] = 0.5, {"c1": 0.5}
@@ -82,11 +82,13 @@ def test_a_pod_that_holds_a_device_and_never_uses_it_is_idle() -> None:
     assert idle_since(node, 400.0) == [None, 1005.0]
 
 
-def test_idleness_outlasts_a_restart_of_the_agent_and_of_the_container(tmp_path: Path) -> None:
+def test_idleness_continues_after_a_restart_of_the_agent_and_of_the_container(
+    tmp_path: Path,
+) -> None:
     node = node_with(tmp_path / "agent.lives.json")
     idle_since(node, 1000.0)
     node.start_agent()
-    node.sm["GPU-a"] = None, {}  # the first sample has no figure
+    node.sm["GPU-a"] = None, {}  # The first sample has no value.
     assert idle_since(node, 40.0, every_s=40.0) == [1005.0]
     node.sm["GPU-a"] = 0.0, {}
     node.end("c1")
@@ -95,7 +97,7 @@ def test_idleness_outlasts_a_restart_of_the_agent_and_of_the_container(tmp_path:
 
 
 @pytest.mark.parametrize(("gap_s", "since_s"), [(60.0, 1005.0), (61.0, 2056.0)])
-def test_a_gap_in_which_the_pod_may_have_been_active_begins_the_time_again(
+def test_idleness_restarts_after_a_gap_in_which_the_pod_may_have_been_active(
     gap_s: float, since_s: float
 ) -> None:
     node = node_with()
@@ -105,7 +107,7 @@ def test_a_gap_in_which_the_pod_may_have_been_active_begins_the_time_again(
     assert idle_since(node, 400.0)[-1] == since_s
 
 
-def test_a_pod_that_is_not_in_the_report_for_a_moment_stays_idle() -> None:
+def test_a_pod_that_is_missing_from_the_report_for_a_moment_stays_idle() -> None:
     node = node_with()
     idle_since(node, 1000.0)
     holdings, used = [*node.holdings], dict(node.used)
@@ -116,14 +118,14 @@ def test_a_pod_that_is_not_in_the_report_for_a_moment_stays_idle() -> None:
     assert idle_since(node, 5.0) == [1005.0]
 
 
-def test_a_step_of_the_clock_does_not_change_the_time() -> None:
+def test_a_clock_step_does_not_change_the_start_of_idleness() -> None:
     node = node_with()
     idle_since(node, 400.0)
     node.clock_off_s = 86_400.0
     assert idle_since(node, 400.0) == [1005.0]
 
 
-def test_idle_times_of_an_earlier_boot_are_forgotten(tmp_path: Path) -> None:
+def test_idle_times_from_before_a_reboot_are_dropped(tmp_path: Path) -> None:
     node = node_with(tmp_path / "agent.lives.json")
     idle_since(node, 1000.0)
     node.now_s = 10.0

@@ -1,4 +1,4 @@
-"""Reports and heartbeats at the API server, one call at a time."""
+"""Tests reports and heartbeats to the API server, one call at a time."""
 
 import msgspec
 import pytest
@@ -14,7 +14,7 @@ from tests.agent.writing import NOW, VOUCH, status, used, vouched
 
 
 @pytest.mark.parametrize("body", NO_ANSWER)
-def test_an_answer_that_cannot_be_read_is_none(
+def test_an_invalid_response_is_an_error(
     api: ApiServer, publisher: KubernetesPublisher, body: bytes
 ) -> None:
     api.objects[f"{GPUNODE}?resourceVersion=0"] = body
@@ -22,7 +22,7 @@ def test_an_answer_that_cannot_be_read_is_none(
         publisher.held()
 
 
-def test_report_is_a_merge_patch_of_the_status_alone(
+def test_a_report_is_a_merge_patch_of_the_status_only(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     api.create("uid-1")
@@ -37,7 +37,7 @@ def test_report_is_a_merge_patch_of_the_status_alone(
     assert used(api) == 5
 
 
-def test_what_left_the_status_leaves_the_object_too() -> None:
+def test_fields_removed_from_the_status_are_removed_from_the_object() -> None:
     full = status(pods=[PodUse(uid="u", device="GPU-a")], driver_version="580")
     stored = merged({}, status_patch(full))
     assert stored["pods"]
@@ -55,7 +55,7 @@ def test_what_left_the_status_leaves_the_object_too() -> None:
     }
 
 
-def test_gpunode_that_is_not_there_is_waited_for_and_never_created(
+def test_a_missing_gpunode_is_waited_for_and_never_created(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     with pytest.raises(NotThereYet, match="n1 does not exist yet"):
@@ -63,7 +63,7 @@ def test_gpunode_that_is_not_there_is_waited_for_and_never_created(
     assert {method for method, _ in api.sent()} == {"PATCH"}
 
 
-def test_lease_is_created_once_and_then_renewed(
+def test_a_lease_is_created_once_and_then_renewed(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     later = msgspec.structs.replace(VOUCH, after="101")
@@ -86,7 +86,7 @@ def test_lease_is_created_once_and_then_renewed(
 
 
 def test_the_current_gpunode_owns_the_lease(api: ApiServer, publisher: KubernetesPublisher) -> None:
-    for uid in ("uid-1", "uid-2"):  # the GPUNode was deleted and created again
+    for uid in ("uid-1", "uid-2"):  # The GPUNode was deleted and created again.
         publisher.heartbeat(NOW, msgspec.structs.replace(VOUCH, gpunode=uid))
         assert api.lease is not None
         assert api.lease["metadata"]["ownerReferences"] == [
@@ -94,7 +94,7 @@ def test_the_current_gpunode_owns_the_lease(api: ApiServer, publisher: Kubernete
         ]
 
 
-def test_a_rejection_shows_what_was_rejected_and_why(
+def test_a_rejection_reports_the_object_and_the_reason(
     api: ApiServer, publisher: KubernetesPublisher
 ) -> None:
     api.reject["PATCH", f"{GPUNODE}/status"] = (403, {})
@@ -102,7 +102,7 @@ def test_a_rejection_shows_what_was_rejected_and_why(
         publisher.report(status())
 
 
-def test_server_that_does_not_listen_is_not_delivered() -> None:
+def test_a_report_to_a_server_that_does_not_listen_is_not_delivered() -> None:
     configuration = client.Configuration(host="http://127.0.0.1:9")
     configuration.no_proxy = "*"
     with client.ApiClient(configuration) as kube:
@@ -111,7 +111,7 @@ def test_server_that_does_not_listen_is_not_delivered() -> None:
             publisher.report(status())
 
 
-def test_token_that_cannot_be_read_again_is_not_delivered() -> None:
+def test_a_report_is_not_delivered_if_the_token_is_unreadable() -> None:
     configuration = client.Configuration(host="http://127.0.0.1:9")
     configuration.api_key = {"authorization": "Bearer old"}
 

@@ -1,4 +1,4 @@
-"""Checkpoint and PodResources: the join of both, and pods that only one of them has."""
+"""Joins checkpoint and PodResources, and handles pods that only one of them has."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def held(uid: str, *replicas: str, container: str = "main") -> Entry:
     return Entry(uid, container, GPU, replicas)
 
 
-def test_names_and_uids_are_matched_by_the_replicas_that_they_hold() -> None:
+def test_names_and_uids_are_matched_by_the_replicas() -> None:
     joined = join([held("u", "a", "b"), held("v", "c")], [listed("p", "b", "a"), listed("q")], {})
     assert [(h.uid, h.name, h.replica) for h in joined.holdings] == [
         ("u", "p", "a"),
@@ -35,13 +35,13 @@ def test_names_and_uids_are_matched_by_the_replicas_that_they_hold() -> None:
     assert joined.unlisted == {"v"}
 
 
-def test_an_init_container_s_entry_is_its_pod_s_though_it_is_not_listed() -> None:
+def test_the_entry_of_an_unlisted_init_container_belongs_to_its_pod() -> None:
     joined = join([held("u", "a", container="first"), held("u", "a")], [listed("p", "a")], {})
     assert [(h.name, h.container) for h in joined.holdings] == [("p", "first"), ("p", "main")]
     assert joined.unlisted == frozenset()
 
 
-def test_of_two_pods_of_one_name_each_has_its_own() -> None:
+def test_two_pods_of_the_same_name_have_their_own_entries() -> None:
     joined = join([held("old", "a"), held("new", "b")], [listed("p", "b")], {"old": ("ns", "p")})
     assert [(h.uid, h.name) for h in joined.holdings] == [("old", "p"), ("new", "p")]
     assert joined.unlisted == {"old"}
@@ -61,7 +61,7 @@ def test_pods_missing_from_the_checkpoint_are_reported_without_a_uid() -> None:
 
 
 class Service(PodResources):
-    """A kubelet with a scripted answer; None: no answer."""
+    """A kubelet with a scripted response, or None for no response."""
 
     def __init__(self) -> None:
         super().__init__("")
@@ -80,7 +80,7 @@ class Service(PodResources):
 
 
 class World:
-    """A probe with a hand on the clock."""
+    """A probe with a clock of the test."""
 
     def __init__(self, folder: Path, cgroups: Path | None = None) -> None:
         self.now_s = 0.0
@@ -119,7 +119,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_a_settled_kubelet_that_does_not_name_a_pod_has_ended_it(world: World) -> None:
+def test_a_pod_that_a_settled_kubelet_does_not_list_has_ended(world: World) -> None:
     world.write(entry("u"), entry("v", DeviceIDs={"-1": ["GPU-a::1"]}))
     world.service.containers_now = [listed("p", "GPU-a::1")]
     assert world.uids() == ["v"]
@@ -127,7 +127,7 @@ def test_a_settled_kubelet_that_does_not_name_a_pod_has_ended_it(world: World) -
 
 
 @pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists no pods at all"])
-def test_a_kubelet_that_may_not_have_listed_its_pods_gets_time(world: World, young: bool) -> None:
+def test_a_starting_kubelet_gets_time_to_list_its_pods(world: World, young: bool) -> None:
     world.write(entry("u"))
     if young:
         world.restart_kubelet()
@@ -163,7 +163,7 @@ def test_a_pod_that_is_never_listed_runs_while_it_has_a_cgroup(tmp_path: Path, f
     (folder.parent / "kubepods-not-a-pod").mkdir()
     world.write(entry(_UID, ContainerName="warmup"), entry(_OTHER, DeviceIDs=["GPU-a::1"]))
     world.service.containers_now = [ListedContainer("ns", "p", "main", {})]
-    assert world.uids() == [_UID, _OTHER]  # the other may have been admitted a moment ago
+    assert world.uids() == [_UID, _OTHER]  # The other pod may have been admitted a moment ago.
     for world.now_s in (SETTLED_AFTER_S, 1e6):
         assert world.uids() == [_UID]
         assert world.message() == ""
@@ -188,7 +188,7 @@ def test_a_new_pod_gets_time_until_it_has_a_cgroup(tmp_path: Path) -> None:
     assert (world.uids(), world.message()) == ([_UID], "")
 
 
-def test_a_pod_that_was_listed_ends_at_once_even_if_its_cgroup_remains(tmp_path: Path) -> None:
+def test_a_formerly_listed_pod_ends_at_once_even_if_its_cgroup_remains(tmp_path: Path) -> None:
     """The kubelet removes the cgroup only after it has unmounted the pod's volumes."""
     world = World(tmp_path, tmp_path)
     (tmp_path / f"kubepods/pod{_UID}").mkdir(parents=True)
@@ -199,15 +199,15 @@ def test_a_pod_that_was_listed_ends_at_once_even_if_its_cgroup_remains(tmp_path:
     assert world.uids() == []
 
 
-def test_a_pod_that_is_still_listed_has_ended_when_its_cgroup_is_gone(tmp_path: Path) -> None:
-    """A kubelet 1.31 lists the pod that it admitted last until it admits another one."""
+def test_a_listed_pod_has_ended_when_its_cgroup_is_removed(tmp_path: Path) -> None:
+    """A kubelet 1.31 lists the last admitted pod until it admits another one."""
     world = World(tmp_path, tmp_path)
     folder = tmp_path / f"kubepods/burstable/pod{_UID}"
     (tmp_path / f"kubepods/pod{_OTHER}").mkdir(parents=True)
     world.write(entry(_UID), entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
     world.service.containers_now = [listed("p", "GPU-a::0"), listed("other", "GPU-a::1")]
     for world.now_s in (0.0, 1e6):
-        assert world.uids() == [_UID, _OTHER]  # its sandbox may wait for the network
+        assert world.uids() == [_UID, _OTHER]  # Its sandbox may be waiting for the network.
     folder.mkdir(parents=True)
     assert world.uids() == [_UID, _OTHER]
     moved = folder.rename(tmp_path / f"kubepods/pod{_UID}")
@@ -218,7 +218,7 @@ def test_a_pod_that_is_still_listed_has_ended_when_its_cgroup_is_gone(tmp_path: 
         assert world.message() == ""
     world.restart_kubelet()
     world.service.containers_now = [listed("other", "GPU-a::1")]
-    assert world.uids() == [_OTHER]  # also if a young kubelet could have it still to list
+    assert world.uids() == [_OTHER]  # Even if a starting kubelet might list it later.
     world.service.containers_now = None
     assert world.uids() == [_OTHER]
     world.write(entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
@@ -226,7 +226,7 @@ def test_a_pod_that_is_still_listed_has_ended_when_its_cgroup_is_gone(tmp_path: 
     assert world.uids() == [_OTHER]
 
 
-def test_without_cgroups_the_report_says_which_pods_may_be_missed(tmp_path: Path) -> None:
+def test_without_cgroups_the_report_shows_which_pods_may_be_missed(tmp_path: Path) -> None:
     world = World(tmp_path, tmp_path / "none")
     world.write(entry(_UID))
     world.service.containers_now = [listed("other")]
@@ -234,10 +234,10 @@ def test_without_cgroups_the_report_says_which_pods_may_be_missed(tmp_path: Path
     assert "mount the host's /sys/fs/cgroup there" in world.message()
 
 
-def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldom(
+def test_the_checksum_is_computed_rarely_while_a_checkpoint_changes_with_every_sample(
     world: World,
 ) -> None:
-    """Each has another pod, and all have a wrong checksum but the first."""
+    """Each checkpoint has another pod, and all but the first have a wrong checksum."""
 
     def state() -> str:
         rows = [r for r in world.probe.read() if isinstance(r, SourceReading)]
@@ -252,9 +252,10 @@ def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldo
     assert state() == "ok"
     for number in range(1, 4):
         world.write(entry(f"u{number}", AllocResp=""))
-        assert (world.uids(), state()) == ([f"u{number}"], "degraded")  # the second saw no change
+        # The second checkpoint had no change.
+        assert (world.uids(), state()) == ([f"u{number}"], "degraded")
         world.write(entry(f"another{number}", AllocResp=""))
-        assert state() == "degraded"  # what follows a bad one is checked at once
+        assert state() == "degraded"  # The checkpoint after a bad one is checked at once.
         good(f"v{number}")
         assert state() == "ok"
     world.write(entry("w1", AllocResp=""))
@@ -264,20 +265,20 @@ def test_while_a_record_changes_with_every_sample_its_checksum_is_computed_seldo
     assert state() == "degraded"
 
 
-def test_no_answer_is_no_denial_however_long_it_lasts(world: World) -> None:
+def test_a_kubelet_that_does_not_answer_ends_no_pod(world: World) -> None:
     world.write(entry("u"))
-    assert world.uids() == ["u"]  # no pod is listed: the list may be incomplete
+    assert world.uids() == ["u"]  # No pod is listed, so the list may be incomplete.
     world.service.containers_now = None
     for now_s in (1.0, 1e6):
         world.now_s = now_s
         assert world.uids() == ["u"]
     assert "RESOURCE_EXHAUSTED" in world.message()
     world.service.containers_now = []
-    assert world.uids() == ["u"]  # patience begins when there is an answer again
+    assert world.uids() == ["u"]  # The waiting time begins with the next response.
 
 
-def test_a_newly_listed_pod_is_looked_up_in_the_record_again(world: World) -> None:
-    """It was admitted between our two looks."""
+def test_a_newly_listed_pod_is_looked_up_in_the_checkpoint_again(world: World) -> None:
+    """It was admitted between the two reads."""
     world.write()
     admitted = entry("u")
 
@@ -291,7 +292,7 @@ def test_a_newly_listed_pod_is_looked_up_in_the_record_again(world: World) -> No
     assert (holding.uid, holding.name) == ("u", "p")
 
 
-def test_a_restart_resets_the_patience_and_keeps_names(world: World) -> None:
+def test_a_restart_resets_the_waiting_time_and_keeps_names(world: World) -> None:
     world.write(entry("u"))
     world.service.containers_now = [listed("p", "GPU-a::0")]
     assert world.uids() == ["u"]
@@ -302,7 +303,7 @@ def test_a_restart_resets_the_patience_and_keeps_names(world: World) -> None:
     assert (holding.uid, holding.name) == ("u", "p")
 
 
-def test_healthy_replicas_are_current_or_else_those_of_the_record(
+def test_healthy_replicas_come_from_the_kubelet_or_else_from_the_checkpoint(
     world: World,
 ) -> None:
     world.write(entry("u"))
@@ -313,7 +314,7 @@ def test_healthy_replicas_are_current_or_else_those_of_the_record(
 
     world.service.healthy_now = {"nvidia.com/other": frozenset({"x"})}
     assert healthy() == {
-        GPU: ("podresources", frozenset()),  # the plugin is away
+        GPU: ("podresources", frozenset()),  # The plugin is away.
         "nvidia.com/other": ("podresources", frozenset({"x"})),
     }
     world.service.healthy_now = None
@@ -321,7 +322,7 @@ def test_healthy_replicas_are_current_or_else_those_of_the_record(
     assert "UNIMPLEMENTED" in world.message()
 
 
-def test_a_socket_that_no_process_serves_is_reported_in_time(tmp_path: Path) -> None:
+def test_a_socket_without_a_server_is_reported_within_the_deadline(tmp_path: Path) -> None:
     socket = tmp_path / "socket"
     socket.touch()
     probe = KubeletProbe(tmp_path / "none", socket, PodResources(str(socket), timeout_s=0.5))

@@ -1,4 +1,4 @@
-"""The kubelet's topology policy, from its files and flags, on each distribution."""
+"""Reads the kubelet's topology policy from its files and flags, on each distribution."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from agent.probes.host_processes import parse_flags
 from agent.probes.plugin_config import ConfigurationProbe
 from tests.agent.host import Tree, policy, read
 
-#: Paths of the kubelet's configuration in distributions: arguments, file, its content, the policy.
+#: Kubelet configuration of each distribution: arguments, file, content of the file, and policy.
 LAYOUTS = [
     pytest.param(
         ("--config=/var/lib/kubelet/config.yaml", "--container-runtime-endpoint=unix:///x"),
@@ -44,7 +44,7 @@ LAYOUTS = [
 
 
 @pytest.mark.parametrize(("arguments", "file"), LAYOUTS)
-def test_the_kubelet_of_each_distribution_is_read(
+def test_the_kubelet_configuration_of_each_distribution_is_read(
     tree: Tree, arguments: tuple[str, ...], file: tuple[str, str]
 ) -> None:
     path = tree.process(300, "kubelet", *arguments) / "root" / file[0]
@@ -53,10 +53,12 @@ def test_the_kubelet_of_each_distribution_is_read(
     assert policy(tree) == "restricted"
 
 
-def test_of_k3s_which_hides_its_flags_the_files_are_read_and_nothing_is_guessed(
+def test_the_files_of_k3s_are_read_because_it_hides_its_flags(
     tree: Tree,
 ) -> None:
-    """k3s runs the kubelet in its own process and replaces the command line by its name."""
+    """k3s runs the kubelet in its own process and replaces the command line by its name. Missing
+    values are not guessed.
+    """
     folder = tree.process(300, "k3s", "server")
     (folder / "comm").write_text("k3s-server\n")
     shown, sources = read(tree.probe())
@@ -77,7 +79,7 @@ def test_the_files_of_k3s_are_in_its_data_directory(tree: Tree) -> None:
     assert policy(tree) == "restricted"
 
 
-def test_microk8s_has_the_kubelet_s_flags_in_a_file(tree: Tree) -> None:
+def test_microk8s_has_the_kubelets_flags_in_a_file(tree: Tree) -> None:
     arguments = ("--kubelet-args-file=/args/kubelet", "--start-control-plane=true")
     environment = {"SNAP_DATA": "/data"}
     root = tree.process(300, "kubelite", *arguments, environment=environment) / "root"
@@ -103,12 +105,12 @@ def kubelet(tree: Tree, *arguments: str, **files: str) -> None:
         path.write_text(text)
 
 
-def test_the_kubelet_s_default_is_no_topology_policy(tree: Tree) -> None:
+def test_the_default_topology_policy_of_the_kubelet_is_none(tree: Tree) -> None:
     kubelet(tree, "--config=/etc/k.yaml", k_yaml="kind: KubeletConfiguration")
     assert policy(tree) == "none"
 
 
-def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_one_before(
+def test_the_drop_in_folder_overrides_the_file_and_the_flag_overrides_both(
     tree: Tree,
 ) -> None:
     arguments = ["--config", "/etc/k.yaml", "--config-dir=/etc/d"]
@@ -124,11 +126,11 @@ def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_o
     kubelet(tree, *arguments, **files)
     assert policy(tree) == "restricted"
     shutil.rmtree(tree.root / "300")
-    files |= {"d__25__1_conf": "topologyManagerPolicy: best-effort"}  # in a folder below
+    files |= {"d__25__1_conf": "topologyManagerPolicy: best-effort"}  # in a subfolder
     kubelet(tree, *arguments, **files)
     assert policy(tree) == "best-effort"
     shutil.rmtree(tree.root / "300")
-    files |= {"d__40_conf": "topologyManagerPolicy: null"}  # removes the others
+    files |= {"d__40_conf": "topologyManagerPolicy: null"}  # It removes the other values.
     kubelet(tree, *arguments, **files)
     assert policy(tree) == "none"
     shutil.rmtree(tree.root / "300")
@@ -138,14 +140,14 @@ def test_the_kubelet_s_file_its_folder_of_files_and_its_flag_each_win_over_the_o
 
 
 @pytest.mark.parametrize("text", ["topologyManagerPolicy: [1]", "topologyManagerPolicy: new"])
-def test_a_policy_that_is_none_of_those_there_are_is_not_known(tree: Tree, text: str) -> None:
+def test_an_unknown_policy_name_is_reported_as_unknown(tree: Tree, text: str) -> None:
     kubelet(tree, "--config=/etc/k.yaml", k_yaml=text)
     shown, sources = read(tree.probe())
     assert shown == []
     assert sources["kubelet"].state == "degraded"
 
 
-def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
+def test_a_missing_kubelet_process_is_not_a_fault(tree: Tree) -> None:
     shown, sources = read(ConfigurationProbe(tree.root / "nowhere", tree.root / "nowhere"))
     assert shown == []
     assert {source.state for source in sources.values()} == {"absent"}
@@ -161,7 +163,5 @@ def test_no_process_at_all_is_an_absence_and_no_fault(tree: Tree) -> None:
         ([], {}),
     ],
 )
-def test_flags_are_read_as_go_programs_read_them(
-    arguments: list[str], expected: dict[str, str]
-) -> None:
+def test_flags_are_parsed_as_in_go_programs(arguments: list[str], expected: dict[str, str]) -> None:
     assert parse_flags(arguments) == expected

@@ -1,4 +1,6 @@
-"""An agent that ends returns the GPUs to their plugin when no bound pod depends on its choice."""
+"""Checks that a stopping agent restores the device plugin when no bound pod depends on its
+choice.
+"""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, repeat
@@ -8,12 +10,12 @@ import pytest
 from agent.steering.leaving import leave
 
 STALE_AFTER_S = 300.0
-#: Maximum of seconds that a bind takes, and more.
+#: Longer than the maximum duration of a bind, in seconds.
 BIND_S = 15.0
 
 
 class Ending:
-    """Steering that may end according to ``answers``, the last one of which stays."""
+    """Steering that may end according to ``answers``. The last answer is repeated."""
 
     has_resources = True
 
@@ -54,7 +56,7 @@ class Ending:
         pytest.param([None] * 20 + [False], False, 19.0, id="a longer outage, never confirmed"),
     ],
 )
-def test_the_plugin_gets_its_gpus_back_only_when_no_pod_depends_on_the_agent(
+def test_the_plugin_is_restored_only_when_no_pod_depends_on_the_agent(
     answers: Sequence[bool | None], returned: bool, after_s: float
 ) -> None:
     ending = Ending(answers)

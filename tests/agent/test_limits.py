@@ -1,4 +1,4 @@
-"""Limits of containers in drivers from r615 on: a whole agent on the fake library, and parts."""
+"""Tests memory limits of containers in drivers from r615 on, with a whole agent and its parts."""
 
 import threading
 import time
@@ -31,7 +31,7 @@ from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.slow  # starts an agent
-def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whole: Whole) -> None:
+def test_every_container_with_a_limit_or_a_count_is_reported_and_printed(whole: Whole) -> None:
     limited, counted, neither = map(whole.cgroup, UIDS[:3])
     whole.driver.say(
         "GPU-a",
@@ -48,7 +48,7 @@ def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whol
         whose | {"uid": UIDS[1], "name": "counted", "containerId": whole.container_id(UIDS[1])}
         | {"used": GIB},
     ]  # fmt: skip
-    # What pods use is still what their processes list.
+    # The use of pods is still the sum over their processes.
     assert {p["name"]: p["used"] for p in status["pods"]} == dict.fromkeys(
         ("limited", "counted", "neither"), GIB
     )
@@ -60,7 +60,7 @@ def test_every_container_that_is_limited_or_counted_is_reported_and_printed(whol
 
 
 @pytest.mark.slow  # starts an agent
-def test_a_driver_before_r615_is_reported_to_have_none(whole: Whole) -> None:
+def test_a_driver_before_r615_is_reported_to_have_no_limits(whole: Whole) -> None:
     whole.missing = (CALL,)
     status = reported(whole, "--pause", "0.1")
     assert source(status) == (
@@ -94,7 +94,7 @@ def ids(readings: list[Reading]) -> list[str]:
         ),
     ],
 )
-def test_containers_are_found_wherever_kubelets_put_them(
+def test_containers_are_found_in_the_cgroups_of_each_kubelet_version(
     probe: Callable[..., LimitsProbe], tmp_path: Path, below: str
 ) -> None:
     container = "c" * 64
@@ -109,7 +109,7 @@ def some_pod(root: Path) -> None:
     (root / f"kubepods/pod{UIDS[1]}/{'c' * 64}").mkdir(parents=True)
 
 
-def test_the_driver_is_asked_seldom_and_for_pods_that_are_there(tmp_path: Path) -> None:
+def test_limits_are_read_rarely_and_only_for_existing_pods(tmp_path: Path) -> None:
     some_pod(tmp_path)
     (tmp_path / "cgroup.controllers").touch()
     now_s, calls = [0.0], []
@@ -126,7 +126,7 @@ def test_the_driver_is_asked_seldom_and_for_pods_that_are_there(tmp_path: Path) 
         assert (sorted(ids(first)), len(calls)) == (["c" * 64, "d" * 64], 2)
         now_s[0] = 14.9
         assert probing.follow(both) == first
-        assert ids(probing.follow(SAMPLE)) == ["c" * 64]  # the other pod is gone
+        assert ids(probing.follow(SAMPLE)) == ["c" * 64]  # The other pod was deleted.
         assert len(calls) == 2
         now_s[0] = 15.0
         assert len(ids(probing.follow(both))) == 2
@@ -135,7 +135,7 @@ def test_the_driver_is_asked_seldom_and_for_pods_that_are_there(tmp_path: Path) 
         probing.close()
 
 
-def test_a_call_that_hangs_costs_the_limits_alone(
+def test_a_hanging_call_leaves_out_only_the_limits(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:
     some_pod(tmp_path)
@@ -167,14 +167,14 @@ def test_a_call_that_hangs_costs_the_limits_alone(
         pytest.param(999, [Degraded("limits", "A: Unknown Error (NVML 999)")], id="a failure"),
     ],
 )
-def test_a_failed_call_is_reported_and_an_unsupported_one_shows_no_fault(
+def test_a_failed_call_is_reported_and_an_unsupported_call_is_not_a_fault(
     probe: Callable[..., LimitsProbe], tmp_path: Path, code: int, shown: list[Reading]
 ) -> None:
     some_pod(tmp_path)
     assert probe(refusing(code)).follow(SAMPLE) == [SourceReading("limits"), *shown]
 
 
-def test_a_container_that_cannot_be_read_hides_no_other(
+def test_an_unreadable_container_hides_no_other(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:
     for name in ("c", "d", "e"):
@@ -190,13 +190,13 @@ def test_a_container_that_cannot_be_read_hides_no_other(
     assert Degraded("limits", "A: Unknown Error (NVML 999)") in found
 
 
-def test_cgroups_of_another_namespace_are_reported(
+def test_cgroups_in_another_namespace_are_reported(
     probe: Callable[..., LimitsProbe], tmp_path: Path
 ) -> None:
     why = f"no pod's cgroup is in {tmp_path}: mount the host's /sys/fs/cgroup there"
     asking = probe(mistaken)
     assert asking.follow(SAMPLE) == [SourceReading("limits", "degraded", why)]
-    # A pod that was only admitted has none yet, and others have.
+    # A pod that was only just admitted has no cgroup yet, but others have.
     (tmp_path / f"kubepods/pod{UIDS[3]}").mkdir(parents=True)
     assert asking.follow(SAMPLE) == [SourceReading("limits")]
     (tmp_path / "cgroup.controllers").unlink()
@@ -220,7 +220,7 @@ def mistaken(*args: object) -> None:
     [*map(refusing, range(30)), mistaken, granting(2**64 - 1)],
     ids=[*map(str, range(30)), "a mistake of ours", "more than there is"],
 )
-def test_no_error_escapes(
+def test_no_error_is_raised(
     probe: Callable[..., LimitsProbe], tmp_path: Path, limits: Callable[..., None]
 ) -> None:
     some_pod(tmp_path)
@@ -251,7 +251,7 @@ def test_a_pynvml_with_changed_internals_is_reported(tmp_path: Path) -> None:
         pytest.param([SAMPLE[0], DeviceReading("nvml", "A", 0, kind="mig"), SAMPLE[2]], id="MIG"),
     ],
 )
-def test_no_query_is_made_if_there_can_be_no_limit(
+def test_no_call_is_made_if_there_can_be_no_limit(
     probe: Callable[..., LimitsProbe], tmp_path: Path, sample: list[Reading]
 ) -> None:
     some_pod(tmp_path)
@@ -268,7 +268,7 @@ def names(holdings: list[HoldingReading], *limits: LimitReading) -> list[tuple[s
     return [(each.uid, each.container) for each in found]
 
 
-def test_a_container_is_named_only_if_it_is_certain() -> None:
+def test_a_container_is_named_only_if_its_name_is_certain() -> None:
     two = [held("u"), held("u", "A::1", "side")]
     assert names([held("u")], limit("u", "c1")) == [("u", "main")]
     assert names(two, limit("u", "c1"), limit("u", "c2")) == [("u", ""), ("u", "")]

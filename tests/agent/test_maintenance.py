@@ -1,4 +1,4 @@
-"""The driver is closed when others have to work on it, and opened again by itself."""
+"""Checks that the driver is closed for maintenance, and opened again afterwards."""
 
 import shutil
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def opened(agent: Survey) -> bool:
     return bool(agent.ask("opened")["opened"])
 
 
-def test_the_driver_is_closed_for_maintenance_and_opened_after_it(survey: Start) -> None:
+def test_the_driver_is_closed_for_maintenance_and_opened_afterwards(survey: Start) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     assert ready(agent.step()) == ("True", "")
     assert opened(agent)
@@ -66,7 +66,7 @@ def test_kubectl_shows_why_the_driver_does_not_answer(plane: ControlPlane) -> No
     assert why in plane.kubectl("get", "gn", "maintained", "-o", "wide")
 
 
-def test_a_driver_that_was_replaced_in_the_meantime_is_that_of_a_new_process(survey: Start) -> None:
+def test_a_driver_replaced_during_maintenance_is_used_by_a_new_process(survey: Start) -> None:
     agent = survey([h100("GPU-a")])
     agent.step()
     agent.ask("maintain an upgrade")
@@ -77,14 +77,12 @@ def test_a_driver_that_was_replaced_in_the_meantime_is_that_of_a_new_process(sur
 
 
 @pytest.mark.parametrize("shown", ["fail all 15", "fail all 16", "recovery 1"])
-def test_gpus_that_are_all_lost_are_not_kept_open_and_are_followed_back(
-    survey: Start, shown: str
-) -> None:
+def test_lost_gpus_are_closed_and_found_again_when_they_return(survey: Start, shown: str) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.step()
     agent.driver.say("GPU-a", shown)
     agent.step()
-    assert opened(agent)  # the other one is in use: its errors must be received
+    assert opened(agent)  # The other GPU is in use, so its errors must be received.
     agent.driver.say("GPU-b", shown)
     agent.step()
     status = agent.until(lambda _: not opened(agent))
@@ -96,8 +94,8 @@ def test_gpus_that_are_all_lost_are_not_kept_open_and_are_followed_back(
     assert opened(agent)
 
 
-def test_gpus_that_come_after_the_agent_are_found(survey: Start) -> None:
-    """The driver counts them when it is opened, and there is nothing to keep it open for."""
+def test_gpus_that_appear_after_the_agent_started_are_found(survey: Start) -> None:
+    """The driver counts them when it is opened, and the agent does not need to keep it open."""
     agent = survey([])
     status = agent.step()
     assert (ready(status), "devices" in status) == (("True", ""), False)
@@ -106,7 +104,7 @@ def test_gpus_that_come_after_the_agent_are_found(survey: Start) -> None:
     assert [d["uuid"] for d in status["devices"]] == ["GPU-a"]
 
 
-def test_a_driver_that_is_loaded_after_the_agent_came_is_found(
+def test_a_driver_loaded_after_the_agent_started_is_found(
     survey: Start, environment: dict[str, str]
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
@@ -118,7 +116,7 @@ def test_a_driver_that_is_loaded_after_the_agent_came_is_found(
     assert (ready(status)[0], [d["uuid"] for d in status["devices"]]) == ("True", ["GPU-a"])
 
 
-def test_a_driver_library_that_comes_after_the_agent_is_found(
+def test_a_driver_library_installed_after_the_agent_started_is_found(
     survey: Start, environment: dict[str, str], tmp_path: Path
 ) -> None:
     library = Path(environment["LD_LIBRARY_PATH"]) / "libnvidia-ml.so.1"
@@ -152,7 +150,7 @@ def test_a_driver_library_that_comes_after_the_agent_is_found(
         ({}, {ANNOTATION: "later"}, None),
     ],
 )
-def test_signals_to_release_the_driver(
+def test_the_agent_recognises_requests_to_release_the_driver(
     labels: dict[str, str], annotations: dict[str, str], expected: tuple[str, str] | None
 ) -> None:
     why = of_maintenance(labels, annotations)

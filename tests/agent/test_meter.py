@@ -1,4 +1,4 @@
-"""How busy processes were, whatever the clock does."""
+"""Measures the activity of processes despite clock changes."""
 
 from typing import Any, cast
 
@@ -9,13 +9,15 @@ HOUR_US = 3_600_000_000
 
 
 class Driver:
-    """Has one process sample just before each answer, and returns the sample."""
+    """A driver in which a process takes a sample just before each call, which returns the
+    sample.
+    """
 
     def __init__(self) -> None:
         self.now_us = 10 * HOUR_US
 
     def ask(self, name: str, *args: Any) -> None:
-        """All else is absent."""
+        """Raise the error of an absent function for all other calls."""
 
     def process_samples(self, handle: Any, since_us: int) -> list[tuple[int, int, int]]:
         at_us = self.now_us - 1

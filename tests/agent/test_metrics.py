@@ -1,4 +1,4 @@
-"""The output of /metrics: names and labels of the docs, and nothing counted twice."""
+"""Checks the output of /metrics: documented names and labels, and no double counting."""
 
 from collections import Counter
 
@@ -141,7 +141,7 @@ def test_names_follow_the_conventions_of_prometheus() -> None:
     assert complaints(text_of(SHOWN)) == []
 
 
-def test_devices_have_dcgm_s_labels_and_instances_that_share_memory_one_series(
+def test_devices_have_dcgms_labels_and_instances_that_share_memory_have_one_series(
     reported: dict[str, Metric],
 ) -> None:
     used = reported["headroom_device_used_bytes"]
@@ -162,7 +162,7 @@ def test_devices_have_dcgm_s_labels_and_instances_that_share_memory_one_series(
     assert counts["GPU-b", "1", "none", "allocated"] == 2
 
 
-def test_activity_names_its_source_and_utilisation_is_another_thing(
+def test_activity_has_a_source_label_and_utilisation_is_a_separate_metric(
     reported: dict[str, Metric],
 ) -> None:
     def only(name: str) -> dict[tuple[str, ...], float]:
@@ -174,7 +174,7 @@ def test_activity_names_its_source_and_utilisation_is_another_thing(
     assert only("headroom_device_utilization_ratio") == {("GPU-a",): 1.0}
 
 
-def test_health_has_codes_that_do_not_change(reported: dict[str, Metric]) -> None:
+def test_health_has_stable_codes(reported: dict[str, Metric]) -> None:
     assert values(reported["headroom_device_unhealthy_reason"], "UUID", "reason") == {
         ("GPU-a", "xid"): 1, ("GPU-a", "remap"): 1, ("GPU-c", "lost"): 1
     }  # fmt: skip
@@ -203,7 +203,7 @@ def test_the_use_of_a_pod_is_reported_once_for_each_device(reported: dict[str, M
     assert values(sm, "pod", "container", "source") == {("p", "main", "nvml-process"): 0.4}
 
 
-def test_the_driver_s_limits_and_counts_of_containers_are_reported_with_the_use_of_pods(
+def test_the_drivers_limits_and_counts_of_containers_are_reported_next_to_the_use_of_pods(
     reported: dict[str, Metric],
 ) -> None:
     used = values(
@@ -214,7 +214,7 @@ def test_the_driver_s_limits_and_counts_of_containers_are_reported_with_the_use_
     assert limits == {("c1", "soft"): 500, ("c1", "hard"): 1000}
 
 
-def test_the_agent_reports_its_own_metrics(reported: dict[str, Metric]) -> None:
+def test_the_agent_reports_metrics_about_itself(reported: dict[str, Metric]) -> None:
     (build,) = reported["headroom_agent_build_info"].samples
     assert build.labels == {"version": "1.2", "driver_version": "580", "cuda_version": "13.0"}
     states = values(reported["headroom_agent_source_state"], "source", "state")
@@ -230,11 +230,11 @@ def test_the_agent_reports_its_own_metrics(reported: dict[str, Metric]) -> None:
     assert steered == {("nvidia.com/gpu", "reserved"): 7}
 
 
-def test_before_the_first_sample_there_are_no_figures() -> None:
+def test_before_the_first_sample_there_are_no_device_metrics() -> None:
     assert families(None).keys() == {"headroom_agent_writes"}
 
 
-def test_sm_time_of_processes_is_that_of_their_pods() -> None:
+def test_sm_time_of_processes_is_attributed_to_their_pods() -> None:
     uid, static = "0000000a-1111-4222-8333-00000000000a", "0123456789abcdef0123456789abcdef"
     readings = [
         ActivityReading("dcgm", "GPU-a", sm_ratio=0.9, sm_by_pid={1: 0.5, 2: 0.25, 3: 0.1, 9: 0.1}),

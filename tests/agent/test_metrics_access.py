@@ -1,4 +1,4 @@
-"""Metrics name pods of all tenants, so only clients that the API server authorizes read them."""
+"""Checks that only authorized clients read metrics, because metrics contain pods of all tenants."""
 
 import contextlib
 import http.client
@@ -35,7 +35,7 @@ NOT_ACCEPTED = Answer(401, b"not accepted\n")
 
 
 class Reviews:
-    """An API server that accepts two tokens, and counts what it is asked."""
+    """An API server that accepts two tokens, and counts its reviews."""
 
     def __init__(self) -> None:
         self.now_s = 1024.0
@@ -56,7 +56,7 @@ def reviews() -> Reviews:
     return Reviews()
 
 
-def test_an_answer_of_the_api_server_is_kept_for_some_time(reviews: Reviews) -> None:
+def test_a_review_of_the_api_server_is_cached_for_some_time(reviews: Reviews) -> None:
     for token, expected, kept_s in ((GOOD, None, ALLOWED_S), (OUTSIDER, FORBIDDEN, REJECTED_S)):
         reviews.asked.clear()
         assert reviews.access.at_once(token) == (None, False)
@@ -79,7 +79,7 @@ def test_a_client_without_a_token_causes_no_review(reviews: Reviews) -> None:
     assert not reviews.asked
 
 
-def test_a_revoked_permission_ends_with_the_kept_answer(reviews: Reviews) -> None:
+def test_a_revoked_permission_ends_with_the_cached_review(reviews: Reviews) -> None:
     assert reviews.access.ask(GOOD) is None
     reviews.answers[GOOD] = FORBIDDEN
     assert reviews.access.ask(GOOD) is None
@@ -87,7 +87,7 @@ def test_a_revoked_permission_ends_with_the_kept_answer(reviews: Reviews) -> Non
     assert reviews.access.ask(GOOD) == FORBIDDEN
 
 
-def test_unknown_tokens_cannot_cause_reviews_without_bound_nor_keep_prometheus_out(
+def test_unknown_tokens_cause_a_limited_number_of_reviews_and_do_not_block_prometheus(
     reviews: Reviews,
 ) -> None:
     assert reviews.access.ask(GOOD) is None
@@ -104,7 +104,7 @@ def test_unknown_tokens_cannot_cause_reviews_without_bound_nor_keep_prometheus_o
     assert reviews.access.at_once(GOOD) == (None, True)
 
 
-def test_without_the_api_server_nobody_else_gets_in(reviews: Reviews) -> None:
+def test_without_the_api_server_only_cached_clients_are_admitted(reviews: Reviews) -> None:
     assert reviews.access.ask(GOOD) is None
     reviews.is_down = True
     assert reviews.access.ask(GOOD) is None
@@ -113,7 +113,7 @@ def test_without_the_api_server_nobody_else_gets_in(reviews: Reviews) -> None:
         assert rejection is not None
         assert rejection.status == 503
     reviews.is_down = False
-    assert reviews.access.ask(OUTSIDER) == FORBIDDEN  # a failed review is not kept
+    assert reviews.access.ask(OUTSIDER) == FORBIDDEN  # A failed review is not cached.
 
 
 @pytest.fixture
@@ -156,7 +156,7 @@ def connection(server: Server, authority: Authority) -> http.client.HTTPSConnect
 
 
 def asked(scraper: http.client.HTTPSConnection, token: str | None) -> tuple[int, str]:
-    """Return the status and the body of one scrape."""
+    """Return status and body of one scrape."""
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     scraper.request("GET", "/metrics", headers=headers)
     answer = scraper.getresponse()
@@ -184,7 +184,7 @@ def test_the_public_port_serves_no_metrics_and_the_local_port_does(server: Serve
         assert "GPU-1" in local.get("/metrics").text
 
 
-def test_metrics_can_be_opened_to_every_client(
+def test_metrics_can_be_opened_to_all_clients(
     world: World, authority: Authority, certificate: Certificate
 ) -> None:
     tls = ServingTls(certificate.cert, certificate.key)
@@ -197,7 +197,7 @@ def test_metrics_can_be_opened_to_every_client(
         assert asked(scraper, None)[0] == 200
 
 
-def test_an_authorized_client_keeps_its_connection_and_others_lose_it(
+def test_an_authorized_client_keeps_its_connection_and_others_lose_theirs(
     server: Server, authority: Authority
 ) -> None:
     with contextlib.closing(connection(server, authority)) as scraper:
@@ -210,10 +210,10 @@ def test_an_authorized_client_keeps_its_connection_and_others_lose_it(
         assert scraper.sock is None, "each guess must cost a handshake"
 
 
-def test_an_address_opens_few_connections_and_those_that_are_open_go_on(
+def test_an_address_can_open_few_connections_and_open_ones_continue(
     server: Server, authority: Authority, reviews: Reviews
 ) -> None:
-    """Handshakes take CPU, and each connection asks about one unknown token at most."""
+    """Handshakes use CPU, and each connection causes at most one review of an unknown token."""
     with contextlib.closing(connection(server, authority)) as scraper:
         assert asked(scraper, GOOD)[0] == 200
         opened = 0
@@ -229,7 +229,7 @@ def test_an_address_opens_few_connections_and_those_that_are_open_go_on(
         assert asked(scraper, GOOD)[0] == 200
 
 
-def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
+def test_a_renewed_certificate_is_used_but_a_damaged_one_is_not(
     server: Server, authority: Authority, certificate: Certificate
 ) -> None:
     def shown() -> bytes:
@@ -249,10 +249,10 @@ def test_a_renewed_certificate_is_used_and_a_damaged_one_is_not(
     assert [each["event"] for each in logs] == ["certificate_not_read"]
 
 
-def test_the_port_opens_when_the_certificate_comes(
+def test_the_port_opens_when_the_certificate_arrives(
     world: World, reviews: Reviews, authority: Authority, tmp_path: Path
 ) -> None:
-    """The Secret can be created after the agent has started; gates must not wait for it."""
+    """The Secret can be created after the agent has started, and gates must not wait for it."""
     cert, key = tmp_path / "later.crt", tmp_path / "later.key"
     with (
         capture_logs() as logs,
@@ -281,7 +281,7 @@ def test_a_client_that_never_completes_its_handshake_is_closed(
         assert silent.recv(1) == b""
 
 
-def test_a_large_answer_reaches_a_slow_reader_whole(
+def test_a_slow_reader_gets_a_large_response_completely(
     world: World, reviews: Reviews, certificate: Certificate, authority: Authority
 ) -> None:
     tls = ServingTls(certificate.cert, certificate.key)

@@ -1,4 +1,6 @@
-"""A real API server decides who reads the metrics of an agent, with the permissions of its role."""
+"""Checks with a real API server which clients read the metrics of an agent, with the permissions of
+its role.
+"""
 
 import contextlib
 import time
@@ -32,8 +34,9 @@ ACCOUNTS = f"/api/v1/namespaces/{MONITORING}/serviceaccounts"
 
 @pytest.fixture
 def accounts(installed: ControlPlane) -> Iterator[dict[str, str]]:
-    """The tokens of Prometheus, which component monitors permits to read metrics, and of another
-    account."""
+    """The tokens of Prometheus, which component monitors allows to read metrics, and of another
+    account.
+    """
     with contextlib.ExitStack() as undo:
 
         def create(path: str, body: dict[str, Any]) -> None:
@@ -57,7 +60,9 @@ def accounts(installed: ControlPlane) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def review(installed: ControlPlane) -> Iterator[KubeReview]:
-    """As an agent asks, with the token that the kubelet mounts into its pod."""
+    """Return a review as the agent requests it, with the token that the kubelet mounts into its
+    pod.
+    """
     configuration = installed.configuration(token(installed, "agent-a"))
     configuration.no_proxy = "*"
     with ApiClient(configuration) as kube:
@@ -69,7 +74,9 @@ def status_of(answer: Answer | None) -> int:
     return 200 if answer is None else answer.status
 
 
-def test_the_api_server_decides(review: KubeReview, accounts: dict[str, str]) -> None:
+def test_the_api_server_decides_which_client_reads_metrics(
+    review: KubeReview, accounts: dict[str, str]
+) -> None:
     assert review(accounts[PROMETHEUS]) is None
     rejected = review(accounts[TENANT])
     assert status_of(rejected) == 403
@@ -83,7 +90,7 @@ def test_the_api_server_decides(review: KubeReview, accounts: dict[str, str]) ->
         assert status_of(review(unknown)) == 401
 
 
-def test_an_agent_serves_prometheus_and_nobody_else(
+def test_an_agent_serves_metrics_only_to_prometheus(
     review: KubeReview, accounts: dict[str, str], world: World, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path, "headroom-ca")

@@ -1,4 +1,6 @@
-"""Data of a node from the API server: each part alone, and absent with its reason if forbidden."""
+"""Reads data of a node from the API server. Each part is separate, and absent with its reason if
+forbidden.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +44,7 @@ def server() -> Iterator[ApiServer]:
 
 
 class Asking:
-    """A NodeApi and the time that it gets."""
+    """A NodeApi with a clock of the test."""
 
     def __init__(self, url: str) -> None:
         self.now_s = 0.0
@@ -67,7 +69,7 @@ def sources(readings: list[Reading]) -> dict[str, tuple[str, str]]:
     return {r.source: (r.state, r.message) for r in readings if isinstance(r, SourceReading)}
 
 
-def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
+def test_labels_reserve_and_topology_policy_are_read_once_a_minute(
     server: ApiServer, asking: Asking
 ) -> None:
     server.objects[CONFIGZ] = {
@@ -104,7 +106,7 @@ def test_labels_reserve_and_topology_policy_are_asked_once_a_minute(
         ),
     ],
 )
-def test_the_pool_of_unified_memory_is_that_of_the_annotation(
+def test_the_pool_of_unified_memory_is_read_from_the_annotation(
     server: ApiServer, asking: Asking, text: str | None, pool: list[PoolReading]
 ) -> None:
     if text is not None:
@@ -148,7 +150,7 @@ def test_an_unreported_policy_is_not_guessed(
     assert sources(readings).get("configz", ("", ""))[0] == state
     assert sources(readings)["labels"] == ("ok", "")
     assert server.sent().count(("GET", CONFIGZ)) == 1
-    # A forbidden request is tried again after an hour, any other after a minute.
+    # A forbidden request is retried after an hour, any other after a minute.
     asking.now_s = 3599.0
     list(asking.api.read())
     assert server.sent().count(("GET", CONFIGZ)) == (1 if answer is None else 2)
@@ -157,7 +159,7 @@ def test_an_unreported_policy_is_not_guessed(
     assert server.sent().count(("GET", CONFIGZ)) == (2 if answer is None else 3)
 
 
-def test_a_server_that_is_not_reached_is_waited_for_once(server: ApiServer) -> None:
+def test_an_unreachable_server_is_waited_for_only_once(server: ApiServer) -> None:
     nobody = Asking("http://127.0.0.1:9")
     try:
         assert sources(list(nobody.api.read())) == {
@@ -176,7 +178,7 @@ NO_ANSWER = [
 
 
 @pytest.mark.parametrize("body", NO_ANSWER)
-def test_an_answer_that_cannot_be_read_is_an_absence(
+def test_an_invalid_response_counts_as_absent(
     server: ApiServer, asking: Asking, body: bytes
 ) -> None:
     server.objects[NODE] = body
@@ -185,7 +187,7 @@ def test_an_answer_that_cannot_be_read_is_an_absence(
 
 
 @pytest.mark.parametrize("reserve", ["much", "-1Gi"])
-def test_a_reserve_that_cannot_be_read_is_not_known(
+def test_an_invalid_reserve_counts_as_unknown(
     server: ApiServer, asking: Asking, reserve: str
 ) -> None:
     assert server.node is not None
@@ -209,7 +211,7 @@ def test_an_invalid_device_choice_is_reported_until_it_is_corrected(
         "the node takes no GPU pods: annotation headroom.gpu/device-choice: 'steerd' is not one of "
         "predicted, gated, steered. Example: headroom.gpu/device-choice: predicted"
     ]
-    # The previous choice stays in effect: steering does not end because of a typing error.
+    # The previous choice stays in effect, because steering must not end because of a typing error.
     assert asking.api.device_choice is None
     annotations["headroom.gpu/device-choice"] = "steered"
     assert obstacles() == []
@@ -221,7 +223,7 @@ def mirror(uid: str, told_hash: str = HASH) -> dict[str, Any]:
     return {"metadata": {"name": "still-n1", "uid": uid, "annotations": annotations}}
 
 
-def test_the_mirror_of_a_static_pod_is_asked_for_once(server: ApiServer, asking: Asking) -> None:
+def test_the_mirror_of_a_static_pod_is_read_once(server: ApiServer, asking: Asking) -> None:
     server.objects[POD] = mirror("uid-1")
     for _ in range(2):
         assert list(asking.api.follow([HELD])) == [
@@ -229,7 +231,7 @@ def test_the_mirror_of_a_static_pod_is_asked_for_once(server: ApiServer, asking:
             SourceReading("mirrors"),
         ]
     assert server.sent().count(("GET", POD)) == 1
-    assert list(asking.api.follow([])) == []  # it is gone, and forgotten
+    assert list(asking.api.follow([])) == []  # The pod is deleted, and its mirror is dropped.
     list(asking.api.follow([HELD]))
     assert server.sent().count(("GET", POD)) == 2
 
@@ -243,7 +245,7 @@ def test_the_mirror_of_a_static_pod_is_asked_for_once(server: ApiServer, asking:
         ),
     ],
 )
-def test_a_missing_mirror_pod_is_reported_and_queried_again_after_a_minute(
+def test_a_missing_mirror_pod_is_reported_and_read_again_after_a_minute(
     server: ApiServer, asking: Asking, found: Any, why: str
 ) -> None:
     server.objects[POD] = found
@@ -280,7 +282,7 @@ def test_a_missing_mirror_pod_is_reported_and_queried_again_after_a_minute(
         ("", None),
     ],
 )
-def test_the_node_arguments_of_k3s_give_the_topology_policy(
+def test_the_topology_policy_is_read_from_the_node_arguments_of_k3s(
     arguments: str, expected: tuple[str, str] | None
 ) -> None:
     found = of_k3s({"k3s.io/node-args": arguments})

@@ -1,4 +1,6 @@
-"""The gate and its probe on a library of our own, where the C fake is too coarse."""
+"""Tests the NVML gate and its probe on a simulated library, for cases that the C fake does not
+have.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +27,7 @@ from tests.agent.nvml_library import PROBES, devices, gate, library, listing, pr
 pytestmark = pytest.mark.usefixtures("threads_end")
 
 
-def test_every_code_of_nvml_has_the_outcome_that_was_meant() -> None:
+def test_every_nvml_code_has_its_defined_outcome() -> None:
     named = {
         name.removeprefix("NVML_ERROR_"): outcome_of(code)
         for name, code in vars(pynvml).items()
@@ -47,39 +49,41 @@ def test_every_code_of_nvml_has_the_outcome_that_was_meant() -> None:
     ("code", "raised"),
     [(1, DriverGone), (18, DriverGone), (12, NoDriver), (2, StaleHandle), (15, DeviceFault)],
 )
-def test_gate_raises_ours_and_keeps_theirs_as_the_cause(code: int, raised: type[Exception]) -> None:
+def test_the_gate_raises_its_own_errors_with_nvmls_error_as_the_cause(
+    code: int, raised: type[Exception]
+) -> None:
     with pytest.raises(raised, match=f"NVML {code}") as caught:
         gate(nvmlDeviceGetName=refusing(code)).ask("nvmlDeviceGetName", 0)
     assert isinstance(caught.value.__cause__, pynvml.NVMLError)
 
 
 @pytest.mark.parametrize("code", [0, 3, 6, 13, 25], ids=lambda code: f"code {code}")
-def test_absent_is_none(code: int) -> None:
+def test_an_absent_value_is_none(code: int) -> None:
     assert gate(nvmlDeviceGetName=refusing(code)).ask("nvmlDeviceGetName", 0) is None
 
 
-def test_call_that_this_pynvml_does_not_have_is_absent() -> None:
+def test_a_call_that_this_pynvml_lacks_is_absent() -> None:
     assert gate().ask("nvmlDeviceGetSomethingOfTheFuture", 0) is None
 
 
-def test_missing_permission_is_none_and_remembered() -> None:
+def test_a_missing_permission_is_none_and_remembered() -> None:
     opened = gate(nvmlDeviceGetName=refusing(4))
     assert opened.ask("nvmlDeviceGetName", 0) is None
     assert opened.forbidden == {"nvmlDeviceGetName"}
 
 
 @pytest.mark.parametrize("code", [4, 9, 12, 13, 999], ids=lambda code: f"code {code}")
-def test_library_that_cannot_be_initialised_is_no_driver(code: int) -> None:
+def test_a_library_that_cannot_be_initialised_counts_as_no_driver(code: int) -> None:
     with pytest.raises(NoDriver):
         Gate(library(nvmlInitWithFlags=refusing(code))).start()
 
 
-def test_library_of_another_driver_is_no_missing_driver() -> None:
+def test_a_library_of_another_driver_version_is_not_a_missing_driver() -> None:
     with pytest.raises(DriverGone):
         Gate(library(nvmlInitWithFlags=refusing(18))).start()
 
 
-def test_driver_that_comes_later_is_found_without_a_restart() -> None:
+def test_a_driver_loaded_later_is_found_without_a_restart() -> None:
     codes = [12]
 
     def initialise(flags: int) -> None:
@@ -133,7 +137,7 @@ def test_limits_of_a_cgroup_are_reported_if_the_driver_has_them() -> None:
     assert gate().limits(0, "/sys/fs/cgroup/a") is None
 
 
-def test_agent_that_is_limited_itself_believes_no_figure() -> None:
+def test_an_agent_with_a_limit_of_its_own_uses_no_value() -> None:
     # Inside a limited cgroup the driver reports the limit as the memory of the device.
     for hard, fault in ((10, "the agent's own cgroup"), (2**64 - 1, "")):
         probe = NvmlProbe(limited(hard), cgroup="/sys/fs/cgroup/a")
@@ -144,7 +148,9 @@ def test_agent_that_is_limited_itself_believes_no_figure() -> None:
 
 
 @pytest.mark.parametrize(("text", "node"), [("1\n", 1), ("-1\n", None), ("", None)])
-def test_numa_node_is_that_of_the_pci_device(tmp_path: Path, text: str, node: int | None) -> None:
+def test_the_numa_node_is_read_from_the_pci_device(
+    tmp_path: Path, text: str, node: int | None
+) -> None:
     folder = tmp_path / "bus/pci/devices/0000:3b:00.0"
     folder.mkdir(parents=True)
     (folder / "numa_node").write_text(text)
@@ -155,7 +161,7 @@ def test_numa_node_is_that_of_the_pci_device(tmp_path: Path, text: str, node: in
     assert (facts.pci_bus_id, facts.numa_node) == ("00000000:3B:00.0", node)
 
 
-def test_incarnation_changes_with_boot_and_module(tmp_path: Path) -> None:
+def test_the_incarnation_changes_with_boot_and_kernel_module(tmp_path: Path) -> None:
     boot = tmp_path / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("b1\n")
@@ -222,7 +228,7 @@ def test_own_cgroup_is_a_full_path_with_v2(tmp_path: Path) -> None:
     ("cgroup", "has_limits", "is_said"),
     [("", True, True), ("", False, False), (None, True, False), ("/own", True, False)],
 )
-def test_an_own_limit_that_cannot_be_searched_is_reported(
+def test_a_limit_of_the_agent_that_cannot_be_looked_up_is_reported(
     cgroup: str | None, has_limits: bool, is_said: bool
 ) -> None:
     calls = {"nvmlDeviceGetMemoryLimits_v1": lambda handle, asked: None} if has_limits else {}
@@ -232,8 +238,10 @@ def test_an_own_limit_that_cannot_be_searched_is_reported(
     assert [device.fault for device in found.devices] == [""]
 
 
-def test_own_cgroup_is_found_if_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:
-    """In a private cgroup namespace, the default of containerd and CRI-O with cgroups v2."""
+def test_the_own_cgroup_is_found_if_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:
+    """This is the case in a private cgroup namespace, the default of containerd and CRI-O with
+    cgroups v2.
+    """
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")
     mount = tmp_path / "sys/fs/cgroup"

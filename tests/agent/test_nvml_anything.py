@@ -1,4 +1,4 @@
-"""Whatever the driver answers, the probe raises no error and shows no device twice."""
+"""Checks that the probe raises no error and shows no device twice, whatever the driver returns."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ CALLS = [
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetMigDeviceHandleByIndex",
 ]
-#: Behaviours of a call instead of an answer: any code of NVML, an invalid answer, an exception.
+#: Other behaviours of a call than an answer: any NVML code, an invalid answer, or an exception.
 MISHAPS: dict[str, Callable[..., Any]] = {
     **{f"code {code}": refusing(code) for code in [*range(1, 30), 777, 999]},
     "no sense": lambda *args: "no sense",
@@ -57,7 +57,7 @@ def play(opened: Gate, calls: dict[str, Any]) -> None:
     vars(opened._library).update(calls)
 
 
-def test_a_uuid_that_two_devices_give_is_named_once_and_not_trusted() -> None:
+def test_a_uuid_shared_by_two_devices_is_reported_once_as_unhealthy() -> None:
     opened = gate(nvmlDeviceGetCount=lambda: 2, nvmlDeviceGetUUID=lambda handle: "GPU-same")
     (device,) = probing(opened).read().devices
     assert (device.uuid, device.fault) == ("GPU-same", "driver reports its UUID for two devices")
@@ -65,7 +65,7 @@ def test_a_uuid_that_two_devices_give_is_named_once_and_not_trusted() -> None:
 
 @settings(deadline=None)
 @given(st.lists(st.dictionaries(st.sampled_from(CALLS), st.sampled_from(sorted(MISHAPS)))))
-def test_no_error_escapes_the_probe_and_no_device_appears_twice(
+def test_the_probe_raises_no_error_and_shows_no_device_twice(
     cycles: list[dict[str, str]],
 ) -> None:
     opened = Gate(library(nvmlDeviceGetCount=lambda: 2))
@@ -76,7 +76,7 @@ def test_no_error_escapes_the_probe_and_no_device_appears_twice(
             play(opened, normal)
             for name, mishap in mishaps.items():
                 setattr(opened._library, name, MISHAPS[mishap])
-            with capture_logs():  # what is a mistake of ours is logged with all its frames
+            with capture_logs():  # Our own errors are logged with all frames.
                 found = probe.read()
             uuids = [device.uuid for device in found.devices]
             assert len(uuids) == len(set(uuids))
@@ -106,7 +106,7 @@ def test_a_device_with_a_pending_mig_mode_takes_no_pods() -> None:
         "nvmlDeviceGetComputeMode",
     ],
 )
-def test_a_question_that_fails_spoils_no_answer_to_the_others(failing: str, code: int) -> None:
+def test_a_failed_call_does_not_affect_the_other_values(failing: str, code: int) -> None:
     calls = {
         "nvmlDeviceGetRemappedRows": lambda handle: (0, 9, 0, 1),
         "nvmlDeviceGetArchitecture": lambda handle: 9,

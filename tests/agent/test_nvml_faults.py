@@ -1,4 +1,4 @@
-"""GPUs and drivers that are lost, hang or answer nonsense."""
+"""Tests GPUs and drivers that are lost, hang or return invalid values."""
 
 import itertools
 import threading
@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S
 pytestmark = pytest.mark.usefixtures("threads_end")
 
 
-def test_stale_handle_is_resolved_once_more_by_uuid() -> None:
+def test_a_stale_handle_is_looked_up_again_by_uuid() -> None:
     def memory(handle: object, version: int | None = None) -> Any:
         if handle == 0:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -34,7 +34,7 @@ def test_stale_handle_is_resolved_once_more_by_uuid() -> None:
     assert device.memory is not None
 
 
-def test_device_that_is_lost_keeps_its_identity_but_no_figures() -> None:
+def test_a_lost_device_keeps_its_identity_but_has_no_values() -> None:
     lost: list[int] = []
 
     def handle(index: int) -> int:
@@ -46,7 +46,7 @@ def test_device_that_is_lost_keeps_its_identity_but_no_figures() -> None:
     (before,) = devices(probe)
     assert before.memory is not None
     lost.append(pynvml.NVML_ERROR_GPU_IS_LOST)
-    for _ in range(2):  # it stays lost, and known
+    for _ in range(2):  # It stays lost, and known.
         (after,) = devices(probe)
         assert (after.uuid, after.model, after.index) == ("GPU-0", "A100", 0)
         assert (after.memory, after.processes) == (None, None)
@@ -55,7 +55,7 @@ def test_device_that_is_lost_keeps_its_identity_but_no_figures() -> None:
     assert devices(probe) == [before]
 
 
-def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
+def test_all_mig_devices_of_a_lost_gpu_are_lost() -> None:
     lost: list[int] = []
 
     def handle(index: int) -> str:
@@ -82,8 +82,8 @@ def test_mig_devices_of_a_gpu_that_is_lost_are_all_lost() -> None:
     assert [d.uuid for d in devices(probe) if "lost" in d.fault] == ["GPU-mig0", "GPU-mig1"]
 
 
-def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
-    free = iter(range(900, 0, -1))  # moves with every call
+def test_compute_instances_that_share_memory_report_equal_memory() -> None:
+    free = iter(range(900, 0, -1))  # changes with every call
 
     probe = probing(
         gate(
@@ -99,14 +99,14 @@ def test_compute_instances_that_share_memory_never_disagree_about_it() -> None:
     assert len({device.memory for device in devices(probe)}) == 1
 
 
-def test_device_that_was_taken_out_is_gone_not_lost() -> None:
+def test_a_removed_device_is_gone_and_not_lost() -> None:
     counts = [1, 0]
     probe = probing(gate(nvmlDeviceGetCount=lambda: counts.pop(0)))
     assert len(devices(probe)) == 1
     assert devices(probe) == []
 
 
-def test_a_device_that_was_taken_out_is_not_blamed_for_the_fault() -> None:
+def test_a_fault_is_not_attributed_to_a_removed_device() -> None:
     counts = [1, 0, 1]
     handles = [refusing(pynvml.NVML_ERROR_GPU_IS_LOST), lambda index: index]
     probe = probing(
@@ -120,7 +120,7 @@ def test_a_device_that_was_taken_out_is_not_blamed_for_the_fault() -> None:
     assert devices(probe) == []
 
 
-def test_a_lost_driver_is_reported_and_its_devices_have_no_figures() -> None:
+def test_a_lost_driver_is_reported_and_its_devices_have_no_values() -> None:
     codes: list[int] = []
 
     def memory(handle: object, version: int | None = None) -> Any:
@@ -139,13 +139,13 @@ def test_a_lost_driver_is_reported_and_its_devices_have_no_figures() -> None:
     ]
 
 
-def test_driver_that_cannot_count_is_not_a_node_without_devices() -> None:
+def test_a_driver_that_cannot_count_devices_is_not_a_node_without_devices() -> None:
     assert (
         "number of devices" in probing(gate(nvmlDeviceGetCount=refusing(4))).read().driver.why_not
     )
 
 
-def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
+def test_a_hanging_call_affects_only_its_device_and_starts_no_second_thread() -> None:
     stuck = threading.Event()
 
     def memory(handle: int, version: int | None = None) -> Any:
@@ -161,7 +161,7 @@ def test_call_that_hangs_costs_its_device_and_no_second_thread() -> None:
     probe._deadline_s = 0.5
     for _ in range(5):
         found = probe.read()
-        probe._deadline_s = 30.0  # only the first look waits for the call that hangs
+        probe._deadline_s = 30.0  # Only the first sample waits for the hanging call.
         assert found.hanging
         assert [(d.uuid, d.fault) for d in found.devices] == [
             ("GPU-0", ""),
@@ -181,7 +181,7 @@ def _wait(stuck: threading.Event) -> None:
 
 
 def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
-    """A driver that keeps samples for every GPU, to be given back with ``free``."""
+    """A driver whose samples for each GPU must be freed with ``free``."""
     samples = itertools.count()
     metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=50.0) for _ in range(2)]
     return gate(
@@ -196,12 +196,12 @@ def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
 
 @pytest.fixture
 def gpm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Samples are compared in every look, and not only in those of a slow machine."""
+    """Compare samples in every pass, not only on a slow machine."""
     monkeypatch.setattr(sm_activity, "GPM_APART_S", 0.0)
 
 
 @pytest.mark.usefixtures("gpm_at_once")
-def test_what_is_kept_for_a_gpu_that_goes_is_given_back_with_its_thread() -> None:
+def test_samples_of_a_removed_gpu_are_freed_by_its_thread() -> None:
     freed: list[int] = []
     count = 2
     readers = begun_since("nvml")
@@ -235,7 +235,7 @@ def test_a_sample_without_its_pair_is_freed() -> None:
 
 
 @pytest.mark.usefixtures("gpm_at_once")
-def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
+def test_freeing_the_samples_of_a_removed_gpu_may_hang() -> None:
     stuck = threading.Event()
     count = 2
     readers = begun_since("nvml")
@@ -249,7 +249,7 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
         assert not looking.is_alive()
         assert [d.fault for d in devices(probe)] == [""]
         count = 2
-        assert [d.fault for d in devices(probe)] == [""]  # the other one did not report its UUID
+        assert [d.fault for d in devices(probe)] == [""]  # The other GPU did not report its UUID.
         assert len(readers()) == 3  # two devices and the driver
     finally:
         stuck.set()
@@ -258,6 +258,6 @@ def test_giving_back_what_is_kept_for_a_gpu_that_goes_may_hang() -> None:
         assert time.monotonic() < end_s
 
 
-def test_driver_that_counts_without_end_is_not_believed() -> None:
+def test_an_implausible_device_count_is_not_used() -> None:
     found = probing(gate(nvmlDeviceGetCount=lambda: 2**32 - 1)).read()
     assert "more than 256 devices" in found.driver.why_not

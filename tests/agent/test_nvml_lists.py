@@ -1,4 +1,4 @@
-"""Process lists and memory, in the version that the driver has."""
+"""Reads process lists and memory in the version that the driver has."""
 
 import ctypes
 import struct
@@ -17,7 +17,7 @@ from tests.agent.nvml_library import NOT_AVAILABLE, gate, listing
 pytestmark = pytest.mark.usefixtures("threads_end")
 
 
-def test_processes_are_asked_for_once_of_each_kind_and_merged_by_pid() -> None:
+def test_process_lists_are_read_once_per_kind_and_merged_by_pid() -> None:
     sizes: list[int] = []
     found = gate(
         nvmlDeviceGetComputeRunningProcesses_v3=listing((1, 100), (2, NOT_AVAILABLE), sizes=sizes),
@@ -28,7 +28,7 @@ def test_processes_are_asked_for_once_of_each_kind_and_merged_by_pid() -> None:
     assert len(sizes) == 3
 
 
-def test_a_list_that_does_not_fit_is_queried_again_with_a_larger_buffer() -> None:
+def test_a_list_that_does_not_fit_is_read_again_with_a_larger_buffer() -> None:
     sizes: list[int] = []
     many = [(pid, pid * 10) for pid in range(1, 201)]
     found = gate(nvmlDeviceGetComputeRunningProcesses_v3=listing(*many, sizes=sizes)).processes(0)
@@ -39,10 +39,10 @@ def test_a_list_that_does_not_fit_is_queried_again_with_a_larger_buffer() -> Non
 @pytest.mark.parametrize("clears", [False, True], ids=["", "clears the whole array first"])
 @pytest.mark.parametrize("count", [1, 2, 47, 48, 49, 63, 64])
 @pytest.mark.parametrize("entry_bytes", [16, 24, 32])
-def test_entries_are_as_long_as_the_driver_writes_them(
+def test_the_length_of_entries_follows_the_driver(
     entry_bytes: int, count: int, clears: bool
 ) -> None:
-    """The header of v3 has 24, and drivers write less or more (docs/design/agent.md)."""
+    """The header of v3 has 24 bytes, and drivers write less or more (docs/design/agent.md)."""
 
     def call(handle: Any, room: Any, array: Any) -> int:
         size, room._obj.value = room._obj.value, count
@@ -60,7 +60,7 @@ def test_entries_are_as_long_as_the_driver_writes_them(
 
 
 @pytest.mark.parametrize("length", [40, 100])
-def test_entries_of_another_length_than_any_driver_writes_are_not_guessed_at(length: int) -> None:
+def test_entries_of_an_unknown_length_are_not_guessed(length: int) -> None:
     def call(handle: Any, room: Any, array: Any) -> int:
         room._obj.value = 3
         ctypes.memset(ctypes.addressof(array), 1, 3 * length)
@@ -71,7 +71,7 @@ def test_entries_of_another_length_than_any_driver_writes_are_not_guessed_at(len
 
 
 @pytest.mark.parametrize("version", ["_v3", "_v2", ""])
-def test_the_newest_version_that_the_driver_has_is_found_once_for_each_call(version: str) -> None:
+def test_the_newest_supported_version_of_each_call_is_determined_once(version: str) -> None:
     listed = gate(
         **{
             f"nvmlDeviceGetComputeRunningProcesses{version}": listing((7, 70)),
@@ -92,8 +92,8 @@ def test_the_newest_version_that_the_driver_has_is_found_once_for_each_call(vers
     assert len(before) > len(asked)
 
 
-def test_a_call_that_fails_is_not_made_in_an_older_version() -> None:
-    """An older version could report less, and be used."""
+def test_a_failed_call_is_not_repeated_in_an_older_version() -> None:
+    """An older version could report less."""
     listed = gate(
         nvmlDeviceGetComputeRunningProcesses_v3=lambda *_: 3,
         nvmlDeviceGetComputeRunningProcesses_v2=listing((7, 70)),
@@ -101,7 +101,7 @@ def test_a_call_that_fails_is_not_made_in_an_older_version() -> None:
     assert listed.processes(0) is None
 
 
-def test_memory_is_asked_for_once_by_the_version_that_the_driver_has() -> None:
+def test_the_supported_version_of_the_memory_call_is_determined_once() -> None:
     asked: list[int | None] = []
 
     def memory(handle: object, version: int | None = None) -> Any:
@@ -115,5 +115,5 @@ def test_memory_is_asked_for_once_by_the_version_that_the_driver_has() -> None:
     assert asked == [pynvml.nvmlMemory_v2, None, None]
 
 
-def test_without_process_lists_the_processes_are_unknown_and_not_none() -> None:
+def test_without_process_lists_the_processes_are_unknown() -> None:
     assert gate().processes(0) is None

@@ -1,4 +1,4 @@
-"""The agent's process on a real shared library, through the real pynvml and its structs."""
+"""Runs the agent's process on a real shared library, through the real pynvml and its structs."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def condition(status: dict[str, Any], kind: str) -> tuple[str, str]:
     return found["status"], found.get("message", "")
 
 
-def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
+def test_used_memory_is_total_minus_free_minus_reserved(report: Report) -> None:
     status = report(A100, "--replicas", "4", "--sharing", "time-slicing")
     (device,) = status["devices"]
     assert device == {
@@ -41,7 +41,7 @@ def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
         "memory": 85899345920,
         "reserved": 637534208,
         "used": 85899345920 - 53687091200 - 637534208,
-        "unattributed": 85899345920 - 53687091200 - 637534208,  # used, and no process is listed
+        "unattributed": 85899345920 - 53687091200 - 637534208,  # In use, but no process is listed.
         "sharing": "time-slicing",
         "resource": "nvidia.com/gpu",
         "replicas": {"free": 4},
@@ -55,7 +55,9 @@ def test_used_is_memory_less_free_less_reserved(report: Report) -> None:
     assert condition(status, "Complete") == ("True", "")
 
 
-def test_without_v2_memory_nothing_is_reserved_and_that_is_reported(report: Report) -> None:
+def test_without_the_v2_memory_call_reserved_memory_is_zero_and_reported_as_missing(
+    report: Report,
+) -> None:
     status = report("code nvmlDeviceGetMemoryInfo_v2 13\n" + A100)
     (device,) = status["devices"]
     assert (device["reserved"], device["used"]) == (0, 85899345920 - 53687091200)
@@ -113,10 +115,12 @@ def test_only_the_device_with_failing_memory_is_unhealthy(
     assert bad["healthy"] is False
     assert reason in bad["healthReason"]
     assert not {"memory", "reserved", "used"} & set(bad)
-    assert "healthy" not in good  # the default, left out on the wire
+    assert "healthy" not in good  # The default, which is omitted from the JSON.
 
 
-def test_contradictory_figures_are_passed_on_and_nothing_is_computed(report: Report) -> None:
+def test_contradictory_values_are_reported_and_nothing_is_computed_from_them(
+    report: Report,
+) -> None:
     (device,) = report("device GPU-a 1000 10 2000 X\n")["devices"]
     assert (device["memory"], device["reserved"]) == (1000, 10)
     assert "used" not in device
@@ -160,7 +164,7 @@ def serving(
 
 
 def arenas(pid: int) -> int:
-    """How many threads have a heap of their own, for each of which glibc reserves 64 MiB."""
+    """Return the number of threads with their own heap, for each of which glibc reserves 64 MiB."""
     reserved = 0
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         place, permissions, *_ = line.split()
@@ -174,7 +178,7 @@ def metric(http: httpx.Client, name: str) -> list[tuple[dict[str, str], float]]:
     return [(s.labels, s.value) for f in families for s in f.samples if s.name == name]
 
 
-def test_agent_alone_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
+def test_an_agent_without_kubernetes_serves_metrics_notices_a_lost_device_and_ends_on_sigterm(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
     table = Path(environment["FAKE_NVML_TABLE"])
@@ -236,7 +240,9 @@ def printing(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def printed(process: subprocess.Popen[str], right: Callable[[dict[str, Any]], bool]) -> Any:
-    """The first status that is right; not found, the test hangs no longer than the agent lives."""
+    """Return the first correct status. On failure, the test hangs only as long as the agent
+    lives.
+    """
     assert process.stdout is not None
     for line in process.stdout:
         if right(status := json.loads(line)):
@@ -244,7 +250,7 @@ def printed(process: subprocess.Popen[str], right: Callable[[dict[str, Any]], bo
     raise AssertionError("it ended")
 
 
-def test_a_replaced_driver_is_reported_and_the_process_starts_again(
+def test_after_a_driver_replacement_the_process_restarts_itself(
     environment: dict[str, str],
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
@@ -260,10 +266,11 @@ def test_a_replaced_driver_is_reported_and_the_process_starts_again(
         assert (device["healthy"], "used" in device) == (False, False)
         after = printed(process, lambda status: status["driverVersion"] == "615.10.02")
         assert condition(after, "DriverReady") == ("True", "")
-        assert process.poll() is None  # the same process: what it printed came by the same pipe
+        # The same process, because its output came through the same pipe.
+        assert process.poll() is None
 
 
-def test_driver_that_is_unloaded_for_a_while_is_waited_for(environment: dict[str, str]) -> None:
+def test_a_driver_that_is_unloaded_for_a_while_is_waited_for(environment: dict[str, str]) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
     with printing(environment) as process:
         printed(process, lambda status: bool(status.get("devices")))
@@ -275,7 +282,7 @@ def test_driver_that_is_unloaded_for_a_while_is_waited_for(environment: dict[str
         printed(process, lambda status: status.get("driverVersion") == "615.10.02")
 
 
-def test_the_process_ends_for_a_new_container_if_a_restart_did_not_help(
+def test_the_process_exits_for_a_new_container_if_a_restart_did_not_help(
     environment: dict[str, str],
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a")])
@@ -295,7 +302,7 @@ def test_the_process_ends_for_a_new_container_if_a_restart_did_not_help(
     assert "replaced" in condition(json.loads(done.stdout), "DriverReady")[1]
 
 
-def test_driver_call_that_hangs_stops_neither_reports_nor_the_end(
+def test_a_hanging_driver_call_blocks_neither_reports_nor_shutdown(
     environment: dict[str, str],
 ) -> None:
     driver = Driver(Path(environment["FAKE_NVML_TABLE"]), [h100("GPU-a"), h100("GPU-b")])

@@ -1,4 +1,4 @@
-"""The output of `headroom agent --once` for a whole node; the docs contain the same table."""
+"""Tests the output of `headroom agent --once` for a whole node, which the docs contain as well."""
 
 import json
 import os
@@ -29,8 +29,9 @@ def uid(number: int) -> str:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Whole]:
-    """Four pods and an unattributed process on two H100 and a broken T4; one pod is busy, and
-    limited by the driver."""
+    """Four pods and an unattributed process on two H100 and a broken T4. One pod is busy and has a
+    limit of the driver.
+    """
     built = Whole(tmp_path, [h100("GPU-4c1e"), h100("GPU-9b07"), t4("GPU-e2d5")], 4)
     pods = {"llama-0": 30, "embed-7": 6, "whisper-2": 4, "rerank-1": 9}
     for number, (name, gib) in enumerate(pods.items(), 1):
@@ -72,7 +73,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
         pytest.param(shared("GPU-a", resource=""), ["GPU-a"], id="no known resource"),
     ],
 )
-def test_the_lines_below_a_device_name_it_and_its_replicas(
+def test_the_lines_below_a_device_show_its_pods_and_replicas(
     device: Device, details: list[str]
 ) -> None:
     shown = table("n", GPUNodeStatus(devices=[device]), {})
@@ -82,10 +83,10 @@ def test_the_lines_below_a_device_name_it_and_its_replicas(
 
 
 @pytest.mark.slow  # starts an agent
-def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
+def test_the_table_of_a_node_equals_the_one_in_the_docs(whole: Whole) -> None:
     done = whole.once("--pause", "0.2")
     assert "Traceback" not in done.stderr, done.stderr
-    assert done.returncode == 1  # a device is not well
+    assert done.returncode == 1  # a device has a fault
     printed = WHEN.sub("2026-11-21T11:05:00.000000Z", done.stdout)
     docs = (ROOT / "docs/how-to/see-gpu-use.md").read_text()
     there = re.search(r"```console\n\$ headroom agent --once\n(.*?)```", docs, re.S)
@@ -94,7 +95,7 @@ def test_the_table_of_a_node_is_the_one_in_the_docs(whole: Whole) -> None:
 
 
 @pytest.mark.slow  # starts an agent
-def test_programs_get_the_report_and_an_exit_status(whole: Whole) -> None:
+def test_programs_get_the_report_as_json_and_an_exit_status(whole: Whole) -> None:
     done = whole.once("--json", "--pause", "0")
     assert done.returncode == 1
     names = {pod["name"] for pod in json.loads(done.stdout)["pods"]}
@@ -104,7 +105,7 @@ def test_programs_get_the_report_and_an_exit_status(whole: Whole) -> None:
 
 
 @pytest.mark.slow  # starts an agent
-def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path) -> None:
+def test_a_machine_without_kubernetes_or_root_also_gets_its_table(tmp_path: Path) -> None:
     instances = (Instance("MIG-1", 1), Instance("MIG-2", 2))
     whole = Whole(tmp_path, [Gpu("GPU-a", instances=instances)], 1)
     whole.driver.use(900, {"MIG-1": GIB})
@@ -122,7 +123,7 @@ def test_a_machine_without_kubernetes_or_root_gets_its_table_too(tmp_path: Path)
 
 
 @pytest.mark.slow  # starts an agent
-def test_an_invalid_pause_is_rejected_with_an_example(whole: Whole) -> None:
+def test_an_invalid_interval_is_rejected_with_an_example(whole: Whole) -> None:
     done = whole.once("--pause", "nan")
     assert done.returncode == 2
     assert "--pause 1" in done.stderr
@@ -132,15 +133,15 @@ def test_an_invalid_pause_is_rejected_with_an_example(whole: Whole) -> None:
     ("figure", "text"),
     [(None, "?"), (-1, "?"), (0, "0.0 GiB"), (GIB - 1, "0.9 GiB"), (GIB, "1.0 GiB")],
 )
-def test_sizes_that_are_not_known_are_not_zero(figure: int | None, text: str) -> None:
+def test_unknown_sizes_are_not_shown_as_zero(figure: int | None, text: str) -> None:
     assert size(figure) == text
 
 
-def test_names_of_processes_do_not_reach_the_terminal_as_they_are() -> None:
+def test_names_of_processes_are_escaped_for_the_terminal() -> None:
     assert printable("a\x1b]0;\x07b\n") == "a?]0;?b?"
 
 
-#: A machine where this package is not installed.
+#: A machine on which this package is not installed.
 WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import main; sys.exit(main())"
 
 
@@ -153,7 +154,9 @@ WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import mai
         ),
     ],
 )
-def test_a_part_needs_nothing_of_the_other(arguments: list[str], status: int, message: str) -> None:
+def test_agent_and_extender_do_not_import_each_other(
+    arguments: list[str], status: int, message: str
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT % "extender", *arguments],
         env=os.environ | {"PYTHONPATH": str(ROOT)},

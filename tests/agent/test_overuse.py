@@ -1,4 +1,6 @@
-"""Devices on which pods use more than they reserved, and how much sooner they are reported."""
+"""Tests which devices have pods that use more than they reserved, and how much sooner these are
+reported.
+"""
 
 import math
 from dataclasses import dataclass, field
@@ -65,7 +67,7 @@ def test_a_device_is_overused_if_a_pod_uses_more_there_than_it_reserved(
     assert overuse(sample(*pods), GPUNodeSpec(reservations=LEDGER)) == Overuse(frozenset(devices))
 
 
-def test_devices_that_share_a_memory_are_overused_together() -> None:
+def test_devices_that_share_memory_are_overused_together() -> None:
     status = GPUNodeStatus(
         devices=[mig("MIG-a", 1), mig("MIG-b", 1)],
         pods=[use("p", "MIG-a", 5 * GIB)],
@@ -83,7 +85,7 @@ def test_a_decision_counts_until_its_eviction_is_rejected() -> None:
     assert decided(OveruseEviction("GPU-0", "t1", "t0", rejected_at="t2")) == NO_OVERUSE
 
 
-def test_growth_by_a_byte_is_written_on_an_overused_device_and_on_no_other() -> None:
+def test_growth_by_one_byte_is_written_only_on_an_overused_device() -> None:
     before = sample(use("p", "GPU-0", 9 * GIB), use("q", "GPU-1", 2 * GIB))
     grown = sample(use("p", "GPU-0", 9 * GIB + 1), use("q", "GPU-1", 2 * GIB))
     other = sample(use("p", "GPU-0", 9 * GIB), use("q", "GPU-1", 2 * GIB + 64 * MIB - 1))
@@ -95,7 +97,7 @@ def test_growth_by_a_byte_is_written_on_an_overused_device_and_on_no_other() -> 
 
 @dataclass
 class Api:
-    """Accepts everything."""
+    """An API server that accepts everything."""
 
     reports: list[GPUNodeStatus] = field(default_factory=list)
     sampled_at: list[str] = field(default_factory=list)
@@ -113,7 +115,7 @@ class Api:
 
 
 def hour(rate_bytes_per_s: int, ledger: dict[str, Reservation]) -> Api:
-    """Play an hour of a pod that uses 7 GiB and leaks; return what its agent wrote."""
+    """Simulate an hour of a pod that uses 7 GiB and leaks. Return the writes of its agent."""
     api, spec = Api(), GPUNodeSpec(reservations=ledger)
     at_s = 0.0
     writer = StatusWriter(
@@ -136,10 +138,10 @@ def hour(rate_bytes_per_s: int, ledger: dict[str, Reservation]) -> Api:
 
 def test_a_slow_leak_is_reported_every_64_mib_and_in_every_sample_above_its_reservation() -> None:
     small, large = reservation({"GPU-0": 8 * GIB}), reservation({"GPU-0": 24 * GIB})
-    # 3 GiB leak in the hour; 1 GiB of it, in 205 samples, below the small reservation.
+    # 3 GiB leak in the hour, of which 1 GiB in 205 samples is below the small reservation.
     assert len(hour(MIB, {"p": large}).reports) == 1 + 719 * 5 // 65
     assert len(hour(MIB, {"p": small}).reports) == 1 + 204 * 5 // 65 + 515
-    # Without growth, overuse costs nothing.
+    # Without growth, overuse causes no writes.
     assert len(hour(0, {"p": reservation({"GPU-0": GIB})}).reports) == 1
 
 

@@ -1,4 +1,4 @@
-"""Peaks survive a restart of the agent, in a file."""
+"""Checks that peaks survive a restart of the agent in a file."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def test_peaks_survive_a_restart_of_the_agent(tmp_path: Path) -> None:
     node.used[A] = 9 * GIB
     node.samples(lambda _: 9 * GIB, 10, A)
     node.used[A] = GIB
-    node.start_agent()  # nothing was saved in the end, as after SIGKILL
+    node.start_agent()  # Nothing was saved at the end, as after SIGKILL.
     row = node.one(30.0)
     assert (row.peak_bytes, row.peak_partial, row.started_at) == (
         9 * GIB,
@@ -52,7 +52,7 @@ def test_an_agent_that_was_away_for_long_reports_a_partial_peak(tmp_path: Path) 
     assert (row.peak_bytes, row.peak_partial, row.startup_peak_bytes) == (9 * GIB, True, None)
 
 
-def test_a_container_that_restarts_while_the_agent_does_begins_a_life(tmp_path: Path) -> None:
+def test_a_container_that_restarts_together_with_the_agent_begins_a_new_run(tmp_path: Path) -> None:
     node = Node(tmp_path / "agent.lives.json")
     node.hold("u")
     node.run("c1", "u")
@@ -66,7 +66,7 @@ def test_a_container_that_restarts_while_the_agent_does_begins_a_life(tmp_path: 
     assert (row.peak_bytes, row.peak_partial) == (GIB, False)
 
 
-def test_lives_of_an_earlier_boot_are_forgotten(tmp_path: Path) -> None:
+def test_runs_from_before_a_reboot_are_dropped(tmp_path: Path) -> None:
     node = Node(tmp_path / "agent.lives.json")
     node.hold("u")
     node.run("c1", "u")
@@ -79,7 +79,7 @@ def test_lives_of_an_earlier_boot_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"lives": [{"uid": 5}]}', b"\xff"])
-def test_a_file_that_cannot_be_read_is_logged_and_replaced(tmp_path: Path, content: bytes) -> None:
+def test_an_unreadable_file_is_logged_and_replaced(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "agent.lives.json"
     path.write_bytes(content)
     with capture_logs() as logs:
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_read_is_logged_and_replaced(tmp_path: Path, conte
     assert [life.sampled_bytes for life in _stored(path).lives] == [GIB]
 
 
-def test_a_file_that_cannot_be_written_is_logged_once_and_changes_no_report(tmp_path: Path) -> None:
+def test_an_unwritable_file_is_logged_once_and_changes_no_report(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with capture_logs() as logs:
         node = Node(tmp_path / "file" / "agent.lives.json")
@@ -127,7 +127,9 @@ def _stored(path: Path) -> Lives:
 
 @contextmanager
 def sampling(whole: Whole, state: Path) -> Iterator[subprocess.Popen[str]]:
-    """An agent that prints a sample every second, with its peaks beside the file ``state``."""
+    """Start an agent that prints a sample every second and keeps its peaks next to the file
+    ``state``.
+    """
     flags = [*whole.flags, "--no-publish", "--json", "--interval", "1", "--state", str(state)]
     kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
     with subprocess.Popen(
@@ -144,7 +146,7 @@ def sampling(whole: Whole, state: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def until_used(process: subprocess.Popen[str], used: int) -> dict[str, Any]:
-    """Return the pod of the first sample in which it uses so many bytes."""
+    """Return the pod in the first sample in which it uses this many bytes."""
     assert process.stdout is not None
     for line in process.stdout:
         (pod,) = json.loads(line)["pods"]
@@ -154,8 +156,8 @@ def until_used(process: subprocess.Popen[str], used: int) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_whole_agent_finds_the_peaks_of_the_one_before(tmp_path: Path) -> None:
-    """After SIGKILL, and after SIGTERM."""
+def test_an_agent_process_reads_the_peaks_of_the_previous_one(tmp_path: Path) -> None:
+    """Both after SIGKILL and after SIGTERM."""
     state = tmp_path / "run/agent.json"
     whole = Whole(tmp_path / "node", [h100("GPU-a")], 4)
     try:
@@ -163,7 +165,7 @@ def test_a_whole_agent_finds_the_peaks_of_the_one_before(tmp_path: Path) -> None
         pid = whole.node.processes["00000001-1111-4222-8333-000000000001", "main"].pid
         with sampling(whole, state) as agent:
             first = until_used(agent, 9 * GIB)
-        assert (first["peak"], first["peakPartial"]) == (9 * GIB, True)  # it started at boot
+        assert (first["peak"], first["peakPartial"]) == (9 * GIB, True)  # The pod started at boot.
         whole.driver.use(pid, {device: 2 * GIB})
         with sampling(whole, state) as agent:
             second = until_used(agent, 2 * GIB)
@@ -173,7 +175,7 @@ def test_a_whole_agent_finds_the_peaks_of_the_one_before(tmp_path: Path) -> None
         whole.driver.use(pid, {device: GIB})
         with sampling(whole, state) as agent:
             assert until_used(agent, GIB)["peak"] == 9 * GIB
-        # A single sample shows what the file has not, and leaves it as it is.
+        # A single sample shows values that the file lacks, and leaves the file unchanged.
         before = (state.parent / "agent.lives.json").read_bytes()
         once = json.loads(whole.once("--json", "--pause", "0", "--state", str(state)).stdout)
         assert once["pods"][0]["peak"] == GIB

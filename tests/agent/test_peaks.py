@@ -1,4 +1,6 @@
-"""Peaks of containers, when their use has settled, and which life they belong to."""
+"""Tests peaks of containers, when their use has settled, and to which run of the container they
+belong.
+"""
 
 import pytest
 from hypothesis import given
@@ -15,7 +17,7 @@ FORGOTTEN_AFTER_S = 600.0
 __all__ = ["node"]
 
 
-def test_a_peak_is_the_largest_sample_of_the_life(node: Node) -> None:
+def test_a_peak_is_the_largest_sample_of_the_run(node: Node) -> None:
     for used in (2, 9, 3):
         node.used[A] = used * GIB
         row = node.one()
@@ -28,12 +30,12 @@ def test_a_peak_is_the_largest_sample_of_the_life(node: Node) -> None:
     }
 
 
-def test_a_container_without_a_process_on_the_device_has_no_life_yet(node: Node) -> None:
+def test_a_container_without_a_process_on_the_device_has_no_run_yet(node: Node) -> None:
     row = node.one()
     assert (row.used_bytes, peaks(row)) == (0, {})
 
 
-def test_processes_that_end_do_not_end_the_life(node: Node) -> None:
+def test_ended_processes_do_not_end_the_run(node: Node) -> None:
     """A notebook ends its kernel and starts another."""
     node.used[A] = 9 * GIB
     node.sample()
@@ -44,7 +46,7 @@ def test_processes_that_end_do_not_end_the_life(node: Node) -> None:
     assert node.one().peak_bytes == 9 * GIB
 
 
-def test_a_restart_of_the_container_begins_a_life(node: Node) -> None:
+def test_a_restarted_container_begins_a_new_run(node: Node) -> None:
     node.used[A] = 9 * GIB
     node.samples(lambda _: 9 * GIB, 60, A)
     node.end("c1")
@@ -59,31 +61,31 @@ def test_a_restart_of_the_container_begins_a_life(node: Node) -> None:
     }
 
 
-def test_a_container_that_still_ends_does_not_count_for_the_next_life(node: Node) -> None:
+def test_a_container_that_is_still_ending_does_not_count_for_the_next_run(node: Node) -> None:
     node.used[A] = 9 * GIB
     node.sample()
     node.run("c2", "u")
     node.used["GPU-a", "c2"] = 2 * GIB
     row = node.one()
     assert (row.used_bytes, row.peak_bytes) == (11 * GIB, 2 * GIB)
-    node.end("c2")  # the new one crashed first
+    node.end("c2")  # The new container crashed first.
     row = node.one()
     assert (row.used_bytes, row.peak_bytes) == (9 * GIB, 2 * GIB)
 
 
-def test_all_processes_of_a_container_count_together() -> None:
-    """A pod with several processes, each with a part of the memory."""
+def test_all_processes_of_a_container_are_added_up() -> None:
+    """The pod has several processes, each with a part of the memory."""
     node = Node()
     node.hold("u")
     node.sample()
     node.run("c1", "u")
-    node.containers["twin"] = node.containers["c1"]  # another process of the same container
+    node.containers["twin"] = node.containers["c1"]  # another process of this container
     node.used |= {A: 3 * GIB, ("GPU-a", "twin"): 4 * GIB}
     row = node.one()
     assert (row.used_bytes, row.peak_bytes) == (7 * GIB, 7 * GIB)
 
 
-def test_containers_of_a_pod_have_their_own_peaks_if_their_names_are_known() -> None:
+def test_containers_of_a_pod_have_separate_peaks_if_their_names_are_known() -> None:
     node = Node()
     node.hold("u", "main", "GPU-a::0")
     node.hold("u", "side", "GPU-a::1")
@@ -107,7 +109,7 @@ def test_containers_of_a_pod_have_their_own_peaks_if_their_names_are_known() -> 
         pytest.param(("",), id="the name of the only one is not known"),
     ],
 )
-def test_use_of_which_the_container_is_not_known_has_no_peak(names: tuple[str, ...]) -> None:
+def test_use_of_an_unknown_container_has_no_peak(names: tuple[str, ...]) -> None:
     node = Node()
     node.hold("u", "main", "GPU-a::0")
     node.hold("u", "side", "GPU-a::1")
@@ -118,7 +120,7 @@ def test_use_of_which_the_container_is_not_known_has_no_peak(names: tuple[str, .
     assert [(r.used_bytes, peaks(r)) for r in rows] == [(len(names) * 3 * GIB, {}), (0, {})]
 
 
-def test_containers_without_names_of_a_pod_that_holds_nothing_have_no_peak() -> None:
+def test_unnamed_containers_of_a_pod_without_devices_have_no_peak() -> None:
     node = Node()
     for container_id in ("c1", "c2"):
         node.run(container_id, "u", name="")
@@ -133,7 +135,7 @@ def test_the_only_container_that_holds_a_device_needs_no_name(node: Node) -> Non
     assert node.one().peak_bytes == GIB
 
 
-def test_a_pod_that_holds_no_replica_has_a_peak_too() -> None:
+def test_a_pod_without_a_replica_also_has_a_peak() -> None:
     """It chose its device itself."""
     node = Node()
     node.sample()
@@ -143,7 +145,7 @@ def test_a_pod_that_holds_no_replica_has_a_peak_too() -> None:
     assert (row.container, row.peak_bytes, row.replica) == ("", GIB, "")
 
 
-def test_a_pod_has_a_life_on_each_device() -> None:
+def test_a_pod_has_a_separate_run_on_each_device() -> None:
     node = Node(devices={"GPU-a": {}, "GPU-b": {}})
     node.hold("u", "main", "GPU-a::0")
     node.hold("u", "main", "GPU-b::0")
@@ -155,7 +157,7 @@ def test_a_pod_has_a_life_on_each_device() -> None:
     assert [(r.device, r.peak_bytes) for r in rows] == [("GPU-a", 3 * GIB), ("GPU-b", GIB)]
 
 
-def test_compute_instances_of_one_gpu_instance_are_one_memory() -> None:
+def test_compute_instances_of_one_gpu_instance_have_one_memory() -> None:
     place = {"kind": "mig", "parent": "GPU-p", "gpu_instance": 3}
     node = Node(devices={"MIG-1": place, "MIG-2": place})
     node.hold("u", "main", "MIG-1")
@@ -170,15 +172,15 @@ def test_compute_instances_of_one_gpu_instance_are_one_memory() -> None:
     ]
 
 
-def test_use_that_the_driver_does_not_report_is_no_peak(node: Node) -> None:
-    """As on WSL and in vGPU guests."""
+def test_use_that_the_driver_does_not_report_has_no_peak(node: Node) -> None:
+    """For example, on WSL and in vGPU guests."""
     node.used[A] = None
     row = node.one()
     assert row.used_bytes is None
     assert peaks(row) == {"started_at": "2026-11-20T20:16:45Z"}
 
 
-def test_a_peak_outlasts_samples_without_attribution_and_long_gaps_are_reported(node: Node) -> None:
+def test_a_peak_survives_samples_without_attribution_and_long_gaps_are_reported(node: Node) -> None:
     node.used[A] = 9 * GIB
     node.sample()
     node.sees_processes = False
@@ -204,7 +206,7 @@ def test_a_container_that_ran_before_the_agent_has_a_partial_peak() -> None:
     }
 
 
-def test_a_container_that_first_loads_for_long_is_measured_from_its_start(node: Node) -> None:
+def test_a_container_that_loads_slowly_is_measured_from_its_start(node: Node) -> None:
     """It downloads a model for ten minutes, in which the agent sees no process of it."""
     for _ in range(120):
         node.sample()
@@ -236,13 +238,13 @@ def test_use_settles_when_it_has_changed_by_less_than_two_percent_for_20_s(node:
         pytest.param(0, 0, False, id="nothing"),
     ],
 )
-def test_when_use_has_settled(node: Node, low: int, high: int, settles: bool) -> None:
+def test_the_time_at_which_use_has_settled(node: Node, low: int, high: int, settles: bool) -> None:
     row = node.samples(lambda at_s: high if at_s % 10 else low, 300, A)
     assert bool(row.settled_at) == settles
     assert row.startup_peak_bytes == high
 
 
-def test_a_crash_while_it_starts_begins_the_wait_again(node: Node) -> None:
+def test_a_crash_during_the_start_restarts_the_wait(node: Node) -> None:
     node.samples(lambda _: GIB, 15, A)
     node.end("c1")
     node.sample()
@@ -251,7 +253,7 @@ def test_a_crash_while_it_starts_begins_the_wait_again(node: Node) -> None:
     assert node.samples(lambda _: GIB, 5, A).settled_at
 
 
-def test_a_step_of_the_clock_changes_no_time_of_a_life(node: Node) -> None:
+def test_a_clock_step_changes_no_time_of_a_run(node: Node) -> None:
     node.used[A] = GIB
     before = node.one()
     node.clock_off_s = -86_400.0
@@ -260,28 +262,28 @@ def test_a_step_of_the_clock_changes_no_time_of_a_life(node: Node) -> None:
     assert seconds_of(row.settled_at) - seconds_of(row.started_at) == 25
 
 
-def test_a_life_is_forgotten_ten_minutes_after_its_pod_left_the_report(node: Node) -> None:
+def test_a_run_is_dropped_ten_minutes_after_its_pod_left_the_report(node: Node) -> None:
     node.used[A] = GIB
     node.sample()
     holding = node.holdings.pop()
     node.end("c1")
     node.sample(FORGOTTEN_AFTER_S)
     node.holdings.append(holding)
-    assert node.one(0.0).peak_bytes == GIB  # the kubelet's list was incomplete for a while
+    assert node.one(0.0).peak_bytes == GIB  # The kubelet's list was incomplete for a while.
     node.holdings.clear()
     node.sample(FORGOTTEN_AFTER_S + 1)
     node.holdings.append(holding)
     assert node.one(1.0).peak_bytes is None
 
 
-def test_a_life_that_is_in_the_report_is_kept_however_old_it_is(node: Node) -> None:
+def test_a_run_that_is_in_the_report_is_kept_at_any_age(node: Node) -> None:
     node.used[A] = 9 * GIB
     node.sample()
     row = node.samples(lambda _: GIB, FORGOTTEN_AFTER_S + 60, A)
     assert row.peak_bytes == 9 * GIB
 
 
-def test_a_container_with_several_replicas_of_a_device_has_its_peak_once() -> None:
+def test_a_container_with_several_replicas_of_a_device_has_one_peak() -> None:
     node = Node()
     node.hold("u", "main", "GPU-a::0")
     node.hold("u", "main", "GPU-a::1")
@@ -290,7 +292,7 @@ def test_a_container_with_several_replicas_of_a_device_has_its_peak_once() -> No
     assert [row.peak_bytes for row in node.sample()] == [GIB, None]
 
 
-def test_the_number_of_lives_is_limited() -> None:
+def test_the_number_of_runs_is_limited() -> None:
     def life(number: int) -> Life:
         return Life(f"u{number}", "GPU-a", "main", f"c{number}", "", 0.0, shown_s=float(number))
 
@@ -306,7 +308,7 @@ def test_the_number_of_lives_is_limited() -> None:
     assert len(node.recorder._peaks.lives.lives) == MAX_LIVES
 
 
-def test_the_rows_with_peaks_are_limited() -> None:
+def test_the_number_of_rows_with_peaks_is_limited() -> None:
     """Etcd accepts objects of 1.5 MiB."""
     node = Node()
     for number in range(MAX_ROWS_WITH_PEAKS + 5):
@@ -320,7 +322,7 @@ USES = st.lists(st.integers(0, 60) | st.none(), min_size=1, max_size=40)
 
 
 @given(USES, st.lists(st.integers(0, 80), max_size=40))
-def test_a_peak_is_never_less_than_a_sample_and_never_shrinks(
+def test_a_peak_is_at_least_every_sample_and_never_shrinks(
     uses: list[int | None], marks: list[int]
 ) -> None:
     node = Node()
@@ -343,7 +345,7 @@ def test_a_peak_is_never_less_than_a_sample_and_never_shrinks(
         settled_at = row.settled_at
 
 
-def test_times_are_those_of_the_clock_at_the_first_sample() -> None:
+def test_times_use_the_clock_of_the_first_sample() -> None:
     node = Node()
     node.hold("u")
     node.run("c1", "u", age_s=7.0)

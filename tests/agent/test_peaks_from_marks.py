@@ -1,4 +1,4 @@
-"""The driver's high-water marks in the peaks of lives."""
+"""Tests peaks that come from the driver's high-water marks."""
 
 import pytest
 
@@ -8,16 +8,16 @@ from tests.agent.measured_peaks import A, node
 __all__ = ["node"]
 
 
-def test_a_high_water_mark_has_what_falls_between_samples(node: Node) -> None:
+def test_a_high_water_mark_includes_use_between_samples(node: Node) -> None:
     node.used[A] = GIB
     node.marks[A] = 30 * GIB
     row = node.one()
     assert (row.used_bytes, row.peak_bytes, row.peak_source) == (GIB, 30 * GIB, "driver")
-    del node.marks[A]  # it is read every 15 s only
+    del node.marks[A]  # It is read only every 15 s.
     assert node.one().peak_bytes == 30 * GIB
 
 
-def test_a_high_water_mark_is_that_of_the_whole_life(node: Node) -> None:
+def test_a_high_water_mark_covers_the_whole_run(node: Node) -> None:
     node = Node()
     node.hold("u")
     node.run("c1", "u", age_s=300.0)
@@ -34,15 +34,13 @@ def test_a_high_water_mark_is_that_of_the_whole_life(node: Node) -> None:
         pytest.param(0, "nvml", 2 * GIB, id="it counts nothing"),
     ],
 )
-def test_a_mark_below_a_sample_is_not_believed(
-    node: Node, mark: int, source: str, peak: int
-) -> None:
+def test_a_mark_below_a_sample_is_not_used(node: Node, mark: int, source: str, peak: int) -> None:
     node.used[A], node.marks[A] = 2 * GIB, mark
     row = node.one()
     assert (row.peak_source, row.peak_bytes) == (source, peak)
 
 
-def test_the_mark_of_another_life_does_not_count(node: Node) -> None:
+def test_the_mark_of_another_run_does_not_count(node: Node) -> None:
     node.used[A], node.marks[A] = GIB, 30 * GIB
     node.sample()
     node.end("c1")

@@ -1,7 +1,7 @@
-"""Drivers that do not report everything: vGPU guests, WSL, Jetson, Grace.
+"""Tests drivers that do not report everything: vGPU guests, WSL, Jetson and Grace.
 
-From the driver's library through the agent's report to what a user reads. What is absent is a
-reason or is reported. The host's figures are used only for a GPU without memory of its own.
+The tests go from the driver library through the agent's report to the user's explanation. An absent
+value is a reason or is reported. The host's values are used only for a GPU without its own memory.
 """
 
 from collections.abc import Callable
@@ -26,14 +26,15 @@ Report = Callable[..., dict[str, Any]]
 NO_PROCESSES = "".join(
     f"code nvmlDeviceGetComputeRunningProcesses_v{version} 3\n" for version in (2, 3)
 )
-#: A guest sees a smaller GPU: its profile's frame buffer.
+#: A guest sees a smaller GPU with the frame buffer of its profile.
 VGPU = NO_PROCESSES + f"device GPU-a {20 * GIB} {GIB} {9 * GIB} GRID A100D-20C\n"
-#: No reserve either.
+#: The guest also has no reserve.
 WSL = NO_PROCESSES + f"device GPU-a {24 * GIB} 0 {14 * GIB} NVIDIA GeForce RTX 4090\n"
-#: 96 GB of its own beside 480 GB of the host; the system's part of it is attributed to no process.
+#: 96 GB of its own in addition to 480 GB of the host. The system's part of it is attributed to no
+#: process.
 GRACE = f"device GPU-a {95 * GIB} {GIB} {84 * GIB} NVIDIA GH200 480GB\n"
 TELLS_NOTHING = "code nvmlDeviceGetMemoryInfo_v2 3\ncode nvmlDeviceGetMemoryInfo 3\n" + A100
-#: GB10 answers, with zeros.
+#: GB10 returns zeros.
 TELLS_ZERO = "device GPU-a 0 0 0 NVIDIA GB10\n"
 
 
@@ -45,7 +46,7 @@ def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, Devi
 
 
 def read(terms: DeviceTerms, vram: str) -> list[str]:
-    """The explanation of a node with this device."""
+    """Return the explanation of a node with this device."""
     verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))[1]
     return explanation_lines(explain(verdicts, Weights()).nearest[0])
 
@@ -60,7 +61,7 @@ _UNIFIED = pytest.mark.parametrize(
 
 
 @_UNIFIED
-def test_a_shared_gpu_without_memory_takes_no_pods_and_the_reason_says_what_to_set(
+def test_a_shared_gpu_without_memory_takes_no_pods_and_the_reason_names_the_setting(
     report: Report, table: str
 ) -> None:
     status, terms = weighed(report, table)
@@ -77,7 +78,7 @@ def test_a_shared_gpu_without_memory_takes_no_pods_and_the_reason_says_what_to_s
 
 
 @_UNIFIED
-def test_a_shared_gpu_with_unified_memory_is_shared_by_the_memory_that_is_set(
+def test_a_shared_gpu_with_unified_memory_uses_the_configured_pool(
     report: Report, table: str
 ) -> None:
     flags = ("--replicas", "4", "--sharing", "time-slicing", "--unified-memory", "64Mi")
@@ -87,10 +88,10 @@ def test_a_shared_gpu_with_unified_memory_is_shared_by_the_memory_that_is_set(
 
 
 @_UNIFIED
-def test_a_pod_without_an_amount_gets_a_whole_gpu_with_unified_memory(
+def test_a_pod_without_a_memory_request_gets_a_whole_gpu_with_unified_memory(
     report: Report, table: str
 ) -> None:
-    """Also beside a process that is in no pod: nothing is known of the memory of such a GPU."""
+    """Also next to a process without a pod, because the memory of such a GPU is unknown."""
     table += f"process 0 4242 {3 * GIB}\n"
     flags = ("--replicas", "1", "--sharing", "none")
     status = msgspec.convert(report(table, *flags), GPUNodeStatus)
@@ -101,7 +102,7 @@ def test_a_pod_without_an_amount_gets_a_whole_gpu_with_unified_memory(
     assert reason_for(None, NodeTerms("n", None, FRESH_S, (terms,))) is None
 
 
-def test_a_gpu_without_memory_beside_one_with_memory_has_a_fault(report: Report) -> None:
+def test_a_gpu_without_memory_next_to_a_gpu_with_memory_has_a_fault(report: Report) -> None:
     fails = "fail nvmlDeviceGetMemoryInfo_v2 3\nfail nvmlDeviceGetMemoryInfo 3\n"
     second = A100.replace("GPU-a", "GPU-b")
     status = msgspec.convert(report(A100 + fails + second), GPUNodeStatus)
@@ -127,22 +128,22 @@ def test_without_a_process_list_all_use_above_reservations_is_charged_and_report
     shown = read(terms, f"{left_gib + 1}Gi")
     assert shown[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
     assert "cannot attribute use to pods" in shown[2]
-    # It is unknown whether a pod that is gone from the lists has freed its memory.
+    # It is unknown whether a pod that left the lists has freed its memory.
     assert not status.shows_every_pod
 
 
-def test_unified_memory_counts_the_gpus_own_and_what_the_system_keeps_in_it(
+def test_unified_memory_counts_the_gpus_own_memory_and_the_systems_pages_in_it(
     report: Report,
 ) -> None:
     status, terms = weighed(report, GRACE)
     assert status.devices[0].memory_bytes == 95 * GIB
     assert terms.allocatable_bytes == 94 * GIB
-    # The system may keep pages there that no process is listed for: they are not free.
+    # The system may keep pages there for no listed process, which are not free.
     assert terms.unattributed_bytes == 10 * GIB
     node = NodeTerms("n", None, FRESH_S, (terms,))
     assert reason_for("84Gi", node) is None
     assert reason_for("85Gi", node) is Reason.MEMORY_ON_ANY
-    # A pod with a reservation is charged all of it, however little the driver counts.
+    # A pod with a reservation counts with all of it, however little the driver counts.
     held = {"u": reservation({"GPU-a": 60 * GIB})}
     _, beside = weighed(report, GRACE, reservations=held)
     assert beside.headroom_bytes == (94 - 10 - 60) * GIB

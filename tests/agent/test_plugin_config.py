@@ -1,4 +1,4 @@
-"""The configuration of plugin, toolkit and kubelet as a recorded /proc shows it."""
+"""Reads the configuration of plugin, toolkit and kubelet from a recorded /proc."""
 
 import shutil
 import threading
@@ -28,7 +28,7 @@ TIME_SLICING = {
 }
 
 
-#: 10 to the 12th keys in a few hundred bytes.
+#: 10^12 keys in a few hundred bytes.
 MERGES = "a0: &a0 {k: v}\n" + "".join(
     f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 13)
 )
@@ -39,7 +39,7 @@ def test_a_plugin_without_configuration_has_its_defaults(tree: Tree) -> None:
     assert plugin(tree) == PluginReading("plugin", "none", {}, "distributed", ("envvar",), False)
 
 
-def test_flags_win_over_the_environment_and_that_over_the_file(tree: Tree) -> None:
+def test_flags_override_the_environment_and_the_environment_overrides_the_file(tree: Tree) -> None:
     own = {"deviceListStrategy": "volume-mounts", "sharedDevicesAllocationPolicy": "packed"}
     tree.plugin(
         TIME_SLICING | {"flags": {"plugin": own}},
@@ -54,7 +54,7 @@ def test_flags_win_over_the_environment_and_that_over_the_file(tree: Tree) -> No
 
 
 def test_a_process_that_ends_while_it_is_read_is_absent(tree: Tree) -> None:
-    """As the kernel shows a process from the end of its memory until its parent waits for it."""
+    """The kernel shows such a process until its parent waits for it."""
     tree.plugin(TIME_SLICING)
     tree.process(300, "kubelet")
     probe = tree.probe()
@@ -66,7 +66,7 @@ def test_a_process_that_ends_while_it_is_read_is_absent(tree: Tree) -> None:
     assert {each.state for each in sources.values()} == {"absent"}
 
 
-def test_the_operator_s_environment_is_read(tree: Tree) -> None:
+def test_the_environment_of_the_gpu_operator_is_read(tree: Tree) -> None:
     tree.plugin(TIME_SLICING, DEVICE_LIST_STRATEGY="cdi-annotations,cdi-cri")
     assert plugin(tree).device_list_strategy == ("cdi-annotations", "cdi-cri")
 
@@ -117,7 +117,7 @@ def test_the_operator_s_environment_is_read(tree: Tree) -> None:
         pytest.param(None, "none", {}, False, id="none"),
     ],
 )
-def test_sharing_is_read_as_the_plugin_does(
+def test_sharing_is_read_as_by_the_plugin(
     tree: Tree, sharing: object, kind: str, replicas: dict[str, int], rejects: bool | None
 ) -> None:
     tree.plugin({"version": "v1", "sharing": sharing})
@@ -136,7 +136,7 @@ def test_a_replaced_file_is_read_again(tree: Tree) -> None:
     assert found.sharing == "none"
 
 
-def test_a_plugin_that_was_restarted_is_found_again(tree: Tree) -> None:
+def test_a_restarted_plugin_is_found_again(tree: Tree) -> None:
     probe = tree.probe()
     shutil.rmtree(tree.plugin(TIME_SLICING))
     tree.process(201, "nvidia-device-plugin")
@@ -157,7 +157,7 @@ def test_a_socket_without_a_listener_is_tried_again(tree: Tree) -> None:
     assert state == "ok"
 
 
-def test_a_process_that_only_has_the_name_is_not_believed(tree: Tree) -> None:
+def test_a_process_with_only_the_plugins_name_is_not_used(tree: Tree) -> None:
     tree.plugin(TIME_SLICING)
     for pid, name in ((400, "nvidia-device-p"), (401, "kubelet")):
         tree.process(pid, f"{name}x", "--config-file=/elsewhere")
@@ -167,19 +167,19 @@ def test_a_process_that_only_has_the_name_is_not_believed(tree: Tree) -> None:
     assert policy(tree) == "none"
 
 
-def test_gkes_own_plugin_is_not_read_as_if_it_were_nvidias(tree: Tree) -> None:
-    """Its policy and files differ: what its flags do not set is not NVIDIA's default."""
+def test_gkes_own_plugin_is_not_read_as_nvidias(tree: Tree) -> None:
+    """Its policy and files differ, and it does not have NVIDIA's defaults."""
     tree.process(199, "nvidia-gpu-device-plugin", "-enable-container-gpu-metrics")
     tree.listen("nvidiaGPU-1700000000.sock", 199)
     shown, sources = read(tree.probe())
     assert shown == []
     assert sources["plugin"].state == "absent"
     assert "GKE" in sources["plugin"].message
-    tree.plugin(TIME_SLICING)  # one of NVIDIA's beside it is read
+    tree.plugin(TIME_SLICING)  # NVIDIA's plugin next to it is read.
     assert plugin(tree).replicas == {GPU: 4}
 
 
-def test_processes_of_another_pid_namespace_are_named_with_what_to_do(tree: Tree) -> None:
+def test_processes_of_another_pid_namespace_are_reported_with_a_fix(tree: Tree) -> None:
     tree.plugin(TIME_SLICING)
 
     def hidden(_: Path) -> int:
@@ -191,8 +191,8 @@ def test_processes_of_another_pid_namespace_are_named_with_what_to_do(tree: Tree
     assert "hostPID: true" in sources["plugin"].message
 
 
-def test_a_file_system_that_does_not_answer_delays_no_sample(tree: Tree) -> None:
-    """As a command line in a file of a FUSE server that sleeps."""
+def test_a_hanging_file_system_delays_no_sample(tree: Tree) -> None:
+    """For example, a command line in a file of a FUSE server that sleeps."""
     released = threading.Event()
 
     def sleeping(_: Path) -> int:
@@ -276,7 +276,7 @@ def test_an_unreadable_plugin_configuration_is_reported_and_not_guessed(
     assert reported in sources["plugin"].message
 
 
-def test_of_two_plugins_none_is_believed(tree: Tree) -> None:
+def test_with_two_plugins_neither_is_used(tree: Tree) -> None:
     for pid in (200, 201):
         tree.process(pid, "nvidia-device-plugin")
     shown, sources = read(tree.probe())
@@ -284,7 +284,7 @@ def test_of_two_plugins_none_is_believed(tree: Tree) -> None:
     assert sources["plugin"].state == "degraded"
 
 
-def test_the_toolkit_is_read_from_the_operator_s_path_else_from_the_package_s(
+def test_the_toolkit_configuration_is_read_from_the_operators_path_or_else_from_the_packages(
     tree: Tree,
 ) -> None:
     tree.plugin(TIME_SLICING)
@@ -298,7 +298,7 @@ def test_the_toolkit_is_read_from_the_operator_s_path_else_from_the_package_s(
     own.parent.mkdir(parents=True)
     own.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false")
     assert plugin(tree).toolkit_ignores_environment is True
-    for deep in ("a = " + 20_000 * "[", "a." * 4500 + "b = 1"):  # more than its parser can follow
+    for deep in ("a = " + 20_000 * "[", "a." * 4500 + "b = 1"):  # deeper than its parser can follow
         own.write_text(deep)
         assert plugin(tree).toolkit_ignores_environment is False
 
@@ -319,7 +319,7 @@ _BOMB = "a: &a [x,x,x,x,x,x,x,x]\n" + "".join(
         pytest.param("flags: " + "[" * 200_000, id="more depth"),
     ],
 )
-def test_a_configuration_that_nests_without_end_is_not_read(tree: Tree, bomb: str) -> None:
+def test_a_too_deeply_nested_configuration_is_not_read(tree: Tree, bomb: str) -> None:
     tree.plugin(bomb)
     _, sources = read(tree.probe())
     assert "cannot be read" in sources["plugin"].message

@@ -1,4 +1,4 @@
-"""The relay answers the kubelet in time, even if the plugin or the agent hangs."""
+"""Checks that the proxy answers the kubelet in time, even if the plugin or the agent hangs."""
 
 import queue
 import threading
@@ -22,24 +22,24 @@ PLUGIN = "nvidia-gpu.sock"
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Returns one protobuf field with its length."""
+    """Return one protobuf field with its length."""
     assert len(content) < 128
     return bytes([number << 3 | 2, len(content)]) + content
 
 
 def allocation(*replicas: str) -> bytes:
-    """An AllocateRequest of one container."""
+    """Return an AllocateRequest of one container."""
     return field(1, b"".join(field(1, each.encode()) for each in replicas))
 
 
-#: A PreferredAllocationRequest of one container that wants one of two replicas.
+#: A PreferredAllocationRequest of one container that needs one of two replicas.
 WISH = field(1, field(1, b"G::0") + field(1, b"G::1") + b"\x18\x01")
 
 
 class Plugin:
-    """Answers with what it was sent; its stream sends one message, and stays open.
+    """A plugin that returns its requests, and whose stream sends one message and stays open.
 
-    ``streams`` is the number of streams that were opened.
+    ``streams`` is the number of opened streams.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,7 +83,7 @@ def plugin(tmp_path: Path) -> Iterator[Plugin]:
 
 
 class Kubelet:
-    """Calls the relay without a deadline, as a kubelet does."""
+    """Calls the proxy without a deadline, as a kubelet does."""
 
     def __init__(self, folder: Path, endpoint: str) -> None:
         self._channel = grpc.insecure_channel(f"unix:{folder / endpoint}")
@@ -95,7 +95,7 @@ class Kubelet:
         return answer
 
     def watch(self) -> None:
-        """Opens one more stream."""
+        """Open one more stream."""
         stream = self._channel.unary_stream(f"/{SERVICE}/ListAndWatch")(b"")
         self._streams.append(stream)
 
@@ -110,10 +110,12 @@ def between(
     return made, Kubelet(folder, made.endpoint)
 
 
-def test_any_number_of_registrations_leaves_calls_their_answer_and_opens_no_stream_of_the_plugin(
+def test_many_registrations_do_not_affect_answers_and_open_no_further_stream_of_the_plugin(
     tmp_path: Path, plugin: Plugin
 ) -> None:
-    """The plugin gives each change of health to one stream only, also after its end."""
+    """The plugin sends each change of health to only one stream, even after the end of the
+    stream.
+    """
     made, kubelet = between(tmp_path)
     try:
         for _ in range(200):
@@ -129,7 +131,7 @@ def test_any_number_of_registrations_leaves_calls_their_answer_and_opens_no_stre
         made.stop()
 
 
-def test_a_scheduler_that_takes_too_long_is_not_waited_for(
+def test_a_choice_that_takes_too_long_is_not_waited_for(
     tmp_path: Path, plugin: Plugin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(plugin_proxy, "ANSWER_S", 0.02)
@@ -141,7 +143,7 @@ def test_a_scheduler_that_takes_too_long_is_not_waited_for(
 
     made, kubelet = between(tmp_path, choose)
     try:
-        # More than there are threads to choose.
+        # More calls than there are threads to choose.
         for _ in range(2 * CHOOSING):
             with pytest.raises(grpc.RpcError) as rejected:
                 kubelet.call("GetPreferredAllocation", WISH)
@@ -154,8 +156,10 @@ def test_a_scheduler_that_takes_too_long_is_not_waited_for(
         made.stop()
 
 
-def test_it_is_answering_while_a_pod_waits(tmp_path: Path, plugin: Plugin) -> None:
-    """Samples wait for it: on a node with busy CPUs the answer could come too late."""
+def test_the_proxy_reports_that_a_pod_waits_for_an_answer(tmp_path: Path, plugin: Plugin) -> None:
+    """Samples are delayed meanwhile, because on a node with busy CPUs the answer could be too
+    late.
+    """
     asked, goes_on = queue.SimpleQueue[None](), threading.Event()
 
     def choose(wanted: ContainerRequest) -> Sequence[str] | None:
@@ -197,7 +201,7 @@ def test_a_plugin_that_does_not_answer_is_not_waited_for(
 
 
 def test_each_allocation_of_a_replica_counts_once(tmp_path: Path, plugin: Plugin) -> None:
-    """An init container and the container after it get the same one."""
+    """An init container and the container after it get the same replica."""
     now_s = 0.0
     made, kubelet = between(tmp_path, monotonic=lambda: now_s)
     try:
@@ -215,7 +219,7 @@ def test_each_allocation_of_a_replica_counts_once(tmp_path: Path, plugin: Plugin
         made.stop()
 
 
-def test_a_renamed_proxy_listens_under_its_new_name_only(tmp_path: Path, plugin: Plugin) -> None:
+def test_a_renamed_proxy_listens_only_under_its_new_name(tmp_path: Path, plugin: Plugin) -> None:
     made = PluginProxy(tmp_path, PLUGIN, lambda wanted: None)
     first = made.endpoint
     made.rename()
@@ -231,7 +235,7 @@ def test_a_renamed_proxy_listens_under_its_new_name_only(tmp_path: Path, plugin:
     assert not list(tmp_path.glob("headroom-*"))
 
 
-def test_it_is_stuck_when_its_calls_are_not_taken(tmp_path: Path, plugin: Plugin) -> None:
+def test_a_proxy_whose_calls_are_not_accepted_is_stuck(tmp_path: Path, plugin: Plugin) -> None:
     made, kubelet = between(tmp_path)
     goes_on, began = threading.Event(), queue.SimpleQueue[None]()
     try:

@@ -1,4 +1,4 @@
-"""Registration of a resource's proxy: when its files, its plugin or its kubelet fail."""
+"""Tests the registration of a resource's proxy when its files, its plugin or its kubelet fail."""
 
 import errno
 import re
@@ -23,9 +23,7 @@ PREFIX = "headroom-"
 RESOURCE = "nvidia.com/gpu"
 
 
-def test_a_socket_that_cannot_be_made_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_creating_a_socket_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(keeping, "CHECK_EVERY_S", 0.02)
     for name in (plugin_socket(RESOURCE), "kubelet.sock"):
         (tmp_path / name).touch()
@@ -50,7 +48,7 @@ def test_a_socket_that_cannot_be_made_is_tried_again(
 
 @contextmanager
 def answering(socket: Path, service: str, method: str, reply: bytes = b"") -> Iterator[list[bytes]]:
-    """Answers every call of one method with ``reply``, and keeps what was asked."""
+    """Answers every call of one method with ``reply``, and records the requests."""
     asked: list[bytes] = []
 
     def answer(request: bytes, context: object) -> bytes:
@@ -65,7 +63,7 @@ def answering(socket: Path, service: str, method: str, reply: bytes = b"") -> It
 def serving(
     socket: Path, service: str, method: str, answer: Callable[[bytes, object], bytes]
 ) -> Iterator[None]:
-    """Serves one method."""
+    """Serve one method."""
     handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
@@ -101,7 +99,7 @@ def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answer
 def test_a_kubelet_that_uses_the_plugin_again_by_itself_gets_no_second_registration(
     tmp_path: Path,
 ) -> None:
-    """Kubelet 1.37 rejects it, and no longer notices when the plugin ends."""
+    """Kubelet 1.37 rejects it, and then misses the end of the plugin."""
     plugin = plugin_socket(RESOURCE)
     left = tmp_path / f"{PREFIX}{plugin}"
     left.touch()
@@ -112,10 +110,10 @@ def test_a_kubelet_that_uses_the_plugin_again_by_itself_gets_no_second_registrat
 
 
 @pytest.mark.parametrize(("kept", "registrations"), [(True, 1), (False, 2)])
-def test_a_kubelet_that_has_just_started_and_keeps_the_devices_has_the_plugin_already(
+def test_a_restarted_kubelet_that_keeps_the_devices_already_uses_the_plugin(
     kept: bool, registrations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its version may not be known yet: kubelet 1.37 must not get the plugin's socket again."""
+    """Its version may not be known yet, and kubelet 1.37 must not get the plugin's socket again."""
     monkeypatch.setattr(plugin_return, "NOTICE_S", 0.02)
     monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
     monkeypatch.setattr(plugin_return, "_BACK_TRIES", 1)
@@ -147,7 +145,7 @@ def test_a_kubelet_that_has_just_started_and_keeps_the_devices_has_the_plugin_al
 def test_a_socket_that_cannot_be_removed_ends_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent that may not steer has the kubelet's folder read-only."""
+    """An agent that may not steer mounts the kubelet's folder read-only."""
     monkeypatch.setattr(plugin_return, "NOTICE_S", 0.1)
     monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
     plugin = plugin_socket(RESOURCE)
@@ -166,8 +164,9 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
 
 
 class Kubelet:
-    """A kubelet 1.36 with one resource: a list of the plugin makes its devices healthy, and the end
-    of any stream makes them unhealthy, ``NOTICES_S`` later."""
+    """A kubelet 1.36 with one resource. A list of the plugin makes its devices healthy, and the end
+    of any stream makes them unhealthy, ``NOTICES_S`` later.
+    """
 
     NOTICES_S = 0.3
 
@@ -196,7 +195,7 @@ class Kubelet:
 
 @pytest.fixture
 def kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubelet]:
-    """A kubelet and a plugin, and a registration that steers."""
+    """A kubelet, a plugin, and a registration that steers."""
     monkeypatch.setattr(keeping, "CHECK_EVERY_S", 0.02)
     monkeypatch.setattr(keeping, "CHECK_DEVICES_EVERY_S", 0.5)
     plugin = plugin_socket(RESOURCE)
@@ -224,7 +223,7 @@ def kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubelet
             registration.stop(bring_plugin_back=False)
 
 
-def test_devices_that_the_kubelet_has_dropped_without_a_visible_reason_come_back(
+def test_devices_that_the_kubelet_dropped_without_a_visible_reason_are_restored(
     kubelet: Kubelet,
 ) -> None:
     kubelet.is_healthy = False

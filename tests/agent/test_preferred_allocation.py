@@ -1,4 +1,4 @@
-"""The agent's reads before it answers the kubelet, and its error if it cannot answer."""
+"""Tests the agent's reads before it answers the kubelet, and its error if it cannot answer."""
 
 import json
 import math
@@ -105,7 +105,7 @@ def answer(steering: PreferredAllocation) -> Any:
     return steering._choose(RESOURCE, WISH)
 
 
-def test_the_ledger_is_asked_again_until_it_answers(tmp_path: Path) -> None:
+def test_the_ledger_is_read_again_until_it_answers(tmp_path: Path) -> None:
     steering = allocation(tmp_path, Ledger(failures=1), status())
     assert answer(steering) == ("B::0",)
     assert steering.answers == {(RESOURCE, "reserved"): 1}
@@ -145,7 +145,7 @@ def test_an_answer_needs_no_sample_since_the_last_answer(tmp_path: Path) -> None
         pytest.param(0, status(), "{}", "checkpoint cannot be read", id="no checkpoint"),
     ],
 )
-def test_no_pod_is_assigned_a_device_by_guess(
+def test_no_pod_is_assigned_a_guessed_device(
     failures: int, sample: Any, checkpoint: str | None, why: str, tmp_path: Path
 ) -> None:
     if checkpoint is not None:
@@ -155,7 +155,7 @@ def test_no_pod_is_assigned_a_device_by_guess(
 
 
 class Clock:
-    """Stands in for module ``time``: sleeping takes no time, but is counted."""
+    """Replaces the module ``time``. Sleeping takes no time, but is counted."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -167,7 +167,7 @@ class Clock:
         self.now_s += seconds
 
 
-def test_all_inputs_together_wait_no_longer_than_the_proxy(
+def test_all_reads_together_end_before_the_deadline_of_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the proxy ends the call first, and the pod's status lacks the reason."""
@@ -179,8 +179,8 @@ def test_all_inputs_together_wait_no_longer_than_the_proxy(
     monkeypatch.setattr(steering, "_sample", lambda: status() if clock.now_s > 0.1 else None)
     with pytest.raises(Rejected, match="checkpoint cannot be read"):
         answer(steering)
-    assert clock.now_s == pytest.approx(0.8)  # the proxy waits for 1 s
-    # The API server, too, has only the time that is left.
+    assert clock.now_s == pytest.approx(0.8)  # The proxy waits for 1 s.
+    # The API server only has the remaining time, too.
     assert ledger.within_s == pytest.approx([0.6, 0.4, 0.2])
 
 
@@ -196,7 +196,7 @@ class Answering:
 
 
 @pytest.mark.parametrize(("until_s", "waits_s"), [(0.0, 0.0), (0.3, 0.3), (9.0, 1.0)])
-def test_a_sample_waits_for_an_answer_but_no_longer_than_an_answer_may_take(
+def test_a_sample_waits_for_an_answer_only_until_the_deadline_of_the_answer(
     until_s: float, waits_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock()
@@ -211,31 +211,31 @@ def test_the_plugin_chooses_unshared_devices(tmp_path: Path) -> None:
     assert answer(allocation(tmp_path, Ledger(), status(sharing="none"))) is None
 
 
-def test_parts_of_a_gpu_are_chosen_like_whole_ones(tmp_path: Path) -> None:
+def test_mig_devices_are_chosen_like_whole_gpus(tmp_path: Path) -> None:
     assert answer(allocation(tmp_path, Ledger(), status(kind="mig"))) == ("B::0",)
 
 
-def test_it_may_leave_when_no_pod_depends_on_a_choice_any_more(tmp_path: Path) -> None:
+def test_steering_may_end_when_no_pod_depends_on_a_choice(tmp_path: Path) -> None:
     ledger = Ledger()
     steering = allocation(tmp_path, ledger, status())
     steering.leave()
-    assert not steering.may_leave  # it still reports that it steers
+    assert not steering.may_leave  # It still reports that it steers.
     ledger.told = GPUNodeStatus()
-    assert not steering.may_leave  # a pod is unconfirmed
+    assert not steering.may_leave  # A pod is unconfirmed.
     ledger.told = GPUNodeStatus(pods=[PodUse("u", "B")])
     assert steering.may_leave
     ledger.told, ledger.choice = GPUNodeStatus(), ""
     assert steering.may_leave
     ledger.told = status()
-    assert not steering.may_leave  # none yet, but a choice may still be reserved for a pod
+    assert not steering.may_leave  # No pod yet, but a choice may still be reserved for a pod.
     ledger.told, ledger.failures = GPUNodeStatus(), 1
     assert not steering.may_leave
 
 
-def test_a_pod_that_has_had_its_device_does_not_depend_on_a_choice_any_more(
+def test_a_pod_that_had_its_device_no_longer_depends_on_a_choice(
     tmp_path: Path,
 ) -> None:
-    """Its reservation stays until an extender has seen that it is gone."""
+    """Its reservation stays until an extender has seen that it was deleted."""
     ledger = Ledger(told=GPUNodeStatus())
     (tmp_path / "kubelet.sock").touch()
     steering = allocation(tmp_path, ledger, GPUNodeStatus(pods=[PodUse("u", "B", replica="B::0")]))
@@ -246,7 +246,7 @@ def test_a_pod_that_has_had_its_device_does_not_depend_on_a_choice_any_more(
 
 
 class Steering:
-    """Steering whose mode, sample and ledger the test sets; no plugin listens in the folder."""
+    """Steering with the mode, sample and ledger of the test. No plugin listens in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.ledger = Ledger(choice="")
@@ -285,7 +285,7 @@ def steering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steeri
     made.allocation.stop(bring_back=False)
 
 
-def test_steering_begins_when_the_mode_is_known_and_reports_what_is_missing(
+def test_steering_begins_when_the_mode_is_known_and_reports_obstacles(
     steering: Steering,
 ) -> None:
     steering.mode = None
@@ -319,8 +319,8 @@ class Registered(PluginRegistration):
         self.bypasses += 1
 
 
-def test_a_pod_that_one_sample_omits_is_no_bypass(tmp_path: Path) -> None:
-    """While the kubelet does not answer, the checkpoint shows pods that have ended."""
+def test_a_pod_that_one_sample_omits_is_not_a_bypass(tmp_path: Path) -> None:
+    """While the kubelet does not answer, the checkpoint shows ended pods."""
 
     def rows(*uids: str) -> list[HoldingReading]:
         return [HoldingReading("checkpoint", uid, "main", RESOURCE, f"A::{uid}") for uid in uids]
@@ -346,7 +346,7 @@ def test_steering_begins_after_the_plugin_of_a_killed_agent_is_restored(
         restored.wait()
 
     monkeypatch.setattr(preferred_allocation, "restore", restore)
-    steering.ledger.told = GPUNodeStatus()  # it was reported that nothing is steered
+    steering.ledger.told = GPUNodeStatus()  # It was reported that nothing is steered.
     (steering.folder / "headroom-nvidia-gpu~1.sock").touch()
     sample, steering.sample = steering.sample, None
     until(lambda: not steering.has_resources() and begun.is_set(), "the restoration begins")
@@ -359,7 +359,7 @@ def test_steering_begins_after_the_plugin_of_a_killed_agent_is_restored(
 
 
 @pytest.mark.parametrize("mode", [DeviceChoice.PREDICTED, DeviceChoice.GATED])
-def test_steering_ends_once_no_unconfirmed_pod_depends_on_the_choice(
+def test_steering_ends_when_no_unconfirmed_pod_depends_on_the_choice(
     mode: DeviceChoice, steering: Steering
 ) -> None:
     assert steering.has_resources()
@@ -367,13 +367,13 @@ def test_steering_ends_once_no_unconfirmed_pod_depends_on_the_choice(
     steering.mode = mode
     assert steering.has_resources()
     assert steering.samples_wanted == 1
-    steering.ledger.told = GPUNodeStatus()  # it is reported that nothing is steered
-    assert steering.has_resources()  # a pod is unconfirmed
+    steering.ledger.told = GPUNodeStatus()  # It is reported that nothing is steered.
+    assert steering.has_resources()  # A pod is unconfirmed.
     steering.ledger.choice = ""
     until(lambda: not steering.has_resources(), "that nothing is steered")
 
 
-def test_steering_goes_on_if_the_mode_is_changed_back_in_time(steering: Steering) -> None:
+def test_steering_continues_if_the_mode_is_changed_back_in_time(steering: Steering) -> None:
     assert steering.has_resources()
     steering.ledger.choice = "B"
     steering.mode = DeviceChoice.PREDICTED
@@ -385,7 +385,7 @@ def test_steering_goes_on_if_the_mode_is_changed_back_in_time(steering: Steering
     assert RESOURCE not in steering.allocation._returning
 
 
-def test_a_folder_that_is_read_only_is_an_obstacle(
+def test_a_read_only_folder_is_an_obstacle_to_steering(
     steering: Steering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
@@ -395,7 +395,7 @@ def test_a_folder_that_is_read_only_is_an_obstacle(
     assert steering.obstacles() == []
 
 
-def test_pods_that_arrived_are_remembered_until_the_kubelet_starts_again(tmp_path: Path) -> None:
+def test_admitted_pods_are_remembered_until_the_kubelet_restarts(tmp_path: Path) -> None:
     kubelet = tmp_path / "kubelet.sock"
     kubelet.touch()
     arrivals = Arrivals(kubelet)
@@ -409,7 +409,7 @@ def test_pods_that_arrived_are_remembered_until_the_kubelet_starts_again(tmp_pat
 
 
 @pytest.mark.parametrize("mode", [None, DeviceChoice.PREDICTED, DeviceChoice.STEERED])
-def test_the_permission_to_steer_is_reported_whatever_the_mode(
+def test_the_permission_to_steer_is_reported_in_every_mode(
     mode: DeviceChoice | None, steering: Steering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steering.mode = mode

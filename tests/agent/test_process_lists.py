@@ -1,4 +1,6 @@
-"""Processes that the driver lists several times, or in several places: MPS, compute instances."""
+"""Tests processes that the driver lists several times or in several places: MPS, compute
+instances.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -36,7 +38,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 def test_a_process_in_several_lists_of_the_driver_is_counted_once(
     whole: Whole, clients: str, server: str
 ) -> None:
-    """The server has a context of its own, and sits in the pod of the plugin's daemon."""
+    """The MPS server has a context of its own, and runs in the pod of the plugin's daemon."""
     slice_ = f"kubepods.slice/kubepods-pod{DAEMON.replace('-', '_')}.slice"
     whole.process(700, "nvidia-cuda-mps-server"[:15], f"/{slice_}/cri-containerd-{'d' * 64}.scope")
     pids = {uid: whole.node.processes[uid, "main"].pid for uid in UIDS}
@@ -46,7 +48,7 @@ def test_a_process_in_several_lists_of_the_driver_is_counted_once(
     ]
     for pid in pids.values():
         whole.driver.use(pid, {})
-    whole.driver.use(1, {"GPU-a": sum(figure for _, figure in held)})  # what is free
+    whole.driver.use(1, {"GPU-a": sum(figure for _, figure in held)})  # the free memory
     statements = [
         f"process {kind} {pid} {figure}"
         for pid, figure in held

@@ -1,4 +1,6 @@
-"""The pod of a process: every form of cgroup path, processes that end, and invisible processes."""
+"""Finds the pod of a process: every form of cgroup path, ended processes, and invisible
+processes.
+"""
 
 import os
 import shutil
@@ -53,26 +55,26 @@ def probe(
         pytest.param(110, id="relative to a cgroup namespace of our own"),
     ],
 )
-def test_every_form_of_a_cgroup_names_the_pod(pid: int) -> None:
+def test_every_form_of_a_cgroup_path_contains_the_pod(pid: int) -> None:
     found, source = checked(probe(), pid)
     assert found[pid].pod == uid(pid)
     assert source == SourceReading("proc")
 
 
 @pytest.mark.parametrize("before", ["kubepods.slice", "system.slice/containerd.service"])
-def test_drivers_that_disagree_write_pod_and_container_into_one_level(before: str) -> None:
+def test_some_cgroup_drivers_write_pod_and_container_into_one_level(before: str) -> None:
     slice_of = f"kubepods-burstable-pod{uid(7).replace('-', '_')}.slice"
     assert owner(f"0::/{before}/{slice_of}:cri-containerd:{7:064x}\n") == (uid(7), f"{7:064x}")
 
 
-def test_a_static_pod_is_known_by_the_hash_of_its_manifest() -> None:
+def test_a_static_pod_is_identified_by_the_hash_of_its_manifest() -> None:
     found, _ = checked(probe(), 111)
     assert found[111].pod == HASH
     assert is_static(HASH)
     assert not is_static(uid(1))
 
 
-def test_a_container_s_own_cgroups_are_its_pod_s_whatever_pod_they_name() -> None:
+def test_a_cgroup_created_inside_a_container_belongs_to_the_containers_pod() -> None:
     """A pod that requests no GPU names a cgroup like a pod that holds one."""
     found, _ = checked(probe(), 115)
     victim = holding(uid(116))
@@ -80,7 +82,7 @@ def test_a_container_s_own_cgroups_are_its_pod_s_whatever_pod_they_name() -> Non
     assert uses(charged) == [(uid(115), "A", "", 9), (uid(116), "A", "A::0", 0)]
 
 
-def test_on_a_node_in_a_pod_the_pods_of_its_own_kubelet_count(tree: Path) -> None:
+def test_on_a_node_in_a_pod_only_pods_of_its_own_kubelet_count(tree: Path) -> None:
     (tree / "2/comm").write_text("kubelet\n")
     (tree / "1/cgroup").write_text(f"0::/kubepods/pod{uid(115)}/{8:064x}/init\n")
     found, _ = checked(probe(tree), 115, 101, 112)
@@ -98,7 +100,7 @@ def test_on_a_node_in_a_pod_the_pods_of_its_own_kubelet_count(tree: Path) -> Non
         pytest.param(117, "podman", id="a container of podman, whose path has pod in it"),
     ],
 )
-def test_a_process_of_no_pod_has_none_and_is_named(pid: int, command: str) -> None:
+def test_a_process_without_a_pod_is_reported_by_its_name(pid: int, command: str) -> None:
     found, _ = checked(probe(), pid)
     assert (found[pid].pod, found[pid].command, found[pid].known) == ("", command, True)
 
@@ -117,23 +119,23 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "proc"
 
 
-def test_a_process_that_ended_since_it_was_listed_was_its_last_owner_s(tree: Path) -> None:
+def test_a_process_that_ended_since_it_was_listed_belongs_to_its_last_owner(tree: Path) -> None:
     probing = probe(tree, check_again_s=0.0)
     checked(probing, 101)
     shutil.rmtree(tree / "101")
     found, _ = checked(probing, 101)
     assert (found[101].pod, found[101].command) == (uid(101), "")
     again, _ = checked(probing, 101)
-    assert again[101].pod == ""  # whatever lists it for longer is no process of a pod
+    assert again[101].pod == ""  # A process that is listed for longer is not a pod's.
 
 
-def test_a_process_that_is_still_listed_is_read_seldom(tree: Path) -> None:
-    """Reading thousands of them takes a third of a second of CPU."""
+def test_a_process_that_is_still_listed_is_read_rarely(tree: Path) -> None:
+    """Reading thousands of processes takes a third of a second of CPU."""
     now_s = [1e6]
     probing = ProcessProbe(tree, lambda: now_s[0])
     checked(probing, 101)
     again = tree / "101"
-    again.rename(tree / "gone")  # the id is given to another process, which has another inode
+    again.rename(tree / "gone")  # Another process gets the ID, with another inode.
     again.mkdir()
     (again / "stat").write_text((tree / "102/stat").read_text())
     (again / "cgroup").write_text((tree / "102/cgroup").read_text())
@@ -149,7 +151,7 @@ def test_the_files_of_a_pods_process_are_read_once(tree: Path) -> None:
     now_s = [1e6]
     probing = ProcessProbe(tree, lambda: now_s[0])
     before, _ = checked(probing, 101, 113)
-    for pid in (101, 113):  # 113 is of no pod and may have taken another name
+    for pid in (101, 113):  # 113 is in no pod and may have changed its name.
         (tree / f"{pid}/stat").write_text(f"{pid} (renamed) S " + "1 " * 30)
     now_s[0] += CHECK_AGAIN_S
     after, _ = checked(probing, 101, 113)
@@ -157,7 +159,7 @@ def test_the_files_of_a_pods_process_are_read_once(tree: Path) -> None:
     assert (before[113].pod, after[113].command) == ("", "renamed")
 
 
-def test_an_id_that_was_given_out_again_is_not_the_newcomer_s(tree: Path) -> None:
+def test_a_reused_process_id_does_not_belong_to_the_previous_owner(tree: Path) -> None:
     started_s = 101_000 / TICKS_PER_S
     found, _ = checked(probe(tree, boot_s=started_s - 1.0), 101)
     assert (found[101].pod, found[101].command) == ("", "")
@@ -165,7 +167,7 @@ def test_an_id_that_was_given_out_again_is_not_the_newcomer_s(tree: Path) -> Non
     assert found[101].pod == uid(101)
 
 
-def test_an_agent_that_sees_its_own_container_only_attributes_nothing(tree: Path) -> None:
+def test_an_agent_that_sees_only_its_own_container_attributes_nothing(tree: Path) -> None:
     (tree / "2/comm").unlink()
     (tree / "self").mkdir()
     (tree / "self/cgroup").write_text((tree / "1/cgroup").read_text())
@@ -175,14 +177,14 @@ def test_an_agent_that_sees_its_own_container_only_attributes_nothing(tree: Path
     assert "hostPID" in source.message
 
 
-def test_the_host_s_proc_is_of_no_use_to_an_agent_in_a_namespace_of_its_own(tree: Path) -> None:
-    (tree / "self").symlink_to("4711")  # the host's number for us
+def test_the_hosts_proc_is_not_used_by_an_agent_in_its_own_pid_namespace(tree: Path) -> None:
+    (tree / "self").symlink_to("4711")  # the agent's pid on the host
     found, source = checked(probe(tree), 101)
     assert found == {}
     assert "hostPID" in source.message
 
 
-def test_a_node_in_a_container_is_seen_though_its_first_process_is_not_the_host_s(
+def test_a_node_in_a_container_is_seen_although_its_first_process_is_not_the_hosts(
     tree: Path,
 ) -> None:
     (tree / "2/comm").write_text("kubelet\n")
@@ -193,21 +195,21 @@ def test_a_node_in_a_container_is_seen_though_its_first_process_is_not_the_host_
     assert source.state == "ok"
 
 
-def test_a_proc_that_cannot_be_read_attributes_nothing(tmp_path: Path) -> None:
+def test_an_unreadable_proc_attributes_nothing(tmp_path: Path) -> None:
     found, source = checked(probe(tmp_path), 1)
     assert found == {}
     assert source.state == "degraded"
 
 
 @pytest.mark.parametrize("text", ["", "garbage", "1 (x) S 1 2"])
-def test_a_file_that_cannot_be_parsed_is_not_counted_as_unused(tree: Path, text: str) -> None:
+def test_an_unparsable_file_does_not_count_as_unused(tree: Path, text: str) -> None:
     (tree / "101/stat").write_text(text)
     found, source = checked(probe(tree), 101, 102)
     assert (found[101].known, found[102].known) == (False, True)
     assert source.state == "degraded"
 
 
-def test_process_0_is_one_that_the_driver_hides() -> None:
+def test_process_0_stands_for_a_process_that_the_driver_hides() -> None:
     found, source = checked(probe(), 0)
     assert not found[0].known
     assert source.state == "degraded"
@@ -215,7 +217,7 @@ def test_process_0_is_one_that_the_driver_hides() -> None:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A pod's cgroup as the kubelet makes it, where this machine lets us make one."""
+    """A pod's cgroup as the kubelet creates it, if this machine permits it."""
     tops = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
     top = next((Path(each) for each in tops if (Path(each) / "cgroup.procs").exists()), None)
     if top is None:
@@ -231,7 +233,7 @@ def cgroup() -> Iterator[Path]:
         each.rmdir()
 
 
-def test_a_real_process_in_a_real_cgroup_is_its_pod_s(cgroup: Path) -> None:
+def test_a_real_process_in_a_real_cgroup_belongs_to_its_pod(cgroup: Path) -> None:
     real = ProcessProbe(Path("/proc"))
     with subprocess.Popen(
         [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
@@ -250,7 +252,7 @@ CGROUP = (
     f"0::/kubepods.slice/kubepods-pod{uid(7).replace('-', '_')}.slice/"
     "cri-containerd-{container}.scope\n"
 )
-#: As the kubelet mounts the file for the termination message into the container.
+#: The mount of the file for the termination message in the container.
 MOUNT = (
     "812 790 8:1 /var/lib/kubelet/pods/{uid}/containers/{name}/3f2a91c4 /dev/termination-log"
     " rw,relatime - ext4 /dev/sda1 rw\n"
@@ -260,7 +262,7 @@ MOUNT = (
 def started(
     root: Path, pid: int, parent: int, start_s: int, mounts: str = "", container: str = CONTAINER
 ) -> None:
-    """A process of a container, as it is in /proc."""
+    """Add a process of a container to /proc."""
     folder = root / str(pid)
     folder.mkdir(parents=True)
     (folder / "cgroup").write_text(CGROUP.format(container=container) if container else "0::/\n")
@@ -271,14 +273,14 @@ def started(
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """The host's /proc, with the shim of a container, 50, outside of it."""
+    """The host's /proc, in which the shim of a container has pid 50, outside of the container."""
     started(tmp_path, 2, 0, 1, container="")
     (tmp_path / "2/comm").write_text("kthreadd\n")
     started(tmp_path, 50, 1, 100, container="")
     return tmp_path
 
 
-def test_a_container_has_its_name_from_its_mounts_and_starts_with_its_first_process(
+def test_a_containers_name_comes_from_its_mounts_and_its_start_from_its_first_process(
     host: Path,
 ) -> None:
     other = "30 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
@@ -290,7 +292,7 @@ def test_a_container_has_its_name_from_its_mounts_and_starts_with_its_first_proc
     assert found[62].container == Container(CONTAINER, "main", 200.0)
 
 
-def test_processes_of_a_container_have_the_start_of_the_oldest(host: Path) -> None:
+def test_processes_of_a_container_have_the_start_of_its_oldest_process(host: Path) -> None:
     """A process that ``kubectl exec`` starts has no ancestor in the container."""
     started(host, 60, 50, 200, MOUNT.format(uid=uid(7), name="main"))
     started(host, 55, 50, 300, MOUNT.format(uid=uid(7), name="main"))
@@ -313,13 +315,15 @@ def test_processes_of_a_container_have_the_start_of_the_oldest(host: Path) -> No
         ),
     ],
 )
-def test_a_container_whose_mounts_do_not_name_it_has_no_name(host: Path, mounts: str) -> None:
+def test_a_container_whose_mounts_do_not_contain_its_name_has_no_name(
+    host: Path, mounts: str
+) -> None:
     started(host, 60, 50, 200, mounts)
     found, _ = checked(probe(host), 60)
     assert found[60].container == Container(CONTAINER, "", 200.0)
 
 
-def test_a_process_whose_mounts_cannot_be_read_is_known_without_the_container_s_name(
+def test_a_process_with_unreadable_mounts_is_attributed_without_the_containers_name(
     host: Path,
 ) -> None:
     started(host, 60, 50, 200)
@@ -329,21 +333,21 @@ def test_a_process_whose_mounts_cannot_be_read_is_known_without_the_container_s_
     assert source == SourceReading("proc")
 
 
-def test_ancestors_are_read_up_to_a_limit_and_never_in_a_circle(host: Path) -> None:
+def test_ancestors_are_read_up_to_a_limit_and_never_in_a_cycle(host: Path) -> None:
     started(host, 60, 61, 300)
     started(host, 61, 60, 200)
     found, _ = checked(probe(host), 60)
     assert found[60].container.started_s == 200.0
 
 
-def test_a_cgroup_without_a_container_s_level_has_no_id(host: Path) -> None:
+def test_a_cgroup_without_a_container_level_has_no_container_id(host: Path) -> None:
     started(host, 60, 50, 200)
     (host / "60/cgroup").write_text(f"0::/kubepods/pod{uid(7)}/nested\n")
     found, _ = checked(probe(host), 60)
     assert found[60].container == Container("")
 
 
-def test_a_container_in_a_container_is_the_outer_one() -> None:
+def test_a_container_in_a_container_counts_as_the_outer_one() -> None:
     inner, outer = f"{1:064x}", f"{2:064x}"
     text = f"0::/kubepods/pod{uid(1)}/{outer}/kubelet/kubepods/pod{uid(2)}/{inner}\n"
     assert owner(text) == (uid(1), outer)
@@ -360,8 +364,8 @@ def test_a_process_that_ended_keeps_its_container(host: Path) -> None:
     assert found[60].container == Container(CONTAINER, "main", 200.0)
 
 
-def test_the_mounts_of_a_real_process_can_be_read() -> None:
-    """Lines of the kernel are parsed; this process is in no container of a kubelet."""
+def test_the_mounts_of_a_real_process_are_parsed() -> None:
+    """This process is not in a container of a kubelet."""
     with open("/proc/self/mountinfo") as file:
         assert all(len(line.split(" ")) >= 10 for line in file)
     folder = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)

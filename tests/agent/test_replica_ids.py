@@ -1,4 +1,4 @@
-"""Replica ids of every plugin, and the device that each means."""
+"""Maps the replica IDs of every plugin to their devices."""
 
 import pytest
 from msgspec.structs import replace
@@ -38,7 +38,9 @@ NODE = [gpu(GPU, 0), mig(MIG, 3), mig("MIG-b", 5), mig("MIG-c", 5)]
         pytest.param("MIG-b", "MIG-b", None, id="one of two compute instances, by its uuid"),
     ],
 )
-def test_a_replica_means_its_device(replica: str, device: str, number: int | None) -> None:
+def test_a_replica_id_is_mapped_to_its_device(
+    replica: str, device: str, number: int | None
+) -> None:
     assert resolve([replica], NODE) == {replica: device}
     assert parse(replica).number == number
 
@@ -57,12 +59,12 @@ def test_a_replica_means_its_device(replica: str, device: str, number: int | Non
         pytest.param("mlx5_0", id="another plugin's"),
     ],
 )
-def test_what_means_no_device_or_several_is_left_out(replica: str) -> None:
+def test_a_replica_id_of_no_or_several_devices_is_skipped(replica: str) -> None:
     assert resolve([replica], NODE) == {}
 
 
 def test_gke_names_a_device_by_its_minor_number_if_the_driver_reports_it() -> None:
-    """Numbers differ where a device is hidden from us, and where the bus orders them otherwise."""
+    """The numbers differ if a device is hidden, or if the bus orders them differently."""
     node = [replace(gpu(GPU, 0), minor=1), replace(gpu("GPU-b", 1), minor=0)]
     cut = replace(mig(MIG, 3, parent="GPU-c", index=2), minor=7)
     found = resolve(["nvidia1/vgpu0", "nvidia0", "nvidia7/gi3"], [*node, cut])
@@ -70,5 +72,5 @@ def test_gke_names_a_device_by_its_minor_number_if_the_driver_reports_it() -> No
 
 
 @pytest.mark.parametrize("name", ["all", "all::3", "tegra", "tegra::3"])
-def test_the_only_device_has_a_name_on_wsl_and_on_jetson(name: str) -> None:
+def test_the_only_device_has_its_own_name_on_wsl_and_on_jetson(name: str) -> None:
     assert resolve([name], [gpu(GPU, 0)]) == {name: GPU}

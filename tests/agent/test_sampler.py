@@ -1,4 +1,4 @@
-"""When samples are taken."""
+"""Tests when samples are taken."""
 
 import math
 
@@ -13,17 +13,17 @@ def test_samples_keep_to_their_interval() -> None:
     assert next_due_s(100.0, 100.25, INTERVAL_S, math.inf) == 105.0
 
 
-def test_those_that_were_missed_are_not_caught_up_with() -> None:
+def test_missed_samples_are_not_made_up() -> None:
     assert next_due_s(100.0, 117.0, INTERVAL_S, math.inf) == 117.0
 
 
-def test_what_is_held_back_is_not_kept_waiting() -> None:
+def test_a_sample_is_taken_early_for_a_report_that_is_held_back() -> None:
     assert next_due_s(100.0, 100.25, INTERVAL_S, 1.0) == 101.25
 
 
 @pytest.mark.parametrize("pods", [1, 2, 100])
-def test_a_burst_of_pods_is_not_followed_by_silence(pods: int) -> None:
-    """Each of them wakes the loop before its time."""
+def test_a_burst_of_pods_does_not_delay_the_next_sample(pods: int) -> None:
+    """Each pod triggers the loop before its time."""
     due_s = now_s = 100.0
     for _ in range(pods):
         due_s = next_due_s(due_s, now_s, INTERVAL_S, math.inf)

@@ -1,4 +1,4 @@
-"""The agent's flags: their defaults, and values that are rejected with a message."""
+"""Tests the agent's flags: defaults, and invalid values."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from agent.settings import read_settings
 from headroom.contract.annotations import DeviceChoice
 
 
-def test_defaults_are_those_of_the_design() -> None:
+def test_defaults_match_the_design() -> None:
     settings = read_settings([], {"NODE_NAME": "n1"})
     assert settings.node == "n1"
     assert (settings.host, settings.port) == ("", 9410)
@@ -16,7 +16,7 @@ def test_defaults_are_those_of_the_design() -> None:
     assert settings.publish
 
 
-def test_the_manifest_sets_by_environment_what_flags_set() -> None:
+def test_the_environment_of_the_manifest_sets_the_flags() -> None:
     env = {
         "NODE_NAME": "n1",
         "HEADROOM_RESOURCE": "nvidia.com/gpu.shared",
@@ -77,7 +77,7 @@ def test_invalid_flags_are_rejected_with_an_example(
         ("http://[::1/metrics", "is not a URL"),
     ],
 )
-def test_a_url_of_dcgm_that_the_agent_cannot_scrape_is_rejected_with_the_reason(
+def test_an_invalid_url_of_dcgm_is_rejected_with_the_reason(
     url: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
@@ -90,5 +90,5 @@ def test_a_url_of_dcgm_that_the_agent_cannot_scrape_is_rejected_with_the_reason(
 @pytest.mark.parametrize(
     "url", ["http://dcgm:9400/metrics?collect=sm", "http://[fd00::1]:9400/metrics", "http://dcgm"]
 )
-def test_other_urls_of_dcgm_are_accepted(url: str) -> None:
+def test_valid_urls_of_dcgm_are_accepted(url: str) -> None:
     assert read_settings(["--node", "n", "--dcgm-url", url], {}).dcgm_url == url

@@ -1,4 +1,4 @@
-"""How devices are shared, by plugin, kubelet, flags and labels."""
+"""Tests how devices are shared, according to plugin, kubelet, flags and labels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -53,7 +53,7 @@ def why(shown: SharingReadings) -> list[str]:
     return sorted({complaint.what for complaint in shares(DEVICES, shown, {})[1]})
 
 
-def test_replicas_are_free_taken_or_unhealthy() -> None:
+def test_replicas_are_free_allocated_or_unhealthy() -> None:
     ids = replicas(4, "A", "B")
     ids.remove("A::2")
     shown = SharingReadings(
@@ -65,14 +65,14 @@ def test_replicas_are_free_taken_or_unhealthy() -> None:
     assert why(shown) == []
 
 
-def test_a_taken_replica_that_is_unhealthy_is_no_longer_one_that_comes_back() -> None:
+def test_an_allocated_unhealthy_replica_does_not_become_free_again() -> None:
     shown = SharingReadings(
         registered=[registered(GPU, "A::0", "B::0", "B::1")], holdings=held("A::1")
     )
     assert counts(shown)["A"] == (1, 0, 1)
 
 
-def test_an_init_container_and_the_one_after_it_take_one_replica() -> None:
+def test_an_init_container_and_the_next_container_use_one_replica() -> None:
     twice = [*held("A::0"), HoldingReading("checkpoint", "u", "first", GPU, "A::0")]
     shown = SharingReadings(registered=[registered(GPU, *replicas(2, "A"))], holdings=twice)
     assert counts(shown)["A"] == (1, 1, 0)
@@ -96,7 +96,7 @@ def test_after_a_reduction_only_advertised_replicas_count_and_the_rest_is_report
     assert why(shown) == [f"a pod holds {GPU} that the plugin no longer advertises"]
 
 
-def test_after_a_renaming_the_new_name_counts() -> None:
+def test_after_a_renaming_the_new_resource_name_counts() -> None:
     shown = SharingReadings(
         registered=[registered(GPU), registered(SHARED, *replicas(2, "A", "B"))],
         holdings=held("A::0"),
@@ -107,7 +107,7 @@ def test_after_a_renaming_the_new_name_counts() -> None:
     assert why(shown) == [f"a pod holds {GPU} that the plugin no longer advertises"]
 
 
-def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
+def test_after_a_change_to_sharing_earlier_holdings_do_not_count() -> None:
     shown = SharingReadings(
         registered=[registered(GPU, *replicas(2, "A", "B"))],
         holdings=held("A"),
@@ -117,18 +117,18 @@ def test_from_unshared_to_shared_what_is_held_is_of_another_time() -> None:
     assert why(shown) == [f"a pod holds {GPU} that the plugin no longer advertises"]
 
 
-def test_while_the_plugin_is_away_nothing_is_free() -> None:
+def test_while_the_plugin_is_away_no_replica_is_free() -> None:
     shared = Device(uuid="A", sharing="mps", resource=GPU, replicas=Replicas(free=3, allocated=1))
     shown = SharingReadings(registered=[registered(GPU)], holdings=held("A::0"))
     found, _ = shares(DEVICES, shown, {"A": shared})
     assert found == {"A": Share("mps", GPU, Replicas(unhealthy=4))}
 
 
-def test_an_unshared_device_that_fell_ill_is_still_the_plugin_s() -> None:
+def test_an_unhealthy_unshared_device_still_belongs_to_the_plugin() -> None:
     known = {"A": Device(uuid="A", resource=GPU, replicas=Replicas(free=1))}
     shown = SharingReadings(registered=[registered(GPU, "B")])
     assert counts(shown, known) == {"A": (0, 0, 1), "B": (1, 0, 0)}
-    assert counts(shown) == {"B": (1, 0, 0)}  # never seen: not invented
+    assert counts(shown) == {"B": (1, 0, 0)}  # never seen, so it is not invented
 
 
 def test_mig_devices_have_the_resource_of_their_profile() -> None:
@@ -151,7 +151,7 @@ def test_mig_devices_have_the_resource_of_their_profile() -> None:
     )
 
 
-def test_flags_win_and_holdings_still_come_from_the_kubelet() -> None:
+def test_flags_override_the_plugin_and_holdings_still_come_from_the_kubelet() -> None:
     shown = SharingReadings(
         flags=SharingReading("flags", GPU, 4, "mps"),
         registered=[registered(GPU, *replicas(2, "A", "B"))],
@@ -171,7 +171,7 @@ def test_devices_that_the_driver_does_not_list_are_reported() -> None:
     )
     _, (complaint,) = shares(DEVICES, shown, {})
     assert complaint.what == (f"the plugin advertises {GPU} of a GPU that the driver does not list")
-    # The sources that report which pod holds which device are in order.
+    # The sources of which pod holds which device are available.
     assert complaint.source == "nvml"
     other = SharingReadings(
         registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic")
@@ -237,7 +237,7 @@ def test_each_part_of_the_configuration_comes_from_its_best_source() -> None:
     assert found.source == "plugin,checkpoint,labels,configz"
 
 
-def test_answers_of_two_configurations_show_no_policy() -> None:
+def test_responses_from_two_configurations_give_no_policy() -> None:
     two = [*ANSWERED, AnswerReading("checkpoint", GPU, frozenset({"cdi-cri"}), mps=False)]
     assert plugin(SharingReadings(answers=two)).device_list_strategy == ""
     assert not plugin(SharingReadings()).ignores_visible_devices

@@ -1,4 +1,4 @@
-"""The content of a sample, and when it is worth a write."""
+"""Tests the content of a sample, and when it is worth a write."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -65,14 +65,14 @@ def one(memory: Memory | None, **changes: Any) -> Device:
     return found
 
 
-def test_nothing_is_attributed_so_unattributed_is_absent_and_there_are_no_pods() -> None:
+def test_without_attribution_there_are_no_pods_and_no_unattributed_use() -> None:
     found = summarise([DriverReading("nvml", version="580"), reading()], NOW)
     assert found.devices[0].unattributed_bytes is None
     assert found.devices[0].sm_activity is None
     assert found.pods == []
 
 
-def test_free_and_reserved_a_moment_apart_never_make_used_negative() -> None:
+def test_values_read_a_moment_apart_never_make_used_negative() -> None:
     found = one(Memory(total_bytes=1000, free_bytes=950, reserved_bytes=100))
     assert (found.used_bytes, found.healthy) == (0, True)
 
@@ -86,7 +86,7 @@ def test_free_and_reserved_a_moment_apart_never_make_used_negative() -> None:
         pytest.param(Memory(1000, 10, 1001), (1000, 1001), id="more reserved than there is"),
     ],
 )
-def test_contradiction_is_unhealthy_and_nothing_is_computed_from_it(
+def test_a_device_with_contradictory_values_is_unhealthy_and_nothing_is_computed(
     memory: Memory, reported: tuple[int, int]
 ) -> None:
     found = one(memory)
@@ -96,7 +96,7 @@ def test_contradiction_is_unhealthy_and_nothing_is_computed_from_it(
     assert found.used_bytes == -1
 
 
-def test_the_probe_s_fault_is_the_reason_even_with_good_figures() -> None:
+def test_a_fault_of_the_probe_is_the_reason_even_with_valid_values() -> None:
     found = one(Memory(1000, 700, 100), fault="XID 79")
     assert (found.healthy, found.health_reason, found.used_bytes) == (False, "XID 79", 200)
 
@@ -117,7 +117,7 @@ def test_a_healthy_device_adds_up_and_can_be_encoded_whatever_the_driver_reports
     assert found.healthy == (found.used_bytes >= 0)
 
 
-def test_sharing_by_flags_is_for_whole_gpus_only() -> None:
+def test_sharing_by_flags_applies_only_to_whole_gpus() -> None:
     mig = reading("MIG-1", kind="mig", parent="GPU-b", gpu_instance=1, index=1)
     found = summarise(
         [SharingReading("flags", "nvidia.com/gpu", 4, "time-slicing"), reading(), mig], NOW
@@ -128,12 +128,12 @@ def test_sharing_by_flags_is_for_whole_gpus_only() -> None:
     assert "MIG" in found.conditions[1].message
 
 
-def test_devices_come_in_the_order_of_their_index_however_they_were_read() -> None:
+def test_devices_are_sorted_by_index() -> None:
     found = summarise([reading("GPU-b", index=1), reading("GPU-a", index=0)], NOW)
     assert [d.uuid for d in found.devices] == ["GPU-a", "GPU-b"]
 
 
-def test_memory_of_a_shared_gpu_instance_is_summed_once_for_the_column() -> None:
+def test_memory_of_a_shared_gpu_instance_counts_once_in_the_kubectl_column() -> None:
     memory = Memory(10 * GIB, GIB, 0)
     same = [
         reading(f"MIG-{i}", kind="mig", parent="GPU-a", gpu_instance=1, memory=memory)
@@ -142,7 +142,7 @@ def test_memory_of_a_shared_gpu_instance_is_summed_once_for_the_column() -> None
     assert summarise(same, NOW).summary.memory == "10.0 GiB"
 
 
-def test_condition_keeps_the_time_at_which_it_last_changed() -> None:
+def test_a_condition_keeps_the_time_of_its_last_change() -> None:
     later = NOW + timedelta(minutes=1)
     good = [DriverReading("nvml", version="580"), reading()]
     first = summarise(good, NOW)
@@ -158,7 +158,7 @@ def test_times_are_utc_with_microseconds() -> None:
     assert rfc3339(there) == "2026-11-21T01:02:03.456789Z"
 
 
-def test_first_report_is_always_written() -> None:
+def test_the_first_report_is_always_written() -> None:
     assert worth_writing(None, status(), 0.0)
 
 
@@ -169,8 +169,8 @@ def test_missing_reports_are_never_written_and_cause_no_change() -> None:
     assert not worth_writing(before, after, 1e9)
 
 
-def test_the_text_of_kubectls_columns_alone_is_not_written() -> None:
-    """It rounds figures, which decide themselves; its other fields change with the devices."""
+def test_a_change_in_only_the_texts_of_kubectls_columns_is_not_written() -> None:
+    """They round values that are checked themselves, or change with the devices."""
     columns = Summary(devices=1, memory="24.0 GiB", used="0.9 GiB", free="23.1 GiB")
     before = msgspec.structs.replace(status(device()), summary=columns)
     rounded = msgspec.structs.replace(columns, used="1.0 GiB", free="23.0 GiB")
@@ -199,7 +199,7 @@ POD = PodUse(uid="u", device="GPU-a", used_bytes=GIB)
         pytest.param(status(), status(driver_version="581"), id="another driver"),
     ],
 )
-def test_what_came_went_or_changed_health_is_written_at_once(
+def test_added_and_removed_pods_and_changed_health_are_written_at_once(
     before: GPUNodeStatus, after: GPUNodeStatus
 ) -> None:
     assert worth_writing(before, after, 0.0)
@@ -222,19 +222,19 @@ def test_memory_is_written_when_a_decision_depends_on_it(
     assert worth_writing(status(device()), after, since_s) is written
 
 
-def test_one_percent_of_a_small_device_is_enough() -> None:
+def test_a_change_of_one_percent_of_a_small_device_is_written() -> None:
     small = {"memory_bytes": 1000 * MIB, "reserved_bytes": 0}
     before = status(device(used_bytes=0, **small))
     assert worth_writing(before, status(device(used_bytes=10 * MIB, **small)), 5.0)
     assert not worth_writing(before, status(device(used_bytes=10 * MIB - 1, **small)), 5.0)
 
 
-def test_memory_freed_by_a_pod_counts_though_the_device_s_total_stays() -> None:
+def test_memory_freed_by_a_pod_is_written_even_if_the_devices_total_stays() -> None:
     after = msgspec.structs.replace(POD, used_bytes=GIB - 1)
     assert worth_writing(status(device(), pods=[POD]), status(device(), pods=[after]), 1.0)
 
 
-def test_a_limit_is_reported_at_once_and_use_below_it_with_the_next_report() -> None:
+def test_a_limit_is_written_at_once_and_use_below_it_with_the_next_report() -> None:
     def limited(used_bytes: int, hard_bytes: int) -> GPUNodeStatus:
         limit = ContainerLimit("u", "GPU-a", "c", used_bytes=used_bytes, hard_bytes=hard_bytes)
         return status(device(), limits=[limit])
@@ -255,7 +255,7 @@ def test_a_limit_is_reported_at_once_and_use_below_it_with_the_next_report() -> 
         pytest.param(None, 60.0, True, id="no longer known"),
     ],
 )
-def test_sm_activity_alone_is_written_once_a_minute(
+def test_a_change_of_only_sm_activity_is_written_once_a_minute(
     ratio: float | None, since_s: float, written: bool
 ) -> None:
     before = status(device(sm_activity=SmActivity(ratio=0.2, source="gpm")))
@@ -264,7 +264,7 @@ def test_sm_activity_alone_is_written_once_a_minute(
 
 
 def smoothed(*samples: tuple[float, float | None, str]) -> list[float | None]:
-    """The smoothed activity of samples (seconds, ratio, source)."""
+    """Return the smoothed activity of samples (seconds, ratio, source)."""
     before: GPUNodeStatus | None = None
     found: list[float | None] = []
     for at_s, ratio, source in samples:
@@ -275,20 +275,21 @@ def smoothed(*samples: tuple[float, float | None, str]) -> list[float | None]:
     return found
 
 
-def test_sm_activity_is_smoothed_over_a_minute_however_often_it_is_sampled() -> None:
+def test_sm_activity_is_smoothed_over_a_minute_at_any_sampling_rate() -> None:
     seldom = smoothed((0, 1.0, "gpm"), (60, 0.0, "gpm"))
     often = smoothed((0, 1.0, "gpm"), *((5.0 * n, 0.0, "gpm") for n in range(1, 13)))
     assert seldom == [None, pytest.approx(math.exp(-1))]
     assert often[-1] == pytest.approx(math.exp(-1))
 
 
-def test_smoothing_restarts_with_another_source_or_after_a_gap_and_survives_the_clock() -> None:
+def test_smoothing_restarts_with_another_source_or_after_a_gap_and_tolerates_clock_steps() -> None:
     found = smoothed((0, 1.0, "gpm"), (5, 0.5, "dcgm"), (10, None, "dcgm"), (15, 0.5, "dcgm"))
     assert found == [None, None, None, None]
-    assert smoothed((0, 1.0, "gpm"), (-3600, 0.0, "gpm"))[1] == 1.0  # set back: no time passed
+    # The clock was set back, so no time passed.
+    assert smoothed((0, 1.0, "gpm"), (-3600, 0.0, "gpm"))[1] == 1.0
 
 
-def test_every_source_has_a_row_and_what_is_absent_is_no_fault() -> None:
+def test_every_source_has_a_row_and_an_absent_source_is_not_a_fault() -> None:
     found = summarise(
         [
             DriverReading("nvml", version="580"),
@@ -314,7 +315,7 @@ def test_every_source_has_a_row_and_what_is_absent_is_no_fault() -> None:
 
 
 @pytest.mark.parametrize("permitted", [True, False])
-def test_what_is_steered_and_what_prevents_it_is_reported(permitted: bool) -> None:
+def test_steered_resources_and_obstacles_are_reported(permitted: bool) -> None:
     readings = [
         *(SteeredReading(resource) for resource in ("nvidia.com/mig-1g.10gb", "nvidia.com/gpu")),
         ObstacleReading("no socket"),

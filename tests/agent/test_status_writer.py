@@ -1,4 +1,4 @@
-"""Writes to the API server, on the wire, and how the status writer handles its answers."""
+"""Tests writes to the API server on the wire, and how the status writer handles the responses."""
 
 import math
 import signal
@@ -23,7 +23,7 @@ NO_PORTS = ("--listen", "127.0.0.1:0", "--local-port", "0")
 NEVER_AGAIN = ("--interval", "3600", "--heartbeat", "3600", "--stale-after", "3600")
 
 
-def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
+def test_a_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -35,7 +35,7 @@ def test_steady_node_writes_its_status_once_and_one_heartbeat_in_thirty_seconds(
     assert patches.count(f"{LEASES}/n1") == 2
 
 
-def test_newest_report_is_delivered_after_failures_and_only_the_newest(
+def test_only_the_newest_report_is_delivered_after_failures(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -75,12 +75,12 @@ def test_failed_writes_are_counted_by_kind(
     }
 
 
-def test_failures_are_spaced_ever_wider(
+def test_failed_writes_are_retried_with_growing_intervals(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.reject["PATCH", f"{GPUNODE}/status"] = (500, {})
     tries: list[float] = []
-    for _ in range(1200):  # ten minutes, every half second
+    for _ in range(1200):  # Ten minutes, every half second.
         before = len(api.requests)
         deliver(status_writer, clock, status())
         if len(api.requests) > before:
@@ -92,7 +92,7 @@ def test_failures_are_spaced_ever_wider(
     assert min(gaps[6:]) >= 15
 
 
-def test_wait_that_the_server_asks_for_is_kept(
+def test_a_retry_after_header_is_respected(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -103,7 +103,7 @@ def test_wait_that_the_server_asks_for_is_kept(
     assert len(api.requests) == 1
 
 
-def test_no_heartbeat_vouches_for_a_report_that_was_not_taken(
+def test_no_heartbeat_confirms_a_report_that_was_not_accepted(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -117,7 +117,7 @@ def test_no_heartbeat_vouches_for_a_report_that_was_not_taken(
     assert api.sent().count(("PATCH", f"{LEASES}/n1")) == 1
 
 
-def test_heartbeat_confirms_the_very_status_that_was_taken(
+def test_a_heartbeat_confirms_exactly_the_accepted_status(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -132,7 +132,7 @@ def test_heartbeat_confirms_the_very_status_that_was_taken(
     assert vouched(api) == vouch("t2", "uid-2", "t2", "102")
 
 
-def test_heartbeat_names_no_version_that_came_after_the_sample_was_begun(
+def test_a_heartbeat_contains_no_version_newer_than_the_start_of_its_sample(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -140,20 +140,21 @@ def test_heartbeat_names_no_version_that_came_after_the_sample_was_begun(
     clock.at_s += 1
     status_writer.deliver(status(5, "t0"), begun_s)
     clock.at_s += 30
-    status_writer.deliver(status(5, "t1"), begun_s + 0.5)  # a probe that hung all the while
+    status_writer.deliver(status(5, "t1"), begun_s + 0.5)  # A probe hung all the time.
     assert vouched(api).after == ""
     clock.at_s += 30
     status_writer.deliver(status(5, "t2"), clock.at_s)
     assert vouched(api).after == "102"
 
 
-def test_heartbeat_waits_for_a_report_that_is_held_back(
+def test_a_heartbeat_waits_for_a_report_that_is_held_back(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
     deliver(status_writer, clock, status(5, "t0"))
     clock.at_s += 29
-    assert deliver(status_writer, clock, status(4, "t1")) == math.inf  # freed: written at once
+    # Memory was freed, which is written at once.
+    assert deliver(status_writer, clock, status(4, "t1")) == math.inf
     clock.at_s += 1
     beats = api.version
     assert deliver(status_writer, clock, status(4 + GROWN_BYTES, "t2")) == 4.0
@@ -163,7 +164,7 @@ def test_heartbeat_waits_for_a_report_that_is_held_back(
     assert vouched(api) == vouch("t3", "uid-1", "t3", "101")
 
 
-def test_heartbeat_does_not_wait_for_sm_activity(
+def test_a_heartbeat_does_not_wait_for_sm_activity(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -183,7 +184,7 @@ def test_heartbeat_does_not_wait_for_sm_activity(
         pytest.param({"sources": [Source(name="proc", state="absent")]}, id="a source is lost"),
     ],
 )
-def test_what_others_wait_for_is_written_at_once(
+def test_changes_that_others_wait_for_are_written_at_once(
     api: ApiServer, status_writer: StatusWriter, clock: Clock, after: dict[str, Any]
 ) -> None:
     api.create("uid-1")
@@ -195,10 +196,10 @@ def test_what_others_wait_for_is_written_at_once(
     assert api.gpunode["status"]["observedAt"] == "t1"
 
 
-def test_storm_of_samples_is_written_once_a_second_the_first_at_once(
+def test_many_samples_are_written_once_a_second_with_the_first_at_once(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
-    """Pods that come and go wake the loop at every change."""
+    """Starting and ending pods trigger the loop at every change."""
     api.create("uid-1")
     deliver(status_writer, clock, status(5))
     clock.at_s += 10
@@ -216,10 +217,10 @@ def test_storm_of_samples_is_written_once_a_second_the_first_at_once(
     assert written_at_s == pytest.approx([1010.0, 1011.0, 1012.0, 1013.0, 1014.0])
 
 
-def test_a_report_with_a_lost_answer_is_sent_again_before_a_heartbeat_confirms_it(
+def test_a_report_with_a_lost_response_is_sent_again_before_a_heartbeat_confirms_it(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
-    """It may have been taken, and memory may since be as it was before."""
+    """The lost report may have been stored, while memory is as before again."""
     api.create("uid-1")
     deliver(status_writer, clock, status(5, "t0"))
     api.lost = 1
@@ -232,7 +233,7 @@ def test_a_report_with_a_lost_answer_is_sent_again_before_a_heartbeat_confirms_i
     assert vouched(api) == vouch("t2", "uid-1", "t2", "101")
 
 
-def test_a_gpunode_that_is_created_again_gets_the_whole_report(
+def test_a_recreated_gpunode_gets_the_whole_report(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -243,7 +244,7 @@ def test_a_gpunode_that_is_created_again_gets_the_whole_report(
     assert used(api) == 5
 
 
-def test_waiting_for_the_gpunode_is_its_own_event(
+def test_waiting_for_the_gpunode_is_a_separate_log_event(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     with capture_logs() as logs:
@@ -251,14 +252,14 @@ def test_waiting_for_the_gpunode_is_its_own_event(
     assert [log["event"] for log in logs] == ["gpunode_missing"]
 
 
-def test_whole_agent_waits_for_its_gpunode_and_then_reports(
+def test_an_agent_process_waits_for_its_gpunode_and_then_reports(
     api: ApiServer, environment: dict[str, str], tmp_path: Path
 ) -> None:
     Path(environment["FAKE_NVML_TABLE"]).write_text("device GPU-a 1000 100 700 A100\n")
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
     process = subprocess.Popen(
-        # It tries again before its next regular sample, which would come too late for the test.
+        # It retries before its next regular sample, which would be too late for the test.
         [sys.executable, "-m", "agent", *NO_PORTS, *NEVER_AGAIN],
         env=environment | {"KUBECONFIG": str(kubeconfig), "PYTHONWARNINGS": "default"},
         stderr=subprocess.PIPE,
@@ -266,7 +267,7 @@ def test_whole_agent_waits_for_its_gpunode_and_then_reports(
     )
     try:
         until(lambda: any(r[0] == "PATCH" for r in api.requests), "it reports")
-        api.create("uid-1")  # an extender comes
+        api.create("uid-1")  # An extender starts.
         until(lambda: api.lease is not None, "it has a lease")
         assert used(api) == 200
         assert api.lease is not None

@@ -1,4 +1,6 @@
-"""Writes of the agent at a real API server: their number in an hour, conflicts and outages."""
+"""Tests writes of the agent to a real API server: their number in an hour, conflicts and
+outages.
+"""
 
 import logging
 import math
@@ -71,7 +73,7 @@ def sample(clock: Clock, used_bytes: int = 5, sm_ratio: float = 0.0) -> GPUNodeS
 
 
 def writes(plane: ControlPlane) -> dict[str, int]:
-    """The API server's own counters: patches and creations of reports and of heartbeats."""
+    """Return the API server's counters of patches and creations, for reports and heartbeats."""
     with urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False) as http:
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
@@ -90,9 +92,11 @@ def writes(plane: ControlPlane) -> dict[str, int]:
 
 
 class TestAnHour:
-    """An hour of the agent's clock, sent to the API server as fast as it takes it, which counts."""
+    """An hour of the agent's clock, sent as fast as possible to the API server, which counts the
+    writes.
+    """
 
-    def test_of_a_steady_node(
+    def test_a_steady_node_writes_rarely(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         before, figures = writes(installed), random.Random(2)
@@ -116,7 +120,7 @@ class TestAnHour:
             pytest.param(0.25, 3600, id="triggered all the time: a write a second"),
         ],
     )
-    def test_on_a_node_where_all_figures_change(
+    def test_a_node_where_all_values_change_stays_within_the_budget(
         self, clock: Clock, interval_s: float, most: int
     ) -> None:
         counting = Counting()
@@ -132,10 +136,10 @@ class TestAnHour:
         assert most - 60 <= counting.reports <= most
         assert 115 <= counting.heartbeats <= 120
 
-    def test_on_a_node_where_memory_and_sm_change(
+    def test_a_node_where_memory_and_sm_activity_change_stays_within_the_budget(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """Ten minutes of it at the API server: every sample is worth a write."""
+        """Sends only ten minutes to the API server, because every sample is worth a write."""
         before, figures = writes(installed), random.Random(3)
         for _ in range(120):
             moved = sample(clock, figures.randrange(1 << 36), figures.random())
@@ -149,7 +153,7 @@ class TestAnHour:
 
 @dataclass
 class Counting:
-    """An API server that takes everything."""
+    """An API server that accepts and counts everything."""
 
     reports: int = 0
     heartbeats: int = 0
@@ -173,7 +177,7 @@ class TestBadDays:
     def test_a_status_write_never_conflicts_with_reservations(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """Reservations are written by compare-and-swap, for which a status write is a change."""
+        """Reservations are written by compare-and-swap, which a status write can make fail."""
         lost, stop = 0, threading.Event()
         written: set[str] = set()
 
@@ -210,7 +214,7 @@ class TestBadDays:
         assert set(held.spec.reservations) == written != set()
         log.info("100 statuses written; %d writes of reservations had to be repeated", lost)
 
-    def test_later_reservations_are_no_reason_to_report_again(
+    def test_later_reservations_cause_no_new_report(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
         status_writer.deliver(sample(clock), clock.at_s)
@@ -226,7 +230,7 @@ class TestBadDays:
     def test_a_status_of_another_writer_is_corrected(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """As when a write of ours arrives that was given up long ago."""
+        """For example, a late write of ours that had timed out long ago."""
         status_writer.deliver(sample(clock, 7), clock.at_s)
         with publishing(installed, "agent-a", "agent-a") as late:
             late.report(status(used_bytes=3, observed_at="2026-11-20T00:00:00Z"))
@@ -242,7 +246,8 @@ class TestBadDays:
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, year: int
     ) -> None:
         """The extender judges its age by its own clock (tests/state/test_clock_skew.py)."""
-        for days_back, used_bytes in ((0, 8), (2, 7), (0, 6)):  # and it is set to and fro
+        # The clock is stepped forward and back.
+        for days_back, used_bytes in ((0, 8), (2, 7), (0, 6)):
             clock.wall = datetime(year, 6, 3, tzinfo=UTC) - timedelta(days=days_back)
             newest = sample(clock, used_bytes)
             assert status_writer.deliver(newest, clock.at_s) == math.inf
@@ -255,7 +260,7 @@ class TestBadDays:
             clock.passes(30.0)
 
     @pytest.mark.parametrize("how", ["freezes", "is killed"])
-    def test_an_api_server_that_is_away_for_minutes_gets_the_newest_report_alone(
+    def test_after_minutes_without_the_api_server_only_the_newest_report_is_sent(
         self, installed: ControlPlane, clock: Clock, how: str
     ) -> None:
         with publishing(installed, "agent-a", "agent-a", timeout_s=0.5) as hasty:
@@ -280,7 +285,7 @@ class TestBadDays:
             try:
                 for used_bytes in range(2, 42):  # 200 seconds of samples
                     clock.passes(5.0)
-                    # Pods come and go all the while.
+                    # Pods start and end all the time.
                     wanted_s.append(
                         status_writer.deliver(sample(clock, used_bytes << 30), clock.at_s)
                     )
@@ -293,15 +298,15 @@ class TestBadDays:
         assert 6 <= len(tries) <= 12
         assert max(wanted_s) <= 30.0
         if how == "is killed":
-            before = dict.fromkeys(before, 0)  # a new one counts from zero
+            before = dict.fromkeys(before, 0)  # A new server counts from zero.
         newest = sample(clock, 99 << 30)
 
-        # A server that froze may apply old writes after the newest one, which the agent sees before
-        # its next heartbeat and repairs.
+        # A frozen server may apply old writes after the newest one. The agent sees this before its
+        # next heartbeat and repairs it.
         def settled() -> bool:
             return delivered(newest) and reported(installed, "agent-a") == newest
 
         until(settled, "the API server has the newest report")
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
         late = 0 if how == "is killed" else len(tries)
-        assert made["status"] <= 1 + late * 2  # each late write, and its repair
+        assert made["status"] <= 1 + late * 2  # Each late write, and its repair.

@@ -1,4 +1,4 @@
-"""Which resources of a node can be steered, and what is in the way."""
+"""Tests which resources of a node can be steered, and the obstacles."""
 
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ def test_every_shared_resource_is_steered() -> None:
     )
 
 
-def test_without_the_folder_nothing_is_steered() -> None:
+def test_without_the_kubelets_folder_nothing_is_steered() -> None:
     assert found(device("A"), permitted=False) == Eligibility(obstacles=(NOT_PERMITTED,))
 
 
@@ -52,7 +52,7 @@ def test_kubelets_before_1_37_are_steered(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", ["v1.37.0-beta.0", "v1.37.2", "v1.100.0", "v2.0.0"])
-def test_a_kubelet_from_1_37_on_is_not_steered_and_steering_ends_there(version: str) -> None:
+def test_a_kubelet_from_1_37_on_is_not_steered_and_an_upgrade_ends_steering(version: str) -> None:
     seen = found(device("A"), device("C", resource=MIG), kubelet=version)
     assert (seen.resources, seen.excluded) == (set(), {GPU, MIG})
     assert seen.obstacles == (
@@ -85,7 +85,7 @@ def test_gpus_that_are_not_shared_are_not_steered(
     assert found(*devices, policy=policy) == Eligibility(obstacles=(obstacle,))
 
 
-def test_a_topology_policy_excludes_what_is_on_several_numa_nodes() -> None:
+def test_a_topology_policy_excludes_resources_on_several_numa_nodes() -> None:
     devices = device("A"), device("B", numa_node=1), device("C", resource=MIG)
     seen = found(*devices, topology="single-numa-node")
     assert (seen.resources, seen.excluded) == ({MIG}, {GPU})
@@ -93,7 +93,7 @@ def test_a_topology_policy_excludes_what_is_on_several_numa_nodes() -> None:
     assert obstacle.startswith(f"{GPU}: the kubelet's topology manager has policy single-numa-node")
 
 
-def test_a_policy_that_cannot_be_read_keeps_what_is_steered_already() -> None:
+def test_an_unreadable_policy_does_not_end_steering() -> None:
     seen = found(device("A"), device("B", numa_node=1), topology="")
     assert (seen.resources, seen.excluded) == (set(), set())
     assert "has a policy that cannot be read" in seen.obstacles[0]

@@ -1,4 +1,4 @@
-"""Memory of GPUs that share the memory of their host: values in, values out."""
+"""Tests GPUs that share the memory of their host."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +51,7 @@ def _reported(*readings: Reading, replicas: int = 4) -> list[Device]:
         pytest.param(256, 120, 128, 10, id="more than the host has"),
     ],
 )
-def test_the_pool_is_used_by_processes_and_limited_by_the_host(
+def test_the_use_of_the_pool_is_the_use_of_processes_and_limited_by_the_host(
     pool_gib: int, available_gib: int, memory_gib: int, used_gib: int
 ) -> None:
     gpu = _gpu(processes={7: 10 * GIB})
@@ -73,7 +73,7 @@ def test_auto_leaves_a_tenth_and_at_least_2_gib_to_the_host(
     assert (device.memory_bytes, device.used_bytes) == (memory_gib * GIB, 0)
 
 
-def test_without_the_setting_a_shared_gpu_is_closed() -> None:
+def test_without_the_setting_a_shared_gpu_takes_no_pods() -> None:
     (device,) = _reported(_gpu(), _host(100, None))
     assert (device.healthy, device.memory_bytes, device.health_reason) == (False, -1, UNSET)
 
@@ -97,7 +97,7 @@ def test_several_gpus_do_not_divide_the_memory_of_the_host() -> None:
     assert [device.health_reason for device in devices] == [SEVERAL] * 2
 
 
-def test_a_pool_that_is_not_valid_closes_the_gpu_and_says_why() -> None:
+def test_an_invalid_pool_closes_the_gpu_with_a_reason() -> None:
     host = msgspec.structs.replace(_host(100, None), pool_error="annotation x: '9' is wrong")
     for replicas in (1, 4):
         (device,) = _reported(_gpu(), host, replicas=replicas)
@@ -128,7 +128,7 @@ def test_the_annotation_of_the_node_has_priority_over_the_flag_of_the_agent(
     assert (host.pool_bytes, host.pool_error) == pool
 
 
-def test_a_fault_is_no_unified_memory() -> None:
+def test_a_fault_does_not_count_as_unified_memory() -> None:
     (device,) = _reported(_gpu(fault="GPU is lost"), _host(100, 0))
     assert device.health_reason == "GPU is lost"
 

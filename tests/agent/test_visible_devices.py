@@ -1,4 +1,6 @@
-"""Whether NVIDIA_VISIBLE_DEVICES of a pod has an effect: the table of the container toolkit."""
+"""Tests whether NVIDIA_VISIBLE_DEVICES of a pod has an effect, for the configurations of the
+container toolkit.
+"""
 
 import tomllib
 from typing import Any
@@ -35,6 +37,8 @@ def test_the_variable_is_ignored_only_if_that_is_certain(
         pytest.param('[nvidia-container-runtime]\nmode = "cdi"', False, id="needs a CDI name"),
     ],
 )
-def test_the_toolkit_obeys_unless_it_is_configured_otherwise(config: str, expected: bool) -> None:
+def test_the_variable_has_an_effect_unless_the_toolkit_is_configured_otherwise(
+    config: str, expected: bool
+) -> None:
     decoded: dict[str, Any] = tomllib.loads(config)
     assert ignores_environment(decoded) is expected

@@ -1,4 +1,4 @@
-"""Peaks are written with the report of memory, or once a minute."""
+"""Checks that peaks are written with the report of memory, or once a minute."""
 
 import math
 from typing import Any
@@ -23,7 +23,7 @@ def written_peak(api: ApiServer) -> int:
     return int(row["peak"])
 
 
-def test_peaks_ride_along_with_the_report_of_memory(
+def test_peaks_are_written_with_the_report_of_memory(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")
@@ -46,7 +46,7 @@ def test_peaks_ride_along_with_the_report_of_memory(
         pytest.param({}, False, id="nothing"),
     ],
 )
-def test_peaks_alone_are_written_once_a_minute(
+def test_a_change_of_only_peaks_is_written_once_a_minute(
     api: ApiServer,
     status_writer: StatusWriter,
     clock: Clock,
@@ -56,7 +56,7 @@ def test_peaks_alone_are_written_once_a_minute(
     api.create("uid-1")
     deliver(status_writer, clock, peaked(5, 5))
     newest = peaked(**{"used": 5, "peak": 5, "observed_at": "t1", **change})
-    for _ in range(11):  # until 55 s after the first report
+    for _ in range(11):  # Until 55 s after the first report.
         clock.at_s += 5
         assert deliver(status_writer, clock, newest) == math.inf
         assert written(api) == "t0"
@@ -78,7 +78,7 @@ def test_the_end_of_a_start_is_written_at_once(
     assert written(api) == "t1"
 
 
-def test_heartbeat_does_not_wait_for_peaks(
+def test_a_heartbeat_does_not_wait_for_peaks(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
     api.create("uid-1")

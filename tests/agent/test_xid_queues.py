@@ -1,4 +1,4 @@
-"""Events that the driver has queued reach the agent, whatever happens to other devices."""
+"""Checks that events queued by the driver reach the agent, whatever happens to other devices."""
 
 import threading
 import time
@@ -37,18 +37,20 @@ class _Set:
 
 
 class _Library:
-    """NVML's event sets: an event is queued in each set that has its device, and freed with it."""
+    """NVML's event sets. An event is queued in each set that has its device, and freed with the
+    set.
+    """
 
     NVMLError = _Error
 
     def __init__(self) -> None:
         self.sets: list[_Set] = []
         self.lock = threading.Lock()
-        #: Device -> the code that its registration answers.
+        #: Code that the registration of each device returns.
         self.fails: dict[int, int] = {}
-        #: While it is set, the next wait answers that a device is lost.
+        #: While this is set, the next wait returns that a device is lost.
         self.loses = threading.Event()
-        #: Waits return no events while it is not set.
+        #: While this is not set, waits return no events.
         self.delivers = threading.Event()
         self.delivers.set()
 
@@ -96,7 +98,7 @@ class _Library:
                     events.queue += [_Event(device, number) for number in numbers]
 
     def registered(self) -> set[int]:
-        """The devices whose events are queued now."""
+        """Return the devices whose events are queued now."""
         with self.lock:
             return {each for events in self.sets if not events.freed for each in events.devices}
 
@@ -158,7 +160,7 @@ def _end(watch: XidWatch, library: _Library) -> None:
 
 
 @pytest.mark.parametrize("change", [_grow, _shrink, _lose, _retry, _end])
-def test_queued_events_survive_a_change_of_the_devices(
+def test_queued_events_survive_a_change_of_devices(
     watch: XidWatch, library: _Library, change: Callable[[XidWatch, _Library], None]
 ) -> None:
     watch.watch({"GPU-1", "GPU-2"})

@@ -1,4 +1,4 @@
-"""Unhealthy devices by XID, on the fake driver library and a stand-in for dcgm-exporter."""
+"""Tests unhealthy devices by XID, on the fake driver library and a stand-in for dcgm-exporter."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ def exporter() -> Iterator[StandIn]:
 
 
 def reasons(status: Status) -> dict[str, str]:
-    """uuid -> reason, of the unhealthy devices."""
+    """Return the reason of each unhealthy device by UUID."""
     return {d["uuid"]: d["healthReason"] for d in status["devices"] if not d.get("healthy", True)}
 
 
@@ -36,7 +36,7 @@ def since(status: Status) -> set[str]:
     return {d["unhealthySince"] for d in status["devices"] if "unhealthySince" in d}
 
 
-def test_xid_fences_its_gpu_with_all_its_mig_devices_and_no_other(survey: Start) -> None:
+def test_an_xid_makes_its_gpu_with_all_mig_devices_unhealthy_and_no_other(survey: Start) -> None:
     instances = (Instance("MIG-1", 1), Instance("MIG-2", 2))
     agent = survey([Gpu("GPU-a", instances=instances), h100("GPU-b")])
     agent.step()
@@ -45,7 +45,7 @@ def test_xid_fences_its_gpu_with_all_its_mig_devices_and_no_other(survey: Start)
     assert len(since(agent.step())) == 1
 
 
-def test_xid_after_which_the_device_works_fences_nothing(survey: Start) -> None:
+def test_a_device_stays_healthy_after_a_harmless_xid(survey: Start) -> None:
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.step()
     for xid in (13, 31, 43, 45, 68, 63, 92, 94, 121, 154):
@@ -54,7 +54,7 @@ def test_xid_after_which_the_device_works_fences_nothing(survey: Start) -> None:
     assert list(reasons(agent.until(unhealthy))) == ["GPU-b"]
 
 
-def test_an_unhealthy_state_outlives_the_agent_and_ends_with_the_driver(
+def test_an_unhealthy_state_survives_the_agent_and_ends_with_the_driver(
     survey: Start, tmp_path: Path
 ) -> None:
     state = ("--state", str(tmp_path / "run" / "state.json"))
@@ -64,7 +64,7 @@ def test_an_unhealthy_state_outlives_the_agent_and_ends_with_the_driver(
     before = agent.until(unhealthy)
     agent.end()
     again = survey(agent.driver, *state)
-    after = again.step()  # the driver does not report the XID to it
+    after = again.step()  # The driver does not report the XID to the new agent.
     assert reasons(after) == {"GPU-a": FENCED}
     assert since(after) == since(before)
     again.end()
@@ -72,7 +72,7 @@ def test_an_unhealthy_state_outlives_the_agent_and_ends_with_the_driver(
     assert not unhealthy(survey(agent.driver, *state).step())
 
 
-def test_without_a_file_a_restart_forgets_which_is_why_there_should_be_one(survey: Start) -> None:
+def test_without_a_state_file_a_restart_loses_the_unhealthy_state(survey: Start) -> None:
     agent = survey([h100("GPU-a")])
     agent.step()
     agent.driver.fail("GPU-a", 79)
@@ -80,7 +80,7 @@ def test_without_a_file_a_restart_forgets_which_is_why_there_should_be_one(surve
     assert not unhealthy(survey(agent.driver).step())
 
 
-def test_a_file_that_cannot_be_written_or_read_is_reported(survey: Start, tmp_path: Path) -> None:
+def test_an_unreadable_or_unwritable_file_is_reported(survey: Start, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("{garbage")
     agent = survey([h100("GPU-a")], "--state", str(tmp_path / "state"))
     (xid,) = [s for s in agent.step()["sources"] if s["name"] == "xid"]
@@ -90,8 +90,9 @@ def test_a_file_that_cannot_be_written_or_read_is_reported(survey: Start, tmp_pa
     assert "cannot be written, so XIDs are lost at a restart" in xid["message"]
 
 
-def test_a_device_is_healthy_again_when_the_driver_asks_for_no_recovery(survey: Start) -> None:
-    agent = survey([h100("GPU-a"), h100("GPU-b")])  # the other one is healthy: XIDs are received
+def test_a_device_is_healthy_again_when_the_driver_requires_no_recovery(survey: Start) -> None:
+    # The other device is healthy, so XIDs are received.
+    agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.driver.say("GPU-a", "recovery 1")
     agent.step()
     agent.driver.fail("GPU-a", 95)
@@ -102,7 +103,7 @@ def test_a_device_is_healthy_again_when_the_driver_asks_for_no_recovery(survey: 
 
 
 def test_a_device_is_healthy_again_after_maintenance_of_the_node(survey: Start) -> None:
-    """This driver does not report which recovery it needs."""
+    """This driver does not report the required recovery."""
     agent = survey([h100("GPU-a")])
     agent.step()
     agent.driver.fail("GPU-a", 95)
@@ -114,7 +115,7 @@ def test_a_device_is_healthy_again_after_maintenance_of_the_node(survey: Start) 
     assert not unhealthy(agent.step())
 
 
-def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) -> None:
+def test_an_xid_seen_only_by_dcgm_counts_once(survey: Start, exporter: StandIn) -> None:
     text = recorded("4.6.0-renamed")
     exporter.text = re.sub(r"(?m)^(DCGM_FI_DEV_XID_ERRORS.*) 79$", r"\1 0", text)
     assert exporter.text != text
@@ -127,7 +128,7 @@ def test_xid_that_only_dcgm_saw_fences_once(survey: Start, exporter: StandIn) ->
     assert reasons(agent.until(unhealthy)) == {
         "GPU-b": "XID 79 (dcgm): unhealthy until the GPU is reset or the driver is loaded again"
     }
-    # After the reset the exporter still shows it, until it is restarted.
+    # After the reset, the exporter still shows it until it is restarted.
     agent.driver.say("GPU-b", "recovery 1")
     agent.until(lambda status: "asks for" in reasons(status)["GPU-b"])
     agent.driver.say("GPU-b", "recovery 0")

@@ -1,7 +1,7 @@
-"""All that an agent sees of a node, in one folder: driver, kubelet, plugin and processes.
+"""Everything that an agent sees of a node, in one folder: driver, kubelet, plugin and processes.
 
-The driver is the fake library's table, kubelet and plugin are the stand-in's, checkpoint and
-PodResources lie and listen where the flags point, and /proc and the cgroups are trees of files.
+The driver is the fake library's table, and kubelet and plugin are the stand-in's. Checkpoint and
+PodResources are at the paths of the flags. /proc and the cgroups are trees of files.
 """
 
 import os
@@ -23,13 +23,13 @@ from tests.standin.served import Served, write_checkpoint
 
 
 class Whole:
-    """A node whose GPUs are each shared by ``replicas``; ``stop`` ends its server."""
+    """A node whose GPUs are each shared by ``replicas``. ``stop`` ends its server."""
 
     def __init__(self, folder: Path, gpus: Sequence[Gpu], replicas: int) -> None:
         self.folder = folder
-        #: Functions that the driver's library does not have.
+        #: Functions that the driver library lacks.
         self.missing: tuple[str, ...] = ()
-        # A socket's path has 107 characters at most.
+        # The path of a socket has at most 107 characters.
         self._short = tempfile.TemporaryDirectory()
         self.kubelet = Path(self._short.name)
         self.proc = folder / "proc"
@@ -45,7 +45,8 @@ class Whole:
         )
         self.process(2, "kthreadd", "/")
         sharing = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": replicas}]}}
-        # Who listens on the sockets of plugin and kubelet, for the kernel: the test's own process.
+        # Process that listens on the sockets of plugin and kubelet for the kernel: the test
+        # process.
         self.plugin = plugin = self.process(
             os.getpid(), "nvidia-device-p", "/system.slice/plugin.service"
         )
@@ -79,7 +80,7 @@ class Whole:
         }
 
     def run(self, uid: str, name: str, takes_bytes: int, namespace: str = "default") -> str:
-        """A pod of one container starts; the device that it got."""
+        """Start a pod with one container. Return the device that it got."""
         pod = Pod(uid, (Container("main", 1, takes_bytes=takes_bytes),), name, namespace)
         verdict = self.node.admit(pod)
         assert verdict.admitted, verdict
@@ -91,7 +92,7 @@ class Whole:
         return device
 
     def cgroup(self, uid: str) -> Path:
-        """The directory of the cgroup of a pod's only container, which ``container_id`` numbers."""
+        """Return the cgroup directory of a pod's only container, which ``container_id`` numbers."""
         pod = self.cgroups / f"kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
         return pod / f"cri-containerd-{self.container_id(uid)}.scope"
 
@@ -99,7 +100,7 @@ class Whole:
         return f"{self.node.processes[uid, 'main'].pid:064x}"
 
     def once(self, *flags: str) -> subprocess.CompletedProcess[str]:
-        """The output of `headroom agent --once`."""
+        """Return the output of `headroom agent --once`."""
         kept = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         env = kept | self.environment | {"NODE_NAME": "gpu-node-7"}
         return forks.run("headroom", "agent", "--once", *self.flags, *flags, env=env)
@@ -123,7 +124,7 @@ class Whole:
 
 
 def listening(path: Path) -> socket.socket:
-    """A Unix socket on which this process listens and answers nothing."""
+    """Open a Unix socket on which this process listens without answering."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen()

@@ -1,4 +1,4 @@
-"""A clock, statuses and what an API server was sent."""
+"""A clock, statuses, and the requests that an API server received."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,7 +49,7 @@ def busy(sm_ratio: float, observed_at: str) -> GPUNodeStatus:
 
 
 def deliver(status_writer: StatusWriter, clock: Clock, status: GPUNodeStatus) -> float:
-    """Deliver a sample of this moment."""
+    """Deliver a sample taken now."""
     return status_writer.deliver(status, clock.at_s)
 
 

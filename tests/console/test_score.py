@@ -97,7 +97,7 @@ def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
         ("pod=default/waits", 422, "query node: "),
     ],
 )
-def test_missing_parameters_are_reported(
+def test_unknown_pods_or_nodes_and_missing_parameters_are_rejected(
     fleet: Asked, query: str, status: int, message: str
 ) -> None:
     answer = fleet.get(f"/v1/score?{query}")

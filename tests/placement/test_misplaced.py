@@ -168,7 +168,7 @@ class TestCordonedDevice:
 
 
 @pytest.mark.parametrize("state", [{"healthy": False}, {"compute_mode": "prohibited"}])
-def test_no_pod_starts_on_a_device_that_takes_none(state: dict[str, Any]) -> None:
+def test_no_pod_starts_on_a_device_that_takes_no_pods(state: dict[str, Any]) -> None:
     sick = shared("a", free=3, allocated=1, **state)
     assert found({"p": waiting()}, {"p": 1}, sick) == leave("p")
     assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # it fits there
