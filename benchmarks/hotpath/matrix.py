@@ -6,6 +6,7 @@ different node. The bodies of a case are the same in every run: the seed decides
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Literal, get_args
@@ -37,7 +38,8 @@ _PADDING = {"small": 0, "256Ki": 254 << 10}
 _WARM_UP = 5
 #: Maximum number of calls with whole nodes, and of explanations: they are slow and vary less.
 _MOST_LONG = 30
-_MOST_BINDS = 60
+#: Number of pods that stay bound in a case. Older ones are deleted, so that nodes do not fill up.
+_KEPT_BOUND = 60
 #: If the pod fits on "all": with six pods per device, bound pods fill a third of 100 nodes.
 _NEARLY_ALL = 0.6
 #: Number of pods in one question.
@@ -169,6 +171,8 @@ class _Run:
         self._caller, self._debug = caller, debug
         self._took: dict[Verb, list[int]] = {}
         self._echoed: dict[Verb, list[int]] = {}
+        #: The filter calls of the bound pods, oldest first.
+        self._bound = deque[bytes]()
         #: The last body of each verb.
         self._bodies: dict[Verb, bytes] = {}
 
@@ -203,12 +207,25 @@ class _Run:
         elif "prioritize" in self._verbs:
             scores = msgspec.json.decode(self._call("prioritize", passed, turn))
             best = max(scores, key=lambda each: each["Score"])["Host"]
-        # Pods of the other cases would fill the only node that fits.
-        if best and "bind" in self._verbs and self._case.fits == "all" and turn < _MOST_BINDS:
-            self._caller.post("drive/admit", body)
-            shown = msgspec.json.decode(self._call("bind", bind_of(body, best), turn))
-            if shown["Error"]:
-                raise RuntimeError(f"{self._case}: not bound: {shown['Error']}")
+        if best:
+            self._end_hold(body, best, turn)
+
+    def _end_hold(self, body: bytes, node: str, turn: int) -> None:
+        """Bind the pod, even if bind is not measured, or delete it if it fits on one node only.
+
+        Memory is held for a pod between filter and bind. If no bind followed, each filter call
+        would weigh the nodes of more and more waiting pods.
+        """
+        self._caller.post("drive/admit", body)
+        if self._case.fits == "one":  # bound pods would fill the node
+            self._caller.post("drive/delete", body)
+            return
+        shown = msgspec.json.decode(self._call("bind", bind_of(body, node), turn))
+        if shown["Error"]:
+            raise RuntimeError(f"{self._case}: not bound: {shown['Error']}")
+        self._bound.append(body)
+        if len(self._bound) > _KEPT_BOUND:
+            self._caller.post("drive/delete", self._bound.popleft())
 
     def _call(self, verb: Verb, body: bytes, turn: int) -> bytes:
         if verb not in self._verbs:

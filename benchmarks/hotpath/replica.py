@@ -113,6 +113,12 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         store.admit(decode_offer(await request.body()).pod)
         return Response()
 
+    async def delete(request: Request) -> Response:
+        """Delete the pod of a filter call."""
+        metadata = decode_offer(await request.body()).pod.metadata
+        store.delete_pod(metadata.namespace, metadata.name)
+        return Response()
+
     async def allocations(request: Request) -> Response:
         """Return the allocations of one call; measuring them slows it down."""
         body, verb = await request.body(), request.path_params["verb"]
@@ -132,6 +138,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         ("/echo", echo),
         ("/drive/report", report),
         ("/drive/admit", admit),
+        ("/drive/delete", delete),
         ("/drive/allocations/{verb}", allocations),
     ):
         verbs.add_route(path, endpoint, methods=["POST"])
