@@ -39,7 +39,9 @@ class StartsController:
         ledger: Ledger,
         telemetry: Telemetry,
         event_recorder: EventRecorder,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
+        self._wall_s = wall_s
         self._cluster = cluster
         self._reservations = ledger.reservations
         self._telemetry = telemetry
@@ -51,7 +53,7 @@ class StartsController:
     async def once(self) -> None:
         for name in self._cluster.starting.nodes():
             gpunode = self._cluster.gpunode(name)
-            if gpunode is not None and ended_starts(self._cluster, gpunode, time.time()):
+            if gpunode is not None and ended_starts(self._cluster, gpunode, self._wall_s()):
                 try:
                     await self._end(name)
                 except StoreError as err:
@@ -64,7 +66,7 @@ class StartsController:
 
         def ended(gpunode: GPUNode) -> Collection[str]:
             nonlocal found
-            found = ended_starts(self._cluster, gpunode, time.time())
+            found = ended_starts(self._cluster, gpunode, self._wall_s())
             return found
 
         for uid in await self._reservations.end_starts(node, ended):

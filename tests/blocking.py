@@ -55,11 +55,12 @@ def ledger_over(
     now_s: Callable[[], float],
     *,
     epoch_s: float = 0.0,
+    wall_s: Callable[[], float] | None = None,
     written: Callable[[GPUNode], None] = lambda gpunode: None,
 ) -> Ledger:
     """Return a ledger that judges pods by the state. Its attempts are id-0, id-1 and so on.
 
-    ``epoch_s`` is the wall clock's time when ``now_s`` was 0.
+    ``epoch_s`` is the wall clock's time when ``now_s`` was 0, unless ``wall_s`` is the wall clock.
     """
     numbers = itertools.count()
     return Ledger(
@@ -67,7 +68,7 @@ def ledger_over(
         lambda pod, gpunode: state.judge(pod, gpunode, now_s()),
         state.adopt,
         written,
-        wall_s=lambda: epoch_s + now_s(),
+        wall_s=wall_s or (lambda: epoch_s + now_s()),
         new_id=lambda: f"id-{next(numbers)}",
     )
 

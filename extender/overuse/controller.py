@@ -85,7 +85,11 @@ class OveruseController:
         evictor: Evictor,
         metrics: OveruseMetrics,
         event_recorder: EventRecorder,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        most_nodes: int = MOST_NODES,
     ) -> None:
+        self._monotonic_s = monotonic_s
+        self._most_nodes = most_nodes
         self._cluster = cluster
         self._store = store
         self._ledger = ledger
@@ -119,14 +123,14 @@ class OveruseController:
         loops.start("overuse", check, EVERY_S)
 
     async def once(self, observes: bool, grace_s: float) -> None:
-        """Check the nodes with a decision, and in turn up to ``MOST_NODES`` others with overuse."""
+        """Check the nodes with a decision, and in turn up to ``most_nodes`` others with overuse."""
         decided, others = self._cluster.overuses.nodes()
         names = {*decided, *others}
         self._observed = {name: of for name, of in self._observed.items() if name in names}
         self._unresolved = {name: of for name, of in self._unresolved.items() if name in names}
         self._turn = self._turn if self._turn < len(others) else 0
-        now = others[self._turn : self._turn + MOST_NODES]
-        self._turn += MOST_NODES
+        now = others[self._turn : self._turn + self._most_nodes]
+        self._turn += self._most_nodes
         for name in [*decided, *now]:
             gpunode = self._cluster.gpunode(name)
             if gpunode is not None:
@@ -143,11 +147,11 @@ class OveruseController:
         self._metrics.unresolved.set(sum(self._unresolved.values()))
 
     def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:
-        return overuse_evictions_on(self._cluster, gpunode, time.monotonic())
+        return overuse_evictions_on(self._cluster, gpunode, self._monotonic_s())
 
     async def _observe(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
         """Log the pods that would be evicted now, each once."""
-        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
+        now_s, sample = self._monotonic_s(), latest_sample(self._cluster, gpunode)
         before = self._observed.get(gpunode.name, {})
         selected = self._observed[gpunode.name] = {}
         for uid, over in found.selected.items():
@@ -190,7 +194,7 @@ class OveruseController:
         replica saw the decision first. So neither the node's clock nor a late watch decides which
         sample is newer.
         """
-        now_s, sample = time.monotonic(), latest_sample(self._cluster, gpunode)
+        now_s, sample = self._monotonic_s(), latest_sample(self._cluster, gpunode)
         key = uid, decision.since
         first = self._seen[key] = self._seen.get(key) or _Seen(now_s, sample)
         return (
@@ -232,7 +236,7 @@ class OveruseController:
             for uid, reservation in gpunode.spec.reservations.items()
             if reservation.overuse
             and not self._cluster.overuses.rejected_lately(
-                gpunode.name, uid, reservation.overuse, time.monotonic()
+                gpunode.name, uid, reservation.overuse, self._monotonic_s()
             )
             and (pod := self._cluster.pod(uid)) is not None
             and not leaves_within(pod, MOST_GRACE_S)

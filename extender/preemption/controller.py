@@ -55,7 +55,11 @@ class PreemptionController:
         rejected: Callable[[str], Sequence[str]],
         writer: PreemptionWriter | None,
         event_recorder: EventRecorder,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
+        self._monotonic_s = monotonic_s
+        self._wall_s = wall_s
         self._cluster = cluster
         self._journal = journal
         self._telemetry = telemetry
@@ -74,7 +78,7 @@ class PreemptionController:
         await self._record_nominations()
         if self._writer is None:
             return
-        now_s = time.monotonic()
+        now_s = self._monotonic_s()
         for pod in self._waiting(now_s)[:AT_ONCE]:
             await self._preempt(self._writer, pod)
 
@@ -90,7 +94,7 @@ class PreemptionController:
                 uid not in held
                 and decision is not None
                 and not decision.fits
-                and abs(time.time() - decision.at_s) > SETTLED_S
+                and abs(self._wall_s() - decision.at_s) > SETTLED_S
                 and self._not_before_s.get(uid, now_s) <= now_s
                 and may_preempt(pod)
                 and not pod.metadata.deletion_timestamp
@@ -100,7 +104,7 @@ class PreemptionController:
         return sorted(found, key=lambda pod: (-pod.priority, pod.metadata.creation_timestamp or ""))
 
     async def _preempt(self, writer: PreemptionWriter, pod: Pod) -> None:
-        uid, began_s = pod.metadata.uid, time.monotonic()
+        uid, began_s = pod.metadata.uid, self._monotonic_s()
         self._not_before_s[uid] = began_s + AGAIN_AFTER_S
         found = preemption(
             self._cluster, pod, {}, self._rejected(uid), began_s, without_violations=True
@@ -108,8 +112,8 @@ class PreemptionController:
         best = found.best
         if best is None or best.leaving_anyway:
             return  # no eviction helps, or the pod fits soon anyway
-        took_us = micros(time.monotonic() - began_s)
-        part = recorded(found, time.time(), took_us, 0, 1, "controller")
+        took_us = micros(self._monotonic_s() - began_s)
+        part = recorded(found, self._wall_s(), took_us, 0, 1, "controller")
         decision = self._journal.of_uid(uid)
         self._journal.note(decision.pod if decision else pod, part, part.at_s)
         made = await writer.preempt(pod, best.node, best.pods)
@@ -131,7 +135,7 @@ class PreemptionController:
 
     async def _record_nominations(self) -> None:
         """Write Events about the preemptions of kube-scheduler, once it has nominated a node."""
-        for pods in self._cluster.holds.nominees(time.monotonic()).values():
+        for pods in self._cluster.holds.nominees(self._monotonic_s()).values():
             for pod in pods:
                 uid = pod.metadata.uid
                 decided = self._journal.preempted_for(uid)

@@ -1,69 +1,33 @@
 """Eviction of pods that use more than they reserved: decided, warned, then evicted."""
 
 import asyncio
-import time
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from extender.event_recorder import EventRecorder
-from extender.ledger.ledger import Ledger
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.metrics import Telemetry
 from extender.overuse.controller import OveruseController
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec, OveruseEviction
 from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from headroom.contract.kube import Lease, ObjectMeta, Pod
 from headroom.contract.watched import HeartbeatSeen, NodeSeen
-from headroom.core.cluster.notices import Notice
 from headroom.core.placement.policy import Rules
 from headroom.errors import StoreConflict, StoreError, StoreRejected, StoreTimeout
 from tests.builders import GIB, kube_node, pod, reservation, shared, status, use
-from tests.recording import RecordingState
+from tests.world import World
 
+REJECTED_FOR_S = 30.0
 NEVER_S, AT_ONCE_S = 1e9, 0.0
 
 
-@dataclass
-class Evictor:
-    store: EmbeddedStore
-    #: Uids, and whether the ledger had the decision then.
-    evicted: list[tuple[str, bool]] = field(default_factory=list)
-    trouble: dict[str, StoreError] = field(default_factory=dict)
-
-    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
-        assert most_grace_s == 120
-        if error := self.trouble.get(pod.metadata.uid):
-            raise error
-        held = self.store.read_gpunode("n")
-        assert held is not None
-        decided = held.spec.reservations[pod.metadata.uid].overuse
-        self.evicted.append((pod.metadata.uid, bool(decided)))
-
-    async def may_evict(self, pod: Pod) -> None:
-        if error := self.trouble.get(pod.metadata.uid):
-            raise error
-
-
-class World:
+class Overuse(World):
     """Two GPUs of 24 GiB: on a, p and r have reserved 5 GiB each, and q 12; on b, s 5 and t 12."""
 
-    def __init__(self, rules: Rules) -> None:
-        self.began = datetime.now(UTC)
-        epoch_s = time.time() - time.monotonic()
-        self.state = RecordingState(rules, 90.0, epoch_s)
+    def __init__(self, rules: Rules | None = None) -> None:
+        super().__init__(rules or Rules(evict_overuse=True))
         self.state.apply([NodeSeen(kube_node())])
-        self.store = EmbeddedStore(self.state.apply, time.monotonic)
-        self.evictor = Evictor(self.store)
-        self.posted: list[Notice] = []
-        self.telemetry = Telemetry(CollectorRegistry())
-        self._ids = (f"attempt-{number}" for number in count(1))
         self._samples = count(1)
         self.pods = {uid: pod(uid=uid, name=uid, node="n", phase="Running") for uid in "pqrst"}
         reserved = {
@@ -80,30 +44,31 @@ class World:
         self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=spec))
         for each in self.pods.values():
             self.store.admit(each)
+        self.evictor.meanwhile = self._check_decided
+        #: Seconds by which the agent's clock is ahead.
+        self.ahead_s = 0.0
         self.controller = self.replica()
 
-    def replica(self) -> OveruseController:
-        store = AsyncStore(self.store)
-        ledger = Ledger(
-            store,
-            lambda pod, gpunode: pytest.fail("nothing is bound"),
-            lambda pod, gpunode: None,
-            lambda gpunode: None,
-            time.time,
-            lambda: next(self._ids),
+    def replica(self, **options: Any) -> OveruseController:
+        return OveruseController(
+            self.state,
+            self.async_store,
+            self.ledger.awaited,
+            self.evictor,
+            self.telemetry.overuse,
+            self.event_recorder,
+            self.monotonic_s,
+            **options,
         )
-        recorder = EventRecorder(self._post, self.telemetry)
-        metrics = self.telemetry.overuse
-        return OveruseController(self.state, store, ledger, self.evictor, metrics, recorder)
 
-    def _post(self, notice: Notice) -> bool:
-        self.posted.append(notice)
-        return True
+    def _check_decided(self, pod: Pod) -> None:
+        assert self.gpunode().spec.reservations[pod.metadata.uid].overuse
+        assert self.evictor.grace_s[-1] == 120
 
     def report(self, p: float = 9, q: float = 2, r: float = 5, s: float = 5) -> None:
         """The agent reports a new sample with these GiB in use."""
         used_gib = {"a": {"p": p, "q": q, "r": r}, "b": {"s": s, "t": 2}}
-        at = (self.began + timedelta(milliseconds=next(self._samples))).isoformat()
+        at = self.stamp(ago_s=-self.ahead_s - 0.001 * next(self._samples))
         devices, rows = [], []
         for on, pods in used_gib.items():
             used = {uid: int(figure * GIB) for uid, figure in pods.items()}
@@ -116,45 +81,42 @@ class World:
         """Return the uids of the pods that one round has evicted."""
         already = len(self.evictor.evicted)
         asyncio.run(self.controller.once(observes, grace_s))
-        now = self.evictor.evicted[already:]
-        assert all(decided for _, decided in now), "evicted before it was decided"
-        return [uid for uid, _ in now]
+        return self.evictor.evicted[already:]
 
     @property
     def decided(self) -> dict[str, OveruseEviction]:
-        held = self.store.read_gpunode("n")
-        assert held is not None
-        found = {u: r.overuse for u, r in held.spec.reservations.items() if r.overuse}
+        found = {u: r.overuse for u, r in self.gpunode().spec.reservations.items() if r.overuse}
         return {uid: decision for uid, decision in found.items() if not decision.rejected_at}
 
     def counted(self, outcome: str) -> float:
-        return self.telemetry.overuse.evictions.labels(outcome)._value.get()
+        return self.sample("headroom_overuse_evictions_total", outcome=outcome)
 
-    def told(self) -> list[tuple[str, str]]:
-        return [(notice.about.uid, notice.reason) for notice in self.posted]
+    @property
+    def unresolved(self) -> float:
+        return self.sample("headroom_overuse_unresolved_devices")
 
 
 @pytest.fixture
-def world() -> World:
-    return World(Rules(evict_overuse=True))
+def world() -> Overuse:
+    return Overuse()
 
 
-def test_a_pod_is_warned_and_then_evicted_on_a_newer_sample(world: World) -> None:
+def test_a_pod_is_warned_and_then_evicted_on_a_newer_sample(world: Overuse) -> None:
     world.report()
     assert world.round() == []  # the sample of the decision evicts no pod
     assert {uid: decision.device for uid, decision in world.decided.items()} == {"p": "a"}
-    assert world.told() == [("p", "GPUMemoryOveruseEviction")]
+    assert world.events == [("p", "GPUMemoryOveruseEviction")]
     assert "uses 9.0 GiB of device a, and has reserved 5.0 GiB" in world.posted[0].message
     assert "Only 8.0 GiB are free there, and 10.0 GiB are needed" in world.posted[0].message
     assert world.round() == []
     world.report()
     assert world.round(NEVER_S) == []  # the grace period is not over
     assert world.round() == ["p"]
-    assert world.told()[1:] == [("p", "EvictedForGPUMemoryOveruse")]
+    assert world.events[1:] == [("p", "EvictedForGPUMemoryOveruse")]
     assert (world.counted("decided"), world.counted("evicted")) == (1, 1)
 
 
-def test_a_pod_that_uses_less_in_time_stays(world: World) -> None:
+def test_a_pod_that_uses_less_in_time_stays(world: Overuse) -> None:
     world.report()
     world.round()
     world.report(p=5)
@@ -166,13 +128,13 @@ def test_a_pod_that_uses_less_in_time_stays(world: World) -> None:
     assert world.counted("decided") == 2
 
 
-def test_without_pressure_no_decision_is_written(world: World) -> None:
+def test_without_pressure_no_decision_is_written(world: Overuse) -> None:
     world.report(p=6.9)
     world.round()
-    assert (world.decided, world.told()) == ({}, [])
+    assert (world.decided, world.events) == ({}, [])
 
 
-def test_a_decision_about_another_gpu_does_not_delay_the_first(world: World) -> None:
+def test_a_decision_about_another_gpu_does_not_delay_the_first(world: Overuse) -> None:
     world.report()
     world.round()
     first = world.decided["p"]
@@ -182,7 +144,7 @@ def test_a_decision_about_another_gpu_does_not_delay_the_first(world: World) -> 
     assert world.decided["s"].device == "b"
 
 
-def test_two_replicas_evict_one_pod(world: World) -> None:
+def test_two_replicas_evict_one_pod(world: Overuse) -> None:
     second = world.replica()
 
     def rounds() -> None:
@@ -192,7 +154,7 @@ def test_two_replicas_evict_one_pod(world: World) -> None:
     world.report(p=9, r=9)
     rounds()
     assert list(world.decided) == ["p"]
-    assert world.told() == [("p", "GPUMemoryOveruseEviction")]
+    assert world.events == [("p", "GPUMemoryOveruseEviction")]
     world.report(p=9, r=9)
     going = msgspec.structs.replace(
         world.pods["p"].metadata, deletion_timestamp="2026-11-21T00:00:00Z"
@@ -202,7 +164,7 @@ def test_two_replicas_evict_one_pod(world: World) -> None:
     world.store.delete_pod("default", "p")
     world.store.admit(msgspec.structs.replace(world.pods["p"], metadata=going))
     asyncio.run(second.once(False, AT_ONCE_S))
-    assert [uid for uid, _ in world.evictor.evicted] == ["p"]
+    assert world.evictor.evicted == ["p"]
     # Its memory counts as free, and the memory of the other one is needed as well.
     world.report(p=9, q=2, r=9)
     rounds()
@@ -212,7 +174,7 @@ def test_two_replicas_evict_one_pod(world: World) -> None:
     assert world.decided.keys() == {"p", "r"}
 
 
-def test_a_restarted_replica_continues_the_decision(world: World) -> None:
+def test_a_restarted_replica_continues_the_decision(world: Overuse) -> None:
     world.report()
     world.round()
     world.controller = world.replica()
@@ -224,8 +186,8 @@ def test_a_restarted_replica_continues_the_decision(world: World) -> None:
     assert world.counted("decided") == 1
 
 
-def test_after_a_rejected_eviction_the_next_pod_is_selected(world: World) -> None:
-    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+def test_after_a_rejected_eviction_the_next_pod_is_selected(world: Overuse) -> None:
+    world.evictor.forbidden["p"] = StoreRejected("would violate the pod's disruption budget")
     world.report(p=9, r=7)
     world.round()
     world.report(p=9, r=7)
@@ -237,8 +199,8 @@ def test_after_a_rejected_eviction_the_next_pod_is_selected(world: World) -> Non
     assert world.round() == ["r"]
 
 
-def test_all_replicas_leave_out_a_pod_whose_eviction_was_rejected(world: World) -> None:
-    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+def test_all_replicas_leave_out_a_pod_whose_eviction_was_rejected(world: Overuse) -> None:
+    world.evictor.forbidden["p"] = StoreRejected("would violate the pod's disruption budget")
     second = world.replica()
     for _ in range(4):
         world.report()
@@ -248,52 +210,51 @@ def test_all_replicas_leave_out_a_pod_whose_eviction_was_rejected(world: World) 
     assert world.evictor.evicted == []
 
 
-def test_a_device_on_which_no_pod_may_be_evicted_is_counted(world: World) -> None:
-    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+def test_a_device_on_which_no_pod_may_be_evicted_is_counted(world: Overuse) -> None:
+    world.evictor.forbidden["p"] = StoreRejected("would violate the pod's disruption budget")
     world.report()
     world.round()
     world.report()
     world.round()
     world.round()
-    assert world.telemetry.overuse.unresolved._value.get() == 1
+    assert world.unresolved == 1
     world.report(p=5)
     world.round()
-    assert world.telemetry.overuse.unresolved._value.get() == 0
+    assert world.unresolved == 0
 
 
 @pytest.mark.parametrize("error", [StoreConflict("changed"), StoreTimeout("no answer")])
-def test_a_pod_that_changed_meanwhile_is_read_again(world: World, error: StoreError) -> None:
-    world.evictor.trouble["p"] = error
+def test_a_pod_that_changed_meanwhile_is_read_again(world: Overuse, error: StoreError) -> None:
+    world.evictor.forbidden["p"] = error
     world.report()
     world.round()
     world.report()
     assert world.round() == []
-    world.evictor.trouble.clear()
+    world.evictor.forbidden.clear()
     assert world.round() == ["p"]
 
 
-def test_a_pod_of_the_same_name_is_not_evicted(world: World) -> None:
+def test_a_pod_of_the_same_name_is_not_evicted(world: Overuse) -> None:
     world.report()
     world.round()
     world.report()
     metadata = msgspec.structs.replace(world.pods["p"].metadata, uid="other")
-    deliver, world.store._deliver = world.store._deliver, lambda events: None  # the watch is late
-    world.store.delete_pod("default", "p")
-    world.store.admit(msgspec.structs.replace(world.pods["p"], metadata=metadata))
-    world.store._deliver = deliver
+    with world.late_watch():
+        world.store.delete_pod("default", "p")
+        world.store.admit(msgspec.structs.replace(world.pods["p"], metadata=metadata))
     assert world.round() == []
 
 
-def test_in_mode_observe_nothing_is_written(world: World) -> None:
+def test_in_mode_observe_nothing_is_written(world: Overuse) -> None:
     world.report()
     for _ in range(3):
         assert world.round(observes=True) == []
         world.report()
-    assert (world.decided, world.told(), world.evictor.evicted) == ({}, [], [])
+    assert (world.decided, world.events, world.evictor.evicted) == ({}, [], [])
     assert world.counted("would_evict") == 1
 
 
-def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: World) -> None:
+def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: Overuse) -> None:
     def logged(grace_s: float = AT_ONCE_S) -> list[Any]:
         with capture_logs() as logs:
             world.round(grace_s, observes=True)
@@ -314,16 +275,17 @@ def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: World) 
     assert logged() == []  # once for each pod
 
 
-def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("extender.overuse.controller.REJECTED_FOR_S", 0.0)
-    world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
+def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(world: Overuse) -> None:
+    world.evictor.forbidden["p"] = StoreRejected("would violate the pod's disruption budget")
     for _ in range(3):
         world.report()
         world.round(observes=True)
     assert world.counted("would_evict") == 0
-    world.evictor.trouble.clear()
+    world.evictor.forbidden.clear()
+    world.report()
+    world.round(observes=True)
+    assert world.counted("would_evict") == 0
+    world.now_s += REJECTED_FOR_S
     world.report()
     world.round(observes=True)
     assert world.counted("would_evict") == 1
@@ -331,9 +293,9 @@ def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(
 
 
 def test_nodes_with_overuse_take_turns_if_they_are_too_many(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: Overuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("extender.overuse.controller.MOST_NODES", 2)
+    world.controller = world.replica(most_nodes=2)
     monkeypatch.setattr(world.state.overuses, "nodes", lambda: ([], ["a", "b", "c", "n"]))
     world.report()
     world.round()
@@ -343,41 +305,38 @@ def test_nodes_with_overuse_take_turns_if_they_are_too_many(
 
 
 def test_with_report_as_setting_no_pod_is_evicted() -> None:
-    world = World(Rules())
+    world = Overuse(Rules())
     for _ in range(3):
         world.report()
         assert world.round() == []
     assert world.decided == {}
 
 
-def test_a_heartbeat_is_a_newer_sample(world: World) -> None:
+def test_a_heartbeat_is_a_newer_sample(world: Overuse) -> None:
     world.report()
     world.round()
-    held = world.store.read_gpunode("n")
-    assert held is not None
+    held = world.gpunode()
     assert held.status is not None
     text = encode_confirmation(
         Confirmation(
-            sampled_at=(world.began + timedelta(seconds=1)).isoformat(),
+            sampled_at=world.stamp(ago_s=-1),
             gpunode=held.metadata.uid,
             observed_at=held.status.observed_at,
         )
     )
     metadata = ObjectMeta(name="n", annotations={"headroom.gpu/observed-at": text})
-    world.state.apply([HeartbeatSeen(Lease(metadata=metadata), time.monotonic())])
+    world.state.apply([HeartbeatSeen(Lease(metadata=metadata), world.now_s)])
     assert world.round() == ["p"]
 
 
 def test_a_withdrawn_decision_is_not_carried_out_by_a_replica_whose_watch_is_late(
-    world: World,
+    world: Overuse,
 ) -> None:
     world.report()
     world.round()
     world.report()
     assert world.round(NEVER_S) == []
-    deliver, world.store._deliver = world.store._deliver, lambda events: None
-    withdrawn = world.store.read_gpunode("n")
-    assert withdrawn is not None
+    withdrawn = world.gpunode()
     spec = msgspec.structs.replace(
         withdrawn.spec,
         reservations={
@@ -385,37 +344,38 @@ def test_a_withdrawn_decision_is_not_carried_out_by_a_replica_whose_watch_is_lat
             for uid, each in withdrawn.spec.reservations.items()
         },
     )
-    world.store.write_spec(withdrawn, spec)
-    world.store._deliver = deliver
+    with world.late_watch():
+        world.store.write_spec(withdrawn, spec)
     assert world.round() == []
     assert world.evictor.evicted == []
 
 
-def test_the_newest_report_must_show_the_pressure_although_the_watch_is_late(world: World) -> None:
+def test_the_newest_report_must_show_the_pressure_although_the_watch_is_late(
+    world: Overuse,
+) -> None:
     world.report()
     world.round()
     world.report()
     assert world.round(NEVER_S) == []
-    deliver, world.store._deliver = world.store._deliver, lambda events: None
-    world.report(p=5)
-    world.store._deliver = deliver
+    with world.late_watch():
+        world.report(p=5)
     assert world.round() == []
     assert world.evictor.evicted == []
 
 
-def test_a_clock_that_is_set_back_delays_no_eviction(world: World) -> None:
+def test_a_clock_that_is_set_back_delays_no_eviction(world: Overuse) -> None:
     world.report(p=5)
-    world.began += timedelta(hours=1)
+    world.ahead_s = 3600.0
     world.report()
     assert world.round() == []
     assert world.decided.keys() == {"p"}
-    world.began -= timedelta(hours=1)
+    world.ahead_s = 0.0
     world.report()
     assert world.round() == ["p"]
 
 
 def test_a_pod_that_overtakes_is_warned_before_it_is_evicted_and_the_first_stays_warned(
-    world: World,
+    world: Overuse,
 ) -> None:
     world.report(p=9, r=7)
     world.round()
@@ -432,10 +392,9 @@ def test_a_pod_that_overtakes_is_warned_before_it_is_evicted_and_the_first_stays
 class TestRejectedEvictionOfAnotherNamespace:
     """A disruption budget is written by the pod's author: no pod of others is evicted instead."""
 
-    def test_the_next_pod_is_not_selected(self, world: World) -> None:
-        world.evictor.trouble["p"] = StoreRejected("would violate the pod's disruption budget")
-        held = world.store.read_gpunode("n")
-        assert held is not None
+    def test_the_next_pod_is_not_selected(self, world: Overuse) -> None:
+        world.evictor.forbidden["p"] = StoreRejected("would violate the pod's disruption budget")
+        held = world.gpunode()
         reservations = dict(held.spec.reservations)
         reservations["r"] = msgspec.structs.replace(reservations["r"], namespace="other")
         world.store.write_spec(held, msgspec.structs.replace(held.spec, reservations=reservations))
@@ -443,4 +402,4 @@ class TestRejectedEvictionOfAnotherNamespace:
             world.report(p=9, r=7)
             assert world.round() == []
         assert world.decided == {}
-        assert world.telemetry.overuse.unresolved._value.get() == 1
+        assert world.unresolved == 1

@@ -4,43 +4,35 @@ import asyncio
 import itertools
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry
+import pytest
 
 from extender.event_recorder import EventRecorder
-from extender.metrics import Telemetry
 from extender.pending_events import PendingEventsController
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import PodGone, PodSeen
-from headroom.core.cluster.cluster_writer import ClusterWriter
-from headroom.core.cluster.notices import Notice
-from headroom.core.journal.journal import Decision, Journal
-from headroom.core.placement.policy import Rules
+from headroom.core.journal.journal import Decision
 from tests.builders import GIB, NOW_S, gpunode, kube_node, pod, reservation, shared
-from tests.state.states import EPOCH_S, seen
+from tests.state.states import seen
 from tests.state.test_requeue_hints import rejected
+from tests.world import World
 
 AGAIN_AFTER_S = 60.0
 SPENT_S = 0.1
 
 
-class World:
-    """A nearly full node, and pods rejected on it. Events go into a list."""
+class Pending(World):
+    """A nearly full node, and pods rejected on it."""
 
-    def __init__(self, per_round: int = 2, answers: bool = True) -> None:
-        self.state = ClusterWriter(Rules(), 1e6, EPOCH_S)
+    def __init__(self, per_round: int = 2) -> None:
+        super().__init__(stale_after_s=1e6)
         self.state.apply(seen(kube_node()))
-        self.journal = Journal()
-        self.posted: list[Notice] = []
-        self.answers = answers
-        self.tries = 0
-        self.telemetry = Telemetry(CollectorRegistry())
         #: Times of its clock, one after the other.
         self.seconds: Iterator[float] = itertools.repeat(0.0)
-        self.pending_events_controller = PendingEventsController(
+        self.controller = PendingEventsController(
             self.state,
             self.journal,
-            EventRecorder(self._post, self.telemetry),
+            self.event_recorder,
             per_round,
             lambda: next(self.seconds),
         )
@@ -63,18 +55,12 @@ class World:
     def told(self, now_s: float) -> list[str]:
         """Return the names of pods with an Event in one round."""
         before = len(self.posted)
-        asyncio.run(self.pending_events_controller.once(NOW_S + now_s))
+        asyncio.run(self.controller.once(NOW_S + now_s))
         return [notice.about.name for notice in self.posted[before:]]
-
-    def _post(self, notice: Notice) -> bool:
-        self.tries += 1
-        if self.answers:
-            self.posted.append(notice)
-        return self.answers
 
 
 def test_each_pod_has_one_turn() -> None:
-    world = World(per_round=2)
+    world = Pending(per_round=2)
     for uid in "abcde":
         world.reject(uid)
     rounds = [world.told(float(second)) for second in range(4)]
@@ -83,7 +69,7 @@ def test_each_pod_has_one_turn() -> None:
 
 
 def test_only_a_changed_explanation_is_recorded_after_a_minimum_interval() -> None:
-    world = World()
+    world = Pending()
     world.reject("a")
     assert world.told(0.0) == ["a"]
     assert world.told(AGAIN_AFTER_S) == []  # nothing is new
@@ -97,39 +83,38 @@ def test_only_a_changed_explanation_is_recorded_after_a_minimum_interval() -> No
 
 
 def test_pods_being_bound_deleted_or_not_rejected_here_get_no_event() -> None:
-    world = World()
+    world = Pending()
     world.reject("fits", fits=1)
     world.reject("gone")
     world.state.apply([PodGone("gone"), PodSeen(rejected("elsewhere"))])
     assert world.told(0.0) == []
-    assert world.pending_events_controller.pending.pods == {"memory_on_any": 1}  # by its condition
+    assert world.controller.pending.pods == {"memory_on_any": 1}  # by its condition
 
 
 def test_a_failed_event_ends_the_round_and_is_retried() -> None:
-    world = World(per_round=3, answers=False)
+    world = Pending(per_round=3)
+    world.takes_events = False
     for uid in "abc":
         world.reject(uid)
     assert world.told(0.0) == []
-    assert world.tries == 1
-    world.answers = True
+    assert world.attempts == 1
+    world.takes_events = True
     assert sorted(world.told(1.0)) == list("abc")
 
 
-def test_nothing_is_computed_if_no_event_is_due() -> None:
-    for world in (World(per_round=0), World()):
-        pending_events_controller = world.pending_events_controller
-        if world.pending_events_controller._per_round:
-            pending_events_controller = PendingEventsController(
-                world.state, world.journal, EventRecorder(None, world.telemetry), 9
-            )
-        world.reject("a")
-        asyncio.run(pending_events_controller.once(0.0))
-        assert pending_events_controller.pending.pods == {"memory_on_any": 1}
-        assert world.tries == 0
+@pytest.mark.parametrize("per_round", [0, 9])
+def test_nothing_is_computed_if_no_event_is_due(per_round: int) -> None:
+    world = Pending()
+    recorder = EventRecorder(None, world.telemetry) if per_round else world.event_recorder
+    controller = PendingEventsController(world.state, world.journal, recorder, per_round)
+    world.reject("a")
+    asyncio.run(controller.once(0.0))
+    assert controller.pending.pods == {"memory_on_any": 1}
+    assert world.attempts == 0
 
 
 def test_the_duration_of_a_round_is_limited() -> None:
-    world = World(per_round=9)
+    world = Pending(per_round=9)
     for uid in "abcde":
         world.reject(uid)
     world.seconds = itertools.count(0.0, SPENT_S)

@@ -7,27 +7,23 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
 
-from extender.event_recorder import EventRecorder
 from extender.extender import Extender
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
 from extender.ledger.memory_store import AsyncStore, EmbeddedStore
-from extender.metrics import Telemetry
 from extender.preemption.controller import PreemptionController
 from extender.preemption.writer import PreemptionWriter
 from headroom.contract.kube import Pod, PodCondition, PodStatus
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import BudgetSeen, GPUNodeSeen, PodSeen
-from headroom.core.cluster.cluster_writer import ClusterWriter
-from headroom.core.cluster.notices import Notice
-from headroom.core.journal.journal import Decision, Journal
+from headroom.core.journal.journal import Decision
 from headroom.core.placement.policy import Rules
 from headroom.core.preemption.report import recorded
 from headroom.core.preemption.victim_search import preemption
 from headroom.runtime.settings.settings import Settings
 from tests.state.evictions import On, full_node, newcomer, running
 from tests.state.test_victim_search import budget
+from tests.world import World
 
 NEWCOMER = "OthersLeaveGPU"
 VICTIM = "LeavesForGPUMemory"
@@ -43,53 +39,42 @@ def waiting(of: Pod, message: str = SAID, nominated: str | None = None) -> Pod:
     return msgspec.structs.replace(of, status=status)
 
 
-class World:
+class Preemption(World):
     """A full node, and a pod that was rejected on it some time ago."""
 
     def __init__(self, newcomer_: Pod, evicts: bool = True) -> None:
-        now_s = time.monotonic()
-        self.state = ClusterWriter(Rules(evict_for_memory=evicts), 1e9, time.time() - now_s)
+        super().__init__(Rules(evict_for_memory=evicts), stale_after_s=1e9)
         victim = On("a", 20, labels={"app": "web"})
         self.state.apply([*full_node("n", [victim]), PodSeen(newcomer_)])
-        self.store = EmbeddedStore(lambda events: None, time.monotonic)
-        self.store.admit(newcomer_)
-        self.store.admit(running(victim, "n"))
-        self.journal, self.evicted, self.told = Journal(), list[str](), list[Notice]()
+        with self.late_watch():
+            self.store.admit(newcomer_)
+            self.store.admit(running(victim, "n"))
         self.rejected: Sequence[str] = ["n"]
-        maker = PreemptionWriter(AsyncStore(self.store), self, time.time, lambda: "attempt")
-        telemetry = Telemetry(CollectorRegistry())
-        self.preempting = PreemptionController(
+        maker = PreemptionWriter(self.async_store, self.evictor, self.wall_s, lambda: "attempt")
+        self.controller = PreemptionController(
             self.state,
             self.journal,
-            telemetry,
+            self.telemetry,
             lambda uid: self.rejected,
             maker if evicts else None,
-            EventRecorder(self.tell, telemetry),
+            self.event_recorder,
+            self.monotonic_s,
+            self.wall_s,
         )
         self.decides(newcomer_, ago_s=2.0)
 
     def decides(self, pod: Pod, ago_s: float, fits: int = 0) -> None:
-        self.journal.record(Decision(pod, "d", time.time() - ago_s, 1, 1, fits, {}))
-
-    async def may_evict(self, pod: Pod) -> None:
-        return None
-
-    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
-        self.evicted.append(pod.metadata.name)
-
-    def tell(self, notice: Notice) -> bool:
-        self.told.append(notice)
-        return True
+        self.journal.record(Decision(pod, "d", self.wall_s() - ago_s, 1, 1, fits, {}))
 
     def once(self) -> list[str]:
-        asyncio.run(self.preempting.once())
-        return self.evicted
+        asyncio.run(self.controller.once())
+        return self.evictor.evicted
 
 
 def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all() -> None:
-    world = World(waiting(newcomer(20)))
+    world = Preemption(waiting(newcomer(20)))
     assert world.once() == ["a"]
-    new, victim = world.told
+    new, victim = world.posted
     assert (new.about.name, new.reason) == ("new", NEWCOMER)
     assert new.message.startswith("1 pod leaves node n for this pod: kube")
     assert (victim.about.name, victim.reason) == ("a", VICTIM)
@@ -99,7 +84,7 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
     assert new.decision_id == victim.decision_id == "new.1"
     # Once: it is looked at again only when there was time for it.
     assert world.once() == ["a"]
-    assert len(world.told) == 2
+    assert len(world.posted) == 2
 
 
 @pytest.mark.parametrize(
@@ -116,12 +101,12 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
     ],
 )
 def test_no_pod_is_evicted_otherwise(of: Pod) -> None:
-    assert World(of).once() == []
+    assert Preemption(of).once() == []
 
 
 def test_no_pod_is_evicted_during_an_attempt_or_without_a_rejection_for_memory() -> None:
     of = waiting(newcomer(20))
-    world = World(of)
+    world = Preemption(of)
     world.decides(of, ago_s=0.0)
     assert world.once() == []
     world.decides(of, ago_s=2.0, fits=1)
@@ -132,23 +117,23 @@ def test_no_pod_is_evicted_during_an_attempt_or_without_a_rejection_for_memory()
 
 
 def test_no_budget_is_violated_and_the_setting_is_required() -> None:
-    world = World(waiting(newcomer(20)))
+    world = Preemption(waiting(newcomer(20)))
     world.state.apply([BudgetSeen(budget(0))])
     assert world.once() == []
-    assert World(waiting(newcomer(20)), evicts=False).once() == []
+    assert Preemption(waiting(newcomer(20)), evicts=False).once() == []
 
 
 def test_preemption_by_kube_scheduler_is_recorded_once() -> None:
     of = waiting(newcomer(20), nominated="n")
-    world = World(of, evicts=False)
-    found = preemption(world.state, of, {}, ["n"], time.monotonic())
+    world = Preemption(of, evicts=False)
+    found = preemption(world.state, of, {}, ["n"], world.now_s)
     assert world.once() == []
-    assert world.told == []  # no attempt was made here
-    part = recorded(found, time.time(), 1, 1, 1)
+    assert world.posted == []  # no attempt was made here
+    part = recorded(found, world.wall_s(), 1, 1, 1)
     world.journal.note(of, part, part.at_s)
     world.once()
     world.once()
-    assert [notice.reason for notice in world.told] == [NEWCOMER, VICTIM]
+    assert [notice.reason for notice in world.posted] == [NEWCOMER, VICTIM]
 
 
 def test_a_bind_does_not_take_the_memory_of_a_nominated_pod() -> None:

@@ -1,67 +1,39 @@
 """Preemption for a pod: one attempt at a time, and no eviction if a budget protects a victim."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 import pytest
 
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.memory_store import EmbeddedStore
 from extender.preemption.writer import PreemptionResult, PreemptionWriter
 from headroom.contract.annotations import PREEMPTING
 from headroom.contract.kube import Pod
 from headroom.contract.preemption import attempt_of
-from headroom.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected
+from headroom.errors import OutcomeUnknown, StoreConflict, StoreRejected
 from tests.blocking import now
 from tests.builders import pod
+from tests.world import World
 
 NEW = pod(uid="new", name="new", priority=9)
 
 
-@dataclass
-class VictimEvictor:
-    """Records the calls. ``before`` runs when an eviction was checked and allowed."""
+class Writer(World):
+    """A pod that waits, and two victims on a node."""
 
-    asked: list[str] = field(default_factory=list)
-    evicted: list[str] = field(default_factory=list)
-    #: Name -> what evicting it raises, once.
-    rejected: dict[str, StoreError] = field(default_factory=dict)
-    forbidden: dict[str, StoreError] = field(default_factory=dict)
-    before: Callable[[], None] = lambda: None
-
-    async def may_evict(self, pod: Pod) -> None:
-        self.asked.append(pod.metadata.name)
-        if error := self.forbidden.get(pod.metadata.name):
-            raise error
-        self.before()
-
-    async def evict(self, pod: Pod, most_grace_s: int | None = None) -> None:
-        if error := self.rejected.pop(pod.metadata.name, None):
-            raise error
-        self.evicted.append(pod.metadata.name)
-
-
-class World:
     def __init__(self) -> None:
-        self.store = EmbeddedStore(lambda events: None, lambda: 0.0)
-        self.evictors = VictimEvictor()
+        super().__init__()
         self.store.admit(NEW)
         for name in ("high", "low"):
             self.store.admit(victim(name))
         self.made = 0
 
-    def preempt(self, seen: Pod | None = None, *names: str) -> PreemptionResult:
+    def preempt(self, seen: Pod | None = None) -> PreemptionResult:
         self.made += 1
-        store = AsyncStore(self.store)
-        maker = PreemptionWriter(store, self.evictors, lambda: 5.0, lambda: f"id-{self.made}")
-        victims = [victim(name) for name in names or ("high", "low")]
-        return now(maker.preempt(seen or self.new, "n", victims))
-
-    @property
-    def new(self) -> Pod:
-        found = self.store.read_pod("default", "new")
-        assert found is not None
-        return found
+        ids = f"id-{self.made}"
+        writer = PreemptionWriter(self.async_store, self.evictor, lambda: 5.0, lambda: ids)
+        victims = [victim(name) for name in ("high", "low")]
+        return now(writer.preempt(seen or self.pod("new"), "n", victims))
 
 
 def victim(name: str) -> Pod:
@@ -73,59 +45,55 @@ def names(pods: tuple[Pod, ...]) -> list[str]:
 
 
 def test_the_attempt_is_recorded_on_the_pod_before_any_eviction() -> None:
-    world = World()
-    asked = world.evictors.asked
+    world = Writer()
+    asked = world.evictor.checked
 
     def look() -> None:
-        assert attempt_of(world.new) is None
-        assert world.evictors.evicted == []
+        assert attempt_of(world.pod("new")) is None
+        assert world.evictor.evicted == []
 
-    world.evictors.before = look
+    world.evictor.when_checked = look
     made = world.preempt()
     assert (made.begun, made.rejected, asked) == (True, "", ["high", "low"])
     # The least important first.
-    assert names(made.evicted) == world.evictors.evicted == ["low", "high"]
-    attempt = attempt_of(world.new)
+    assert names(made.evicted) == world.evictor.evicted == ["low", "high"]
+    attempt = attempt_of(world.pod("new"))
     assert attempt is not None
     assert (attempt.id, attempt.node, attempt.since) == ("id-1", "n", 5)
     assert attempt.victims == ("high", "low")
 
 
 def test_of_two_replicas_one_acts() -> None:
-    world = World()
-    seen = world.new
+    world = Writer()
+    seen = world.pod("new")
     assert world.preempt(seen).begun
     assert world.preempt(seen) == PreemptionResult()
-    assert world.evictors.evicted == ["low", "high"]
+    assert world.evictor.evicted == ["low", "high"]
 
     # Also where both have read the pod before either writes.
-    world = World()
-    world.evictors.before = lambda: void(world.store.touch_pod(world.new, "{}", PREEMPTING))
+    world = Writer()
+    world.evictor.when_checked = lambda: world.store.touch_pod(world.pod("new"), "{}", PREEMPTING)
     assert world.preempt() == PreemptionResult()
-    assert world.evictors.evicted == []
-
-
-def void(_: object) -> None:
-    """Ignore the result of a call."""
+    assert world.evictor.evicted == []
 
 
 def test_no_victim_is_evicted_if_a_budget_forbids_one() -> None:
-    world = World()
-    world.evictors.forbidden["low"] = OutcomeUnknown("429 Cannot evict pod as it would violate")
+    world = Writer()
+    world.evictor.forbidden["low"] = OutcomeUnknown("429 Cannot evict pod as it would violate")
     made = world.preempt()
     assert not made.begun
     assert "would violate" in made.rejected
-    assert world.evictors.evicted == []
-    assert attempt_of(world.new) is None
+    assert world.evictor.evicted == []
+    assert attempt_of(world.pod("new")) is None
 
 
 def test_a_terminating_victim_is_not_evicted_again() -> None:
-    world = World()
+    world = Writer()
     world.store.delete_pod("default", "low")
     leaving = msgspec.structs.replace(victim("low").metadata, deletion_timestamp="2026-01-01")
     world.store.admit(msgspec.structs.replace(victim("low"), metadata=leaving))
     made = world.preempt()
-    assert names(made.evicted) == world.evictors.asked == ["high"]
+    assert names(made.evicted) == world.evictor.checked == ["high"]
 
 
 @pytest.mark.parametrize(
@@ -138,33 +106,33 @@ def test_a_terminating_victim_is_not_evicted_again() -> None:
 def test_no_victim_is_evicted_if_the_state_has_changed(
     deed: Callable[[EmbeddedStore], None],
 ) -> None:
-    world = World()
-    seen = world.new
+    world = Writer()
+    seen = world.pod("new")
     deed(world.store)
     made = world.preempt(seen)
-    assert (made.begun, made.evicted, world.evictors.evicted) == (False, (), [])
+    assert (made.begun, made.evicted, world.evictor.evicted) == (False, (), [])
 
 
 def test_a_nominated_or_bound_preemptor_evicts_no_pod() -> None:
     for change in ("nominated", "bound"):
-        world = World()
+        world = Writer()
         world.store.delete_pod("default", "new")
         status = msgspec.structs.replace(NEW.status, nominated_node_name="m")
         spec = msgspec.structs.replace(NEW.spec, node_name="m")
         as_is = {"nominated": {"status": status}, "bound": {"spec": spec}}[change]
         world.store.admit(msgspec.structs.replace(NEW, **as_is))
         assert world.preempt(NEW) == PreemptionResult()
-        assert world.evictors.evicted == []
+        assert world.evictor.evicted == []
 
 
 def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
-    world = World()
-    world.evictors.rejected["low"] = StoreRejected("403 forbidden")
+    world = Writer()
+    world.evictor.errors["low"] = StoreRejected("403 forbidden")
     made = world.preempt()
     assert (made.begun, made.evicted, made.rejected) == (True, (), "403 forbidden")
     # What changed in that very moment is read again.
-    world = World()
-    world.evictors.rejected["low"] = StoreConflict("409")
+    world = Writer()
+    world.evictor.errors["low"] = StoreConflict("409")
     assert names(world.preempt().evicted) == ["low", "high"]
 
 
@@ -179,15 +147,10 @@ def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
 def test_no_further_victim_is_evicted_once_the_pod_does_not_wait_any_more(
     deed: Callable[[EmbeddedStore], None],
 ) -> None:
-    world = World()
-
-    async def evict(pod: Pod, most_grace_s: int | None = None) -> None:
-        world.evictors.evicted.append(pod.metadata.name)
-        deed(world.store)
-
-    world.evictors.evict = evict  # type: ignore[method-assign]
+    world = Writer()
+    world.evictor.meanwhile = lambda pod: deed(world.store)
     made = world.preempt()
-    assert names(made.evicted) == world.evictors.evicted == ["low"]
+    assert names(made.evicted) == world.evictor.evicted == ["low"]
     assert made.rejected == "default/new does not wait for its victims any more"
 
 
