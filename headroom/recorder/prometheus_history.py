@@ -138,6 +138,6 @@ class HistoryReader:
             return await asyncio.wait_for(answer, within_s)
         except TimeoutError:
             self.hanging = thread
-            raise PrometheusUnreadable(f"no whole answer within {within_s:g} s") from None
+            raise PrometheusUnreadable(f"no complete answer within {within_s:g} s") from None
         finally:
             progressed()

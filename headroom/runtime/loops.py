@@ -1,8 +1,8 @@
 """Background loops that run as long as the process.
 
-Each loop runs its work again and again. An exception in one round is logged and counted, and does
-not end the loop. If a loop makes no progress for ``STUCK_AFTER_S``, ``/healthz`` fails, and the
-kubelet restarts the process.
+Each loop repeats its work. If a round raises an exception, it is logged and counted, and the loop
+continues. If a loop makes no progress for ``STUCK_AFTER_S``, ``/healthz`` fails and the kubelet
+restarts the process.
 """
 
 import asyncio
@@ -18,21 +18,21 @@ import structlog
 log = structlog.get_logger()
 
 T = TypeVar("T")
-#: Marks progress of the current loop. A round may make many calls, each with its own timeout; each
-#: client calls ``progressed`` after a call.
+#: Marks progress of the current loop. A round may make many calls, each with its own timeout, so
+#: each client calls ``progressed`` after a call.
 _mark: ContextVar[Callable[[], None]] = ContextVar("mark", default=lambda: None)
 
-#: Longer than any single call to the API server.
+#: Seconds without progress after which a loop is stuck: longer than any call to the API server.
 STUCK_AFTER_S = 30.0
-#: Pause before work that ended is started again.
+#: Seconds before work that ended is started again.
 AGAIN_AFTER_S = 1.0
 
 
 class Loops:
     """Runs the loops of a process.
 
-    ``failures_of`` is called with the name of each loop when it starts, so that its failures can
-    count from 0. What it returns is called after each exception of that loop.
+    ``failures_of`` is called with the name of each loop when the loop starts, so its failures can
+    count from 0. The function that it returns is called after each exception of that loop.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Loops:
         self._failures_of = failures_of
         self._monotonic_s = monotonic_s
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Name of a loop -> time of its last progress; None while it waits for its next round.
+        #: Name of a loop -> time of its last progress, or None while it waits for its next round.
         self._progress_at_s: dict[str, float | None] = {}
 
     def start(
@@ -55,8 +55,8 @@ class Loops:
         least_s: float = 0.0,
         unready: Callable[[], str] = str,
     ) -> None:
-        """Run ``once`` now, ``every_s`` seconds after each round, and ``least_s`` after it if
-        ``wanted`` is set; skip rounds while ``unready`` returns a reason."""
+        """Run ``once`` now and again ``every_s`` seconds after each round, or ``least_s`` seconds
+        after it if ``wanted`` is set. Skip rounds while ``unready`` returns a reason."""
 
         self._failures_of(name)
 
@@ -68,7 +68,7 @@ class Loops:
         self._tasks.add(task)
 
     def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run ``work``, which does not end by itself, and run it again if it fails."""
+        """Run ``work``, which does not end by itself, and run it again after it fails."""
 
         self._failures_of(name)
 
@@ -82,7 +82,7 @@ class Loops:
         self._tasks.add(asyncio.create_task(kept(), name=name))
 
     def failing(self, name: str) -> None:
-        """Log and count the exception that is being handled; raise nothing."""
+        """Log and count the exception that is being handled. Never raise."""
         with contextlib.suppress(Exception):  # the log may be closed
             log.error("loop_failed", loop=name, exc_info=sys.exc_info())
         with contextlib.suppress(Exception):
@@ -90,15 +90,15 @@ class Loops:
 
     @contextlib.contextmanager
     def _survived(self, name: str) -> Iterator[None]:
-        """Handle any exception: a loop that ended would go unnoticed for days."""
+        """Handle any exception, because a loop that ended would go unnoticed for days."""
         try:
             yield
         except Exception:  # noqa: BLE001 - as above
             self.failing(name)
 
     def stuck(self) -> dict[str, float]:
-        """Return each loop without progress for ``STUCK_AFTER_S``, and the seconds since its last
-        progress. May be called from any thread."""
+        """Return each stuck loop, with the seconds since its last progress. A loop is stuck after
+        ``STUCK_AFTER_S`` without progress. May be called from any thread."""
         now_s = self._monotonic_s()
         return {
             name: now_s - at_s
@@ -140,13 +140,13 @@ class Loops:
 
 
 def stuck_sentence(stuck: Mapping[str, float]) -> str:
-    """Return which loops have made no progress for how many seconds; "" if there are none."""
+    """Describe the loops that make no progress, and for how many seconds; "" if there are none."""
     return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
 
 
 async def part_by_part(items: Sequence[T], at_once: int) -> AsyncIterator[Sequence[T]]:
-    """Yield ``items`` in parts of ``at_once``; run other tasks, such as calls of kube-scheduler,
-    before each part and after the last."""
+    """Yield ``items`` in parts of ``at_once`` items. Run other tasks, such as calls of
+    kube-scheduler, before each part and after the last."""
     for start in range(0, len(items), at_once):
         await asyncio.sleep(0)
         yield items[start : start + at_once]
@@ -154,10 +154,10 @@ async def part_by_part(items: Sequence[T], at_once: int) -> AsyncIterator[Sequen
 
 
 def progressed() -> None:
-    """Record progress of the current loop, if any."""
+    """Record progress of the current loop, if there is one."""
     _mark.get()()
 
 
 def marked_by(mark: Callable[[], None]) -> None:
-    """Call ``mark`` for each progress of this task, and of the tasks that it creates."""
+    """Call ``mark`` for each progress of this task and of the tasks that it creates."""
     _mark.set(mark)

@@ -1,10 +1,10 @@
-"""Reads days of the past from Prometheus, for plans and for the recorder.
+"""Reads past days from Prometheus, for plans and for the recorder.
 
-The functions do no I/O: they yield queries and are sent the samples, so that each caller may wait
-for Prometheus in its own way.
+The functions do no I/O. They yield queries and are sent the samples, so each caller can wait for
+Prometheus in its own way.
 
-A value is impossible if it is NaN, negative, a ratio above 1 or more memory than the device has.
-The maximum or the mean of a day that contains such a value is asked for again without it.
+A value is impossible if it is NaN, negative, a ratio above 1, or more memory than the device has.
+If a day contains such a value, its maximum or mean is queried again without the value.
 """
 
 import math
@@ -16,11 +16,12 @@ from headroom.contract.dcgm import Key, key_of_series
 from headroom.runtime.promql import TOTALS, Measured
 
 DAY_S = 86_400.0
-#: Values that are asked for again; further ones are left out.
+#: Maximum number of values that are queried again. Further values are left out.
 MAX_REPEATED = 200
-#: The memory in use may exceed the usual total by this factor: drivers change their reserve.
+#: The memory in use may exceed the usual total by this factor, because drivers change their
+#: reserve.
 _TOLERANCE = 1.01
-#: Limit of a value; others are no measurements.
+#: Maximum of a value. Larger values cannot be measurements.
 _MOST_VALUE = float(1 << 60)
 
 
@@ -32,19 +33,19 @@ class Sample:
 
 class Asked(NamedTuple):
     promql: str
-    #: Unix time at which it is evaluated.
+    #: Unix time at which the query is evaluated.
     at_s: float
 
 
 T = TypeVar("T")
-#: Name of a query -> its samples, of all days.
+#: Name of a query -> its samples on all days.
 Answers = dict[str, list[Sample]]
-#: Yields queries, is sent their samples, and returns a result.
+#: A generator that yields queries, is sent their samples, and returns a result.
 Reading = Generator[Asked, Sequence[Sample], T]
 
 
 def answered(reading: Reading[T], ask: Callable[[Asked], Sequence[Sample]]) -> T:
-    """Return the result of a reading; ``ask`` answers each query."""
+    """Return the result of a reading. ``ask`` answers each query."""
     try:
         asked = next(reading)
         while True:
@@ -61,9 +62,10 @@ def read_days(
     days: int,
     end_s: float,
 ) -> Reading[Answers]:
-    """Return the samples of all queries. ``queries`` and ``measured`` are about one day each.
+    """Return the samples of all queries. Each query in ``queries`` and ``measured`` is about one
+    day.
 
-    ``totals`` is ``Queries.totals``, from which the limits of memory come.
+    ``totals`` is ``Queries.totals``. Its answers give the limits of memory.
     """
     found: Answers = {name: [] for name in (*totals, *queries, *measured)}
     memory_bytes: dict[Key, float] = {}
@@ -94,7 +96,7 @@ def read_days(
 
 
 def _most(of: Measured, sample: Sample, memory_bytes: Mapping[Key, float]) -> float:
-    """Return the largest possible value of a series, in the metric's unit."""
+    """Return the largest possible value of a series, in the unit of its metric."""
     if of.unit_bytes is None:
         return of.most
     key = key_of_series(sample.labels)
@@ -103,10 +105,10 @@ def _most(of: Measured, sample: Sample, memory_bytes: Mapping[Key, float]) -> fl
 
 
 def measurements(samples: Sequence[Sample]) -> list[Sample]:
-    """Return the samples whose values are no NaN, no infinity and not negative."""
+    """Return the samples whose values are finite numbers of at least 0."""
     return [sample for sample in samples if 0 <= sample.value <= _MOST_VALUE]
 
 
 def _identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
-    """Return the labels without the metric's name, which only some queries return."""
+    """Return the labels without the metric's name, because only some queries return the name."""
     return frozenset(item for item in labels.items() if item[0] != "__name__")

@@ -13,11 +13,13 @@ from headroom.runtime.settings.settings import Settings
 
 @contextmanager
 def metrics_guard(settings: Settings) -> Iterator[Guard | None]:
-    """Yield what authorizes readers of the metrics; None if every client may read them."""
+    """Yield a guard that authorizes readers of the metrics, or None if every client may read
+    them."""
     if settings.debug_open or settings.metrics_access is MetricsAccess.OPEN:
         yield None
         return
-    # Separate connections: requests of readers must not use those of the process's own work.
+    # Reviews have connections of their own, because readers must not use up those for the
+    # process's work.
     api = KubeApi(load_configuration(), connect_timeout_s=2.0, read_timeout_s=3.0)
     try:
         yield Guard(KubeReviews(api), time.monotonic)

@@ -1,7 +1,7 @@
 """A connection to Prometheus: one address, bounded answers, no retries.
 
-Queries go through ``prometheus_api_client``. A JSON decoder holds the interpreter's lock until it
-has read a whole answer, so callers query in parts.
+Queries use ``prometheus_api_client``. Callers query in parts, because a JSON decoder holds the
+interpreter's lock until it has read a whole answer.
 """
 
 import io
@@ -23,28 +23,28 @@ from urllib3.exceptions import HTTPError
 
 from headroom.errors import PrometheusUnreadable
 
-#: Length limit of a quoted error of Prometheus.
+#: Maximum length of a quoted error of Prometheus.
 _MAX_QUOTED = 200
 _OK = 200
 BAD_FORMAT = "its answer is not in the format of Prometheus"
-#: Limit of one answer.
+#: Maximum bytes of one answer.
 MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
-#: Types of the results of queries of one moment and of a range.
+#: Types of results: of a query at one time, and of a query over a range.
 VECTOR, MATRIX = "vector", "matrix"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection, and the warnings of its answers, which mean that they may be incomplete."""
+    """A connection, and the warnings in its answers, which mean that they may be incomplete."""
 
     client: PrometheusConnect
-    #: In their order; the values mean nothing.
+    #: Warnings as keys, in the order in which they arrived. The values mean nothing.
     warnings: dict[str, None]
 
 
 class Series(msgspec.Struct):
-    """A series of an instant vector, with its newest value and time."""
+    """A series of an instant vector: its newest value, and the time of that value."""
 
     metric: dict[str, str]
     value: tuple[float, str]
@@ -80,10 +80,10 @@ def connected(
     ca: Path | None = None,
     most_bytes: int | None = None,
 ) -> Iterator[Connection]:
-    """Yield a connection whose answers must all be complete within this time.
+    """Yield a connection. All its answers must be complete within ``within_s``.
 
-    ``url`` may contain a user and a password, which appear in no error. Raise
-    ``PrometheusUnreadable``, also in queries, which also raise the errors of requests and urllib3.
+    ``url`` may contain a user name and a password, which no error quotes. Raises
+    ``PrometheusUnreadable``. Queries raise it too, and the errors of requests and urllib3.
     """
     parts = urlsplit(url)
     # Errors quote the address, so it must not contain the password.
@@ -103,14 +103,14 @@ def connected(
             warnings.update(dict.fromkeys(found))
 
     with requests.Session() as session:
-        session.trust_env = False  # else a .netrc would override these settings
+        session.trust_env = False  # otherwise a .netrc would override these settings
         session.verify = True if ca is None else str(ca)
         session.hooks["response"].append(note_warnings)
         client = PrometheusConnect(
             public, headers=headers, auth=auth, session=session, timeout=within_s
         )
         bounded = _Bounded(time.monotonic() + within_s, most_bytes or MAX_BYTES)
-        for prefix in ("http://", "https://", public):  # the last replaces one that retries
+        for prefix in ("http://", "https://", public):  # the last replaces an adapter that retries
             session.mount(prefix, bounded)
         yield Connection(client, warnings)
 
@@ -126,7 +126,8 @@ def _token(path: Path) -> str:
 
 
 class _Bounded(HTTPAdapter):
-    """Sends a request once, and reads at most ``most_bytes`` of the answer until ``until_s``."""
+    """Sends a request once. Reads at most ``most_bytes`` of the answer, and stops at
+    ``until_s``."""
 
     def __init__(self, until_s: float, most_bytes: int) -> None:
         super().__init__(max_retries=0)
@@ -140,7 +141,7 @@ class _Bounded(HTTPAdapter):
             resp.close()
             raise
         resp.release_conn()
-        response.encoding = "utf-8"  # of JSON; else requests guesses it from the whole body
+        response.encoding = "utf-8"  # as JSON is; otherwise requests guesses from the whole body
         return response
 
     def _body(self, resp: Any) -> bytearray:
@@ -158,8 +159,8 @@ class _Bounded(HTTPAdapter):
 def examine(status: int, body: bytes, expected: str = VECTOR) -> list[str]:
     """Return the warnings of an answer, which mean that it may be incomplete.
 
-    ``expected`` is the type of its result. Raise ``PrometheusUnreadable`` with the server's error
-    if the query failed.
+    ``expected`` is the expected type of its result. If the query failed, raise
+    ``PrometheusUnreadable`` with the server's error.
     """
     try:
         envelope = msgspec.json.decode(body, type=_Envelope)
@@ -180,7 +181,7 @@ def _error_text(envelope: _Envelope) -> str:
 
 
 def series(result: object) -> list[Series]:
-    """Return the series of one answer; raise ``PrometheusUnreadable``."""
+    """Return the series of one answer. Raises ``PrometheusUnreadable``."""
     try:
         return msgspec.convert(result, list[Series])
     except ValueError as err:
@@ -190,7 +191,7 @@ def series(result: object) -> list[Series]:
 def read_moment(
     connection: Connection, promql: str, at_s: float, timeout_s: float
 ) -> list[tuple[dict[str, str], float]]:
-    """Return labels and value of each series at a Unix time; raise ``PrometheusUnreadable``.
+    """Return labels and value of each series at a Unix time. Raises ``PrometheusUnreadable``.
 
     Prometheus itself ends the query after ``timeout_s``.
     """
@@ -214,9 +215,9 @@ def _number(text: str) -> float:
 def read_range(
     connection: Connection, promql: str, begin_s: float, end_s: float, step_s: float
 ) -> list[RangeSeries]:
-    """Return the series of a query between two Unix times, a value for each step.
+    """Return the series of a query between two Unix times, with one value for each step.
 
-    Raise ``PrometheusUnreadable``.
+    Raises ``PrometheusUnreadable``.
     """
     begin, end = (datetime.fromtimestamp(at_s, UTC) for at_s in (begin_s, end_s))
     try:

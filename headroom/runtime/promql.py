@@ -1,13 +1,14 @@
-"""Every PromQL query of Headroom. How Prometheus is run decides what queries have to cope with:
+"""Every PromQL query of Headroom. The queries take these differences between Prometheus setups into
+account:
 
-* One Prometheus, Thanos or Mimir can have several clusters, so each selector has the matchers of
-  setting ``prometheus_matchers``.
-* A target can have labels that its metrics have too, such as ``namespace``. Prometheus then renames
+* One Prometheus, Thanos or Mimir can store several clusters. So each selector contains the matchers
+  of setting ``prometheus_matchers``.
+* A target can have the same labels as its metrics, such as ``namespace``. Then Prometheus renames
   the metric's label to ``exported_namespace``, unless the scrape configuration honors labels.
-  Queries keep both labels; ``own_label`` returns the metric's.
-* Replicas, Prometheus servers or scrape configurations repeat a series with further labels. Queries
-  that add up series first take the maximum of those that mean the same.
-* Exporters send impossible values, which ``Measured`` finds and leaves out.
+  Queries keep both labels, and ``own_label`` returns the metric's label.
+* Replicas, Prometheus servers or scrape configurations repeat a series with additional labels. A
+  query that adds up series first takes the maximum of the series that mean the same.
+* Exporters send impossible values. ``Measured`` finds them and leaves them out.
 """
 
 import re
@@ -29,40 +30,42 @@ from headroom.contract.dcgm import (
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 MIB = 1 << 20
-#: Ratios of one moment may add up to slightly more than 1; a larger value is no ratio.
+#: Ratios of one moment may add up to slightly more than 1. A larger value is not a ratio.
 MOST_RATIO = 1.01
-#: Labels of a device's node, the preferred one first. Since 4.6.0 dcgm-exporter's is in lower case.
+#: Labels with the node of a device, preferred label first. dcgm-exporter's is lower-case since
+#: 4.6.0.
 HOSTS = ("Hostname", "hostname", "node")
-#: Labels of a device's model: the agent's and dcgm-exporter's.
+#: Labels with the model of a device: the agent's label, and dcgm-exporter's.
 MODELS = ("model_name", "modelName")
-#: Names of the queries about the memory of devices -> bytes of their unit.
+#: Names of the queries for the memory of devices -> bytes of the unit of their result.
 TOTALS = {"device total": 1, "fb_total": MIB, "fb_total_bytes": 1}
 
-#: Labels of dcgm-exporter with ``--use-old-namespace``.
+#: Labels that dcgm-exporter uses with ``--use-old-namespace``.
 _OLD_NAMES = {"pod": "pod_name", "namespace": "pod_namespace", "container": "container_name"}
 _MATCHER = r'\s*(?!__name__)[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\[^\n])*"\s*'
 _MATCHERS = re.compile(f"{_MATCHER}(?:,{_MATCHER})*")
-#: Parts of the fleet by device index on its node, which every release of dcgm-exporter calls
-#: ``gpu``. The last part has the devices without that label, or with a larger index.
+#: Parts of the fleet, by the index of a device on its node. Every release of dcgm-exporter calls
+#: this label ``gpu``. The last part has the devices without the label or with a larger index.
 _PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
-#: Step of the queries for first and last samples of past lives, and so the error of these times.
+#: Step of the queries for first and last samples of past lives, which is also the error of the
+#: times.
 _LIFE_STEP = "5m"
 
 
 def own_label(labels: Mapping[str, str], name: str) -> str:
-    """Return a label of the metric, which Prometheus renames if the target has it too."""
+    """Return a label of the metric. Prometheus renames it if the target has the same label."""
     old = labels.get(_OLD_NAMES.get(name, ""))
     return labels.get(f"exported_{name}") or old or labels.get(name, "")
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return all labels under the names that the metric gives them."""
+    """Return all labels, under the names that they have in the metric."""
     names = dict.fromkeys(name.removeprefix("exported_") for name in labels)
     return {name: own_label(labels, name) for name in names}
 
 
 def check_matchers(text: str) -> str:
-    """Return the matchers of a selector; raise ``ValueError`` if they are none."""
+    """Return the matchers of a selector. Raises ``ValueError`` if the text is something else."""
     if text and not _MATCHERS.fullmatch(text):
         raise ValueError(
             f"{text!r} is not a list of label matchers as between the braces of a PromQL selector. "
@@ -77,7 +80,7 @@ def quoted(text: str) -> str:
 
 
 class RangeQuery(NamedTuple):
-    """A query whose series become series of the history."""
+    """A query whose results become series of the history."""
 
     kind: str
     unit: str
@@ -86,15 +89,15 @@ class RangeQuery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A query over a day whose series can contain impossible values."""
+    """A query over a day. Its series can contain impossible values."""
 
     #: ``max`` or ``avg``.
     figure: str
     selector: str
     metric: str
-    #: The largest possible value, in the metric's unit. Of memory it is the device's, if known.
+    #: The largest possible value, in the metric's unit. For memory, the device's memory if known.
     most: float
-    #: Bytes of the metric's unit; None if it does not measure memory.
+    #: Bytes of the metric's unit; None if the metric does not measure memory.
     unit_bytes: int | None = None
 
     @property
@@ -103,39 +106,39 @@ class Measured:
 
     @property
     def suspects(self) -> str | None:
-        """The query for series with an impossible value; None if ``promql`` shows it."""
+        """The query for series that have an impossible value; None if ``promql`` shows it."""
         if self.figure == "max":
             return None
         of = f"_over_time({self.selector}[1d])"
         return f"(max{of} > {self.most:.12g}) or (min{of} < 0)"
 
     def possible(self, labels: Mapping[str, str], most: float) -> str:
-        """Return the query for one series, of which only values between 0 and ``most`` count."""
+        """Return the query for one series, in which only values between 0 and ``most`` count."""
         of = ",".join(
             f"{name}={quoted(text)}"
             for name, text in sorted(labels.items())
-            # Prometheus 3 may return other names, which older servers cannot parse in a query.
+            # Prometheus 3 may return other names. Older servers cannot parse these in a query.
             if name.isascii() and name.isidentifier() and name != "__name__"
         )
         return f"{self.figure}_over_time((({self.metric}{{{of}}} >= 0) <= {most:.12g})[1d:15s])"
 
 
 def _by(*names: str) -> str:
-    """Return labels of ``by`` or ``on``, with the names that Prometheus gives renamed ones."""
+    """Return labels for ``by`` or ``on``, each also with the name that Prometheus renames it to."""
     return f"({', '.join(start + name for name in names for start in ('', 'exported_'))})"
 
 
-#: Labels of a device, without those of the pods that use it.
+#: Labels of a device, without the labels of the pods that use it.
 _OF_DEVICE = f"({', '.join((*UUIDS, *INSTANCES))}, {_by(*HOSTS, *MODELS)[1:]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Makes the queries of one cluster.
+    """Creates the queries for one cluster.
 
-    ``matchers`` select that cluster's series, such as ``cluster="eu-1"``; empty if Prometheus has
-    no other cluster. ``resources`` are extended resources of GPUs. A trailing * marks a prefix.
-    """
+    ``matchers`` select that cluster's series, such as ``cluster="eu-1"``. They are empty if
+    Prometheus has no other cluster. ``resources`` are extended resources of GPUs; a trailing *
+    marks a prefix."""
 
     matchers: str = ""
     resources: Sequence[str] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
@@ -154,8 +157,8 @@ class Queries:
     def _sm_part(self, quantile: float, window_s: float, part: str) -> tuple[str, str]:
         by = f"max by ({', '.join((*UUIDS, *INSTANCES))})"
         ratios, times = [], []
-        # One selector with both names would fail: without their names, old and new series of an
-        # upgraded exporter can have the same labels.
+        # A single selector with both names would fail: without their names, the old and new series
+        # of an upgraded exporter can have equal labels.
         for selector in (self.of(metric, part) for metric in SM_ACTIVITY):
             now = f"(({selector} >= 0) <= {MOST_RATIO})"
             past = f"quantile_over_time({quantile:g}, {selector}[{window_s:.0f}s])"
@@ -170,7 +173,8 @@ class Queries:
     # The console's history of more than an hour.
 
     def fleet(self) -> list[RangeQuery]:
-        """Return the queries about the fleet. Each console exports the sums: the highest counts."""
+        """Return the queries for the fleet. Each console exports the sums, so the highest
+        counts."""
 
         def of(name: str) -> str:
             return self.of(f"headroom_fleet_{name}_bytes")
@@ -192,7 +196,7 @@ class Queries:
         return [RangeQuery(kind, unit, f"max({text})") for kind, (unit, text) in figures.items()]
 
     def device(self, node: str, uuid: str) -> list[RangeQuery]:
-        """Return the queries about a device. Targets with the label ``node`` of another node do not
+        """Return the queries for a device. Targets whose label ``node`` names another node do not
         count."""
         of = f"UUID={quoted(uuid)},node=~{quoted(re.escape(node) + '|')}"
         reserved = self.of("headroom_ledger_device_reserved_bytes", f"device={quoted(uuid)}")
@@ -204,7 +208,7 @@ class Queries:
         ]
 
     def pod(self, namespace: str, name: str) -> RangeQuery:
-        """Return the query about a pod, whose series are its devices."""
+        """Return the query for a pod. It returns a series for each device of the pod."""
         forms = [
             [f'{label}={quoted(text)},exported_{label}=""', f"exported_{label}={quoted(text)}"]
             for label, text in (("namespace", namespace), ("pod", name))
@@ -218,9 +222,9 @@ class Queries:
         return RangeQuery("pod", "bytes", f"sum by {_by(*labels)} (max by {each} ({series}))")
 
     def held(self, step_s: float, every_s: int) -> list[RangeQuery]:
-        """Return the queries about GPU seconds and byte seconds of each namespace and state.
+        """Return the queries for GPU seconds and byte seconds of each namespace and state.
 
-        Each value is the sum over the step before it, of values that are ``every_s`` apart.
+        Each value is the sum over the step before it. The summed values are ``every_s`` apart.
         """
         by = f"max by {_by('namespace', 'state')}"
         return [
@@ -229,11 +233,11 @@ class Queries:
         ]
 
     def covered(self, step_s: float, every_s: int) -> RangeQuery:
-        """Return the query about the seconds for which there are values of ``held``."""
+        """Return the query for the seconds in which ``held`` has values."""
         devices = self.of("headroom_fleet_devices")
         return _seconds("covered", f"max({devices}) * 0 + 1", step_s, every_s)
 
-    # Days of the past, for plans and for the recorder.
+    # Past days, for plans and for the recorder.
 
     @property
     def _requests(self) -> str:
@@ -241,12 +245,12 @@ class Queries:
 
     @property
     def gpu_resources(self) -> str:
-        """A pattern of ``resources`` in the form of kube-state-metrics: nvidia_com_gpu."""
+        """A pattern for ``resources`` as kube-state-metrics writes them, such as nvidia_com_gpu."""
         names = (re.sub(r"[^a-zA-Z0-9_*]", "_", name) for name in self.resources)
         return "|".join(name.replace("*", ".*") for name in names)
 
     def _of_gpu_pods(self, metric: str, *matchers: str) -> str:
-        """Return the query about pods that requested a GPU on that day."""
+        """Return the query for pods that requested a GPU on that day."""
         requests = f"max_over_time({self._requests}[1d])"
         on = _by("namespace", "pod")
         return f"max_over_time({self.of(metric, *matchers)}[1d]) and on {on} {requests}"
@@ -260,8 +264,8 @@ class Queries:
         return self._measured("max", metric, MAX_DEVICE_BYTES / unit_bytes, unit_bytes)
 
     def totals(self, days: int) -> dict[str, str]:
-        """Return the queries about the memory of devices in the days before the time at which they
-        are evaluated: the median, so that impossible values do not count."""
+        """Return the queries for the memory of devices in the days before the time of evaluation.
+        They return the median, so impossible values do not count."""
         own = self.of("headroom_device_memory_bytes")
         sums = {
             "device total": (own, 1),
@@ -276,7 +280,7 @@ class Queries:
 
     @property
     def lives(self) -> dict[str, str]:
-        """Return the queries of a plan about each day."""
+        """Return the queries of a plan for each day."""
         requests = self._requests
         return {
             "gpus": f"max_over_time({requests}[1d])",
@@ -296,7 +300,7 @@ class Queries:
 
     @property
     def use(self) -> dict[str, Measured]:
-        """Return the queries of a plan about what pods used on each day."""
+        """Return the queries of a plan for what pods used on each day."""
         return {
             "fb_used": self._memory(USED_MIB, MIB),
             "fb_used_bytes": self._memory(USED_BYTES),
@@ -308,7 +312,7 @@ class Queries:
 
     @property
     def nodes(self) -> dict[str, str]:
-        """Return the queries of a plan about nodes, for the end of its window."""
+        """Return the queries of a plan for nodes at the end of its window."""
         resources = f'resource=~"{self.gpu_resources}|cpu|memory"'
         return {
             "node": self.of("kube_node_status_allocatable", resources),
@@ -320,7 +324,7 @@ class Queries:
 
     @property
     def ended_lives(self) -> dict[str, str]:
-        """Return the recorder's queries about each day."""
+        """Return the recorder's queries for each day."""
         memory = {name: measured.selector for name, measured in self.peaks.items()}
         reasons = "Evicted|NodeLost|NodeAffinity|Shutdown"
         killed = 'reason="OOMKilled"'
@@ -342,7 +346,7 @@ class Queries:
 
     @property
     def peaks(self) -> dict[str, Measured]:
-        """Return the recorder's queries about the use of memory on each day."""
+        """Return the recorder's queries for the use of memory on each day."""
         return {
             "peak most": self._memory("headroom_pod_peak_bytes"),
             "used most": self._memory(USED_MIB, MIB),
@@ -350,13 +354,13 @@ class Queries:
         }
 
 
-#: The queries of a Prometheus that has no other cluster.
+#: The queries for a Prometheus that has no other cluster.
 EVERY_CLUSTER = Queries()
 
 
 def _seconds(kind: str, promql: str, step_s: float, every_s: int) -> RangeQuery:
-    # A range with both of its ends would contain one value too many in each step that begins with a
-    # value, so it is a millisecond shorter than the step.
+    # The range is a millisecond shorter than the step. With both of its ends, it would contain one
+    # value too many in each step that begins with a value.
     step_ms = round(1000 * step_s) - 1
     summed = f"sum_over_time(({promql})[{step_ms}ms:{every_s}s])"
     return RangeQuery(kind, "s", f"{summed} * {every_s}")

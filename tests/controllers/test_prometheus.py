@@ -147,9 +147,9 @@ def test_an_error_keeps_fresh_values_and_is_logged_once(
 @pytest.mark.parametrize(
     ("manner", "timeout_s", "says"),
     [
-        ("silent", 0.1, "no whole answer within 0.1 s"),
-        ("drip headers", 0.1, "no whole answer within 0.1 s"),
-        ("drip body", 0.1, "no whole answer within 0.1 s"),
+        ("silent", 0.1, "no complete answer within 0.1 s"),
+        ("drip headers", 0.1, "no complete answer within 0.1 s"),
+        ("drip body", 0.1, "no complete answer within 0.1 s"),
         ("not http", 20.0, "cannot be asked: BadStatusLine: SSH-2.0-OpenSSH_9.2"),
     ],
 )
@@ -204,7 +204,10 @@ def test_a_partial_answer_is_used_and_logged(server: StandIn) -> None:
 def test_a_server_with_a_wrong_clock_is_ignored(server: StandIn) -> None:
     source = Source(at(server))
     source.wall_s += 3600
-    assert why(source) == ("its clock differs from ours by more than a sample may be old", {})
+    assert why(source) == (
+        "its clock differs from ours by more than the maximum age of a sample",
+        {},
+    )
 
 
 def test_after_internal_errors_old_values_expire(

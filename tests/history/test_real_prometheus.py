@@ -317,7 +317,7 @@ def test_placement_goes_on_whatever_becomes_of_prometheus(shown: World) -> None:
     by_history("Prometheus is back")
     wire.faults = {"stalled": 1.0}
     by_agents("Prometheus does not answer")
-    fails("no whole answer within 2 s")
+    fails("no complete answer within 2 s")
 
     with StandIn().serving() as broken:
         world.proxy.wires = {broken.url.removesuffix("/metrics"): wire}

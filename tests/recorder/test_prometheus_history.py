@@ -105,7 +105,7 @@ def test_a_failure_is_reported_without_secrets_and_tried_again_later() -> None:
 def test_a_query_that_hangs_is_abandoned_and_no_other_one_begins_beside_it() -> None:
     server = Server(wait=threading.Event())
     read = Read(server, Source("http://127.0.0.1:1", -1.9))
-    assert "no whole answer within 0.1 s" in read.check()[0]["message"]
+    assert "no complete answer within 0.1 s" in read.check()[0]["message"]
     read.clock_s = 601
     assert "an earlier query still hangs" in read.check()[0]["message"]
     assert server.count == 1

@@ -1,1 +1,1 @@
-"""A process that follows the cluster: watches, the writer of its state, and loops."""
+"""Everything that a process needs to follow the cluster: watches, the state's writer, and loops."""

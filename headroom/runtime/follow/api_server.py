@@ -1,4 +1,4 @@
-"""The API server as a process uses it: connections, the watches, and who may read."""
+"""The API server as a process uses it: connections, watches, and the authorization of readers."""
 
 import contextlib
 import time
@@ -25,11 +25,11 @@ class ApiServer:
     """The API server and its watches, for a process that follows the cluster."""
 
     def __init__(self, settings: Settings, pace: Pace) -> None:
-        """Connect to the cluster of the kubernetes package's configuration; raise ``BadSettings``
-        if there is none."""
+        """Connect to the cluster that kubernetes is configured for. Raise ``BadSettings`` if there
+        is none."""
         self.configuration = configuration = load_configuration(hint=_WITHOUT_CLUSTER)
         self.api = KubeApi(configuration)
-        # Separate connections: requests of readers must not use those of binds.
+        # Reviews have connections of their own, because readers must not use up those for binds.
         self.reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
         self.guard = (
             None if settings.debug_open else Guard(KubeReviews(self.reviews), time.monotonic)
@@ -45,8 +45,8 @@ class ApiServer:
         self._sources: KubernetesSources | None = None
 
     def unready(self) -> str:
-        """Return why nothing can be decided yet; "" if all kinds were listed and their watches had
-        contact with the API server lately."""
+        """Return why nothing can be decided yet, or "" if all kinds were listed and their watches
+        had contact with the API server lately."""
         health = self._sources.health if self._sources else ()
         return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
 
@@ -61,7 +61,7 @@ class ApiServer:
         """Deliver the watches' changes to ``take``, which passes them to the view, while the
         context lasts.
 
-        No decision depends on the kinds ``for_people``, so the process is ready without them.
+        The process is ready without the kinds ``for_people``, because no decision depends on them.
         """
         settings = self._settings
         self._sources = sources = KubernetesSources(

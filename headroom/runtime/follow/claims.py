@@ -1,4 +1,4 @@
-"""The claims and devices of DRA, as the watches deliver them, for readers on other threads."""
+"""The DRA claims and devices that the watches deliver, for readers on other threads."""
 
 import threading
 import time
@@ -10,37 +10,37 @@ from headroom.core.cluster.claimed_devices import ClaimedDevices, ClaimedUse, Dr
 
 
 class Claims:
-    """Follows ResourceSlices and ResourceClaims. Methods may be called from any thread."""
+    """Follows ResourceSlices and ResourceClaims. Its methods may be called from any thread."""
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
         self._devices = ClaimedDevices()
         self._now_s = now_s
-        #: Changes so far, for ETags.
+        #: Number of changes so far, for ETags.
         self.version = 0
 
     def apply(self, events: Sequence[WatchEvent]) -> set[str]:
-        """Take the events of watches; return the nodes whose devices or claims changed."""
+        """Apply the events of watches. Return the nodes whose devices or claims changed."""
         with self._lock:
             changed = self._devices.apply(events, self._now_s())
             self.version += bool(changed)
             return changed
 
     def nodes(self) -> list[str]:
-        """Return the nodes with devices of NVIDIA's DRA driver, by name."""
+        """Return the names of the nodes with devices of NVIDIA's DRA driver, sorted."""
         with self._lock:
             return self._devices.nodes()
 
     def devices(self, node: str) -> dict[str, DraDevice]:
-        """Return the node's devices by uuid; see ``ClaimedDevices.devices``."""
+        """Return UUID -> device of the node. See ``ClaimedDevices.devices``."""
         with self._lock:
             return self._devices.devices(node)
 
     def uses(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> list[ClaimedUse]:
-        """Return the use of each claimed or used device of these nodes, beside the claims."""
+        """Return the use of each claimed or used device of these nodes, with its claims."""
         found: list[ClaimedUse] = []
         for node, status in reports:
-            with self._lock:  # for each node, so that watches are not kept waiting
+            with self._lock:  # taken for each node, so that watches do not wait long
                 found += self._devices.uses(node, status, self._now_s())
         return found
 

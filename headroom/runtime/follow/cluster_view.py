@@ -1,4 +1,4 @@
-"""The cluster as a process sees it: state in memory that follows the watches, and its loops."""
+"""The cluster as a process sees it: the state that follows the watches, and its loops."""
 
 import asyncio
 import time
@@ -16,7 +16,7 @@ from headroom.runtime.settings.reload import ANYWHERE, Origin, SettingsReloader
 from headroom.runtime.settings.settings import Mode, Settings
 from headroom.runtime.telemetry import CertificateCollector, ViewTelemetry, sample_lag
 
-#: Seconds between two changes that only report the time.
+#: Seconds between two changes that do nothing but report the time.
 CLOCK_EVERY_S = 5.0
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
@@ -32,28 +32,28 @@ class ClusterView:
         unlisted: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
-        """Prepare the state; no loop runs before ``start``.
+        """Prepare the state. No loop runs before ``start``.
 
-        ``unready`` returns why the watches do not show the whole cluster; "" if they do.
-        ``unlisted`` are the kinds that must be listed first. ``origin`` is where the settings are
-        read again.
+        ``unready`` returns why the watches do not show the whole cluster, or "" if they do.
+        ``unlisted`` are the kinds that must be listed first. The settings are read again from
+        ``origin``.
         """
         self.settings = settings
         self.telemetry = telemetry
         self.loop = asyncio.get_running_loop()
-        #: Prefix of the ids that this process writes, so that it recognises its own reservations.
+        #: Prefix of the ids that this process writes, by which it recognizes its own reservations.
         self.name = uuid.uuid4().hex[:12]
         self._writer = ClusterWriter(
             settings.rules, settings.stale_after_s, time.time() - time.monotonic(), unlisted
         )
-        #: The same state, for readers.
+        #: The same state, through an interface that cannot write.
         self.cluster: Cluster = self._writer
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc)
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
         self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
         self.observed = ProcessMonitor(lambda: self.event_queue.is_behind)
-        #: Set when all listed objects were weighed.
+        #: Set when all listed objects have been weighed.
         self.begun = asyncio.Event()
         self.event_queue.reactions.append(self._note_begun)
         telemetry.generation.set_function(lambda: self.cluster.generation)
@@ -62,8 +62,8 @@ class ClusterView:
 
     @property
     def observes(self) -> bool:
-        """Return whether the mode is observe: nothing is rejected, preferred or evicted, and all
-        decisions are recorded."""
+        """Return whether the mode is observe: Headroom records its decisions, but rejects, prefers
+        and evicts nothing."""
         return self.settings.mode is Mode.OBSERVE
 
     def start(self) -> None:
@@ -74,18 +74,18 @@ class ClusterView:
         self.loops.start("clock", self.report_time, CLOCK_EVERY_S)
 
     def take(self, settings: Settings) -> None:
-        """Use these settings from now on. Only settings in ``RELOADED`` may differ. Call it on the
-        loop."""
+        """Apply these settings from now on. They may differ only in ``RELOADED``. Call it on the
+        event loop."""
         self.settings = settings
         self._writer.follow(settings.rules)
 
     def unready(self) -> str:
-        """Return why nothing can be decided yet, as a sentence; "" if decisions are possible. When
-        all kinds are listed, processing the objects still takes a moment."""
+        """Return a sentence that states why nothing can be decided yet, or "". After all kinds are
+        listed, processing the objects still takes a moment."""
         return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
 
     def stuck(self) -> dict[str, float]:
-        """Return each loop without progress for long, and the seconds since its last progress."""
+        """Return each stuck loop, with the seconds since its last progress."""
         return self.loops.stuck() | self.event_queue.stuck()
 
     def note_lag(self, late_s: float) -> None:
@@ -97,7 +97,7 @@ class ClusterView:
             self.begun.set()
 
     async def report_time(self) -> None:
-        """End back-offs and report overuse, which no other change does."""
+        """End back-offs and report overuse. Both depend on the time, not on any other change."""
         self.deliver([TimePassed(time.monotonic())])
 
     async def _collect(self) -> None:

@@ -1,8 +1,8 @@
-"""Applies changes to the state: own ones at once, watch events in short turns of the event loop.
+"""Applies changes to the state: own changes at once, watch events in short turns on the event loop.
 
-Turns keep latency low: a list of thousands of objects delays a call of kube-scheduler by at most
-one turn. Watch events that arrive within ``TOGETHER_S`` share one snapshot, because a snapshot
-costs nearly the same for one changed node as for many.
+Turns keep latency low. Even while thousands of listed objects are applied, a call of kube-scheduler
+waits for at most one turn. Watch events that arrive within ``TOGETHER_S`` share one snapshot,
+because a snapshot of many changed nodes costs hardly more than a snapshot of one.
 """
 
 import asyncio
@@ -39,22 +39,23 @@ class EventQueue:
         self._owner = threading.get_ident()
         self._cluster = cluster
         self._loops = loops
-        #: Whether a snapshot for decisions is made after each turn. Views make their own.
+        #: Whether each turn ends with a snapshot for decisions. Views make their own snapshots.
         self.settles = True
         self.reactions: list[Callable[[Effects], None]] = []
         self._progress_at_s = time.monotonic()
         self._own: deque[Sequence[Event]] = deque()
         self._watched: deque[Sequence[Event]] = deque()
-        #: The batch being applied, and its remaining steps.
+        #: The batch that is being applied, and its remaining steps.
         self._applying: tuple[Sequence[Event], Iterator[None]] | None = None
-        #: Events to apply again, one by one, because one event of their batch raised an exception.
+        #: Events that are applied again one by one, because an event of their batch raised an
+        #: exception.
         self._again: deque[Event] = deque()
         self._snapshot_due = False
         #: Set while no turn is scheduled.
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_scheduled = False
-        #: The next turn, if it is delayed to collect more events.
+        #: The next turn, if it was delayed to collect more events.
         self._later: asyncio.TimerHandle | None = None
         self._snapshot_at_s = -TOGETHER_S
 
@@ -68,9 +69,9 @@ class EventQueue:
             self._loop.call_soon_threadsafe(self._apply_own)
 
     def enqueue(self, events: Sequence[Event]) -> None:
-        """Queue watch events, to be applied in turns, in the order of calls.
+        """Queue watch events, which are applied in turns, in the order of calls.
 
-        May be called from any thread. Another thread than the owner waits while the queue is full.
+        May be called from any thread. A thread other than the owner waits while the queue is full.
         """
         self._cluster.set_epoch(_epoch_s())
         if threading.get_ident() != self._owner:
@@ -81,11 +82,10 @@ class EventQueue:
             self._loop.call_soon_threadsafe(self._begin)
 
     def _wait_while_full(self) -> None:
-        """Wait while the queue is full. Meanwhile further events wait at the API server.
+        """Wait while the queue is full. In the meantime, further events wait at the API server.
 
-        The wait has a limit, because an event loop that has ended applies nothing. ``/healthz``
-        reports a queue that is stuck.
-        """
+        The wait has a time limit, because an event loop that has ended applies nothing.
+        ``/healthz`` reports a queue that is stuck."""
         until_s = time.monotonic() + STUCK_AFTER_S
         while len(self._watched) >= MAX_QUEUED and time.monotonic() < until_s:
             time.sleep(_POLL_S)
@@ -98,7 +98,7 @@ class EventQueue:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a queued event is not applied yet, or a node is not weighed yet."""
+        """Whether an event is not applied yet, or a node is not weighed yet."""
         return (
             bool(self._watched)
             or bool(self._again)
@@ -118,7 +118,7 @@ class EventQueue:
             events = self._own.popleft()
             try:
                 effects = self._cluster.apply(events)
-            except Exception:  # noqa: BLE001 - later events must be applied all the same
+            except Exception:  # noqa: BLE001 - later events must be applied even so
                 self._failing()
                 self._again.extend(events)
                 effects = self._cluster.take_effects()
@@ -158,7 +158,7 @@ class EventQueue:
                 self._begin()
 
     def _work(self) -> bool:
-        """Do one turn; return whether anything is left to do."""
+        """Run one turn. Return whether any work is left."""
         if self._snapshot_due:
             if self.settles:
                 self._cluster.settle()
@@ -174,9 +174,9 @@ class EventQueue:
         return self._snapshot_due or self.is_behind
 
     def _step(self) -> bool:
-        """Apply a step of a queued event, or weigh a node; return false if there is nothing to do.
+        """Apply one step of a queued event, or weigh one node. Return False if there is no work.
 
-        All queued events are applied first, so that a node changed twice is weighed once.
+        All queued events come first, so that a node that changed twice is weighed once.
         """
         if self._again:
             event = self._again.popleft()
@@ -216,7 +216,7 @@ class EventQueue:
             self._failing()
 
     def _failing(self) -> None:
-        """Count and log the current exception. Schedule failed nodes to be weighed again."""
+        """Count and log the current exception. Schedule nodes that failed to be weighed again."""
         self._loops.failing("event_queue")
         self._loop.call_later(RETRY_S, self._weigh_failed_again)
 

@@ -1,8 +1,8 @@
 """An extender's journal as lines of JSON, for the processes that show it.
 
-Each line is complete by itself: it replaces the earlier line about the same decision, or about all
-holds. So the writer needs a cursor for each reader and no queue. A reader
-that was slow or disconnected misses only intermediate states.
+Each line is complete: it replaces the earlier line about the same decision, or about all holds. So
+the writer needs only a cursor for each reader, not a queue. A reader that is slow or was
+disconnected misses only intermediate states.
 """
 
 from collections import deque
@@ -38,29 +38,29 @@ from headroom.core.journal.journal import (
 )
 from headroom.core.placement.snapshot import CODE_OF, REASONS
 
-#: Decisions for which a cursor remembers that it sent their filter calls.
+#: Number of decisions whose filter calls a cursor remembers as sent.
 MAX_SHOWN = 1_000
-#: Maximum number of holds in one line; further ones are left out.
+#: Maximum number of holds in one line. Further holds are left out.
 MAX_HOLDS = 1_000
 _KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
 
 
 class BadLine(ValueError):
-    """The line cannot be read; the extender may have another version."""
+    """The line cannot be read. The extender may have another version."""
 
 
 class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
-    """The state of the extender; the first line, then at least one every few seconds."""
+    """The state of the extender. It is the first line, and is repeated every few seconds."""
 
     replica: str
     version: str
-    #: Unix time, seconds.
+    #: Unix time in seconds.
     at_s: float
     generation: int
-    #: A sentence; empty if it is ready.
+    #: Why the extender is not ready, as a sentence; empty if it is ready.
     not_ready_because: str
     mode: str
-    #: The schedulers that called about pods.
+    #: The schedulers that have called the extender.
     schedulers: tuple[str, ...] = ()
 
 
@@ -75,7 +75,7 @@ class NodesLine(msgspec.Struct, frozen=True, tag_field="type", tag="nodes"):
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """The nodes that a filter call named: one bit for each name of a ``NodesLine``."""
+    """The nodes that a filter call named, as one bit for each name of a ``NodesLine``."""
 
     nodes: int
     bits: bytes
@@ -92,7 +92,7 @@ class Shown(msgspec.Struct, frozen=True):
     generation: int
     offered: int
     fits: int
-    #: Code of the reason -> nodes.
+    #: Code of the reason -> number of nodes.
     rejected: dict[int, int]
     sure: bool
     took_s: float
@@ -102,7 +102,7 @@ class Shown(msgspec.Struct, frozen=True):
     offered_nodes: Offered | None
 
 
-#: Fields that ``Shown`` and ``Decision`` have in common.
+#: The fields that ``Shown`` and ``Decision`` have in common.
 _SAME = [name for name in Shown.__struct_fields__ if name not in ("rejected", "offered_nodes")]
 
 
@@ -116,7 +116,7 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     at_s: float
     node: str
     version: int
-    #: How often each verb was called, in the order of the parts below.
+    #: Number of calls of each verb, in the order of the parts below.
     times: tuple[int, ...]
     filtered: Filtered | None = None
     ranked: Ranked | None = None
@@ -130,13 +130,13 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
 
 
 class HoldsLine(msgspec.Struct, frozen=True, tag_field="type", tag="holds"):
-    """All memory that the extender holds for pods; replaces the previous line."""
+    """All memory that the extender holds for pods. It replaces the previous line."""
 
     holds: Annotated[tuple[HeldFor, ...], Meta(max_length=MAX_HOLDS)] = ()
 
 
 def holds_line(cluster: Cluster, now_s: float) -> HoldsLine:
-    """Return the extender's holds, up to ``MAX_HOLDS``, those of nominees that are over last."""
+    """Return at most ``MAX_HOLDS`` of the extender's holds. Expired holds of nominees come last."""
     return HoldsLine(tuple(islice(cluster.holds.all(now_s), MAX_HOLDS)))
 
 
@@ -150,13 +150,14 @@ def encode(line: Line) -> bytes:
 
 
 class _Sent(NamedTuple):
-    """The filter call of a pod that was sent last."""
+    """The last filter call that was sent about a pod."""
 
     decision_id: str
     #: Time of the filter call.
     at_s: float
     size_bytes: int
-    #: At the last line about the pod: the number of lines, and the memory of their pods, before it.
+    #: Number of lines, and memory of their pods, that had been sent before the last line about
+    #: this pod.
     lines: int = 0
     pod_bytes: int = 0
 
@@ -164,8 +165,8 @@ class _Sent(NamedTuple):
 class Cursor:
     """The position of one reader in the journal.
 
-    ``after`` is the last version of the records that the reader has. ``holds`` returns the
-    current line about holds.
+    ``after`` is the version of the last record that the reader has. ``holds`` returns the current
+    line about holds.
     """
 
     def __init__(
@@ -174,18 +175,17 @@ class Cursor:
         self._journal = journal
         self._version = after
         self._holds = holds
-        #: None before the first line: the reader may hold a line of an earlier stream.
+        #: None before the first line, because the reader may have a line of an earlier stream.
         self._holds_sent: HoldsLine | None = None
         self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
         self._next_set = 1
-        #: Uid of a pod -> the filter call that was sent last.
+        #: Uid of a pod -> its last filter call that was sent.
         self._shown: Bounded[str, _Sent] = Bounded(MAX_SHOWN)
-        #: Number of lines of decisions so far, and the memory of their pods.
+        #: Number of decision lines so far, and the memory of their pods.
         self._lines = self._pod_bytes = 0
 
     def lines(self) -> Iterator[Line]:
-        """Yield all new lines, the oldest first. Changes in the meantime are yielded by the next
-        call."""
+        """Yield all new lines, oldest first. The next call yields changes that happen meanwhile."""
         records = self._journal.records
         if (until := records.version) != self._version:
             for record in records.newer_than(self._version):
@@ -237,12 +237,11 @@ class Cursor:
         )
 
     def _is_kept(self, decision: Decision, sent: _Sent | None) -> bool:
-        """Return whether the reader certainly has this filter call.
+        """Return whether the reader certainly still has this filter call.
 
-        It has dropped the call if lines of many other pods have come since, even if the journal
-        itself has kept the call: calls in between are sent together, so that only the last one
-        counts for the order in which the reader drops them.
-        """
+        The reader may have dropped the call if many lines about other pods came after it, even if
+        the journal itself has kept it. The journal counts every call, but the reader counts only
+        the calls that it received, and calls that are sent together count as one."""
         return (
             sent is not None
             and (sent.decision_id, sent.at_s) == (decision.decision_id, decision.at_s)
@@ -273,11 +272,11 @@ class Copy:
         self.holds: HoldsLine | None = None
         self._node_sets = NodeSets()
         self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
-        #: The last version of a record, from which to continue.
+        #: The version of the last record. The next stream continues from it.
         self.version = 0
 
     def take(self, raw: bytes) -> None:
-        """Apply one line; raise ``BadLine``."""
+        """Apply one line. Raises ``BadLine``."""
         try:
             line = _decoder.decode(raw)
         except (ValueError, RecursionError) as err:
@@ -298,7 +297,8 @@ class Copy:
         parts = (line.filtered, line.ranked, line.candidates, line.preempted, line.bind)
         if len(line.times) != len(_KINDS):
             raise BadLine(
-                f"decision {line.decision_id} has {len(line.times)} call counts, not {len(_KINDS)}"
+                f"decision {line.decision_id} has {len(line.times)} call counts instead of "
+                f"{len(_KINDS)}"
             )
         record = Record(
             line.decision_id, line.namespace, line.name, line.first_at_s, line.at_s, line.node

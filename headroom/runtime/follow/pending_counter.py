@@ -1,4 +1,4 @@
-"""Counts the pending pods by the reason for which they wait."""
+"""Counts the pending pods by the reason why they wait."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -12,21 +12,21 @@ from headroom.runtime.loops import Loops
 
 #: Seconds between two counts of the pending pods.
 EVERY_S = 1.0
-#: Pods that are counted before the event loop serves other tasks.
+#: Number of pods that are counted before the event loop serves other tasks.
 PODS_AT_ONCE = 128
 
 
 class PendingPods:
-    """Counts pending pods; ``decision`` returns the last filter call about the pod with a uid."""
+    """Counts pending pods. ``decision`` returns the last filter call about a pod, by its uid."""
 
     def __init__(
         self, cluster: Cluster, decision: Callable[[str], Decision | None] = lambda uid: None
     ) -> None:
         self._cluster = cluster
         self.decision = decision
-        #: Uid -> the pod, and the reasons parsed from its condition: a cache for unchanged pods.
+        #: Uid -> the pod, and the reasons in its condition. Unchanged pods are not parsed again.
         self._conditions: dict[str, tuple[Pod, dict[Reason, int]]] = {}
-        #: The result of the last round; replaced, never changed in place.
+        #: The result of the last round. It is replaced, never changed in place.
         self.pending = Pending()
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
@@ -41,7 +41,7 @@ class PendingPods:
         rejected: list[tuple[Pod, Decision]] = []
         for number, pod in enumerate(unbound):
             if number % PODS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # kube-scheduler's calls are served meanwhile
+                await asyncio.sleep(0)  # let kube-scheduler's calls run in between
             decision = self.decision(pod.metadata.uid)
             if decision is None:
                 rejecting: Mapping[Reason, int] = self._condition_of(pod)

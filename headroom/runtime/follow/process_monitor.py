@@ -9,7 +9,7 @@ from resource import getpagesize
 from headroom.runtime.kube.resources import Health
 from headroom.runtime.telemetry import LAG_EVERY_S
 
-#: Number of loop lag samples in one minute.
+#: Number of samples of the event loop's delay in one minute.
 LAGS = round(60 / LAG_EVERY_S)
 
 _STATM = Path("/proc/self/statm")
@@ -25,7 +25,7 @@ class ProcessMonitor:
         #: Returns the state of each watch.
         self.health: Callable[[], Iterable[Health]] = tuple
         self.behind = behind
-        #: Unix time, seconds.
+        #: Unix time in seconds.
         self.started_at_s = time.time()
         self._lags: deque[float] = deque(maxlen=LAGS)
 
@@ -34,13 +34,13 @@ class ProcessMonitor:
         self._lags.append(late_s)
 
     def lags_s(self) -> list[float]:
-        """Return the samples of the last minute, the shortest delay first. May be called from any
+        """Return the samples of the last minute, shortest delay first. May be called from any
         thread."""
         return sorted(self._lags)
 
 
 def memory_bytes() -> int | None:
-    """Return the resident memory of the process, None if the system does not report it."""
+    """Return the resident memory of the process, or None if the system does not report it."""
     try:
         return int(_STATM.read_text(encoding="ascii").split()[1]) * getpagesize()
     except (OSError, ValueError, IndexError):

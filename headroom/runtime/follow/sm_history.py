@@ -1,15 +1,16 @@
 """Queries Prometheus for the history of SM activity in the background, and adds it to the state.
 
-One thread queries at intervals and passes the results on; nothing waits for it. Each query runs on
-its own thread. A query without a complete answer in time is abandoned, so that old figures expire
-even if Prometheus hangs. Without fresh history, the agents' own samples are used.
+One thread queries at intervals and passes the results on, so nothing else waits for Prometheus.
+Each query runs on its own thread. A query that has no complete answer in time is abandoned, so old
+figures expire even if Prometheus hangs. Without fresh history, decisions use the agents' own
+samples.
 
 Changed figures are grouped by node on the thread that queries. The event loop applies them like
 changes from watches: in small steps, after kube-scheduler's calls.
 
-The age of a sample is Prometheus' evaluation time minus the sample's own time, both from one
-answer. Our clock and Prometheus' may differ by as much as a sample may be old. If they differ by
-more, a cached old answer cannot be distinguished from a wrong clock, and nothing is used.
+The age of a sample is Prometheus' evaluation time minus the sample's own time, both from the same
+answer. Our clock may differ from Prometheus' clock by at most the maximum age of a sample. If it
+differs by more, the answer may be an old one from a cache, so nothing is used.
 """
 
 import asyncio
@@ -35,13 +36,13 @@ from headroom.runtime.telemetry import ViewTelemetry
 
 log = structlog.get_logger()
 
-#: Abandoned queries; while this many still hang, no new query starts.
+#: While this many abandoned queries still hang, no new query starts.
 _MAX_ABANDONED = 3
-#: Length limit of the quoted error of the operating system or a library.
+#: Maximum length of a quoted error of the operating system or a library.
 _MAX_QUOTED = 200
-#: A sample may appear to be this much newer than Prometheus' evaluation time.
+#: A sample may be newer than Prometheus' evaluation time by at most this.
 _AHEAD_S = 30.0
-#: A smaller change is ignored: it would change no decision that is worth the work.
+#: A smaller change is ignored, because it changes no decision enough to be worth the work.
 CHANGED_RATIO = 0.05
 
 
@@ -55,16 +56,16 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class QuerySource:
-    """Address, query and interval. ``url`` may contain a user and a password, which must not be
-    logged."""
+    """Address, queries and interval. ``url`` may contain a user name and a password, which must not
+    be logged."""
 
     url: str
     span: Span
     every_s: float
     timeout_s: float
-    #: Figures whose newest sample is older are not used.
+    #: Maximum age of a figure's newest sample. Older figures are not used.
     stale_after_s: float
-    #: Read before each query, because tokens are renewed.
+    #: A file that is read before each query, because tokens are renewed.
     token_file: Path | None = None
     ca: Path | None = None
     queries: Queries = EVERY_CLUSTER
@@ -72,18 +73,18 @@ class QuerySource:
 
 @dataclass(slots=True)
 class Answer:
-    """One answer, by device; ages at the time of evaluation."""
+    """One answer by device. Ages are relative to the time of evaluation."""
 
     evaluated_at_s: float = math.nan
     ratios: dict[Key, float] = field(default_factory=dict)
     ages_s: dict[Key, float] = field(default_factory=dict)
 
 
-#: One answer per query, and warnings that they may be incomplete.
+#: One answer for each query, and warnings that answers may be incomplete.
 Answers = tuple[list[Answer], list[str]]
-#: Receives all fresh history, and the devices whose figure changed.
+#: Receives all fresh history, and the devices whose figures changed.
 Deliver = Callable[[Mapping[Key, Activity], Collection[Key]], None]
-#: Receives whether there was an answer, and the number of devices with fresh history.
+#: Receives whether Prometheus answered, and the number of devices with fresh history.
 Queried = Callable[[bool, int], None]
 
 
@@ -96,7 +97,7 @@ async def sm_history(
 ) -> AsyncIterator[None]:
     """Queries Prometheus while the context lasts, unless the settings name none.
 
-    ``apply`` receives the changes for the state, on the thread that queries.
+    ``apply`` receives the changes of the state, on the thread that queries.
     """
     if settings.prometheus_url is None:
         yield
@@ -129,8 +130,8 @@ async def sm_history(
 
 
 class PrometheusHistory:
-    """Queries Prometheus; ``queried`` is called after each query, before its results are passed
-    on."""
+    """Queries Prometheus. It calls ``queried`` after each query, before it passes on the
+    results."""
 
     def __init__(
         self,
@@ -150,9 +151,9 @@ class PrometheusHistory:
         self._monotonic_s = monotonic_s
         self._wall_s = wall_s
         self._held: dict[Key, Activity] = {}
-        #: Queries without an answer in time, which may still hang.
+        #: Queries that had no answer in time and may still hang.
         self._abandoned: list[threading.Thread] = []
-        #: Why there is no newer answer; empty if there is one. None: before the first query.
+        #: Why there is no newer answer; "" if there is one, None before the first query.
         self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
@@ -161,7 +162,7 @@ class PrometheusHistory:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait until it has ended. No result is passed on after that."""
+        """Stop the thread and wait until it has ended. After that, no result is passed on."""
         self._stopping.set()
         self._thread.join()
 
@@ -174,15 +175,15 @@ class PrometheusHistory:
             self._stopping.wait(self._source.every_s)
 
     def refresh(self) -> None:
-        """Query once and pass on the result; without an answer, pass on what is still fresh."""
+        """Query once and pass on the result. Without an answer, pass on what is still fresh."""
         error = ""
         try:
             after = self._newer()
         except PrometheusUnreadable as err:
             error = str(err)
-        except Exception:  # our own bug must not keep old figures in use
+        except Exception:  # even after a bug of ours, old figures must not stay in use
             log.exception("history_failed")
-            error = "the answer could not be used"
+            error = "cannot use the answer"
         if error:
             after = still_fresh(self._held, self._monotonic_s(), self._source.stale_after_s)
         if self._stopping.is_set():
@@ -190,16 +191,14 @@ class PrometheusHistory:
         before, self._held = self._held, after
         self._queried(not error, len(after))
         if error and error != self._error:
-            log.warning(
-                "history_unavailable", message=error, hint="the agents' own samples are used"
-            )
+            log.warning("history_unavailable", message=error, hint="using the agents' own samples")
         elif error != self._error:
             log.info("history_available", devices=len(after))
         self._error = error
         self._deliver(after, changed(before, after))
 
     def _newer(self) -> dict[Key, Activity]:
-        """Return the history of a new query; raise ``PrometheusUnreadable``."""
+        """Return the history of a new query. Raises ``PrometheusUnreadable``."""
         source = self._source
         queried_at_s, wall_s = self._monotonic_s(), self._wall_s()
         answers, warnings = self._answers()
@@ -219,14 +218,14 @@ class PrometheusHistory:
             with contextlib.suppress(TimeoutError):
                 return answers.result(timeout=0.1)
         self._abandoned.append(thread)
-        raise PrometheusUnreadable(f"no whole answer within {self._source.timeout_s:g} s")
+        raise PrometheusUnreadable(f"no complete answer within {self._source.timeout_s:g} s")
 
     def _query_into(self, answers: Future[Answers]) -> None:
         try:
             answers.set_result(self._query(self._source))
         except PrometheusUnreadable as err:
             answers.set_exception(err)
-        except Exception as err:  # noqa: BLE001 - from four libraries, which get no secrets
+        except Exception as err:  # noqa: BLE001 - from four libraries; none of them gets a secret
             answers.set_exception(PrometheusUnreadable(f"cannot be asked: {innermost(err)}"))
 
 
@@ -238,10 +237,10 @@ def history(
     wall_s: float,
     stale_after_s: float,
 ) -> dict[Key, Activity]:
-    """Return all fresh history from these answers.
+    """Return all fresh history in these answers.
 
-    ``queried_at_s`` is our monotonic clock at the query, ``wall_s`` our wall clock. Raise
-    ``PrometheusUnreadable``.
+    ``queried_at_s`` is our monotonic clock at the time of the query, and ``wall_s`` our wall clock.
+    Raises ``PrometheusUnreadable``.
     """
     ratios: dict[Key, float] = {}
     ages_s: dict[Key, float] = {}
@@ -249,7 +248,7 @@ def history(
         skew_s = answer.evaluated_at_s - wall_s
         if (answer.ratios or answer.ages_s) and not abs(skew_s) <= stale_after_s:
             raise PrometheusUnreadable(
-                "its clock differs from ours by more than a sample may be old"
+                "its clock differs from ours by more than the maximum age of a sample"
             )
         for key, ratio in answer.ratios.items():
             ratios[key] = max(ratio, ratios.get(key, 0.0))
@@ -258,7 +257,7 @@ def history(
     found: dict[Key, Activity] = {}
     for key, ratio in ratios.items():
         age_s = ages_s.get(key, math.inf)
-        # A sample far in the future would never become stale.
+        # A sample that is far in the future would never become stale.
         if -_AHEAD_S <= age_s <= stale_after_s:
             settled, sampled_at_s = _settled(ratio, before.get(key)), queried_at_s - max(0.0, age_s)
             found[key] = Activity(settled, HISTORY, span.quantile, span.window_s, sampled_at_s)
@@ -272,7 +271,7 @@ def _settled(ratio: float, had: Activity | None) -> float:
 def still_fresh(
     before: Mapping[Key, Activity], now_s: float, stale_after_s: float
 ) -> dict[Key, Activity]:
-    """Return the history that is still fresh without a newer answer."""
+    """Return the history that is still fresh although no newer answer came."""
     return {
         key: activity
         for key, activity in before.items()

@@ -1,18 +1,19 @@
-"""Queries Prometheus for the SM activity of each device: HTTP, and how answers are read.
+"""Queries Prometheus for the SM activity of each device, and reads the answers.
 
-The queries ask for a high quantile over a window, and for the time of the newest sample. Among the
-series that exist now and contain a ratio, the highest counts: dcgm-exporter repeats a device for
-each pod that shares it, and two exporters or two Prometheus servers may cover it. If the exporter
-labels a series with one pod of the device, the series starts and ends with that pod. The figure
-then covers the pods on the device now, over as much of the window as they have run, and not pods
-that have left. Values that are no ratio (NaN, infinities, DCGM's marks for missing figures) are
-ignored.
+The queries ask for a high quantile over a window, and for the time of the newest sample. Several
+series can cover a device: dcgm-exporter repeats a device for each pod that shares it, and there can
+be two exporters or two Prometheus servers. Of the series that exist now and contain a ratio, the
+highest counts. If the exporter labels a series with one pod of the device, the series starts and
+ends with that pod. Then the figure covers only the pods that are on the device now, for as much of
+the window as they have run. Values that are not a ratio (NaN, infinities, DCGM's marks for missing
+figures) are ignored.
 
-A subquery over the highest value at each step would be more exact, and costs Prometheus three times
-as much.
+A subquery over the highest value at each step would be more exact, but it costs Prometheus three
+times as much.
 
-The fleet is queried in parts. A JSON decoder holds the interpreter's lock until it has read a whole
-answer: one answer for 5,000 nodes has 10 MB, and would block the event loop for 50 to 200 ms.
+The fleet is queried in parts, because a JSON decoder holds the interpreter's lock until it has read
+a whole answer. A single answer for 5,000 nodes has 10 MB, and would block the event loop for 50 to
+200 ms.
 """
 
 import math
@@ -23,14 +24,14 @@ from headroom.runtime.follow.sm_history import Answer, QuerySource
 from headroom.runtime.prometheus import BAD_FORMAT, Series, connected, series
 from headroom.runtime.promql import MOST_RATIO
 
-#: An abandoned query ends by itself this long after its timeout.
+#: An abandoned query ends by itself this many seconds after its timeout.
 _EXTRA_S = 1.0
 
 
 def query(source: QuerySource) -> tuple[list[Answer], list[str]]:
-    """Return one answer per query, and warnings that they may be incomplete.
+    """Return one answer for each query, and warnings that answers may be incomplete.
 
-    Raise ``PrometheusUnreadable``, and the errors of requests and urllib3.
+    Raises ``PrometheusUnreadable``, and the errors of requests and urllib3.
     """
     within_s = source.timeout_s + _EXTRA_S
     limits = {"timeout": f"{source.timeout_s:g}s"}
@@ -43,7 +44,7 @@ def query(source: QuerySource) -> tuple[list[Answer], list[str]]:
 
 
 def read(result: object) -> Answer:
-    """Return the series of one answer; raise ``PrometheusUnreadable``."""
+    """Return the series of one answer. Raises ``PrometheusUnreadable``."""
     answer = Answer()
     try:
         for each in series(result):

@@ -1,8 +1,8 @@
-"""Errors of calls to the Kubernetes API, and functions that make them from its answers.
+"""Errors of calls to the Kubernetes API, and functions that create them from answers.
 
 ApiError
 ├── ApiStatus    the server answered with an error status
-├── NoAnswer     not sent, or no answer: the request may have been processed
+├── NoAnswer     the request was not sent, or no answer came and it may have been processed
 └── Unreadable   the answer is not in the expected format
 """
 
@@ -14,14 +14,14 @@ from headroom.client.api_server import retry_after_s, status_message
 
 
 class ApiError(Exception):
-    """Base of the errors of a call; the text names the call."""
+    """Base of the errors of a call. The text names the call."""
 
 
 class ApiStatus(ApiError):
     """The server answered with an error.
 
-    ``status`` is the HTTP code, ``message`` the server's message, ``retry_after_s`` the pause in
-    seconds that the server requested; 0 if it requested none.
+    ``status`` is the HTTP code and ``message`` the server's message. ``retry_after_s`` is the pause
+    in seconds that the server requested, or 0.
     """
 
     def __init__(self, call: str, status: int, message: str, retry_after_s: float = 0.0) -> None:
@@ -40,7 +40,7 @@ class Unreadable(ApiError):
 
 
 class StatusBody(msgspec.Struct, frozen=True):
-    """The Status object of Kubernetes in a watch."""
+    """The Status object that Kubernetes sends in a watch."""
 
     message: str = ""
     reason: str = ""
@@ -52,12 +52,12 @@ def rejection(
 ) -> ApiStatus:
     """Return the error for an answer with an error status.
 
-    The message comes from the body. If the body has none, it is ``phrase``, the HTTP reason phrase.
+    The message comes from the body, or is ``phrase``, the HTTP reason phrase, if the body has none.
     """
     message = status_message(body) or phrase or ""
     return ApiStatus(call, status, message, retry_after_s(headers))
 
 
 def describe(err: BaseException) -> str:
-    """Return an error as one line; some errors of urllib3 have no text."""
+    """Return an error as one line. The type is included, because some errors have no text."""
     return f"{type(err).__name__}: {err}" if str(err) else type(err).__name__

@@ -1,9 +1,9 @@
 """The asynchronous client of the Kubernetes API, for the ledger's calls on the event loop.
 
-Like ``runtime.kube.client``, it sends each request once, and it raises the same errors. But no
-thread waits for an answer: switching threads for each step of each bind would cost almost as much
-as the step, and the loop would wait for the interpreter's lock. Use the blocking client for answers
-that take long to decode, such as lists.
+Like ``runtime.kube.client``, it sends each request once and raises the same errors. But no thread
+waits for an answer. If each step of a bind ran on a thread, switching threads would cost almost as
+much as the step, and the loop would wait for the interpreter's lock. Use the blocking client for
+answers that take long to decode, such as lists.
 """
 
 import asyncio
@@ -27,13 +27,13 @@ from headroom.runtime.loops import progressed
 
 log = structlog.get_logger()
 
-#: Errors of a connection that broke, or was silent for too long.
+#: Errors of a connection that broke or was silent for too long.
 _BROKEN = (aiohttp.ClientError, OSError)
-#: Maximum number of concurrent calls; further calls wait.
+#: Maximum number of concurrent calls. Further calls wait.
 CONNECTIONS = 32
-#: Seconds after which an unused connection is closed; the API server waits for 90 s.
+#: Seconds after which an unused connection is closed. The API server closes it after 90 s.
 _KEEPALIVE_S = 60.0
-#: A longer body is sent in pieces.
+#: A body that is longer is sent in pieces.
 _MAX_ONE_PIECE_BYTES = 1 << 18
 
 
@@ -44,10 +44,10 @@ _FIRST_READ_S = 15.0
 
 
 class Credentials:
-    """The headers that authenticate this process. ``read`` returns them, and runs on a thread,
-    because the exec plugin of a kubeconfig can take seconds.
+    """The headers that authenticate this process.
 
-    While credentials are read again, the previous ones are used.
+    ``read`` returns them. It runs on a thread, because the exec plugin of a kubeconfig can take
+    seconds. While it runs, the previous headers stay in use.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Credentials:
         self._due_s = 0.0
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers. Raise ``OSError`` if none are read, or not in time."""
+        """Return the headers. Raise ``OSError`` if they cannot be read, or not in time."""
         loop = asyncio.get_running_loop()
         if self._reading is None and (self._headers is None or loop.time() >= self._due_s):
             self._reading = loop.run_in_executor(None, self._read)
@@ -91,7 +91,7 @@ class Credentials:
 
 
 class AsyncKubeApi:
-    """Calls one API server, from the event loop on which it was created."""
+    """Calls one API server from the event loop on which it was created."""
 
     def __init__(
         self,
@@ -101,11 +101,11 @@ class AsyncKubeApi:
         read_timeout_s: float = 10.0,
         total_timeout_s: float = 15.0,
     ) -> None:
-        """Prepare a session. Raise ``BadSettings`` if the configuration names a proxy that is no
-        HTTP proxy.
+        """Prepare a session. Raise ``BadSettings`` if the configured proxy is not an HTTP proxy.
 
-        ``read_timeout_s`` limits each silence of the server. ``total_timeout_s`` limits the whole
-        call, also if the answer arrives byte by byte or all connections are in use.
+        ``read_timeout_s`` limits each time in which the server sends nothing. ``total_timeout_s``
+        limits the whole call, even if the answer arrives byte by byte or all connections are in
+        use.
         """
         self._credentials = Credentials(lambda: authentication(configuration))
         self._host = configuration.host.rstrip("/")
@@ -113,7 +113,7 @@ class AsyncKubeApi:
         timeout = aiohttp.ClientTimeout(
             total=total_timeout_s, sock_connect=connect_timeout_s, sock_read=read_timeout_s
         )
-        # Without TLS, as by kubectl proxy, there is no need to load CAs, which takes 40 ms.
+        # Without TLS, for example behind kubectl proxy, skip loading CAs, which takes 40 ms.
         tls = _tls(configuration) if self._host.startswith("https:") else True
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
@@ -136,7 +136,7 @@ class AsyncKubeApi:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> bytes:
-        """Send a request once and return the body of a successful answer; raise ``ApiStatus`` or
+        """Send a request once and return the body of a successful answer. Raises ``ApiStatus`` or
         ``NoAnswer``."""
         call = f"{method} {path}"
         try:
@@ -147,7 +147,7 @@ class AsyncKubeApi:
         data: bytes | BytesIO | None = body
         if body is not None:
             headers["Content-Type"] = content_type
-            # In pieces, so that other calls do not wait while the whole body is encrypted.
+            # Send it in pieces, because other calls wait while a whole body is encrypted.
             data = body if len(body) <= _MAX_ONE_PIECE_BYTES else BytesIO(body)
         try:
             async with self._session.request(
@@ -174,7 +174,7 @@ class AsyncKubeApi:
 
 def _routing(configuration: Any) -> dict[str, Any]:
     """Return the options of each request that depend on the configuration: TLS server name and
-    proxy. Raise ``BadSettings`` for a proxy that is no HTTP proxy."""
+    proxy. Raises ``BadSettings`` if the proxy is not an HTTP proxy."""
     options: dict[str, Any] = {}
     if configuration.tls_server_name:
         options["server_hostname"] = configuration.tls_server_name
@@ -182,7 +182,7 @@ def _routing(configuration: Any) -> dict[str, Any]:
     if proxy and not should_bypass_proxies(configuration.host, configuration.no_proxy or ""):
         if urlsplit(proxy).scheme not in ("http", "https"):
             raise BadSettings(
-                f"the kubeconfig's proxy-url is {proxy}, which is no HTTP proxy. Example: "
+                f"the kubeconfig's proxy-url is {proxy}, which is not an HTTP proxy. Example: "
                 "proxy-url: http://proxy.example.com:3128"
             )
         options |= {"proxy": proxy, "proxy_headers": configuration.proxy_headers}

@@ -1,9 +1,9 @@
 """The blocking client of the Kubernetes API, for threads.
 
 Small calls use the typed API of the ``kubernetes`` package over ``KubeApi.client``. Lists and
-watches are raw requests and raw bodies, because its models take too much memory and time (ADR 37).
-This layer never sends a request twice: only the caller can decide whether a lost write may be
-repeated. The event loop uses ``runtime.kube.async_client``.
+watches are raw requests and raw bodies, because the package's models take too much memory and time
+(ADR 37). This layer never sends a request twice, because only the caller can decide whether a write
+may be repeated. The event loop uses ``runtime.kube.async_client``.
 """
 
 import time
@@ -27,12 +27,12 @@ from headroom.client.api_server import authentication
 from headroom.errors import BadSettings
 from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 
-#: Errors of a broken connection: urllib3's own, and others that it lets through (TLS, a socket that
-#: this process shut down).
+#: Errors of a broken connection: urllib3's own errors, and others that it passes through, from TLS
+#: or from a socket that this process shut down.
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 JSON = "application/json"
 USER_AGENT = "headroom"
-#: Requests an answer with metadata only.
+#: Accept header that requests only metadata.
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 Query = Mapping[str, str]
@@ -59,7 +59,7 @@ _page_decoder = msgspec.json.Decoder(_Page)
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[T]):
-    """A complete, consistent list; a watch continues from ``resource_version``."""
+    """A complete and consistent list. A watch can continue from ``resource_version``."""
 
     items: list[T]
     resource_version: str
@@ -72,7 +72,7 @@ def load_configuration(
 ) -> Configuration:
     """Return the configuration of the cluster that kubectl uses.
 
-    Raise ``BadSettings`` if there is none; its message ends with ``hint``.
+    Raises ``BadSettings`` if there is none. The error message ends with ``hint``.
     """
     configuration = Configuration()
     try:
@@ -83,7 +83,7 @@ def load_configuration(
 
 
 class Stream:
-    """The open body of a watch. One thread reads it; another one may call ``interrupt``."""
+    """The open body of a watch. One thread reads it. Another thread may call ``interrupt``."""
 
     def __init__(self, call: str, response: urllib3.BaseHTTPResponse) -> None:
         self._call = call
@@ -91,17 +91,17 @@ class Stream:
         self._interrupted = False
 
     def read(self) -> bytes:
-        """Return data as soon as any has arrived; empty at the regular end.
+        """Return data as soon as any has arrived, or b"" at the regular end.
 
-        Raise ``NoAnswer`` if the connection breaks, is silent for too long or is interrupted.
+        Raises ``NoAnswer`` if the connection breaks, is silent for too long or is interrupted.
         """
         try:
             data = self._response.read1(1 << 16)
         except _BROKEN as err:
             raise NoAnswer(f"{self._call}: {describe(err)}") from err
         if self._interrupted:
-            # Shutting down a TLS socket removes its cipher first. Data that is read after that is
-            # still encrypted.
+            # Shutting down a TLS socket removes its cipher first. Any data that is read after that
+            # is still encrypted.
             raise NoAnswer(f"{self._call}: interrupted")
         return data
 
@@ -118,7 +118,7 @@ class Stream:
 
 
 class KubeApi:
-    """Calls one API server. Methods block, and may be called from any thread."""
+    """Calls one API server. Its methods block, and may be called from any thread."""
 
     _is_closed = False
 
@@ -133,26 +133,26 @@ class KubeApi:
         self._host = configuration.host.rstrip("/")
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
-        configuration.retries = False  # else urllib3 repeats a request up to three times
-        #: For the typed API of the ``kubernetes`` package; use it within ``asking``.
+        configuration.retries = False  # otherwise urllib3 repeats a request up to three times
+        #: For the typed API of the ``kubernetes`` package. Use it within ``asking``.
         self.client = ApiClient(configuration)
         self.client.user_agent = USER_AGENT
         self._pool: urllib3.PoolManager = self.client.rest_client.pool_manager
 
     def close(self) -> None:
-        """Make further calls raise ``NoAnswer``, so that a thread with many calls to make ends.
+        """Make further calls raise ``NoAnswer``, which ends threads that have many calls to make.
 
-        A call in progress may still take until its timeout.
+        A call in progress may continue until its timeout.
         """
         self._is_closed = True
         self._pool.clear()
 
     @contextmanager
     def asking(self, call: str) -> Iterator[tuple[float, float]]:
-        """Convert the errors that a typed API raises within the context to ``ApiError``.
+        """Convert errors that a typed API raises within the context to ``ApiError``.
 
-        Yield the value to pass as ``_request_timeout`` to each call. ``call`` is the text that
-        names the call in errors.
+        Yield the value to pass as ``_request_timeout`` to each call. Errors name the call by the
+        text ``call``.
         """
         if self._is_closed:
             raise NoAnswer(f"{call}: not sent, because this process is stopping")
@@ -165,7 +165,7 @@ class KubeApi:
             raise rejection(call, err.status, body, err.reason, headers) from err
         except (*_BROKEN, kubernetes.config.ConfigException) as err:
             raise NoAnswer(f"{call}: {describe(err)}") from err
-        except (ValueError, RecursionError):  # their text quotes the answer, perhaps a secret
+        except (ValueError, RecursionError):  # their text can quote a secret from the answer
             raise Unreadable(f"{call}: the answer cannot be read") from None
 
     def call(
@@ -178,22 +178,22 @@ class KubeApi:
         content_type: str = JSON,
         accept: str = JSON,
     ) -> bytes:
-        """Return the body of a successful answer; raise ``ApiStatus`` or ``NoAnswer``."""
+        """Return the body of a successful answer. Raises ``ApiStatus`` or ``NoAnswer``."""
         call = f"{method} {path}"
         timeout_s = self._read_timeout_s
         response = self._send(method, path, query, body, content_type, timeout_s, accept)
         return self._body_of(call, response)
 
     def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
-        """Open a watch; ``read_timeout_s`` limits the silence between two pieces of data.
+        """Open a watch. ``read_timeout_s`` limits the silence between two pieces of data.
 
-        Raise ``ApiStatus``, ``NoAnswer`` or ``Unreadable``.
+        Raises ``ApiStatus``, ``NoAnswer`` or ``Unreadable``.
         """
         call = f"WATCH {path}"
         response = self._send("GET", path, query, None, "", read_timeout_s)
         if response.status != 200:
             self._body_of(call, response)
-            raise Unreadable(f"{call}: answered {response.status}, not with a stream")
+            raise Unreadable(f"{call}: answered {response.status} instead of a stream")
         return Stream(call, response)
 
     def list(
@@ -204,14 +204,13 @@ class KubeApi:
         page_size: int,
         query: Query | None = None,
     ) -> Listing[T]:
-        """Return all objects under ``path`` at one moment, fetched in pages; raise ``ApiError``.
+        """Return all objects under ``path`` at one time, fetched in pages. Raises ``ApiError``.
 
-        ``take`` converts each object; objects for which it returns None are left out. It is called
-        in the order of the list, on another thread while the server prepares the next page. At most
-        two pages are in memory. A continue token can expire (410), because etcd keeps only minutes
-        of history. Then the list starts again in one page, which cannot expire, and ``take`` is
-        called again for all objects.
-        """
+        ``take`` converts each object. Objects for which it returns None are left out. It is called
+        in the order of the list, on another thread, while the server prepares the next page. At
+        most two pages are in memory. Because etcd keeps only minutes of history, a continue token
+        can expire (410). Then the list starts again in one page, which cannot expire, and ``take``
+        is called again for all objects."""
         try:
             return self._list(path, take, query, page_size)
         except ApiStatus as err:
@@ -267,14 +266,14 @@ class KubeApi:
                 body=body,
                 headers=headers,
                 preload_content=False,
-                retries=False,  # no redirects, and a lost POST must not be repeated
+                retries=False,  # follow no redirect, and never repeat a lost POST
                 timeout=urllib3.Timeout(connect=self._connect_timeout_s, read=read_timeout_s),
             )
         except _BROKEN as err:
             raise NoAnswer(f"{method} {path}: {describe(err)}") from err
 
     def _body_of(self, call: str, response: urllib3.BaseHTTPResponse) -> bytes:
-        """Read and return the body of a successful answer; raise ``ApiStatus`` or ``NoAnswer``."""
+        """Return the body of a successful answer. Raises ``ApiStatus`` or ``NoAnswer``."""
         until_s = time.monotonic() + BODY_S
         parts: list[bytes] = []
         try:
@@ -297,6 +296,6 @@ def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw])
 
 
 def authorization(configuration: Configuration) -> str:
-    """Return the header value that authenticates this process by its token; empty if it has
-    none."""
+    """Return the header value that authenticates this process by its token, or "" if it has no
+    token."""
     return next(iter(authentication(configuration).values()), "")

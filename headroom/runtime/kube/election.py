@@ -1,11 +1,12 @@
 """Leader election by a Lease, as in client-go.
 
 Each process observes the Lease by its own clock: a Lease that has not changed for its duration has
-expired. Writes are on condition of the resourceVersion, so one process wins. The class of the
-``kubernetes`` package is not used, because its calls have no timeout and raise when a connection
-breaks.
+expired. Every write names the resourceVersion that it replaces, so only one process wins. The
+election of the ``kubernetes`` package is not used, because its calls have no timeout and raise when
+a connection breaks.
 
-Leadership reduces work and is not a lock: every write of a profile is on condition of its version.
+Leadership only avoids duplicate work. It is not a lock, because every write of a profile is also
+conditional on the profile's version.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Election:
-    """Competes for one Lease. ``clock`` is monotonic, ``now_s`` the time of day. Methods block."""
+    """Competes for one Lease. ``clock`` is a monotonic clock, and ``now_s`` returns the time of
+    day. Its methods block."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class Election:
         self._name = name
         self._identity = identity
         self._clock, self._now_s = clock, now_s
-        #: The newest version of the Lease, and when this process first saw this version.
+        #: The newest version of the Lease, and when this process first saw it.
         self._version, self._version_s = "", 0.0
         self._renewed_s = -float("inf")
 
@@ -68,7 +70,7 @@ class Election:
         return self._clock() - self._renewed_s < LEASE_S
 
     def attempt(self) -> None:
-        """Renew the Lease, or take it if it is free. Raise ``ApiError`` if a call fails."""
+        """Renew the Lease, or take it if it is free. Raises ``ApiError`` if a call fails."""
         began_s = self._clock()
         try:
             held = self._read()
@@ -87,7 +89,8 @@ class Election:
         self._renewed_s = began_s
 
     def release(self) -> None:
-        """Let another process lead at once. Errors are ignored: the Lease expires."""
+        """Release the Lease, so that another process can lead at once. Errors are ignored, because
+        the Lease expires anyway."""
         if not self.leads:
             return
         self._renewed_s = -float("inf")

@@ -1,4 +1,4 @@
-"""Runs one reflector per kind against one API server."""
+"""Runs one reflector for each kind against one API server."""
 
 import random
 import threading
@@ -17,8 +17,8 @@ log = structlog.get_logger(__name__)
 class KubernetesSources:
     """Watches ``kinds``, each on its own thread.
 
-    ``deliver`` is called from these threads, also concurrently, with the events of one kind in
-    order. It should enqueue them and return.
+    The threads call ``deliver``, also concurrently, with the events of one kind in order. It should
+    queue them and return.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class KubernetesSources:
             thread.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Stop all watches and wait for the threads, ``timeout_s`` seconds in all.
+        """Stop all watches and wait for the threads, at most ``timeout_s`` seconds in total.
 
-        A thread that waits for a list's answer may run longer and still deliver the list. It does
-        not keep the process alive.
+        A thread that waits for a list may run longer and still deliver the list. It does not keep
+        the process alive.
         """
         for reflector in self._reflectors.values():
             reflector.stop()

@@ -1,8 +1,8 @@
-"""Shares equal parts of many objects in memory: pods of one Deployment, or nodes of one pool.
+"""Shares equal parts of objects in memory, for example of pods of one Deployment or nodes of one
+pool.
 
-For such a fleet it saves a fifth of the process's memory. Decoded objects are never changed, so
-sharing is not observable.
-"""
+If a fleet has many equal objects, this saves a fifth of the process's memory. Because decoded
+objects are never changed, nothing else can observe the sharing."""
 
 from collections.abc import Mapping
 from hashlib import blake2b
@@ -19,25 +19,24 @@ from headroom.contract.kube import KubeStruct, Node, ObjectMeta, Pod
 
 T = TypeVar("T")
 
-#: Limits of the values that one ``Interned`` keeps: their number, and their bytes as JSON. At a
-#: limit all kept values are dropped.
+#: Maximum number of values that one ``Interned`` keeps, and maximum bytes of their JSON. When a
+#: limit is reached, all kept values are dropped.
 MOST_KEPT = 4096
 MAX_KEPT_BYTES = 1 << 20
-#: Longer values are never shared: values of large Deployments are short.
+#: Longer values are not shared, because the values of large Deployments are short.
 MAX_VALUE_BYTES = 16 << 10
 
 
 class Interned:
-    """Shares equal values of one type; for one thread."""
+    """Shares equal values of one type. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, Any] = {}
-        #: The length of all values as JSON.
+        #: Length of the JSON of all kept values.
         self._kept_bytes = 0
 
     def one(self, value: T) -> T:
-        """Return an equal value that was passed before, if it is kept, or otherwise ``value``
-        itself."""
+        """Return an equal value that was passed before if it is kept, otherwise ``value``."""
         if not value:
             return value
         encoded = msgspec.json.encode(value)
@@ -55,7 +54,7 @@ class Interned:
 
 
 class Pods:
-    """Shares parts of pods; for one thread."""
+    """Shares parts of pods. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._labels, self._containers, self._tolerations = Interned(), Interned(), Interned()
@@ -77,7 +76,7 @@ class Pods:
 
 
 class Nodes:
-    """Shares parts of nodes; for one thread."""
+    """Shares parts of nodes. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._allocatable = Interned()
@@ -85,7 +84,7 @@ class Nodes:
     def share(self, node: Node) -> Node:
         """Return an equal node with interned label keys and values, and a shared ``allocatable``.
 
-        The mapping of labels is not shared, because each node has different ones.
+        The mapping of labels itself is not shared, because its content differs for each node.
         """
         if node.status is not None:
             force_setattr(
@@ -96,11 +95,10 @@ class Nodes:
 
 
 def share_report(status: GPUNodeStatus) -> None:
-    """Intern the strings of a report that many objects share, in place.
+    """Intern, in place, the strings of a report that many objects have in common.
 
-    Names and uids of pods are left out: thousands of reports arrive each second, and interning them
-    would save little memory.
-    """
+    Names and uids of pods are left out: thousands of reports arrive each second, and interning
+    these strings would save little memory."""
     for device in status.devices:
         force_setattr(device, "uuid", intern(device.uuid))
         force_setattr(device, "model", intern(device.model))
@@ -115,7 +113,7 @@ def share_report(status: GPUNodeStatus) -> None:
 
 
 def share_reservations(spec: GPUNodeSpec) -> None:
-    """Intern the names, resources, pod uids and device uuids of all reservations, in place."""
+    """Intern, in place, the names, resources, pod uids and device UUIDs of all reservations."""
     for reservation in spec.reservations.values():
         _intern(reservation, "namespace", "name")
         for charge in reservation.charges:
@@ -152,18 +150,19 @@ _status_decoder = msgspec.json.Decoder(GPUNodeStatus | None)
 
 
 class GPUNodeReader:
-    """Decodes GPUNodes; for one thread.
+    """Decodes GPUNodes. Only one thread may use it.
 
-    Most new versions of a GPUNode have a new report and an unchanged spec. While the spec object of
-    an earlier version is in use, it is returned again, so that later code can compare identities.
+    Most new versions of a GPUNode have a new report but an unchanged spec. If the spec object of an
+    earlier version is still in use, the reader returns the same object, so that later code can
+    compare identities.
     """
 
     def __init__(self) -> None:
-        #: Digest of a spec's JSON -> the spec.
+        #: Digest of a spec's JSON -> the spec object.
         self._specs = WeakValueDictionary[bytes, GPUNodeSpec]()
 
     def read(self, body: bytes | msgspec.Raw) -> GPUNode:
-        """Return an object equal to that of ``decode_gpunode``; raise the same errors."""
+        """Return an object equal to the result of ``decode_gpunode``. Raises the same errors."""
         try:
             parts = _parts_decoder.decode(body)
             digest = blake2b(parts.spec, digest_size=16).digest()

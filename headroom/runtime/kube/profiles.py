@@ -6,21 +6,21 @@ from collections.abc import Sequence
 from headroom.contract.vramprofile import ProfileController, VRAMProfile
 from headroom.contract.watched import ProfileGone, ProfileSeen, Relisted, WatchEvent
 
-#: Namespace and name.
+#: (namespace, name)
 Key = tuple[str, str]
 
 
 class Profiles:
-    """Caches the latest version of every profile. Methods may be called from any thread."""
+    """Caches the latest version of every profile. Its methods may be called from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._profiles: dict[Key, VRAMProfile] = {}
-        #: (namespace, controller) -> the profiles of pods with such a controller.
+        #: (namespace, controller) -> the profiles for pods with this controller.
         self._found_by: dict[tuple[str, ProfileController], set[Key]] = {}
 
     def apply(self, events: Sequence[WatchEvent]) -> None:
-        """Take the events of the watch; other events are ignored."""
+        """Apply the events of the watch. Ignore events of other kinds."""
         with self._lock:
             for event in events:
                 match event:
@@ -36,12 +36,12 @@ class Profiles:
                                 self._put(each)
 
     def all(self) -> list[VRAMProfile]:
-        """Return all profiles by namespace and name."""
+        """Return all profiles, sorted by namespace and name."""
         with self._lock:
             return [self._profiles[key] for key in sorted(self._profiles)]
 
     def of(self, namespace: str, controller: ProfileController) -> VRAMProfile | None:
-        """Return the profile of pods with this controller; the newest of several."""
+        """Return the profile of pods with this controller; if there are several, the newest."""
         with self._lock:
             keys = self._found_by.get((namespace, controller), ())
             found = [self._profiles[key] for key in keys]

@@ -1,20 +1,19 @@
 """Decides whether a replica has seen enough of the cluster, and describes what is missing.
 
-The sentences contain no numbers: kube-scheduler shows them on pods, and a text that changes with
-each attempt would update the pod each time.
-"""
+The sentences contain no numbers, because kube-scheduler shows them on pods. A text that changes
+with each attempt would update the pod each time."""
 
 from collections.abc import Iterable
 
 from headroom.runtime.kube.resources import Health
 
-#: Kinds that are not needed to place pods. Until they are listed, no pod is preempted.
+#: Kinds that are not needed to place pods. No pod is preempted until they are listed.
 DISPENSABLE = ("poddisruptionbudgets",)
 
 
 def unready(health: Iterable[Health], blind_after_s: float) -> str:
-    """Return why nothing can be decided yet; "" if each kind that placement needs was listed, and
-    its watch had contact with the API server in the last ``blind_after_s`` seconds."""
+    """Return why nothing can be decided yet, or "". Placement needs a list of each kind, and
+    contact of its watch with the API server in the last ``blind_after_s`` seconds."""
     seen = [h for h in health if h.kind not in DISPENSABLE]
     if waiting := [h.kind for h in seen if not h.synced]:
         return f"Headroom has not yet listed: {', '.join(waiting)}"

@@ -1,16 +1,17 @@
 """Lists and watches one kind of object, and retries after every error.
 
 A reflector is one thread with one invariant: the delivered events describe the API server's state
-at ``_version``. There are two kinds of failure:
+at ``_version``. There are two types of failure:
 
-* After silence or 429 (too many requests) that version is still valid: the watch resumes from it.
-* After any other failure, such as 410 (the history was compacted), the version may be invalid: the
-  kind is listed again. Objects missing in ``Relisted`` were deleted in between.
+* After silence or 429 (too many requests), that version is still valid, so the watch resumes from
+  it.
+* After any other failure, such as 410 (the history was compacted), the version may be invalid, so
+  the kind is listed again. Objects that are missing in ``Relisted`` were deleted in between.
 
-Before the next call there is a pause, which grows with each failure in a row and has full jitter.
+The pause before the next call grows with each consecutive failure, and has full jitter.
 
-The server ends each watch after ``watch_s``. Longer silence ends it here, so that a half-open
-connection is detected within ``watch_s + grace_s``.
+The server ends each watch after ``watch_s``. If it does not, the reflector ends it a little later,
+so a half-open connection is detected within ``watch_s + grace_s``.
 """
 
 import random
@@ -36,36 +37,37 @@ Deliver = Callable[[Sequence[WatchEvent]], None]
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Intervals and limits of a reflector; in seconds, except the page size."""
+    """Intervals and limits of a reflector, in seconds. The page size is a number of objects."""
 
     page_size: int = 1000
-    #: Requested duration of a watch; bookmarks arrive about once a minute.
+    #: Requested duration of a watch. Bookmarks arrive about once a minute.
     watch_s: int = 60
-    #: How late the server may end a watch.
+    #: Maximum delay with which the server may end a watch.
     grace_s: float = 10.0
     backoff_base_s: float = 0.5
     backoff_cap_s: float = 30.0
-    #: Interval of checking for a kind that the server does not serve.
+    #: Interval of checks for a kind that the server does not serve.
     absent_s: float = 60.0
 
 
 DEFAULT_PACE = Pace()
 
-#: Limit of one change. An API server stores objects up to 1.5 MiB, and sends them as JSON.
+#: Maximum bytes of one change. An API server stores objects of up to 1.5 MiB and sends them as
+#: JSON.
 MOST_LINE_BYTES = 8 << 20
-#: A watch that ends sooner than this, without data, is a failure. Without a pause, it would be
-#: opened again hundreds of times a second.
+#: A watch that ends sooner than this without data counts as a failure. Without the pause after it,
+#: the watch would be opened hundreds of times a second.
 _SHORT_S = 1.0
 #: A watch that lasted longer than this resets the backoff, even if it delivered no change.
-#: Otherwise kinds that seldom change would get the longest pauses, and become stale.
+#: Otherwise kinds that seldom change would get the longest pauses and become stale.
 _LONG_S = 10.0
 
 
 class Backoff:
-    """Exponential backoff with full jitter: a random pause between zero and a limit, which doubles
-    from ``base_s`` up to ``cap_s``. ``random`` returns 0..1.
+    """Exponential backoff with full jitter: a random pause between 0 and a limit, which doubles
+    from ``base_s`` to ``cap_s``. ``random`` returns a number from 0 to 1.
 
-    Full jitter spreads replicas and kinds that lost the same API server at the same moment.
+    Full jitter spreads out replicas and kinds that lost the same API server at the same time.
     """
 
     def __init__(self, base_s: float, cap_s: float, random: Callable[[], float]) -> None:
@@ -110,9 +112,10 @@ class Reflector:
         self._backoff = Backoff(pace.backoff_base_s, pace.backoff_cap_s, jitter)
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        #: resourceVersion up to which all events were delivered; None: list before the next watch.
+        #: resourceVersion up to which all events were delivered; None to list before the next
+        #: watch.
         self._version: str | None = None
-        #: The path at which the kind was found.
+        #: The path under which the server serves the kind.
         self._path = kind.path
         self._lock = threading.Lock()
         self._stream: Stream | None = None
@@ -121,7 +124,7 @@ class Reflector:
         self._reconnects = 0
         self._lists = 0
         self._error = ""
-        #: Names of unreadable objects, so that each is logged once per list.
+        #: Names of unreadable objects. Each is logged once for each list.
         self._unreadable: set[str] = set()
 
     @property
@@ -138,7 +141,7 @@ class Reflector:
         )
 
     def stop(self) -> None:
-        """Make ``run`` return, at once from a watch, and otherwise when the current call ends."""
+        """Make ``run`` return: at once if it watches, otherwise when the current call ends."""
         self._stopping.set()
         with self._lock:
             if self._stream is not None:
@@ -179,8 +182,8 @@ class Reflector:
         self._wait(wait_s)
 
     def _list(self) -> bool:
-        """Deliver all objects; return False if the server does not serve the kind."""
-        # Taken before the request, so that a slow list does not make heartbeats look fresher.
+        """Deliver all objects. Return False if the server does not serve the kind."""
+        # Take the time before the request: a slow list must not make heartbeats look fresher.
         at_s = self._clock()
         self._unreadable.clear()
         listing = self._find()
@@ -196,8 +199,8 @@ class Reflector:
         return listing is not None
 
     def _find(self) -> Listing[KubeObject] | None:
-        """Return the list from the first path that is served; None if the kind is optional and the
-        server does not serve it."""
+        """Return the list from the first path that is served, or None if the kind is optional and
+        the server does not serve it."""
         for path in (self._kind.path, *self._kind.other_paths):
             self._path = path
             try:
@@ -247,8 +250,8 @@ class Reflector:
             yield chunk
 
     def _take(self, lines: Iterable[bytes], at_s: float) -> None:
-        """Deliver the changes in complete lines of a watch with one call; raise the error that a
-        line contains, after the changes before it are delivered."""
+        """Deliver the changes in complete lines of a watch with one call. If a line contains an
+        error, deliver the changes before it first, then raise the error."""
         events: list[WatchEvent] = []
         failure: ApiError | None = None
         version = self._version
@@ -278,12 +281,12 @@ class Reflector:
             raise failure
 
     def _listed(self, raw: msgspec.Raw) -> KubeObject | None:
-        """Return one object of a list; None if it is unreadable or not ``concerns``."""
+        """Return one object of a list, or None if it is unreadable or not ``concerns``."""
         obj = self._decode(raw)
         return obj if obj is not None and self._kind.concerns(obj) else None
 
     def _decode(self, raw: msgspec.Raw) -> KubeObject | None:
-        """Return one object, or its readable part; None if it has none."""
+        """Return one object, or its readable part, or None if nothing of it is readable."""
         try:
             obj = self._kind.decode(raw)
         except (ValueError, RecursionError) as err:

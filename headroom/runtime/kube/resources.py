@@ -51,7 +51,7 @@ from headroom.runtime.kube.interning import GPUNodeReader, Nodes, Pods
 T = TypeVar("T")
 KubeObject = Listed
 
-#: Newest first; the served versions depend on the cluster's version and feature gates.
+#: Newest first. The cluster's version and feature gates decide which versions are served.
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
@@ -59,10 +59,10 @@ _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 class Kind:
     """How one kind is listed, decoded and turned into events.
 
-    ``seen`` and ``gone`` return the events; ``seen`` also takes the time of receipt, in seconds of
+    ``seen`` and ``gone`` return the events. ``seen`` also takes the time of receipt in seconds of
     the monotonic clock. ``salvage`` returns the readable part of an object that ``decode`` rejects,
-    or None. Objects of a list (not of a watch) for which ``concerns`` is false are dropped: of a
-    hundred thousand pods, most need no GPU.
+    or None. Listed objects for which ``concerns`` is false are dropped, because of a hundred
+    thousand pods most need no GPU. Objects from a watch are kept.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Kind:
     gone: Callable[[ObjectMeta], WatchEvent]
     salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
     concerns: Callable[[Any], bool] = lambda obj: True
-    #: Other paths, tried in this order if ``path`` is not served. A kind with other paths is
+    #: Other paths, tried in this order if ``path`` is not served. A kind that has other paths is
     #: optional: the server may serve none of them.
     other_paths: tuple[str, ...] = ()
 
@@ -83,22 +83,22 @@ class Health:
     """The state of one kind's watch, for /readyz and the metrics."""
 
     kind: str
-    #: Whether its first complete list was delivered.
+    #: Whether its first complete list has been delivered.
     synced: bool
-    #: Seconds since the server last answered a call or sent data of a watch; None before that.
+    #: Seconds since the server last answered a call or sent data on a watch; None before that.
     contact_age_s: float | None
-    #: Watches or lists that failed and were repeated.
+    #: Number of watches or lists that failed and were repeated.
     reconnects: int
-    #: Complete lists delivered.
+    #: Number of complete lists that were delivered.
     lists: int
-    #: Objects that are currently unreadable.
+    #: Number of objects that are currently unreadable.
     unreadable: int
-    #: Why the last call failed; empty if it did not.
+    #: Why the last call failed; empty if it succeeded.
     error: str = ""
 
 
 class _Identity(msgspec.Struct, frozen=True, rename="camel"):
-    """The few fields that identify an object, for objects that are otherwise unreadable."""
+    """The few fields that identify an object whose other fields are unreadable."""
 
     name: str = ""
     namespace: str = ""
@@ -114,7 +114,7 @@ _identity_decoder = msgspec.json.Decoder(_Identified)
 
 
 def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
-    """Return the object's identity and version; raise ``ValueError`` if not even these are
+    """Return the object's identity and version. Raises ``ValueError`` if not even these are
     readable."""
     metadata = _identity_decoder.decode(raw).metadata
     return ObjectMeta(
@@ -126,10 +126,10 @@ def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
 
 
 def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
-    """Return the GPUNode without a report, with its reservations if they are readable.
+    """Return the GPUNode without a report, and with its reservations if they are readable.
 
-    An older report must not stay in use. Without readable reservations the GPUNode appears not
-    initialised, so the node takes no pods.
+    The report is removed because an older one must not stay in use. If the reservations are
+    unreadable, the GPUNode appears not initialised, so the node takes no pods.
     """
     try:
         return decode_reservations(raw)
@@ -157,8 +157,8 @@ def watched_kinds(
 ) -> tuple[Kind, ...]:
     """Return the kinds that the extender watches.
 
-    ``lease_namespace`` is the namespace of the agents' Leases. Pods of a list for which
-    ``concerns`` is false are dropped.
+    ``lease_namespace`` is the namespace of the agents' Leases. Listed pods for which ``concerns``
+    is false are dropped.
     """
     nodes, pods, gpunodes = Nodes(), Pods(), GPUNodeReader()
     read_node = _reader(Node, lambda node: nodes.share(kept_node(node)))
@@ -224,7 +224,7 @@ def watched_kinds(
             lambda claim, at_s: ClaimSeen(claim),
             lambda metadata: ClaimGone(metadata.namespace, metadata.name),
             other_paths=_dra("resourceclaims")[1:],
-            # Most claims of a cluster can be for other devices. Of a list, they are dropped.
+            # Most claims of a cluster can be for other devices, so they are dropped from lists.
             concerns=_holds_gpu,
         ),
         Kind(
@@ -248,7 +248,7 @@ def watched_kinds(
 
 
 def profile_kind() -> Kind:
-    """Return VRAMProfiles, which console and webhook watch."""
+    """Return the kind of VRAMProfiles, which console and webhook watch."""
     path = f"/apis/{GROUP}/{VERSION}/{PROFILE_PLURAL}"
     return Kind(
         "vramprofiles",
@@ -257,7 +257,7 @@ def profile_kind() -> Kind:
         decode_profile,
         lambda profile, at_s: ProfileSeen(profile),
         lambda metadata: ProfileGone(metadata.namespace, metadata.name),
-        # Twice, which makes the kind optional: without its CRD there are no recommendations, and
-        # everything else works.
+        # The path is given twice to make the kind optional. Without its CRD there are no
+        # recommendations, but everything else works.
         other_paths=(path,),
     )

@@ -2,19 +2,19 @@
 
 The secret of a session leads to the CertificateSigningRequest that its user created
 (``contract.console``). A bearer token is authenticated with a TokenReview. On a TLS port, a client
-certificate names its user (``runtime.server.client_certificates``). If a client sends several, the
-session counts, then the token.
+certificate names its user (``runtime.server.client_certificates``). If a client sends several of
+them, the session has precedence, then the token.
 
-A caller may read a view if it may ``get`` its path (``nonResourceURLs``), as for /metrics of the
-API server. A view of a single pod can also be read by any caller that may ``get`` that pod. Such a
-caller sees other pods only if it may ``get`` all pods of their namespace. A snapshot that is not
-redacted shows all pods in full, so its reader must also be allowed to ``get`` all pods. Probes and
-the page hold no data of the cluster and are open to every client.
+A caller may read a view if it may ``get`` the view's path (``nonResourceURLs``), as for /metrics of
+the API server. A view of a single pod can also be read by any caller that may ``get`` that pod.
+Such a caller sees other pods only if it may ``get`` all pods of their namespace. A snapshot that is
+not redacted shows all pods in full, so its reader must also be allowed to ``get`` all pods. Probes
+and the page contain no cluster data and are open to every client.
 
-A few threads send the reviews; callers with the same question share one. Answers are kept for some
-seconds, so a view costs little and a revoked permission ends soon. If the API server cannot be
-asked, requests for which no answer is kept are rejected. Probes and kube-scheduler's calls never
-wait for a review.
+A few threads send the reviews. Callers with the same question share one review, and its answer is
+kept for some seconds, so a view costs little and a revoked permission ends soon. If the API server
+cannot be reached, requests without a kept answer are rejected. Probes and kube-scheduler's calls
+never wait for a review.
 """
 
 import asyncio
@@ -37,12 +37,12 @@ from headroom.runtime.server.client_certificates import PEER, Peer, User
 
 #: Returns whether the caller may see a pod, by namespace and name. It can block on the API server.
 Sees = Callable[[str, str], bool]
-#: Paths of views that show a single pod, named by the rest of the path.
+#: Prefixes of paths of views that show a single pod. The rest of the path names the pod.
 _PODS = ("/v1/explain/pods/", "/v1/idle/pods/", "/v1/history/pods/", "/v1/timeline/pods/")
 #: Views that show a single pod, named by the query parameter ``pod``.
 _OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
 THREADS = 4
-#: Maximum number of namespaces reviewed for one view; pods of further namespaces are hidden.
+#: Maximum number of namespaces that are reviewed for one view. Pods of other namespaces are hidden.
 MOST_NAMESPACES = 32
 #: Attribute of ``request.state`` with the pods that the caller may see.
 _SEES = "sees"
@@ -69,9 +69,9 @@ def everything(namespace: str, name: str) -> bool:
 class Limits:
     #: Seconds for which an answer of the API server is kept.
     kept_s: float = 10.0
-    #: Maximum number of answers kept.
+    #: Maximum number of answers that are kept.
     most_kept: int = 4096
-    #: Maximum number of reviews under way; further ones fail at once.
+    #: Maximum number of reviews in progress. Further reviews fail at once.
     most_under_way: int = 64
     #: Seconds that a request waits for its review.
     wait_s: float = 5.0
@@ -83,7 +83,7 @@ DEFAULT_LIMITS = Limits()
 @dataclass(frozen=True, slots=True)
 class GetPod:
     namespace: str
-    #: Empty: every pod of the namespace; if that is empty too, every pod.
+    #: Name of the pod; "" for every pod of the namespace, or of the cluster if that is "" too.
     name: str
 
     def __str__(self) -> str:
@@ -101,23 +101,23 @@ class ReadPath:
         return f"{self.verb} path {self.path}"
 
 
-#: An action that needs a permission.
+#: An action that requires a permission.
 Permission = GetPod | ReadPath
 ALL_PODS = GetPod("", "")
 
 
 class ReviewFailed(Exception):
-    """The API server did not answer a review; the message is the reason."""
+    """The API server did not answer a review. The message is the reason."""
 
 
 class Reviews(Protocol):
     """Asks the API server. All methods block and raise ``ReviewFailed``."""
 
     def creator(self, secret: str) -> User | None:
-        """Return the user whose session has this secret, None if there is none or it has ended."""
+        """Return the user whose session has this secret, or None if there is none or it ended."""
 
     def authenticate(self, token: str) -> User | None:
-        """Return the user of a token, None if the API server does not accept it."""
+        """Return the user of a token, or None if the API server does not accept the token."""
 
     def authorize(self, user: User, permission: Permission) -> bool: ...
 
@@ -125,7 +125,7 @@ class Reviews(Protocol):
 def sufficient_permissions(
     method: str, path: str, path_params: Mapping[str, str], query: Mapping[str, str]
 ) -> list[Permission]:
-    """Return the permissions of which any one is sufficient to read the view."""
+    """Return the permissions of which each one alone is sufficient to read the view."""
     of_path = ReadPath(method.lower(), path)
     if path.startswith(_PODS) and {"namespace", "name"} <= path_params.keys():
         return [GetPod(path_params["namespace"], path_params["name"]), of_path]
@@ -138,8 +138,8 @@ def sufficient_permissions(
 def routed_path(request: Request) -> str:
     """Return the path by which the request was routed to its view.
 
-    The path of ``request.url`` is parsed from a URL that contains the Host header, so a client
-    can change it and still reach the same view.
+    The path of ``request.url`` is not used: it is parsed from a URL that contains the Host header,
+    so a client can change it and still reach the same view.
     """
     path: str = request.scope["path"]
     return path
@@ -172,7 +172,8 @@ class Guard:
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
 
     async def checked(self, request: Request, bearer: _Bearer, session: _Session) -> None:
-        """The dependency of routes that only authorized callers may read."""
+        """Check a request. This is the dependency of routes that only authorized callers may
+        read."""
         await self.check(request, bearer, session)
 
     async def check(
@@ -181,12 +182,12 @@ class Guard:
         shown: HTTPAuthorizationCredentials | None,
         session: str | None = None,
     ) -> None:
-        """Record which pods the caller may see, for ``visible_to``.
+        """Check the caller, and record which pods it may see, for ``visible_to``.
 
-        ``shown`` is the caller's bearer token, ``session`` the secret of the caller's session.
+        ``shown`` is the caller's bearer token, and ``session`` the secret of the caller's session.
 
-        Raises ``HTTPException``: 401 if the caller is not authenticated, 403 if it may not read the
-        view, 503 if the API server does not answer.
+        Raises ``HTTPException`` with 401 if the caller is not authenticated, 403 if it may not read
+        the view, and 503 if the API server does not answer.
         """
         token = shown.credentials if shown is not None else ""
         peer: Peer | None = request.scope.get(PEER)
@@ -202,7 +203,7 @@ class Guard:
                 else self._certified(peer)
             )
             may = partial(self._may, user, key)
-            for permission in reversed(asked):  # a caller that may read the path sees more
+            for permission in reversed(asked):  # access to the path shows more, so check it first
                 if await may(permission):
                     sees = (
                         _Visible(permission, may).sees
@@ -224,19 +225,20 @@ class Guard:
         )
 
     async def _creator(self, secret: str) -> tuple[User, object]:
-        """Return the user of a session and a key of it."""
+        """Return the user of a session, and a key that stands for it."""
         ask = partial(self._reviews.creator, secret)
         return await self._known("session", secret, ask, "the session is unknown or has ended")
 
     async def _bearer(self, token: str) -> tuple[User, object]:
-        """Return the user of a token and a key of it."""
+        """Return the user of a token, and a key that stands for it."""
         ask = partial(self._reviews.authenticate, token)
         return await self._known("token", token, ask, "the API server does not accept this token")
 
     async def _known(
         self, kind: str, secret: str, ask: Callable[[], User | None], problem: str
     ) -> tuple[User, object]:
-        """Return the user and a key with a hash of the secret, which itself is never stored."""
+        """Return the user and a key, which contains a hash of the secret. The secret itself is
+        never stored."""
         key = kind, hashlib.sha256(secret.encode()).digest()
         user = await self._users.get(key, ask)
         if user is None:
@@ -244,7 +246,7 @@ class Guard:
         return user, key
 
     def _certified(self, peer: Peer | None) -> tuple[User, tuple[str, str]]:
-        """Return the user and a key of the client certificate."""
+        """Return the user of the client certificate, and a key that stands for it."""
         if peer is None:
             raise _unauthenticated(f"no token was sent, {_NO_TLS}")
         if not peer.asked:
@@ -259,10 +261,10 @@ class Guard:
 
 
 class _Visible:
-    """The pods that a caller with access to one pod may see: that pod, and the pods of all
-    namespaces in which the caller may ``get`` all pods.
+    """The pods that a caller with access to one pod may see: that pod, and the pods of each
+    namespace in which the caller may ``get`` all pods.
 
-    Created on the event loop, used by one thread.
+    It is created on the event loop and used by one thread.
     """
 
     def __init__(self, own: GetPod, may: Callable[[Permission], Coroutine[Any, Any, bool]]) -> None:
@@ -286,13 +288,13 @@ class _Visible:
 
 
 def visible_to(request: Request) -> Sees:
-    """Return which pods the caller may see, after ``Guard.check`` has let the request pass."""
+    """Return which pods the caller may see, after ``Guard.check`` has accepted the request."""
     sees: Sees = getattr(request.state, _SEES)
     return sees
 
 
 class _Answers(Generic[V]):
-    """Calls the API server on threads, and keeps its answers by the key of the question."""
+    """Calls the API server on threads, and keeps each answer under the key of its question."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, monotonic_s: Callable[[], float], limits: Limits
@@ -300,14 +302,14 @@ class _Answers(Generic[V]):
         self._pool = pool
         self._limits = limits
         self._monotonic_s = monotonic_s
-        #: Question -> answer, and the monotonic time in seconds until which it is used.
+        #: Question -> (answer, monotonic time in seconds until which it is used).
         self._kept: Bounded[Any, tuple[V, float]] = Bounded(limits.most_kept)
         self._under_way: dict[Any, asyncio.Future[V]] = {}
 
     async def get(self, key: Any, ask: Callable[[], V]) -> V:
-        """Return the kept answer, otherwise call ``ask`` on a thread.
+        """Return the kept answer, or call ``ask`` on a thread.
 
-        Raises ``ReviewFailed`` if too many calls are under way, or if this one fails or is late.
+        Raises ``ReviewFailed`` if too many calls are in progress, or if this call fails or is late.
         """
         kept = self._kept.get(key)
         if kept is not None and self._monotonic_s() < kept[1]:

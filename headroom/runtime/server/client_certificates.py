@@ -1,7 +1,7 @@
 """Reads the user of a client certificate from its subject, as Kubernetes does.
 
-TLS has verified the certificate by then: the cluster's CA signed it for clients, and it is valid
-now. The user is never read from a header, because any client can write one.
+TLS has already verified the certificate: the cluster's CA signed it for clients, and it is valid
+now. The user is never read from a header, because any client can write a header.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-#: Key of the ``Peer`` in an ASGI scope; absent without TLS.
+#: Key of the ``Peer`` in an ASGI scope. It is absent without TLS.
 PEER = "headroom.peer"
 #: Group of every authenticated user.
 _AUTHENTICATED = "system:authenticated"
@@ -30,10 +30,10 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A verified client certificate; ``user`` is None if its subject has no common name."""
+    """A verified client certificate. ``user`` is None if its subject has no common name."""
 
     user: User | None
-    #: Expiry in Unix time, seconds.
+    #: Time of expiry, as Unix time in seconds.
     not_after_s: float
     #: Digest of the whole certificate, in hexadecimal.
     sha256: str
@@ -45,14 +45,15 @@ class Peer:
 
     #: Whether the server requested a certificate.
     asked: bool
-    #: None if the client sent none.
+    #: None if the client sent no certificate.
     certificate: Certificate | None
 
 
 def peer_of(connection: ssl.SSLObject) -> Peer:
     """Return the client of a connection whose handshake is complete."""
     asked = connection.context.verify_mode is not ssl.CERT_NONE
-    # Empty for an unverified certificate, but the server verifies every certificate it requests.
+    # The result is empty for an unverified certificate, but the server verifies each certificate
+    # that it requests.
     parsed: Any = connection.getpeercert()
     whole = connection.getpeercert(binary_form=True)
     if not asked or not parsed or not whole:

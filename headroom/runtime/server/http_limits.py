@@ -1,14 +1,14 @@
 """Limits on every client of a port, applied before a request is parsed: time, bytes, connections.
 
-uvicorn limits the time between two requests, but neither the time nor the bytes of one request.
-This module limits the time and the header bytes of one request. It also limits, for each port, the
-number of connections and the total bytes of the bodies being received or answered:
+uvicorn limits the time between two requests, but neither the duration nor the size of a request.
+This module limits the duration and the header bytes of each request. For each port, it also limits
+the number of connections, and the total bytes of the bodies that are received or answered:
 
-* With too many connections, the one that has waited longest is dropped.
-* With too many bytes of bodies, the client with the largest incomplete body is dropped.
+* If there are too many connections, the connection that has waited longest is dropped.
+* If there are too many bytes of bodies, the client with the largest incomplete body is dropped.
 
-So a client that sends a short request at once is always served. A peer that never completes the TLS
-close cannot block shutdown.
+So a client that sends a short request without delay is always served. A peer that never completes
+the TLS close cannot block shutdown.
 """
 
 import asyncio
@@ -24,18 +24,18 @@ from headroom.runtime.server.client_certificates import PEER, peer_of
 
 JSON = "application/json"
 
-#: Key in the ASGI scope: a counter to which the CPU seconds of the request are added, from its
-#: first byte to the last of its answer. Other work of the thread in between counts too.
+#: Key of a counter in the ASGI scope. The CPU seconds from the first byte of the request to the
+#: last byte of its answer are added to it, including other work of the thread in that time.
 CPU_COUNTER = "headroom.cpu_counter"
 
-#: Seconds for one request, from its first byte to its last; kube-scheduler gives up after 5 s. Time
+#: Seconds for one request, from its first byte to its last. kube-scheduler gives up after 5 s. Time
 #: limits are checked once in this interval, so a request can take almost twice as long.
 REQUEST_S = 30.0
 
 #: Seconds in which a new connection must begin its first request. uvicorn limits later pauses.
 IDLE_S = 120.0
 
-#: Seconds at shutdown for a client to complete the close of its connection.
+#: Seconds that a client has at shutdown to complete the close of its connection.
 CLOSE_S = 0.5
 
 #: Maximum bytes of the request line, headers and trailers of one request.
@@ -44,10 +44,10 @@ MAX_HEADER_BYTES = 64 << 10
 #: Maximum number of connections of one port.
 MAX_CONNECTIONS = 512
 
-#: Maximum bytes of the bodies being received or answered on all connections of one port.
+#: Maximum bytes of the bodies that are received or answered on all connections of one port.
 MAX_BODIES_BYTES = 64 << 20
 
-#: A body of at most this size does not cause a check of ``MAX_BODIES_BYTES``.
+#: Bodies up to this size do not trigger a check of ``MAX_BODIES_BYTES``.
 _SHORT_BODY_BYTES = 64 << 10
 
 _REQUEST_TIMEOUT = (
@@ -67,18 +67,18 @@ class _HeadersTooLong(Exception):
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """One connection. One timer checks its time limits, because a timer for each request would cost
-    more."""
+    """One connection. A single timer checks its time limits, because a timer for each request would
+    cost more."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        #: When the request being read began; None if no request is being read.
+        #: Start of the request that is being read; None if no request is being read.
         self._reading_since_s: float | None = None
-        #: When the connection was made; None after its first request has begun.
+        #: Start of the connection; None after its first request has begun.
         self._idle_since_s: float | None = self.loop.time()
-        #: Since when the client is idle or sends a request; None while a request is being answered.
+        #: Time since which the client is idle or sends a request; None while a request is answered.
         self._waits_since_s: float | None = self._idle_since_s
-        #: Bytes of the current request: its body, and all other bytes (headers, chunk sizes).
+        #: Bytes of the current request: of its body, and all other bytes (headers, chunk sizes).
         self.body_bytes = self._other_bytes = 0
         #: Whether a request is being parsed.
         self._is_parsing = False
@@ -106,8 +106,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
 
     def _abort_closed(self) -> None:
-        """Abort the connection if it is closing and everything is sent. Otherwise try again in
-        ``CLOSE_S``."""
+        """Abort the connection if it is closing and everything has been sent. Otherwise try again
+        after ``CLOSE_S``."""
         transport: Any = self.transport
         if transport.is_closing() and not transport.get_write_buffer_size():
             transport.abort()
@@ -121,10 +121,10 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if not self._is_parsing or self.transport.is_closing():
             return
-        # If another request ended in these bytes, it is unknown how many belong to this request.
+        # If another request ended in these bytes, it is unknown how many belong to this one.
         if was_parsing + self._begun_count == 1:
             self._other_bytes += len(data)
-        # Chunked encoding adds some bytes to each chunk of a body, which the limit allows for.
+        # The limit allows for the bytes that chunked encoding adds to each chunk of a body.
         if self._other_bytes > MAX_HEADER_BYTES + self.body_bytes // 8:
             self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
 
@@ -167,16 +167,16 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        # The parser wraps exceptions of callbacks; the expected one is ``_HeadersTooLong``.
+        # The parser wraps exceptions of callbacks. ``_HeadersTooLong`` is the expected one.
         if isinstance(sys.exception(), HttpParserCallbackError):
             self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
         else:
             super().send_400_response(msg)
 
     def _drop_longest_waiting(self) -> None:
-        """If there are too many connections, drop the one that has waited longest.
+        """If there are too many connections, drop the connection that has waited longest.
 
-        Drop this connection if all others are being answered.
+        Drop this connection if all other connections are being answered.
         """
         others = self._others()
         if len(others) < MAX_CONNECTIONS:
@@ -186,8 +186,8 @@ class LimitedProtocol(HttpToolsProtocol):
         longest._drop()
 
     def _drop_largest_body(self) -> None:
-        """If all bodies exceed ``MAX_BODIES_BYTES``, drop the client with the largest incomplete
-        body."""
+        """If all bodies together exceed ``MAX_BODIES_BYTES``, drop the client with the largest
+        incomplete body."""
         others = self._others()
         total_bytes = self.body_bytes + sum(each.body_bytes for each in others)
         if total_bytes <= MAX_BODIES_BYTES:
@@ -197,8 +197,8 @@ class LimitedProtocol(HttpToolsProtocol):
             max(sending, key=lambda each: each.body_bytes)._drop()
 
     def _drop(self) -> None:
-        """Abort the connection, which frees its memory at once: a TLS close would wait for the
-        peer."""
+        """Abort the connection, because a TLS close would wait for the peer. This frees its memory
+        at once."""
         transport: Any = self.transport
         transport.abort()
 
@@ -218,7 +218,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(REQUEST_S, self._check_time)
 
     def _end(self, answer: bytes) -> None:
-        """Send ``answer``, unless a response is being sent, and close the connection."""
+        """Send ``answer`` and close the connection. Do not send it after a response has begun."""
         transport: Any = self.transport
         # A response that has begun cannot be replaced.
         begun = self.cycle and self.cycle.response_started and not self.cycle.response_complete
@@ -243,15 +243,15 @@ class PeerProtocol(LimitedProtocol):
 
 
 class BodyTooLarge(Exception):
-    """The body exceeds the limit; it was read to its end and dropped."""
+    """The body exceeds the limit. It was read to its end and dropped."""
 
 
 async def read_whole(request: Request, max_body_bytes: int) -> bytes:
     """Return the whole body.
 
     A body above ``max_body_bytes`` is read to its end and dropped, because a client that is still
-    writing would not read the response. Raises ``BodyTooLarge``, and ``ClientDisconnect`` of
-    starlette.
+    sending would not read the response. Raises ``BodyTooLarge``, or starlette's
+    ``ClientDisconnect``.
     """
     chunks: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Listens on the ports of one process and serves them until a signal."""
+"""Listens on the ports of one process and serves them until a signal arrives."""
 
 import asyncio
 import contextlib
@@ -17,19 +17,19 @@ from headroom.host.listening import host_port, listening_socket
 from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.tls import Handshakes, ServerTls
 
-#: Seconds after which the server closes an idle connection. kube-scheduler closes it earlier, after
-#: 90 s. If the server closed it first, a call sent at that moment would fail, and with it the pod's
-#: scheduling attempt.
+#: Seconds after which the server closes an idle connection. kube-scheduler closes it before that,
+#: after 90 s. If the server closed it first, a call that is sent at that time would fail, and with
+#: it the scheduling attempt of the pod.
 KEEP_ALIVE_S = 120
-#: Seconds at shutdown for requests being answered; kube-scheduler waits for 5 s.
+#: Seconds at shutdown for requests that are being answered. kube-scheduler waits for 5 s.
 GRACE_S = 10
-#: Seconds at shutdown in which idle connections stay open, for requests that are being sent.
+#: Seconds at shutdown for which idle connections stay open, for requests that are on the way.
 DRAIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """A port to serve. ``port`` 0 selects a free port; without ``tls`` it serves plain HTTP."""
+    """A port to serve. ``port`` 0 selects any free port. Without ``tls``, it serves plain HTTP."""
 
     name: str
     host: str
@@ -48,9 +48,9 @@ async def serve_ports(
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
-    ``announce`` is called with one line of JSON: the address of each port. ``started`` is called
-    when all ports listen, ``stopping`` when a signal arrives. Raises ``OSError`` if a port cannot
-    be used.
+    ``announce`` is called with one line of JSON that has the address of each port. ``started`` is
+    called when all ports listen, and ``stopping`` when a signal arrives. Raises ``OSError`` if a
+    port cannot be used.
     """
     sockets = {each.name: _listen(each.host, each.port) for each in ports}
     servers = {each.name: PortServer(each) for each in ports}
@@ -72,16 +72,16 @@ async def serve_ports(
         name: f"{servers[name].scheme}://{host_port(*sock.getsockname()[:2])}"
         for name, sock in sockets.items()
     }
-    # The sockets are already listening: a client that connects now is answered soon.
+    # The sockets are already listening, so a client that connects now is served soon.
     announce(msgspec.json.encode({"event": "serving", **addresses}).decode())
     await asyncio.gather(*running)
 
 
 @contextlib.contextmanager
 def serve_beside(port: Port) -> Iterator[str]:
-    """Serve a port in a thread with an event loop of its own; yield its address.
+    """Serve a port in a thread that has its own event loop, and yield the port's address.
 
-    So requests of other ports do not delay it. Raises ``OSError`` if the port cannot be used.
+    Requests of other ports cannot delay this port. Raises ``OSError`` if the port cannot be used.
     """
     listener = _listen(port.host, port.port)
     server = PortServer(port)
@@ -100,8 +100,8 @@ def serve_beside(port: Port) -> Iterator[str]:
 class PortServer(uvicorn.Server):
     """Serves one port.
 
-    Handles no signals, because several servers share one process. Accepts TLS connections itself,
-    because uvicorn does not limit handshakes.
+    It handles no signals, because several servers share one process. It accepts TLS connections
+    itself, because uvicorn does not limit handshakes.
     """
 
     def __init__(self, port: Port) -> None:
@@ -111,7 +111,7 @@ class PortServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="off",
-                proxy_headers=False,  # nothing reads the client's address
+                proxy_headers=False,  # nothing uses the client's address
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=GRACE_S,
                 http=port.protocol,
@@ -136,7 +136,7 @@ class PortServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
-            # Wait for its end, because the loop would go on waiting on the closed socket.
+            # Wait until it has ended, because otherwise the loop keeps waiting on a closed socket.
             await asyncio.wait([self._accepting])
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
@@ -144,11 +144,11 @@ class PortServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:
-        """Let clients end their connections: send "connection: close" with each response.
+        """Let clients end their connections, by sending "connection: close" with each response.
 
-        A connection that is idle now may carry a request soon, because its client does not know yet
-        that the server ends. If it were closed at once, the request would fail, and with it the
-        creation of a pod. Return as soon as no connection is left, at the latest after ``DRAIN_S``.
+        A client does not know yet that the server ends, and may be sending a request on a
+        connection that is idle now. If the connection were closed at once, this request would fail,
+        and with it the creation of a pod. Return when no connection is left, or after ``DRAIN_S``.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + DRAIN_S

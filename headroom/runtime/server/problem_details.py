@@ -1,8 +1,8 @@
 """Error answers as ``application/problem+json`` (RFC 9457).
 
-All errors have this form: ``HTTPException``, requests that do not match what a route declares, and
-internal errors. ``detail`` names the mistake, its place and an example; ``type`` is for programs,
-one for each status.
+All errors have this form: ``HTTPException``, requests that do not match the declaration of their
+route, and internal errors. ``detail`` names the mistake and its place, and gives an example.
+``type`` is for programs. There is one type for each status.
 """
 
 import json
@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headroom.contract.printable import printable_json
 
 log = structlog.get_logger()
-#: Headers of every answer: the name of the replica, and its mode (enforce or observe). A 304 has
-#: them too, because browsers keep the last value of a header otherwise.
+#: Headers of every answer: the name of the replica, and its mode (enforce or observe). Status 304
+#: includes them too, because otherwise browsers keep their last values.
 REPLICA, MODE = "Headroom-Replica", "Headroom-Mode"
 PROBLEM_JSON = "application/problem+json"
 
@@ -48,7 +48,8 @@ _NO_JSON = (
 )
 #: Maximum length of a quoted value.
 _MOST_CHARS = 80
-#: Maximum size of a request body. ``/embedded/`` has no limit: agents report whole fleets there.
+#: Maximum size of a request body. There is no limit for ``/embedded/``, because agents report whole
+#: fleets there.
 MOST_BYTES, _LIMITED = 1 << 20, "/v1/"
 
 
@@ -60,7 +61,7 @@ class ProblemBody(BaseModel):
     type: str
     """Kind of problem, for programs. Example: urn:headroom:problem:not-found."""
     title: str
-    """Kind of problem, in words."""
+    """Kind of problem in words."""
     status: int
     detail: str
     """The mistake, its place, and a correct example."""
@@ -107,8 +108,8 @@ def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> 
 class _Edge:
     """Adds the headers of every answer, limits bodies, and answers internal errors.
 
-    The size of bodies is limited because a view runs after its whole body was read. The answer to
-    an internal error has no details; the log has them.
+    The size of bodies is limited because a view runs only after its whole body was read. The answer
+    to an internal error has no details, but the log has them.
     """
 
     def __init__(self, app: ASGIApp, replica: str, mode: Callable[[], str]) -> None:
@@ -136,13 +137,13 @@ class _Edge:
         except Exception:
             log.exception("view_failed", path=scope.get("path"))
             if answer_begun:
-                raise  # an incomplete answer is worse than a broken connection
+                raise  # a broken connection is better than an incomplete answer
             answer = problem(500, "internal error in Headroom: see the log of this process")
             await answer(scope, receive, send_named)
 
 
 def _rejected_body(scope: Scope) -> Response | None:
-    """Return the rejection of a body that is too large or of unknown length; None to accept it.
+    """Return the rejection of a body that is too large or of unknown length, or None to accept it.
 
     A request without a body needs no Content-Length.
     """
@@ -158,7 +159,7 @@ def _rejected_body(scope: Scope) -> Response | None:
 
 
 def _detail(finding: dict[str, Any], examples: dict[str, object]) -> str:
-    """Describe one error of pydantic: the place, the mistake, the value and an example."""
+    """Describe one error of pydantic: its place, the mistake, the value and an example."""
     kind, *where = [str(part) for part in finding["loc"]]
     name = where[0] if where else kind
     detail = f"{kind} {'.'.join(where)}".strip() + f": {finding['msg']}"
@@ -172,7 +173,7 @@ def _detail(finding: dict[str, Any], examples: dict[str, object]) -> str:
 
 
 def _examples(route: object) -> dict[str, object]:
-    """Return an example for each parameter of the route, by name, and for its body ("body")."""
+    """Return an example for each parameter of the route by name, and for its body as "body"."""
     if not isinstance(route, APIRoute):
         return {}
     found: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Asks the API server who a reader is, and what the reader may do."""
+"""Asks the API server which user a reader is, and what the user may read."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +20,8 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class _Spec(msgspec.Struct, rename="camel"):
-    """The API server writes all fields about the creator, and no client can change them."""
+    """The spec. The API server writes all fields about the creator, and no client can change
+    them."""
 
     signer_name: str
     username: str = ""
@@ -38,7 +39,7 @@ class _Status(msgspec.Struct):
 
 
 class _Csr(msgspec.Struct):
-    """A CertificateSigningRequest, as far as it describes a session."""
+    """A CertificateSigningRequest, reduced to the fields that describe a session."""
 
     metadata: _Metadata
     spec: _Spec
@@ -49,7 +50,7 @@ _decode = msgspec.json.Decoder(_Csr).decode
 
 
 class KubeReviews:
-    """Implements ``runtime.server.auth.Reviews`` with the API server."""
+    """Implements ``runtime.server.auth.Reviews`` by calls to the API server."""
 
     def __init__(self, api: KubeApi, wall_s: Callable[[], float] = time.time) -> None:
         self._api = api
@@ -72,14 +73,15 @@ class KubeReviews:
         except (ValueError, RecursionError) as err:
             raise ReviewFailed("its CertificateSigningRequest cannot be read") from err
         spec, age_s = csr.spec, self._wall_s() - csr.metadata.creation_timestamp.timestamp()
-        # An administrator who denies the request ends the session.
+        # An administrator can end the session by denying the request.
         denied = any(each.type != "Approved" for each in csr.status.conditions)
         if spec.signer_name != SIGNER or age_s > LIFETIME_S or denied or not spec.username:
             return None
         return User(spec.username, spec.uid, tuple(spec.groups), spec.extra)
 
     def authenticate(self, token: str) -> User | None:
-        # Without audiences, the API server accepts tokens that are for itself: those of Prometheus.
+        # Without audiences, the API server accepts tokens that are for the API server itself, which
+        # Prometheus sends.
         only = [AUDIENCE] if AUDIENCE in audiences(token) else None
         review = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token, audiences=only))
         with self._asking("TokenReview") as timeout:
@@ -118,7 +120,7 @@ class KubeReviews:
 
     @contextmanager
     def _asking(self, kind: str) -> Iterator[tuple[float, float]]:
-        """Yield the timeout of the request; replace errors of the API by ``ReviewFailed``."""
+        """Yield the timeout of the request. Convert errors of the API to ``ReviewFailed``."""
         try:
             with self._api.asking(f"create {kind}") as timeout:
                 yield timeout

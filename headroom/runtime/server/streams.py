@@ -1,4 +1,4 @@
-"""Answers that do not end: how many are open, and clients that do not read them."""
+"""Streamed answers: limits their number, and disconnects clients that do not read them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -14,9 +14,9 @@ SEND_S = 5.0
 
 
 def counted(state: State, name: str, most: int, message: str) -> Callable[[], None]:
-    """Count one more stream in the application's state, and return what to call when it ends.
+    """Count one more stream in the application's state. Return a function to call when it ends.
 
-    Raise status 503 with the message if ``most`` streams of this name are open.
+    Raise status 503 with the message if ``most`` streams of this name are open already.
     """
     streams = getattr(state, name, 0)
     if streams >= most:
@@ -32,7 +32,7 @@ def counted(state: State, name: str, most: int, message: str) -> Callable[[], No
 class TimedStream(StreamingResponse):
     """A stream that ends if the client reads nothing for ``SEND_S`` seconds.
 
-    Calls ``on_end`` when it has ended, for any reason.
+    It calls ``on_end`` when it has ended, for any reason.
     """
 
     def __init__(

@@ -1,17 +1,18 @@
 """TLS of a port: its certificate, the CAs of its clients, and limits on handshakes.
 
-Certificates are renewed by replacing their files. Every handshake checks whether a file has
-changed, and reads the files again if so; kube-scheduler makes few handshakes. New connections use
-the new certificate; open connections stay open. If the new files cannot be used (half written, or
-the key of another certificate), that is logged once, and the last good certificate stays in use.
+Certificates are renewed by replacing their files. Every handshake checks whether a file has changed
+and then reads the files again. This costs little, because kube-scheduler makes few handshakes. New
+connections use the new certificate, and open connections stay open. If the new files cannot be used
+(half written, or the key of another certificate), this is logged once, and the last valid
+certificate stays in use.
 
 kube-scheduler's port accepts only clients with a certificate of its own CA. The debug port requests
-a certificate of the cluster's CA, which comes from the API server, but does not require one:
-clients can send a token instead.
+a certificate of the cluster's CA, which comes from the API server, but does not require one,
+because clients can send a token instead.
 
-uvicorn gets a connection only when its handshake is complete, so it can limit neither the time nor
+uvicorn gets a connection only after its handshake is complete, so it can limit neither the time nor
 the number of handshakes. An open handshake takes 50 KiB, even if the client sends nothing. If too
-many handshakes are open, the oldest is dropped, so a client that answers at once is always served.
+many handshakes are open, the oldest is dropped, so a client that responds quickly is always served.
 """
 
 import asyncio
@@ -33,34 +34,36 @@ log = structlog.get_logger()
 #: Modification time, size and inode of each file; None for a missing file.
 _Stamps = tuple[tuple[int, int, int] | None, ...]
 
-#: Seconds for one handshake; kube-scheduler waits 5 s for a whole call.
+#: Seconds for one handshake. kube-scheduler waits 5 s for a whole call.
 HANDSHAKE_S = 5.0
 
 #: Maximum number of open handshakes of one port.
 MAX_HANDSHAKES = 128
 
-#: Seconds between two logs of the same reason why handshakes fail. Any pod can cause thousands.
+#: Seconds between two log lines with the same reason for failed handshakes. Any pod can cause
+#: thousands of failures.
 REPEAT_S = 60.0
-#: Maximum number of reasons that are remembered; OpenSSL has about that many.
+#: Maximum number of reasons that are remembered. OpenSSL has about this many.
 MAX_REASONS = 256
 
-#: Seconds to wait after a failed accept, for example without free file descriptors.
+#: Seconds to wait after a failed accept, for example if there are no free file descriptors.
 _RETRY_AFTER_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files in PEM. With ``client_ca``, clients must show a certificate that it signed."""
+    """Files in PEM. With ``client_ca``, clients must present a certificate that this CA signed."""
 
     cert: Path
     key: Path
     client_ca: Path | None = None
-    #: Prefix of the settings that name the files, for errors.
+    #: Prefix of the settings that name the files. Errors quote it.
     setting: str = "tls"
 
 
 class Rejections:
-    """Logs why handshakes failed: each reason at most once in ``REPEAT_S``, with their number."""
+    """Logs why handshakes failed: each reason at most once in ``REPEAT_S``, with the number of
+    failures."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -83,7 +86,8 @@ class Rejections:
 class _Connection(ssl.SSLObject):
     """Logs why a handshake failed.
 
-    The event loop sends no TLS alert to the client, so kube-scheduler reports only "EOF".
+    The log is needed because the event loop sends no TLS alert, so kube-scheduler reports only
+    "EOF".
     """
 
     rejections: Rejections
@@ -110,18 +114,18 @@ class ServerTls:
         #: CAs in PEM whose client certificates are accepted but not required.
         self._optional_ca: str | None = None
         self._newest = _context(files, None)
-        # Each renewal makes a new context, and each handshake is moved to the newest one. If a
-        # context in use were changed, a failed renewal could leave it without a certificate.
+        # Each renewal creates a new context, and each handshake is moved to the newest context.
+        # Changing a context in use could leave it without a certificate if the renewal fails.
         self.context = _context(files, None)
         self.context.sni_callback = self._use_newest
         rejections = {"rejections": Rejections()}
         self.context.sslobject_class = type("_OwnConnection", (_Connection,), rejections)
 
     def request_client_certificates(self, ca: str | None) -> None:
-        """Request client certificates of these CAs (PEM) on new connections; None: request none.
+        """Request client certificates of these CAs (PEM) on new connections, or none for None.
 
-        Call it on the event loop. Raises ``BadSettings``, and changes nothing, if ``ca`` holds no
-        certificate or the server's own files cannot be used at the moment.
+        Call it on the event loop. If ``ca`` contains no certificate, or if the server's own files
+        cannot be used at the moment, raise ``BadSettings`` and change nothing.
         """
         if ca == self._optional_ca:
             return
@@ -135,7 +139,7 @@ class ServerTls:
     ) -> None:
         """Move a handshake to the newest context, after reading files that have changed.
 
-        OpenSSL calls this for each handshake, also if the client sends no server name.
+        OpenSSL calls this for each handshake, even if the client sends no server name.
         """
         stamps = _stamps(self._files)
         if stamps != self._stamps:
@@ -152,8 +156,8 @@ class ServerTls:
 
 def _context(files: TlsFiles, optional_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A client could resume a session that an earlier file of client CAs had accepted. So disable
-    # resumption, and TLS 1.2, which can resume sessions without tickets.
+    # A client could resume a session that an earlier CA file had accepted. So disable session
+    # resumption and also TLS 1.2, which can resume sessions without tickets.
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_TICKET
     context.num_tickets = 0
@@ -223,12 +227,12 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
 
 
 class Handshakes:
-    """Accepts TLS connections; ``protocol`` makes the protocol object of each connection."""
+    """Accepts TLS connections. ``protocol`` creates the protocol object of each connection."""
 
     def __init__(self, protocol: Callable[[], asyncio.Protocol], tls: ServerTls) -> None:
         self._protocol = protocol
         self._tls = tls
-        #: Open handshakes, the oldest first.
+        #: Open handshakes, oldest first.
         self._open: dict[asyncio.Task[None], socket.socket] = {}
 
     async def accept(self, listening: socket.socket) -> None:
@@ -253,8 +257,8 @@ class Handshakes:
                 _end(connection)
 
     async def _shake_hands(self, connection: socket.socket) -> None:
-        """Complete one handshake, or drop the connection; ``_Connection`` logs why."""
-        with contextlib.suppress(OSError):  # ssl.SSLError is one
+        """Complete one handshake or drop the connection. ``_Connection`` logs the reason."""
+        with contextlib.suppress(OSError):  # includes ssl.SSLError
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
             )
@@ -266,7 +270,7 @@ class Handshakes:
 
 
 def _end(connection: socket.socket) -> None:
-    """Shut down the socket, so that its handshake fails at once. Under uvloop, a cancelled
+    """Shut down the socket, which makes its handshake fail at once. With uvloop, a cancelled
     handshake would wait for its timeout."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

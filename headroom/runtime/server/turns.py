@@ -1,9 +1,9 @@
-"""Lets clients take turns at work that blocks the event loop, so that none delays all others.
+"""Lets clients take turns at work that blocks the event loop, so that no client delays the others.
 
-A client is named by keys, from the widest to the narrowest, such as its address, a namespace and a
-user. Turns go round the first keys, for one first key round the second keys, and so on. So a client
-with many requests waits for its own, and any other client waits for at most one request of each
-other key. The number of waiting requests is limited by the number of connections.
+Keys identify a client, from the widest to the narrowest, such as its address, a namespace and a
+user. Turns rotate among the first keys, within a first key among its second keys, and so on. A
+client with many requests waits for its own requests, while any other client waits for at most one
+request of each other key. The limit on connections also limits the number of waiting requests.
 """
 
 import asyncio
@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 _Waiting = asyncio.Future[None]
-#: Key -> the ring of the next keys, or the waiting requests, the oldest first. Who is next comes
-#: first in each.
+#: Key -> the ring of the next keys, or the waiting requests, oldest first. The next in turn is the
+#: first entry.
 _Ring = dict[str, "_Ring | deque[_Waiting]"]
 
 
 class Turns:
-    """Grants one turn at a time; all methods must be called in one event loop."""
+    """Grants one turn at a time. Call all methods on one event loop."""
 
     def __init__(self) -> None:
         self._waiting: _Ring = {}
@@ -27,7 +27,8 @@ class Turns:
 
     @asynccontextmanager
     async def turn(self, *keys: str) -> AsyncIterator[None]:
-        """Wait for a turn of the client with these keys, and hold it. All clients have as many."""
+        """Wait for a turn of the client with these keys, and hold it within the context. All
+        clients must have the same number of keys."""
         if self._is_taken:
             granted: _Waiting = asyncio.get_running_loop().create_future()
             _append(self._waiting, keys, granted)
@@ -60,7 +61,8 @@ def _append(ring: _Ring, keys: Sequence[str], granted: _Waiting) -> None:
 
 
 def _next(ring: _Ring) -> _Waiting:
-    """Remove and return the next request. Its keys go to the end, or vanish with the last one."""
+    """Remove and return the next request. Move its keys to the end, or remove those that are
+    empty."""
     key, within = next(iter(ring.items()))
     del ring[key]
     granted = within.popleft() if isinstance(within, deque) else _next(within)

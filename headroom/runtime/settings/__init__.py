@@ -1,1 +1,1 @@
-"""Settings: their fields, where they are read from, and how they are validated."""
+"""Settings: their fields, their sources, and their validation."""

@@ -1,7 +1,7 @@
-"""Types of settings, and rules about settings that are valid separately but not together.
+"""Types of settings, and rules about settings that are valid alone but not together.
 
-Each error message gives a valid example or a fix. Most rules protect ports: any client that reaches
-bind can bind pods, and any client that reaches an open debug API can read about all pods.
+Each error message gives a valid example or a fix. Most rules protect ports, because any client that
+reaches bind can bind pods, and any client that reaches an open debug API can read about all pods.
 """
 
 import re
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def _quantity(value: Any) -> Any:
-    """Parse a Kubernetes quantity such as 64Mi; numbers of bytes are returned unchanged."""
+    """Parse a Kubernetes quantity such as 64Mi. Return a number of bytes unchanged."""
     if isinstance(value, str):
         try:
             return parse_bytes(value)
@@ -91,7 +91,7 @@ def _url(url: str) -> str:
     return url
 
 
-#: Names in braces that a template of links may contain.
+#: Names in braces that are allowed in a template of links.
 LINK_NAMES = ("node", "uuid", "namespace", "pod", "from_ms", "to_ms")
 
 
@@ -116,22 +116,22 @@ def _link_template(template: str) -> str:
     return template
 
 
-#: Label matchers of a PromQL selector, without its braces.
+#: Label matchers of a PromQL selector, without braces.
 Matchers = Annotated[str, AfterValidator(check_matchers)]
 QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
 #: Host names or IP addresses, each with or without a port.
 Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
 #: Texts that ``largest_device`` parses.
 LargestDevices = Annotated[tuple[str, ...], AfterValidator(_largest_devices)]
-#: An HTTP URL without query or fragment. It may contain a path prefix and a password.
+#: An HTTP URL without query and fragment. It may contain a path prefix and a password.
 Url = Annotated[str, AfterValidator(_url)]
-#: An HTTP URL; its query may contain ``LINK_NAMES`` in braces.
+#: An HTTP URL. Its query may contain ``LINK_NAMES`` in braces.
 LinkTemplate = Annotated[str, AfterValidator(_link_template)]
 Weight = Annotated[float, Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 
 
 class Contradiction(ValueError):
-    """Settings that are invalid together. The message gives the reason and a fix."""
+    """Settings that are invalid in combination. The message gives the reason and a fix."""
 
     def __init__(self, message: str, *settings: str) -> None:
         super().__init__(message)
@@ -195,8 +195,8 @@ def _remote_verbs_need_tls(settings: "Settings") -> None:
 def check_scheduler_is_authenticated(settings: "Settings") -> None:
     """Raise ``BadSettings`` if any process on the loopback could bind the pods of a cluster.
 
-    Because ``kubectl port-forward`` reaches the loopback of a pod, a loopback address is no
-    credential.
+    A loopback address is not a credential, because ``kubectl port-forward`` reaches the loopback of
+    a pod.
     """
     if settings.tls_client_ca is None and not settings.insecure_verbs:
         raise BadSettings(
@@ -236,7 +236,7 @@ def _peers_need_a_ca(settings: "Settings") -> None:
         )
 
 
-#: Each rule raises ``Contradiction``. They run in this order, and the first error is reported.
+#: Each rule raises ``Contradiction``. The rules run in this order, and the first error is reported.
 RULES: tuple[Callable[["Settings"], None], ...] = (
     _prometheus_needs_url,
     _open_debug_needs_loopback,

@@ -1,4 +1,4 @@
-"""Fleet files: descriptions of nodes, for the embedded server and for experiments."""
+"""Fleet files describe nodes, for the embedded server and for experiments."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -107,7 +107,7 @@ class Fleet(_Strict):
             yield Namespace(metadata=ObjectMeta(name=namespace.name, annotations=annotations))
 
     def gpunodes(self, now: datetime) -> Iterator[GPUNode]:
-        """Yield each node as its agent would report it, with all devices healthy and free."""
+        """Yield each node as its agent would report it. All devices are healthy and free."""
         stamp = now.astimezone(UTC).isoformat(timespec="milliseconds")
         for nodes in self.nodes:
             for name in nodes.names():
@@ -143,7 +143,7 @@ def _device(nodes: FleetNodes, node: str, index: int) -> Device:
 def load_fleet(path: Path) -> Fleet:
     """Read and check a fleet file.
 
-    Raises ``BadSettings``; the message names the invalid field and gives an example.
+    Raises ``BadSettings``. The message names the invalid field and gives an example.
     """
     try:
         return Fleet(**read_yaml(path))

@@ -1,7 +1,7 @@
 """Reads settings from a file, environment variables and the command line.
 
-For each setting, a flag overrides an environment variable, and a variable overrides the file. Every
-error names its source (a line of the file, a variable or a flag) and gives a valid example.
+For each setting, a flag overrides an environment variable, which overrides the file. Every error
+names its source (a line of the file, a variable or a flag) and gives a valid example.
 """
 
 import difflib
@@ -23,13 +23,13 @@ from headroom.runtime.settings.constraints import Contradiction
 from headroom.runtime.settings.settings import Settings
 
 PREFIX, NESTED = "HEADROOM_", "__"
-#: Variables of ``kubectl headroom`` and of the tests, which may be set in a user's shell.
+#: Variables of ``kubectl headroom`` and of the tests, which can be set in a user's shell.
 OTHER_VARIABLES = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
-#: Maximum size of a file. It limits parsing time: PyYAML needs quadratic time for a long string,
+#: Maximum size of a file, which limits parsing time: PyYAML takes quadratic time for a long string,
 #: and 16 us for each bracket.
 MAX_BYTES = 64 << 10
 
-#: Example values, for settings whose default is empty or is easier to read in another form.
+#: Example values of settings whose default is empty or hard to read.
 EXAMPLES = {
     "verbs_host": "127.0.0.1",
     "debug_host": '"::"',
@@ -60,7 +60,7 @@ _Location = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A mistake; ``where`` is for example headroom.yaml:12, $HEADROOM_POLICY or --verbs-port."""
+    """An error. ``where`` is, for example, headroom.yaml:12, $HEADROOM_POLICY or --verbs-port."""
 
     where: str
     message: str
@@ -71,16 +71,16 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class ParsedFile:
-    """The content of a YAML file that holds a mapping, and the line of each key."""
+    """The content of a YAML file that contains a mapping, and the line of each key."""
 
     values: dict[str, Any]
     lines: Mapping[_Location, int]
-    #: Keys that occur again, with the line of the repetition.
+    #: Keys that occur more than once, with the line of each repetition.
     repeated: Sequence[tuple[str, int]] = ()
 
 
 class _Environment(EnvSettingsSource):
-    """Settings from environment variables. Lists are comma-separated, or JSON."""
+    """Settings from environment variables. Lists are comma-separated or JSON."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = {name.lower(): value for name, value in env.items()}
@@ -100,7 +100,7 @@ class _Environment(EnvSettingsSource):
 
 
 class _Variables(Settings, BaseSettings):
-    """A description of the settings as environment variables; never instantiated."""
+    """Describes the settings as environment variables. It is never instantiated."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=NESTED)
 
@@ -108,11 +108,10 @@ class _Variables(Settings, BaseSettings):
 def load_settings(
     path: Path | None, env: Mapping[str, str] | None = None, **overrides: Any
 ) -> Settings:
-    """Return the settings from the file, from ``env`` and from the overrides that are not None.
+    """Return the settings from the file, from ``env``, and from the overrides that are not None.
 
     ``env`` defaults to the environment of the process. Raises ``BadSettings`` with one line for
-    each problem.
-    """
+    each problem."""
     settings, problems = check_settings(path, os.environ if env is None else env, overrides)
     if settings is None:
         raise BadSettings("\n".join(map(str, problems)))
@@ -124,7 +123,7 @@ def check_settings(
 ) -> tuple[Settings | None, list[Problem]]:
     """Read and validate settings without raising.
 
-    Returns the settings and no problems, or None and all problems.
+    Return the settings and no problems, or None and all problems.
     """
     where = path or "settings"
     try:
@@ -147,7 +146,7 @@ def check_settings(
     values = _merged(_merged(parsed.values, _Environment(env)() if env else {}), flags)
 
     def sources(loc: _Location) -> Iterator[str]:
-        """Yield the sources that set the value, the one with the highest priority first."""
+        """Yield the sources that set the value, highest priority first."""
         name = str(loc[0])
         if name in flags:
             yield "--" + name.replace("_", "-")
@@ -170,7 +169,7 @@ def check_settings(
 
 
 def _problem(finding: Any, source: Callable[[_Location], str]) -> Problem:
-    """Convert one of pydantic's error details; ``source`` returns where a value was set."""
+    """Convert an error of pydantic. ``source`` returns where a value was set."""
     loc: _Location = finding["loc"]
     name, message = ".".join(map(str, loc)), str(finding["msg"]).removeprefix("Value error, ")
     cause = (finding.get("ctx") or {}).get("error")
@@ -187,7 +186,7 @@ def _problem(finding: Any, source: Callable[[_Location], str]) -> Problem:
 
 
 def example_of(loc: _Location) -> str:
-    """Return a valid line of YAML for the setting, or an empty string if there is no example."""
+    """Return a valid line of YAML for the setting, or "" if there is no example."""
     name = str(loc[0])
     if name in EXAMPLES:
         return f"{name}: {EXAMPLES[name]}"
@@ -196,13 +195,13 @@ def example_of(loc: _Location) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """Return a value of a setting as one line of YAML."""
+    """Return the value of a setting as one line of YAML."""
     text: str = yaml.safe_dump(_plain(value), default_flow_style=True, width=1 << 20)
     return text.split("\n")[0]
 
 
 def _plain(value: Any) -> Any:
-    """Return a value in YAML's types, whole numbers as integers."""
+    """Return a value as types of YAML, with whole numbers as integers."""
     if isinstance(value, BaseModel):
         return {name: _plain(part) for name, part in value}
     if isinstance(value, tuple):
@@ -213,12 +212,14 @@ def _plain(value: Any) -> Any:
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that holds a mapping. Raises ``BadSettings`` with the line of the error."""
+    """Read a YAML file that contains a mapping. Raises ``BadSettings`` with the line of the
+    error."""
     return _parse(path).values
 
 
 def _parse(path: Path) -> ParsedFile:
-    """Read a YAML file that holds a mapping, with the line of each key. Raises ``BadSettings``."""
+    """Read a YAML file that contains a mapping, with the line of each key. Raises
+    ``BadSettings``."""
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
@@ -235,7 +236,7 @@ def _parse(path: Path) -> ParsedFile:
     if content is None:
         return ParsedFile({}, {})
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise BadSettings(f"{path}: must hold a mapping, as in 'policy: pack'")
+        raise BadSettings(f"{path}: must contain a mapping, as in 'policy: pack'")
     lines: dict[_Location, int] = {}
     repeated = [*_lines(tree, (), lines, 2)]
     return ParsedFile(content, lines, repeated)
@@ -244,7 +245,7 @@ def _parse(path: Path) -> ParsedFile:
 def _lines(
     node: yaml.Node | None, parent: _Location, lines: dict[_Location, int], depth: int
 ) -> Iterator[tuple[str, int]]:
-    """Add the line of each key down to ``depth`` levels; yield keys that occur again."""
+    """Add the line of each key down to ``depth`` levels. Yield keys that occur more than once."""
     if not isinstance(node, yaml.MappingNode) or not depth:
         return
     for key, value in node.value:
@@ -256,7 +257,7 @@ def _lines(
 
 
 def _variables() -> dict[str, None]:
-    """Return all variable names as keys, in the order of the settings."""
+    """Return the names of all variables as keys, in the order of the settings."""
     names: dict[str, None] = {}
     for name, field in Settings.model_fields.items():
         variable = PREFIX + name.upper()
@@ -266,7 +267,7 @@ def _variables() -> dict[str, None]:
 
 
 def _names(parent: _Location) -> list[str]:
-    """Return the names of all settings, or of the parts of the setting ``parent``."""
+    """Return the names of all settings, or of the parts of setting ``parent``."""
     if not parent:
         return list(Settings.model_fields)
     field = Settings.model_fields.get(str(parent[0]))
@@ -280,7 +281,7 @@ def _fields_of(field: FieldInfo) -> list[str]:
 
 
 def _merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``override``; nested mappings are merged key by key."""
+    """Return ``base`` with the values of ``override``. Nested mappings are merged key by key."""
     merged = dict(base)
     for key, value in override.items():
         before = merged.get(key)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BaseModel, Field
 from headroom.host.listening import without_brackets
 from headroom.runtime.server.tls import TlsFiles
 
-#: A host name or an IP address. An IPv6 address may be in brackets, which are removed.
+#: A host name or an IP address. Brackets around an IPv6 address are removed.
 ListenAddress = Annotated[str, AfterValidator(without_brackets)]
 
 
@@ -19,7 +19,7 @@ class MetricsAccess(Enum):
 
 
 class PortSettings(BaseModel):
-    """Addresses, ports and certificates of kube-scheduler's port, debug API and webhook."""
+    """Addresses, ports and certificates of kube-scheduler's port, the debug API and the webhook."""
 
     host: ListenAddress = Field(
         "127.0.0.1",
@@ -30,7 +30,7 @@ class PortSettings(BaseModel):
     verbs_host: ListenAddress | None = Field(
         None,
         description="Listen address of kube-scheduler's port only. In a cluster, the "
-        "port requires tls_cert, tls_key and tls_client_ca, also on loopback, because any client "
+        "port requires tls_cert, tls_key and tls_client_ca even on loopback, because any client "
         "that reaches bind can bind pods. Without a cluster, only other addresses require them.",
     )
     debug_host: ListenAddress | None = Field(
@@ -116,17 +116,17 @@ class PortSettings(BaseModel):
 
     @property
     def tls(self) -> TlsFiles | None:
-        """The TLS files of kube-scheduler's port; None if it serves plain HTTP."""
+        """The TLS files of kube-scheduler's port, or None if it serves plain HTTP."""
         return self._tls_files("tls", self.tls_client_ca)
 
     @property
     def debug_tls(self) -> TlsFiles | None:
-        """The TLS files of the debug API's port; None if it serves plain HTTP."""
+        """The TLS files of the debug API's port, or None if it serves plain HTTP."""
         return self._tls_files("debug_tls")
 
     @property
     def webhook_tls(self) -> TlsFiles | None:
-        """The TLS files of the webhook; None if they are not set, and it cannot start."""
+        """The TLS files of the webhook, or None if they are not set and it cannot start."""
         return self._tls_files("webhook_tls")
 
     def _tls_files(self, prefix: str, client_ca: Path | None = None) -> TlsFiles | None:

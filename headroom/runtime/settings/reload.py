@@ -1,7 +1,7 @@
-"""Applies changes of the settings file to the running process, as far as they need no restart.
+"""Applies changes of the settings file to the running process if they need no restart.
 
-A file with errors changes nothing: the current settings stay. The errors are logged, counted and
-shown in /v1/status until the file is correct.
+If a file has errors, the current settings stay in use. The errors are logged, counted and shown in
+/v1/status until the file is correct.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,7 +24,7 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The sources of the settings: file, environment and flags. Without a file they never
+    """The sources of the settings: file, environment and flags. Without a file, they never
     change."""
 
     path: Path | None = None
@@ -32,12 +32,12 @@ class Origin:
     flags: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: No file, no variables and no flags, so the settings never change.
+#: An origin without a file, variables and flags. Its settings never change.
 ANYWHERE = Origin()
 
 
 class SettingsReloader:
-    """Watches the settings file, and calls ``take`` with changed settings, on the event loop."""
+    """Watches the settings file, and calls ``take`` with changed settings on the event loop."""
 
     def __init__(
         self,
@@ -53,12 +53,12 @@ class SettingsReloader:
         self._seen = self._stamp()
         #: Whether the file was missing at the last check.
         self._was_missing = False
-        #: Settings of the sources at the start; ``after_restart`` lists differences from them. The
-        #: process may run with other settings, because commands override some.
+        #: Settings of the sources at the start, to which ``after_restart`` compares. The process
+        #: may run with other settings, because commands override some of them.
         self._initial = check_settings(origin.path, origin.env, origin.flags)[0] or settings
         #: The errors in the file, each with its line; empty if there are none.
         self.rejected: tuple[str, ...] = ()
-        #: Names of settings whose new values take effect after a restart.
+        #: Names of settings whose new values take effect only after a restart.
         self.after_restart: tuple[str, ...] = ()
 
     @property
@@ -75,8 +75,8 @@ class SettingsReloader:
     def once(self) -> None:
         """Apply the file if it has changed since the last call and is valid.
 
-        A missing file counts from the second call on: the file of a mounted ConfigMap can be
-        missing for a moment while it is updated.
+        A missing file counts only if it is missing in two calls, because the file of a mounted
+        ConfigMap can be missing for a moment while it is updated.
         """
         if self._origin.path is None:
             return
@@ -86,7 +86,7 @@ class SettingsReloader:
             return
         written, problems = check_settings(self._origin.path, self._origin.env, self._origin.flags)
         if written is None and self._stamp() != stamp:
-            return  # it was replaced while it was read; the next call reads the new one
+            return  # the file was replaced while it was read; the next call reads the new file
         if written is None:
             self._seen = stamp
             self.rejected = tuple(map(str, problems))
@@ -110,10 +110,10 @@ class SettingsReloader:
             settings = self._settings.model_copy(update=taken)
             self._take(settings)
             self._settings = settings
-        self._seen = stamp  # a failure before this line is retried
+        self._seen = stamp  # after a failure before this line, the next call tries again
 
     def _stamp(self) -> tuple[int, int, int] | None:
-        """Return the file's modification time, size and inode; None if there is no file."""
+        """Return the file's modification time, size and inode, or None if there is no file."""
         if self._origin.path is None:
             return None
         try:

@@ -9,7 +9,7 @@ from headroom.runtime.settings.constraints import Weight
 
 
 class ScoreWeights(BaseModel):
-    """Weights of the score's terms, which docs/concepts/scores.md describes."""
+    """Weights of the terms of the score, which docs/concepts/scores.md describes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""All settings of the extender, with their meaning and their defaults."""
+"""All settings of the extender, with their meanings and defaults."""
 
 from enum import Enum
 from pathlib import Path
@@ -63,15 +63,15 @@ class OnMiss(Enum):
 class Settings(PortSettings):
     """All settings, as ``runtime.settings.loading`` reads them.
 
-    An unknown setting is an error, because a misspelled name would otherwise have no effect.
+    An unknown setting is an error, because otherwise a misspelled name would have no effect.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     mode: Mode = Field(
         Mode.ENFORCE,
-        description="enforce; or observe: Headroom records and counts its decisions without "
-        "applying them. It rejects, prefers and evicts nothing and writes no Events, so "
+        description="enforce, or observe. In mode observe, Headroom only records and counts its "
+        "decisions. It rejects, prefers and evicts nothing and writes no Events, so "
         "kube-scheduler decides alone: docs/get-started/rollout.md.",
     )
     max_body: QuantityBytes = Field(
@@ -92,13 +92,13 @@ class Settings(PortSettings):
         "",
         max_length=1000,
         description="Image of the gate that the webhook adds to pods for gated nodes: the agent's "
-        "image, with its tag or digest. Empty: pods get no gate, and gated nodes take no pods. "
-        "If the tag or digest changes, existing pods keep their gate.",
+        "image, with its tag or digest. If it is empty, pods get no gate and gated nodes take no "
+        "pods. If the tag or digest changes, existing pods keep their gate.",
     )
     mirror_vram: bool = Field(
         False,
-        description="Publish memory as extended resource headroom.gpu/vram, in MiB: the webhook "
-        "adds it to pods, and the extender adds it to the capacity of nodes, which requires the "
+        description="Publish memory as extended resource headroom.gpu/vram, in MiB. The webhook "
+        "adds it to pods. The extender adds it to the capacity of nodes, which requires the "
         "permissions of deploy/components/in-tree-mirror.",
     )
     count_vram: bool = Field(
@@ -111,8 +111,9 @@ class Settings(PortSettings):
         (),
         description="The largest device of each resource, as RESOURCE=MEMORY, or as "
         "RESOURCE=MEMORY/REPLICAS if it is shared. Larger devices, and devices with more memory "
-        "for each replica, take no pods. Quotas count a share, and a pod without an amount, as on "
-        "this device. Otherwise they count it as on the largest device that any agent reports.",
+        "for each replica, take no pods. If a pod requests a share or no amount, quotas count its "
+        "memory as on this device. Without this setting, they count it as on the largest device "
+        "that any agent reports.",
     )
     resources: tuple[str, ...] = Field(
         Rules().resources,
@@ -143,20 +144,21 @@ class Settings(PortSettings):
     )
     on_miss: OnMiss = Field(
         OnMiss.REPORT,
-        description="Action for a pod on a device without enough free memory for it: report; or "
-        "evict, if the pod is new, uses no memory yet and has a controller. A pod that still "
+        description="Action for a pod on a device without enough free memory for it: report, or "
+        "evict the pod if it is new, uses no memory yet and has a controller. A pod that still "
         "waits at its gate is always evicted.",
     )
     on_overuse: OnOveruse = Field(
         OnOveruse.REPORT,
-        description="Action for a pod that uses more memory than it reserved: report; or evict, if "
-        "other pods on the device lack memory that they reserved, or less than overuse_margin is "
-        "free. A pod can set annotation headroom.gpu/on-overuse: evict for itself.",
+        description="Action for a pod that uses more memory than it reserved: report, or evict the "
+        "pod if other pods on the device lack memory that they reserved, or less than "
+        "overuse_margin is free. A pod can set annotation headroom.gpu/on-overuse: evict for "
+        "itself.",
     )
     overuse_opt_out: bool = Field(
         False,
-        description="With on_overuse: evict, a pod with annotation headroom.gpu/on-overuse: report "
-        "is not evicted.",
+        description="Whether a pod with annotation headroom.gpu/on-overuse: report is exempt from "
+        "eviction if on_overuse is evict.",
     )
     overuse_margin: QuantityBytes = Field(
         256 * MIB,
@@ -192,9 +194,9 @@ class Settings(PortSettings):
     stale_after_s: float = Field(
         90.0,
         gt=0,
-        description="A node without a report or heartbeat for this time takes no new pods. With "
-        "more than 90 and steered nodes, agents need the same value as HEADROOM_STALE_AFTER, and "
-        "60 s more as terminationGracePeriodSeconds; the chart sets both.",
+        description="A node without a report or heartbeat for this time takes no new pods. If you "
+        "set more than 90 and steer nodes, agents need the same value as HEADROOM_STALE_AFTER, and "
+        "60 s more as terminationGracePeriodSeconds. The chart sets both.",
     )
     blind_after_s: float = Field(
         90.0,
@@ -214,7 +216,7 @@ class Settings(PortSettings):
         False,
         description="Evict pods with lower priority for a pod that only GPU memory keeps from a "
         "node, if kube-scheduler does not consider preemption there. Evictions never violate a "
-        "PodDisruptionBudget. False: only kube-scheduler preempts.",
+        "PodDisruptionBudget. If it is false, only kube-scheduler preempts.",
     )
     preempt_for_memory: bool = Field(
         False,
@@ -227,8 +229,8 @@ class Settings(PortSettings):
         ge=10,
         le=86_400,
         description="Evict the bound pods of a group together if fewer pods are bound than its "
-        "PodGroup needs, others wait, and no further pod was bound for this time. Without it, no "
-        "pod is evicted: docs/how-to/gangs.md.",
+        "PodGroup needs, others wait, and no further pod was bound for this time. If it is not "
+        "set, no pod is evicted: docs/how-to/gangs.md.",
     )
     orphan_after_s: float = Field(
         60.0,
@@ -246,14 +248,15 @@ class Settings(PortSettings):
     overuse_after_s: float = Field(
         Rules().overuse_after_s,
         ge=0,
-        description="A pod that uses more memory than it requested for this time is reported.",
+        description="A pod is reported after it has used more memory than it requested for this "
+        "time.",
     )
     gpu_hour_price: float | None = Field(
         None,
         ge=0,
         allow_inf_nan=False,
         description="Price of one hour of a whole GPU, from which /v1/idle and /v1/costs compute "
-        "costs. Without it, no costs are shown.",
+        "costs. If it is not set, no costs are shown.",
     )
     waiting_events_per_s: int = Field(
         10,
@@ -279,7 +282,7 @@ class Settings(PortSettings):
     )
     journal_bytes: QuantityBytes = Field(
         DEFAULT_BOUNDS.size_bytes,
-        description="Maximum memory of the journal; a decision takes about 1 KiB.",
+        description="Maximum memory of the journal. A decision takes about 1 KiB.",
     )
     journal_age_s: float = Field(
         DEFAULT_BOUNDS.age_s, gt=0, description="Maximum age of a decision in the journal."
@@ -292,31 +295,31 @@ class Settings(PortSettings):
     )
     grafana_url: LinkTemplate | None = Field(
         None,
-        description="URL of a dashboard of yours, to which the page links from nodes, GPUs "
+        description="URL of your own dashboard, to which the page links from nodes, GPUs "
         "and pods. Its query may contain {node}, {uuid} (of the GPU), {namespace}, {pod}, "
-        "{from_ms} and {to_ms} (the last hour). The page leaves out parameters whose value it "
-        "lacks.",
+        "{from_ms} and {to_ms} (the last hour). The page leaves out parameters that have no value.",
     )
     prometheus_url: Url | None = Field(
         None,
         repr=False,
-        description="URL of the Prometheus that has dcgm-exporter's SM activity, from "
-        "which the usual SM activity of devices is read. Without it, the agents' samples are used. "
-        "The recorder reads from it the lives of containers before its own start.",
+        description="URL of the Prometheus that scrapes dcgm-exporter. The usual SM activity of "
+        "devices is read from it. Without it, the agents' samples are used. The recorder reads "
+        "from it the lives of containers before its own start.",
     )
     prometheus_matchers: Matchers | None = Field(
         None,
-        description="Label matchers of this cluster's series, if prometheus_url has several "
-        "clusters: as between the braces of a PromQL selector. They are added to every query.",
+        description="Label matchers of this cluster's series, written as between the braces of a "
+        "PromQL selector. They are added to every query. Set them if prometheus_url has several "
+        "clusters.",
     )
     prometheus_window_s: float = Field(
         900.0, ge=60, le=86_400, description="Length of the SM activity history that is used."
     )
     prometheus_quantile: float = Field(
-        0.95, ge=0, le=1, description="Quantile of SM activity over the window; 1: the maximum."
+        0.95, ge=0, le=1, description="Quantile of SM activity over the window; 1 is the maximum."
     )
     prometheus_refresh_s: float = Field(
-        60.0, ge=1, description="Time between two refreshes; each queries the whole fleet."
+        60.0, ge=1, description="Time between two refreshes. Each queries the whole fleet."
     )
     prometheus_timeout_s: float = Field(
         15.0, gt=0, description="Maximum time for all queries of one refresh."
@@ -324,11 +327,11 @@ class Settings(PortSettings):
     prometheus_stale_after_s: float = Field(
         180.0,
         gt=0,
-        description="If a device's newest sample in Prometheus is older, the agent's sample is "
-        "used.",
+        description="Maximum age of a device's newest sample in Prometheus. If it is older, the "
+        "agent's sample is used.",
     )
     prometheus_token_file: Path | None = Field(
-        None, description="File with a bearer token for Prometheus; read before each query."
+        None, description="File with a bearer token for Prometheus. It is read before each query."
     )
     prometheus_ca: Path | None = Field(
         None, description="PEM file with CA certificates for Prometheus. Default: the system's CAs."
