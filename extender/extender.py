@@ -28,7 +28,7 @@ from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.scheduler.outcome_recorder import record_prediction
 from extender.scheduler.scheduling_state import SchedulingState
 from extender.scheduler.server import Verbs, VerbsApp
-from extender.starts import StartsController
+from extender.starting_alone.controller import StartsController
 from headroom.contract.annotations import PREFIX
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod, Quantity

@@ -6,15 +6,13 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from extender.eviction.metrics import evictions
 from extender.overuse.metrics import OveruseMetrics
+from extender.starting_alone.metrics import start_durations
 from headroom.contract.reasons import Reason
 from headroom.core.placement.prediction_outcome import Result, Surprise
 from headroom.runtime.telemetry import SECONDS, ViewTelemetry, counter
 
 #: From 0.1 s, with an idle kubelet, to 300 s, with a kubelet that waits for its disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-
-#: From 10 s, with a model on the node's disk, to the longest timeout that is usual.
-_START_SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
 
 #: Kinds of writes that the API server rejects if another client wrote the object first.
 CONFLICTING = ("spec", "pod", "binding", "finalizer", "create")
@@ -105,16 +103,7 @@ class Telemetry(ViewTelemetry):
         )
         self.evictions = evictions(registry)
         self.overuse = OveruseMetrics(registry)
-        self.starts = Histogram(
-            "headroom_start_duration_seconds",
-            "Time from the bind of a pod that starts alone to the end of its start, by its end: "
-            "ready, settled (its memory use), stuck (its containers cannot be started), timed_out.",
-            ["end"],
-            buckets=_START_SECONDS,
-            registry=registry,
-        )
-        for end in ("ready", "settled", "stuck", "timed_out"):
-            self.starts.labels(end)
+        self.starts = start_durations(registry)
         self.preemptions = new(
             "headroom_preemptions_total",
             "Preemptions by how the victims were chosen: proposed (by kube-scheduler, unchanged), "

@@ -8,7 +8,7 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
 from headroom.core.overuse.decisions import overusing_pods
 from headroom.core.placement.request import VramRequest
-from headroom.core.placement.start_phase import lacks_probe
+from headroom.core.starting_alone.phase import lacks_probe
 from headroom.core.whatif.steering_whatif import steering_gain
 from headroom.doctor.findings import Finding, Weight
 

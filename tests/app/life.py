@@ -14,7 +14,7 @@ from extender.extended_resource import ExtendedResourceController
 from extender.extender import Extender
 from extender.ledger.memory_store import AsyncStore
 from extender.preemption.writer import PreemptionWriter
-from extender.starts import StartsController
+from extender.starting_alone.controller import StartsController
 from headroom.contract.annotations import ON_OVERUSE, STARTUP
 from headroom.contract.kube import PodCondition, PodStatus, Present
 from headroom.contract.watched import NodeSeen

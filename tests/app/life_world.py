@@ -10,13 +10,14 @@ from typing import Any
 import msgspec
 import structlog
 
-from extender import extended_resource, pending_events, starts
+from extender import extended_resource, pending_events
 from extender.extender import Extender
 from extender.ledger.memory_store import EmbeddedStore
 from extender.overuse import controller as overuse
 from extender.preemption import controller as preemption
 from extender.reconcile import controller as reconcile
 from extender.requeue import controller as requeue
+from extender.starting_alone import controller as starts
 from headroom.console.console import Console
 from headroom.console.feed import feed
 from headroom.contract.annotations import OBSERVED_AT, RETRY

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from extender.ledger.bind_call import Bound, Declined
-from extender.starts import StartsController
+from extender.starting_alone.controller import StartsController
 from headroom.contract.annotations import STARTUP, STARTUP_TIMEOUT
 from headroom.contract.gpunode import ADOPTED, GPUNode, GPUNodeSpec
 from headroom.contract.kube import ObjectMeta, Pod, PodCondition, PodStatus, Present

@@ -24,7 +24,6 @@ from headroom.contract.gpunode_json import decode_gpunode
 from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from headroom.contract.kube import Lease, ObjectMeta
 from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, NodeSeen, PodSeen
-from headroom.core.cluster.starts import ended_starts
 from headroom.core.overuse.decisions import (
     latest_sample,
     overuse_evictions_on,
@@ -36,6 +35,7 @@ from headroom.core.placement.request import VramRequest
 from headroom.core.placement.score import rank
 from headroom.core.placement.snapshot import NodeTerms
 from headroom.core.recommend.programs import Family, Program
+from headroom.core.starting_alone.decisions import ended_starts
 from headroom.core.whatif.node_whatif import rejection_beside
 from headroom.core.whatif.pending_pods import Pending
 from headroom.recorder.life_tracker import LifeTracker

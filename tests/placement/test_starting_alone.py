@@ -26,7 +26,7 @@ from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import Unreadable, understand
 from headroom.core.placement.snapshot import NodeTerms
 from headroom.core.placement.snapshot_builder import build
-from headroom.core.placement.start_phase import Start, StartEnd
+from headroom.core.starting_alone.phase import Start, StartEnd
 from tests.builders import (
     DISTRIBUTED,
     GIB,

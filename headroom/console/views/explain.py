@@ -41,7 +41,6 @@ from headroom.console.views.requested_pods import pod_named
 from headroom.console.views.score import NearestView, nearest_view
 from headroom.contract.annotations import PREFIX
 from headroom.contract.kube import Pod
-from headroom.core.cluster.starts import start_sentence
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.explain import Explanation, explain, verdict_digest
 from headroom.core.placement.fit import fit
@@ -49,6 +48,7 @@ from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
 from headroom.core.rules.eligible_nodes import Feasible, eligible_nodes, feasible
 from headroom.core.rules.pod_requests import exceeded
+from headroom.core.starting_alone.decisions import start_sentence
 from headroom.core.whatif.group_report import group_report
 from headroom.core.whatif.held_memory import verdicts_on
 from headroom.runtime.server.auth import Sees

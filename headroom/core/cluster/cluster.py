@@ -34,7 +34,6 @@ from headroom.core.cluster.trackers.pod_selectors import Budgets, Neighbours, ha
 from headroom.core.cluster.trackers.prediction_tracker import Circumstances, PredictionTracker
 from headroom.core.cluster.trackers.request_drift import RequestDrift
 from headroom.core.cluster.trackers.sm_activity import Activities
-from headroom.core.cluster.trackers.starting_nodes import StartingNodes
 from headroom.core.cluster.unfinished_binds import UnfinishedBinds
 from headroom.core.cluster.weighing_queue import WeighingQueue
 from headroom.core.eviction.back_offs import BackOffs
@@ -47,6 +46,7 @@ from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import Unreadable, VramRequest, asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
 from headroom.core.placement.snapshot_builder import Table, build
+from headroom.core.starting_alone.tracker import StartingNodes
 
 
 class Cluster:

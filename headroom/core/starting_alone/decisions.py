@@ -1,11 +1,12 @@
-"""Tracks the pods that start alone, and finds the pods whose start has ended.
+"""Finds the pods whose start has ended, and describes pods that start alone.
 
-``placement.start_phase`` decides when a start has ended. The phase is in the ledger, so all
-replicas see the same phase.
+``phase`` decides when a start has ended. The phase is in the ledger, so all replicas see the same
+phase.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from headroom.contract.annotations import GATED, STARTUP
 from headroom.contract.commands import command
@@ -13,9 +14,18 @@ from headroom.contract.gate import GATE, has_gate, waits
 from headroom.contract.gpunode import ADOPTED, GPUNode, PodUse, Reservation
 from headroom.contract.kube import Pod
 from headroom.contract.timestamps import age
-from headroom.core.cluster.cluster import Cluster
-from headroom.core.placement.request import VramRequest
-from headroom.core.placement.start_phase import Start, StartEnd
+from headroom.core.placement.request import Unreadable, VramRequest
+from headroom.core.starting_alone.phase import Start, StartEnd
+
+
+class Cluster(Protocol):
+    """The part of the cluster's state that the decisions read."""
+
+    def gpunode(self, name: str) -> GPUNode | None: ...
+
+    def pod(self, uid: str) -> Pod | None: ...
+
+    def understand(self, pod: Pod) -> VramRequest | Unreadable: ...
 
 
 @dataclass(frozen=True, slots=True)

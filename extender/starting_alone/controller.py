@@ -20,8 +20,8 @@ from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import Notice, pod_notice
-from headroom.core.cluster.starts import EndedStart, ended_starts
-from headroom.core.placement.start_phase import StartEnd, stuck_reason
+from headroom.core.starting_alone.decisions import EndedStart, ended_starts
+from headroom.core.starting_alone.phase import StartEnd, stuck_reason
 from headroom.errors import StoreError
 from headroom.runtime.loops import Loops
 

@@ -1,0 +1,1 @@
+"""Ends the starts of pods that start alone."""

@@ -1,0 +1,1 @@
+"""Decides when the start of a pod that starts alone has ended."""
