@@ -18,7 +18,7 @@ from headroom.core.placement.snapshot_builder import build
 from tests.builders import NOW_S, judged, pod, request
 from tests.examples import examples
 from tests.placement import oracle
-from tests.placement.worlds import World, nodes_and_pods, pods, worlds
+from tests.placement.worlds import DrawnNode, nodes_and_pods, pods, worlds
 
 MOST_BYTES = 1 << 61
 
@@ -29,7 +29,7 @@ fleets = st.lists(worlds(), min_size=1, max_size=5)
 
 @settings(max_examples=examples(700), deadline=None)
 @given(st.one_of(nodes_and_pods(), st.tuples(worlds(), pods())))
-def test_fit_matches_the_oracle(case: tuple[World, Pod]) -> None:
+def test_fit_matches_the_oracle(case: tuple[DrawnNode, Pod]) -> None:
     world, asked = case
     _, verdicts = judged(asked, world.weighed())
     reason = verdicts.reason(0)
@@ -47,7 +47,7 @@ def test_fit_matches_the_oracle(case: tuple[World, Pod]) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(worlds(), pods())
-def test_headroom_matches_the_oracle(world: World, asked: Pod) -> None:
+def test_headroom_matches_the_oracle(world: DrawnNode, asked: Pod) -> None:
     snap, verdicts = judged(asked, world.weighed())
     for slot, device in enumerate(world.status.devices):
         if oracle.contradictory(device, world.status):
@@ -67,7 +67,7 @@ def test_headroom_matches_the_oracle(world: World, asked: Pod) -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(fleets, st.sampled_from(["1M", "1Gi", "6Gi", "12Gi", "24Gi", "1Ti"]))
 def test_a_smaller_request_fits_on_at_least_the_same_nodes(
-    fleet: list[World], largest: str
+    fleet: list[DrawnNode], largest: str
 ) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     sizes = ["1M", "1Gi", "6Gi", "12Gi", "24Gi", "1Ti"]
@@ -78,7 +78,7 @@ def test_a_smaller_request_fits_on_at_least_the_same_nodes(
 
 @settings(max_examples=examples(200), deadline=None)
 @given(fleets, pods())
-def test_the_explanation_matches_filter(fleet: list[World], asked: Pod) -> None:
+def test_the_explanation_matches_filter(fleet: list[DrawnNode], asked: Pod) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     verdicts = judged(asked, *nodes)[1]
     shown = explain(verdicts, Weights(), nearest=len(nodes))
@@ -92,7 +92,7 @@ def test_the_explanation_matches_filter(fleet: list[World], asked: Pod) -> None:
 
 @settings(max_examples=examples(200), deadline=None)
 @given(st.lists(worlds(mps=False), min_size=1, max_size=5))  # its cap is another reason
-def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[World]) -> None:
+def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[DrawnNode]) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     verdicts = judged("1M", *nodes)[1]
     largest = explain(verdicts, Weights()).largest_fitting_bytes
@@ -105,7 +105,7 @@ def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[World
 
 @settings(max_examples=examples(200), deadline=None)
 @given(fleets)
-def test_columns_equal_the_terms(fleet: list[World]) -> None:
+def test_columns_equal_the_terms(fleet: list[DrawnNode]) -> None:
     snap = build([world.weighed(str(i)) for i, world in enumerate(fleet)])
     columns = snap.columns
     for row, node in enumerate(snap.nodes):
@@ -125,7 +125,7 @@ def test_columns_equal_the_terms(fleet: list[World]) -> None:
 @settings(max_examples=examples(200), deadline=None)
 @given(fleets, pods(), st.randoms(use_true_random=False))
 def test_verdicts_do_not_depend_on_other_rows_or_their_order(
-    fleet: list[World], asked: Pod, random: object
+    fleet: list[DrawnNode], asked: Pod, random: object
 ) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     snap, together = judged(asked, *nodes)
@@ -155,7 +155,7 @@ def test_verdicts_do_not_depend_on_other_rows_or_their_order(
     st.randoms(use_true_random=False),
 )
 def test_the_best_node_does_not_depend_on_the_order(
-    fleet: list[World], vram: str, policy: str, random: object
+    fleet: list[DrawnNode], vram: str, policy: str, random: object
 ) -> None:
     # Equal nodes are the hardest case, so each world occurs twice.
     nodes = [world.weighed(f"{i}{twin}") for i, world in enumerate(fleet) for twin in "ab"]

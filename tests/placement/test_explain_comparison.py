@@ -14,7 +14,7 @@ from headroom.core.placement.policy import Weights
 from headroom.core.placement.score import rank
 from tests.builders import DISTRIBUTED, GIB, device, judged, pod, shared, weighed
 from tests.examples import examples
-from tests.placement.worlds import World, pods, worlds
+from tests.placement.worlds import DrawnNode, pods, worlds
 
 
 def test_all_failed_checks_are_listed_starting_with_filters_reason() -> None:
@@ -54,7 +54,7 @@ def test_rank_counts_higher_scores_and_reports_ties() -> None:
 @settings(max_examples=examples(150), deadline=None)
 @given(st.lists(worlds(), min_size=1, max_size=4), pods())
 def test_terms_add_up_to_the_score_and_failures_match_filter(
-    fleet: list[World], asked: Pod
+    fleet: list[DrawnNode], asked: Pod
 ) -> None:
     verdicts = judged(asked, *(world.weighed(str(i)) for i, world in enumerate(fleet)))[1]
     for i in range(len(fleet)):

@@ -14,7 +14,7 @@ from headroom.core.placement.device_accounting import weigh
 from headroom.core.placement.report_delta import find
 from tests.builders import GIB, GPU, MIB, reservation, shared, status, use, weighed_anew
 from tests.examples import examples
-from tests.placement.worlds import RESOURCES, World, amounts_bytes, worlds
+from tests.placement.worlds import RESOURCES, DrawnNode, amounts_bytes, worlds
 
 UIDS = ["u0", "u1", "u2"]
 
@@ -73,7 +73,7 @@ def _elsewhere(draw: DrawFn, reservations: dict[str, Reservation]) -> dict[str, 
 
 
 @st.composite
-def grounds(draw: DrawFn, world: World) -> Grounds:
+def grounds(draw: DrawFn, world: DrawnNode) -> Grounds:
     return world.status, _elsewhere(draw, world.reservations), draw(_leaving)
 
 
@@ -113,7 +113,7 @@ def changes(draw: DrawFn, was: Grounds) -> Iterator[tuple[str, Grounds]]:
 
 @settings(max_examples=examples(750))
 @given(st.data(), worlds())
-def test_a_reused_occupancy_equals_a_new_one(data: st.DataObject, world: World) -> None:
+def test_a_reused_occupancy_equals_a_new_one(data: st.DataObject, world: DrawnNode) -> None:
     was = data.draw(grounds(world))
     found = find(*was, before=None)
     for what, now in changes(data.draw, was):

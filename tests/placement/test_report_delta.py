@@ -18,7 +18,7 @@ from tests.builders import GIB, MIB, mig, reservation, shared, status, use
 from tests.drawn import one
 from tests.examples import examples
 from tests.placement.test_occupancy import changes, grounds
-from tests.placement.worlds import World, amounts_bytes, worlds
+from tests.placement.worlds import DrawnNode, amounts_bytes, worlds
 
 NOBODY: frozenset[str] = frozenset()
 _activities = st.sampled_from([None, SmActivity(0.25, "gpm")])
@@ -53,7 +53,7 @@ def measured_otherwise(draw: DrawFn, was: GPUNodeStatus) -> GPUNodeStatus:
 
 @settings(max_examples=examples(750))
 @given(st.data(), worlds())
-def test_reused_terms_equal_computed_terms(data: st.DataObject, world: World) -> None:
+def test_reused_terms_equal_computed_terms(data: st.DataObject, world: DrawnNode) -> None:
     was = data.draw(grounds(world))
     found = find(*was, before=None)
     terms = weigh(found.occupancy, was[0], GIB, MIB)

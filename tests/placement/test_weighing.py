@@ -20,7 +20,7 @@ from headroom.core.placement.snapshot import NodeTerms, Snapshot
 from headroom.core.placement.snapshot_builder import Table, build
 from tests.builders import FRESH_S, NOW_S, gate, pod, request, shared, weighed
 from tests.examples import examples
-from tests.placement.worlds import World, pods, worlds
+from tests.placement.worlds import DrawnNode, pods, worlds
 
 LATE_S = FRESH_S + 1
 names = st.sampled_from("abcde")
@@ -55,7 +55,7 @@ class Changes(RuleBasedStateMachine):
         fresh_until_s=st.sampled_from([FRESH_S, LATE_S + 1]),
         gated=st.booleans(),
     )
-    def put(self, name: str, world: World, fresh_until_s: float, gated: bool) -> None:
+    def put(self, name: str, world: DrawnNode, fresh_until_s: float, gated: bool) -> None:
         self.table.put(msgspec.structs.replace(world.weighed(name, fresh_until_s), gated=gated))
 
     @rule(name=names, reason=st.sampled_from([Reason.NO_REPORT, Reason.UNKNOWN_NODE]))

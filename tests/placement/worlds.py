@@ -40,7 +40,7 @@ _used_bytes = st.one_of(st.none(), amounts_bytes, st.just(-GIB))
 
 
 @dataclass(frozen=True)
-class World:
+class DrawnNode:
     """A node: its report, its reservations, its reserve, and its cordoned devices."""
 
     status: GPUNodeStatus
@@ -110,7 +110,7 @@ def devices(draw: DrawFn, index: int, mps: bool) -> Device:
 
 
 @st.composite
-def worlds(draw: DrawFn, mps: bool = True) -> World:
+def worlds(draw: DrawFn, mps: bool = True) -> DrawnNode:
     seen = [draw(devices(index, mps)) for index in range(draw(st.integers(0, 4)))]
     uuids = [*{d.uuid for d in seen}, "gone"]
     reservations = {
@@ -143,7 +143,7 @@ def worlds(draw: DrawFn, mps: bool = True) -> World:
     ]
     parents = {d.parent for d in seen if d.parent}
     cordonable = [*uuids, *parents] if draw(st.booleans()) else ["gone"]
-    return World(
+    return DrawnNode(
         status(*seen, pods=rows),
         reservations,
         reserve_bytes=draw(one(0, 0, GIB, 1 << 44)),
@@ -187,7 +187,7 @@ small_vrams: SearchStrategy[str | None] = st.sampled_from(["1M", "1M", "1%", "1G
 
 
 @st.composite
-def nodes_and_pods(draw: DrawFn) -> tuple[World, Pod]:
+def nodes_and_pods(draw: DrawFn) -> tuple[DrawnNode, Pod]:
     """Draw a node and a pod that requests resources of this node: many of these pods fit."""
     world = draw(worlds())
     offered = sorted({device.resource for device in world.status.devices}) or RESOURCES

@@ -10,11 +10,9 @@ from structlog.testing import capture_logs
 from headroom.contract.gpunode import Plugin
 from tests.builders import DISTRIBUTED, NOW_S
 from tests.examples import examples
-from tests.scheduler.test_needless_evictions import PLUGINS, World, drawn, newcomer
-from tests.scheduler.verbs_on import verbs_on
+from tests.scheduler.test_needless_evictions import PLUGINS, Full, drawn, newcomer
 from tests.serving import offer, pod
 from tests.state.evictions import On, full_node
-from tests.state.states import EPOCH_S
 
 ANY = "insufficient GPU memory on any device"
 UNKNOWN = "node is not known to Headroom"
@@ -26,7 +24,7 @@ LAYOUT = {
 NODES = ["lower", "equal", "mixed", "gone"]
 
 
-class Preempting(World):
+class Preempting(Full):
     """An extender with ``preempt_for_memory``."""
 
     def __init__(
@@ -36,16 +34,10 @@ class Preempting(World):
         plugin: Plugin = DISTRIBUTED,
     ) -> None:
         super().__init__(layout, plugin)
-        self.verbs = verbs_on(
-            self.state,
-            lambda: self.now_s,
-            journal=self.journal,
-            epoch_s=EPOCH_S,
-            preempts_for_memory=allowed,
-        )
+        self.calls = self.verbs(preempts_for_memory=allowed)
 
     def filtered(self, shown: dict[str, Any], nodes: list[str] = NODES) -> dict[str, Any]:
-        return dict(json.loads(self.verbs.filter(json.dumps(offer(shown, *nodes)).encode())))
+        return dict(json.loads(self.calls.filter(json.dumps(offer(shown, *nodes)).encode())))
 
 
 def important(vram: str = "22Gi", nominated: str = "", **spec: Any) -> dict[str, Any]:

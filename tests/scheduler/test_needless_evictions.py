@@ -12,25 +12,17 @@ from itertools import combinations
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from extender.metrics import Telemetry
 from headroom.contract.annotations import MIRROR
 from headroom.contract.gpunode import Plugin
-from headroom.core.cluster.cluster_writer import ClusterWriter
-from headroom.core.journal.journal import Journal
-from headroom.core.placement.policy import Rules
-from tests.builders import DISTRIBUTED, GPU, NOW_S
+from tests.builders import DISTRIBUTED, GPU
 from tests.examples import examples
-from tests.scheduler.verbs_on import verbs_on
 from tests.serving import offer, pod
 from tests.state.evictions import On, full_node
-from tests.state.states import EPOCH_S, STALE_AFTER_S
+from tests.world import World
 
 SCENARIOS = examples(2500)
-#: Shared by all tests, because creating it is slow.
-TELEMETRY = Telemetry(CollectorRegistry())
 REPLICAS = 4
 PLUGINS = (
     DISTRIBUTED,
@@ -43,26 +35,17 @@ PLUGINS = (
 Layout = dict[str, list[list[On]]]
 
 
-class World:
+class Full(World):
     """One extender with this layout. The memory of deleted pods is free."""
 
     def __init__(self, layout: Layout, plugin: Plugin) -> None:
-        self.now_s = NOW_S
-        self.journal = Journal()
-        self.state = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S)
+        super().__init__()
         for name, devices in layout.items():
             self.state.apply(full_node(name, *devices, plugin=plugin, replicas=REPLICAS))
-
-        self.verbs = verbs_on(
-            self.state,
-            lambda: self.now_s,
-            journal=self.journal,
-            telemetry=TELEMETRY,
-            epoch_s=EPOCH_S,
-        )
+        self.calls = self.verbs()
 
     def fitting(self, shown: dict[str, Any], nodes: list[str]) -> list[str]:
-        answer = json.loads(self.verbs.filter(json.dumps(offer(shown, *nodes)).encode()))
+        answer = json.loads(self.calls.filter(json.dumps(offer(shown, *nodes)).encode()))
         return list(answer["NodeNames"])
 
     def preempted(self, shown: dict[str, Any], offered: dict[str, list[str]]) -> dict[str, Any]:
@@ -71,7 +54,7 @@ class World:
             for node, uids in offered.items()
         }
         args = {"Pod": shown, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
-        answer = json.loads(self.verbs.preempt(json.dumps(args).encode()))
+        answer = json.loads(self.calls.preempt(json.dumps(args).encode()))
         return dict(answer["NodeNameToMetaVictims"])
 
 
@@ -153,7 +136,7 @@ def play(seed: int) -> tuple[int, bool]:
     mirrored = random_.random() < 0.3
     gib, priority = random_.randint(8, 24), random_.randint(1, 4)
     shown = newcomer(gib, priority, mirrored)
-    world = World(layout, plugin)
+    world = Full(layout, plugin)
     passed = [n for n, devices in layout.items() if counts_allow(devices, gib, mirrored)]
     if passed and world.fitting(shown, passed):
         return 0, True
@@ -177,8 +160,8 @@ def play(seed: int) -> tuple[int, bool]:
     for uid in uids if seed % 5 == 0 else ():
         kept = without(layout[node], uids - {uid})
         enough = counts_allow(kept, gib, mirrored)
-        assert not (enough and World({node: kept}, plugin).fitting(shown, [node])), (seed, uid)
-    return len(uids), bool(World(after, plugin).fitting(shown, [node]))
+        assert not (enough and Full({node: kept}, plugin).fitting(shown, [node])), (seed, uid)
+    return len(uids), bool(Full(after, plugin).fitting(shown, [node]))
 
 
 @pytest.mark.slow
@@ -203,7 +186,7 @@ def best_by_trying_all(
             kept = without(devices, {on.name for on in group})
             if not counts_allow(kept, gib, mirrored):
                 continue
-            if World({"n": kept}, plugin).fitting(shown, ["n"]):
+            if Full({"n": kept}, plugin).fitting(shown, ["n"]):
                 priorities = [on.priority for on in group]
                 found.append((max(priorities), sum(each + 2**31 for each in priorities), size))
     return min(found, default=None)
@@ -216,7 +199,7 @@ def test_on_a_small_node_no_set_of_victims_ranks_better() -> None:
             (devices, *_), plugin = drawn(random_).values(), random_.choice(PLUGINS)
             gib, mirrored = random_.randint(8, 24), random_.random() < 0.3
             shown = newcomer(gib, 4, mirrored)
-            world = World({"n": devices}, plugin)
+            world = Full({"n": devices}, plugin)
             passes = counts_allow(devices, gib, mirrored)
             if len(pods_on(devices)) > 5 or (passes and world.fitting(shown, ["n"])):
                 continue

@@ -11,7 +11,7 @@ from extender.scheduler.extender_v1 import MalformedBody
 from headroom.console.views.decision_bodies import decision_view
 from headroom.core.journal.decision_records import Preempted
 from tests.builders import DISTRIBUTED
-from tests.scheduler.test_needless_evictions import World
+from tests.scheduler.test_needless_evictions import Full
 from tests.serving import pod
 from tests.state.evictions import On
 
@@ -31,12 +31,12 @@ def uids(answer: dict[str, Any]) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> Full:
     layout = {"full": [[On("a", 20, 3)]], "small": [[On("b", 20, 0)]]}
-    return World(layout, DISTRIBUTED)
+    return Full(layout, DISTRIBUTED)
 
 
-def test_a_node_rejected_in_the_same_cycle_is_added(world: World) -> None:
+def test_a_node_rejected_in_the_same_cycle_is_added(world: Full) -> None:
     shown = important("new", "22Gi")
     assert world.fitting(shown, ["small"]) == []
     answer = world.preempted(shown, {"full": ["a"]})
@@ -49,7 +49,7 @@ def test_a_node_rejected_in_the_same_cycle_is_added(world: World) -> None:
     assert uids(world.preempted(shown, {"full": ["a"]})) == {"full": ["a"]}
 
 
-def test_the_node_is_held_for_the_preemptor_after_the_answer(world: World) -> None:
+def test_the_node_is_held_for_the_preemptor_after_the_answer(world: Full) -> None:
     shown = important("new", "12Gi")
     assert uids(world.preempted(shown, {"full": ["a"]})) == {"full": ["a"]}
     equal, higher = important("equal", "3Gi"), important("higher", "3Gi", 6)
@@ -68,7 +68,7 @@ def test_the_node_is_held_for_the_preemptor_after_the_answer(world: World) -> No
     assert uids(world.preempted(second, {"full": ["a"]})) == {"full": ["a"]}
 
 
-def test_preemptions_are_recorded_with_their_reasons(world: World) -> None:
+def test_preemptions_are_recorded_with_their_reasons(world: Full) -> None:
     shown = important("new", "22Gi")
     assert world.fitting(shown, ["small"]) == []
     world.preempted(shown, {"full": ["a"]})
@@ -101,7 +101,7 @@ def test_preemptions_are_recorded_with_their_reasons(world: World) -> None:
 
 
 def test_only_one_of_several_equal_nodes_is_returned() -> None:
-    world = World({"n": [[On("a", 20, 1)]], "m": [[On("b", 20, 1)]]}, DISTRIBUTED)
+    world = Full({"n": [[On("a", 20, 1)]], "m": [[On("b", 20, 1)]]}, DISTRIBUTED)
     answer = world.preempted(important("new", "22Gi"), {"n": ["a"], "m": ["b"]})
     assert uids(answer) == {"m": ["b"]}
     decided = world.journal.preempted_for("uid-new")
@@ -109,29 +109,29 @@ def test_only_one_of_several_equal_nodes_is_returned() -> None:
     assert [loser.lost_by for loser in decided[1].losers] == [EQUAL]
 
 
-def test_a_pod_without_a_gpu_is_left_to_kube_scheduler(world: World) -> None:
+def test_a_pod_without_a_gpu_is_left_to_kube_scheduler(world: Full) -> None:
     shown = pod("plain", gpus=0)
     # Nodes without victims are for other extenders.
     proposal = {"full": ["x"], "none": []}
     assert uids(world.preempted(shown, proposal)) == proposal
 
 
-def test_victims_are_read_in_both_forms_and_malformed_victims_are_rejected(world: World) -> None:
+def test_victims_are_read_in_both_forms_and_malformed_victims_are_rejected(world: Full) -> None:
     whole = {"metadata": {"name": "x", "uid": "x"}, "spec": {"priority": 1}}
     args = {
         "Pod": important("new", "4Gi"),
         "NodeNameToVictims": {"full": {"Pods": [whole], "NumPDBViolations": 7}},
     }
-    answer = json.loads(world.verbs.preempt(json.dumps(args).encode()))
+    answer = json.loads(world.calls.preempt(json.dumps(args).encode()))
     assert answer == {
         "NodeNameToMetaVictims": {"full": {"Pods": [{"UID": "x"}], "NumPDBViolations": 1}}
     }
     args["NodeNameToVictims"] = {"full": {"Pods": "x"}}
     with pytest.raises(MalformedBody, match="NodeNameToVictims"):
-        world.verbs.preempt(json.dumps(args).encode())
+        world.calls.preempt(json.dumps(args).encode())
 
 
-def test_a_bound_pod_passes_on_all_nodes_and_gets_the_proposed_victims(world: World) -> None:
+def test_a_bound_pod_passes_on_all_nodes_and_gets_the_proposed_victims(world: Full) -> None:
     resized = important("a", "20Gi")
     resized["metadata"]["uid"] = "a"
     resized["spec"]["nodeName"] = "full"

@@ -12,7 +12,7 @@ import pytest
 
 from extender.scheduler.retry_spreading import RetrySpreader
 from tests.builders import DISTRIBUTED
-from tests.scheduler.test_needless_evictions import TELEMETRY, World
+from tests.scheduler.test_needless_evictions import Full
 from tests.serving import offer, pod
 
 TRY_AGAIN = (
@@ -119,13 +119,14 @@ def test_a_scheduler_without_back_off_gets_the_reason_with_each_rejection() -> N
 
 
 def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -> None:
-    world = World({"full": [[]]}, DISTRIBUTED)
+    world = Full({"full": [[]]}, DISTRIBUTED)
+    calls = world.verbs(telemetry=world.telemetry)
     crowd = [pod(f"p{number}", "90Gi") for number in range(60)]
     crowd[-1]["status"]["nominatedNodeName"] = "full"
 
     def asked(shown: dict[str, Any]) -> str:
         """Return the Error, or an empty string if the pod is rejected."""
-        answer = json.loads(world.verbs.filter(json.dumps(offer(shown, "full")).encode()))
+        answer = json.loads(calls.filter(json.dumps(offer(shown, "full")).encode()))
         assert not answer["NodeNames"]
         assert bool(answer["Error"]) is not bool(answer["FailedAndUnresolvableNodes"])
         return str(answer["Error"])
@@ -133,12 +134,11 @@ def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -
     for _ in range(REJECTED_OFTEN):
         assert {asked(each) for each in crowd} == {""}
         world.now_s += 20.0
-    before = TELEMETRY.spread_retries._value.get()
     message = [asked(each) for each in crowd]
     assert message[:FEW] == [""] * FEW
     assert message[-10:-1] == [TRY_AGAIN] * 9
     assert message[-1] == ""
-    assert TELEMETRY.spread_retries._value.get() - before == message.count(TRY_AGAIN)
+    assert world.sample("headroom_retries_spread_total") == message.count(TRY_AGAIN)
     # The journal records that no node could take the pod.
     decision = world.journal.of_uid("uid-p58")
     assert decision is not None

@@ -8,18 +8,16 @@ from extender.requeue.hints import RequeueHints
 from headroom.contract.gpunode import SmActivity
 from headroom.contract.kube import ObjectMeta, Pod, PodCondition, PodStatus
 from headroom.contract.reasons import Reason
-from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from headroom.core.cluster.cluster_writer import ClusterWriter
-from headroom.core.journal.journal import Decision, Journal
-from headroom.core.placement.policy import Rules
-from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservation, shared
+from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.journal.journal import Decision
+from tests.builders import GIB, STAMP, gpunode, kube_node, pod, reservation, shared
+from tests.world import World
 
 AT_ONCE = 64
 CLAIM_S = 2.0
 MAX_BACK_OFF_S = 10.0
 MOST_WEIGHED = 256
 
-WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}. preemption: none."
 
 
@@ -38,15 +36,12 @@ def saying(waiting: Pod, kind: str, status: str, reason: str, message: str) -> P
     return msgspec.structs.replace(waiting, status=status_of)
 
 
-class World:
+class Requeues(World):
     """One replica that follows nodes with one shared 24 GiB GPU each."""
 
     def __init__(self, *nodes: str, labels: dict[str, str] | None = None) -> None:
-        self.state = ClusterWriter(Rules(), 90.0, WALL_S - NOW_S)
-        self.waking, self.journal = RequeueHints(), Journal()
-        self.now_s, self.version = NOW_S, 0
-        #: Seconds by which its wall clock is ahead.
-        self.ahead_s = 0.0
+        super().__init__()
+        self.hints, self.version = RequeueHints(), 0
         for name in nodes:
             metadata = ObjectMeta(name=name, labels=labels)
             self.state.apply(
@@ -79,25 +74,18 @@ class World:
         node = gpunode(shared("n"), reservations={"s": held}, version=str(self.version))
         self.state.apply([GPUNodeSeen(node, self.now_s)])
 
-    def see(self, *pods: Pod) -> None:
-        self.state.apply(map(PodSeen, pods))
-
     def decides(self, who: Pod, fits: int, sure: bool = True) -> None:
         """Record a filter call of this replica in the journal."""
         generation = self.state.snapshot().generation
         self.journal.record(
-            Decision(who, "d", self.wall_s, generation, 1, fits, {}, sure),
+            Decision(who, "d", self.wall_s(), generation, 1, fits, {}, sure),
         )
-
-    @property
-    def wall_s(self) -> float:
-        return WALL_S + self.now_s - NOW_S + self.ahead_s
 
     def requeued(self, after_s: float = 0.01) -> list[str]:
         """Return the names of the pods that are requeued now."""
         self.now_s += after_s
-        steps = self.waking.due(self.state, self.journal, self.now_s, self.wall_s)
+        steps = self.hints.due(self.state, self.journal, self.now_s, self.wall_s())
         due = [who for who in steps if who is not None]
         for who in due:
-            self.waking.requeued(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")
+            self.hints.requeued(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")
         return [who.metadata.uid for who in due]

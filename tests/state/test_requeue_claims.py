@@ -7,11 +7,11 @@ from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import PodGone
 from tests.builders import NOW_S, pod
-from tests.state.requeues import AT_ONCE, CLAIM_S, MAX_BACK_OFF_S, MOST_WEIGHED, World, rejected
+from tests.state.requeues import AT_ONCE, CLAIM_S, MAX_BACK_OFF_S, MOST_WEIGHED, Requeues, rejected
 
 
 def test_as_many_pods_as_fit_are_requeued_in_order_of_priority() -> None:
-    world = World("n", "m")
+    world = Requeues("n", "m")
     young, old = rejected("young", minute=2), rejected("old", minute=1)
     first = rejected("important", minute=3, priority=1)
     world.see(young, old, first)
@@ -23,7 +23,7 @@ def test_as_many_pods_as_fit_are_requeued_in_order_of_priority() -> None:
 
 
 def test_several_small_pods_are_requeued_for_the_freed_memory() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(*(rejected(f"p{i}", "8Gi", minute=i) for i in range(5)))
     world.requeued()
     world.holds("n", 6)
@@ -31,7 +31,7 @@ def test_several_small_pods_are_requeued_for_the_freed_memory() -> None:
 
 
 def test_a_bound_pod_frees_the_rest_of_its_claim() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(*(rejected(f"p{i}", "8Gi", minute=i) for i in range(3)))
     world.holds("n", 15)
     assert world.requeued() == ["p0"]
@@ -41,7 +41,7 @@ def test_a_bound_pod_frees_the_rest_of_its_claim() -> None:
 
 
 def test_a_pod_that_is_rejected_again_leaves_the_memory_to_the_next() -> None:
-    world = World("n")
+    world = Requeues("n")
     stuck, next_one = rejected("stuck", minute=1), rejected("next", minute=2)
     world.see(stuck, next_one)
     world.requeued()
@@ -55,7 +55,7 @@ def test_a_pod_that_is_rejected_again_leaves_the_memory_to_the_next() -> None:
 
 def test_a_pod_that_other_plugins_reject_does_not_block_the_others() -> None:
     """Filter is never called for these pods, so their claims end only by time."""
-    world = World("n")
+    world = Requeues("n")
     world.see(*(rejected(f"stuck{i}", minute=i) for i in range(3)), rejected("right", minute=9))
     world.holds("n", 0)
     found = [world.requeued(CLAIM_S) for _ in range(4)]
@@ -63,7 +63,7 @@ def test_a_pod_that_other_plugins_reject_does_not_block_the_others() -> None:
 
 
 def test_a_thousand_pods_for_other_nodes_do_not_delay_the_pod_that_fits() -> None:
-    world = World("n", labels={"zone": "a"})
+    world = Requeues("n", labels={"zone": "a"})
 
     def selecting(uid: str, zone: str, minute: int) -> Pod:
         made = rejected(uid, minute=minute)
@@ -77,17 +77,17 @@ def test_a_thousand_pods_for_other_nodes_do_not_delay_the_pod_that_fits() -> Non
 
 def test_many_pods_are_requeued_in_batches() -> None:
     names = [f"n{i}" for i in range(AT_ONCE + 5)]
-    world = World(*names)
+    world = Requeues(*names)
     world.see(*(rejected(f"p{i:02}", minute=i % 60) for i in range(len(names))))
     for name in names:
         world.holds(name, 0)
     assert len(world.requeued()) == AT_ONCE
-    assert world.waking.pending
+    assert world.hints.pending
     assert len(world.requeued()) == 5
 
 
 def test_memory_is_not_claimed_again_if_another_replica_requeued_a_pod_for_it() -> None:
-    world = World("n")
+    world = Requeues("n")
     first, second = rejected("first", minute=1), rejected("second", minute=2)
     world.see(first, second)
     world.requeued()
@@ -102,16 +102,16 @@ def test_memory_is_not_claimed_again_if_another_replica_requeued_a_pod_for_it() 
 
 
 def test_a_pod_that_could_not_be_requeued_is_tried_again() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(rejected("p"))
     world.holds("n", 0)
     assert world.requeued() == ["p"]
-    world.waking.missed("p")
+    world.hints.missed("p")
     assert world.requeued(1.0) == ["p"]
 
 
 def test_a_pod_that_is_requeued_in_vain_is_requeued_less_and_less_often() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(rejected("p"))
     at_s: list[float] = []
     while world.now_s < NOW_S + 60:
@@ -124,7 +124,7 @@ def test_a_pod_that_is_requeued_in_vain_is_requeued_less_and_less_often() -> Non
 
 def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -> None:
     names = [f"n{i}" for i in range(6)]
-    whole, parts = World(*names), World(*names)
+    whole, parts = Requeues(*names), Requeues(*names)
     for world in (whole, parts):
         world.see(*(rejected(f"p{i}", f"{8 + i % 3}Gi", minute=i) for i in range(20)))
         world.requeued()
@@ -132,7 +132,7 @@ def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -
             world.holds(name, 4)
     found: list[str] = []
     steps = 0
-    for named in parts.waking.due(parts.state, parts.journal, parts.now_s, parts.wall_s):
+    for named in parts.hints.due(parts.state, parts.journal, parts.now_s, parts.wall_s()):
         steps += 1
         if named is not None:
             found.append(named.metadata.uid)
@@ -145,7 +145,7 @@ def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -
 
 def test_a_pass_checks_a_limited_number_of_claimed_nodes_and_the_next_continues() -> None:
     many = MOST_WEIGHED + 20
-    world = World("n")
+    world = Requeues("n")
     # Each pod has a different request, so that no result for one pod can be reused for the next.
     world.see(rejected("first", "10Gi", minute=1))
     world.see(*(rejected(f"p{i:03}", f"{15_000 + i}Mi", minute=2) for i in range(many)))
@@ -153,12 +153,12 @@ def test_a_pass_checks_a_limited_number_of_claimed_nodes_and_the_next_continues(
     world.requeued()
     world.holds("n", 0)
     assert world.requeued() == ["first"]
-    assert world.waking.pending
+    assert world.hints.pending
     assert world.requeued() == ["last"]
 
 
 def test_memory_that_victims_freed_for_a_pod_requeues_no_other_pod() -> None:
-    world = World("n")
+    world = Requeues("n")
     nominee = rejected("nominee", "10Gi", minute=9, priority=5)
     status = msgspec.structs.replace(nominee.status, nominated_node_name="n")
     world.see(msgspec.structs.replace(nominee, status=status), rejected("older", priority=5))
@@ -175,7 +175,7 @@ def test_memory_that_victims_freed_for_a_pod_requeues_no_other_pod() -> None:
 
 
 def test_a_pod_rejected_for_a_held_node_is_requeued_when_the_hold_ends() -> None:
-    world = World("n")
+    world = Requeues("n")
     nominee = rejected("nominee", "10Gi", priority=5)
     status = msgspec.structs.replace(nominee.status, nominated_node_name="n")
     other = rejected("other", minute=1)
@@ -192,7 +192,7 @@ def test_a_pod_rejected_for_a_held_node_is_requeued_when_the_hold_ends() -> None
 def test_pods_that_start_alone_are_requeued_one_after_the_other() -> None:
     """Two pods wait until the start on the only GPU has ended; there is memory for both."""
     said = f"0/1 nodes are available: 1 {Reason.OTHER_STARTING.sentence}. preemption: none."
-    world = World("n")
+    world = Requeues("n")
     world.starts("running")
     world.starts("starting")
     for minute, uid in enumerate(("first", "second")):
@@ -211,7 +211,7 @@ def test_pods_that_start_alone_are_requeued_one_after_the_other() -> None:
 def test_a_pod_that_is_tried_after_its_claim_is_requeued_for_the_next_gain() -> None:
     """kube-scheduler may try a requeued pod only after its back-off, of at most 10 s. A claim is
     shorter, so that the memory is not left free for a pod that is not tried."""
-    world = World("n")
+    world = Requeues("n")
     first, second = rejected("first", minute=1), rejected("second", minute=2)
     world.see(first, second)
     world.holds("n", 0)

@@ -8,18 +8,18 @@ from headroom.contract.annotations import DEFAULT_VRAM, MAX_SM
 from headroom.contract.kube import Namespace, ObjectMeta, Pod
 from headroom.contract.watched import NamespaceSeen, NodeSeen, PodGone, PodSeen
 from tests.builders import kube_node, pod
-from tests.state.requeues import CLAIM_S, MAX_BACK_OFF_S, SAID, World, rejected, saying
+from tests.state.requeues import CLAIM_S, MAX_BACK_OFF_S, SAID, Requeues, rejected, saying
 
 
 def test_no_pod_is_requeued_while_no_memory_is_freed() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(rejected("p"))
     assert world.requeued() == []
-    assert not world.waking.pending
+    assert not world.hints.pending
 
 
 def test_a_pod_is_requeued_after_its_device_is_uncordoned() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.holds("n", 0)
     cordoned = kube_node("n", {"headroom.gpu/cordon": "n"})
     world.state.apply([NodeSeen(cordoned)])
@@ -30,20 +30,20 @@ def test_a_pod_is_requeued_after_its_device_is_uncordoned() -> None:
 
 
 def test_a_pod_that_fits_is_requeued_once_for_each_gain() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(rejected("p"), rejected("large", "25Gi"))
     world.requeued()
     world.holds("n", 0)
     assert world.requeued() == ["p"]
     assert [world.requeued(CLAIM_S) for _ in range(3)] == [[], [], []]
-    assert not world.waking.pending
+    assert not world.hints.pending
     world.holds("n", 24)
     world.holds("n", 0)
     assert world.requeued(MAX_BACK_OFF_S) == ["p"]
 
 
 def test_a_replica_that_starts_requeues_rejected_pods_that_fit() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.holds("n", 0)
     world.see(
         rejected("p"), rejected("cpu", message="0/1 nodes are available: 1 Insufficient cpu.")
@@ -52,7 +52,7 @@ def test_a_replica_that_starts_requeues_rejected_pods_that_fit() -> None:
 
 
 def test_a_rejection_in_the_journal_counts_without_a_condition() -> None:
-    world = World("n")
+    world = Requeues("n")
     waiting = pod("20Gi", uid="p")
     world.see(waiting)
     world.decides(waiting, fits=0)
@@ -61,7 +61,7 @@ def test_a_rejection_in_the_journal_counts_without_a_condition() -> None:
 
 
 def test_a_pod_that_passed_filter_is_not_requeued() -> None:
-    world = World("n")
+    world = Requeues("n")
     waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
@@ -72,7 +72,7 @@ def test_a_pod_that_passed_filter_is_not_requeued() -> None:
 
 
 def test_a_pod_rejected_for_assumed_binds_that_failed_is_tried_again() -> None:
-    world = World("n")
+    world = Requeues("n")
     waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
@@ -83,13 +83,13 @@ def test_a_pod_rejected_for_assumed_binds_that_failed_is_tried_again() -> None:
 
 
 def test_a_clock_that_is_set_back_delays_no_pod() -> None:
-    world = World("n")
+    world = Requeues("n")
     waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
-    world.ahead_s = 3000.0
+    world.epoch_s += 3000.0
     assert world.requeued() == ["p"]
-    world.ahead_s = 0.0
+    world.epoch_s -= 3000.0
     assert world.requeued() == []
     world.now_s += 0.1
     world.decides(waiting, fits=0, sure=False)
@@ -97,7 +97,7 @@ def test_a_clock_that_is_set_back_delays_no_pod() -> None:
 
 
 def test_a_pod_rejected_with_all_memory_known_is_not_tried_again() -> None:
-    world = World("n")
+    world = Requeues("n")
     waiting = rejected("p")
     world.see(waiting)
     world.holds("n", 0)
@@ -106,7 +106,7 @@ def test_a_pod_rejected_with_all_memory_known_is_not_tried_again() -> None:
 
 
 def test_a_node_with_a_new_heartbeat_counts_as_a_gain() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.holds("n", 0)
     world.now_s += 200
     world.see(rejected("p"))
@@ -123,7 +123,7 @@ def wanting_calm(uid: str, limit: str = "50%", minute: int = 0) -> Pod:
 
 
 def test_a_pod_that_waits_for_idle_sms_is_requeued_when_they_are_idle_enough() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.holds("n", 0, sm=0.9)
     world.see(wanting_calm("p"))
     assert world.requeued() == []
@@ -135,7 +135,7 @@ def test_a_pod_that_waits_for_idle_sms_is_requeued_when_they_are_idle_enough() -
 
 
 def test_a_pod_is_requeued_when_sm_activity_becomes_known() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.holds("n", 0)
     world.see(wanting_calm("p"))
     assert world.requeued() == []
@@ -144,7 +144,7 @@ def test_a_pod_is_requeued_when_sm_activity_becomes_known() -> None:
 
 
 def test_lower_sm_activity_requeues_no_pod_that_did_not_request_it() -> None:
-    world = World("n", "m")
+    world = Requeues("n", "m")
     world.holds("n", 4, sm=0.9)
     world.see(rejected("p"))
     waiting = world.state.pod("p")
@@ -168,7 +168,7 @@ def test_lower_sm_activity_requeues_no_pod_that_did_not_request_it() -> None:
 
 
 def test_a_pod_that_requests_less_is_checked_again() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(rejected("p", "20Gi"))
     world.holds("n", 16)
     assert world.requeued() == []
@@ -178,7 +178,7 @@ def test_a_pod_that_requests_less_is_checked_again() -> None:
 
 
 def test_a_pod_whose_namespace_default_decreases_is_checked_again() -> None:
-    world = World("n")
+    world = Requeues("n")
     bare = rejected("p")
     metadata = msgspec.structs.replace(bare.metadata, annotations={})
     bare = msgspec.structs.replace(bare, metadata=metadata)
@@ -198,7 +198,7 @@ def test_a_pod_whose_namespace_default_decreases_is_checked_again() -> None:
 
 
 def test_a_deleted_or_bound_pod_is_forgotten() -> None:
-    world = World("n")
+    world = Requeues("n")
     world.see(rejected("gone"), rejected("bound"))
     world.state.apply([PodGone("gone"), PodSeen(pod("1Gi", uid="bound", node="m"))])
     world.holds("n", 0)

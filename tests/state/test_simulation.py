@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.strategies import DataObject
 
-from extender.ledger.memory_store import EmbeddedStore
 from headroom.contract.annotations import DEVICE_CHOICE, POLICY, VRAM
 from headroom.contract.gpunode import Plugin
 from headroom.contract.kube import NodeSpec, OwnerReference, Pod
@@ -20,13 +19,14 @@ from headroom.contract.reasons import Reason
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.fit import fit
+from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import VramRequest
 from headroom.core.rules.eligible_nodes import Eligible, Obstacle
 from headroom.core.whatif.node_whatif import count_pods, pod_counts
 from headroom.core.whatif.simulation import NotPlaced, Placed, Simulation
-from tests.blocking import ledger_over
 from tests.builders import (
     DISTRIBUTED,
+    GATE_IMAGE,
     GIB,
     GPU,
     NOW_S,
@@ -40,11 +40,11 @@ from tests.builders import (
     use,
 )
 from tests.examples import examples
-from tests.placement.worlds import RESOURCES, World, pods, worlds
-from tests.scheduler.verbs_on import verbs_on
+from tests.placement.worlds import RESOURCES, DrawnNode, pods, worlds
 from tests.serving import binding, offer
 from tests.state.digest import digest
-from tests.state.states import EPOCH_S, seen, state_of
+from tests.state.states import seen, state_of
+from tests.world import World
 
 PLUGINS = (
     None,
@@ -57,7 +57,7 @@ CHOICES = ("predicted", "predicted", "steered")
 
 
 def cluster_of(
-    fleet: Sequence[World],
+    fleet: Sequence[DrawnNode],
     plugins: Sequence[Plugin | None] = (),
     choices: Sequence[str] = (),
 ) -> ClusterWriter:
@@ -162,22 +162,12 @@ def test_a_simulation_changes_no_state(
     assert state.snapshot() is snap
 
 
-class Real:
-    """A state with a ledger on the store in memory, which places pods by the verbs of
-    kube-scheduler."""
+class Real(World):
+    """Places pods by kube-scheduler's calls."""
 
     def __init__(self, like: ClusterWriter) -> None:
-        self.state = state_of()
-        store = EmbeddedStore(lambda events: self.state.apply(events), lambda: NOW_S)
-        ledger = ledger_over(
-            self.state,
-            store,
-            lambda: NOW_S,
-            epoch_s=EPOCH_S,
-            written=lambda gpunode: self.state.apply([GPUNodeSeen(gpunode, NOW_S)]),
-        )
-        self._verbs = verbs_on(self.state, lambda: NOW_S, ledger.awaited.binder, epoch_s=EPOCH_S)
-        self._store = store
+        super().__init__(Rules(gate_image=GATE_IMAGE))
+        self._verbs, store = self.verbs(), self.store
         self.state.apply(NodeSeen(node) for node in like.nodes())
         for each in like.gpunodes():
             made = store.create_gpunode(each)
@@ -189,7 +179,7 @@ class Real:
 
     def place(self, of: Pod) -> str | None:
         """Call filter, prioritize and bind. Return the node, or None if no node takes the pod."""
-        self._store.admit(of)
+        self.store.admit(of)
         sent = msgspec.to_builtins(of)
         names = sorted(node.metadata.name for node in self.state.nodes())
         body = json.dumps(offer(sent, *names)).encode()
