@@ -58,7 +58,7 @@ def test_a_damaged_block_is_an_error() -> None:
     block = pack(ONE, [1], bytes(2 * ONE.width))
     with pytest.raises(ValueError, match="cannot be decompressed"):
         Block(ONE, 1, 1, b"no block").rows()
-    with pytest.raises(ValueError, match="has not 3 columns"):
+    with pytest.raises(ValueError, match="does not have 3 columns"):
         Block(NONE, 1, 1, block.packed[:0] + pack(ONE, [1], bytes(8)).packed).rows()
 
 
