@@ -10,13 +10,13 @@ from prometheus_client import CollectorRegistry
 
 from extender.event_recorder import EventRecorder, Post
 from extender.eviction.controller import EvictionController, Evictions
+from extender.groups.controller import GroupReader, PartialGroupsController
 from extender.ledger.followed_store import FollowedStore
 from extender.ledger.ledger import Ledger
 from extender.ledger.node_capacity import ListBound, NodeCapacity
 from extender.ledger.store import Evictor, Store
 from extender.metrics import Telemetry
 from extender.overuse.controller import OveruseController
-from extender.partial_groups import GroupReader, PartialGroupsController
 from extender.pending_events import PendingEventsController
 from extender.preemption.controller import PreemptionController
 from extender.preemption.writer import PreemptionWriter

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from extender.event_recorder import KubeEvents
 from extender.extended_resource import ExtendedResourceController
 from extender.extender import Extender
-from extender.ledger.kube_groups import KubeGroups
+from extender.groups.reader import KubeGroups
 from extender.ledger.kube_store import KubernetesEvictor, KubernetesStore
 from extender.ledger.ledger import Ledger
 from extender.preemption.writer import PreemptionWriter

@@ -6,10 +6,10 @@ from typing import Protocol
 
 import numpy as np
 
+from extender.groups.binds import GroupBinds
 from extender.metrics import Telemetry
 from extender.scheduler.candidate_nodes import CURABLE, CandidateNodes
 from extender.scheduler.extender_v1 import Offered
-from extender.scheduler.group_binds import GroupBinds
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason

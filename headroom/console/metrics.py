@@ -28,8 +28,8 @@ from headroom.core.cluster.memory_totals import (
     totals,
     unhealthy,
 )
-from headroom.core.cluster.partial_groups import partly_bound
 from headroom.core.cluster.unmanaged_gpus import unmanaged_gpus
+from headroom.core.groups.partial import partly_bound
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.whatif.pending_pods import Pending

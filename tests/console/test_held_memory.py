@@ -16,7 +16,7 @@ from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod, PodStatus
 from headroom.contract.watched import GPUNodeSeen, PodGone, PodSeen
 from headroom.core.cluster.changes import Event
-from headroom.core.cluster.pod_groups import POD_GROUP
+from headroom.core.groups.membership import POD_GROUP
 from headroom.core.placement.request import VramRequest
 from tests.builders import GIB, pod, reservation
 from tests.console.asking import Asked

@@ -13,15 +13,15 @@ from msgspec.structs import replace
 from prometheus_client import CollectorRegistry
 
 from extender.event_recorder import EventRecorder
+from extender.groups.controller import PartialGroupsController
 from extender.ledger.store import Store
 from extender.metrics import Telemetry
-from extender.partial_groups import PartialGroupsController
 from headroom.contract.kube import OwnerReference, Pod, SchedulingGate, SchedulingGroup
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.notices import Notice
-from headroom.core.cluster.partial_groups import Members
-from headroom.core.cluster.pod_groups import Group
+from headroom.core.groups.membership import Group
+from headroom.core.groups.partial import Members
 from headroom.core.placement.policy import Rules
 from headroom.errors import StoreConflict, StoreError, StoreNotFound, StoreRejected
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared

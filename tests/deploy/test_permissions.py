@@ -91,8 +91,8 @@ EXTENDER: dict[str, set[Right]] = {
     "extender.ledger.kube_store:KubernetesStore.list_bound": rights("", "pods", "list"),
     "extender.ledger.kube_store:KubernetesStore.bind": rights("", "pods/binding", "create"),
     "extender.ledger.kube_store:KubernetesStore.touch_pod": rights("", "pods", "patch"),
-    "extender.ledger.kube_groups:KubeGroups._read": rights("", "pods", "list"),
-    "extender.ledger.kube_groups:KubeGroups._minimum": (
+    "extender.groups.reader:KubeGroups._read": rights("", "pods", "list"),
+    "extender.groups.reader:KubeGroups._minimum": (
         rights("scheduling.k8s.io", "podgroups", "get")
         | rights("scheduling.x-k8s.io", "podgroups", "get")
     ),

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from extender.ledger.kube_groups import KubeGroups
-from headroom.core.cluster.partial_groups import Members
-from headroom.core.cluster.pod_groups import Group, GroupKind
+from extender.groups.reader import KubeGroups
+from headroom.core.groups.membership import Group, GroupKind
+from headroom.core.groups.partial import Members
 from headroom.runtime.kube.client import KubeApi
 from tests.blocking import Blocking, Loop
 from tests.controlplane import ApiRefused, ControlPlane

@@ -18,7 +18,7 @@ from headroom.contract.reasons import Reason
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
 from headroom.core.cluster.changes import BindBegun, BindEnded
 from headroom.core.cluster.cluster_writer import ClusterWriter
-from headroom.core.cluster.pod_groups import Group, GroupKind, group_of
+from headroom.core.groups.membership import Group, GroupKind, group_of
 from headroom.core.placement.fit import fit
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import VramRequest

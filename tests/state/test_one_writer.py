@@ -48,7 +48,7 @@ BY_CALLS = {
     "extender/scheduler/filter.py": {
         *("holds.ask", "holds.assume", "holds.reject", "usual.prepare", "usual.see"),
     },
-    "extender/scheduler/group_binds.py": {"holds.call_bind", "holds.end_group"},
+    "extender/groups/binds.py": {"holds.call_bind", "holds.end_group"},
     "extender/scheduler/preempt.py": {"holds.nominate"},
     "extender/scheduler/prioritize.py": {"holds.assume"},
 }

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path
 from starlette.responses import Response
 
 from headroom.console.facts.device_occupants import Held
+from headroom.console.facts.group_report import group_report
 from headroom.console.facts.memory_caps import caps_of
 from headroom.console.facts.suggestions import Suggestion, blockers, suggest, within_quotas
 from headroom.console.responses import (
@@ -49,7 +50,6 @@ from headroom.core.placement.snapshot import NodeTerms, Snapshot
 from headroom.core.rules.eligible_nodes import Feasible, eligible_nodes, feasible
 from headroom.core.rules.pod_requests import exceeded
 from headroom.core.starting_alone.decisions import start_sentence
-from headroom.core.whatif.group_report import group_report
 from headroom.core.whatif.held_memory import verdicts_on
 from headroom.runtime.server.auth import Sees
 

@@ -7,6 +7,7 @@ import numpy as np
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
+from headroom.console.facts.group_report import MOST_PLACED, group_report
 from headroom.console.facts.suggestions import but_not_checked
 from headroom.console.responses import (
     AskedPage,
@@ -28,7 +29,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.dra_allocation import claim_name
-from headroom.core.cluster.pod_groups import Group, named_group_of
+from headroom.core.groups.membership import Group, named_group_of
 from headroom.core.journal.journal import scheduler_of
 from headroom.core.placement.explain import Explanation, explain
 from headroom.core.placement.request import Unreadable, VramRequest
@@ -40,7 +41,6 @@ from headroom.core.rules.eligible_nodes import (
     eligible_nodes,
     feasible,
 )
-from headroom.core.whatif.group_report import MOST_PLACED, group_report
 from headroom.core.whatif.held_memory import verdicts_on
 from headroom.core.whatif.steering_whatif import Gain, steering_gain
 

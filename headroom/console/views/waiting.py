@@ -9,6 +9,7 @@ added or leaves."""
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from headroom.console.facts.group_report import group_report
 from headroom.console.responses import counted
 from headroom.console.view import View
 from headroom.console.view_context import Context
@@ -16,10 +17,9 @@ from headroom.console.views.explain import analysed, verdict_from
 from headroom.contract.kube import Pod
 from headroom.contract.timestamps import age
 from headroom.core.cluster.idle_pods import owner_of
-from headroom.core.cluster.pod_groups import named_group_of
+from headroom.core.groups.membership import named_group_of
 from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import Snapshot
-from headroom.core.whatif.group_report import group_report
 
 #: Minimum seconds for which explanations are used if the set of pods stays the same.
 SHARED_S = 5.0

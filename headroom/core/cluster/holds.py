@@ -29,10 +29,10 @@ import msgspec
 
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Pod
-from headroom.core.cluster.group_cycles import GroupCycles
 from headroom.core.cluster.object_cache import NOTHING, ObjectCache
-from headroom.core.cluster.pod_groups import Group, group_of
 from headroom.core.cluster.trackers.nominations import Nominations, yields
+from headroom.core.groups.cycles import GroupCycles
+from headroom.core.groups.membership import Group, group_of
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.visible_devices import Visible
 from headroom.core.tracker import LastSeen, Tracker
@@ -88,7 +88,7 @@ class _Assumed:
     pod: Pod
     kind: object | None
     node: str
-    #: When the hold ends. For a pod of a group, ``group_cycles`` decides when.
+    #: When the hold ends. For a pod of a group, ``groups.cycles`` decides when.
     until_s: float
     group: Group | None
     #: The attempt to schedule the group in which the node was chosen.

@@ -16,7 +16,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.holds import Hold
-from headroom.core.cluster.pod_groups import group_of
+from headroom.core.groups.membership import group_of
 from headroom.core.placement.fit import Codes, Verdicts, fit
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import CODE_OF, Rows, Snapshot

@@ -3,10 +3,18 @@ together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.pod_groups import Group, named_group_of
+from headroom.core.groups.membership import Group, named_group_of
+
+
+class Cluster(Protocol):
+    """The part of the cluster's state that the decisions read."""
+
+    def pods(self) -> list[Pod]: ...
+
+    def unbound(self) -> list[Pod]: ...
 
 
 @dataclass(frozen=True, slots=True)

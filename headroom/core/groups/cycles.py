@@ -25,7 +25,7 @@ import math
 from dataclasses import dataclass, field
 
 from headroom.bounded import Bounded
-from headroom.core.cluster.pod_groups import Group, GroupKind
+from headroom.core.groups.membership import Group, GroupKind
 
 #: Longer than the time between two pods that a controller creates, or between two binds. A longer
 #: time would let groups that are never complete keep memory from other pods.

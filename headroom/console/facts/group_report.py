@@ -7,7 +7,7 @@ from itertools import islice
 
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.pod_groups import Group, named_group_of
+from headroom.core.groups.membership import Group, named_group_of
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.whatif.simulation import Placed, Simulation

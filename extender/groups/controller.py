@@ -31,8 +31,8 @@ from headroom.contract.event_reasons import EventReason
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.notices import pod_notice
-from headroom.core.cluster.partial_groups import Members, partly_bound, pods_to_evict
-from headroom.core.cluster.pod_groups import Group, named_group_of
+from headroom.core.groups.membership import Group, named_group_of
+from headroom.core.groups.partial import Members, partly_bound, pods_to_evict
 from headroom.errors import StoreError
 from headroom.runtime.loops import Loops
 

@@ -7,8 +7,8 @@ import msgspec
 
 from extender.ledger.kube_store import store_error
 from headroom.contract.kube import KubeStruct, Pod
-from headroom.core.cluster.partial_groups import Members
-from headroom.core.cluster.pod_groups import POD_GROUP, Group, GroupKind, group_of
+from headroom.core.groups.membership import POD_GROUP, Group, GroupKind, group_of
+from headroom.core.groups.partial import Members
 from headroom.errors import OutcomeUnknown
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import KubeApi

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.pod_groups import Group, group_of
+from headroom.core.groups.membership import Group, group_of
 
 #: Seconds between two checks whether the pods that have not called bind yet are still expected.
 CHECKED_EVERY_S = 0.05

@@ -1,0 +1,1 @@
+"""Binds the pods of a group together, and evicts groups that are bound in part."""

@@ -1,0 +1,1 @@
+"""Decides which pods belong together, until when memory is held for them, and when they leave."""
