@@ -21,9 +21,7 @@ class Report(msgspec.Struct):
     """In this process, nothing else running in it."""
 
     nodes: int
-    #: To take a report of memory that is charged anyway, which has nothing weighed; and one after
-    #: which pods use more than they asked for, or no longer do.
-    measured_p50_us: float
+    #: To apply a report, which weighs the node.
     weighed_p50_us: float
     #: The snapshot after it.
     snapshot_p50_us: float
@@ -38,21 +36,20 @@ def cost_of_reports(nodes: int, pods_per_device: int = 2) -> Report:
     state.apply([Relisted(Pod, pods, 0.0)])
     state.apply([GPUNodeSeen(fleet.gpunode(name), 0.0) for name in fleet.names])
     state.snapshot()
-    measured, weighed, shown = list[int](), list[int](), list[int]()
+    weighed, shown = list[int](), list[int]()
     versions = itertools.count(1)
     for number in range(_REPORTS):
         grows_bytes = 64 * MIB * (number % 8 + 1)
-        for more_bytes, took in ((grows_bytes, measured), (2 * GIB, weighed), (0, weighed)):
+        for more_bytes in (grows_bytes, 2 * GIB, 0):
             event = _report(fleet, number, next(versions), more_bytes)
             began = time.perf_counter_ns()
             state.apply([event])
             applied = time.perf_counter_ns()
             state.snapshot()
-            took.append(applied - began)
+            weighed.append(applied - began)
             shown.append(time.perf_counter_ns() - applied)
     return Report(
         nodes=nodes,
-        measured_p50_us=round(statistics.median(measured) / 1e3, 1),
         weighed_p50_us=round(statistics.median(weighed) / 1e3, 1),
         snapshot_p50_us=round(statistics.median(shown) / 1e3, 1),
         snapshot_p99_us=round(float(np.percentile(shown, 99)) / 1e3, 1),

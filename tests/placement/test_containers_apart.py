@@ -9,10 +9,8 @@ from agent.gate_decision import Limits, judge
 from headroom.contract.gpunode import Charge, ContainerCharge, GPUNode, GPUNodeSpec, PodUse, Source
 from headroom.contract.kube import ObjectMeta
 from headroom.core.cluster.adoption import adopt
-from headroom.core.placement.device_accounting import weigh
 from headroom.core.placement.placement_record import place
 from headroom.core.placement.policy import Rules
-from headroom.core.placement.report_delta import find
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -109,22 +107,6 @@ def test_compute_instances_of_one_memory_count_all_containers() -> None:
     ]
     node = weighed(*parts, pods=APART, reservations={"both": RESERVED})
     assert [each.committed_bytes for each in node.devices] == [4 * GIB, 4 * GIB]
-
-
-def test_an_occupancy_is_computed_again_if_containers_change_places() -> None:
-    was = status(*DEVICES, plugin=DISTRIBUTED, pods=APART)
-    swapped = [
-        msgspec.structs.replace(row, container=other.container)
-        for row, other in zip(APART, reversed(APART), strict=True)
-    ]
-    later = msgspec.structs.replace(was, pods=swapped)
-    held = {"both": RESERVED}
-    found = find(was, held, frozenset(), before=None)
-    again = find(later, held, frozenset(), before=found)
-    assert [each.reservation_bytes for each in weigh(again.occupancy, later, 0, 0)] == [
-        3 * GIB,
-        GIB,
-    ]
 
 
 def test_the_printed_sum_counts_each_container_once() -> None:

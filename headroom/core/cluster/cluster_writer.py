@@ -277,7 +277,7 @@ class ClusterWriter(Cluster):
             self._track(lambda tracker: tracker.gpunode_seen(gpunode, at_s))
             self._incomplete.discard(name)
         finally:
-            if not self._already_counts(held, gpunode) and not self._remeasure(held, gpunode):
+            if not self._already_counts(held, gpunode):
                 self._queue.add(name)
             elif self._objects.has_unsettled(name):
                 self._effects.unsettled[name] = None
@@ -292,23 +292,6 @@ class ClusterWriter(Cluster):
         # node must be weighed again once an assumed bind has become a reservation.
         assumed = self.holds.binding_to(name)
         return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
-
-    def _remeasure(self, held: GPUNode | None, gpunode: GPUNode) -> bool:
-        """Apply a version of a GPUNode in which only measured use differs, without weighing the
-        node. If anything else differs, change nothing and return false."""
-        name, before = gpunode.name, self._table.get(gpunode.name)
-        if (
-            held is None
-            or before is None
-            or name in self._crowded
-            or name in self._heartbeats.revived
-            or name in self.overcommits
-        ):
-            return False
-        after = self._weigher.remeasure(before, held, gpunode)
-        if after is not None:
-            self._put_measured(before, after)
-        return after is not None
 
     def _put_lease(self, lease: Lease, at_s: float) -> None:
         name, confirmation = lease.metadata.name, confirmation_of(lease)
@@ -368,7 +351,6 @@ class ClusterWriter(Cluster):
         self.headroom_gains.lose(name)
         self.sm_decreases.lose(name)
         self._table.drop(name)
-        self._weigher.forget(name)
         self._objects.drop_pods_of(name)
         self._track(lambda tracker: tracker.node_weighed(WeighedNode(name)))
 
@@ -376,7 +358,7 @@ class ClusterWriter(Cluster):
         self._objects.update_pods(name)
         gpunode, before = self._objects.gpunodes.get(name), self._table.get(name)
         assumed, is_revived = self.holds.binding_to(name), name in self._heartbeats.revived
-        terms = self._weigher.terms_of(name, gpunode, assumed=assumed, keep=True)
+        terms = self._weigher.terms_of(name, gpunode, assumed=assumed)
         written = terms.devices
         if assumed and any_overcommitted(written):  # assumed binds may never be written
             written = self._weigher.terms_of(name, gpunode).devices

@@ -34,8 +34,8 @@ from headroom.core.cluster.trackers.sm_activity import Activities
 from headroom.core.eviction.back_offs import BackOffs
 from headroom.core.placement.device_accounting import DeviceTerms, weigh
 from headroom.core.placement.dra_nodes import suits_dra
+from headroom.core.placement.occupancy import occupy
 from headroom.core.placement.policy import Rules
-from headroom.core.placement.report_delta import Found, find, with_new_measurements
 from headroom.core.placement.request import (
     Unreadable,
     VramRequest,
@@ -53,7 +53,7 @@ AGEING_RATIO = 1 / 3
 class NodeWeigher:
     """Computes the terms of nodes from the objects and trackers, and changes none of them.
 
-    Any thread may call a method unless its docstring restricts it to the owner of the state.
+    Any thread may call its methods.
     """
 
     def __init__(
@@ -73,8 +73,6 @@ class NodeWeigher:
         self._allocators = allocators
         self._back_offs = back_offs
         self._activities = activities
-        #: Node -> the pods in each of its memories when it was weighed last.
-        self._found: dict[str, Found] = {}
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
         """Return the devices of the node from its agent's last report, however old that is.
@@ -177,16 +175,12 @@ class NodeWeigher:
         gpunode: GPUNode | None,
         excluded: Set[str] = frozenset(),
         assumed: Mapping[str, Reservation] = NOTHING,
-        keep: bool = False,
         device_choice: DeviceChoice | None = None,
     ) -> NodeTerms:
         """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
 
         ``assumed`` are the reservations of assumed binds. Only filter passes them, because a bind
         that counted them could fail because of reservations that are never written.
-
-        With ``keep``, the arguments describe the actual node instead of a hypothetical one, and the
-        next weighing reuses the result. Only the thread that owns the state may set it.
 
         ``device_choice`` replaces the node's annotation, in a simulation.
         """
@@ -212,8 +206,6 @@ class NodeWeigher:
         if gpunode is None or status is None:
             others = manager is not None or offers_gpus(node, self.rules)
             equipped = gpunode is not None or others
-            if keep:
-                self._found.pop(name, None)
             return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped, by_dra=by_dra)
         reservations: Mapping[str, Reservation] = gpunode.spec.reservations
         unwritten = {**assumed, **self.adopted(gpunode)}
@@ -221,12 +213,8 @@ class NodeWeigher:
             reservations = {**unwritten, **reservations}
             reservations = {uid: each for uid, each in reservations.items() if uid not in excluded}
         leaving = self.leaving(status, name) - assumed.keys()
-        before = self._found.get(name) if keep else None
-        found = find(status, reservations, leaving, before)
-        if keep:
-            self._found[name] = found
         devices = weigh(
-            found.occupancy,
+            occupy(status, reservations, leaving),
             status,
             settings.reserve_bytes,
             UNATTRIBUTED_TOLERANCE_BYTES,
@@ -262,32 +250,6 @@ class NodeWeigher:
             for each in reservations.values()
         )
 
-    def remeasure(self, before: NodeTerms, held: GPUNode, gpunode: GPUNode) -> NodeTerms | None:
-        """Return the terms for a version of a GPUNode in which only measured use differs from the
-        version ``held``; if anything else differs, change nothing and return None.
-
-        Most reports qualify, because use below a pod's reservation changes no free memory. Only the
-        thread that owns the state may call this.
-        """
-        name, found = gpunode.name, self._found.get(gpunode.name)
-        if (
-            held.status is None
-            or gpunode.status is None
-            or found is None
-            or found.status is not held.status
-            or held.status.sources != gpunode.status.sources
-            or (held.spec is not gpunode.spec and held.spec != gpunode.spec)
-        ):
-            return None
-        occupancy, tolerance_bytes = found.occupancy, UNATTRIBUTED_TOLERANCE_BYTES
-        devices = with_new_measurements(
-            before.devices, occupancy, held.status, gpunode.status, tolerance_bytes
-        )
-        if devices is None:
-            return None
-        self._found[name] = msgspec.structs.replace(found, status=gpunode.status)
-        return self.refreshed(before, self._activities.applied(devices))
-
     def refreshed(self, before: NodeTerms, devices: tuple[DeviceTerms, ...]) -> NodeTerms:
         """Return the terms with these devices and the current staleness deadline."""
         fresh_until_s = self.fresh_until_s(before.name)
@@ -297,10 +259,6 @@ class NodeWeigher:
             fresh_until_s=fresh_until_s,
             ageing_from_s=self._ageing_from_s(fresh_until_s),
         )
-
-    def forget(self, name: str) -> None:
-        """Drop everything that was kept about a deleted node."""
-        self._found.pop(name, None)
 
     def _ageing_from_s(self, fresh_until_s: float) -> float:
         return fresh_until_s - self._heartbeats.stale_after_s * AGEING_RATIO

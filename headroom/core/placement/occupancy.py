@@ -1,8 +1,7 @@
 """Computes which pods are in each memory of a node, and which unconfirmed pods can get there.
 
 The result is the *occupancy* of the node. It does not depend on the measured bytes, except on
-whether a pod uses any memory. Most reports change measured bytes only, so ``report_delta`` reuses
-the occupancy until something else changes.
+whether a pod uses any memory.
 """
 
 from collections import Counter
@@ -23,7 +22,7 @@ from headroom.core.placement.device_plugin_model import (
 )
 from headroom.core.placement.device_reading import duplicate_uuids
 from headroom.core.placement.occupants import EnvironmentPods, Occupant, occupants_of
-from headroom.core.placement.report_index import Memory, ReportIndex, Rows, memories_of, once
+from headroom.core.placement.report_index import Memory, ReportIndex, Rows, memories_of
 
 
 class Holder(msgspec.Struct, frozen=True, gc=False):
@@ -110,9 +109,6 @@ class Occupancy(msgspec.Struct, frozen=True, gc=False):
     tenancies: tuple[Tenancy, ...]
     #: UUIDs that several devices report -> how many devices do.
     doubled: Mapping[str, int]
-    #: For each row of the report, the bytes that its pod requests; measured bytes up to this value
-    #: do not matter. None if the pod has no reservation, or if several rows count together.
-    asked_bytes: tuple[int | None, ...]
 
 
 def occupy(
@@ -151,22 +147,11 @@ def occupy(
                 unconfirmed_pods.renamed(memory),
             )
     return Occupancy(
-        slots=once(tuple([once(Slot(c.policy, c.first, c.leaving, c.picks)) for c in choices])),
-        memories=once(tuple(memories)),
+        slots=tuple([Slot(c.policy, c.first, c.leaving, c.picks) for c in choices]),
+        memories=tuple(memories),
         tenancies=tuple([tenancies[memory] for memory in memories]),
         doubled=duplicate_uuids(devices) or _NONE_DOUBLED,
-        asked_bytes=once(_asked_bytes(len(status.pods), tenancies.values())),
     )
-
-
-def _asked_bytes(rows: int, tenancies: Iterable[Tenancy]) -> tuple[int | None, ...]:
-    """Return ``Occupancy.asked_bytes`` for a report with this number of rows."""
-    asked_bytes: list[int | None] = [None] * rows
-    for tenancy in tenancies:
-        for occupant in tenancy.occupants:
-            if len(occupant.rows) == 1:
-                asked_bytes[occupant.rows[0]] = occupant.requested_bytes
-    return tuple(asked_bytes)
 
 
 _NONE_DOUBLED: Mapping[str, int] = MappingProxyType({})
@@ -233,21 +218,20 @@ def _tenancy(
         found = [most(newcomers, gone) for gone in range(leaving + 1)]
         return tuple([count + unpredicted - 1 if count else None for count in found])
 
-    beside_one, beside_several = once(others(1)), once(others(ALL_PICKS))
-    tenancy = Tenancy(
+    beside_one, beside_several = others(1), others(ALL_PICKS)
+    return Tenancy(
         occupants=tuple(occupants),
         ending=ending,
         rows=rows,
         unreserved_pods=unreserved_pods,
         unconfirmed=tuple(unconfirmed),
-        most_bytes=once((0, *accumulate([holder.requested_bytes for holder in unconfirmed]))),
+        most_bytes=(0, *accumulate([holder.requested_bytes for holder in unconfirmed])),
         leaving=leaving,
-        arrivals=once(tuple([most(0, gone) + unpredicted for gone in range(leaving + 1)])),
+        arrivals=tuple([most(0, gone) + unpredicted for gone in range(leaving + 1)]),
         with_newcomer=beside_one,
         with_several=beside_several,
         starting=_starting(occupants, unconfirmed, beside_one, beside_several),
     )
-    return tenancy if rows or occupants or unconfirmed else once(tenancy)
 
 
 def _starting(

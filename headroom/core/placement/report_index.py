@@ -1,25 +1,13 @@
 """Indexes a node's report: which devices share a memory, and which pods hold their replicas."""
 
-from collections.abc import Callable, Container, Mapping, Sequence, Set
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Container, Mapping, Sequence, Set
 
 from headroom.contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Reservation
 
-T = TypeVar("T")
 #: Indices into ``GPUNodeStatus.pods``. Each of its items is called a row of the report.
 Rows = tuple[int, ...]
 #: Ascending indices (*slots*) of the reported devices that share one memory; mostly a single one.
 Memory = tuple[int, ...]
-
-
-@lru_cache(maxsize=4096)
-def _first(value: Any) -> Any:
-    return value
-
-
-#: Returns one shared object for equal values, which saves memory.
-once: Callable[[T], T] = _first
 
 
 def memories_of(devices: Sequence[Device]) -> list[Memory]:
@@ -78,7 +66,7 @@ class ReportIndex:
 
     def of(self, uid: str, memory: Memory) -> Rows:
         """Return the rows of one pod in a memory."""
-        return once(tuple([row for slot in memory for row in self._rows[slot].get(uid, ())]))
+        return tuple([row for slot in memory for row in self._rows[slot].get(uid, ())])
 
     def rows_of(self, uid: str) -> list[PodUse]:
         """Return all rows of one pod on the reported devices."""
@@ -91,8 +79,9 @@ class ReportIndex:
 
     def rows(self, memory: Memory) -> Rows:
         """Return the rows of all pods in a memory."""
-        rows = [row for slot in memory for of_pod in self._rows[slot].values() for row in of_pod]
-        return once(tuple(rows))
+        return tuple(
+            [row for slot in memory for of_pod in self._rows[slot].values() for row in of_pod]
+        )
 
     def unreserved_pods(
         self, memory: Memory, reservations: Mapping[str, Reservation]
