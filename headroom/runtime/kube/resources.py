@@ -9,7 +9,7 @@ import msgspec
 from headroom.contract.dra import DRIVER, Allocation, DeviceClass, ResourceClaim
 from headroom.contract.errors import BadReport
 from headroom.contract.gpunode import GROUP, PLURAL, VERSION, GPUNode
-from headroom.contract.gpunode_json import decode_reservations
+from headroom.contract.gpunode_json import decode_gpunode, decode_reservations
 from headroom.contract.kept_fields import kept_namespace, kept_node, kept_pod, unannotated
 from headroom.contract.kube import (
     Lease,
@@ -46,7 +46,6 @@ from headroom.contract.watched import (
     SliceSeen,
     WatchEvent,
 )
-from headroom.runtime.kube.interning import GPUNodeReader, Nodes, Pods
 
 T = TypeVar("T")
 KubeObject = Listed
@@ -160,16 +159,13 @@ def watched_kinds(
     ``lease_namespace`` is the namespace of the agents' Leases. Listed pods for which ``concerns``
     is false are dropped.
     """
-    nodes, pods, gpunodes = Nodes(), Pods(), GPUNodeReader()
-    read_node = _reader(Node, lambda node: nodes.share(kept_node(node)))
-    read_namespace = _reader(Namespace, kept_namespace)
-    read_pod = _reader(Pod, lambda pod: pods.share(kept_pod(pod)))
+    read_pod = _reader(Pod, kept_pod)
     return (
         Kind(
             "nodes",
             "/api/v1/nodes",
             Node,
-            read_node,
+            _reader(Node, kept_node),
             lambda node, at_s: NodeSeen(node),
             lambda metadata: NodeGone(metadata.name),
         ),
@@ -177,7 +173,7 @@ def watched_kinds(
             "namespaces",
             "/api/v1/namespaces",
             Namespace,
-            read_namespace,
+            _reader(Namespace, kept_namespace),
             lambda namespace, at_s: NamespaceSeen(namespace),
             lambda metadata: NamespaceGone(metadata.name),
         ),
@@ -185,7 +181,7 @@ def watched_kinds(
             "gpunodes",
             f"/apis/{GROUP}/{VERSION}/{PLURAL}",
             GPUNode,
-            lambda raw: unannotated(gpunodes.read(raw)),
+            lambda raw: unannotated(decode_gpunode(raw)),
             GPUNodeSeen,
             lambda metadata: GPUNodeGone(metadata.name),
             _salvage_gpunode,

@@ -160,7 +160,7 @@ class PredictionTracker(Tracker):
         if tracked is None:
             tracked = self._nodes[name] = _TrackedNode(gpunode.metadata.uid, status, at_s)
         reservations = gpunode.spec.reservations
-        if reservations is tracked.reservations and not tracked.pending:
+        if reservations == tracked.reservations and not tracked.pending:
             tracked.status, tracked.at_s = status, at_s
             return
         self._forget(name, tracked, reservations, at_s)
