@@ -37,14 +37,12 @@ from headroom.console.views import (
     page_files,
     pending,
     pods,
-    pools,
     quotas,
     recommendations,
     score,
     snapshot,
     status,
     teams,
-    timeline,
     whatif,
 )
 from headroom.contract.console import HEADER
@@ -55,9 +53,7 @@ _VIEWS = (
     *(
         costs,
         pods,
-        pools,
         teams,
-        timeline,
         whatif,
         decisions,
         defrag,

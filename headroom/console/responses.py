@@ -5,7 +5,7 @@ chunks, so even a long answer takes little memory.
 """
 
 import gzip
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -22,21 +22,11 @@ from headroom.core.placement.request import ContainerAsk
 from headroom.core.rules.eligible_nodes import Obstacle
 
 JSON = "application/json"
+_NO_STORE = {"Cache-Control": "no-store"}
 #: Minimum size of a chunk, except for the last.
 _CHUNK_BYTES = 1 << 16
 
-IfNoneMatch = Annotated[
-    str | None,
-    Header(
-        alias="If-None-Match",
-        description="The ETag of an earlier answer: 304 if it is still valid.",
-    ),
-]
 AcceptEncoding = Annotated[str | None, Header(alias="Accept-Encoding", include_in_schema=False)]
-#: Additional responses of views with an ETag, for /openapi.json.
-TAGGED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Only generatedAt and ages have changed"}
-}
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
 
@@ -157,20 +147,8 @@ InNamespace = Annotated[
 ]
 
 
-def is_current(etag: str | None, tag: str) -> bool:
-    """Return whether the caller's If-None-Match header contains this tag."""
-    return etag is not None and (
-        etag.strip() == "*" or tag in (each.strip() for each in etag.split(","))
-    )
-
-
-def unchanged(tag: str) -> Response:
-    """Return status 304, because the client's copy is still valid."""
-    return Response(status_code=304, headers=_headers(tag))
-
-
-def encoded(body: View, tag: str | None = None) -> Response:
-    return Response(as_json(body), media_type=JSON, headers=_headers(tag))
+def encoded(body: View) -> Response:
+    return Response(as_json(body), media_type=JSON, headers=_NO_STORE)
 
 
 def as_json(body: View) -> str:
@@ -180,28 +158,20 @@ def as_json(body: View) -> str:
 
 def compressed(body: bytes, accepted: str | None) -> Response:
     """Return a JSON body, compressed if the caller accepts gzip."""
-    headers = {**_headers(None), "Vary": "Accept-Encoding"}
+    headers = {**_NO_STORE, "Vary": "Accept-Encoding"}
     if "gzip" in (accepted or ""):
         body, headers = gzip.compress(body, 1), headers | {"Content-Encoding": "gzip"}
     return Response(body, media_type=JSON, headers=headers)
 
 
-def listed(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
-    """Return the body, with ``views`` in its list ``name``, as a stream of chunks."""
-    return streamed(json_parts(body, name, views), JSON, _headers(tag))
+def listed(body: View, name: str, views: Iterable[View]) -> Response:
+    """Return the body with the views in its empty list ``name``."""
+    return streamed(json_parts(body, name, views), JSON)
 
 
-def joined(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
-    """Return the same response as ``listed`` but unchunked, to share it between readers."""
-    parts = json_parts(body, name, views)
-    return Response(b"".join(parts), media_type=JSON, headers=_headers(tag))
-
-
-def streamed(
-    parts: Iterable[bytes], media_type: str, headers: Mapping[str, str] | None = None
-) -> Response:
-    """Return a response that computes each part only when it is sent."""
-    return StreamingResponse(_on_threads(chunked(parts)), 200, headers, media_type)
+def streamed(parts: Iterable[bytes], media_type: str) -> Response:
+    """Return a response that computes each part only when it sends it."""
+    return StreamingResponse(_on_threads(chunked(parts)), 200, _NO_STORE, media_type)
 
 
 async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -235,13 +205,6 @@ def json_parts(body: View, name: str, views: Iterable[View]) -> Iterator[bytes]:
         yield (between + as_json(view)).encode()
         between = ","
     yield f"]{after}".encode()
-
-
-def _headers(tag: str | None) -> dict[str, str]:
-    # no-cache allows clients to store the answer if they revalidate it each time.
-    return (
-        {"Cache-Control": "no-store"} if tag is None else {"ETag": tag, "Cache-Control": "no-cache"}
-    )
 
 
 def rounded_s(seconds: float | None) -> float | None:

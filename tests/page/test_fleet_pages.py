@@ -1,4 +1,4 @@
-"""Tests the page in Chromium: overview, map, nodes and pools."""
+"""The page in Chromium: overview, map and nodes."""
 
 import re
 
@@ -95,15 +95,7 @@ def test_a_gpu_shows_modes_taints_cordons_and_unattributed_memory(readings: Look
         expect(part).to_have_accessible_name(name)
 
 
-def test_pools_are_summed_by_model(readings: Looked) -> None:
-    page = readings.open("/pools")
-    expect(page.get_by_text("1 pool, 128 GPUs.")).to_be_visible()
-    l4 = page.get_by_role("table", name="Totals").get_by_role("row").filter(has_text="L4")
-    assert l4.get_by_role("cell").all_inner_texts()[:5] == ["no pool label", "L4", "60", "120", "1"]
-    expect(l4).to_contain_text("1 unhealthy")
-
-
-def test_the_map_works_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
+def test_the_map_is_used_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
     readings.page.emulate_media(color_scheme="dark")
     page = readings.open("/fleet?group=model&colour=used")
     expect(page.locator("#found")).to_have_text("128 GPUs on 61 nodes")

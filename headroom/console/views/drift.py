@@ -8,13 +8,9 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from headroom.console.responses import (
-    TAGGED,
     Body,
-    IfNoneMatch,
-    is_current,
     listed,
     stamp,
-    unchanged,
 )
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
@@ -124,22 +120,12 @@ Claims = Annotated[bool, Query(description="false: leave out the claims.", examp
 routes = APIRouter()
 
 
-@routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
-def drift(
-    context: InContext,
-    snap: Newest,
-    pods: Pods = True,
-    claims: Claims = True,
-    etag: IfNoneMatch = None,
-) -> Response:
-    """List each pod that has a reservation, with its reserved and used memory and its predicted and
-    actual devices. Count the predictions by result, and list the misses."""
+@routes.get("/v1/drift", response_model=DriftBody)
+def drift(context: InContext, snap: Newest, pods: Pods = True, claims: Claims = True) -> Response:
+    """List every pod with a reservation: its reserved and used memory, its predicted and actual
+    devices. Count the predictions by result, and list the misses."""
     tracker = context.cluster.observations
-    figures = (*dict(tracker.totals).values(), len(tracker.misses), context.claims.version)
-    tag = context.tag(snap, *figures)
-    if is_current(etag, tag):
-        return unchanged(tag)
-    # Copy both first, because the event loop adds to them while this thread reads.
+    # Copy the lists first: the event loop appends to them while this thread reads.
     misses, totals = list(tracker.misses), dict(tracker.totals)
     epoch_s = context.wall_s() - context.monotonic_s()
     body = DriftBody(
@@ -150,7 +136,7 @@ def drift(
         misses=[_miss(each, epoch_s) for each in reversed(misses)],
     )
     views = drift_views(context.cluster) if pods else iter(())
-    return listed(body, "pods", views, tag)
+    return listed(body, "pods", views)
 
 
 def drift_views(cluster: Cluster) -> Iterator[DriftView]:

@@ -159,13 +159,14 @@ def watched_kinds(
     ``lease_namespace`` is the namespace of the agents' Leases. Listed pods for which ``concerns``
     is false are dropped.
     """
+    read_node, read_namespace = _reader(Node, kept_node), _reader(Namespace, kept_namespace)
     read_pod = _reader(Pod, kept_pod)
     return (
         Kind(
             "nodes",
             "/api/v1/nodes",
             Node,
-            _reader(Node, kept_node),
+            read_node,
             lambda node, at_s: NodeSeen(node),
             lambda metadata: NodeGone(metadata.name),
         ),
@@ -173,7 +174,7 @@ def watched_kinds(
             "namespaces",
             "/api/v1/namespaces",
             Namespace,
-            _reader(Namespace, kept_namespace),
+            read_namespace,
             lambda namespace, at_s: NamespaceSeen(namespace),
             lambda metadata: NamespaceGone(metadata.name),
         ),
