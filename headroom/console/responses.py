@@ -165,12 +165,12 @@ def compressed(body: bytes, accepted: str | None) -> Response:
 
 
 def listed(body: View, name: str, views: Iterable[View]) -> Response:
-    """Return the body with the views in its empty list ``name``."""
+    """Return the body, with ``views`` in its list ``name``, as a stream of chunks."""
     return streamed(json_parts(body, name, views), JSON)
 
 
 def streamed(parts: Iterable[bytes], media_type: str) -> Response:
-    """Return a response that computes each part only when it sends it."""
+    """Return a response that computes each part only when it is sent."""
     return StreamingResponse(_on_threads(chunked(parts)), 200, _NO_STORE, media_type)
 
 

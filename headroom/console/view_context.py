@@ -52,7 +52,7 @@ class Context:
     feed: Feed = field(default_factory=Feed.over)
     #: Returns the state of each watch of the API server.
     watches: Callable[[], Iterable[Health]] = tuple
-    #: Authorizes readers; None: every client may read.
+    #: Authorizes readers. If it is None, every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
     #: Returns a sentence about loops of the process that make no progress; "" if there are none.

@@ -1,4 +1,4 @@
-"""Common behaviour of all views of the debug API: errors and pages."""
+"""Tests the behaviour that all views of the debug API share: errors and pages."""
 
 import re
 from collections.abc import Iterator
@@ -99,7 +99,7 @@ def test_the_example_of_every_parameter_is_valid(fleet: Asked) -> None:
             assert answer.status_code in (200, 404), f"{where}: {answer.text}"
 
 
-def test_pages_contain_every_node_although_nodes_disappear_meanwhile(fleet: Asked) -> None:
+def test_pages_contain_every_node_even_if_nodes_disappear_meanwhile(fleet: Asked) -> None:
     seen, after = [], ""
     while after is not None:
         body = fleet.get(f"/v1/nodes?limit=2&continue={after}").json()

@@ -1,4 +1,4 @@
-"""/v1/pods: all pods in pages."""
+"""Tests /v1/pods: all pods in pages."""
 
 from typing import Any
 

@@ -35,7 +35,7 @@ def held(namespace: str, name: str, gib: int) -> tuple[Reservation, Pod]:
 
 
 def world(*rights: Permission, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
-    """On the only GPU, of 24 GiB, other pods keep one out that waits, and leave for it."""
+    """Pods on the only GPU of 24 GiB, which keep a pending pod from fitting."""
     made = World()
     made.reviews.rights["reader"] = set(rights)
     there = {space: held(space, *what) for space, what in holders.items()}

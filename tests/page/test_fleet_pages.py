@@ -1,4 +1,4 @@
-"""The page in Chromium: overview, map and nodes."""
+"""Tests the page in Chromium: overview, map and nodes."""
 
 import re
 
@@ -95,7 +95,7 @@ def test_a_gpu_shows_modes_taints_cordons_and_unattributed_memory(readings: Look
         expect(part).to_have_accessible_name(name)
 
 
-def test_the_map_is_used_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
+def test_the_map_works_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:
     readings.page.emulate_media(color_scheme="dark")
     page = readings.open("/fleet?group=model&colour=used")
     expect(page.locator("#found")).to_have_text("128 GPUs on 61 nodes")

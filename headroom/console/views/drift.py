@@ -122,10 +122,10 @@ routes = APIRouter()
 
 @routes.get("/v1/drift", response_model=DriftBody)
 def drift(context: InContext, snap: Newest, pods: Pods = True, claims: Claims = True) -> Response:
-    """List every pod with a reservation: its reserved and used memory, its predicted and actual
-    devices. Count the predictions by result, and list the misses."""
+    """List each pod that has a reservation, with its reserved and used memory and its predicted and
+    actual devices. Count the predictions by result, and list the misses."""
     tracker = context.cluster.observations
-    # Copy the lists first: the event loop appends to them while this thread reads.
+    # Copy both first, because the event loop adds to them while this thread reads.
     misses, totals = list(tracker.misses), dict(tracker.totals)
     epoch_s = context.wall_s() - context.monotonic_s()
     body = DriftBody(

@@ -102,7 +102,7 @@ def fleet_map(
     after: After = "",
     encoding: AcceptEncoding = None,
 ) -> Response:
-    """Return all devices in columns, or those of the nodes that changed after a version."""
+    """Return all devices in columns, or only the devices of nodes that changed after a version."""
     base = f"{context.replica}.{snap.names_hash & 0xFFFFFFFF:x}."
     generation = after.removeprefix(base)
     complete = not (after.startswith(base) and generation.isdecimal())

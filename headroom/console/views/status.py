@@ -131,7 +131,7 @@ def _agents(context: Context, snap: Snapshot) -> Iterator[InputView]:
 
 
 def _api_server(context: Context) -> Iterator[InputView]:
-    """Yield the API server as one input; nothing if this process watches none."""
+    """Yield the API server as one input, or nothing if this process watches none."""
     ages_s = [each.contact_age_s for each in context.watches()]
     if ages_s:
         known_s = [age_s for age_s in ages_s if age_s is not None]

@@ -80,7 +80,7 @@ def teams(
     namespace: InNamespace = "",
     limit: Limit = 200,
 ) -> Response:
-    """Return the memory that namespaces and owners reserve and use, the most wasteful first."""
+    """Return the memory that namespaces and owners reserve and use, most unused memory first."""
     kept, rows = shared(request, TeamSums), shared_rows(request)
     with kept.lock:
         kept.update(context.cluster, snap, rows)

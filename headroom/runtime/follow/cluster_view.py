@@ -54,7 +54,7 @@ class ClusterView:
         self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
         #: Returns the state of each watch of the API server.
         self.watches: Callable[[], Iterable[Health]] = tuple
-        #: Set when all listed objects were weighed.
+        #: Set when all listed objects have been weighed.
         self.begun = asyncio.Event()
         self.event_queue.reactions.append(self._note_begun)
         telemetry.generation.set_function(lambda: self.cluster.generation)
