@@ -5,6 +5,7 @@ import contextlib
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -23,10 +24,13 @@ class QuickToEnd(PortServer):
 
 @contextlib.contextmanager
 def listening(
-    app: FastAPI, tls: ServerTls | None = None, protocol: type[LimitedProtocol] = LimitedProtocol
+    app: FastAPI,
+    tls: ServerTls | None = None,
+    protocol: type[LimitedProtocol] = LimitedProtocol,
+    **limits: Any,
 ) -> Iterator[int]:
     """Serve ``app`` on a free loopback port and yield the port. Stops and waits at the end."""
-    server = QuickToEnd(Port("tests", "127.0.0.1", 0, app, protocol, tls))
+    server = QuickToEnd(Port("tests", "127.0.0.1", 0, app, protocol, tls, **limits))
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
     thread.start()

@@ -12,7 +12,6 @@ from prometheus_client import Counter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headroom.runtime.server import http_limits, ports
 from headroom.runtime.server.http_limits import CPU_COUNTER, LimitedProtocol, read_whole
 from tests.listening import listening
 from tests.waiting import PATIENCE_S, until
@@ -28,7 +27,7 @@ def port() -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def served(protocol: type[LimitedProtocol] = LimitedProtocol) -> Iterator[int]:
+def served(protocol: type[LimitedProtocol] = LimitedProtocol, grace_s: int = 1) -> Iterator[int]:
     app = FastAPI()
 
     @app.post("/p")
@@ -36,7 +35,7 @@ def served(protocol: type[LimitedProtocol] = LimitedProtocol) -> Iterator[int]:
     async def post(request: Request) -> str:
         return str(len(await request.body()))
 
-    with listening(app, protocol=protocol) as port:
+    with listening(app, protocol=protocol, drain_s=0.05, grace_s=grace_s) as port:
         yield port
 
 
@@ -50,9 +49,9 @@ class Counting(LimitedProtocol):
         super().on_message_begin()
 
 
-@pytest.fixture
-def counting() -> type[Counting]:
-    return type("OfThisTest", (Counting,), {})
+def limited(**limits: float) -> type[Counting]:
+    """Return the protocol with these limits."""
+    return type("Limited", (Counting,), limits)
 
 
 def everything(port: int, sent: bytes) -> bytes:
@@ -76,27 +75,20 @@ def everything(port: int, sent: bytes) -> bytes:
         ),
     ],
 )
-def test_a_request_that_is_not_sent_whole_is_ended(
-    monkeypatch: pytest.MonkeyPatch, port: int, sent: bytes
-) -> None:
-    monkeypatch.setattr(http_limits, "REQUEST_S", 0.05)
-    assert everything(port, sent).startswith(b"HTTP/1.1 408 ")
+def test_a_request_that_is_not_sent_whole_is_ended(sent: bytes) -> None:
+    with served(limited(request_s=0.05)) as port:
+        assert everything(port, sent).startswith(b"HTTP/1.1 408 ")
 
 
-def test_a_client_that_sends_no_request_is_disconnected(
-    monkeypatch: pytest.MonkeyPatch, port: int
-) -> None:
-    monkeypatch.setattr(http_limits, "REQUEST_S", 0.05)  # how often it checks
-    monkeypatch.setattr(http_limits, "IDLE_S", 0.1)
-    assert everything(port, b"") == b""
+def test_a_client_that_sends_no_request_is_disconnected() -> None:
+    # It checks every ``request_s``.
+    with served(limited(request_s=0.05, idle_s=0.1)) as port:
+        assert everything(port, b"") == b""
 
 
-def test_half_a_request_does_not_keep_it_from_ending(
-    monkeypatch: pytest.MonkeyPatch, counting: type[Counting]
-) -> None:
-    monkeypatch.setattr(ports, "DRAIN_S", 0.05)
-    monkeypatch.setattr(ports, "GRACE_S", 0.05)
-    with contextlib.ExitStack() as after, served(counting) as port:
+def test_half_a_request_does_not_keep_it_from_ending() -> None:
+    counting = limited()
+    with contextlib.ExitStack() as after, served(counting, grace_s=0) as port:
         client = after.enter_context(socket.create_connection(("127.0.0.1", port)))
         client.sendall(HALF)
         until(lambda: counting.begun == 1, "half a request has come")
@@ -174,14 +166,12 @@ def test_headers_that_are_too_long_are_rejected(port: int, sent: bytes) -> None:
 
 
 @pytest.mark.parametrize(("too_many", "status"), [(0, b"405"), (1, b"431")])
-def test_headers_may_have_exactly_the_limit(
-    monkeypatch: pytest.MonkeyPatch, port: int, too_many: int, status: bytes
-) -> None:
-    monkeypatch.setattr(http_limits, "MAX_HEADER_BYTES", 1000)
+def test_headers_may_have_exactly_the_limit(too_many: int, status: bytes) -> None:
     others = b"Connection: close\r\nA: \r\n"  # counted with 4 bytes for separators each
     text = b"x" * (1000 - len(b"/p") - len(others) + too_many)
     sent = b"GET /p HTTP/1.1\r\n" + others.replace(b"A: ", b"A: " + text) + b"\r\n"
-    assert everything(port, sent).startswith(b"HTTP/1.1 %b " % status)
+    with served(limited(max_header_bytes=1000)) as port:
+        assert everything(port, sent).startswith(b"HTTP/1.1 %b " % status)
 
 
 @pytest.mark.parametrize("size", [0, 1000, 300_000])
@@ -205,10 +195,8 @@ def ended(*clients: socket.socket) -> bool:
     return bool(select.select(clients, [], [], 0)[0])
 
 
-def test_of_too_many_connections_those_that_wait_longest_are_dropped(
-    monkeypatch: pytest.MonkeyPatch, counting: type[Counting]
-) -> None:
-    monkeypatch.setattr(http_limits, "MAX_CONNECTIONS", 4)
+def test_of_too_many_connections_those_that_wait_longest_are_dropped() -> None:
+    counting = limited(max_connections=4)
     whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
     with served(counting) as port, contextlib.ExitStack() as after:
         clients = []
@@ -223,12 +211,9 @@ def test_of_too_many_connections_those_that_wait_longest_are_dropped(
         until(lambda: ended(*clients), "a connection that waits has ended")
 
 
-def test_of_bodies_beyond_the_budget_the_largest_unfinished_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(http_limits, "MAX_BODIES_BYTES", 1_000_000)
+def test_of_bodies_beyond_the_budget_the_largest_unfinished_is_dropped() -> None:
     head = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
-    with contextlib.ExitStack() as after, served() as port:
+    with contextlib.ExitStack() as after, served(limited(max_bodies_bytes=1_000_000)) as port:
         large = after.enter_context(
             socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fastapi import FastAPI
 
-from headroom.runtime.server import http_limits, ports
+from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.tls import ServerTls, TlsFiles
 from tests.certificates import Authority
 from tests.listening import listening
@@ -20,8 +20,12 @@ from tests.waiting import PATIENCE_S, until
 Served = tuple[HTTPConnection, Callable[[], None]]
 
 
+class QuickToClose(LimitedProtocol):
+    close_s = 0.05
+
+
 @pytest.fixture(params=["HTTP", "HTTPS"])
-def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
+def served(request: pytest.FixtureRequest, tmp_path: Path, drain_s: float) -> Iterator[Served]:
     """A client of a server, and a function that ends the server and waits for its end."""
     app, tls, context = FastAPI(), None, None
 
@@ -35,7 +39,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Served]:
         tls = ServerTls(TlsFiles(signed.cert, signed.key))
         context = ssl.create_default_context(cafile=str(authority.cert))
     with contextlib.ExitStack() as stack:
-        port = stack.enter_context(listening(app, tls))
+        port = stack.enter_context(listening(app, tls, QuickToClose, drain_s=drain_s))
         client = (
             HTTPSConnection("127.0.0.1", port, context=context, timeout=PATIENCE_S)
             if context
@@ -61,11 +65,9 @@ def refuses(port: int) -> bool:
     return False
 
 
-def test_a_request_that_arrives_then_is_answered_with_a_request_to_close(
-    monkeypatch: pytest.MonkeyPatch, served: Served
-) -> None:
+@pytest.mark.parametrize("drain_s", [PATIENCE_S])
+def test_a_request_that_arrives_then_is_answered_with_a_request_to_close(served: Served) -> None:
     """For example a call of the API server to a webhook that is upgraded."""
-    monkeypatch.setattr(ports, "DRAIN_S", PATIENCE_S)
     client, end = served
     assert connection_header(client) is None
     ending = threading.Thread(target=end)
@@ -76,11 +78,8 @@ def test_a_request_that_arrives_then_is_answered_with_a_request_to_close(
     assert not ending.is_alive()
 
 
-def test_an_idle_client_does_not_keep_it_from_ending(
-    monkeypatch: pytest.MonkeyPatch, served: Served
-) -> None:
-    monkeypatch.setattr(ports, "DRAIN_S", 0.1)
-    monkeypatch.setattr(http_limits, "CLOSE_S", 0.05)
+@pytest.mark.parametrize("drain_s", [0.1])
+def test_an_idle_client_does_not_keep_it_from_ending(served: Served) -> None:
     client, end = served
     assert connection_header(client) is None
     idle = client.sock

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from headroom.runtime.server import tls as tls_module
 from headroom.runtime.server.tls import Handshakes, ServerTls, TlsFiles
 from tests.certificates import Authority
 from tests.listening import listening
@@ -25,9 +24,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture(scope="module")
-def tls(authority: Authority) -> ServerTls:
+def files(authority: Authority) -> TlsFiles:
     signed = authority.sign("server")
-    return ServerTls(TlsFiles(signed.cert, signed.key))
+    return TlsFiles(signed.cert, signed.key)
 
 
 @contextlib.contextmanager
@@ -66,37 +65,30 @@ def dropped(clients: list[socket.socket]) -> list[int]:
 
 
 def test_of_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
-    monkeypatch: pytest.MonkeyPatch, tls: ServerTls, authority: Authority
+    files: TlsFiles, authority: Authority
 ) -> None:
-    monkeypatch.setattr(tls_module, "MAX_HANDSHAKES", 3)
-    with served(tls) as port, silent(port, 10) as clients:
+    with served(ServerTls(files, max_handshakes=3)) as port, silent(port, 10) as clients:
         until(lambda: dropped(clients) == list(range(7)), "the first seven are dropped")
         assert ask(port, authority) == 200
         assert dropped(clients) == list(range(8))
 
 
-def test_a_handshake_that_takes_too_long_is_ended(
-    monkeypatch: pytest.MonkeyPatch, tls: ServerTls, authority: Authority
-) -> None:
-    monkeypatch.setattr(tls_module, "HANDSHAKE_S", 0.05)
-    with served(tls) as port, silent(port, 2) as clients:
+def test_a_handshake_that_takes_too_long_is_ended(files: TlsFiles) -> None:
+    with served(ServerTls(files, handshake_s=0.05)) as port, silent(port, 2) as clients:
         until(lambda: dropped(clients) == [0, 1], "both are dropped")
-        monkeypatch.undo()  # or a handshake could take too long on a busy machine
-        assert ask(port, authority) == 200
 
 
-def test_a_port_ends_while_handshakes_are_under_way(tls: ServerTls) -> None:
+def test_a_port_ends_while_handshakes_are_under_way(files: TlsFiles) -> None:
     with contextlib.ExitStack() as held:
-        with served(tls) as port:
+        with served(ServerTls(files)) as port:
             clients = held.enter_context(silent(port, 5))
         until(lambda: dropped(clients) == [0, 1, 2, 3, 4], "all are dropped")
 
 
 def test_connections_are_accepted_again_when_one_could_not_be(
-    monkeypatch: pytest.MonkeyPatch, tls: ServerTls
+    monkeypatch: pytest.MonkeyPatch, files: TlsFiles
 ) -> None:
     """As when there are no file descriptors left for a moment."""
-    monkeypatch.setattr(tls_module, "_RETRY_AFTER_S", 0.0)
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:
@@ -114,7 +106,7 @@ def test_connections_are_accepted_again_when_one_could_not_be(
 
         monkeypatch.setattr(loop, "sock_accept", accept)
         with socket.create_server(("127.0.0.1", 0)) as listening:
-            accepting = loop.create_task(Handshakes(Taken, tls).accept(listening))
+            accepting = loop.create_task(Handshakes(Taken, ServerTls(files)).accept(listening))
             address = listening.getsockname()
             trusting = ssl.create_default_context()
             trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE

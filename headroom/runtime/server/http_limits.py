@@ -68,7 +68,14 @@ class _HeadersTooLong(Exception):
 
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. A single timer checks its time limits, because a timer for each request would
-    cost more."""
+    cost more. A port with other limits has a subclass."""
+
+    request_s = REQUEST_S
+    idle_s = IDLE_S
+    close_s = CLOSE_S
+    max_header_bytes = MAX_HEADER_BYTES
+    max_connections = MAX_CONNECTIONS
+    max_bodies_bytes = MAX_BODIES_BYTES
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -86,8 +93,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._begun_count = 0
         #: Whether the next response ends the connection.
         self._is_ending = False
-        self._timer = self.loop.call_later(REQUEST_S, self._check_time)
-        if len(self.connections) > MAX_CONNECTIONS:
+        self._timer = self.loop.call_later(self.request_s, self._check_time)
+        if len(self.connections) > self.max_connections:
             self._drop_longest_waiting()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -103,16 +110,16 @@ class LimitedProtocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         super().shutdown()
         self._timer.cancel()
-        self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
+        self._timer = self.loop.call_later(self.close_s, self._abort_closed)
 
     def _abort_closed(self) -> None:
         """Abort the connection if it is closing and everything has been sent. Otherwise try again
-        after ``CLOSE_S``."""
+        after ``close_s``."""
         transport: Any = self.transport
         if transport.is_closing() and not transport.get_write_buffer_size():
             transport.abort()
         else:
-            self._timer = self.loop.call_later(CLOSE_S, self._abort_closed)
+            self._timer = self.loop.call_later(self.close_s, self._abort_closed)
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -125,8 +132,8 @@ class LimitedProtocol(HttpToolsProtocol):
         if was_parsing + self._begun_count == 1:
             self._other_bytes += len(data)
         # The limit allows for the bytes that chunked encoding adds to each chunk of a body.
-        if self._other_bytes > MAX_HEADER_BYTES + self.body_bytes // 8:
-            self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
+        if self._other_bytes > self.max_header_bytes + self.body_bytes // 8:
+            self._end(_HEADERS_TOO_LONG % self.max_header_bytes)
 
     def on_message_begin(self) -> None:
         self._cpu_began_s = time.thread_time()
@@ -138,7 +145,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         header_bytes = sum(len(name) + len(text) + 4 for name, text in self.headers)
-        if len(self.url) + header_bytes > MAX_HEADER_BYTES:
+        if len(self.url) + header_bytes > self.max_header_bytes:
             raise _HeadersTooLong
         super().on_headers_complete()
         if self._is_ending:
@@ -169,7 +176,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         # The parser wraps exceptions of callbacks. ``_HeadersTooLong`` is the expected one.
         if isinstance(sys.exception(), HttpParserCallbackError):
-            self._end(_HEADERS_TOO_LONG % MAX_HEADER_BYTES)
+            self._end(_HEADERS_TOO_LONG % self.max_header_bytes)
         else:
             super().send_400_response(msg)
 
@@ -179,18 +186,18 @@ class LimitedProtocol(HttpToolsProtocol):
         Drop this connection if all other connections are being answered.
         """
         others = self._others()
-        if len(others) < MAX_CONNECTIONS:
+        if len(others) < self.max_connections:
             return
         waiting = [each for each in others if each._waits_since_s is not None]
         longest = min(waiting, key=lambda each: each._waits_since_s or 0.0, default=self)
         longest._drop()
 
     def _drop_largest_body(self) -> None:
-        """If all bodies together exceed ``MAX_BODIES_BYTES``, drop the client with the largest
+        """If all bodies together exceed ``max_bodies_bytes``, drop the client with the largest
         incomplete body."""
         others = self._others()
         total_bytes = self.body_bytes + sum(each.body_bytes for each in others)
-        if total_bytes <= MAX_BODIES_BYTES:
+        if total_bytes <= self.max_bodies_bytes:
             return
         sending = [each for each in (self, *others) if each._is_parsing]
         if sending:
@@ -208,14 +215,14 @@ class LimitedProtocol(HttpToolsProtocol):
         return [each for each in limited if each is not self and not each.transport.is_closing()]
 
     def _check_time(self) -> None:
-        """End the connection if a time limit has passed. Otherwise check again in ``REQUEST_S``."""
+        """End the connection if a time limit has passed. Otherwise check again in ``request_s``."""
         now_s = self.loop.time()
-        if self._reading_since_s is not None and now_s - self._reading_since_s >= REQUEST_S:
-            self._end(_REQUEST_TIMEOUT % REQUEST_S)
-        elif self._idle_since_s is not None and now_s - self._idle_since_s >= IDLE_S:
+        if self._reading_since_s is not None and now_s - self._reading_since_s >= self.request_s:
+            self._end(_REQUEST_TIMEOUT % self.request_s)
+        elif self._idle_since_s is not None and now_s - self._idle_since_s >= self.idle_s:
             self._end(b"")
         else:
-            self._timer = self.loop.call_later(REQUEST_S, self._check_time)
+            self._timer = self.loop.call_later(self.request_s, self._check_time)
 
     def _end(self, answer: bytes) -> None:
         """Send ``answer`` and close the connection. Do not send it after a response has begun."""

@@ -37,6 +37,9 @@ class Port:
     app: ASGIApp
     protocol: type[LimitedProtocol]
     tls: ServerTls | None = None
+    #: Seconds at shutdown for idle connections, and for requests that are being answered.
+    drain_s: float = DRAIN_S
+    grace_s: int = GRACE_S
 
 
 async def serve_ports(
@@ -113,11 +116,12 @@ class PortServer(uvicorn.Server):
                 lifespan="off",
                 proxy_headers=False,  # nothing uses the client's address
                 timeout_keep_alive=KEEP_ALIVE_S,
-                timeout_graceful_shutdown=GRACE_S,
+                timeout_graceful_shutdown=port.grace_s,
                 http=port.protocol,
             )
         )
         self._tls = port.tls
+        self._drain_s = port.drain_s
         self._accepting: asyncio.Task[None] | None = None
 
     @property
@@ -148,10 +152,10 @@ class PortServer(uvicorn.Server):
 
         A client does not know yet that the server ends, and may be sending a request on a
         connection that is idle now. If the connection were closed at once, this request would fail,
-        and with it the creation of a pod. Return when no connection is left, or after ``DRAIN_S``.
+        and with it the creation of a pod. Return when no connection is left, or after ``drain_s``.
         """
         loop = asyncio.get_running_loop()
-        end_s = loop.time() + DRAIN_S
+        end_s = loop.time() + self._drain_s
         for connection in self.server_state.connections:
             assert isinstance(connection, LimitedProtocol)
             connection.end_after_response()

@@ -105,10 +105,17 @@ class _Connection(ssl.SSLObject):
 class ServerTls:
     """The TLS context of a server, kept up to date with its files.
 
-    Raises ``BadSettings`` if the files cannot be used.
+    ``max_handshakes`` may be open on a port, each for ``handshake_s``. Raises ``BadSettings`` if
+    the files cannot be used.
     """
 
-    def __init__(self, files: TlsFiles) -> None:
+    def __init__(
+        self,
+        files: TlsFiles,
+        max_handshakes: int = MAX_HANDSHAKES,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self.max_handshakes, self.handshake_s = max_handshakes, handshake_s
         self._files = files
         self._stamps = _stamps(files)
         #: CAs in PEM whose client certificates are accepted but not required.
@@ -247,7 +254,7 @@ class Handshakes:
                     log.warning("connection_not_accepted", message=str(err))
                     await asyncio.sleep(_RETRY_AFTER_S)
                     continue
-                if len(self._open) >= MAX_HANDSHAKES:
+                if len(self._open) >= self._tls.max_handshakes:
                     _end(self._open.pop(next(iter(self._open))))
                 task = loop.create_task(self._shake_hands(connection))
                 self._open[task] = connection
@@ -260,7 +267,10 @@ class Handshakes:
         """Complete one handshake or drop the connection. ``_Connection`` logs the reason."""
         with contextlib.suppress(OSError):  # includes ssl.SSLError
             await asyncio.get_running_loop().connect_accepted_socket(
-                self._protocol, connection, ssl=self._tls.context, ssl_handshake_timeout=HANDSHAKE_S
+                self._protocol,
+                connection,
+                ssl=self._tls.context,
+                ssl_handshake_timeout=self._tls.handshake_s,
             )
 
     def _ended(self, task: asyncio.Task[None]) -> None:
