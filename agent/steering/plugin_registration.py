@@ -43,8 +43,10 @@ from agent.steering.plugin_proxy import (
     socket_of,
 )
 from agent.steering.plugin_return import (
+    PATIENCE,
     RETRY_S,
     Healthy,
+    Patience,
     bring_back,
     leave_socket,
     plugin_socket,
@@ -119,7 +121,12 @@ class PluginRegistration:
         promotes: Callable[[], bool],
         may_choose: Callable[[], bool | None],
         monotonic: Callable[[], float] = time.monotonic,
+        patience: Patience = PATIENCE,
+        check_every_s: float = CHECK_EVERY_S,
+        check_devices_every_s: float = CHECK_DEVICES_EVERY_S,
     ) -> None:
+        self._patience, self._check_every_s = patience, check_every_s
+        self._first_check_devices_s = check_devices_every_s
         self.resource = resource
         self._folder = folder
         self._lock_on_node = lock
@@ -147,7 +154,7 @@ class PluginRegistration:
         #: When to check next whether the kubelet has healthy devices, and the interval until the
         #: check after that.
         self._check_devices_at_s = 0.0
-        self._check_devices_every_s = CHECK_DEVICES_EVERY_S
+        self._check_devices_every_s = check_devices_every_s
         #: Why the kubelet does not call the proxy; empty if it does or will do so soon.
         self.trouble = ""
         self._end = threading.Event()
@@ -200,7 +207,7 @@ class PluginRegistration:
         if self._promotes() or self._keeps_devices_of_new_kubelet():
             return
         if bring_plugin_back:
-            bring_back(self._folder, self._plugin, self._healthy)
+            bring_back(self._folder, self._plugin, self._healthy, self._patience)
         else:
             leave_socket(self._folder / socket_of(self._plugin))
 
@@ -211,7 +218,7 @@ class PluginRegistration:
         """
         if not is_new(self._folder / "kubelet.sock"):
             return False
-        wait_until(lambda: self._healthy(self.resource) is False)
+        wait_until(lambda: self._healthy(self.resource) is False, self._patience.notice_s)
         return self._healthy(self.resource) is True
 
     def update(self) -> None:
@@ -264,21 +271,20 @@ class PluginRegistration:
         self._check_devices_every_s = (
             min(2 * self._check_devices_every_s, MAX_CHECK_DEVICES_EVERY_S)
             if lost
-            else CHECK_DEVICES_EVERY_S
+            else self._first_check_devices_s
         )
         self._check_devices_at_s = now_s + self._check_devices_every_s
         return lost
 
     def _end_proxy(self, proxy: PluginProxy, now_s: float) -> None:
-        """Stop a proxy, and wait at most ``NOTICE_S`` seconds until the kubelet has noticed its
-        end.
+        """Stop a proxy, and wait at most ``notice_s`` until the kubelet has noticed its end.
 
         If the next proxy were registered earlier, the kubelet would drop it.
         """
         had_stream = proxy.watched
         proxy.stop()
         if had_stream and not self._promotes():
-            wait_until(lambda: self._healthy(self.resource) is False)
+            wait_until(lambda: self._healthy(self.resource) is False, self._patience.notice_s)
             self._retry_at_s = now_s + RETRY_S
 
     def _is_due(self, now_s: float) -> None:
@@ -339,7 +345,7 @@ class PluginRegistration:
 
     def _run(self) -> None:
         steered = False
-        while not self._end.wait(CHECK_EVERY_S):
+        while not self._end.wait(self._check_every_s):
             try:
                 self.update()
             except Exception:  # noqa: BLE001 - without this thread the proxy would not register

@@ -7,6 +7,7 @@ import contextlib
 import socket
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -17,11 +18,21 @@ from agent.steering.plugin_proxy import PREFIX, options_of, plugin_of, register
 _log = structlog.get_logger()
 
 RETRY_S = 1.0
-#: Maximum number of seconds until the kubelet notices that the proxy is gone or the plugin is back.
-NOTICE_S = 3.0
-#: Seconds for which the plugin's devices must stay healthy before they count as back.
-STAYS_S = 1.0
-_BACK_TRIES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for the kubelet, and how often to ask the plugin."""
+
+    #: Maximum number of seconds until the kubelet notices that the proxy is gone or the plugin is
+    #: back.
+    notice_s: float = 3.0
+    #: Seconds for which the plugin's devices must stay healthy before they count as back.
+    stays_s: float = 1.0
+    tries: int = 5
+
+
+PATIENCE = Patience()
 
 #: Returns whether the kubelet has healthy devices of a resource, or None if unknown.
 Healthy = Callable[[str], bool | None]
@@ -37,24 +48,24 @@ def resource_of(socket: str) -> str:
     return f"nvidia.com/{socket.removeprefix('nvidia-').removesuffix('.sock')}"
 
 
-def bring_back(folder: Path, plugin: str, healthy: Healthy) -> bool:
+def bring_back(folder: Path, plugin: str, healthy: Healthy, patience: Patience = PATIENCE) -> bool:
     """Register the plugin itself, and return whether the kubelet uses it again.
 
-    First wait at most ``NOTICE_S`` seconds until the kubelet has noticed that the proxy is gone. If
-    the plugin does not answer ``_BACK_TRIES`` times, it needs no help, because it registers when it
+    First wait at most ``notice_s`` until the kubelet has noticed that the proxy is gone. If the
+    plugin does not answer ``tries`` times, it needs no help, because it registers when it
     starts.
     """
     resource = resource_of(plugin)
-    wait_until(lambda: healthy(resource) is False)
-    for _ in range(_BACK_TRIES):
+    wait_until(lambda: healthy(resource) is False, patience.notice_s)
+    for _ in range(patience.tries):
         try:
             register(folder, plugin, resource, options_of(folder, plugin))
         except grpc.RpcError as err:
             _log.warning("plugin_not_brought_back", resource=resource, reason=status(err))
             time.sleep(RETRY_S)
             continue
-        wait_until(lambda: healthy(resource) is True)
-        time.sleep(STAYS_S)
+        wait_until(lambda: healthy(resource) is True, patience.notice_s)
+        time.sleep(patience.stays_s)
         if healthy(resource) is not False:
             _log.info("plugin_brought_back", resource=resource)
             return True
@@ -78,14 +89,16 @@ def remove_proxies(folder: Path, plugin: str, but: str = "") -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def restore(folder: Path, plugin: str, healthy: Healthy, promotes: bool) -> None:
+def restore(
+    folder: Path, plugin: str, healthy: Healthy, promotes: bool, patience: Patience = PATIENCE
+) -> None:
     """Register a plugin that a killed agent left unregistered, and remove the agent's sockets.
 
     The sockets are removed even if the plugin does not answer. ``promotes`` states whether the
     kubelet returns to the plugin by itself (see ``PluginRegistration``).
     """
     if not promotes:
-        bring_back(folder, plugin, healthy)
+        bring_back(folder, plugin, healthy, patience)
     try:
         remove_proxies(folder, plugin)
     except OSError as err:
@@ -101,9 +114,9 @@ def leave_socket(path: Path) -> None:
         made.bind(str(path))
 
 
-def wait_until(done: Callable[[], bool]) -> None:
-    """Wait until ``done`` returns true, for at most ``NOTICE_S`` seconds."""
-    deadline_s = time.monotonic() + NOTICE_S
+def wait_until(done: Callable[[], bool], within_s: float) -> None:
+    """Wait until ``done`` returns true, for at most this time."""
+    deadline_s = time.monotonic() + within_s
     while not done() and time.monotonic() < deadline_s:
         time.sleep(0.05)
 

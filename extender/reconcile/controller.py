@@ -73,6 +73,8 @@ class ReconcileController:
         self._unready = unready
         self._deliver = deliver
         self._writes = asyncio.Semaphore(WRITTEN_AT_ONCE)
+        self.every_s, self.ready_every_s = EVERY_S, READY_EVERY_S
+        self.waited_s, self.at_once = WAITED_S, AT_ONCE
         #: Set if a reservation may be left over or missing.
         self._reservations_changed = asyncio.Event()
         #: Set if a GPUNode may have to be initialised, or its finalizer removed.
@@ -108,9 +110,9 @@ class ReconcileController:
         """Start three loops, so that none waits for the API calls of another."""
         changed, new = self._reservations_changed, self._nodes_changed
         start = self._loops.start
-        start("reservations", lambda: self.check_reservations(ledger), EVERY_S, changed)
-        start("nodes", lambda: self.prepare_nodes(ledger), EVERY_S, new, READY_EVERY_S)
-        start("notices", self.record_events, EVERY_S)
+        start("reservations", lambda: self.check_reservations(ledger), self.every_s, changed)
+        start("nodes", lambda: self.prepare_nodes(ledger), self.every_s, new, self.ready_every_s)
+        start("notices", self.record_events, self.every_s)
 
     async def once(self, ledger: Ledger) -> None:
         """Run one round of everything, on all nodes."""
@@ -126,7 +128,7 @@ class ReconcileController:
             self._nodes_changed.set()  # Nodes take no pods until they are initialised.
             return
         gone, changed = list[str](), list[tuple[str, AgentSettings]]()
-        async for held in part_by_part(self._cluster.gpunodes(), AT_ONCE):
+        async for held in part_by_part(self._cluster.gpunodes(), self.at_once):
             gone += being_deleted(held)
             changed += changed_settings(self._cluster, held)
         if gone:
@@ -139,7 +141,7 @@ class ReconcileController:
                 )
                 log.info("node_settings_copied", node=name, copied=copied, **asdict(settings))
         waiting: list[Node] = []
-        async for some in part_by_part(self._cluster.nodes(), AT_ONCE):
+        async for some in part_by_part(self._cluster.nodes(), self.at_once):
             waiting += uninitialised(self._cluster, some)
         if waiting:
             with _logged():
@@ -162,14 +164,14 @@ class ReconcileController:
         """
         everywhere = time.monotonic() >= self._round_at_s
         if everywhere:
-            self._round_at_s = time.monotonic() + EVERY_S
+            self._round_at_s = time.monotonic() + self.every_s
         on, self._unsettled = list(self._unsettled), {}
         if self._unready():
             return  # pods that are not listed yet are not missing
         after_s = self._settings.orphan_after_s
         nodes = [each.name for each in self._cluster.gpunodes()] if everywhere else on
         of_node: dict[str, list[UnreservedPod | Orphan | Unmarked]] = {}
-        async for some in part_by_part(nodes, AT_ONCE):
+        async for some in part_by_part(nodes, self.at_once):
             for found in (
                 *unreserved_pods(self._cluster, some),
                 *orphans(self._cluster, time.time(), after_s, some),
@@ -182,7 +184,7 @@ class ReconcileController:
         }
         self._checks |= begun
         if begun:
-            await asyncio.wait(begun.values(), timeout=WAITED_S)
+            await asyncio.wait(begun.values(), timeout=self.waited_s)
         if self.eviction_controller and self._settings.mode is not Mode.OBSERVE:
             await self.eviction_controller.once()
 

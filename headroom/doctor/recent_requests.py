@@ -14,8 +14,8 @@ from headroom.contract.quantity import parse_bytes
 from headroom.doctor.sharing_rules import ContainerRequest
 
 HOURS = 6
-#: Maximum number of decisions that are read, the newest, in pages.
-MAX_DECISIONS, _PAGE = 5000, 1000
+#: Maximum number of decisions that are read, the newest, and of those in one page.
+MAX_DECISIONS, PAGE = 5000, 1000
 
 
 class Console(Protocol):
@@ -42,15 +42,17 @@ class RecentRequests:
 NO_RECENT = RecentRequests()
 
 
-def recent_requests(console: Console) -> RecentRequests:
+def recent_requests(
+    console: Console, most: int = MAX_DECISIONS, page: int = PAGE
+) -> RecentRequests:
     """Read the requests of the last ``HOURS`` hours; each pod counts once, with its newest request.
 
-    Raises the errors of the client.
+    At most the newest ``most`` decisions are read, in pages. Raises the errors of the client.
     """
     of_pod: dict[str, list[ContainerRequest]] = {}
     span_s, more = 0.0, None
-    for _ in range(MAX_DECISIONS // _PAGE):
-        query: dict[str, Any] = {"since": f"{HOURS}h", "limit": _PAGE, "continue": more}
+    for _ in range(most // page):
+        query: dict[str, Any] = {"since": f"{HOURS}h", "limit": page, "continue": more}
         body = console.get("decisions", **query)
         now = datetime.fromisoformat(body["generatedAt"])
         for decision in body["decisions"]:  # the newest first

@@ -1,14 +1,15 @@
 """Reads metrics of a history from Prometheus, one day at a time, so that no answer is too large."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from urllib.parse import urlsplit
 
 from headroom.errors import BadSettings, PrometheusUnreadable
 from headroom.planner.metrics_history import reading
 from headroom.planner.workload import History
 from headroom.runtime.metric_history import Asked, Sample, answered
-from headroom.runtime.prometheus import connected, read_moment
+from headroom.runtime.prometheus import Connection, connected, read_moment
 from headroom.runtime.promql import EVERY_CLUSTER, Queries
 
 #: Limit of one query; a day of a large cluster takes seconds.
@@ -21,23 +22,46 @@ _PAUSES_S, _EARLY_S = (1.0, 3.0), 30.0
 _MOST_QUOTED = 200
 
 
+#: Opens a connection to a URL, as ``connected`` does.
+Connect = Callable[..., AbstractContextManager[Connection]]
+
+
 def read_prometheus(
     url: str,
     days: int,
     nodes: Mapping[str, str],
     end_s: float | None = None,
     queries: Queries = EVERY_CLUSTER,
+    connect: Connect = connected,
+    monotonic_s: Callable[[], float] = time.monotonic,
+    pauses_s: Sequence[float] = _PAUSES_S,
 ) -> History:
     """Return the history of ``days`` days until the Unix time ``end_s``; None: until now.
 
     ``nodes`` are labels that the nodes must have. Raises ``BadSettings`` if Prometheus cannot be
-    read or has too little data.
+    read or has too little data. A query that fails in the first ``_EARLY_S`` seconds is repeated
+    after each of ``pauses_s``.
     """
     parts = urlsplit(url)
     public = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
     end_s = time.time() if end_s is None else end_s
+
+    def ask(asked: Asked) -> list[Sample]:
+        """Return the samples of one query, which is repeated if it fails early."""
+        began_s, pauses = monotonic_s(), iter(pauses_s)
+        while True:
+            try:
+                with connect(url, _TIMEOUT_S, most_bytes=_MOST_BYTES) as connection:
+                    found = read_moment(connection, *asked, _TIMEOUT_S)
+                return [Sample(*each) for each in found]
+            except PrometheusUnreadable:
+                pause_s = next(pauses, None)
+                if pause_s is None or monotonic_s() - began_s > _EARLY_S:
+                    raise
+                time.sleep(pause_s)
+
     try:
-        return answered(reading(queries, days, end_s, nodes), lambda asked: _samples(url, asked))
+        return answered(reading(queries, days, end_s, nodes), ask)
     except PrometheusUnreadable as err:
         raise BadSettings(
             f"--prometheus {public}: {_reason(err)}. To check the address: curl "
@@ -52,17 +76,3 @@ def _reason(err: Exception) -> str:
         root = cause
     strerror = root.strerror if isinstance(root, OSError) else None
     return (strerror or str(err))[:_MOST_QUOTED]
-
-
-def _samples(url: str, asked: Asked) -> list[Sample]:
-    """Return the samples of one query, which is repeated if it fails early."""
-    began_s, pauses_s = time.monotonic(), list(_PAUSES_S)
-    while True:
-        try:
-            with connected(url, _TIMEOUT_S, most_bytes=_MOST_BYTES) as connection:
-                found = read_moment(connection, *asked, _TIMEOUT_S)
-            return [Sample(*each) for each in found]
-        except PrometheusUnreadable:
-            if not pauses_s or time.monotonic() - began_s > _EARLY_S:
-                raise
-            time.sleep(pauses_s.pop(0))

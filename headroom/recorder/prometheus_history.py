@@ -61,6 +61,7 @@ class HistoryReader:
     now_s: Callable[[], float]
     monotonic_s: Callable[[], float]
     query: Query = query
+    most_samples: int = MAX_SAMPLES
     #: When to read again; None if the history was read.
     due_s: float | None = field(default=0.0, init=False)
     #: The thread of a query that did not end in time.
@@ -97,8 +98,8 @@ class HistoryReader:
         asked = next(lives)
         while True:
             found = await self._ask(asked)
-            if (count := count + len(found)) > MAX_SAMPLES:
-                raise PrometheusUnreadable(f"it has more than {MAX_SAMPLES:,} samples")
+            if (count := count + len(found)) > self.most_samples:
+                raise PrometheusUnreadable(f"it has more than {self.most_samples:,} samples")
             try:
                 asked = lives.send(found)
             except StopIteration as end:

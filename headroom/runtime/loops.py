@@ -41,6 +41,7 @@ class Loops:
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._failures_of = failures_of
+        self.again_after_s = AGAIN_AFTER_S
         self._monotonic_s = monotonic_s
         self._tasks: set[asyncio.Task[None]] = set()
         #: Name of a loop -> time of its last progress, or None while it waits for its next round.
@@ -77,7 +78,7 @@ class Loops:
                 with self._survived(name):
                     await work()
                 with self._survived(name):
-                    await asyncio.sleep(AGAIN_AFTER_S)
+                    await asyncio.sleep(self.again_after_s)
 
         self._tasks.add(asyncio.create_task(kept(), name=name))
 

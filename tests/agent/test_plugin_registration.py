@@ -12,19 +12,18 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
-from agent.steering import plugin_proxy, plugin_return
-from agent.steering import plugin_registration as keeping
+from agent.steering import plugin_proxy
 from agent.steering.plugin_registration import NodeLock, PluginRegistration
-from agent.steering.plugin_return import plugin_socket, restore
+from agent.steering.plugin_return import Patience, plugin_socket, restore
 from tests.waiting import until
 
 PREFIX = "headroom-"
 
 RESOURCE = "nvidia.com/gpu"
+HASTY = Patience(notice_s=0.02, stays_s=0.0, tries=1)
 
 
 def test_creating_a_socket_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(keeping, "CHECK_EVERY_S", 0.02)
     for name in (plugin_socket(RESOURCE), "kubelet.sock"):
         (tmp_path / name).touch()
     (tmp_path / "headroom-nvidia-gpu~0.sock").mkdir()
@@ -38,6 +37,7 @@ def test_creating_a_socket_is_retried(tmp_path: Path, monkeypatch: pytest.Monkey
         lambda: None,
         lambda: False,
         lambda: True,
+        check_every_s=0.02,
     )
     with capture_logs() as logs:
         registration.start()
@@ -77,11 +77,8 @@ def serving(
 
 @pytest.mark.parametrize("healthy", [True, False, None])
 def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answers(
-    healthy: bool | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    healthy: bool | None, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(plugin_return, "NOTICE_S", 0.02)
-    monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
-    monkeypatch.setattr(plugin_return, "_BACK_TRIES", 1)
     plugin = plugin_socket(RESOURCE)
     left = tmp_path / f"{PREFIX}{plugin}"
     left.touch()
@@ -89,7 +86,7 @@ def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answer
         answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
         answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
     ):
-        restore(tmp_path, plugin, lambda _: healthy, promotes=False)
+        restore(tmp_path, plugin, lambda _: healthy, promotes=False, patience=HASTY)
     (request,) = registered
     assert plugin.encode() in request
     assert PREFIX.encode() not in request
@@ -111,12 +108,9 @@ def test_a_kubelet_that_uses_the_plugin_again_by_itself_gets_no_second_registrat
 
 @pytest.mark.parametrize(("kept", "registrations"), [(True, 1), (False, 2)])
 def test_a_restarted_kubelet_that_keeps_the_devices_already_uses_the_plugin(
-    kept: bool, registrations: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kept: bool, registrations: int, tmp_path: Path
 ) -> None:
     """Its version may not be known yet, and kubelet 1.37 must not get the plugin's socket again."""
-    monkeypatch.setattr(plugin_return, "NOTICE_S", 0.02)
-    monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
-    monkeypatch.setattr(plugin_return, "_BACK_TRIES", 1)
     plugin, ended = plugin_socket(RESOURCE), False
     wants_preference = b"\x10\x01"
     with (
@@ -134,6 +128,7 @@ def test_a_restarted_kubelet_that_keeps_the_devices_already_uses_the_plugin(
             lambda: None,
             lambda: False,
             lambda: True,
+            patience=HASTY,
         )
         registration.start()
         until(lambda: registered, "the proxy")
@@ -146,8 +141,6 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that may not steer mounts the kubelet's folder read-only."""
-    monkeypatch.setattr(plugin_return, "NOTICE_S", 0.1)
-    monkeypatch.setattr(plugin_return, "STAYS_S", 0.0)
     plugin = plugin_socket(RESOURCE)
     (tmp_path / f"{PREFIX}{plugin}").touch()
 
@@ -159,7 +152,7 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
         answering(tmp_path / "kubelet.sock", "v1beta1.Registration", "Register") as registered,
         answering(tmp_path / plugin, "v1beta1.DevicePlugin", "GetDevicePluginOptions"),
     ):
-        restore(tmp_path, plugin, lambda _: True, promotes=False)
+        restore(tmp_path, plugin, lambda _: True, promotes=False, patience=HASTY)
     assert len(registered) == 1
 
 
@@ -194,10 +187,8 @@ class Kubelet:
 
 
 @pytest.fixture
-def kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubelet]:
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
     """A kubelet, a plugin, and a registration that steers."""
-    monkeypatch.setattr(keeping, "CHECK_EVERY_S", 0.02)
-    monkeypatch.setattr(keeping, "CHECK_DEVICES_EVERY_S", 0.5)
     plugin = plugin_socket(RESOURCE)
     made = Kubelet(tmp_path)
     with (
@@ -213,6 +204,8 @@ def kubelet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Kubelet
             lambda: None,
             lambda: False,
             lambda: True,
+            check_every_s=0.02,
+            check_devices_every_s=0.5,
         )
         registration.start()
         try:

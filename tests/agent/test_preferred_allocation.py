@@ -18,7 +18,7 @@ from agent.probes.readings import (
     PermissionReading,
     SteeredReading,
 )
-from agent.steering import plugin_registration, preferred_allocation
+from agent.steering import preferred_allocation
 from agent.steering.messages import ContainerRequest
 from agent.steering.plugin_proxy import Rejected
 from agent.steering.plugin_registration import PluginRegistration
@@ -278,8 +278,7 @@ class Steering:
 
 
 @pytest.fixture
-def steering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Steering]:
-    monkeypatch.setattr(plugin_registration, "CHECK_EVERY_S", 0.02)
+def steering(tmp_path: Path) -> Iterator[Steering]:
     made = Steering(tmp_path)
     yield made
     made.allocation.stop(bring_back=False)

@@ -14,7 +14,6 @@ from headroom.contract.watched import GPUNodeSeen, NodeSeen
 from headroom.core.journal.decision_records import Bounds
 from headroom.core.journal.journal import Journal
 from headroom.core.whatif.pending_pods import Pending
-from headroom.runtime.follow import cluster_view
 from headroom.runtime.follow.cluster_view import ClusterView
 from headroom.runtime.settings.settings import Settings
 from headroom.runtime.telemetry import ViewTelemetry
@@ -32,14 +31,14 @@ def evicting() -> GPUNode:
     )
 
 
-def test_a_console_alone_ends_back_offs_and_shows_overuse(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_console_alone_ends_back_offs_and_shows_overuse() -> None:
     """Without an extender in its process, only its own clock does that."""
-    monkeypatch.setattr(cluster_view, "CLOCK_EVERY_S", 0.01)
 
     async def play() -> tuple[Reason | None, Reason | None, list[tuple[str, int]]]:
         telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
         settings = Settings(overuse_after_s=0.0)
         view = ClusterView(settings, lambda: "", telemetry)
+        view.clock_every_s = 0.01
         # The first back-off takes 10 s.
         seen_at_s = time.monotonic() - 9.5
         view.enqueue([NodeSeen(kube_node("n")), GPUNodeSeen(evicting(), seen_at_s)])

@@ -21,7 +21,6 @@ from headroom.core.cluster.node_weigher import NodeWeigher
 from headroom.core.cluster.trackers.deleted_pods import DeletedPods
 from headroom.core.cluster.trackers.sm_activity import Activities
 from headroom.core.eviction.back_offs import BackOffs
-from headroom.runtime.follow import event_queue
 from headroom.runtime.loops import Loops, progressed
 from headroom.runtime.settings.settings import Settings
 from tests.builders import kube_node
@@ -77,12 +76,11 @@ def failures(extender: Extender, loop: str) -> float:
 def test_all_changes_of_the_cluster_arrive(
     monkeypatch: pytest.MonkeyPatch, where: type, method: str, nth: int
 ) -> None:
-    monkeypatch.setattr(event_queue, "RETRY_S", 0.01)
-    monkeypatch.setattr(event_queue, "TOGETHER_S", 0.001)
     calls = raises_at(monkeypatch, where, method, nth)
 
     async def play() -> None:
         extender = Extender(Settings(), lambda: "")
+        extender.event_queue.retry_s, extender.event_queue.together_s = 0.01, 0.001
         names = [f"n{number}" for number in range(4)]
         for name in names:
             extender.enqueue(seen(name))
@@ -120,10 +118,10 @@ class Deaf:
         return call
 
 
-def test_reconciling_continues_whatever_the_ledger_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reconciling_continues_whatever_the_ledger_raises() -> None:
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Deaf()
-        monkeypatch.setattr("extender.reconcile.controller.EVERY_S", 0.02)
+        extender.reconciler.every_s = 0.02
         extender.reconciler.start(cast(Ledger, ledger))
         extender.deliver([NodeSeen(kube_node("n"))])
         gone = ObjectMeta(name="old", finalizers=["headroom.gpu/ledger"], deletion_timestamp="now")
@@ -161,9 +159,7 @@ def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
     assert failed == ["x", "x"]
 
 
-def test_work_without_an_end_is_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headroom.runtime.loops.AGAIN_AFTER_S", 0.0)
-
+def test_work_without_an_end_is_restarted() -> None:
     async def play() -> list[str]:
         failed: list[str] = []
         loops = Loops(lambda name: partial(failed.append, name))
@@ -173,6 +169,7 @@ def test_work_without_an_end_is_restarted(monkeypatch: pytest.MonkeyPatch) -> No
                 raise Bug
             await asyncio.Event().wait()
 
+        loops.again_after_s = 0.0
         loops.keep("y", work)
         await until_then(lambda: len(failed) == 2, "both fail")
         loops.stop()
@@ -237,14 +234,10 @@ class Slow:
         return []
 
 
-def test_a_node_that_cannot_be_checked_delays_no_other_node(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("extender.reconcile.controller.WAITED_S", 0.01)
-    monkeypatch.setattr("extender.reconcile.controller.READY_EVERY_S", 0.01)
-
+def test_a_node_that_cannot_be_checked_delays_no_other_node() -> None:
     async def play() -> None:
         extender, ledger = Extender(Settings(), lambda: ""), Slow()
+        extender.reconciler.waited_s = extender.reconciler.ready_every_s = 0.01
         extender.reconciler.start(cast(Ledger, ledger))
         extender.deliver(promised("slow"))
         await asyncio.sleep(0.05)

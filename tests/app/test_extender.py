@@ -44,6 +44,7 @@ def bound_pod(uid: str) -> Pod:
 def test_nothing_is_reconciled_before_the_cluster_was_listed() -> None:
     async def play(unready: str) -> list[str]:
         extender = Extender(Settings(), unready=lambda: unready)
+        extender.reconciler.every_s, extender.reconciler.ready_every_s = 3600.0, 0.01
         looked_into: list[str] = []
 
         class Evictor:
@@ -92,14 +93,13 @@ def test_a_finalizer_that_cannot_be_removed_blocks_no_other_node() -> None:
     assert asyncio.run(play()) == ["n"]
 
 
-def test_a_node_is_initialised_before_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_is_initialised_before_the_next_round() -> None:
     """One that is there when the cluster has been listed, and one that is new."""
-    monkeypatch.setattr(reconcile, "EVERY_S", 3600.0)
-    monkeypatch.setattr(reconcile, "READY_EVERY_S", 0.01)
 
     async def play() -> None:
         unready = "nodes were not listed yet"
         extender = Extender(Settings(), unready=lambda: unready)
+        extender.reconciler.every_s, extender.reconciler.ready_every_s = 3600.0, 0.01
         initialised: list[str] = []
 
         class Initialiser:
@@ -210,11 +210,10 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
 
         monkeypatch.setattr(reconcile, task, look)
 
-    monkeypatch.setattr(reconcile, "AT_ONCE", 3)
-
     async def play() -> None:
         nonlocal turn
         extender = Extender(Settings(), unready=lambda: "")
+        extender.reconciler.at_once = 3
         for name in names:
             node = GPUNode(metadata=ObjectMeta(name=name), spec=GPUNodeSpec(initialised=True))
             extender.deliver([NodeSeen(kube_node(name)), GPUNodeSeen(node, 0.0)])

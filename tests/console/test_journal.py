@@ -14,7 +14,6 @@ import pytest
 from headroom.contract.decision import decision_of
 from headroom.contract.kept_fields import kept_pod
 from headroom.contract.kube import Pod
-from headroom.core.journal import journal as journal_module
 from headroom.core.journal.decision_records import (
     DEFAULT_BOUNDS,
     Asked,
@@ -168,9 +167,8 @@ def decision(uid: str, name: str = "p", annotation: str = "") -> Decision:
     return Decision(shown, f"{uid}.1", WALL_S, 7, 5, 2, {})
 
 
-def test_copies_of_pods_are_limited_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(journal_module, "MAX_SHOWN_BYTES", 100_000)
-    journal = Journal()
+def test_copies_of_pods_are_limited_in_bytes() -> None:
+    journal = Journal(max_shown_bytes=100_000)
     for number in range(50):
         journal.record(decision(f"u{number}", f"p{number}", "x" * 10_000))
         assert journal.shown_bytes <= 100_000

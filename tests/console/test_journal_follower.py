@@ -14,8 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from headroom.console.feed import journal_follower
-from headroom.console.feed.journal_follower import JournalFollower
+from headroom.console.feed.journal_follower import JournalFollower, addresses
 from headroom.core.journal.decision_records import DEFAULT_BOUNDS, Filtered
 from headroom.runtime.follow.journal_stream import DecisionLine, StateLine, encode
 from tests.certificates import Authority
@@ -81,8 +80,8 @@ def extender(
 
 
 @contextlib.contextmanager
-def follows(*places: str, ca: Path | None = None, shown: str = "") -> Iterator[Any]:
-    found = JournalFollower(places, 1, "me", DEFAULT_BOUNDS, ca)
+def follows(*places: str, ca: Path | None = None, shown: str = "", **options: Any) -> Iterator[Any]:
+    found = JournalFollower(places, 1, "me", DEFAULT_BOUNDS, ca, **options)
     found.authorization = lambda: shown
     found.start()
     try:
@@ -149,12 +148,12 @@ def test_extenders_that_do_not_answer_are_listed_with_the_cause() -> None:
         assert "could not be resolved" in reported["no.such.name.invalid"]
 
 
-def test_an_extender_that_restarts_at_its_address_keeps_its_decisions_and_is_not_missing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(journal_follower, "RECONNECT_S", 0.05)
+def test_an_extender_that_restarts_at_its_address_keeps_its_decisions_and_is_not_missing() -> None:
     note = encode(DecisionLine("uid-1.1", "d", "p", 0.0, 0.0, "", 1, (1, 0, 0, 0, 0), FILTERED))
-    with extender(state("first") + note) as (place, handler), follows(place) as found:
+    with (
+        extender(state("first") + note) as (place, handler),
+        follows(place, reconnect_s=0.05) as found,
+    ):
         until(lambda: received(found) == ["first"], "the first is followed")
         handler.lines = state("second")
         before, handler.let_go = handler.let_go, threading.Event()
@@ -168,20 +167,19 @@ def test_an_extender_that_restarts_at_its_address_keeps_its_decisions_and_is_not
         assert "/v1/journal?replica=first&after=1" in asked
 
 
-def test_known_addresses_are_followed_while_their_name_is_not_resolved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(journal_follower, "RESOLVE_S", 0.05)
-    resolve, asked = journal_follower.addresses, []
+def test_known_addresses_are_followed_while_their_name_is_not_resolved() -> None:
+    asked = []
 
     def failing(place: tuple[str, int]) -> list[tuple[str, int]]:
         asked.append(place)
         if len(asked) > 1:
             raise OSError("temporary failure")
-        return resolve(place)
+        return addresses(place)
 
-    monkeypatch.setattr(journal_follower, "addresses", failing)
-    with extender() as (place, _), follows(place) as found:
+    with (
+        extender() as (place, _),
+        follows(place, resolve=failing, resolve_every_s=0.05) as found,
+    ):
         until(
             lambda: received(found) == ["other"] and len(asked) > 3, "it is followed all the same"
         )

@@ -7,7 +7,6 @@ import pytest
 
 from headroom.core.journal.decision_records import Asked as Requested
 from headroom.core.journal.decision_records import Filtered
-from headroom.doctor import recent_requests as module
 from headroom.doctor.recent_requests import RecentRequests, recent_requests
 from headroom.doctor.sharing_rules import ContainerRequest
 from tests.builders import GIB, GPU
@@ -47,16 +46,13 @@ def requested(uid: str, count_bytes: int | None, is_annotated: bool = True) -> C
     return ContainerRequest(uid, GPU, count_bytes, is_annotated)
 
 
-def test_each_pod_of_the_last_hours_counts_once_with_its_newest_request(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_PAGE", 2)
+def test_each_pod_of_the_last_hours_counts_once_with_its_newest_request(console: Console) -> None:
     console.decide("too-old", "4Gi", WALL_S + 1 * HOUR_S)
     console.decide("a", "8Gi", WALL_S + 3 * HOUR_S)
     console.decide("b", "25%", WALL_S + 4 * HOUR_S)
     console.decide("c", "1 replica", WALL_S + 5 * HOUR_S)
     console.decide("a", "6Gi", WALL_S + 6 * HOUR_S, version=2)
-    found = recent_requests(console)
+    found = recent_requests(console, page=2)
     assert found.requests == (
         requested("a", 6 * GIB),
         requested("c", None, is_annotated=False),
@@ -65,14 +61,11 @@ def test_each_pod_of_the_last_hours_counts_once_with_its_newest_request(
     assert (found.span_s, console.calls) == (5 * HOUR_S, 2)
 
 
-def test_at_most_the_newest_5000_decisions_are_read(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_PAGE", 2)
-    monkeypatch.setattr(module, "MAX_DECISIONS", 4)
+def test_at_most_the_newest_5000_decisions_are_read(console: Console) -> None:
     for number in range(6):
         console.decide(f"u{number}", "8Gi", WALL_S + 7 * HOUR_S + number)
-    assert [each.uid for each in recent_requests(console).requests] == ["u5", "u4", "u3", "u2"]
+    found = recent_requests(console, most=4, page=2)
+    assert [each.uid for each in found.requests] == ["u5", "u4", "u3", "u2"]
 
 
 def test_replicas_follow_the_pods_that_came_and_not_only_those_that_exist() -> None:

@@ -1,5 +1,6 @@
 """Answers of Prometheus that are no measurements, or that come only at another attempt."""
 
+import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -7,8 +8,8 @@ from typing import Any
 import pytest
 
 from headroom.errors import BadSettings, PrometheusUnreadable
-from headroom.planner import prometheus_source
 from headroom.planner.prometheus_source import read_prometheus
+from headroom.planner.workload import History
 from headroom.runtime.prometheus import Connection
 from headroom.runtime.promql import EVERY_CLUSTER as QUERIES
 from tests.plan.test_metrics_history import OLD, answers
@@ -43,41 +44,47 @@ class Prometheus:
     def connected(self, *args: object, **options: object) -> Iterator[Connection]:
         yield Connection(self, {})
 
+    def read(self, *seconds: float) -> History:
+        """Read the history of a day, with this clock, and without pauses between attempts."""
+        clock = itertools.chain(seconds, itertools.repeat(0.0))
+        return read_prometheus(
+            URL,
+            1,
+            {},
+            90_000.0,
+            connect=self.connected,
+            monotonic_s=lambda: next(clock),
+            pauses_s=(0.0, 0.0),
+        )
+
 
 @BAD
 @pytest.mark.parametrize(
     "name", [name for name, found in answers("Hostname", OLD).items() if found]
 )
-def test_values_that_are_no_measurements_are_left_out(
-    monkeypatch: pytest.MonkeyPatch, name: str, bad: str
-) -> None:
-    monkeypatch.setattr(prometheus_source, "connected", Prometheus({name: bad}).connected)
+def test_values_that_are_no_measurements_are_left_out(name: str, bad: str) -> None:
+    prometheus = Prometheus({name: bad})
     if name in ("gpus", "node", "fb_total", "devices"):
         with pytest.raises(BadSettings, match="Prometheus has no "):
-            read_prometheus(URL, 1, {}, 90_000.0)
+            prometheus.read()
         return
-    (life,) = read_prometheus(URL, 1, {}, 90_000.0).lives
+    (life,) = prometheus.read().lives
     assert life.peak_bytes == (None if name == "fb_used" else 6000 << 20)
     assert 0 < life.run_s <= 90_000
 
 
-def test_a_value_that_is_no_number_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_source, "connected", Prometheus({"gpus": "abc"}).connected)
-    monkeypatch.setattr(prometheus_source, "_PAUSES_S", ())
+def test_a_value_that_is_no_number_is_an_error() -> None:
     with pytest.raises(BadSettings, match=f"--prometheus {URL}: 'abc' is not a number. To check"):
-        read_prometheus(URL, 1, {}, 90_000.0)
+        Prometheus({"gpus": "abc"}).read()
 
 
-def test_a_query_that_fails_early_is_repeated_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_query_that_fails_early_is_repeated_twice() -> None:
     busy = Prometheus({})
-    monkeypatch.setattr(prometheus_source, "connected", busy.connected)
-    monkeypatch.setattr(prometheus_source, "_PAUSES_S", (0.0, 0.0))
     busy.errors = ["it answers 503"] * 2
-    assert len(read_prometheus(URL, 1, {}, 90_000.0).lives) == 1
+    assert len(busy.read().lives) == 1
     busy.errors = ["it answers 503"] * 3
     with pytest.raises(BadSettings, match="it answers 503"):
-        read_prometheus(URL, 1, {}, 90_000.0)
-    monkeypatch.setattr(prometheus_source, "_EARLY_S", -1.0)
+        busy.read()
     busy.errors = ["the answer came too late"]
     with pytest.raises(BadSettings, match="the answer came too late"):
-        read_prometheus(URL, 1, {}, 90_000.0)
+        busy.read(0.0, 31.0)

@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 
 from headroom.core.recommend.lives import DAY_S, Ending
 from headroom.errors import PrometheusUnreadable
-from headroom.recorder import prometheus_history
 from headroom.recorder.past_lives import PastLives
 from headroom.recorder.prometheus_history import HistoryReader, Source
 from headroom.runtime.metric_history import Asked, Sample
@@ -136,9 +135,9 @@ def test_reading_is_cancelled_with_its_loop() -> None:
     assert server.count == 1
 
 
-def test_too_many_samples_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prometheus_history, "MAX_SAMPLES", 3)
+def test_too_many_samples_are_not_used() -> None:
     read = Read(Server())
+    read.reader.most_samples = 3
     assert "it has more than 3 samples" in read.check()[0]["message"]
     assert len(read.past) == 0
 

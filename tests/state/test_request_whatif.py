@@ -1,8 +1,5 @@
 """Pods that are created again with other requests, simulated with the product's own placement."""
 
-import pytest
-
-from headroom.console.facts import request_whatif
 from headroom.console.facts.request_whatif import Amounts, Outcome, simulate_requests, with_amounts
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod
@@ -56,8 +53,8 @@ def lowered(state: ClusterWriter, size_gib: int = 6) -> list[Amounts]:
     ]
 
 
-def outcome(state: ClusterWriter, amounts: list[Amounts]) -> Outcome:
-    return simulate_requests(state, state.snapshot(), NOW_S, amounts)
+def outcome(state: ClusterWriter, amounts: list[Amounts], **most: int) -> Outcome:
+    return simulate_requests(state, state.snapshot(), NOW_S, amounts, **most)
 
 
 def test_smaller_requests_free_two_of_four_gpus() -> None:
@@ -105,11 +102,10 @@ def test_larger_requests_that_fit_nowhere_are_reported() -> None:
     assert (found.pods, found.unschedulable) == (4, 4)
 
 
-def test_the_pods_that_free_the_most_are_simulated_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request_whatif, "MAX_PODS", 1)
+def test_the_pods_that_free_the_most_are_simulated_first() -> None:
     state = cluster()
     most, *others = lowered(state)
-    found = outcome(state, [*others, Amounts(most.pod, {"main": GIB}, 15 * GIB)])
+    found = outcome(state, [*others, Amounts(most.pod, {"main": GIB}, 15 * GIB)], most_pods=1)
     assert (found.pods, found.left_out) == (1, 3)
     assert found.headroom_bytes_after - found.headroom_bytes == 15 * GIB
 

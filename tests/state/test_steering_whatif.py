@@ -13,9 +13,8 @@ from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.fit import fit
 from headroom.core.placement.request import VramRequest
-from headroom.core.whatif import steering_whatif
 from headroom.core.whatif.pending_pods import Explaining
-from headroom.core.whatif.steering_whatif import Gain, steerable, steering_gain
+from headroom.core.whatif.steering_whatif import Gain, Most, steerable, steering_gain
 from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared
 from tests.state.states import seen, state_of
 from tests.state.test_pending_pods import decision
@@ -71,8 +70,8 @@ def waiting(*sizes: str) -> list[Pod]:
     ]
 
 
-def gain_of(state: ClusterWriter) -> Gain | None:
-    return steering_gain(state, state.snapshot(), NOW_S)
+def gain_of(state: ClusterWriter, **most: int) -> Gain | None:
+    return steering_gain(state, state.snapshot(), NOW_S, Most(**most))
 
 
 @pytest.mark.parametrize("choice", ["", "predicted"])
@@ -149,24 +148,20 @@ def test_nodes_that_the_pod_may_not_run_on_are_not_suggested() -> None:
     assert gain_of(cluster(msgspec.structs.replace(asks, spec=spec))) is None
 
 
-def test_pods_and_nodes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_and_nodes_are_bounded() -> None:
     names = ("a", "b", "c")
     pods = waiting("16Gi", "16Gi", "16Gi", "16Gi")
     gain = gain_of(cluster(*pods, names=names))
     assert gain is not None
     assert [each.node for each in gain.nodes] == ["a", "b", "c"]
-    monkeypatch.setattr(steering_whatif, "_MAX_NODES", 2)
-    gain = gain_of(cluster(*pods, names=names))
+    gain = gain_of(cluster(*pods, names=names), nodes=2)
     assert gain is not None
     assert [each.node for each in gain.nodes] == ["a", "b"]
-    monkeypatch.setattr(steering_whatif, "MAX_PODS", 1)
-    gain = gain_of(cluster(*pods, names=names))
+    gain = gain_of(cluster(*pods, names=names), pods=1)
     assert gain is not None
     assert (gain.waiting_pods, gain.placed_pods) == (1, 1)
     mixed = waiting("16Gi", "17Gi", "16Gi", "17Gi")
-    monkeypatch.setattr(steering_whatif, "MAX_PODS", 4)
-    monkeypatch.setattr(steering_whatif, "_MAX_KINDS", 1)
-    gain = gain_of(cluster(*mixed, names=names))
+    gain = gain_of(cluster(*mixed, names=names), kinds=1)
     assert gain is not None
     assert (gain.waiting_pods, gain.waiting_bytes) == (2, 32 * GIB)
 
@@ -273,9 +268,7 @@ def test_a_pod_that_fits_on_another_node_does_not_count() -> None:
     assert gain_of(state) is None
 
 
-def test_nodes_of_pods_with_different_selectors_are_bounded_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_nodes_of_pods_with_different_selectors_are_bounded_together() -> None:
     nodes = [
         msgspec.structs.replace(
             each, metadata=msgspec.structs.replace(each.metadata, labels={"pool": each_name})
@@ -291,8 +284,7 @@ def test_nodes_of_pods_with_different_selectors_are_bounded_together(
     ]
     state = state_of(*seen(*nodes, uneven("a"), uneven("b"), *pods))
     for limit, placed in ((2, ["a", "b"]), (1, ["a"])):
-        monkeypatch.setattr(steering_whatif, "_MAX_NODES", limit)
-        gain = gain_of(state)
+        gain = gain_of(state, nodes=limit)
         assert gain is not None
         assert [each.node for each in gain.nodes] == placed
         assert (gain.waiting_pods, gain.placed_pods) == (limit, limit)

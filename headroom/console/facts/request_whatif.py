@@ -89,17 +89,21 @@ def with_amounts(cluster: Cluster, amounts: Amounts) -> tuple[Pod, VramRequest] 
 
 
 def simulate_requests(
-    cluster: Cluster, snap: Snapshot, now_s: float, amounts: Iterable[Amounts]
+    cluster: Cluster,
+    snap: Snapshot,
+    now_s: float,
+    amounts: Iterable[Amounts],
+    most_pods: int = MAX_PODS,
 ) -> Outcome:
     """Simulate that pods are created again with these amounts.
 
-    If there are more than ``MAX_PODS`` bound pods, only the pods that free the most memory are
+    If there are more than ``most_pods`` bound pods, only the pods that free the most memory are
     simulated. Only the first ``MAX_PENDING`` pending pods, by priority and age, are placed.
     ``now_s`` is this process's monotonic clock.
     """
     wanted = {each.pod.metadata.uid: each for each in amounts}
     bound = [each for each in wanted.values() if each.pod.node]
-    chosen = sorted(bound, key=lambda each: (-each.frees_bytes, each.pod.metadata.uid))[:MAX_PODS]
+    chosen = sorted(bound, key=lambda each: (-each.frees_bytes, each.pod.metadata.uid))[:most_pods]
     chosen.sort(key=lambda each: urgency(each.pod))
     changed = [pair for each in chosen if (pair := with_amounts(cluster, each)) is not None]
     present = [pair for pod, _ in changed if (pair := _as_it_is(cluster, pod)) is not None]

@@ -72,7 +72,8 @@ class JournalFollower:
 
     ``name`` is this process's own name. ``ca`` is the file with the CA of the extenders'
     certificates, if their ports use TLS. Each journal may use the memory of ``bounds`` for
-    decisions and half as much for pods."""
+    decisions and half as much for pods. ``resolve`` returns the addresses of a place; by default,
+    the addresses of its name."""
 
     def __init__(
         self,
@@ -81,7 +82,12 @@ class JournalFollower:
         name: str,
         bounds: Bounds,
         ca: Path | None = None,
+        resolve: Callable[[Address], list[Address]] | None = None,
+        resolve_every_s: float = RESOLVE_S,
+        reconnect_s: float = RECONNECT_S,
     ) -> None:
+        self._resolve_place, self._resolve_every_s = resolve or addresses, resolve_every_s
+        self.reconnect_s = reconnect_s
         self._places = [(place, usual_port) for place in places]
         self._name = name
         self._bounds = bounds
@@ -123,12 +129,12 @@ class JournalFollower:
         return [*found, *self._ended, *unresolved]
 
     def _resolve(self) -> None:
-        """Resolve the names and follow their addresses, every ``RESOLVE_S`` until stopped."""
+        """Resolve the names and follow their addresses, every ``resolve_every_s`` until stopped."""
         while not self._stop.is_set():
             unresolved: dict[str, str] = {}
             for place in self._places:
                 try:
-                    self._addresses[place] = addresses(place)
+                    self._addresses[place] = self._resolve_place(place)
                 except (OSError, ValueError) as err:
                     # The addresses that the last resolution returned may still be valid.
                     if not self._addresses.get(place):
@@ -137,7 +143,7 @@ class JournalFollower:
             self._follow(
                 {each: place for place, found in self._addresses.items() for each in found}
             )
-            self._stop.wait(RESOLVE_S)
+            self._stop.wait(self._resolve_every_s)
 
     def _follow(self, resolved: Mapping[Address, Address]) -> None:
         """Start streams to new addresses, and stop the streams to addresses that are gone.
@@ -227,7 +233,7 @@ class _Stream:
             except Exception:  # without this, the thread would end unnoticed
                 log.exception("journal_not_followed", extender=host_port(*self._address))
                 self._problem = "its journal could not be read: see the log"
-            self._stop.wait(RECONNECT_S)
+            self._stop.wait(self._follower.reconnect_s)
 
     def _read(self) -> None:
         """Read the stream until it ends. Raises ``OSError``, ``HTTPException`` or ``BadLine``."""

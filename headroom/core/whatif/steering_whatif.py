@@ -38,11 +38,19 @@ _BY_CHOICE = (
 )
 #: Maximum number of nodes that are simulated for one pod.
 _MAX_NODES_OF_POD = 8
-#: Maximum number of pods, of different requests among them, and of nodes, that are simulated for
-#: the whole cluster.
-MAX_PODS = 256
-_MAX_KINDS = 64
-_MAX_NODES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """Maximum number of pods, of different requests among them, and of nodes, that are simulated
+    for the whole cluster."""
+
+    pods: int = 256
+    kinds: int = 64
+    nodes: int = 32
+
+
+MOST = Most()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,18 +143,18 @@ def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
     return sorted(helped, key=lambda each: (each.obstacle != "", each.node))
 
 
-def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float) -> Gain | None:
+def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = MOST) -> Gain | None:
     """Simulate all pending pods on steered nodes; None if steering would place none of them.
 
-    The first 256 pods by priority and age are examined, and at most 32 nodes are steered: those
+    The first pods by priority and age are examined, and at most ``most.nodes`` are steered: those
     that reject the most pods because of the plugin's choice. Pods that would fit on none of these
     do not count. ``now_s`` is this process's monotonic clock.
     """
-    rejected = list(_rejected(cluster, snap, now_s))
+    rejected = list(_rejected(cluster, snap, now_s, most))
     counts = Counter(row for each in rejected for row in each.nodes)
     if not counts:
         return None
-    chosen = sorted(counts, key=lambda row: (-counts[row], snap.nodes[row].name))[:_MAX_NODES]
+    chosen = sorted(counts, key=lambda row: (-counts[row], snap.nodes[row].name))[: most.nodes]
     index_of = {row: index for index, row in enumerate(chosen)}
     simulation = Simulation(cluster, snap.part(np.array(chosen, np.int64)), now_s)
     for row in chosen:
@@ -188,13 +196,13 @@ class _Rejected:
     need_bytes: int
 
 
-def _rejected(cluster: Cluster, snap: Snapshot, now_s: float) -> Iterator[_Rejected]:
+def _rejected(cluster: Cluster, snap: Snapshot, now_s: float, most: Most) -> Iterator[_Rejected]:
     """Yield the pods that some node rejects because of the plugin's choice, in the order of
     scheduling."""
     eligible_by_key: dict[bytes, Eligible] = {}
     found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
     pods = sorted(cluster.unbound(), key=urgency)
-    for pod in pods[:MAX_PODS]:
+    for pod in pods[: most.pods]:
         if any(pod.metadata.uid in held for held in snap.held.values()):
             continue  # it waits for memory that is held for it
         request = cluster.understand(pod)
@@ -202,23 +210,25 @@ def _rejected(cluster: Cluster, snap: Snapshot, now_s: float) -> Iterator[_Rejec
             continue
         key = request.kind, (where := eligibility_key(pod))
         if key not in found_by_kind:
-            if len(found_by_kind) == _MAX_KINDS:
+            if len(found_by_kind) == most.kinds:
                 continue
             if where not in eligible_by_key:
                 eligible_by_key[where] = eligible_nodes(pod, snap, cluster.node)
             verdicts = fit(request, snap, eligible_by_key[where].rows, now_s)
-            found_by_kind[key] = _rejecting_nodes(cluster, verdicts)
+            found_by_kind[key] = _rejecting_nodes(cluster, verdicts, most)
         nodes, need_bytes = found_by_kind[key]
         if nodes:
             yield _Rejected(request, nodes, need_bytes)
 
 
-def _rejecting_nodes(cluster: Cluster, verdicts: Verdicts) -> tuple[frozenset[int], int]:
+def _rejecting_nodes(
+    cluster: Cluster, verdicts: Verdicts, most: Most
+) -> tuple[frozenset[int], int]:
     """Return rows of nodes that reject the pod because of the plugin's choice, and the bytes that
     the pod needs; no rows if it fits on some node."""
     if verdicts.fits.any():
         return frozenset(), 0
-    rows = [row for row, _ in islice(_rejecting(cluster, verdicts), _MAX_NODES)]
+    rows = [row for row, _ in islice(_rejecting(cluster, verdicts), most.nodes)]
     need_bytes = 0
     if rows:
         i = int(np.flatnonzero(verdicts.rows == rows[0])[0])

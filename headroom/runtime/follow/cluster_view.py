@@ -41,6 +41,7 @@ class ClusterView:
         self.settings = settings
         self.telemetry = telemetry
         self.loop = asyncio.get_running_loop()
+        self.clock_every_s = CLOCK_EVERY_S
         #: Prefix of the ids that this process writes, by which it recognizes its own reservations.
         self.name = uuid.uuid4().hex[:12]
         self._writer = ClusterWriter(
@@ -72,7 +73,7 @@ class ClusterView:
         self.reloading.start(self.loops)
         self.loops.keep("lag", lambda: sample_lag(self.telemetry.loop_lag_seconds.observe))
         self.loops.keep("memory", self._collect)
-        self.loops.start("clock", self.report_time, CLOCK_EVERY_S)
+        self.loops.start("clock", self.report_time, self.clock_every_s)
 
     def take(self, settings: Settings) -> None:
         """Apply these settings from now on. They may differ only in ``RELOADED``. Call it on the

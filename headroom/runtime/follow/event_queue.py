@@ -39,6 +39,7 @@ class EventQueue:
         self._owner = threading.get_ident()
         self._cluster = cluster
         self._loops = loops
+        self.retry_s, self.together_s = RETRY_S, TOGETHER_S
         #: Whether each turn ends with a snapshot for decisions. Views make their own snapshots.
         self.settles = True
         self.reactions: list[Callable[[Effects], None]] = []
@@ -57,7 +58,7 @@ class EventQueue:
         self._is_scheduled = False
         #: The next turn, if it was delayed to collect more events.
         self._later: asyncio.TimerHandle | None = None
-        self._snapshot_at_s = -TOGETHER_S
+        self._snapshot_at_s = -self.together_s
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Apply own changes at once, in the order of calls. May be called from any thread."""
@@ -130,7 +131,7 @@ class EventQueue:
         if not self._idle.is_set() and self._later is None:
             return
         self._idle.clear()
-        wait_s = TOGETHER_S - (time.monotonic() - self._snapshot_at_s)
+        wait_s = self.together_s - (time.monotonic() - self._snapshot_at_s)
         if self._snapshot_due or wait_s <= 0:
             if self._later is not None:
                 self._later.cancel()
@@ -146,7 +147,7 @@ class EventQueue:
             self._take_turn()
         except Exception:  # noqa: BLE001 - as above
             self._failing()
-            self._loop.call_later(RETRY_S, self._turn)
+            self._loop.call_later(self.retry_s, self._turn)
 
     def _take_turn(self) -> None:
         if self._work():
@@ -169,7 +170,7 @@ class EventQueue:
             while self._step() and time.monotonic() < until_s:
                 pass
             self._react(self._cluster.take_effects())
-            late = time.monotonic() - self._snapshot_at_s >= TOGETHER_S
+            late = time.monotonic() - self._snapshot_at_s >= self.together_s
             self._snapshot_due = late or not self.is_behind
         return self._snapshot_due or self.is_behind
 
@@ -218,7 +219,7 @@ class EventQueue:
     def _failing(self) -> None:
         """Count and log the current exception. Schedule nodes that failed to be weighed again."""
         self._loops.failing("event_queue")
-        self._loop.call_later(RETRY_S, self._weigh_failed_again)
+        self._loop.call_later(self.retry_s, self._weigh_failed_again)
 
 
 def _epoch_s() -> float:
