@@ -11,7 +11,7 @@ Extender, console and webhook are the real processes, each with its own rights. 
 each is killed with SIGKILL and started again while the others run. It is ready when /readyz returns
 success. The results also show the CPU time of process and API server until then, and the number of
 watches. Then pods come and go: as fast as one client can, or evenly over --churn-s seconds. Goals
-for the extender: ready within 15 s, less than 350 MiB resident, and no growth with the churn
+for the extender: ready within 15 s, less than 250 MiB resident, and no growth with the churn
 (samples differ by up to 5 MiB).
 """
 

@@ -32,7 +32,7 @@ Object = dict[str, Any]
 
 DEVICES, REPLICAS = 8, 4
 POD_BYTES = 8 * GIB
-READY_S, RESIDENT_MIB, GROWN_MIB = 15.0, 350.0, 5.0
+READY_S, RESIDENT_MIB, GROWN_MIB = 15.0, 250.0, 5.0
 #: etcd takes no more in one transaction.
 BATCH = 128
 

@@ -37,12 +37,14 @@ from headroom.console.views import (
     page_files,
     pending,
     pods,
+    pools,
     quotas,
     recommendations,
     score,
     snapshot,
     status,
     teams,
+    timeline,
     whatif,
 )
 from headroom.contract.console import HEADER
@@ -53,7 +55,9 @@ _VIEWS = (
     *(
         costs,
         pods,
+        pools,
         teams,
+        timeline,
         whatif,
         decisions,
         defrag,

@@ -16,7 +16,7 @@ from headroom.console.history.ranges import PrometheusRanges
 from headroom.console.history.recorder import HistoryRecorder
 from headroom.console.metrics import FleetCollector, Scrapes
 from headroom.console.view_context import Context, no_quotas
-from headroom.console.views.process import SettingsView
+from headroom.console.views.process import SettingsView, process_status
 from headroom.contract.decision import decision_of
 from headroom.contract.kube import Pod
 from headroom.contract.watched import WatchEvent
@@ -135,7 +135,7 @@ class Console:
             time.time,
             view.name,
             self.feed,
-            lambda: view.watches(),
+            lambda: process_status(view.observed),
             guard,
             self._settings_now,
             lambda: stuck_sentence(view.stuck()),
@@ -159,6 +159,7 @@ class Console:
             rejected=list(reloading.rejected),
             after_restart=list(reloading.after_restart),
             grafana_url=settings.grafana_url,
+            long_history=settings.prometheus_url is not None,
         )
 
     def _publish_misses(self, effects: Effects) -> None:

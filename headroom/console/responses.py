@@ -5,7 +5,7 @@ chunks, so even a long answer takes little memory.
 """
 
 import gzip
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
@@ -22,11 +22,21 @@ from headroom.core.placement.request import ContainerAsk
 from headroom.core.rules.eligible_nodes import Obstacle
 
 JSON = "application/json"
-_NO_STORE = {"Cache-Control": "no-store"}
 #: Minimum size of a chunk, except for the last.
 _CHUNK_BYTES = 1 << 16
 
+IfNoneMatch = Annotated[
+    str | None,
+    Header(
+        alias="If-None-Match",
+        description="The ETag of an earlier answer: 304 if it is still valid.",
+    ),
+]
 AcceptEncoding = Annotated[str | None, Header(alias="Accept-Encoding", include_in_schema=False)]
+#: Additional responses of views with an ETag, for /openapi.json.
+TAGGED: dict[int | str, dict[str, Any]] = {
+    304: {"description": "Only generatedAt and ages have changed"}
+}
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
 
@@ -147,8 +157,20 @@ InNamespace = Annotated[
 ]
 
 
-def encoded(body: View) -> Response:
-    return Response(as_json(body), media_type=JSON, headers=_NO_STORE)
+def is_current(etag: str | None, tag: str) -> bool:
+    """Return whether the caller's If-None-Match header contains this tag."""
+    return etag is not None and (
+        etag.strip() == "*" or tag in (each.strip() for each in etag.split(","))
+    )
+
+
+def unchanged(tag: str) -> Response:
+    """Return status 304, because the client's copy is still valid."""
+    return Response(status_code=304, headers=_headers(tag))
+
+
+def encoded(body: View, tag: str | None = None) -> Response:
+    return Response(as_json(body), media_type=JSON, headers=_headers(tag))
 
 
 def as_json(body: View) -> str:
@@ -158,20 +180,28 @@ def as_json(body: View) -> str:
 
 def compressed(body: bytes, accepted: str | None) -> Response:
     """Return a JSON body, compressed if the caller accepts gzip."""
-    headers = {**_NO_STORE, "Vary": "Accept-Encoding"}
+    headers = {**_headers(None), "Vary": "Accept-Encoding"}
     if "gzip" in (accepted or ""):
         body, headers = gzip.compress(body, 1), headers | {"Content-Encoding": "gzip"}
     return Response(body, media_type=JSON, headers=headers)
 
 
-def listed(body: View, name: str, views: Iterable[View]) -> Response:
+def listed(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
     """Return the body, with ``views`` in its list ``name``, as a stream of chunks."""
-    return streamed(json_parts(body, name, views), JSON)
+    return streamed(json_parts(body, name, views), JSON, _headers(tag))
 
 
-def streamed(parts: Iterable[bytes], media_type: str) -> Response:
+def joined(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:
+    """Return the same response as ``listed`` but unchunked, to share it between readers."""
+    parts = json_parts(body, name, views)
+    return Response(b"".join(parts), media_type=JSON, headers=_headers(tag))
+
+
+def streamed(
+    parts: Iterable[bytes], media_type: str, headers: Mapping[str, str] | None = None
+) -> Response:
     """Return a response that computes each part only when it is sent."""
-    return StreamingResponse(_on_threads(chunked(parts)), 200, _NO_STORE, media_type)
+    return StreamingResponse(_on_threads(chunked(parts)), 200, headers, media_type)
 
 
 async def _on_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
@@ -205,6 +235,13 @@ def json_parts(body: View, name: str, views: Iterable[View]) -> Iterator[bytes]:
         yield (between + as_json(view)).encode()
         between = ","
     yield f"]{after}".encode()
+
+
+def _headers(tag: str | None) -> dict[str, str]:
+    # no-cache allows clients to store the answer if they revalidate it each time.
+    return (
+        {"Cache-Control": "no-store"} if tag is None else {"ETag": tag, "Cache-Control": "no-cache"}
+    )
 
 
 def rounded_s(seconds: float | None) -> float | None:

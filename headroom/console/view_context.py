@@ -1,9 +1,11 @@
 """The data that the views of the debug API read, and the parameters through which they get it."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
+from zlib import crc32
 
+import numpy as np
 from fastapi import Depends
 from starlette.requests import Request
 
@@ -14,7 +16,8 @@ from headroom.console.history.history import History
 from headroom.console.history.ranges import PrometheusRanges
 from headroom.console.metrics import Scrapes
 from headroom.console.responses import stamp
-from headroom.console.views.process import SettingsView, enforcing
+from headroom.console.shared_answers import SharedAnswers
+from headroom.console.views.process import ProcessStatus, SettingsView, enforcing, unknown_process
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.holds import Hold
@@ -24,7 +27,6 @@ from headroom.core.rules.pod_requests import ResourceQuota
 from headroom.core.whatif.held_memory import seen_by
 from headroom.runtime.follow.claims import Claims
 from headroom.runtime.kube.profiles import Profiles
-from headroom.runtime.kube.resources import Health
 from headroom.runtime.server.auth import Guard, Sees, everything, visible_to
 from headroom.runtime.telemetry import ViewTelemetry
 
@@ -50,8 +52,7 @@ class Context:
     #: Name of this process. Snapshot generations of different processes cannot be compared.
     replica: str = "one"
     feed: Feed = field(default_factory=Feed.over)
-    #: Returns the state of each watch of the API server.
-    watches: Callable[[], Iterable[Health]] = tuple
+    process: Callable[[], ProcessStatus] = unknown_process
     #: Authorizes readers. If it is None, every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
@@ -74,6 +75,8 @@ class Context:
     ranges: PrometheusRanges | None = None
     #: Returns node -> devices whose use grows.
     growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
+    #: Answers that are the same for all readers.
+    answers: SharedAnswers = field(default_factory=SharedAnswers)
     scrapes: Scrapes = field(default_factory=Scrapes)
     #: Whether every client may read the metrics (setting metrics_access).
     open_metrics: bool = False
@@ -102,6 +105,20 @@ class Context:
     def holds_against(self, pod: Pod) -> Mapping[str, Sequence[Hold]]:
         """Return node -> the pods that have precedence over the pod on that node."""
         return self.cluster.holds.against(pod, self.monotonic_s())
+
+    def tag(self, snap: Snapshot, *more: object) -> str:
+        """Return the weak ETag of a view of this snapshot. ``more`` are the view's other inputs.
+
+        The tag is weak because bodies with the same tag can differ in ``generatedAt`` and in ages.
+        A report can become stale without a new snapshot, so the tag depends on which reports are
+        fresh.
+        """
+        fresh = np.packbits(snap.fresh_until_s >= self.monotonic_s())
+        specs = self.cluster.node_specs
+        held = sorted((name, *sorted(holds)) for name, holds in snap.held.items())
+        more = (*more, *((f"{crc32(repr(held).encode()):x}",) if held else ()))
+        parts = (snap.generation, f"{crc32(fresh.tobytes()):x}", specs, *more)
+        return 'W/"{}"'.format(".".join(map(str, (self.replica, *parts))))
 
 
 def shared(request: Request, kind: type[_Kept]) -> _Kept:

@@ -14,6 +14,7 @@ account:
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import NamedTuple
 
 from headroom.contract.dcgm import (
@@ -169,7 +170,56 @@ class Queries:
             f'label_replace({at}, "figure", "at", "", "")',
         )
 
-    # The console's costs of more than an hour.
+    # The console's history of more than an hour.
+
+    def fleet(self) -> list[RangeQuery]:
+        """Return the queries for the fleet. Each console exports the sums, so the highest
+        counts."""
+
+        def of(name: str) -> str:
+            return self.of(f"headroom_fleet_{name}_bytes")
+
+        overcommitted = self.of("headroom_overcommitted_bytes")
+        pending = f"max by (instance, reason) ({self.of('headroom_pending_pods')})"
+        figures = {
+            "allocatable": ("bytes", of("allocatable")),
+            "reserved": ("bytes", f"{of('reserved')} + {of('unconfirmed')}"),
+            "used": ("bytes", of("used")),
+            "unattributed": ("bytes", of("unattributed")),
+            "headroom": ("bytes", of("headroom")),
+            "overcommitted_devices": (
+                "count",
+                f"count by (instance) (max by (instance, device) ({overcommitted}) > 0)",
+            ),
+            "pending_pods": ("count", f"sum by (instance) ({pending})"),
+        }
+        return [RangeQuery(kind, unit, f"max({text})") for kind, (unit, text) in figures.items()]
+
+    def device(self, node: str, uuid: str) -> list[RangeQuery]:
+        """Return the queries for a device. Targets whose label ``node`` names another node do not
+        count."""
+        of = f"UUID={quoted(uuid)},node=~{quoted(re.escape(node) + '|')}"
+        reserved = self.of("headroom_ledger_device_reserved_bytes", f"device={quoted(uuid)}")
+        return [
+            RangeQuery("reserved", "bytes", f"max({reserved})"),
+            RangeQuery("used", "bytes", f"max({self.of('headroom_device_used_bytes', of)})"),
+            RangeQuery("sm", "ratio", f"max({self.of('headroom_device_sm_activity_ratio', of)})"),
+            self._pods(self.of("headroom_pod_used_bytes", of), "namespace", "pod", "pod_uid"),
+        ]
+
+    def pod(self, namespace: str, name: str) -> RangeQuery:
+        """Return the query for a pod. It returns a series for each device of the pod."""
+        forms = [
+            [f'{label}={quoted(text)},exported_{label}=""', f"exported_{label}={quoted(text)}"]
+            for label, text in (("namespace", namespace), ("pod", name))
+        ]
+        selectors = [self.of("headroom_pod_used_bytes", *each) for each in product(*forms)]
+        return self._pods(" or ".join(selectors), "namespace", "pod", "pod_uid", "UUID")
+
+    @staticmethod
+    def _pods(series: str, *labels: str) -> RangeQuery:
+        each = _by("namespace", "pod", "container", "pod_uid", "UUID", "GPU_I_ID")
+        return RangeQuery("pod", "bytes", f"sum by {_by(*labels)} (max by {each} ({series}))")
 
     def held(self, step_s: float, every_s: int) -> list[RangeQuery]:
         """Return the queries for GPU seconds and byte seconds of each namespace and state.

@@ -14,6 +14,7 @@ from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from headroom.console.app import console_app
 from headroom.console.feed.feed import Feed
 from headroom.console.feed.journals import Followed, Journals
+from headroom.console.shared_answers import SharedAnswers
 from headroom.console.view_context import Context, no_quotas
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
 from headroom.core.cluster.cluster_writer import ClusterWriter
@@ -44,6 +45,8 @@ class Asked:
     followed: list[Followed] = field(default_factory=list)
     feed: Feed = field(default_factory=Feed.over)
     guard: Guard | None = None
+    #: Answers are not shared, because tests change the state and read it at the same time.
+    answers: SharedAnswers = field(default_factory=lambda: SharedAnswers(0.0))
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     context: Context = field(init=False)
     stream: JournalSource = field(init=False)
@@ -63,6 +66,7 @@ class Asked:
             guard=self.guard,
             quotas=self.quotas,
             scheduler="default-scheduler",
+            answers=self.answers,
         )
         # A stream ends after its first lines, because ``answer`` reads all of it.
         self.stream = JournalSource(

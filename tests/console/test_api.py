@@ -1,4 +1,4 @@
-"""Tests the behaviour that all views of the debug API share: errors and pages."""
+"""Tests the behaviour that all views of the debug API share: errors, ETags and pages."""
 
 import re
 from collections.abc import Iterator
@@ -97,6 +97,40 @@ def test_the_example_of_every_parameter_is_valid(fleet: Asked) -> None:
             filled = re.sub(r"\{\w+\}", "x", path)
             answer = fleet.get(f"{filled}&{parameter['name']}={example}")
             assert answer.status_code in (200, 404), f"{where}: {answer.text}"
+
+
+@pytest.mark.parametrize("path", ["/v1/nodes", "/v1/nodes/gpu-a", "/v1/drift"])
+def test_an_unchanged_response_is_not_sent_again(fleet: Asked, path: str) -> None:
+    first = fleet.get(path)
+    fleet.now_s += 1.0
+    held = {"If-None-Match": f'"another", {first.headers["etag"]}'}
+    again = fleet.get(path, held)
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    assert fleet.get(path, {"If-None-Match": '"another"'}).status_code == 200
+
+    fleet.add_node("gpu-a")  # The node is reported again.
+    newer = fleet.get(path, held)
+    assert newer.status_code == 200
+    assert newer.headers["etag"] != first.headers["etag"]
+
+
+def test_a_report_that_becomes_stale_changes_the_etag(fleet: Asked) -> None:
+    first = fleet.get("/v1/nodes/gpu-a")
+    fleet.now_s += STALE_AFTER_S + 1
+    later = fleet.get("/v1/nodes/gpu-a", {"If-None-Match": first.headers["etag"]})
+    assert (first.json()["node"]["fresh"], later.json()["node"]["fresh"]) == (True, False)
+    assert first.json()["snapshot_generation"] == later.json()["snapshot_generation"]
+
+
+def test_processes_have_different_etags(fleet: Asked) -> None:
+    """A process counts its generations from its start."""
+    other = Asked()
+    for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
+        other.add_node(name)
+    one, two = (asked.get("/v1/nodes") for asked in (fleet, other))
+    assert one.json()["snapshot_generation"] == two.json()["snapshot_generation"]
+    assert one.headers["etag"] != two.headers["etag"]
 
 
 def test_pages_contain_every_node_even_if_nodes_disappear_meanwhile(fleet: Asked) -> None:

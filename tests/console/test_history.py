@@ -78,7 +78,11 @@ def test_a_device_has_a_value_for_each_report_that_changed_it() -> None:
     asked.report(6.0, 5.0)
     asked.report(9.5, 7.5, sm=0.5)
     body = asked.history("nodes/n/devices/GPU-0")
-    assert (body["resolution_s"], body["resolution_bytes"]) == (10.0, 8 << 20)
+    assert (body["source"], body["resolution_s"], body["resolution_bytes"]) == (
+        "console",
+        10.0,
+        8 << 20,
+    )
     assert body["at_s"] == [WALL_S + at for at in (10, 20, 40, 40)]
     assert series(body, "used") == [1.0 * GIB, 6.0 * GIB, 9.5 * GIB, 9.5 * GIB]
     assert series(body, "reserved") == [8.0 * GIB] * 4

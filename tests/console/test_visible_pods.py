@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from headroom.console.shared_answers import SharedAnswers
 from headroom.contract.gpunode import Reservation
 from headroom.contract.kube import Pod
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
@@ -34,9 +35,13 @@ def held(namespace: str, name: str, gib: int) -> tuple[Reservation, Pod]:
     return msgspec.structs.replace(reserved, namespace=namespace), running
 
 
-def world(*rights: Permission, holders: dict[str, tuple[str, int]] = HOLDERS) -> World:
+def world(
+    *rights: Permission,
+    holders: dict[str, tuple[str, int]] = HOLDERS,
+    answers: SharedAnswers | None = None,
+) -> World:
     """Pods on the only GPU of 24 GiB, which keep a pending pod from fitting."""
-    made = World()
+    made = World(answers=answers)
     made.reviews.rights["reader"] = set(rights)
     there = {space: held(space, *what) for space, what in holders.items()}
     reservations = {running.metadata.uid: reserved for reserved, running in there.values()}

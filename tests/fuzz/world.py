@@ -18,6 +18,7 @@ from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.scheduler.server import VerbsApp
 from headroom.console.app import console_app
 from headroom.console.feed.journals import Journals
+from headroom.console.shared_answers import SharedAnswers
 from headroom.console.view_context import Context
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod
@@ -107,6 +108,7 @@ class World:
             lambda: EPOCH_S + self.now_s,
             profiles=self.profiles,
             claims=self.claims,
+            answers=SharedAnswers(0.0),
         )
         state = StateLine("one", "", EPOCH_S, 0, "", "enforce")
         stream = JournalSource("one", self.journal, lambda: state, ended=True)

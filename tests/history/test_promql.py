@@ -14,9 +14,15 @@ EU = Queries('cluster="eu-1"')
 
 def every_query(of: Queries) -> list[str]:
     measured = [*of.use.values(), *of.peaks.values()]
+    ranges = [
+        *of.fleet(),
+        *of.device("n", "GPU-a"),
+        of.pod("ml", "p"),
+        *of_holdings(of, Range(0, 9e4)),
+    ]
     return [
         *of.sm_activity(0.95, 900),
-        *(each.promql for each in of_holdings(of, Range(0, 9e4))),
+        *(each.promql for each in ranges),
         *(of.totals(3) | of.lives | of.nodes | of.ended_lives).values(),
         *(each.promql for each in measured),
         *(each.suspects for each in measured if each.suspects),

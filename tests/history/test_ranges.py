@@ -1,9 +1,10 @@
-"""Costs of more than an hour come from a real Prometheus."""
+"""Ranges of more than an hour come from a real Prometheus, in the form of the last hour."""
 
 import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -24,6 +25,14 @@ from tests.waiting import PATIENCE_S
 
 HOUR_S = 3600.0
 MOST_READERS = 16
+DEVICE = '{gpu="0",UUID="GPU-\\"0",Hostname="n"}'
+POD = '{gpu="0",UUID="GPU-\\"0",Hostname="n",namespace="ml",pod="a",container="main",pod_uid="u"}'
+
+
+def sample(name: str, values: list[float], first_s: float) -> list[str]:
+    """A value every 10 minutes, as Prometheus keeps it."""
+    each = (f"{name} {value} {first_s + 600 * i:.3f}" for i, value in enumerate(values))
+    return [f"# TYPE {name.partition('{')[0]} gauge", *each]
 
 
 def each_minute(name: str, value: float, first_s: float, minutes: int) -> list[str]:
@@ -49,12 +58,18 @@ def test_a_range_has_at_most_361_times_and_no_step_below_the_scrape_interval() -
 
 @pytest.mark.slow
 @starts_processes
-def test_costs_are_read_for_six_hours() -> None:
+def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
     first_s = time.time() - 6 * HOUR_S
     try:
         with prometheus() as server:
             server.configure([])
             lines = [
+                *sample(
+                    f"headroom_device_used_bytes{DEVICE}", [float(n) for n in range(36)], first_s
+                ),
+                *sample(f"headroom_device_sm_activity_ratio{DEVICE}", [0.5] * 36, first_s),
+                *sample(f"headroom_pod_used_bytes{POD}", [7.0] * 18, first_s),
+                *sample('headroom_fleet_used_bytes{instance="a"}', [40.0] * 36, first_s),
                 # Two consoles, which export the same, in the last four hours; team b left early.
                 "# TYPE headroom_held_gpus gauge",
                 *(
@@ -83,12 +98,36 @@ def test_costs_are_read_for_six_hours() -> None:
             server.run()
             ranges = PrometheusRanges(f"http://127.0.0.1:{server.port}")
             asked = asking(ranges)
+            asked.add_node("n")
             # Steps that begin with a value, and others.
             for begin_s in (first_s // 60 * 60 + 3 * HOUR_S, first_s // 60 * 60 + 3 * HOUR_S + 7.5):
                 within = Range(begin_s, begin_s + HOUR_S)
                 covered = of_holdings(EVERY_CLUSTER, within)[-1:]
                 (seconds,) = ranges.read(covered, within)
                 assert sum(filter(None, seconds.values[1:])) == HOUR_S
+
+            def read(path: str) -> dict[str, Any]:
+                answer = asked.get(f"/v1/history/{path}?since=6h")
+                assert answer.status_code == 200, answer.text
+                body: dict[str, Any] = answer.json()
+                assert body["source"] == "prometheus"
+                assert body["resolution_s"] == 60.0
+                assert len(body["at_s"]) == 361
+                return body
+
+            device = read("nodes/n/devices/GPU-%220")
+            series = {each["kind"]: each for each in device["series"]}
+            assert series.keys() == {"used", "sm", "pod"}
+            used = [each for each in series["used"]["values"] if each is not None]
+            assert (used[0], used[-1]) == (0.0, 35.0)
+            assert set(series["sm"]["values"]) - {None} == {0.5}
+            assert (series["pod"]["namespace"], series["pod"]["name"]) == ("ml", "a")
+            assert series["pod"]["device"] == 'GPU-"0'
+            assert series["pod"]["values"][-1] is None  # it left after three hours
+            (of_pod,) = read("pods/ml/a")["series"]
+            assert (of_pod["device"], of_pod["uid"]) == ('GPU-"0', "u")
+            fleet = {each["kind"]: each["values"] for each in read("fleet")["series"]}
+            assert set(fleet["used"]) - {None} == {40.0}
 
             costs = asked.get("/v1/costs?since=6h").json()
             assert costs["source"] == "prometheus"
@@ -109,14 +148,14 @@ def test_costs_are_read_for_six_hours() -> None:
 
 def test_without_an_answer_the_reason_is_given() -> None:
     asked = asking(None)
-    answer = asked.get("/v1/costs?since=2h")
+    answer = asked.get("/v1/history/fleet?since=2h")
     assert answer.status_code == 503
     assert "for a longer range set prometheus_url" in answer.json()["detail"]
     asked = asking(PrometheusRanges(f"http://127.0.0.1:{free_ports(1)[0]}"))
-    answer = asked.get("/v1/costs?since=2h")
+    answer = asked.get("/v1/history/fleet?since=2h")
     assert answer.status_code == 503
     assert "Prometheus cannot be read" in answer.json()["detail"]
-    assert asked.get("/v1/costs?since=30m").json()["source"] == "console"
+    assert asked.get("/v1/history/fleet?since=30m").json()["source"] == "console"
 
 
 def test_values_that_are_no_measurements_are_left_out() -> None:
@@ -147,3 +186,10 @@ def test_readers_beyond_the_limit_do_not_wait_for_prometheus(
         answers.set()
         assert [each.result() for each in waiting] == [[]] * MOST_READERS
     assert ranges.read((), within) == []
+
+
+def test_labels_are_quoted_in_queries() -> None:
+    used = next(
+        each.promql for each in EVERY_CLUSTER.device("n.1", 'a"b\\c') if each.kind == "used"
+    )
+    assert used == 'max(headroom_device_used_bytes{UUID="a\\"b\\\\c",node=~"n\\\\.1|"})'

@@ -247,6 +247,7 @@ PATHS = (
     "/v1/idle",
     "/v1/score?pod=default/waiting",
     "/v1/costs",
+    *(f"/v1/timeline/pods/default/{name}" for name in BOUND_ON),
 )
 #: Fields that differ between any two answers, or that are sums of all nodes.
 OF_ALL = {

@@ -251,6 +251,24 @@ def test_costs_are_those_of_this_cluster(world: World) -> None:
     assert held["ml"].used_bytes / covered_s == pytest.approx(2 * GIB, rel=0.01)
 
 
+def last(values: list[float | None]) -> float | None:
+    return [each for each in values if each is not None][-1]
+
+
+def test_the_history_is_that_of_this_cluster(world: World) -> None:
+    ranges = PrometheusRanges(world.url, queries=OURS)
+    within = Range(world.now_s - 2 * HOUR_S, world.now_s)
+    fleet = {each.kind: last(each.values) for each in ranges.read(OURS.fleet(), within)}
+    assert (fleet["allocatable"], fleet["reserved"]) == (10 * GIB, 20 * GIB)
+    assert (fleet["overcommitted_devices"], fleet["pending_pods"]) == (1, 3)
+    (pod,) = ranges.read([OURS.pod("ml", "w0")], within)
+    names = {name: pod.labels[name] for name in ("namespace", "pod", "pod_uid", "UUID")}
+    assert names == {"namespace": "ml", "pod": "w0", "pod_uid": "u-w0", "UUID": "GPU-2-eu"}
+    of_device = ranges.read(OURS.device("n2", "GPU-2-eu"), within)
+    used = [(each.kind, each.labels.get("pod"), last(each.values)) for each in of_device]
+    assert used == [("used", None, 3 * GIB), ("pod", "w0", 3 * GIB)]
+
+
 def test_a_plan_has_the_pods_and_gpus_of_this_cluster(world: World) -> None:
     found = read_prometheus(world.url, 1, {}, world.now_s, OURS)
     machines = {each.name: (each.gpus, each.memory_bytes // MIB) for each in found.machines}

@@ -57,6 +57,9 @@ def test_a_user_finds_in_two_clicks_why_a_pod_is_pending_and_what_helps(
     lower.get_by_role("button", name="Copy").click()
     expect(lower.get_by_role("button", name="Copied")).to_be_visible()
     assert page.evaluate("navigator.clipboard.readText()") == body["advice"][0]["fix"]
+    life = page.get_by_role("list", name="Timeline").get_by_role("listitem")
+    expect(life.first).to_contain_text("filtered kube-scheduler tried it: 3 nodes offered, none")
+    expect(life.last).to_contain_text("created the pod was created")
     assert page.evaluate(CONTRASTS) == []
 
 

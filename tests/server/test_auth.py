@@ -10,6 +10,7 @@ from fastapi.security import HTTPAuthorizationCredentials
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from headroom.console.shared_answers import SharedAnswers
 from headroom.runtime.server.auth import (
     ALL_PODS,
     DEFAULT_LIMITS,
@@ -62,11 +63,16 @@ class Played:
 
 
 class World:
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, **rights: Permission) -> None:
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        answers: SharedAnswers | None = None,
+        **rights: Permission,
+    ) -> None:
         self.reviews = Played({name: {permission} for name, permission in rights.items()})
         self.now_s = 0.0
         guard = Guard(self.reviews, lambda: self.now_s, limits)
-        self.api = Asked(guard=guard)
+        self.api = Asked(guard=guard, answers=answers or SharedAnswers(0.0))
         self.api.add_node("n")
 
     def get(self, path: str, name: str | None) -> httpx.Response:

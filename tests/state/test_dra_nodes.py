@@ -24,6 +24,7 @@ from headroom.contract.watched import (
     Relisted,
     SliceGone,
 )
+from headroom.core.cluster.mismatches import Mismatch, mismatches
 from headroom.core.placement.fit import fit
 from headroom.core.placement.placement_record import Placement
 from headroom.core.placement.policy import Rules
@@ -199,6 +200,9 @@ class TestBoundPods:
         bound = claiming(pod(None, node="n"))
         assert self.charged(state, bound) is None
         assert unreserved_pods(state) == []
+        held = state.gpunode("n")
+        assert held is not None
+        assert Mismatch.BOUND_WITHOUT_RESERVATION not in set(mismatches(state, held))
         assert reason(state, pod(None, uid="next")) is None
 
     def test_a_pod_with_an_amount_is_charged_the_memory_of_its_claim(self) -> None:

@@ -139,23 +139,6 @@ def shown(used_bytes: int, version: int, unattributed_bytes: int = 0, **rest: An
     return gpunode(first, pods=[use("a", "D0", used_bytes)], version=str(version), **rest)
 
 
-def measured_of(state: RecordingState) -> int | None:
-    (node,) = state.snapshot().nodes
-    return node.devices[0].holders[0].measured_bytes
-
-
-def test_use_within_the_charge_does_not_weigh_the_node_again() -> None:
-    bound = pod("8Gi", uid="a", node="n")
-    state = state_of(*seen(kube_node(), bound, shown(GIB, 1)))
-    for version in (2, 3):
-        take(state, GPUNodeSeen(shown(version * GIB, version), NOW_S))
-        assert not state.has_unweighed
-        assert measured_of(state) == version * GIB
-    take(state, GPUNodeSeen(shown(9 * GIB, 4), NOW_S))
-    assert state.weigh_next()
-    assert measured_of(state) == 9 * GIB
-
-
 def test_replaced_reports_are_not_kept() -> None:
     """Two copies for each of 5,000 nodes would not fit into memory."""
     first = shown(GIB, 1)

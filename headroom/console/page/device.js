@@ -3,6 +3,7 @@
 import {age, ask, clock, el, gib, gpuNoun, many, measured, percent, podLink, since, swap} from "./dom.js";
 import {grafana} from "./grafana.js";
 import {about, plot} from "./plot.js";
+import {ranges} from "./ranges.js";
 
 /** Pods with a colour and a line of their own. */
 const MOST_PODS = 5;
@@ -22,6 +23,8 @@ export function device(panel, nodeName, gpu, onClose) {
   panel.setAttribute("aria-labelledby", "detail-title");
   panel.tabIndex = -1;
   panel.replaceChildren(el("button", {type: "button", class: "close", "aria-label": "Close", onclick: onClose}, "×"), heading, now, memory.element, activity.element, marked, source, links);
+  const range = ranges(() => refresh());
+  now.after(range.element);
   let loads = 0;
 
   async function refresh() {
@@ -32,12 +35,12 @@ export function device(panel, nodeName, gpu, onClose) {
       if (!found) throw new Error(`node ${nodeName} reports no ${gpuNoun(gpu)}`);
       const path = `nodes/${encodeURIComponent(nodeName)}/devices/${encodeURIComponent(found.uuid)}`;
       const both = Promise.all([ask(`v1/${path}`), ask("v1/events", {follow: "false", since: "1h", node: nodeName})]);
-      const shown = ask(`v1/history/${path}`).then(async history => {
+      const shown = range.show(`v1/history/${path}`, async history => {
         const answers = await both.catch(() => null); // shown below
         if (!answers || ownLoad !== loads) return;
         source.textContent = history.series.length ? about(history) : "No history yet: the first value is recorded within 10 s of a report.";
         if (history.series.length) await showHistory(history, answers[0], answers[1].events);
-      }).catch(err => { source.textContent = err.message; });
+      }, why => { source.textContent = why; });
       const [body] = await both;
       if (ownLoad !== loads) return;
       if (!links.childElementCount) links.append(grafana({node: nodeName, uuid: found.uuid}));
@@ -50,17 +53,17 @@ export function device(panel, nodeName, gpu, onClose) {
   }
 
   async function showHistory(history, body, events) {
-    const of = kind => history.series.find(each => each.kind === kind)?.values ?? history.at_s.map(() => null), ours = new Set(history.series.map(each => each.uid).filter(Boolean));
+    const of = kind => history.series.find(each => each.kind === kind)?.values ?? history.at_s.map(() => null), {span_s} = range, ours = new Set(history.series.map(each => each.uid).filter(Boolean));
     const marks = events.filter(event => event.device === body.device.uuid || ours.has(event.uid) && !event.device).map(event => [event, MARKS[`${event.kind} ${event.cause}`] ?? MARKS[event.kind]])
       .filter(([, mark]) => mark).map(([event, [letter, colour, words]]) => ({at_s: Date.parse(event.at) / 1000, letter, colour: `var(${colour})`, words, event}));
     const pods = history.series.filter(each => each.kind === "pod").sort((a, b) => highest(b) - highest(a));
     const colours = coloursOf(body.holders);
     const lines = pods.slice(0, MOST_PODS).map(each => ({label: `${each.namespace}/${each.name}`, values: each.values, unit: "bytes", colour: colours.get(each.uid) ?? "var(--quiet)"}));
     await Promise.all([
-      memory.show({at: history.at_s, marks, most: body.device.memory_bytes, series: [
+      memory.show({at: history.at_s, span_s, marks, most: body.device.memory_bytes, series: [
         {label: "in use", values: of("used"), unit: "bytes", colour: "var(--used)", fill: true},
         {label: "reserved, or in use if more", values: of("reserved"), unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}, ...lines]}),
-      activity.show({at: history.at_s, marks, most: 1, series: [{label: "SM activity", values: of("sm"), unit: "ratio", colour: "var(--sm)", fill: true}]}),
+      activity.show({at: history.at_s, span_s, marks, most: 1, series: [{label: "SM activity", values: of("sm"), unit: "ratio", colour: "var(--sm)", fill: true}]}),
     ]);
     const latest = marks.slice(-12).reverse();
     swap(marked, ...(latest.length ? [el("h4", {}, "Marked on the time axis"), el("ul", {class: "marks"}, ...latest.map(({at_s, letter, words, event}) =>

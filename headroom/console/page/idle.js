@@ -1,11 +1,10 @@
 // Pods that hold GPU memory and use no SM, by namespace and owner, with what that costs.
 
 import {age, ask, atMost, choice, el, gib, many, podLink, swap, table} from "./dom.js";
+import {EVERY_MS, FAILED_EVERY_MS} from "./ranges.js";
 
 /** Maximum number of rows of a table, and on a phone. */
 const MOST = 200, PHONE = 10;
-/** Costs are read again after this time, and after the shorter time if they could not be read. */
-const EVERY_MS = 60_000, FAILED_EVERY_MS = 5_000;
 /** Ranges of the costs. */
 const RANGES = {"1h": "the last hour", "1d": "the last day", "7d": "the last 7 days", "30d": "the last 30 days"};
 

@@ -3,6 +3,7 @@
 import {age, ask, el, gib, gpuLink, local, many, podLink, swap} from "./dom.js";
 import {RISKS} from "./device.js";
 import {about, plot} from "./plot.js";
+import {ranges} from "./ranges.js";
 
 const MOST = 10;
 /** Lines of the fleet's plot. */
@@ -10,8 +11,8 @@ const LINES = [["used", "in use", "var(--used)"], ["reserved", "reserved by pods
 
 export function overview(view) {
   const risks = section("At risk", "GPUs that are overcommitted or full soon, or whose pods use more than they requested", "GPU"), waiting = section("Waiting", "Pending pods by owner, the longest first", "pod");
-  const broken = section("Broken", "Nodes, GPUs and inputs that do not work", "problem"), memory = plot("Memory of the fleet"), pending = plot("Pending pods"), source = el("p", {class: "quiet"});
-  view.append(el("h2", {class: "unseen"}, "Overview"), el("div", {class: "three"}, risks.element, waiting.element, broken.element), el("div", {class: "two"}, memory.element, pending.element), source);
+  const broken = section("Broken", "Nodes, GPUs and inputs that do not work", "problem"), memory = plot("Memory of the fleet"), pending = plot("Pending pods"), range = ranges(() => plots()), source = el("p", {class: "quiet"});
+  view.append(el("h2", {class: "unseen"}, "Overview"), el("div", {class: "three"}, risks.element, waiting.element, broken.element), range.element, el("div", {class: "two"}, memory.element, pending.element), source);
 
   async function load() {
     const shown = plots(), body = await ask("v1/overview", {limit: MOST}), {totals} = body;
@@ -20,14 +21,14 @@ export function overview(view) {
     broken.show(totals.broken, body.broken.map(brokenItem), "All is well: all nodes report, and all GPUs are healthy.", ["#/nodes", "all nodes"]);
     await shown;
   }
-  const plots = () => ask("v1/history/fleet").then(showHistory).catch(err => { source.textContent = err.message; });
+  const plots = () => range.show("v1/history/fleet", showHistory, why => { source.textContent = why; });
   async function showHistory(history) {
     if (history.at_s.length < 2) return;
-    const of = kind => history.series.find(each => each.kind === kind)?.values ?? history.at_s.map(() => null);
+    const of = kind => history.series.find(each => each.kind === kind)?.values ?? history.at_s.map(() => null), {span_s} = range;
     source.textContent = about(history);
     await Promise.all([
-      memory.show({at: history.at_s, series: LINES.map(([kind, label, colour], i) => ({label, colour, values: of(kind), unit: "bytes", fill: i === 0, dash: i === 2 ? [2, 4] : undefined}))}),
-      pending.show({at: history.at_s, series: [{label: "pending pods", colour: "var(--soon)", values: of("pending_pods"), unit: "count", fill: true}]}),
+      memory.show({at: history.at_s, span_s, series: LINES.map(([kind, label, colour], i) => ({label, colour, values: of(kind), unit: "bytes", fill: i === 0, dash: i === 2 ? [2, 4] : undefined}))}),
+      pending.show({at: history.at_s, span_s, series: [{label: "pending pods", colour: "var(--soon)", values: of("pending_pods"), unit: "count", fill: true}]}),
     ]);
   }
   return {refresh: load, close: () => { memory.close(); pending.close(); }};

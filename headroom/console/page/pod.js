@@ -4,6 +4,7 @@ import {ask, el, gib, gpuLink, local, many, podLink, since, swap, table} from ".
 import {grafana} from "./grafana.js";
 import {asks} from "./lists.js";
 import {about, plot} from "./plot.js";
+import {ranges} from "./ranges.js";
 
 const VERDICTS = {bound: "good", fits: "good", rejected: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
 
@@ -17,9 +18,9 @@ export function pod(view, [namespace = "", name = ""]) {
     const [within, which] = box.value.trim().split("/").map(encodeURIComponent);
     location.hash = `#/pod/${within}/${which}`;
   });
-  const memory = plot("Memory of the pod"), activity = plot("SM activity of its GPUs"), source = el("p", {class: "quiet"}), details = el("div", {id: "details"});
+  const memory = plot("Memory of the pod"), activity = plot("SM activity of its GPUs"), range = ranges(() => plots()), source = el("p", {class: "quiet"}), life = el("div"), details = el("div", {id: "details"});
   memory.element.hidden = activity.element.hidden = true;
-  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, memory.element, activity.element, source, name ? grafana({namespace, pod: name}) : "", details);
+  view.append(el("h2", {}, name ? `Pod ${namespace}/${name}` : "Explain a pod"), form, answer, name ? range.element : "", memory.element, activity.element, source, name ? grafana({namespace, pod: name}) : "", life, details);
   if (!name) { box.focus(); return {refresh: async () => {}}; }
 
   async function load() {
@@ -34,25 +35,36 @@ export function pod(view, [namespace = "", name = ""]) {
     }
     swap(answer, ...first(body));
     swap(details, ...rest(body));
-    if (body.bound_to) await ask(`v1/history/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).then(showHistory).catch(withoutHistory);
+    await Promise.all([showLife(), body.bound_to ? plots() : null]);
   }
+
+  const plots = () => range.show(`v1/history/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`, showHistory, withoutHistory);
 
   /** Show the use of each device of the pod, if any report has shown the pod on one. */
   async function showHistory(history) {
-    const of = kind => history.series.filter(each => each.kind === kind), uses = of("pod"), sm = of("sm");
+    const {span_s} = range, of = kind => history.series.filter(each => each.kind === kind), uses = of("pod"), sm = of("sm");
     [memory.element.hidden, activity.element.hidden] = [!uses.length, !sm.length];
-    if (!uses.length) { withoutHistory(); return; }
-    source.textContent = about(history);
+    if (!uses.length) { withoutHistory("Prometheus has no use of this pod in this range."); return; }
+    source.textContent = `${about(history)}${range.isLong ? " SM activity is shown for the last hour only." : ""}`;
     const requested = uses[0].requested_bytes ?? null;
-    if (sm.length) await activity.show({at: history.at_s, most: 1, series: sm.map((each, i) => ({label: `SM activity of ${each.device}`, values: each.values, unit: "ratio", colour: i ? `var(--pod-${1 + i % 5})` : "var(--sm)", fill: i === 0}))});
-    await memory.show({at: history.at_s, series: [
+    if (sm.length) await activity.show({at: history.at_s, span_s, most: 1, series: sm.map((each, i) => ({label: `SM activity of ${each.device}`, values: each.values, unit: "ratio", colour: i ? `var(--pod-${1 + i % 5})` : "var(--sm)", fill: i === 0}))});
+    await memory.show({at: history.at_s, span_s, series: [
       ...uses.map((each, i) => ({label: `in use on ${each.device}`, values: each.values, unit: "bytes", colour: `var(--pod-${1 + i % 5})`, fill: i === 0})),
       ...(requested === null ? [] : [{label: "reserved", values: history.at_s.map(() => requested), unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}])]});
   }
-  /** Hide the plots, because most pods without a value in the last hour have just started. */
-  function withoutHistory() {
+  /** Hide the plots. Why is shown for long ranges only: most pods without a value in the last hour have just started. */
+  function withoutHistory(why) {
     memory.element.hidden = activity.element.hidden = true;
-    source.textContent = "";
+    source.textContent = range.isLong ? why : "";
+  }
+  /** Show what happened to the pod, the latest first. */
+  async function showLife() {
+    const found = await ask(`v1/timeline/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).catch(() => null);
+    if (!found) return;
+    const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+    swap(life, ...(found.entries.length ? [el("h3", {}, "Timeline, the latest first"), el("ol", {class: "timeline", reversed: true, "aria-label": "Timeline"}, ...found.entries.toReversed().map(each =>
+      el("li", {class: each.kind}, el("time", {datetime: each.at, title: each.at}, new Date(each.at).toLocaleString("en-GB", {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit"})), " ", el("b", {}, each.kind), ` ${local(each.message)}`))),
+      el("p", {class: "quiet"}, `Times in ${zone}. ${found.kept}`)] : []));
   }
   return {refresh: load, close: () => { memory.close(); activity.close(); }, leastMs: 1500};
 }

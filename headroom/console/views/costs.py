@@ -13,13 +13,12 @@ from headroom.console.history.holdings import HeldMinutes, Holdings, summed
 from headroom.console.history.ranges import PrometheusRanges, Range, of_holdings
 from headroom.console.responses import Body, encoded
 from headroom.console.view import View
-from headroom.console.view_context import Context, InContext, Newest
+from headroom.console.view_context import InContext, Newest
 from headroom.console.views.decisions import moment_s
+from headroom.console.views.history import MOST_S, ranges_of
 from headroom.errors import PrometheusUnreadable
 
 _HOUR_S, _DAY_S, _GIB = 3600.0, 86_400.0, float(1 << 30)
-#: The longest range: a year.
-MOST_S = 366 * _DAY_S
 
 
 class CostsView(View):
@@ -97,7 +96,7 @@ async def costs(
     if in_console := now_s - within.begin_s <= KEPT_S:
         covered_s, sums = _recorded(context.history.held, within)
     else:
-        ranges = _ranges(context)
+        ranges = ranges_of(context)
         try:
             covered_s, sums = await run_in_threadpool(_read, ranges, within)
         except PrometheusUnreadable as err:
@@ -124,20 +123,6 @@ async def costs(
             total=_view(total, price),
         )
     )
-
-
-def _ranges(context: Context) -> PrometheusRanges:
-    """Return the reader of Prometheus.
-
-    Raises ``HTTPException`` 503 without setting prometheus_url.
-    """
-    if context.ranges is None:
-        raise HTTPException(
-            503,
-            "the console has the last hour; for a longer range set prometheus_url. "
-            "Example: prometheus_url: http://prometheus.monitoring:9090",
-        )
-    return context.ranges
 
 
 def _recorded(held: HeldMinutes, within: Range) -> tuple[float, dict[str, Holdings]]:

@@ -8,9 +8,13 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from headroom.console.responses import (
+    TAGGED,
     Body,
+    IfNoneMatch,
+    is_current,
     listed,
     stamp,
+    unchanged,
 )
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
@@ -120,11 +124,21 @@ Claims = Annotated[bool, Query(description="false: leave out the claims.", examp
 routes = APIRouter()
 
 
-@routes.get("/v1/drift", response_model=DriftBody)
-def drift(context: InContext, snap: Newest, pods: Pods = True, claims: Claims = True) -> Response:
+@routes.get("/v1/drift", response_model=DriftBody, responses=TAGGED)
+def drift(
+    context: InContext,
+    snap: Newest,
+    pods: Pods = True,
+    claims: Claims = True,
+    etag: IfNoneMatch = None,
+) -> Response:
     """List each pod that has a reservation, with its reserved and used memory and its predicted and
     actual devices. Count the predictions by result, and list the misses."""
     tracker = context.cluster.observations
+    figures = (*dict(tracker.totals).values(), len(tracker.misses), context.claims.version)
+    tag = context.tag(snap, *figures)
+    if is_current(etag, tag):
+        return unchanged(tag)
     # Copy both first, because the event loop adds to them while this thread reads.
     misses, totals = list(tracker.misses), dict(tracker.totals)
     epoch_s = context.wall_s() - context.monotonic_s()
@@ -136,7 +150,7 @@ def drift(context: InContext, snap: Newest, pods: Pods = True, claims: Claims = 
         misses=[_miss(each, epoch_s) for each in reversed(misses)],
     )
     views = drift_views(context.cluster) if pods else iter(())
-    return listed(body, "pods", views)
+    return listed(body, "pods", views, tag)
 
 
 def drift_views(cluster: Cluster) -> Iterator[DriftView]:

@@ -1,7 +1,8 @@
 """Totals of the fleet by GPU model, and the reasons why nodes take no pods."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from operator import add, sub
 from threading import Lock
 
 import numpy as np
@@ -11,10 +12,14 @@ from starlette.responses import Response
 
 from headroom.console.facts.gpu_pods import unconfirmed_by_model
 from headroom.console.responses import (
+    TAGGED,
     Body,
+    IfNoneMatch,
     ReasonView,
-    encoded,
+    is_current,
+    joined,
     reason_view,
+    unchanged,
 )
 from headroom.console.view import View
 from headroom.console.view_context import InContext, Newest, shared
@@ -60,20 +65,27 @@ class FleetBody(Body):
 routes = APIRouter()
 
 
-@routes.get("/v1/fleet", response_model=FleetBody)
-def fleet(context: InContext, request: Request, snap: Newest) -> Response:
+@routes.get("/v1/fleet", response_model=FleetBody, responses=TAGGED)
+def fleet(context: InContext, request: Request, snap: Newest, etag: IfNoneMatch = None) -> Response:
     """Return totals over all devices by GPU model, and the nodes that take no pods."""
+    pending_pods = len(context.cluster.unbound())
+    tag = context.tag(snap, pending_pods)
+    if is_current(etag, tag):
+        return unchanged(tag)
     now_s = context.monotonic_s()
-    return encoded(
-        FleetBody(
+
+    def compute() -> Response:
+        body = FleetBody(
             **context.head(snap),
             nodes=len(snap.nodes),
             closed=[reason_view(*each) for each in _closed(snap, now_s).most_common()],
-            models=shared(request, ModelSums).of(context.cluster, snap, now_s),
+            models=[],
             overcommitted_bytes=context.overcommitted_bytes(),
-            pending_pods=len(context.cluster.unbound()),
+            pending_pods=pending_pods,
         )
-    )
+        return joined(body, "models", shared_sums(request).of(context.cluster, snap, now_s), tag)
+
+    return context.answers.of(request, now_s, compute)
 
 
 #: The fields of ``ModelView`` after ``model``, which are also the fields of the sums.
@@ -85,35 +97,77 @@ _NodeSums = Mapping[str, list[int]]
 class ModelSums:
     """Sums over all devices by model. Several threads may use it.
 
-    The sums of each node are kept, because a large fleet has tens of thousands of devices, of which
-    few change between two calls. May be used by several threads.
+    The totals are kept, because a large fleet has tens of thousands of devices and few of them
+    change between two calls. Only the sums of nodes that changed are subtracted and added again.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._updated = UpdatedNodes()
-        #: Node -> its sums.
-        self._nodes: dict[str, _NodeSums] = {}
+        #: Node -> its devices, whether it takes pods, and its sums, which the totals include.
+        self._nodes: dict[str, tuple[tuple[DeviceTerms, ...], bool, _NodeSums]] = {}
+        self._totals: dict[str, list[int]] = {}
 
     def of(self, cluster: Cluster, snap: Snapshot, now_s: float) -> list[ModelView]:
-        """Return the sums of each model, the largest first."""
-        found: dict[str, list[list[int]]] = defaultdict(list)
+        """Return the sums of each model, largest first."""
         with self._lock:
-            for row in self._updated.since_last(snap, now_s):
-                node = snap.nodes[row]
-                self._nodes[node.name] = _sums(cluster, node, _is_open(node, now_s))
-            for name in self._nodes.keys() - snap.row_of.keys():
-                del self._nodes[name]
-            for of_node in self._nodes.values():
-                for model, sums in of_node.items():
-                    found[model].append(sums)
-        models = [
-            ModelView(
-                model=model, **dict(zip(_FIELDS, map(sum, zip(*sums, strict=True)), strict=True))
-            )
-            for model, sums in found.items()
-        ]
+            self._update(cluster, snap, now_s)
+            models = [
+                ModelView(model=model, **dict(zip(_FIELDS, totals, strict=True)))
+                for model, totals in self._totals.items()
+            ]
         return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
+
+    def grouped(
+        self,
+        cluster: Cluster,
+        snap: Snapshot,
+        now_s: float,
+        group_of: Callable[[str], str],
+    ) -> dict[tuple[str, str], dict[str, int]]:
+        """Return (group, model) -> the fields of ``ModelView``. ``group_of`` returns the group of a
+        node name."""
+        found: dict[tuple[str, str], list[list[int]]] = {}
+        with self._lock:
+            self._update(cluster, snap, now_s)
+            for name, (_, _, of_node) in self._nodes.items():
+                group = group_of(name)
+                for model, sums in of_node.items():
+                    found.setdefault((group, model), []).append(sums)
+        return {
+            key: dict(zip(_FIELDS, np.array(sums, object).sum(axis=0).tolist(), strict=True))
+            for key, sums in found.items()
+        }
+
+    def _update(self, cluster: Cluster, snap: Snapshot, now_s: float) -> None:
+        for row in self._updated.since_last(snap, now_s):
+            node = snap.nodes[row]
+            is_open = _is_open(node, now_s)
+            known = self._nodes.get(node.name)
+            if known is None or known[0] is not node.devices or known[1] != is_open:
+                now = node.devices, is_open, _sums(cluster, node, is_open)
+                self._subtract(node.name)
+                self._nodes[node.name] = now
+                for model, sums in now[2].items():
+                    totals = self._totals.get(model, [0] * len(_FIELDS))
+                    self._totals[model] = list(map(add, totals, sums))
+        if len(self._nodes) > len(snap.nodes):
+            for name in self._nodes.keys() - snap.row_of.keys():
+                self._subtract(name)
+
+    def _subtract(self, name: str) -> None:
+        """Subtract the sums of a node from the totals and forget them. Ignore unknown nodes."""
+        if name not in self._nodes:
+            return
+        for model, sums in self._nodes.pop(name)[2].items():
+            totals = list(map(sub, self._totals.pop(model), sums))
+            if any(totals):
+                self._totals[model] = totals
+
+
+def shared_sums(request: Request) -> ModelSums:
+    """Return the sums of all nodes, which all readers of the application share."""
+    return shared(request, ModelSums)
 
 
 def _sums(cluster: Cluster, node: NodeTerms, is_open: bool) -> _NodeSums:

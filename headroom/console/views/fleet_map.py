@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from fastapi import APIRouter, Query
 from numpy.typing import NDArray
+from starlette.requests import Request
 from starlette.responses import Response
 
 from headroom.console.responses import AcceptEncoding, Body, compressed
@@ -97,12 +98,21 @@ routes = APIRouter()
 @routes.get("/v1/map", response_model=MapBody)
 def fleet_map(
     context: InContext,
+    request: Request,
     snap: Newest,
     label: Label = "",
     after: After = "",
     encoding: AcceptEncoding = None,
 ) -> Response:
     """Return all devices in columns, or only the devices of nodes that changed after a version."""
+    return context.answers.of(
+        request, context.monotonic_s(), lambda: _answer(context, snap, label, after, encoding)
+    )
+
+
+def _answer(
+    context: Context, snap: Snapshot, label: str, after: str, encoding: str | None
+) -> Response:
     base = f"{context.replica}.{snap.names_hash & 0xFFFFFFFF:x}."
     generation = after.removeprefix(base)
     complete = not (after.startswith(base) and generation.isdecimal())

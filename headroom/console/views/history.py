@@ -1,15 +1,17 @@
-"""The last hour of a device, a pod and the fleet."""
+"""The last hour of a device, a pod and the fleet, and longer ranges from Prometheus."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, HTTPException
+from fastapi import APIRouter, HTTPException, Query
 from pydantic import Field
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from headroom.console.history.history import (
     DEVICE_COLUMNS,
+    KEPT_S,
     RESERVED,
     RESOLUTION_S,
     SM,
@@ -23,12 +25,17 @@ from headroom.console.history.history import (
     Totals,
     Values,
 )
+from headroom.console.history.ranges import PrometheusRanges, Range
 from headroom.console.responses import UNKNOWN as NOT_KNOWN
 from headroom.console.responses import Body, encoded, unknown_node
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
+from headroom.console.views.decisions import moment_s
 from headroom.console.views.devices import NodeName, Uuid
 from headroom.console.views.explain import Namespace, PodName
+from headroom.core.placement.snapshot import Snapshot
+from headroom.errors import PrometheusUnreadable
+from headroom.runtime.promql import RangeQuery
 
 Parts = Sequence[tuple[Layout, Steps, Values]]
 
@@ -51,6 +58,8 @@ class SeriesView(View):
 
 
 class HistoryBody(Body):
+    source: str
+    """"console" if this console recorded it, otherwise "prometheus"."""
     resolution_s: float
     """Shortest time between two values. Memory is rounded to ``resolution_bytes``."""
     resolution_bytes: int
@@ -61,12 +70,30 @@ class HistoryBody(Body):
     series: list[SeriesView]
 
 
+Since = Annotated[
+    str | None,
+    Query(
+        description="A time, or an age such as 6h. Ranges of more than an hour are read from "
+        "Prometheus "
+        "(setting prometheus_url).",
+        examples=["30m"],
+    ),
+]
+_UNANSWERED: dict[int | str, dict[str, Any]] = {
+    503: {"description": "Prometheus does not answer, or the setting prometheus_url is missing"}
+}
+#: The longest range in seconds: a year.
+MOST_S = 366 * 86_400.0
+
 routes = APIRouter()
 
 
-@routes.get("/v1/history/fleet", response_model=HistoryBody)
-async def fleet(context: InContext, snap: Newest) -> Response:
-    """Return the sums over all devices and the number of pending pods."""
+@routes.get("/v1/history/fleet", response_model=HistoryBody, responses=_UNANSWERED)
+async def fleet(context: InContext, snap: Newest, since: Since = None) -> Response:
+    """Return the sums over all devices and the number of pending pods, for the last hour or since a
+    time."""
+    if within := _range(context, since):
+        return await _from_prometheus(context, snap, ranges_of(context).queries.fleet(), within)
     found = context.history.totals()
     series = [
         SeriesView(kind=kind, unit=unit, values=[getattr(each, field) for each in found])
@@ -88,11 +115,17 @@ _FLEET_BYTES = tuple(
 @routes.get(
     "/v1/history/nodes/{name}/devices/{uuid}",
     response_model=HistoryBody,
-    responses=NOT_KNOWN,
+    responses=NOT_KNOWN | _UNANSWERED,
 )
-async def device(context: InContext, name: NodeName, uuid: Uuid, snap: Newest) -> Response:
-    """Return the last hour of a device: memory reserved and in use, SM activity, and the use of
-    each pod on it, also of pods that have left."""
+async def device(
+    context: InContext, name: NodeName, uuid: Uuid, snap: Newest, since: Since = None
+) -> Response:
+    """Return the history of a device for the last hour or since a time. It has the reserved and
+    used memory, the SM activity, and the use of each pod on the device, also of pods that have
+    left."""
+    if within := _range(context, since):
+        queries = ranges_of(context).queries.device(name, uuid)
+        return await _from_prometheus(context, snap, queries, within, uuid)
     history = context.history
     if name not in snap.row_of and history.layout(name) is None:
         raise unknown_node(name)
@@ -116,11 +149,17 @@ _KINDS = (("reserved", RESERVED), ("used", USED), ("sm", SM))
 @routes.get(
     "/v1/history/pods/{namespace}/{name}",
     response_model=HistoryBody,
-    responses=NOT_KNOWN,
+    responses=NOT_KNOWN | _UNANSWERED,
 )
-async def pod(context: InContext, namespace: Namespace, name: PodName, snap: Newest) -> Response:
-    """Return the last hour of a pod: its use of each of its devices, and their SM activity.
-    Readable by each caller that may ``get`` the pod."""
+async def pod(
+    context: InContext, namespace: Namespace, name: PodName, snap: Newest, since: Since = None
+) -> Response:
+    """Return the history of a pod for the last hour or since a time: its use of each of its
+    devices, and for the last hour also their SM activity. Each caller that may ``get`` the pod may
+    read it."""
+    if within := _range(context, since):
+        queries = [ranges_of(context).queries.pod(namespace, name)]
+        return await _from_prometheus(context, snap, queries, within)
     at_s, series = pod_series(context, namespace, name)
     if not series and context.cluster.pod_named(namespace, name) is None:
         raise HTTPException(
@@ -148,11 +187,79 @@ def pod_series(context: Context, namespace: str, name: str) -> tuple[list[float]
     return [], []
 
 
+def _range(context: Context, since: str | None) -> Range | None:
+    """Return the range to read from Prometheus, or None if the console has recorded it."""
+    if since is None:
+        return None
+    now_s = context.wall_s()
+    begin_s = moment_s(since, now_s)
+    if now_s - begin_s <= KEPT_S:
+        return None
+    return Range(max(begin_s, now_s - MOST_S), now_s)
+
+
+def ranges_of(context: Context) -> PrometheusRanges:
+    """Return the reader of Prometheus.
+
+    Raises ``HTTPException`` 503 if setting prometheus_url is missing.
+    """
+    if context.ranges is None:
+        raise HTTPException(
+            503,
+            "the console records only the last hour; for a longer range set prometheus_url. "
+            "Example: prometheus_url: http://prometheus.monitoring:9090",
+        )
+    return context.ranges
+
+
+async def _from_prometheus(
+    context: Context,
+    snap: Snapshot,
+    queries: Sequence[RangeQuery],
+    within: Range,
+    device: str | None = None,
+) -> Response:
+    """Return the series of the queries.
+
+    ``device`` is the UUID of the device of all series. If it is None, each series has the UUID in
+    its label ``UUID``.
+    """
+    ranges = ranges_of(context)
+    try:
+        found = await run_in_threadpool(ranges.read, queries, within)
+    except PrometheusUnreadable as err:
+        raise HTTPException(503, f"Prometheus cannot be read: {err}") from err
+    series = [
+        SeriesView(
+            kind=each.kind,
+            unit=each.unit,
+            device=device or each.labels.get("UUID"),
+            namespace=each.labels.get("namespace"),
+            name=each.labels.get("pod"),
+            uid=each.labels.get("pod_uid"),
+            values=each.values,
+        )
+        for each in found
+    ]
+    return encoded(
+        HistoryBody(
+            **context.head(snap),
+            source="prometheus",
+            resolution_s=within.step_s,
+            resolution_bytes=1,
+            from_s=within.begin_s,
+            at_s=within.times(),
+            series=series,
+        )
+    )
+
+
 def _body(
     head: dict[str, Any], first_step: int, at_s: list[float], series: list[SeriesView]
 ) -> HistoryBody:
     return HistoryBody(
         **head,
+        source="console",
         resolution_s=RESOLUTION_S,
         resolution_bytes=UNIT_BYTES,
         from_s=float(first_step * RESOLUTION_S),

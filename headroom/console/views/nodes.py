@@ -8,29 +8,35 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from fastapi import APIRouter, Query
 from numpy.typing import NDArray
+from starlette.requests import Request
 from starlette.responses import Response
 
 from headroom.console.facts.memory_caps import caps_on
 from headroom.console.responses import (
+    TAGGED,
     UNKNOWN,
     AskedPage,
     Body,
+    IfNoneMatch,
     Page,
     Paged,
     encoded,
+    is_current,
+    joined,
     listed,
     rounded_s,
+    unchanged,
     unknown_node,
 )
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, NewestWithHolds
+from headroom.console.views.device_views import DeviceViews, shared_views
 from headroom.console.views.devices import (
     CapView,
     DeviceView,
     NodeName,
     OveruseView,
     cap_view,
-    device_view,
     overuse_views,
 )
 from headroom.contract.device_choice import STEERING_UNKNOWN
@@ -74,6 +80,8 @@ AskedOrder = Annotated[
         examples=["fullest"],
     ),
 ]
+#: Pages of at most this many nodes are shared between readers.
+MOST_SHARED = 100
 _PPM = 1_000_000
 #: Maximum of a device's fullness. It has 16 digits, like the keys in a position.
 _MOST_PPM = 10**15
@@ -125,19 +133,37 @@ class NodeBody(Body):
 routes = APIRouter()
 
 
-@routes.get("/v1/nodes", response_model=NodesBody)
+@routes.get("/v1/nodes", response_model=NodesBody, responses=TAGGED)
 def nodes(
     context: InContext,
+    request: Request,
     snap: NewestWithHolds,
     page: AskedPage,
     search: Search = "",
     troubled: Troubled = False,
     order: AskedOrder = Order.NAME,
+    etag: IfNoneMatch = None,
 ) -> Response:
     """List all nodes with the memory accounting of every device. The next page continues after
-    the last node of this one, also if nodes appeared or disappeared meanwhile."""
-    body, rows = _page_of(context, snap, page, search, troubled, order, context.monotonic_s())
-    return listed(body, "nodes", (node_view(snap.nodes[row], context) for row in rows))
+    the last node of this page, even if nodes appeared or disappeared meanwhile."""
+    tag = context.tag(snap)
+    if is_current(etag, tag):
+        return unchanged(tag)
+    now_s, kept = context.monotonic_s(), shared_views(request)
+
+    def found() -> tuple[NodesBody, Iterator[NodeView]]:
+        body, rows = _page_of(context, snap, page, search, troubled, order, now_s)
+        return body, (node_view(snap.nodes[row], context, kept) for row in rows)
+
+    if page.limit is None or page.limit > MOST_SHARED:
+        body, views = found()
+        return listed(body, "nodes", views, tag)
+
+    def compute() -> Response:
+        body, views = found()
+        return joined(body, "nodes", views, tag)
+
+    return context.answers.of(request, now_s, compute)
 
 
 def _page_of(
@@ -177,16 +203,25 @@ def _page_of(
     return body, shown
 
 
-@routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN)
-def one_node(context: InContext, name: NodeName, snap: NewestWithHolds) -> Response:
-    """Return one node, as in the list of nodes, and what prevents steering it."""
+@routes.get("/v1/nodes/{name}", response_model=NodeBody, responses=UNKNOWN | TAGGED)
+def one_node(
+    context: InContext,
+    request: Request,
+    name: NodeName,
+    snap: NewestWithHolds,
+    etag: IfNoneMatch = None,
+) -> Response:
+    """Return one node as in the list of nodes, and the obstacle to steering it."""
+    tag = context.tag(snap)
+    if is_current(etag, tag):
+        return unchanged(tag)
     if name not in snap.row_of:
         raise unknown_node(name)
-    node = node_view(snap.nodes[snap.row_of[name]], context)
+    node = node_view(snap.nodes[snap.row_of[name]], context, shared_views(request))
     found = steerable(context.cluster, name)
     obstacle = found.obstacle if found and found.known else found and STEERING_UNKNOWN
     body = NodeBody(**context.head(snap), node=node, steering_obstacle=obstacle or None)
-    return encoded(body)
+    return encoded(body, tag)
 
 
 def _reason(node: NodeTerms, now_s: float) -> Reason | None:
@@ -259,7 +294,7 @@ def _searchable_of(terms: DeviceTerms) -> Iterator[str]:
         yield f"{holder.namespace}/{holder.name}"
 
 
-def node_view(node: NodeTerms, context: Context) -> NodeView:
+def node_view(node: NodeTerms, context: Context, kept: DeviceViews) -> NodeView:
     cluster, aged = context.cluster, context.activity_age()
     gpunode = cluster.gpunode(node.name)
     status = gpunode.status if gpunode else None
@@ -278,7 +313,7 @@ def node_view(node: NodeTerms, context: Context) -> NodeView:
         taints=list(map(taint_text, keeping_out(kube_node))) if kube_node else [],
         unmeasured=node.unmeasured or None,
         certainty=certainty(node) if node.devices else None,
-        devices=[device_view(terms, aged) for terms in node.devices],
+        devices=[kept.of(terms, aged) for terms in node.devices],
         caps=[
             cap_view(cap)
             for terms in node.devices

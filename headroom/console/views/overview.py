@@ -8,10 +8,11 @@ from starlette.responses import Response
 
 from headroom.console.responses import Body, encoded
 from headroom.console.view import View
-from headroom.console.view_context import InContext, Newest, shared
+from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.console.views.broken import BrokenView, broken
 from headroom.console.views.risks import RiskView, risks
 from headroom.console.views.waiting import WaitingGroups, WaitingView
+from headroom.core.placement.snapshot import Snapshot
 
 Limit = Annotated[
     int, Query(ge=1, le=1000, description="Maximum length of each list.", examples=[10])
@@ -39,9 +40,16 @@ routes = APIRouter()
 
 @routes.get("/v1/overview", response_model=OverviewBody)
 def overview(context: InContext, request: Request, snap: Newest, limit: Limit = 10) -> Response:
-    """Return what is at risk, waiting and broken, the most urgent first. At most 10 groups of
-    waiting pods are listed, because each is tried on a copy of the cluster."""
-    waiting, waiting_count = shared(request, WaitingGroups).of(context, snap)
+    """Return devices at risk, waiting pods and what is broken, most urgent first. At most 10 groups
+    of waiting pods are listed, because each is tried on a copy of the cluster."""
+    groups = shared(request, WaitingGroups)
+    return context.answers.of(
+        request, context.monotonic_s(), lambda: _answer(context, snap, groups, limit)
+    )
+
+
+def _answer(context: Context, snap: Snapshot, groups: WaitingGroups, limit: int) -> Response:
+    waiting, waiting_count = groups.of(context, snap)
     (at_risk, risk_count), faults = risks(context, snap, limit), broken(context, snap)
     totals = TotalsView(
         at_risk=risk_count,

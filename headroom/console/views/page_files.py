@@ -6,10 +6,11 @@ anywhere else.
 
 import hashlib
 from pathlib import Path
-from typing import Annotated
 
-from fastapi import APIRouter, Header, HTTPException
+from fastapi import APIRouter, HTTPException
 from starlette.responses import Response
+
+from headroom.console.responses import IfNoneMatch, is_current, unchanged
 
 _FOLDER = Path(__file__).parents[1] / "page"
 
@@ -30,9 +31,6 @@ _HEADERS = {
 _FILES = {each.name: each.read_bytes() for each in _FOLDER.iterdir() if each.suffix in _TYPES}
 
 
-#: The browser has the file with this ETag.
-IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match")]
-
 routes = APIRouter()
 
 
@@ -51,7 +49,7 @@ def file(name: str, etag: IfNoneMatch = None) -> Response:
 def _file(name: str, etag: str | None) -> Response:
     body = _FILES[name]
     tag = f'"{hashlib.sha256(body).hexdigest()[:16]}"'
+    if is_current(etag, tag):
+        return unchanged(tag)
     headers = {"ETag": tag, **_HEADERS}
-    if etag == tag:
-        return Response(status_code=304, headers=headers)
     return Response(body, media_type=_TYPES[Path(name).suffix], headers=headers)

@@ -11,12 +11,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headroom.console.facts.gpu_pods import GpuPod, GpuPods
-from headroom.console.responses import AskedPage, Paged, encoded
+from headroom.console.responses import AskedPage, Page, Paged, joined
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
 from headroom.core.placement.request import VramRequest
+from headroom.core.placement.snapshot import Snapshot
 
 #: Default page size, and maximum page size.
 PODS, MOST_PODS = 100, 1000
@@ -216,7 +217,16 @@ def pods(
     wanted = _Filter(
         search.lower(), namespace, owner, node, model, state, context.wall_s(), overusing
     )
-    rows = shared_rows(request)
+    return context.answers.of(
+        request,
+        context.monotonic_s(),
+        lambda: _answer(context, snap, shared_rows(request), wanted, order, page),
+    )
+
+
+def _answer(
+    context: Context, snap: Snapshot, rows: GpuPods, wanted: _Filter, order: Order, page: Page
+) -> Response:
     position, limit = _ORDERS[order], min(page.limit or PODS, MOST_PODS)
     sums = PodSumsView()
     matching, remaining = 0, 0
@@ -240,9 +250,9 @@ def pods(
         remaining=remaining,
         continue_=shown[-1][0] if remaining else None,
         sums=sums,
-        pods=[_view(context, wanted, pod) for _, pod in shown],
+        pods=[],
     )
-    return encoded(body)
+    return joined(body, "pods", (_view(context, wanted, pod) for _, pod in shown))
 
 
 def _position(key: Callable[[GpuPod], str]) -> Callable[[GpuPod], str]:

@@ -12,9 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headroom.console.facts.gpu_pods import GpuPod, GpuPods
-from headroom.console.responses import Body, InNamespace, encoded
+from headroom.console.responses import Body, InNamespace, joined
 from headroom.console.view import View
-from headroom.console.view_context import InContext, Newest, shared
+from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.console.views.pods import shared_rows
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.snapshot import Snapshot
@@ -81,7 +81,17 @@ def teams(
     limit: Limit = 200,
 ) -> Response:
     """Return the memory that namespaces and owners reserve and use, most unused memory first."""
-    kept, rows = shared(request, TeamSums), shared_rows(request)
+    return context.answers.of(
+        request,
+        context.monotonic_s(),
+        lambda: _answer(context, request, snap, namespace, limit),
+    )
+
+
+def _answer(
+    context: Context, request: Request, snap: Snapshot, namespace: str, limit: int
+) -> Response:
+    kept, rows = _shared_sums(request), shared_rows(request)
     with kept.lock:
         kept.update(context.cluster, snap, rows)
         owners = kept.of(namespace)
@@ -92,12 +102,18 @@ def teams(
                 TeamView(namespace=of, **msgspec.structs.asdict(sums))
                 for (of,), sums in sorted(kept.namespaces.items(), key=_most_unused)
             ],
-            owners=[
-                OwnerView(namespace=of, kind=kind, name=name, **msgspec.structs.asdict(sums))
-                for (of, kind, name), sums in _largest(owners, limit)
-            ],
+            owners=[],
         )
-    return encoded(body)
+        views = (
+            OwnerView(namespace=of, kind=kind, name=name, **msgspec.structs.asdict(sums))
+            for (of, kind, name), sums in _largest(owners, limit)
+        )
+        return joined(body, "owners", views)
+
+
+def _shared_sums(request: Request) -> "TeamSums":
+    """Return the sums over all pods, which all readers of the application share."""
+    return shared(request, TeamSums)
 
 
 def _largest(owners: Mapping[_Key, "_Sums"], limit: int) -> list[tuple[_Key, "_Sums"]]:

@@ -167,6 +167,11 @@ class Cluster:
         sm_decrease = self.sm_decreases.latest if self._objects.with_max_sm else 0
         return max(self.headroom_gains.latest, sm_decrease)
 
+    @property
+    def node_specs(self) -> int:
+        """Grows with every change of a node's taints or cordon, which are in no snapshot."""
+        return self._objects.node_specs
+
     def node(self, name: str) -> Node | None:
         return self._objects.nodes.get(name)
 

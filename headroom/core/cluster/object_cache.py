@@ -22,6 +22,8 @@ class ObjectCache:
         self.nodes: dict[str, Node] = {}
         #: Names of the cordoned nodes.
         self.cordoned: set[str] = set()
+        #: Grows with every change of a node's taints or cordon, which are in no snapshot.
+        self.node_specs = 0
         self.gpunodes: dict[str, GPUNode] = {}
         #: By uid.
         self.pods: dict[str, Pod] = {}
@@ -40,6 +42,8 @@ class ObjectCache:
         """Store a node; return its last version."""
         name = node.metadata.name
         before = self.nodes.get(name)
+        if before is None or before.spec != node.spec:
+            self.node_specs += 1
         self.nodes[name] = node
         if node.spec and node.spec.unschedulable:
             self.cordoned.add(name)

@@ -16,11 +16,15 @@ class Claims:
         self._lock = threading.Lock()
         self._devices = ClaimedDevices()
         self._now_s = now_s
+        #: Number of changes so far, for ETags.
+        self.version = 0
 
     def apply(self, events: Sequence[WatchEvent]) -> set[str]:
         """Apply the events of watches. Return the nodes whose devices or claims changed."""
         with self._lock:
-            return self._devices.apply(events, self._now_s())
+            changed = self._devices.apply(events, self._now_s())
+            self.version += bool(changed)
+            return changed
 
     def nodes(self) -> list[str]:
         """Return the names of the nodes with devices of NVIDIA's DRA driver, sorted."""

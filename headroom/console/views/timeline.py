@@ -1,0 +1,172 @@
+"""The life of a pod as far as it is on record: created, tried, bound, confirmed, evicted."""
+
+from collections.abc import Iterator, Sequence
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, HTTPException
+from starlette.responses import Response
+
+from headroom.console.feed.feed import FeedEvent
+from headroom.console.responses import UNKNOWN, Body, counted, encoded, stamp, stamp_again
+from headroom.console.view import View
+from headroom.console.view_context import Context, InContext, Newest, Visible
+from headroom.console.views.decision_bodies import DecisionView, Unanswered
+from headroom.console.views.decisions import Sought, decisions
+from headroom.console.views.explain import Namespace, PodName
+from headroom.console.views.history import SeriesView, pod_series
+from headroom.contract.quantity import gib
+
+#: Maximum number of entries from decisions, from changes, and from each device's growth. The latest
+#: are kept.
+MOST_DECISIONS, MOST_CHANGES, MOST_GROWTH = 50, 50, 10
+#: A new highest use becomes an entry if it exceeds the last such entry by this ratio of the
+#: request, and by at least this many bytes.
+GROWTH_RATIO, GROWTH_BYTES = 0.1, 1 << 29
+KEPT = (
+    "On record are the decisions in the journals of the extenders (setting journal_decisions, at "
+    "most a day), the last 4,096 changes that this console saw since it started, and an hour of "
+    "use. Earlier entries are missing."
+)
+
+
+class EntryView(View):
+    at: str
+    kind: str
+    """created; filtered, requeued (tried again after a rejection), preempting; bound, declined
+    or failed (a bind); reserved, confirmed (a report shows it on its device), missed (on another
+    device), grew, evicting (marked for eviction), staying (no longer marked), removed (its
+    reservation was removed)."""
+    message: str
+    """One sentence."""
+
+
+class TimelineBody(Body):
+    entries: list[EntryView]
+    """Oldest first."""
+    kept: str
+    """Which entries are kept, and for how long."""
+    unanswered: list[Unanswered]
+
+
+#: Kind of a change, or its kind and cause -> kind of the entry, and the default sentence.
+_CHANGES = {
+    "reservation_made": ("reserved", "memory is reserved on node {node}"),
+    "reservation_removed": ("removed", "its reservation on node {node} was removed"),
+    "reservation_changed is_to_leave": ("evicting", "it is marked for eviction"),
+    "reservation_changed may_stay": ("staying", "it is no longer marked for eviction"),
+    "pod_observed": ("confirmed", "a report shows it on device {device}"),
+    "prediction_missed": ("missed", "it is on another device than predicted"),
+}
+
+routes = APIRouter()
+
+
+async def _grown(context: InContext, namespace: Namespace, name: PodName) -> list[EntryView]:
+    """Return the growth of the pod. Runs on the event loop, because only it may read the
+    history."""
+    at_s, series = pod_series(context, namespace, name)
+    uses = [each for each in series if each.kind == "pod"]
+    return [entry for each in uses for entry in growth(at_s, each)[-MOST_GROWTH:]]
+
+
+@routes.get("/v1/timeline/pods/{namespace}/{name}", response_model=TimelineBody, responses=UNKNOWN)
+def timeline(
+    context: InContext,
+    namespace: Namespace,
+    name: PodName,
+    snap: Newest,
+    sees: Visible,
+    grown: Annotated[list[EntryView], Depends(_grown)],
+) -> Response:
+    """Return what happened to the pod, oldest first. Each caller that may ``get`` the pod may read
+    it."""
+    pod = context.cluster.pod_named(namespace, name)
+    sought = Sought(pod=(namespace, name), uid=pod.metadata.uid if pod else None)
+    found, unanswered = decisions(context, sought, MOST_DECISIONS, sees)
+    uids = {pod.metadata.uid} if pod else {each.uid for each in found}
+    changes = [
+        each
+        for each in context.feed.past()
+        if each.uid in uids or (not uids and (each.namespace, each.name) == (namespace, name))
+    ]
+    entries = [*_of_decisions(found), *grown]
+    entries += [entry for each in changes[-MOST_CHANGES:] for entry in _of_change(each)]
+    if pod is None and not entries:
+        raise HTTPException(404, f"pod {namespace}/{name} is not known, and nothing is on record")
+    if pod is not None and (at := stamp_again(pod.metadata.creation_timestamp or "")):
+        entries.append(EntryView(at=at, kind="created", message="the pod was created"))
+    entries += _reserved(context, entries, pod.metadata.uid, pod.node) if pod else ()
+    entries.sort(key=lambda each: each.at)
+    return encoded(
+        TimelineBody(**context.head(snap), entries=entries, kept=KEPT, unanswered=unanswered)
+    )
+
+
+def growth(at_s: Sequence[float], use: SeriesView) -> list[EntryView]:
+    """Return an entry for each new highest use of a device. ``at_s`` has the Unix times of the
+    values."""
+    step_bytes = max(GROWTH_BYTES, GROWTH_RATIO * (use.requested_bytes or 0))
+    found: list[EntryView] = []
+    highest: float | None = None
+    for when_s, value in zip(at_s, use.values, strict=True):
+        if value is None:
+            continue
+        if highest is not None and value >= highest + step_bytes:
+            message = (
+                f"its use of device {use.device} grew from {gib(int(highest))} to {gib(int(value))}"
+            )
+            if use.requested_bytes is not None and value > use.requested_bytes:
+                message += (
+                    f", {gib(int(value) - use.requested_bytes, up=True)} more than it reserved"
+                )
+            found.append(EntryView(at=stamp(when_s), kind="grew", message=message))
+            highest = value
+        highest = value if highest is None else highest
+    return found
+
+
+def _of_decisions(found: Sequence[DecisionView]) -> Iterator[EntryView]:
+    """Yield the calls of the verbs. ``found`` has the newest decision first."""
+    was_rejected = False
+    for each in reversed(found):
+        if tried := each.filter:
+            offered = f"{counted(tried.offered, 'node')} offered"
+            fits = f"{tried.fits:,}" if tried.fits else "none"
+            message = f"kube-scheduler tried it: {offered}, {fits} could take it"
+            if not tried.fits and tried.reasons:
+                most = max(tried.reasons, key=lambda reason: reason.nodes)
+                message += f"; {counted(most.nodes, 'node')}: {most.message}"
+            if tried.times > 1:
+                message += f" ({tried.times:,} attempts since {each.first_at[:19]}Z)"
+            kind = "requeued" if was_rejected else "filtered"
+            yield EntryView(at=tried.at, kind=kind, message=message)
+            was_rejected = not tried.fits
+        if each.preempt:
+            message = "; ".join(each.preempt.lines)
+            yield EntryView(at=each.preempt.at, kind="preempting", message=message)
+        if bind := each.bind:
+            why = f": {bind.message}" if bind.message else ""
+            message = f"bind to node {bind.node}: {bind.outcome}{why}"
+            yield EntryView(at=bind.at, kind=bind.outcome, message=message)
+
+
+def _of_change(change: FeedEvent) -> Iterator[EntryView]:
+    found = _CHANGES.get(f"{change.kind} {change.cause}") or _CHANGES.get(change.kind)
+    if found is not None:
+        kind, sentence = found
+        message = sentence.format(node=change.node, device=change.device)
+        if change.message:
+            message += f": {change.message}"
+        yield EntryView(at=stamp(change.at_s), kind=kind, message=message)
+
+
+def _reserved(
+    context: Context, entries: Sequence[EntryView], uid: str, node: str
+) -> Iterator[EntryView]:
+    """Yield the reservation in the ledger, unless the entries already contain its bind."""
+    gpunode = context.cluster.gpunode(node) if node else None
+    reservation = gpunode.spec.reservations.get(uid) if gpunode else None
+    at = stamp_again(reservation.since) if reservation else None
+    if at and not {"bound", "reserved"} & {e.kind for e in entries}:
+        message = f"memory is reserved on node {node}"
+        yield EntryView(at=at, kind="reserved", message=message)
