@@ -74,7 +74,7 @@ SKIPS_ALLOWED = {
     "tests/demo/test_trace.py::test_the_built_in_figures_are_those_of_the_trace": (
         "needs the research trace, which stays out of the repository and of a plain clone"
     ),
-    "tests/benchmarks/test_packing.py::test_reference_results_come_out_on_the_small_cluster": (
+    "tests/benchmarks/test_packing.py::test_reference_results_are_reproduced_on_a_small_cluster": (
         "needs the same trace; other tests compare the rules with their definitions"
     ),
 }

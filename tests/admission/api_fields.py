@@ -1,10 +1,10 @@
-"""Writes the field names of Kubernetes' API, by minor, that the admission policies depend on.
+"""Writes the field names of Kubernetes' API on which the admission policies depend, for each minor.
 
     python -m tests.admission.api_fields
 
-It reads the sources in the cache of Go modules, which ``tests/gobin/build.py`` fills: k8s.io/api,
+Reads the sources in the cache of Go modules, which ``tests/gobin/build.py`` fills: k8s.io/api,
 k8s.io/apimachinery and k8s.io/kubernetes of each version in ``tests/gobin/kubernetes.py``. Run it
-after a version was added there.
+after adding a version there.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.gobin import build
 from tests.gobin.kubernetes import VERSIONS, minor_of
 
 FILE = Path(__file__).with_name("api_fields.json")
-#: Go type -> module and file that define it.
+#: Module and file that define each Go type.
 TYPES = {
     "PodStatus": ("k8s.io/api", "core/v1/types.go"),
     "NodeStatus": ("k8s.io/api", "core/v1/types.go"),
@@ -40,7 +40,9 @@ def module_cache() -> Path:
 
 
 def of_version(version: str, cache: Path) -> dict[str, list[str]]:
-    """Return type -> JSON names of its fields, and "pods" -> the resources that write pods."""
+    """Return the JSON names of each type's fields, and the resources that write pods under the key
+    "pods".
+    """
     fields = {
         name: json_names((cache / f"{module}@v0.{version.removeprefix('1.')}" / file), name)
         for name, (module, file) in TYPES.items()

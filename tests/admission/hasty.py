@@ -1,5 +1,7 @@
 """``headroom webhook`` that looks for a missing kind once a second instead of once a minute:
-python -m tests.admission.hasty webhook --config FILE"""
+
+python -m tests.admission.hasty webhook --config FILE
+"""
 
 import asyncio
 import sys

@@ -1,10 +1,10 @@
-"""Shared by the mutation tests: variables of a container, and how they follow an annotation."""
+"""Helpers of the mutation tests: variables of a container, and the annotations that they follow."""
 
 from typing import Any
 
 
 def env_of(obj: dict[str, Any], name: str = "main") -> dict[str, Any]:
-    """Variable -> its value, or the annotation that it follows."""
+    """Return each variable's value, or the annotation that it follows."""
     spec = obj["spec"]
     found = [c for c in [*(spec.get("initContainers") or ()), *spec["containers"]]]
     (one,) = (c for c in found if c["name"] == name)

@@ -1,4 +1,4 @@
-"""A cluster with all admission policies in force, and how their rejections read."""
+"""A cluster with all admission policies in force, and checks of their rejections."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,7 @@ HERE, OTHER = NODES
 GPUNODE = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
 BOUND, WAITING = "bound", "waiting"
 PLACED = {"headroom.gpu/placement": "{}", "headroom.gpu/devices.0": "GPU-a"}
-#: Rights that the account does not have: other rejections come from a policy.
+#: Rights that the account lacks, so that other rejections come from a policy.
 AND_MORE = {
     "kind": "ClusterRole",
     "metadata": {"name": f"{EXTENDER}-and-more"},
@@ -38,8 +38,9 @@ AND_MORE = {
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A pod bound by the extender, one that waits, a GPUNode of each node; all policies in force,
-    and an extender whose role allows it too much."""
+    """A bound pod, a pending pod, a GPUNode for each node, and all policies. The extender's role is
+    too permissive.
+    """
     with installed(plane) as site:
         site.grant(AND_MORE)
         extender = site.token(EXTENDER)
@@ -56,7 +57,7 @@ def site(plane: ControlPlane) -> Iterator[Site]:
 
 
 def in_force(site: Site, extender: str) -> bool:
-    """Each of them is known to the API server some time after it was made."""
+    """Wait until the API server applies each policy, some time after its creation."""
     body = {**GPUNODE, "metadata": {"name": "probe"}, "spec": {}}
     status = f"/api/v1/nodes/{HERE}/status?dryRun=All"
     labelled = {"metadata": {"labels": {"a": "b"}}}
@@ -95,7 +96,9 @@ PAGE = (ROOT / "docs/design/security.md").read_text()
 
 
 def rejected(reply: Reply, policy: str, reported: str) -> None:
-    """And docs/design/security.md names the policy."""
+    """Check that the policy rejected the request, and that docs/design/security.md names the
+    policy.
+    """
     assert reply.status == 403, reply
     assert f"ValidatingAdmissionPolicy '{policy}'" in reply.message
     assert reported in reply.message
@@ -103,6 +106,6 @@ def rejected(reply: Reply, policy: str, reported: str) -> None:
 
 
 def documented(reply: Reply) -> None:
-    """And the message, word for word."""
+    """Check that the page contains the exact message."""
     _, _, shown = reply.message.partition(" denied request: ")
     assert f"| {shown} |" in PAGE, shown

@@ -1,4 +1,4 @@
-"""Reviews as an API server sends them, and the patches of the answers, applied."""
+"""Reviews as an API server sends them, and the objects after the patches of the responses."""
 
 import base64
 import copy
@@ -25,7 +25,7 @@ def manifest(
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """A pod with one GPU container by default, as the API server completes it."""
+    """Return a pod, by default with one GPU container, as the API server completes it."""
     written = {**({} if vram is None else {"headroom.gpu/vram": vram}), **(annotations or {})}
     metadata: dict[str, Any] = {"name": "p", "labels": {"app": "p"}}
     if written:
@@ -95,7 +95,9 @@ def node(
     strategy: str = "envvar",
     limits: str = "absent",
 ) -> GpuNode:
-    """A node of one shared GPU that its agent reports; ``devices`` None: no agent does."""
+    """Return a node with one shared GPU reported by its agent. If ``devices`` is None, there is no
+    report.
+    """
     metadata = ObjectMeta(
         name=name,
         labels=labels,
@@ -132,7 +134,7 @@ def pod(obj: Mapping[str, Any]) -> Pod:
 
 
 def mutated(obj: Mapping[str, Any], where: AdmissionContext) -> tuple[dict[str, Any], Mutated]:
-    """The pod as it is stored then."""
+    """Return the pod that the API server then stores."""
     answer = mutate(pod(obj), where)
     return applied(obj, [operation.wire for operation in answer.operations]), answer
 
@@ -145,7 +147,7 @@ def patch_of(response: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def applied(obj: Mapping[str, Any], operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """RFC 6902, as far as it is used; what is not there is a ``KeyError``, as it is an error."""
+    """Apply the used part of RFC 6902. A missing path raises ``KeyError``."""
     tree: Any = copy.deepcopy(dict(obj))
     for operation in operations:
         match operation["op"]:

@@ -1,4 +1,4 @@
-"""The admission webhook in a process of its own, as ``headroom webhook`` runs it in a cluster."""
+"""Runs the admission webhook in a separate process, as ``headroom webhook`` runs in a cluster."""
 
 import ssl
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from tests.waiting import PATIENCE_S, until
 
 @dataclass(frozen=True, slots=True)
 class WebhookServer:
-    """One of these processes, by this name, which listens on the loopback."""
+    """A webhook process with this name, which listens on the loopback."""
 
     plane: Processes
     name: str
@@ -33,7 +33,7 @@ class WebhookServer:
         return httpx.Client(base_url=self.url, verify=context, timeout=PATIENCE_S, trust_env=False)
 
     def prober(self) -> httpx.Client:
-        """As a kubelet asks."""
+        """Return a client that probes as a kubelet does."""
         url = f"http://127.0.0.1:{self.probes_port}"
         return httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False)
 
@@ -61,7 +61,9 @@ def start_webhook(
     module: str = "headroom",
     **settings: Any,
 ) -> WebhookServer:
-    """Returns when it has listed what it needs; ``settings`` are those of its file."""
+    """Start a webhook and return when it has listed its objects. ``settings`` are written to its
+    file.
+    """
     signed = certificate or authority.sign("webhook")
     free, probes = free_ports(2)
     server = WebhookServer(plane, name, port or free, authority, probes)
@@ -70,7 +72,7 @@ def start_webhook(
         "debug_port": server.probes_port,
         "webhook_tls_cert": str(signed.cert),
         "webhook_tls_key": str(signed.key),
-        # Probes and metrics listen on the loopback, without TLS and a reader's token.
+        # Probes and metrics listen on the loopback, without TLS and without a reader's token.
         "debug_open": True,
         **settings,
     }

@@ -1,4 +1,4 @@
-"""Policies, roles and webhook as they are installed, at a real API server, with a real extender."""
+"""Policies, roles and webhook as installed, in a real API server with a real extender."""
 
 import base64
 import contextlib
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S, until
 
 SYSTEM = "headroom-system"
 EXTENDER, WEBHOOK, AGENT = "headroom-extender", "headroom-webhook", "headroom-agent"
-#: The extender.
+#: The user of the extender.
 PROCESS = "admission-extender"
 TEAM = "admission-team"
 OPTED_OUT = "admission-opted-out"
@@ -48,7 +48,7 @@ class Reply:
 
 
 class Site:
-    """``token`` names who asks; each answer is given, whatever it is."""
+    """Sends requests with ``token``, and returns every response, including errors."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -65,12 +65,12 @@ class Site:
         content_type: str = "",
         kubelet_of: str = "",
     ) -> Reply:
-        """As the kubelet of a node, if one is named."""
+        """Send a request, with the identity of a kubelet if ``node`` is given."""
         kind = content_type or (MERGE if method == "PATCH" else "application/json")
         headers = urllib3.HTTPHeaderDict({"Authorization": f"Bearer {token}", "Content-Type": kind})
         if kubelet_of:
             headers["Impersonate-User"] = f"system:node:{kubelet_of}"
-            for group in ("system:nodes", "system:masters"):  # the rights are not what is tried
+            for group in ("system:nodes", "system:masters"):  # The rights are not under test.
                 headers.add("Impersonate-Group", group)
         answer = self._http.request(
             method,
@@ -79,16 +79,16 @@ class Site:
             headers=headers,
             timeout=PATIENCE_S,
         )
-        # 299 - "..."; of several headers of one name.
+        # The format is 299 - "...", and several headers may have this name.
         shown = answer.headers.getlist("Warning") if answer.headers else []
         texts = [each.partition('"')[2].rpartition('"')[0].replace('\\"', '"') for each in shown]
-        # A path that the API server does not know is answered with text.
+        # An unknown path is answered with text.
         is_json = "json" in answer.headers.get("Content-Type", "")
         content = json.loads(answer.data) if is_json else {"message": answer.data.decode()}
         return Reply(answer.status, content, tuple(texts))
 
     def create(self, path: str, body: Mapping[str, Any]) -> None:
-        """An object that goes with the site."""
+        """Create an object that is deleted with the site."""
         with contextlib.suppress(AlreadyThere):
             self._must(self.send("POST", path, body))
         self._undo.callback(self.send, "DELETE", f"{path}/{body['metadata']['name']}", AT_ONCE)
@@ -100,7 +100,9 @@ class Site:
             raise ApiRefused(f"{reply.status} {reply.message}")
 
     def token(self, account: str, node: str | None = None) -> str:
-        """A token of one of our service accounts, as the kubelet mounts it into a pod there."""
+        """Return a token of one of our service accounts, as the kubelet mounts it into a pod on the
+        node.
+        """
         bound: dict[str, Any] = {}
         if node is not None:
             name = f"agent-on-{node}"
@@ -113,7 +115,9 @@ class Site:
         return given
 
     def install(self) -> None:
-        """Namespaces, accounts with their roles, nodes with an agent each, all policies."""
+        """Create namespaces, accounts with their roles, nodes with an agent each, and all
+        policies.
+        """
         for name, labels in (
             (SYSTEM, {}),
             (TEAM, {}),
@@ -148,13 +152,13 @@ class Site:
             self.create(f"{ADMISSION}/validatingadmissionpolic{kind}", each)
 
     def _is_open_again(self) -> bool:
-        """The API server forgets a policy a moment after it is deleted, and others use it too."""
+        """Wait until the API server has forgotten the policies, because other tests use it too."""
         version, metadata = "headroom.gpu/v1alpha1", {"name": "no-owner"}
         gpunode = {"apiVersion": version, "kind": "GPUNode", "metadata": metadata}
         return self.send("POST", f"{GPUNODES}?dryRun=All", gpunode).status == 201
 
     def grant(self, role: Mapping[str, Any]) -> None:
-        """A role, to the accounts that it is named after."""
+        """Create a role, and bind it to the accounts of the same name."""
         metadata = role["metadata"]
         namespace = metadata.get("namespace")
         where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
@@ -166,7 +170,7 @@ class Site:
     def bind(
         self, role: str, account: str, kind: str = "ClusterRole", namespace: str | None = None
     ) -> None:
-        """A role that there is, to an account of ours."""
+        """Bind an existing role to one of our accounts."""
         binding = {
             "metadata": {"name": f"{role}-of-the-tests"},
             "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role},
@@ -176,7 +180,7 @@ class Site:
         self.create(f"{where}/{kind.lower()}bindings", binding)
 
     def serve(self, **settings: Any) -> None:
-        """Start an extender and a webhook, each with its account's token."""
+        """Start an extender and a webhook, each with the token of its account."""
         verbs, debug = free_ports(2)
         config = self.plane.folder / "admission.headroom.yaml"
         config.write_text(yaml.safe_dump(settings))
@@ -191,7 +195,7 @@ class Site:
         until(self._is_ready, "the extender has listed everything")
 
     def serve_webhook(self, **settings: Any) -> None:
-        """Start a webhook, again once it was killed, and have the API server call it."""
+        """Start a webhook, also after it was killed, and make the API server call it."""
         authority = Authority(self.plane.folder, "webhook-ca")
         kubeconfig = self._kubeconfig(WEBHOOK)
         name = "admission-webhook"
@@ -249,8 +253,8 @@ def webhooks(
 ) -> Iterator[dict[str, Any]]:
     """Yield the configurations as shipped, for a webhook of the tests.
 
-    ``timeout_s``: how long the API server waits. None: as shipped, at most 5 s, which can be too
-    little on a busy machine.
+    ``timeout_s`` is the API server's timeout. By default it stays as shipped, at most 5 s, which
+    can be too short on a busy machine.
     """
     bundle = base64.b64encode(authority.cert.read_bytes()).decode()
     for each in manifests("base/webhook.yaml"):

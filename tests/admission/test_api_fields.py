@@ -1,6 +1,6 @@
-"""The lists of fields and resources in the admission policies, against the API of each minor.
+"""Compares the lists of fields and resources in the admission policies with the API of each minor.
 
-A field that a new version of Kubernetes adds fails these tests until it is in one of the lists
+A field added by a new version of Kubernetes fails these tests until it is in one of the lists
 below. ``python -m tests.admission.api_fields`` writes the names of all fields.
 """
 
@@ -81,18 +81,20 @@ def resources(name: str) -> set[str]:
 
 @pytest.mark.parametrize("minor", MINORS)
 class TestMinors:
-    def test_every_field_of_a_pod_s_status_has_a_writer(self, minor: str) -> None:
+    def test_every_field_of_a_pods_status_has_a_writer(self, minor: str) -> None:
         unknown = set(FIELDS[minor]["PodStatus"]) - OF_KUBE_SCHEDULER - OF_OTHERS
         assert not unknown, "who writes them? see pkg/scheduler of Kubernetes"
 
     def test_every_field_of_metadata_is_compared_or_cannot_change(self, minor: str) -> None:
         assert not set(FIELDS[minor]["ObjectMeta"]) - COMPARED - OF_THE_API_SERVER
 
-    def test_a_binding_has_only_a_target_beside_its_metadata(self, minor: str) -> None:
+    def test_a_binding_has_only_metadata_and_a_target(self, minor: str) -> None:
         assert set(FIELDS[minor]["Binding"]) == {"metadata", "target"}
 
-    def test_every_field_of_a_container_can_tell_a_gate(self, minor: str) -> None:
-        """A field that is not decoded could change what a container does that looks like a gate."""
+    def test_every_field_of_a_container_is_decoded_to_recognise_a_gate(self, minor: str) -> None:
+        """A field that is not decoded could change the behaviour of a container that looks like a
+        gate.
+        """
         decoded = {field.encode_name for field in msgspec.structs.fields(InitContainer)}
         assert not set(FIELDS[minor]["Container"]) - decoded
 
@@ -113,7 +115,7 @@ def test_the_account_of_the_extender_may_write_what_kube_scheduler_writes() -> N
 
 
 @pytest.mark.parametrize("name", ["headroom-pod-annotations", "headroom-extender-pods"])
-def test_the_policy_lists_no_resource_that_does_not_exist(name: str) -> None:
+def test_the_policy_lists_only_existing_resources(name: str) -> None:
     assert resources(name) <= {each for fields in FIELDS.values() for each in fields["pods"]}
 
 

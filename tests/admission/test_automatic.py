@@ -1,4 +1,4 @@
-"""The request auto: what the webhook writes at creation, and what it rejects."""
+"""Tests the request auto: what the webhook writes at creation, and what it rejects."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def owned(vram: str | None, *containers: Any, **annotations: str) -> dict[str, A
 def known(
     obj: dict[str, Any], found: VRAMProfile | None = None, program: str = "p1", **around_: Any
 ) -> AdmissionContext:
-    """A context with a profile of the Deployment llm; its containers run ``program``."""
+    """Return a context with a profile of the Deployment llm, whose containers run ``program``."""
     programs, _ = programs_of(json.dumps(obj).encode())
     programs = {name: replace(each, fingerprint=program) for name, each in programs.items()}
 
@@ -75,7 +75,7 @@ def annotations(stored: dict[str, Any]) -> dict[str, str]:
     return {key.removeprefix("headroom.gpu/"): text for key, text in found.items()}
 
 
-#: The recommendation of ``profile()``: five lives of 8 GiB.
+#: The recommendation of ``profile()``, which has five runs of 8 GiB.
 RECOMMENDED = "9600Mi"
 
 
@@ -101,7 +101,7 @@ def test_the_recommendation_replaces_auto_and_the_original_is_kept() -> None:
         (" auto , min=1Gi , max=20Gi , default=2Gi", RECOMMENDED),
     ],
 )
-def test_limits(text: str, written: str) -> None:
+def test_limits_of_the_author_bound_the_recommendation(text: str, written: str) -> None:
     obj = owned(text)
     stored, _ = mutated(obj, known(obj, profile()))
     assert annotations(stored)["vram"] == written
@@ -118,7 +118,7 @@ def test_limits(text: str, written: str) -> None:
     ],
 )
 @pytest.mark.parametrize("found", [None, profile(lives=2)], ids=["no profile", "few lives"])
-def test_defaults_without_a_recommendation(
+def test_a_pod_without_a_recommendation_gets_a_default(
     found: VRAMProfile | None, text: str, default: str | None, written: str, source: str
 ) -> None:
     obj = owned(text)
@@ -134,7 +134,7 @@ def test_defaults_without_a_recommendation(
     assert annotations(stored) == {"vram": written, "vram-requested": text, "vram-from": source}
 
 
-def test_without_any_amount_the_pod_is_rejected() -> None:
+def test_a_pod_without_any_amount_is_rejected() -> None:
     obj = owned("auto")
     context = known(obj, profile(lives=2))
     stored, _ = mutated(obj, context)
@@ -146,7 +146,7 @@ def test_without_any_amount_the_pod_is_rejected() -> None:
     )
 
 
-def test_a_new_program_takes_the_default_or_else_what_others_of_its_owner_need() -> None:
+def test_a_new_program_gets_the_default_or_else_the_need_of_its_owners_other_programs() -> None:
     obj = owned("auto,default=6Gi")
     stored, _ = mutated(obj, known(obj, profile(), program="p2"))
     assert annotations(stored)["vram"] == "6Gi"
@@ -199,11 +199,11 @@ def test_auto_that_reaches_filter_is_rejected() -> None:
         parse_vram("auto", "headroom.gpu/default-vram")
 
 
-def test_reviews_of_a_pod_and_of_its_deployment() -> None:
+def test_a_pod_and_its_deployment_are_reviewed_consistently() -> None:
     obj = owned("auto")
     programs, _ = programs_of(json.dumps(obj).encode())
     context = known(obj, profile(program=programs["main"].fingerprint))
-    # The webhook reads the programs from the pod under review itself.
+    # The webhook reads the programs from the reviewed pod itself.
     bare = replace(context, programs={})
     body = json.dumps(review(obj)).encode()
     response = json.loads(answer_mutate(read(body), lambda _: bare))["response"]
@@ -224,7 +224,7 @@ def test_memory_of_a_recommendation_is_rounded_up() -> None:
 
 
 def l4(name: str = "gpu", model: str = "NVIDIA L4", gib: int = 24, **other: Any) -> GpuNode:
-    """A node with one shared GPU."""
+    """Return a node with one shared GPU."""
     sharing, node_annotations = other.pop("sharing", "time-slicing"), other.pop("annotations", {})
     device = shared("A", model=model, memory_bytes=gib * GIB, sharing=sharing)
     metadata = ObjectMeta(name=name, annotations=node_annotations, labels=other.pop("labels", {}))
@@ -232,7 +232,7 @@ def l4(name: str = "gpu", model: str = "NVIDIA L4", gib: int = 24, **other: Any)
 
 
 def of_lives(**peaks_gib: float) -> VRAMProfile:
-    """A profile with six lives for each model, of this peak."""
+    """Return a profile with six runs of this peak for each model."""
     kept, base = Profile(), profile()
     for model, gib in peaks_gib.items():
         for _ in range(6):
@@ -251,7 +251,7 @@ def written(found: VRAMProfile, *nodes: GpuNode, text: str = "auto", **spec: Any
     return annotations(stored)["vram"]
 
 
-def test_no_more_is_requested_than_a_device_gives_beside_the_reserve() -> None:
+def test_no_more_is_requested_than_a_device_has_without_the_reserve() -> None:
     reserving = l4(annotations={"headroom.gpu/reserve": "512Mi"})
     amount = written(of_lives(**{"NVIDIA L4": 22.9}), reserving)
     assert amount == "24064Mi"  # 23.5 GiB
@@ -265,7 +265,7 @@ def test_no_more_is_requested_than_a_device_gives_beside_the_reserve() -> None:
     assert reason_for("24065Mi", state.snapshot().nodes[0]) is Reason.MEMORY_ON_ANY
 
 
-def test_only_devices_count_that_the_pod_could_get() -> None:
+def test_only_candidate_devices_of_the_pod_count() -> None:
     found = of_lives(A100=70.0, L4=8.0)
     small = l4("small", "L4", labels={"size": "small"})
     large = l4("large", "A100", 80)
@@ -274,15 +274,15 @@ def test_only_devices_count_that_the_pod_could_get() -> None:
     assert written(found, small) == alone
     assert written(found, small, large, nodeSelector={"size": "small"}) == alone
     assert parse_bytes(written(found, small, large)) > 70 * GIB
-    # No life ran on the only model that is left: its size is the limit.
+    # There was no run on the only remaining model, so its size is the limit.
     assert written(of_lives(A100=70.0), small) == "24Gi"
     assert parse_bytes(written(of_lives(A100=70.0))) > 70 * GIB
 
 
-def test_no_more_is_requested_than_mps_gives_a_process() -> None:
+def test_no_more_is_requested_than_mps_permits_a_process() -> None:
     mps = l4(model="L4", sharing="mps")  # 4 replicas
     assert written(of_lives(L4=8.0), mps) == "6Gi"
 
 
-def test_a_minimum_of_the_author_is_kept() -> None:
+def test_a_minimum_set_by_the_author_is_kept() -> None:
     assert written(of_lives(L4=8.0), l4(model="L4"), text="auto,min=30Gi") == "30Gi"

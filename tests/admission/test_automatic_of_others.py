@@ -1,4 +1,6 @@
-"""A tenant does not learn the measured use of another tenant's workload from ``auto``."""
+"""Checks that a tenant cannot find out the measured use of another tenant's workload with
+``auto``.
+"""
 
 import json
 from typing import Any
@@ -19,7 +21,7 @@ OWNER, TENANT = "ml", "tenant"
 
 @pytest.fixture
 def decider() -> Decider:
-    """A webhook that has listed a profile of Deployment llm in namespace ml."""
+    """Return a webhook that has listed a profile of Deployment llm in namespace ml."""
     found = Decider(Settings())
     found.apply(
         [NamespaceSeen(Namespace(metadata=ObjectMeta(name=name))) for name in (OWNER, TENANT)]
@@ -30,7 +32,7 @@ def decider() -> Decider:
 
 
 def shown(decider: Decider, of: str, **metadata: Any) -> str:
-    """Return all that the webhook answers to a dry run of a pod in namespace ``of``."""
+    """Return the complete answer of the webhook to a dry run of a pod in namespace ``of``."""
     pod = owned("auto")
     pod["metadata"] |= metadata
     asked = review(pod, namespace=of)
@@ -39,7 +41,7 @@ def shown(decider: Decider, of: str, **metadata: Any) -> str:
     return json.dumps([patch_of(answer["response"]), answer["response"].get("warnings")])
 
 
-def test_the_owner_s_namespace_gets_the_recommendation(decider: Decider) -> None:
+def test_the_owners_namespace_gets_the_recommendation(decider: Decider) -> None:
     assert "VRAMProfile deployment-llm" in shown(decider, OWNER)
 
 
@@ -54,10 +56,10 @@ def test_the_owner_s_namespace_gets_the_recommendation(decider: Decider) -> None
     ],
     ids=["the same owner", "its namespace in the object", "its names", "its labels", "its profile"],
 )
-def test_a_pod_of_another_namespace_learns_nothing(
+def test_a_pod_of_another_namespace_gets_no_recommendation(
     decider: Decider, metadata: dict[str, Any]
 ) -> None:
-    """With the same owner, image and arguments. The API server writes the review's namespace."""
+    """It has the same owner, image and arguments. The API server sets the review's namespace."""
     answered = shown(decider, TENANT, **metadata)
     assert "VRAMProfile" not in answered
     assert "Mi" not in answered

@@ -1,4 +1,6 @@
-"""Memory that ResourceQuotas and Kueue count: in pods, and in the templates of queued Jobs."""
+"""Tests the memory that ResourceQuotas and Kueue count, in pods and in the templates of queued
+Jobs.
+"""
 
 import json
 from collections.abc import Mapping
@@ -39,7 +41,7 @@ IN_A_QUEUE = {"kueue.x-k8s.io/queue-name": "team"}
 
 
 def counted(obj: dict[str, Any], *nodes: Any, rules: Rules | None = None) -> list[str | None]:
-    """Count each container as quotas do, after the webhook was called twice."""
+    """Return the counted memory of each container after the webhook was called twice."""
     where = replace(around(*nodes, counts=True), rules=rules or Rules())
     stored, _ = mutated(mutated(obj, where)[0], where)
     found = []
@@ -51,7 +53,7 @@ def counted(obj: dict[str, Any], *nodes: Any, rules: Rules | None = None) -> lis
 
 
 class TestCounted:
-    def test_of_all_devices_in_bytes(self) -> None:
+    def test_memory_of_all_devices_is_counted_in_bytes(self) -> None:
         obj = manifest("8Gi", container(gpus=2), initContainers=[container("init")])
         assert counted(obj) == ["8Gi", "16Gi"]
         assert counted(manifest("8G")) == ["7812500Ki"]
@@ -59,20 +61,22 @@ class TestCounted:
         assert mutated(manifest("8Gi"), around())[0]["spec"]["containers"] == [container()]
 
     @pytest.mark.parametrize("vram", ["1", "1Mi", "512Mi", "1%"])
-    def test_a_small_amount_counts_as_what_a_pod_may_use_beyond_it(self, vram: str) -> None:
+    def test_a_small_amount_counts_with_the_use_that_is_tolerated_beyond_it(
+        self, vram: str
+    ) -> None:
         small = node("a", devices=[shared(memory_bytes=8 << 30)])
         assert counted(manifest(vram, container(gpus=2)), small) == ["1Gi"]
 
-    def test_an_amount_that_depends_on_the_device_counts_as_on_the_largest(self) -> None:
+    def test_an_amount_that_depends_on_the_device_counts_as_on_the_largest_device(self) -> None:
         small = node("a", devices=[shared(memory_bytes=8 << 30)])
         large = node("b", devices=[shared(memory_bytes=80 << 30, free=8)])
         assert counted(manifest("25%"), small, large) == ["20Gi"]
-        # One of 4 replicas of 8 GiB, or one of 8 of 80 GiB; twice.
+        # One of 4 replicas of 8 GiB, or one of 8 replicas of 80 GiB, twice.
         assert counted(manifest(None, container(gpus=2)), small, large) == ["20Gi"]
         assert counted(manifest("25%"), node(devices=None)) == [None]
 
     @pytest.mark.parametrize("lists", [["limits"], ["requests"], ["limits", "requests"]])
-    def test_a_value_of_the_author_is_replaced(self, lists: list[str]) -> None:
+    def test_a_count_written_by_the_author_is_replaced(self, lists: list[str]) -> None:
         own = container()
         for each in lists:
             own["resources"][each][COUNTED] = "1"
@@ -80,7 +84,7 @@ class TestCounted:
 
 
 def job(obj: Mapping[str, Any], labels: Mapping[str, str] = IN_A_QUEUE) -> dict[str, Any]:
-    """A Job whose pods are like this one."""
+    """Return a Job with a template of this pod."""
     metadata = {"name": "train", "labels": dict(labels)}
     template = {"metadata": obj["metadata"], "spec": obj["spec"]}
     return {"apiVersion": "batch/v1", "metadata": metadata, "spec": {"template": template}}
@@ -94,7 +98,7 @@ def queued(obj: dict[str, Any], context: AdmissionContext) -> dict[str, Any]:
 
 
 class TestQueuedJobs:
-    def test_the_template_counts_as_its_pods_will(self) -> None:
+    def test_the_template_of_a_queued_job_counts_as_its_pods_will(self) -> None:
         sent = job(manifest("8Gi", container(gpus=2), initContainers=[container("init")]))
         stored = queued(sent, around(counts=True))
         assert queued(stored, around(counts=True)) == stored
@@ -108,7 +112,7 @@ class TestQueuedJobs:
         del init["resources"]["requests"][COUNTED], init["resources"]["limits"][COUNTED]
         assert stored == sent
 
-    def test_with_the_default_of_the_namespace(self) -> None:
+    def test_the_template_counts_with_the_default_of_the_namespace(self) -> None:
         context = around(counts=True, annotations={"headroom.gpu/default-vram": "6Gi"})
         stored = queued(job(manifest(None)), context)["spec"]["template"]
         (main,) = stored["spec"]["containers"]
@@ -130,15 +134,16 @@ class TestQueuedJobs:
             (job(manifest("8Gj")), around(counts=True)),
         ],
     )
-    def test_other_jobs_stay_as_they_are(
+    def test_other_jobs_stay_unchanged(
         self, obj: dict[str, Any], context: AdmissionContext
     ) -> None:
         assert queued(obj, context) == obj
 
 
 class TestUncounted:
-    """The mutating webhook fails closed, unlike the validating one. So it rejects what cannot be
-    counted."""
+    """Amounts that cannot be counted. The mutating webhook rejects them, because it fails closed,
+    unlike the validating one.
+    """
 
     @pytest.mark.parametrize(
         ("obj", "reported"),
@@ -163,7 +168,7 @@ class TestUncounted:
     )
     @pytest.mark.parametrize("observes", [False, True], ids=["enforce", "observe"])
     @pytest.mark.parametrize("placed", [{}, {"nodeName": "a"}, {"schedulerName": "other"}])
-    def test_is_rejected_in_every_mode(
+    def test_an_uncountable_amount_is_rejected_in_every_mode(
         self, obj: dict[str, Any], reported: str, observes: bool, placed: dict[str, str]
     ) -> None:
         sent = obj | {"spec": obj["spec"] | placed}
@@ -172,7 +177,7 @@ class TestUncounted:
         assert reported in response["status"]["message"]
         assert "patch" not in response
 
-    def test_is_admitted_in_mode_observe_without_quotas(self) -> None:
+    def test_an_uncountable_amount_is_admitted_in_mode_observe_without_quotas(self) -> None:
         assert decided(manifest("8GB"), around(observes=True))["allowed"] is True
         assert decided(manifest("8GB"), around())["allowed"] is False
 
@@ -182,14 +187,14 @@ class TestUncounted:
 
 
 def decided(obj: dict[str, Any], where: AdmissionContext) -> dict[str, Any]:
-    """The response of the mutating webhook."""
+    """Return the response of the mutating webhook."""
     asked = read(json.dumps(review(obj)).encode())
     response: dict[str, Any] = json.loads(answer_mutate(asked, lambda _: where))["response"]
     return response
 
 
 class TestLargestDevices:
-    """Setting ``largest_devices``: what quotas count depends on no report."""
+    """With the setting ``largest_devices``, the count does not depend on a report."""
 
     RULES = Settings(largest_devices=("nvidia.com/gpu=80Gi", "nvidia.com/gpu.shared=24Gi/4")).rules
 
@@ -197,7 +202,7 @@ class TestLargestDevices:
         ("vram", "gpus", "expected"),
         [("25%", 1, "20Gi"), ("25%", 2, "40Gi"), (None, 1, "80Gi"), ("8Gi", 1, "8Gi")],
     )
-    def test_no_report_changes_what_quotas_count(
+    def test_no_report_changes_the_counted_memory(
         self, vram: str | None, gpus: int, expected: str
     ) -> None:
         obj = manifest(vram, container(gpus=gpus))
@@ -215,7 +220,7 @@ class TestLargestDevices:
         obj = manifest(None, container(resource="nvidia.com/gpu.shared"))
         assert counted(obj, rules=self.RULES) == ["6Gi"]
 
-    def test_a_device_that_is_not_believed_does_not_count(self) -> None:
+    def test_a_device_with_implausible_memory_does_not_count(self) -> None:
         twice = [shared("GPU-x", memory_bytes=8 << 30)] * 2
         honest = node("a", devices=[shared(memory_bytes=8 << 30)])
         assert counted(manifest("25%"), honest, node("b", devices=twice)) == ["2Gi"]

@@ -1,4 +1,4 @@
-"""Variables that expose and limit a pod's share of a device."""
+"""Tests the variables that expose and limit a pod's share of a device."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.builders import GIB, mig, shared
 
 
 class TestShare:
-    def test_variables_follow_the_placement(self) -> None:
+    def test_variables_follow_the_placement_annotation(self) -> None:
         obj = manifest(
             "main=8Gi,more=1Gi",
             container("side", 0),
@@ -81,7 +81,9 @@ class TestShare:
             pytest.param("8Gi", (), None, id="no node"),
         ],
     )
-    def test_the_driver_s_cap(self, vram: str, nodes: tuple[Any, ...], mib: str | None) -> None:
+    def test_the_limit_of_the_driver_is_set_if_it_is_known(
+        self, vram: str, nodes: tuple[Any, ...], mib: str | None
+    ) -> None:
         obj = manifest(vram, annotations={"headroom.gpu/share": "limit"})
         stored, answer = mutated(obj, around(*nodes))
         env = env_of(stored)
@@ -91,7 +93,7 @@ class TestShare:
         )
 
     @pytest.mark.parametrize("own", ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"])
-    def test_a_cap_of_the_user_s_stands_alone(self, own: str) -> None:
+    def test_a_limit_set_by_the_user_stays_alone(self, own: str) -> None:
         obj = manifest("8Gi", container(env=[{"name": own, "value": "100"}]))
         obj["metadata"]["annotations"]["headroom.gpu/share"] = "limit"
         env = env_of(mutated(obj, around(self.CAPABLE))[0])
@@ -107,7 +109,7 @@ class TestShare:
             pytest.param("4Gi", "1", 2, None, id="two devices are not distinguished"),
         ],
     )
-    def test_mps_if_it_lowers_the_plugin_s_own(
+    def test_the_limit_of_mps_is_set_if_it_is_lower_than_the_plugins(
         self, vram: str, processes: str, gpus: int, mps: str | None
     ) -> None:
         each = shared("GPU-a", sharing="mps", memory_bytes=24 * GIB, replicas=Replicas(free=4))

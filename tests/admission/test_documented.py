@@ -1,4 +1,4 @@
-"""docs/design/admission.md lists all changes and errors, word for word.
+"""Checks that docs/design/admission.md lists all changes and errors, word for word.
 
 ``python -m tests.admission.test_documented`` writes the sentences into the page.
 """
@@ -146,7 +146,7 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
 
 
 def reported(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterator[tuple[str, str]]:
-    """The object after admission and the message, without the common start of messages."""
+    """Return the object after admission, and the message without the common start of messages."""
     asked = read(json.dumps(review(obj, kind=kind)).encode())
     for decide in (answer_mutate, answer_validate):
         response = json.loads(decide(asked, lambda namespace: where))["response"]
@@ -167,13 +167,13 @@ def sentences() -> str:
     return "\n".join([*lines, "", ""])
 
 
-def test_the_page_matches_what_authors_read() -> None:
+def test_the_page_contains_the_exact_messages() -> None:
     _, _, rest = PAGE.read_text().partition(BEGIN)
     held, _, _ = rest.partition(END)
     assert held == sentences(), "python -m tests.admission.test_documented writes it again"
 
 
-def test_the_page_names_all_that_is_written_and_read() -> None:
+def test_the_page_lists_all_written_and_read_fields() -> None:
     text = PAGE.read_text()
     keys = (*EXTENDER_ANNOTATIONS, *(f"{key}<i>" for key in EXTENDER_ANNOTATION_PREFIXES))
     names = [key.removeprefix(PREFIX) for key in keys]
@@ -199,7 +199,7 @@ def test_the_policy_protects_every_annotation_of_pods() -> None:
         assert {key for key in every if f'"{key}"' not in expression} == set()
 
 
-def test_the_gate_is_the_one_that_the_other_page_shows() -> None:
+def test_both_pages_show_the_same_gate() -> None:
     text = (ROOT / "docs/design/device-truth.md").read_text()
     _, _, rest = text.partition("```yaml\nspec:\n  initContainers:")
     (shown,) = yaml.safe_load(rest.partition("```")[0])
@@ -211,8 +211,10 @@ def test_the_gate_is_the_one_that_the_other_page_shows() -> None:
     assert [each["name"] for each in made["env"]] == [each["name"] for each in shown["env"]]
 
 
-def test_the_manifests_speak_of_the_resources_that_count_by_default() -> None:
-    """In CEL, which can neither read the settings nor be shared between the two files."""
+def test_the_manifests_match_the_resources_that_count_by_default() -> None:
+    """The manifests use CEL, which can neither read the settings nor be shared between the two
+    files.
+    """
     names = (
         'name in ["nvidia.com/gpu", "nvidia.com/gpu.shared"] || name.startsWith("nvidia.com/mig-")'
     )

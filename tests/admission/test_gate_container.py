@@ -1,4 +1,4 @@
-"""The init container that waits for the node's agent."""
+"""Tests the init container that waits for the node's agent."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.admission.reviews import (
 
 
 class TestGate:
-    def test_if_a_gated_node_may_take_it(self) -> None:
+    def test_the_gate_is_added_if_a_gated_node_may_take_the_pod(self) -> None:
         obj = manifest(initContainers=[container("init", 0)])
         where = around(node("a", "gated"), node("b"), gate_image=GATE_IMAGE)
         stored, answer = mutated(obj, where)
@@ -37,7 +37,7 @@ class TestGate:
             pytest.param("yes", None, (), False, id="unreadable"),
         ],
     )
-    def test_if_enabled(
+    def test_the_gate_is_added_if_it_is_enabled(
         self, of_pod: str | None, of_namespace: str | None, nodes: tuple[Any, ...], gated: bool
     ) -> None:
         key = "headroom.gpu/gated"
@@ -46,7 +46,7 @@ class TestGate:
         stored, _ = mutated(obj, around(*nodes, annotations=annotations, gate_image=GATE_IMAGE))
         assert is_gated(pod(stored), GATE_IMAGE) is gated
 
-    def test_not_if_no_agent_would_open_it(self) -> None:
+    def test_the_gate_is_not_added_if_no_agent_would_open_it(self) -> None:
         where = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
         stored, answer = mutated(manifest(), where)
         assert not is_gated(pod(stored), GATE_IMAGE)
@@ -55,12 +55,14 @@ class TestGate:
             "which has no agent to open a gate; set a nodeSelector, or headroom.gpu/gated: 'true'",
         )
 
-    def test_without_an_image_it_reports_that(self) -> None:
+    def test_a_missing_image_is_reported(self) -> None:
         stored, answer = mutated(manifest(), around(node("a", "gated")))
         assert not is_gated(pod(stored), GATE_IMAGE)
         assert "set gate_image in Headroom's settings" in answer.warnings[0]
 
-    def test_comes_first_again_when_others_put_theirs_before_it(self) -> None:
+    def test_the_gate_is_moved_to_the_front_if_another_webhook_adds_a_container_before_it(
+        self,
+    ) -> None:
         where = around(node("a", "gated"), gate_image=GATE_IMAGE)
         stored, _ = mutated(manifest(), where)
         stored["spec"]["initContainers"].insert(0, container("mesh", 0))
@@ -83,7 +85,7 @@ class TestGate:
     )
     @pytest.mark.parametrize("wish", [None, "true", "false"])
     @pytest.mark.parametrize("placed", [{}, {"nodeName": "a"}, {"schedulerName": "other"}])
-    def test_what_only_has_its_name_is_replaced_by_the_whole_gate(
+    def test_a_container_with_only_the_name_of_the_gate_is_replaced(
         self, other: dict[str, Any], wish: str | None, placed: dict[str, str]
     ) -> None:
         where = around(node("a", "gated"), gate_image=GATE_IMAGE)
@@ -95,8 +97,8 @@ class TestGate:
         assert gate == gate_container(GATE_IMAGE)
         assert mesh["name"] == "mesh"
 
-    def test_it_has_as_much_cpu_and_memory_as_a_limit_range_may_require(self) -> None:
-        """And no whole cores, which the CPU manager would assign."""
+    def test_the_gate_requests_cpu_and_memory_that_a_limit_range_may_require(self) -> None:
+        """It requests no whole cores, which the CPU manager would assign exclusively."""
         amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}
         main = container(resources={"limits": amounts, "requests": amounts})
         where = around(node("a", "gated"), gate_image=GATE_IMAGE)
@@ -118,7 +120,7 @@ class TestGate:
         "key",
         ["traffic.sidecar.istio.io/excludeOutboundPorts", "config.linkerd.io/skip-outbound-ports"],
     )
-    def test_a_mesh_does_not_take_its_connections(
+    def test_a_service_mesh_does_not_redirect_the_connections_of_the_gate(
         self, key: str, before: str | None, after: str
     ) -> None:
         """The CNI plugins of meshes redirect connections before their proxy runs."""

@@ -1,4 +1,4 @@
-"""Changes of pods by the webhook, and which pods are changed."""
+"""Tests which pods the webhook changes, and how."""
 
 from dataclasses import replace
 from typing import Any
@@ -35,19 +35,21 @@ class TestScheduler:
             ),
         ],
     )
-    def test_of_gpu_pods(self, named: str, label: str | None, wanted: str, becomes: str) -> None:
+    def test_the_scheduler_of_gpu_pods_is_set(
+        self, named: str, label: str | None, wanted: str, becomes: str
+    ) -> None:
         labels = {} if label is None else {"headroom.gpu/scheduler": label}
         stored, _ = mutated(manifest(schedulerName=named), around(labels=labels, scheduler=wanted))
         assert stored["spec"]["schedulerName"] == becomes
 
-    def test_another_one_is_warned_of(self) -> None:
+    def test_a_pod_with_another_scheduler_gets_a_warning(self) -> None:
         _, answer = mutated(manifest(schedulerName="kai-scheduler"), around())
         assert answer.warnings == (
             "spec.schedulerName 'kai-scheduler': this scheduler does not call Headroom, so the pod "
             "may get a GPU without enough memory; set schedulerName: headroom",
         )
 
-    def test_an_invalid_pod_goes_to_the_webhook_that_rejects_it(self) -> None:
+    def test_an_invalid_pod_is_sent_to_the_webhook_that_rejects_it(self) -> None:
         stored, _ = mutated(manifest("8Gj"), around())
         assert stored["spec"]["schedulerName"] == "headroom"
 
@@ -58,7 +60,7 @@ class TestScheduler:
             pytest.param(manifest("8Gi", container(gpus=0)), id="no GPU, annotated all the same"),
         ],
     )
-    def test_others_are_left_alone(self, obj: dict[str, Any]) -> None:
+    def test_other_objects_stay_unchanged(self, obj: dict[str, Any]) -> None:
         everything = around(
             node(choice="gated"),
             annotations={"headroom.gpu/default-vram": "4Gi", "headroom.gpu/share": "limit"},
@@ -69,7 +71,7 @@ class TestScheduler:
         assert stored == obj
         assert answer.warnings == ()
 
-    def test_a_static_pod_is_left_alone_if_a_kubelet_shows_it(self) -> None:
+    def test_a_static_pod_from_a_kubelet_stays_unchanged(self) -> None:
         where = around(node(choice="gated"), gate_image=GATE_IMAGE)
         obj = manifest(None, nodeName="n1", annotations={**STATIC, "headroom.gpu/retry": "x"})
         assert mutated(obj, replace(where, kubelet_node="n1"))[0] == obj
@@ -77,7 +79,7 @@ class TestScheduler:
             stored = mutated(obj, replace(where, kubelet_node=other))[0]
             assert "headroom.gpu/retry" not in stored["metadata"]["annotations"]
 
-    def test_a_pod_with_a_node_has_no_use_for_a_scheduler_or_a_placement(self) -> None:
+    def test_a_pod_with_a_node_name_gets_no_scheduler_and_no_placement(self) -> None:
         everything = around(
             node(choice="gated"),
             annotations={"headroom.gpu/share": "env", "headroom.gpu/gated": "true"},
@@ -89,7 +91,7 @@ class TestScheduler:
 
 
 class TestDefault:
-    def test_is_recorded_with_its_source(self) -> None:
+    def test_a_default_is_recorded_with_its_source(self) -> None:
         stored, _ = mutated(
             manifest(None), around(annotations={"headroom.gpu/default-vram": "4Gi"})
         )
@@ -113,18 +115,20 @@ class TestDefault:
             pytest.param(None, "25%", "25%", id="a share"),
         ],
     )
-    def test_if_it_counts(self, own: str | None, default: str, becomes: str | None) -> None:
+    def test_a_default_is_written_if_it_applies(
+        self, own: str | None, default: str, becomes: str | None
+    ) -> None:
         where = around(annotations={"headroom.gpu/default-vram": default})
         stored, _ = mutated(manifest(own), where)
         held = stored["metadata"].get("annotations", {}).get("headroom.gpu/vram")
         assert held == becomes
 
-    def test_what_only_extenders_write_is_removed(self) -> None:
+    def test_annotations_that_only_extenders_write_are_removed(self) -> None:
         ours = {
             "headroom.gpu/placement": "{}",
             "headroom.gpu/devices.0": "GPU-a",
             "headroom.gpu/bytes.0": "1",
-            "headroom.gpu/devices.~1": "x",  # no API server lets such a name in
+            "headroom.gpu/devices.~1": "x",  # No API server accepts such a name.
             "headroom.gpu/retry": "x",
         }
         stored, answer = mutated(manifest("8Gi", annotations=ours), around())
@@ -133,11 +137,12 @@ class TestDefault:
 
 
 class TestMirror:
-    def test_of_all_devices_in_mib(self) -> None:
+    def test_memory_of_all_devices_is_written_in_mib(self) -> None:
         obj = manifest("8G", container(gpus=2), initContainers=[container("init")])
         stored, _ = mutated(obj, around(mirror=True))
         (main,) = stored["spec"]["containers"]
-        mib = {"nvidia.com/gpu": "2", "headroom.gpu/vram": "15260"}  # each is 7629.4
+        # Each device counts 7629.4 MiB.
+        mib = {"nvidia.com/gpu": "2", "headroom.gpu/vram": "15260"}
         assert main["resources"] == {"limits": mib, "requests": mib}
         (init,) = stored["spec"]["initContainers"]
         assert init["resources"]["limits"]["headroom.gpu/vram"] == "7630"
@@ -147,13 +152,13 @@ class TestMirror:
         assert isinstance(after, VramRequest)
         assert before.asks == after.asks
 
-    def test_what_is_not_known_is_not_counted(self) -> None:
+    def test_an_unknown_amount_is_not_written(self) -> None:
         stored, answer = mutated(manifest("25%"), around(mirror=True))
         assert "headroom.gpu/vram" not in stored["spec"]["containers"][0]["resources"]["limits"]
         assert "container 'main' does not count as headroom.gpu/vram" in answer.warnings[0]
 
     @pytest.mark.parametrize(("vram", "expected"), [("8Gi", "8192"), ("25%", "1")])
-    def test_a_value_of_the_author_is_replaced_if_the_amount_is_known(
+    def test_a_value_written_by_the_author_is_replaced_if_the_amount_is_known(
         self, vram: str, expected: str
     ) -> None:
         own = container()

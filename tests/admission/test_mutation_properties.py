@@ -1,4 +1,4 @@
-"""Properties of the mutation that hold for every pod."""
+"""Tests properties of the mutation that hold for every pod."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.admission.reviews import (
     node,
 )
 
-# Whatever the pod.
+# Any pod.
 
 ENV = st.lists(
     st.sampled_from(
@@ -91,17 +91,18 @@ ARROUNDS = st.builds(
 
 
 @given(pods(), ARROUNDS)
-def test_done_again_it_changes_nothing(obj: dict[str, Any], where: Any) -> None:
+def test_a_repeated_mutation_changes_nothing(obj: dict[str, Any], where: Any) -> None:
     stored, _ = mutated(obj, where)
     again, answer = mutated(stored, where)
-    # The gate is put there whole each time: others may have changed what is not compared.
+    # The gate is written completely each time, because other webhooks may have changed fields that
+    # are not compared.
     of_gate = "/spec/initContainers/0"
     assert {operation.path for operation in answer.operations} <= {of_gate}
     assert again == stored
 
 
 @given(pods(), ARROUNDS)
-def test_what_is_not_ours_stays_as_it_was(obj: dict[str, Any], where: Any) -> None:
+def test_fields_of_others_stay_unchanged(obj: dict[str, Any], where: Any) -> None:
     stored, _ = mutated(obj, where)
     assert without_ours(stored) == without_ours(obj)
     names = [c["name"] for c in stored["spec"].get("initContainers") or ()]
@@ -111,7 +112,7 @@ def test_what_is_not_ours_stays_as_it_was(obj: dict[str, Any], where: Any) -> No
         assert len(variables) == len(set(variables))
 
 
-#: All that is ever written into a container.
+#: All variables that are ever written into a container.
 WRITTEN = {
     "HEADROOM_VRAM_BYTES",
     "HEADROOM_VRAM_FRACTION",
@@ -121,7 +122,7 @@ WRITTEN = {
 }
 
 
-#: Prefixes of annotations that are written; the last two let the gate past a mesh's proxy.
+#: Prefixes of written annotations. The last two exclude the gate from a mesh's proxy.
 OURS = (
     "headroom.gpu/",
     "traffic.sidecar.istio.io/excludeOutboundPorts",
@@ -130,8 +131,9 @@ OURS = (
 
 
 def without_ours(obj: dict[str, Any]) -> Any:
-    """The pod less what Headroom may write: values of variables that a user set are no part of
-    that."""
+    """Return the pod without everything that Headroom may write, except for variables set by a
+    user.
+    """
     spec = obj["spec"]
     metadata = dict(obj["metadata"])
     annotations = metadata.pop("annotations", None) or {}
@@ -164,7 +166,7 @@ def _bare(each: dict[str, Any]) -> Any:
 
 
 def test_in_mode_observe_no_pod_depends_on_a_placement() -> None:
-    """A pod without room is bound then, and has none."""
+    """A pod that does not fit is bound in this mode, without a placement."""
     gated = node(choice="gated")
     asked = {"headroom.gpu/share": "env"}
     places = around(gated, gate_image=GATE_IMAGE, observes=True)

@@ -1,5 +1,6 @@
-"""All of it together: a pod as a user writes it, placed by a stock kube-scheduler and the extender
-with one service account, under all policies, and the variables of its containers."""
+"""Runs the whole chain: a user's pod, placed by a stock kube-scheduler and the extender with one
+service account under all policies, and the variables of its containers.
+"""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -22,7 +23,7 @@ PLAIN = "admission-plain"
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A node of two shared GPUs, a node with nothing; scheduler and webhook."""
+    """A node with two shared GPUs, an empty node, a scheduler and a webhook."""
     with installed(plane) as site:
         for role in ("system:kube-scheduler", "system:volume-scheduler"):
             site.bind(role, EXTENDER)
@@ -42,7 +43,7 @@ def site(plane: ControlPlane) -> Iterator[Site]:
 
 
 def report(site: Site) -> None:
-    """As the node's agent does."""
+    """Write a report as the node's agent does."""
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
         devices=[shared("GPU-a"), shared("GPU-b", used_bytes=4 * GIB, unattributed_bytes=4 * GIB)],
@@ -60,7 +61,7 @@ def report(site: Site) -> None:
 
 
 def start_scheduler(site: Site) -> None:
-    """With the account of the extender, in whose pod it runs."""
+    """Start kube-scheduler with the account of the extender, in whose pod it runs."""
     plane = site.plane
     kubeconfig = plane.folder / "admission-scheduler.kubeconfig"
     plane.write_kubeconfig(kubeconfig, {"token": site.token(EXTENDER)})
@@ -92,8 +93,8 @@ def condition(site: Site, name: str) -> str:
     return shown
 
 
-def test_from_one_annotation_to_a_share_of_a_device(site: Site) -> None:
-    """The variables name annotations that the Binding then brings."""
+def test_a_pod_with_one_annotation_gets_a_share_of_a_device(site: Site) -> None:
+    """The variables follow annotations that the Binding adds."""
     wishes = {"headroom.gpu/share": "env"}
     create(site, "p", manifest("6Gi", container("side", 0), container(), annotations=wishes))
     until(lambda: bound(site, "p"), "it is bound")
@@ -109,14 +110,14 @@ def test_from_one_annotation_to_a_share_of_a_device(site: Site) -> None:
     }
 
 
-def test_why_a_pod_waits_is_written_under_the_policies(site: Site) -> None:
+def test_the_reason_of_a_pending_pod_is_written_under_the_policies(site: Site) -> None:
     create(site, "large", manifest("30Gi"))
     until(lambda: bool(condition(site, "large")), "kube-scheduler reports why it waits")
     assert "insufficient GPU memory on any device" in condition(site, "large")
 
 
-def test_and_victims_of_kube_scheduler(site: Site) -> None:
-    """It marks the victim's status before it deletes it, and nominates the other."""
+def test_kube_scheduler_evicts_victims_under_the_policies(site: Site) -> None:
+    """It marks the victim's status before it deletes the victim, and nominates the preemptor."""
     site.create(
         "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": PLAIN}, "value": 1000}
     )
@@ -137,7 +138,7 @@ def test_and_victims_of_kube_scheduler(site: Site) -> None:
     until(lambda: bound(site, "high"), "the other is bound")
 
 
-def test_no_request_was_rejected_meanwhile(site: Site) -> None:
+def test_the_policies_rejected_no_request(site: Site) -> None:
     for process in ("admission-scheduler", "admission-extender"):
         log = site.plane.log(process)
         assert "ValidatingAdmissionPolicy" not in log, log[-3000:]

@@ -1,4 +1,4 @@
-"""Permitted and rejected writes, by the real API server: every attempt, and its message."""
+"""Tests writes that the policies permit or reject in a real API server, with the messages."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ class TestAnnotations:
         "key", [*EXTENDER_ANNOTATIONS, *(f"{key}0" for key in EXTENDER_ANNOTATION_PREFIXES)]
     )
     @pytest.mark.parametrize("how", ["created", "changed", "by its status"])
-    def test_no_other_client_writes_headroom_s_annotations(
+    def test_no_other_client_can_write_headrooms_annotations(
         self, site: Site, key: str, how: str
     ) -> None:
         reported = (
@@ -66,7 +66,9 @@ class TestAnnotations:
 
     @pytest.mark.parametrize("key", ["headroom.gpu/retry", "headroom.gpu/bytes.63"])
     @pytest.mark.parametrize("others", [0, 15, 16, 300])
-    def test_nor_beside_other_annotations(self, site: Site, key: str, others: int) -> None:
+    def test_no_other_client_can_write_them_among_many_other_annotations(
+        self, site: Site, key: str, others: int
+    ) -> None:
         """The policy finds them in another way if there are many."""
         annotations = {f"team/{index}": "" for index in range(others)}
         for more, status in (({}, 201), ({key: "x"}, 403)):
@@ -75,7 +77,7 @@ class TestAnnotations:
             assert reply.status == status
         rejected(reply, self.POLICY, f"annotation {key} is written by Headroom alone")
 
-    def test_nor_takes_it_away(self, site: Site) -> None:
+    def test_no_other_client_can_remove_them(self, site: Site) -> None:
         reply = site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/placement", None))
         rejected(reply, self.POLICY, "is written by Headroom alone")
 
@@ -88,7 +90,7 @@ class TestAnnotations:
         ],
     )
     @pytest.mark.parametrize("subresource", ["", "/status"])
-    def test_a_bound_pod_keeps_its_request(
+    def test_the_request_of_a_bound_pod_cannot_be_changed(
         self, site: Site, text: str | None, reported: str, subresource: str
     ) -> None:
         path = f"{PODS}/{BOUND}{subresource}"
@@ -99,7 +101,7 @@ class TestAnnotations:
             "reservation does not change; delete the pod and create it again with the new value",
         )
 
-    def test_a_bound_pod_may_be_opened_to_eviction_for_its_overuse(self, site: Site) -> None:
+    def test_a_bound_pod_may_be_exposed_to_eviction_for_its_overuse(self, site: Site) -> None:
         path = f"{PODS}/{BOUND}"
         for text in ("evict", "report", None):
             reply = site.send("PATCH", path, noted("headroom.gpu/on-overuse", text))
@@ -116,12 +118,14 @@ class TestAnnotations:
             reply, self.POLICY, "annotation headroom.gpu/vram of a bound pod cannot be changed"
         )
 
-    def test_a_pod_that_waits_may_ask_for_less(self, site: Site) -> None:
+    def test_a_pending_pod_may_reduce_its_request(self, site: Site) -> None:
         path = f"{PODS}/{WAITING}"
         assert site.send("PATCH", path, noted("headroom.gpu/vram", "4Gi")).status == 200
 
     @pytest.mark.parametrize("resource", ["headroom.gpu/vram", "headroom.gpu/vram-bytes"])
-    def test_a_pod_that_quotas_counted_keeps_its_request(self, site: Site, resource: str) -> None:
+    def test_the_request_of_a_pod_that_quotas_counted_cannot_be_changed(
+        self, site: Site, resource: str
+    ) -> None:
         counted = container()
         for each in counted["resources"].values():
             each[resource] = "8192"
@@ -144,11 +148,12 @@ class TestAnnotations:
         for key in ("headroom.gpu/policy", "team/note"):
             assert site.send("PATCH", path, noted(key, "pack")).status == 200
 
-    def test_as_many_annotations_as_a_pod_may_have_do_not_delay_its_kubelet(
+    def test_the_maximum_number_of_annotations_does_not_delay_a_pods_kubelet(
         self, site: Site
     ) -> None:
-        """A request takes the API server less than a second of CPU. If the policies look at each
-        annotation, it takes minutes. On a busy machine it times out after 34 s, and is sent again.
+        """A request takes the API server less than a second of CPU. If the policies looked at each
+        annotation, it would take minutes. On a busy machine it times out after 34 s, and is sent
+        again.
         """
         annotations = {f"{index:x}": "" for index in range(60_000)}
         obj = manifest(None, container(gpus=0), annotations=annotations, nodeName=HERE)
@@ -172,7 +177,9 @@ class TestAnnotations:
     def test_other_annotations_are_not_checked(self, site: Site) -> None:
         assert site.send("PATCH", f"{PODS}/{BOUND}", noted("team/note", "x")).status == 200
 
-    def test_a_binding_of_others_brings_none(self, site: Site, plane: ControlPlane) -> None:
+    def test_a_binding_of_another_client_cannot_add_headrooms_annotations(
+        self, site: Site, plane: ControlPlane
+    ) -> None:
         for key, reported in (
             ("headroom.gpu/placement", "is written by Headroom alone"),
             ("headroom.gpu/vram", "may come with a Binding of Headroom's alone"),
@@ -191,17 +198,17 @@ def gated(site: Site) -> Site:
 
 
 class TestGates:
-    """Otherwise an author could open the gate of a bound pod."""
+    """Rules without which an author could open the gate of a bound pod."""
 
     POLICY = "headroom-gates"
     PATH = f"{PODS}/gated"
 
-    def test_the_stored_gate_counts(self, gated: Site) -> None:
-        """With all fields that the API server adds."""
+    def test_a_stored_gate_with_all_default_fields_is_recognised(self, gated: Site) -> None:
+        """The API server adds default fields."""
         stored = msgspec.convert(gated.send("GET", self.PATH).body, Pod)
         assert is_gated(stored, "registry.example/headroom-agent:1")
 
-    def test_a_gate_keeps_its_image(self, gated: Site) -> None:
+    def test_the_image_of_a_gate_cannot_be_changed(self, gated: Site) -> None:
         strategic = "application/strategic-merge-patch+json"
 
         def change(name: str, image: str) -> Reply:
@@ -214,7 +221,7 @@ class TestGates:
         documented(reply)
         assert change("warm-up", "busybox").status == 200
 
-    def test_a_gate_runs_no_command_of_others(self, gated: Site) -> None:
+    def test_a_gate_cannot_run_another_command(self, gated: Site) -> None:
         def run(name: str) -> Reply:
             return gated.send("POST", f"{self.PATH}/exec?container={name}&command=sh")
 
@@ -223,7 +230,7 @@ class TestGates:
         documented(reply)
         assert "does not have a host assigned" in run("warm-up").message
 
-    def test_a_waiting_pod_cannot_be_debugged(self, gated: Site) -> None:
+    def test_a_pod_at_its_gate_cannot_be_debugged(self, gated: Site) -> None:
         strategic = "application/strategic-merge-patch+json"
         added = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox"}]}}
 
@@ -248,7 +255,7 @@ def token(site: Site) -> str:
 
 
 class TestStolenToken:
-    """A token of the extender, which kube-scheduler in the same pod has too."""
+    """A stolen token of the extender, which kube-scheduler in the same pod uses too."""
 
     POLICY = "headroom-extender-pods"
 
@@ -293,7 +300,7 @@ class TestStolenToken:
             ),
         ],
     )
-    def test_changes_nothing_of_a_pod(
+    def test_a_stolen_token_cannot_change_pods(
         self, site: Site, token: str, path: str, patch: dict[str, Any], reported: str
     ) -> None:
         before = site.send("GET", f"{PODS}/{WAITING}").body
@@ -303,7 +310,7 @@ class TestStolenToken:
         rejected(reply, self.POLICY, reported)
         assert site.send("GET", f"{PODS}/{WAITING}").body == before
 
-    def test_debugs_none(self, site: Site, token: str) -> None:
+    def test_a_stolen_token_cannot_debug_pods(self, site: Site, token: str) -> None:
         strategic = "application/strategic-merge-patch+json"
         added = {"spec": {"ephemeralContainers": [{"name": "debug", "image": "busybox"}]}}
         path = f"{PODS}/{WAITING}/ephemeralcontainers"
@@ -311,7 +318,7 @@ class TestStolenToken:
         rejected(reply, self.POLICY, "the extender neither resizes pods nor debugs them")
         documented(reply)
 
-    def test_writes_no_pod_with_more_annotations_than_a_gpu_pod_may_have(
+    def test_a_stolen_token_cannot_write_a_pod_with_more_annotations_than_a_gpu_pod_may_have(
         self, site: Site, token: str
     ) -> None:
         obj = manifest(annotations={f"team/{i}": "" for i in range(256)}, schedulerName="headroom")
@@ -323,7 +330,7 @@ class TestStolenToken:
         documented(reply)
 
     @pytest.mark.parametrize("what", ["annotations", "labels"])
-    def test_brings_nothing_of_others_with_a_binding(
+    def test_a_stolen_token_cannot_add_foreign_annotations_with_a_binding(
         self, site: Site, token: str, what: str
     ) -> None:
         brought = {"annotations": {}, "labels": {}} | {what: {"team/note": "x"}}
@@ -332,16 +339,24 @@ class TestStolenToken:
         documented(reply)
         assert "nodeName" not in site.send("GET", f"{PODS}/{WAITING}").body["spec"]
 
-    def test_does_what_it_has_to(self, site: Site, token: str) -> None:
-        """Requeue a pod, and as kube-scheduler write its condition and nomination."""
+    def test_the_extender_and_kube_scheduler_can_do_their_work(
+        self, site: Site, token: str
+    ) -> None:
+        """The extender requeues a pod, and kube-scheduler writes the condition and the
+        nomination.
+        """
         path = f"{PODS}/{WAITING}"
         assert site.send("PATCH", path, noted("headroom.gpu/retry", "1"), token).status == 200
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
         status = {"status": {"conditions": [condition], "nominatedNodeName": HERE}}
         assert site.send("PATCH", f"{path}/status", status, token).status == 200
 
-    def test_writes_what_a_dra_device_takes_of_the_node(self, site: Site, token: str) -> None:
-        """The API server drops it without the gate: TEST_GATES=DRANodeAllocatableResources=true."""
+    def test_kube_scheduler_can_write_the_node_resources_of_dra_devices(
+        self, site: Site, token: str
+    ) -> None:
+        """The API server drops the field without its feature gate. Run with
+        TEST_GATES=DRANodeAllocatableResources=true.
+        """
         claiming = container("main", 0)
         claiming["resources"]["claims"] = [{"name": "nic"}]
         claims = [{"name": "nic", "resourceClaimName": "nic-1"}]
@@ -366,7 +381,7 @@ class TestStolenToken:
             ({"status": {"nodeInfo": {"machineID": "x"}}}, "this changes nodeInfo"),
         ],
     )
-    def test_writes_of_a_node_its_memory_alone(
+    def test_a_stolen_token_can_write_only_the_memory_of_a_node(
         self, site: Site, token: str, patch: dict[str, Any], reported: str
     ) -> None:
         path = f"/api/v1/nodes/{HERE}/status"
@@ -388,16 +403,16 @@ class TestLedger:
     @pytest.mark.parametrize(
         "patch", [{"spec": {"initialised": False}}, {"spec": {"reservations": {}}}, {"spec": None}]
     )
-    def test_nor_writes_reservations(self, site: Site, patch: dict[str, Any]) -> None:
+    def test_no_other_client_writes_reservations(self, site: Site, patch: dict[str, Any]) -> None:
         reply = site.send("PATCH", f"{GPUNODES}/{HERE}", patch)
         rejected(reply, self.POLICY, "spec of a GPUNode is the ledger")
 
-    def test_finalizers_may_go(self, site: Site) -> None:
-        """As when everything is uninstalled."""
+    def test_finalizers_can_be_removed(self, site: Site) -> None:
+        """An uninstallation removes them."""
         reply = site.send("PATCH", f"{GPUNODES}/{HERE}", {"metadata": {"finalizers": None}})
         assert reply.status == 200
 
-    def test_an_agent_reports_of_its_own_node_alone(self, site: Site) -> None:
+    def test_an_agent_can_report_only_on_its_own_node(self, site: Site) -> None:
         report = {"status": {"observedAt": "2026-11-21T00:00:00Z"}}
         own, other = (f"{GPUNODES}/{node}/status" for node in NODES)
         token = site.token(AGENT, HERE)
@@ -422,7 +437,9 @@ class TestOtherSchedulers:
             {"schedulerName": "headroom", "nodeName": OTHER},
         ],
     )
-    def test_are_warned_of_until_they_are_denied(self, site: Site, spec: dict[str, str]) -> None:
+    def test_pods_of_other_schedulers_get_a_warning_by_default(
+        self, site: Site, spec: dict[str, str]
+    ) -> None:
         reply = site.send("POST", f"{PODS}?dryRun=All", manifest(**spec))
         assert reply.status == 201
         (shown,) = reply.warnings
@@ -438,7 +455,7 @@ class TestOtherSchedulers:
         ],
     )
     @pytest.mark.parametrize("role", ["containers", "initContainers"])
-    def test_whatever_else_a_container_requests(
+    def test_pods_of_other_schedulers_get_a_warning_whatever_else_they_request(
         self, site: Site, amounts: dict[str, str], role: str
     ) -> None:
         one = container("other", resources={"limits": amounts, "requests": amounts})
@@ -456,11 +473,11 @@ class TestOtherSchedulers:
             pytest.param(PODS.replace("-team", "-opted-out"), manifest(), id="opted out"),
         ],
     )
-    def test_others_are_not(self, site: Site, path: str, obj: dict[str, Any]) -> None:
+    def test_other_pods_get_no_warning(self, site: Site, path: str, obj: dict[str, Any]) -> None:
         reply = site.send("POST", f"{path}?dryRun=All", obj)
         assert (reply.status, reply.warnings) == (201, ())
 
-    def test_one_setting_denies_them(self, site: Site) -> None:
+    def test_pods_of_other_schedulers_are_denied_with_a_component(self, site: Site) -> None:
         path = f"{ADMISSION}/validatingadmissionpolicybindings/{self.POLICY}"
         (component,) = manifests("components/deny-other-schedulers/kustomization.yaml")
         patches = [yaml.safe_load(each["patch"]) for each in component["patches"]]
@@ -490,15 +507,15 @@ class TestOtherSchedulers:
         assert (reply.status, reply.warnings) == (201, ()), reply.message
 
     def the_gpu_operator_tries_its_gpus(self, site: Site) -> None:
-        """Its validator creates a pod that names its node."""
+        """The operator's validator creates a pod with a node name."""
         site.create("/api/v1/namespaces", {"metadata": {"name": "gpu-operator"}})
         own = "/api/v1/namespaces/gpu-operator/pods"
         reply = site.send("POST", f"{own}?dryRun=All", manifest(nodeName=HERE))
         assert (reply.status, reply.warnings) == (201, ())
 
 
-def test_the_page_quotes_the_events(site: Site, token: str) -> None:
-    """One attempt of each kind; those of other processes have their own tests."""
+def test_the_page_quotes_the_audit_events(site: Site, token: str) -> None:
+    """Makes one attempt of each kind. The attempts of other processes have their own tests."""
     waiting, here, other = f"{PODS}/{WAITING}", f"{GPUNODES}/{HERE}", f"{GPUNODES}/{OTHER}"
     node = f"/api/v1/nodes/{HERE}/status"
     strategic = "application/strategic-merge-patch+json"

@@ -1,4 +1,4 @@
-"""Only Headroom's pods may name its PriorityClass, by the real API server."""
+"""Checks in a real API server that only Headroom's pods may use its PriorityClass."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ __all__ = ["site"]
 
 POLICY, CLASS, MESSAGE = "headroom-priority", "headroom-critical", "is for Headroom's own pods"
 RBAC_GROUP = "rbac.authorization.k8s.io"
-#: The rules of Kubernetes' role edit, which a controller would collect.
+#: The rules of Kubernetes' role edit, which a controller would aggregate.
 EDIT = "system:aggregate-to-edit"
-#: Group and version, resource, kind of each object with a pod template that Kubernetes has.
+#: Group and version, resource, and kind of each Kubernetes object with a pod template.
 TEMPLATES = (
     ("v1", "podtemplates", "PodTemplate"),
     ("v1", "replicationcontrollers", "ReplicationController"),
@@ -35,7 +35,7 @@ def path(version: str, resource: str, namespace: str = TEAM) -> str:
 
 
 def templated(kind: str, version: str, name: str, **spec: Any) -> dict[str, Any]:
-    """An object of a kind whose pods have these fields."""
+    """Return an object of a kind whose pods have these fields."""
     labels = {"app": name}
     spec = {"restartPolicy": "Always", "containers": [container(gpus=0)], **spec}
     if kind in ("Job", "CronJob"):
@@ -73,10 +73,8 @@ def dry(where: str) -> str:
 
 
 @pytest.mark.parametrize("spec", [{}, {"priority": 1_000_000_000}])
-def test_a_pod_of_a_tenant_may_not_name_the_class(
-    site: Site, tenant: str, spec: dict[str, Any]
-) -> None:
-    """With the integer that the API server would add, too."""
+def test_a_tenants_pod_cannot_use_the_class(site: Site, tenant: str, spec: dict[str, Any]) -> None:
+    """Also with the integer that the API server would add."""
     obj = manifest(None, container(gpus=0), priorityClassName=CLASS, **spec)
     reply = site.send("POST", PODS, obj, tenant)
     rejected(reply, POLICY, MESSAGE)
@@ -84,7 +82,7 @@ def test_a_pod_of_a_tenant_may_not_name_the_class(
 
 
 @pytest.mark.parametrize(("version", "resource", "kind"), TEMPLATES)
-def test_a_template_is_rejected_before_its_pods(
+def test_a_tenants_template_is_rejected_before_its_pods(
     site: Site, version: str, resource: str, kind: str
 ) -> None:
     where = path(version, resource)
@@ -92,7 +90,7 @@ def test_a_template_is_rejected_before_its_pods(
     rejected(site.send("POST", dry(where), named), POLICY, MESSAGE)
     other = templated(kind, version, "plain", priorityClassName="system-cluster-critical")
     assert site.send("POST", dry(where), other).status == 201
-    # Neither when it is changed, if the API server lets a user change the template at all.
+    # The same applies to updates, if the API server lets a user change the template at all.
     site.create(where, templated(kind, version, "changed"))
     reply = replaced(site, where, templated(kind, version, "changed", priorityClassName=CLASS))
     if kind != "Job":
@@ -106,7 +104,7 @@ def replaced(site: Site, where: str, obj: dict[str, Any]) -> Reply:
     return site.send("PUT", f"{where}/{obj['metadata']['name']}", obj)
 
 
-def test_headroom_s_own_pods_may(site: Site) -> None:
+def test_headrooms_own_pods_can_use_the_class(site: Site) -> None:
     for version, resource, kind in (("v1", "pods", "Pod"), *TEMPLATES):
         obj = (
             manifest(None, container(gpus=0), priorityClassName=CLASS)
@@ -116,7 +114,7 @@ def test_headroom_s_own_pods_may(site: Site) -> None:
         assert site.send("POST", dry(path(version, resource, SYSTEM)), obj).status == 201, kind
 
 
-def test_an_object_that_named_it_before_the_policy_can_still_change(site: Site) -> None:
+def test_an_object_that_used_the_class_before_the_policy_can_still_change(site: Site) -> None:
     """Otherwise no controller could scale it down or remove its finalizer."""
     where = path("apps/v1", "deployments")
     obj = templated("Deployment", "apps/v1", "earlier", priorityClassName=CLASS)

@@ -1,4 +1,4 @@
-"""Any input that is no review is rejected as such."""
+"""Checks that any input that is not a review is rejected as such."""
 
 import json
 import random
@@ -20,14 +20,14 @@ EVERYTHING = around(
 
 
 def answered(body: bytes) -> list[dict[str, Any]]:
-    """The answers of both paths."""
+    """Return the responses of both paths."""
     return [
         json.loads(decide(read(body), lambda name: EVERYTHING))
         for decide in (answer_mutate, answer_validate)
     ]
 
 
-def test_an_answer_is_to_its_question() -> None:
+def test_a_response_has_the_uid_of_its_request() -> None:
     for whole in answered(json.dumps(review(manifest(None))).encode()):
         assert whole["apiVersion"] == "admission.k8s.io/v1"
         assert whole["kind"] == "AdmissionReview"
@@ -43,7 +43,7 @@ def test_a_rejection_has_the_status_of_the_api_server_for_invalid_fields() -> No
     assert status["message"].startswith("Headroom: ")
 
 
-def test_a_patch_is_of_the_object_that_was_sent() -> None:
+def test_a_patch_applies_to_the_object_that_was_sent() -> None:
     obj = manifest(None)
     mutating, _ = answered(json.dumps(review(obj)).encode())
     assert mutating["response"]["patchType"] == "JSONPatch"
@@ -76,7 +76,7 @@ def test_a_patch_is_of_the_object_that_was_sent() -> None:
         (json.dumps(review(None)).encode(), "request.object cannot be read"),
     ],
 )
-def test_unreadable_input_is_reported_with_its_place(body: bytes, message: str) -> None:
+def test_invalid_input_is_reported_with_its_position(body: bytes, message: str) -> None:
     with pytest.raises(MalformedReview) as found:
         answered(body)
     assert message in str(found.value)
@@ -94,8 +94,8 @@ SEEDS = [
 ]
 
 
-def test_whatever_is_sent_is_answered_or_called_malformed() -> None:
-    """Five thousand hostile reviews, and every patch can be applied."""
+def test_any_input_is_answered_or_rejected_as_malformed() -> None:
+    """Tries five thousand hostile reviews, and applies every patch."""
     lots, read_well = random.Random(9), 0
     for _ in range(5000):
         body = msgspec.json.encode(mutated(lots.choice(SEEDS), lots, SEEDS))
@@ -109,7 +109,7 @@ def test_whatever_is_sent_is_answered_or_called_malformed() -> None:
         assert {mutating["kind"], validating["kind"]} == {"AdmissionReview"}
         operations = patch_of(mutating["response"])
         if operations:
-            # What is not read may be no UTF-8.
+            # Fields that are not read may be invalid UTF-8.
             obj = json.loads(body.decode("utf-8", "replace"))["request"]["object"]
             applied(obj, operations)
     assert read_well > 1000

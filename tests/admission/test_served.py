@@ -1,4 +1,4 @@
-"""The webhook's port as an API server meets it: TLS, bodies, certificates that are renewed."""
+"""Tests the webhook's port as an API server sees it: TLS, bodies, and renewed certificates."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -70,7 +70,7 @@ def http(server: WebhookServer) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_a_pod_gets_its_namespace_s_default(http: httpx.Client) -> None:
+def test_a_pod_gets_the_default_of_its_namespace(http: httpx.Client) -> None:
     answer = http.post("/mutate", json=review(manifest(None), namespace=TEAM))
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
@@ -90,7 +90,7 @@ def test_a_pod_gets_its_namespace_s_default(http: httpx.Client) -> None:
     ]
 
 
-def test_a_bad_annotation_is_rejected(http: httpx.Client) -> None:
+def test_an_invalid_annotation_is_rejected(http: httpx.Client) -> None:
     response = http.post("/validate", json=review(manifest("8GB"))).json()["response"]
     assert response["allowed"] is False
     assert response["status"]["code"] == 422
@@ -106,7 +106,7 @@ def test_a_bad_annotation_is_rejected(http: httpx.Client) -> None:
         ("POST", "/elsewhere", b"{}", 404, "Not Found"),
     ],
 )
-def test_any_other_reported_fault(
+def test_an_invalid_request_is_rejected_with_a_message(
     http: httpx.Client, method: str, path: str, body: bytes, status: int, message: str
 ) -> None:
     answer = http.request(method, path, content=body)
@@ -140,7 +140,7 @@ def webhook(
     return Webhook(around, unready, dict, telemetry, 1 << 20)
 
 
-def test_probes_are_answered_and_metrics_are_those_of_the_page(
+def test_probes_are_answered_and_the_metrics_match_the_page(
     http: httpx.Client, server: WebhookServer
 ) -> None:
     assert (http.get("/healthz").text, http.get("/readyz").text) == ("ok\n", "ok\n")
@@ -157,7 +157,7 @@ def test_probes_are_answered_and_metrics_are_those_of_the_page(
     assert named == documented("The webhook").keys() | shared
 
 
-def test_a_stuck_webhook_reports_that() -> None:
+def test_a_stuck_webhook_fails_its_probe() -> None:
     served = replace(webhook(), stuck=lambda: {"settings": 31.0})
     answer = asked(webhook_app(served), "/healthz", "GET")
     assert (answer.status_code, answer.text) == (503, "settings (31 s)\n")
@@ -172,7 +172,7 @@ def asked(app: FastAPI, path: str, method: str = "POST") -> httpx.Response:
     return asyncio.run(ask())
 
 
-def test_a_replica_that_has_not_listed_does_not_take_absent_for_known() -> None:
+def test_a_replica_that_has_not_listed_its_objects_does_not_assume_their_absence() -> None:
     why = ["Headroom has not yet listed: namespaces"]
     served = webhook(unready=lambda: "".join(why))
     app = webhook_app(served)
@@ -191,7 +191,7 @@ def test_a_replica_that_has_not_listed_does_not_take_absent_for_known() -> None:
     assert errors == 1
 
 
-def test_a_fault_of_ours_is_no_dropped_connection() -> None:
+def test_an_internal_error_does_not_drop_the_connection() -> None:
     def broken(namespace: str) -> Any:
         raise RuntimeError("broken")
 

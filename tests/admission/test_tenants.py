@@ -1,4 +1,4 @@
-"""Writes by users with all rights in one namespace, and by kubelets, to a real API server."""
+"""Tests writes by users with all rights in one namespace, and by kubelets, in a real API server."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
 
 @pytest.fixture(scope="module")
 def owner(site: Site) -> str:
-    """The token of a user who may do everything in one namespace."""
+    """The token of a user with all rights in one namespace."""
     where = f"{RBAC}/namespaces/{TEAM}"
     site.create(f"{where}/roles", {"metadata": {"name": "owner"}, "rules": [EVERYTHING]})
     binding = {
@@ -61,7 +61,7 @@ def bind(site: Site, token: str, name: str = "by-hand", kubelet_of: str = "") ->
 
 @pytest.fixture(scope="module")
 def denied(site: Site) -> None:
-    """The profile for tenants: as deploy/components/deny-other-schedulers patches the binding."""
+    """Deny pods of other schedulers with the patch of deploy/components/deny-other-schedulers."""
     (component,) = manifests("components/deny-other-schedulers/kustomization.yaml")
     (patch,) = (
         found
@@ -72,7 +72,7 @@ def denied(site: Site) -> None:
     assert site.send("PATCH", path, patch).status == 200
 
 
-def test_only_schedulers_bind_pods(site: Site, owner: str, denied: None) -> None:
+def test_only_schedulers_can_bind_pods(site: Site, owner: str, denied: None) -> None:
     obj = manifest("20Gi", schedulerName="headroom")
     obj["metadata"]["name"] = "by-hand"
     site.create(PODS, obj)
@@ -85,7 +85,7 @@ def test_only_schedulers_bind_pods(site: Site, owner: str, denied: None) -> None
     rejected(
         site.send("POST", other, body, owner), "headroom-bindings", "only schedulers bind pods"
     )
-    # A scheduler of all namespaces, and the cluster's admin, may.
+    # A scheduler of all namespaces may, and the cluster's admin too.
     assert bind(site, site.token(EXTENDER)).status == 201
     assert bind(site, "scheduler-of-the-tests").status == 201
     assert bind(site, "admin-of-the-tests").status == 201
@@ -103,7 +103,7 @@ def static_pod(namespace: str, labels: dict[str, str]) -> dict[str, Any]:
     return obj
 
 
-def test_no_kubelet_puts_a_pod_behind_headroom_s_services(site: Site) -> None:
+def test_a_kubelet_cannot_add_a_pod_to_headrooms_services(site: Site) -> None:
     labels = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "webhook"}
     path = f"/api/v1/namespaces/{SYSTEM}/pods?dryRun=All"
     for node in NODES:
@@ -119,7 +119,7 @@ def test_no_kubelet_puts_a_pod_behind_headroom_s_services(site: Site) -> None:
     assert site.send("POST", path, own).status == 201
 
 
-def test_no_service_takes_the_connections_of_gates(site: Site, owner: str) -> None:
+def test_a_service_cannot_take_the_connections_of_gates(site: Site, owner: str) -> None:
     def create(port: int, **spec: Any) -> Reply:
         body = {"metadata": {"name": "gate"}, "spec": {"ports": [{"port": port}], **spec}}
         return site.send("POST", f"{SERVICES}?dryRun=All", body, owner)
@@ -131,10 +131,10 @@ def test_no_service_takes_the_connections_of_gates(site: Site, owner: str) -> No
     assert create(9411, **external).status == create(9410).status == 201
 
 
-def test_no_user_of_one_namespace_writes_addresses_of_load_balancers(
+def test_a_user_of_one_namespace_cannot_write_addresses_of_load_balancers(
     site: Site, owner: str
 ) -> None:
-    """kube-proxy takes the connections to these addresses, as those to externalIPs."""
+    """kube-proxy redirects the connections to these addresses, as to externalIPs."""
     spec = {"type": "LoadBalancer", "ports": [{"port": 9410}]}
     site.create(SERVICES, {"metadata": {"name": "balanced"}, "spec": spec})
     status = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
@@ -147,7 +147,8 @@ def test_no_user_of_one_namespace_writes_addresses_of_load_balancers(
     documented(reply)
     conditions = {"status": {"conditions": []}, "metadata": {"labels": {"a": "b"}}}
     assert write(conditions, owner).status == 200
-    # A controller may write the status of Services in all namespaces; some may only patch.
+    # A controller may write the status of Services in all namespaces. Some clients may only patch
+    # it.
     rules = [{"apiGroups": [""], "resources": ["services/status"], "verbs": ["patch"]}]
     site.create(f"{RBAC}/clusterroles", {"metadata": {"name": "balancer"}, "rules": rules})
     binding = {
@@ -163,7 +164,7 @@ def test_no_user_of_one_namespace_writes_addresses_of_load_balancers(
     assert site.send("DELETE", f"{RBAC}/clusterrolebindings/balancer").status == 200
 
 
-def test_no_tenant_adds_an_endpoint_to_headroom_s_services(site: Site, owner: str) -> None:
+def test_a_tenant_cannot_add_an_endpoint_to_headrooms_services(site: Site, owner: str) -> None:
     metadata = {"name": "x", "labels": {"kubernetes.io/service-name": "headroom-webhook"}}
     of_discovery = f"/apis/discovery.k8s.io/v1/namespaces/{SYSTEM}/endpointslices"
     for path in (of_discovery, f"/api/v1/namespaces/{SYSTEM}/endpoints"):

@@ -1,4 +1,4 @@
-"""Errors and warnings, word for word as the author reads them."""
+"""Tests errors and warnings, word for word as the author reads them."""
 
 import copy
 import json
@@ -38,7 +38,7 @@ def answer(where: AdmissionContext, obj: Mapping[str, Any], **of_review: Any) ->
 def rejection(
     obj: Mapping[str, Any], where: AdmissionContext | None = None, **of_review: Any
 ) -> str:
-    """The sentence; empty where it is let in."""
+    """Return the message of the rejection, or an empty string if the object is admitted."""
     response = answer(where or around(), obj, **of_review)
     assert response["allowed"] is ("status" not in response)
     message: str = response.get("status", {}).get("message", "")
@@ -115,11 +115,11 @@ def annotated(**of_users: str) -> dict[str, Any]:
         pytest.param(manifest("8GB", container(gpus=0)), "", id="no GPU"),
     ],
 )
-def test_a_pod_that_is_created(obj: dict[str, Any], sentence: str) -> None:
+def test_a_created_pod_is_rejected_with_a_sentence(obj: dict[str, Any], sentence: str) -> None:
     assert rejection(obj) == sentence
 
 
-def test_a_webhook_that_puts_its_container_before_the_gate_is_described() -> None:
+def test_the_rejection_describes_a_webhook_that_puts_its_container_before_the_gate() -> None:
     gates = [container("istio-proxy", 0), gate_container(GATE_IMAGE)]
     obj = manifest("8Gi", annotations={"headroom.gpu/gated": "true"}, initContainers=gates)
     assert rejection(obj, around(gate_image=GATE_IMAGE)) == (
@@ -129,7 +129,7 @@ def test_a_webhook_that_puts_its_container_before_the_gate_is_described() -> Non
     )
 
 
-def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
+def test_only_a_kubelet_can_create_a_static_pod() -> None:
     obj = manifest("8GB", nodeName="n", annotations=STATIC)
     assert rejection(obj, user=KUBELET) == ""
     users = (
@@ -143,14 +143,14 @@ def test_a_static_pod_is_believed_from_a_kubelet_only() -> None:
         assert "headroom.gpu/vram" in rejection(obj, user=user)
 
 
-def test_the_scheduler_s_verbs_agree() -> None:
+def test_the_schedulers_verbs_reject_the_pod_too() -> None:
     for obj in (annotated(vram="8GB"), annotated(vram="a=1"), annotated(vram="1Gi", policy="x")):
         found = understand(pod(obj), None, around().rules)
         assert isinstance(found, Unreadable)
         assert rejection(obj) == f"Headroom: {found.message}"
 
 
-def test_a_default_that_cannot_be_read_is_named_as_the_namespace_s() -> None:
+def test_an_invalid_default_is_reported_as_the_namespaces() -> None:
     where = around(annotations={"headroom.gpu/default-vram": "4GB"})
     assert rejection(manifest(None), where).startswith(
         "Headroom: namespace team-a: annotation headroom.gpu/default-vram: '4GB' is not valid"
@@ -173,10 +173,12 @@ class TestChanges:
             ),
         ],
     )
-    def test_of_a_pod(self, before: Any, after: Any, rejected: bool) -> None:
+    def test_a_change_of_a_pod_is_accepted_or_rejected(
+        self, before: Any, after: Any, rejected: bool
+    ) -> None:
         assert bool(rejection(after, operation="UPDATE", old=before)) is rejected
 
-    def test_a_terminating_pod_is_released(self) -> None:
+    def test_a_terminating_pod_can_always_be_changed(self) -> None:
         going = manifest("9GB")
         going["metadata"]["deletionTimestamp"] = "2026-11-21T00:00:00Z"
         assert rejection(going, operation="UPDATE", old=manifest("8Gi")) == ""
@@ -209,7 +211,7 @@ class TestTemplates:
             "CronJob",
         ],
     )
-    def test_the_mistake_is_seen_at_once(self, kind: str) -> None:
+    def test_a_mistake_in_a_template_is_reported_at_once(self, kind: str) -> None:
         obj = workload(kind, annotated(vram="8GB"))
         (told,) = warnings(obj, kind=kind)
         assert told.startswith(
@@ -217,21 +219,21 @@ class TestTemplates:
         )
         assert warnings(workload(kind, annotated(vram="8Gi")), kind=kind) == []
 
-    def test_an_annotation_in_the_wrong_place(self) -> None:
+    def test_an_annotation_on_the_workload_instead_of_the_template_gets_a_warning(self) -> None:
         obj = workload("Deployment", manifest(None), **{VRAM: "8Gi"})
         assert warnings(obj, kind="Deployment") == [
             "Headroom: annotation headroom.gpu/vram of the Deployment itself has no effect; "
             "set it in metadata.annotations of the pod template"
         ]
 
-    def test_what_was_copied_from_a_pod(self) -> None:
+    def test_a_template_copied_from_a_pod_gets_a_warning(self) -> None:
         template = manifest(annotations={"headroom.gpu/placement": "{}"})
         assert warnings(workload("Job", template), kind="Job") == [
             "Headroom: annotation headroom.gpu/placement is removed from its pods: "
             "only Headroom writes it"
         ]
 
-    def test_something_else_altogether(self) -> None:
+    def test_an_object_of_another_kind_is_admitted(self) -> None:
         assert warnings({"metadata": {"name": "x"}, "spec": {"replicas": 1}}, kind="Scale") == []
 
 
@@ -265,7 +267,7 @@ class TestTemplates:
         ),
     ],
 )
-def test_a_pod_that_is_let_in_with_a_warning(obj: dict[str, Any], told: str) -> None:
+def test_an_admitted_pod_can_have_a_warning(obj: dict[str, Any], told: str) -> None:
     assert warnings(obj) == [told]
 
 
@@ -291,7 +293,7 @@ def test_an_amount_without_its_unit_is_admitted_with_a_warning(
     text: str, count: str | None
 ) -> None:
     obj = annotated(vram=text)
-    if count is None:  # the webhook has replaced auto in a pod; in a template it is still there
+    if count is None:  # The webhook has replaced auto in a pod. A template still has it.
         found = warnings(workload("Deployment", obj), kind="Deployment")
         count = "20 bytes" if "max" in text else "8 bytes"
     else:
@@ -308,7 +310,7 @@ def test_a_default_without_its_unit_is_reported_to_the_author_of_the_pod() -> No
     ]
 
 
-def test_a_label_is_no_annotation() -> None:
+def test_an_annotation_written_as_a_label_is_reported() -> None:
     obj = manifest(None)
     obj["metadata"]["labels"][VRAM] = "8Gi"
     assert warnings(obj) == [
@@ -341,14 +343,14 @@ def test_a_label_is_no_annotation() -> None:
         ("Node", "headroom.example/note", "x", False),
     ],
 )
-def test_namespaces_and_nodes_are_warned_of(kind: str, key: str, text: str, warned: bool) -> None:
+def test_namespaces_and_nodes_get_warnings(kind: str, key: str, text: str, warned: bool) -> None:
     obj = {"metadata": {"name": "x", "annotations": {key: text}}}
     told = warnings(obj, kind=kind)
     assert bool(told) is warned
     assert all(key in each for each in told)
 
 
-def test_a_hostile_value_fills_no_terminal() -> None:
+def test_long_values_are_shortened_and_the_number_of_warnings_is_limited() -> None:
     shown = rejection(annotated(vram="x" * 100_000))
     assert len(shown) < 400
     many = {f"headroom.gpu/{'k' * 200}{i}": "x" for i in range(100)}
@@ -357,13 +359,13 @@ def test_a_hostile_value_fills_no_terminal() -> None:
     assert max(map(len, told)) <= 256
 
 
-def test_a_gate_that_mutation_gave_is_enough() -> None:
+def test_a_gate_written_by_the_mutating_webhook_is_accepted() -> None:
     obj = annotated(vram="8Gi", gated="true")
     where = around(gate_image=GATE_IMAGE)
     assert "set schedulerName: headroom and no nodeName" in rejection(obj, where)
 
 
-def test_mode_observe_rejects_nothing_and_reports_what_it_would_reject() -> None:
+def test_mode_observe_rejects_nothing_and_reports_would_be_rejections() -> None:
     observing = around(observes=True)
     for obj in (annotated(vram="8 GB"), annotated(vram="8Gi", gated="perhaps")):
         told = rejection(obj)
@@ -376,7 +378,7 @@ def test_mode_observe_rejects_nothing_and_reports_what_it_would_reject() -> None
     assert answer(observing, annotated(vram="8Gi", gated="true"))["allowed"]
 
 
-def test_a_pod_beyond_the_limits_is_rejected_with_the_number_and_the_limit() -> None:
+def test_a_pod_beyond_a_limit_is_rejected_with_the_number_and_the_limit() -> None:
     many = manifest("1Gi", *(container(f"c{i}") for i in range(65)))
     assert rejection(many) == (
         "Headroom: pod has 65 containers and init containers, at most 64 are allowed with a GPU; "
@@ -387,7 +389,7 @@ def test_a_pod_beyond_the_limits_is_rejected_with_the_number_and_the_limit() -> 
     assert rejection(manifest(None, *(container(f"c{i}", gpus=0) for i in range(65)))) == ""
 
 
-def test_what_quotas_count_cannot_differ_from_what_is_reserved() -> None:
+def test_the_amount_that_quotas_count_must_equal_the_reserved_amount() -> None:
     where = around(node(devices=[shared()]), counts=True)
     created, _ = mutated(manifest("8Gi"), where)
     assert rejection(created, where) == ""
@@ -405,16 +407,16 @@ def test_what_quotas_count_cannot_differ_from_what_is_reserved() -> None:
         "and no node reports a device of nvidia.com/gpu yet. Example of an amount: "
         "headroom.gpu/vram: 8Gi"
     )
-    # The mutating webhook is not called for these namespaces, so nothing is counted there.
+    # The mutating webhook is not called in these namespaces, so nothing is counted there.
     unmanaged = around(counts=True, labels={"headroom.gpu/scheduler": "none"})
     assert rejection(manifest("8Gi"), unmanaged) == ""
-    # Templates are not changed, so they count nothing.
+    # Templates are not changed, so they do not count.
     workload = {"spec": {"template": manifest("8Gi")}}
     assert warnings(workload, where, kind="Deployment") == []
 
 
-def test_an_amount_for_a_resource_that_dra_serves_in_whole_devices() -> None:
-    """The default scheduler asks no extender about the implicit name of a DeviceClass."""
+def test_an_amount_for_a_resource_served_by_dra_as_whole_devices_is_rejected() -> None:
+    """The default scheduler calls no extender for the implicit name of a DeviceClass."""
     name = "deviceclass.resource.kubernetes.io/gpu.nvidia.com"
     obj = manifest("8Gi", container(gpus=0))
     obj["spec"]["containers"][0]["resources"] = {"limits": {name: "1"}}

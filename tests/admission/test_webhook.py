@@ -1,4 +1,4 @@
-"""The webhook as a real API server calls it, and pods while no webhook answers."""
+"""Tests the webhook as called by a real API server, and pods while no webhook answers."""
 
 import json
 import time
@@ -34,13 +34,13 @@ from tests.waiting import until
 HERE, OTHER = NODES
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{TEAM}/deployments"
 NAMESPACE = f"/api/v1/namespaces/{TEAM}"
-#: A path that the API server stores as it is, and that leads to the program of the gate.
+#: A path that the API server stores unchanged, and that leads to the gate's program.
 AGENT_FOLDER = "/var/run/secrets/../../../agent"
 
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """Two nodes with GPUs, one of them gated; a team with a default."""
+    """Two nodes with GPUs, of which one is gated, and a team with a default."""
     with installed(plane) as site:
         for role in manifests("components/in-tree-mirror/rbac.yaml"):
             if role["kind"] == "ClusterRole":
@@ -76,7 +76,7 @@ def variables(pod: dict[str, Any]) -> dict[str, Any]:
     return {each["name"]: each.get("value", each.get("valueFrom")) for each in env}
 
 
-def test_a_gpu_pod_gets_its_scheduler_and_its_namespace_s_default(site: Site) -> None:
+def test_a_gpu_pod_gets_its_scheduler_and_the_default_of_its_namespace(site: Site) -> None:
     reply = create(site, manifest(None))
     assert reply.status == 201
     assert reply.body["spec"]["schedulerName"] == "headroom"
@@ -86,7 +86,7 @@ def test_a_gpu_pod_gets_its_scheduler_and_its_namespace_s_default(site: Site) ->
     }
 
 
-def test_a_copied_placement_is_dropped_before_the_policy_could_reject_it(site: Site) -> None:
+def test_a_copied_placement_is_removed_before_the_policy_could_reject_it(site: Site) -> None:
     reply = create(site, manifest("8Gi", annotations={"headroom.gpu/placement": "{}"}))
     assert reply.status == 201
     assert reply.body["metadata"]["annotations"] == {"headroom.gpu/vram": "8Gi"}
@@ -105,7 +105,7 @@ def test_a_copied_placement_is_dropped_before_the_policy_could_reject_it(site: S
     ],
 )
 @pytest.mark.parametrize("role", ["containers", "initContainers"])
-def test_a_gpu_beside_other_resources_counts(
+def test_a_gpu_next_to_other_resources_is_recognised(
     site: Site, amounts: dict[str, str], role: str
 ) -> None:
     one = container("other", resources={"limits": amounts, "requests": amounts})
@@ -123,14 +123,14 @@ def test_a_gpu_beside_other_resources_counts(
         pytest.param(manifest(None), "kube-system", id="kube-system"),
     ],
 )
-def test_others_are_left_alone(site: Site, obj: dict[str, Any], namespace: str) -> None:
+def test_other_objects_stay_unchanged(site: Site, obj: dict[str, Any], namespace: str) -> None:
     reply = create(site, obj, namespace)
     assert reply.status == 201
     assert reply.body["spec"]["schedulerName"] == "default-scheduler"
     assert "annotations" not in reply.body["metadata"]
 
 
-def test_a_bad_annotation_is_rejected_with_a_message_for_its_author(site: Site) -> None:
+def test_an_invalid_annotation_is_rejected_with_a_message_for_its_author(site: Site) -> None:
     reply = create(site, manifest("8GB"))
     assert reply.status == 422
     assert reply.message == (
@@ -140,7 +140,7 @@ def test_a_bad_annotation_is_rejected_with_a_message_for_its_author(site: Site) 
     )
 
 
-def test_what_makes_pods_is_let_in_with_a_warning(site: Site) -> None:
+def test_workloads_with_mistakes_are_admitted_with_a_warning(site: Site) -> None:
     labels = {"app": "p"}
     template = {key: manifest("8GB")[key] for key in ("metadata", "spec")}
     spec = {"selector": {"matchLabels": labels}, "template": template}
@@ -161,7 +161,7 @@ def test_what_makes_pods_is_let_in_with_a_warning(site: Site) -> None:
     assert "pods of this CronJob will be rejected" in reply.warnings[0]
 
 
-def test_what_administrators_write_is_warned_of(site: Site) -> None:
+def test_mistakes_of_administrators_get_a_warning(site: Site) -> None:
     reply = annotate(site, f"{NAMESPACE}?dryRun=All", {"headroom.gpu/default-vram": "4GB"})
     assert reply.status == 200
     assert "annotation headroom.gpu/default-vram: '4GB' is not valid" in reply.warnings[0]
@@ -170,7 +170,7 @@ def test_what_administrators_write_is_warned_of(site: Site) -> None:
     assert "annotation headroom.gpu/device-choice: 'best' is not one of" in reply.warnings[0]
 
 
-def test_a_pod_that_waits_is_read_again_when_it_is_changed(site: Site) -> None:
+def test_a_changed_pending_pod_is_reviewed_again(site: Site) -> None:
     assert create(site, manifest("8Gi"), really=True).status == 201
     path = f"{PODS}/p"
     try:
@@ -189,14 +189,16 @@ def test_a_pod_that_waits_is_read_again_when_it_is_changed(site: Site) -> None:
         site.send("DELETE", path, {"gracePeriodSeconds": 0})
 
 
-def test_a_pod_that_only_calls_itself_static_is_changed_like_any_other(site: Site) -> None:
+def test_a_pod_with_only_the_annotation_of_a_static_pod_is_changed_like_any_other(
+    site: Site,
+) -> None:
     forged = {"kubernetes.io/config.mirror": "x", "headroom.gpu/placement": "{}"}
     reply = create(site, manifest("8Gi", nodeName=OTHER, annotations=forged))
     assert reply.status == 201, reply.message
     assert "annotation headroom.gpu/placement was removed" in reply.warnings[0]
 
 
-def test_what_is_written_into_containers_the_api_server_takes(site: Site) -> None:
+def test_the_api_server_accepts_the_changed_containers(site: Site) -> None:
     wishes = {"headroom.gpu/share": "env", "headroom.gpu/gated": "true"}
     reply = create(site, manifest("8Gi", annotations=wishes))
     assert reply.status == 201
@@ -241,7 +243,7 @@ def test_what_is_written_into_containers_the_api_server_takes(site: Site) -> Non
     ],
 )
 @pytest.mark.parametrize("wish", ["true", "false"])
-def test_of_a_gate_that_its_author_writes_only_the_name_is_left(
+def test_only_the_name_is_kept_of_a_gate_written_by_the_author(
     site: Site, forged: dict[str, Any], wish: str
 ) -> None:
     gate = {**gate_container(GATE_IMAGE), **forged}
@@ -263,8 +265,8 @@ def test_of_a_gate_that_its_author_writes_only_the_name_is_left(
     assert is_gated(msgspec.convert(reply.body, Pod), GATE_IMAGE) == (wish == "true")
 
 
-def test_the_strictest_namespace_takes_the_gate(site: Site) -> None:
-    """With Pod Security restricted and a LimitRange."""
+def test_a_restricted_namespace_accepts_the_gate(site: Site) -> None:
+    """The namespace has Pod Security restricted and a LimitRange."""
     level = "pod-security.kubernetes.io/enforce"
     site.send("PATCH", NAMESPACE, {"metadata": {"labels": {level: "restricted"}}})
     limits = {
@@ -299,14 +301,14 @@ def test_the_strictest_namespace_takes_the_gate(site: Site) -> None:
 
 
 def small(obj: dict[str, Any]) -> dict[str, Any]:
-    """The pod with too little memory for the LimitRange."""
+    """The pod requests too little memory for the LimitRange."""
     amounts = {"cpu": "1", "memory": "1Mi", "nvidia.com/gpu": "1"}
     (main,) = obj["spec"]["containers"]
     resources = {"limits": amounts, "requests": amounts}
     return obj | {"spec": obj["spec"] | {"containers": [main | {"resources": resources}]}}
 
 
-def test_a_dead_webhook_delays_gpu_pods_only(site: Site) -> None:
+def test_an_unavailable_webhook_delays_only_gpu_pods(site: Site) -> None:
     site.kill_webhook()
     try:
         rejected = create(site, manifest("8Gi"))
@@ -338,7 +340,7 @@ def test_auto_gets_the_recommendation_of_its_owner(site: Site) -> None:
     )
     for crd in manifests("base/crd-vramprofile.yaml"):
         made = site.send("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd)
-        assert made.status in (201, 409)  # another module may have created it
+        assert made.status in (201, 409)  # Another module may have created it.
     programs, _ = programs_of(json.dumps(obj).encode())
     found = profile(
         namespace=TEAM, program=programs["main"].fingerprint, ended_s=time.time() - 3600

@@ -1,11 +1,10 @@
-"""Raises exceptions in coroutines of a replica, and plays a cluster on it.
+"""Raises exceptions in coroutines of a replica during a simulated life of a cluster.
 
-``python -m tests.app.injection CALL...`` plays a life of a cluster once to find the coroutines of
-the product that it calls. Then it plays the life once for every ``TOGETHER`` of them, which all
-raise at this call of them. A coroutine gets a life of its own if it was not reached in that life,
-or if fewer failures were counted than coroutines raised. A line of JSON for each life shows which
-of its coroutines were reached, what was still missing at the end, and how many failures were
-counted.
+``python -m tests.app.injection CALL...`` runs the life of a cluster once to find the product's
+coroutines that it calls. Then it runs the life once for every ``TOGETHER`` coroutines, which all
+raise at this call. A coroutine gets its own life if it was not reached in that life, or if fewer
+failures were counted than coroutines raised. Prints a line of JSON for each life, with the reached
+coroutines, the missing steps, and the number of counted failures.
 """
 
 import asyncio
@@ -30,21 +29,21 @@ PRODUCT = tuple(f"{ROOT / each}/" for each in ("extender", "headroom"))
 RESTARTS = str(ROOT / "headroom/runtime/loops.py")
 #: The first instruction of each coroutine after its creation.
 RESUME = bytes([opcode.opmap["RESUME"], 0])
-#: Each life waits half of its time.
+#: Every life spends half of its time waiting.
 PROCESSES = 2
 #: Coroutines that raise in one life.
 TOGETHER = 4
 
 
 class Injected(Exception):
-    """No error that anything expects."""
+    """An exception that no code expects."""
 
 
 class Calls:
-    """Counts the product's coroutines that others await. Those in ``raising`` raise at their
-    ``call``-th call instead of doing their work.
+    """Counts the product's awaited coroutines. Coroutines in ``raising`` raise at their ``call``-th
+    call instead of running.
 
-    The first coroutine of a task is not counted: it handles exceptions of what it awaits.
+    The first coroutine of a task is not counted, because it handles the exceptions of the others.
     """
 
     def __init__(self, raising: Sequence[str], call: int) -> None:
@@ -60,7 +59,7 @@ class Calls:
         if not code.co_filename.startswith(PRODUCT) or code.co_filename == RESTARTS:
             return
         if frame.f_lasti > code.co_code.find(RESUME):
-            return  # it continues after an await
+            return  # It continues after an await.
         name = f"{code.co_filename.removeprefix(f'{ROOT}/')} {code.co_qualname}"
         self.counted[name] += 1
         if name in self._raising and self.counted[name] == self._call:
@@ -97,7 +96,7 @@ def life(raising: Sequence[str], call: int) -> dict[str, Any]:
 def main(calls: Sequence[int]) -> None:
     quicken()
     logging.disable()
-    # The processes share what is loaded, and do not collect it.
+    # The processes share the loaded objects, and do not collect them.
     gc.freeze()
     with multiprocessing.get_context("fork").Pool(PROCESSES) as processes:
         told, counted = processes.apply(played, ((), 1))

@@ -1,5 +1,5 @@
-"""The life of a small cluster on one replica: nodes and pods come and go, and the replica's loops
-do their work. Steps that did not happen in the end are reported.
+"""Runs the life of a small cluster on one replica: nodes and pods come and go while the replica's
+loops do their work. Reports the steps that did not happen.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ from tests.waiting import until_then
 
 
 def live() -> Told:
-    """Plays it once."""
+    """Run the life once."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "headroom.yaml")
         file.write_text("mode: enforce\n")
@@ -75,7 +75,7 @@ def _of(world: World | None) -> World:
 
 
 def start(world: World, ledger: Any) -> None:
-    """All loops that a replica of a cluster runs, but for those of its servers."""
+    """Start all loops of a replica in a cluster, except for its servers."""
     extender, each = world.extender, world.extender.loops
     extender.requeue_controller.start(each, ledger)
     extender.reconciler.start(ledger)
@@ -107,7 +107,7 @@ def failures(world: World) -> float:
 
 async def steps(world: World) -> None:
     extender, store = world.extender, world.store
-    world.create("s0", 10)  # it waits for the first node
+    world.create("s0", 10)  # It waits for the first node.
     for node in NODES:
         extender.enqueue([NodeSeen(kube_node(node))])
 
@@ -122,7 +122,7 @@ async def steps(world: World) -> None:
             world.create(name, 10)
         await world.schedule(name)
 
-    # Requeued when others have ended.
+    # Requeued when other pods have ended.
     world.create("big", 20)
     waits = asyncio.create_task(world.schedule("big"))
     await until_then(lambda: rejected(world.pod("big")), "the big pod is rejected")
@@ -131,14 +131,14 @@ async def steps(world: World) -> None:
         world.delete(name)
     await waits
 
-    # Others leave for it.
+    # Other pods are evicted for it.
     world.create("other", 20)
     await world.schedule("other")
     world.create("vip", 20, priority=1000)
     await world.schedule("vip")
 
-    # Bound by another client, and charged all the same.
-    # One of the two as a rule; both where an exception ended the first attempt.
+    # Another client binds them, and they are charged. Usually there is one such pod, and two if an
+    # exception ended the first attempt.
     for name in {"big", "other"} & {each.metadata.name for each in store.list_pods()}:
         world.delete(name)
     free = next(node for node in NODES if node != world.pod("vip").node)
@@ -146,7 +146,7 @@ async def steps(world: World) -> None:
     world.report()
     await until_then(lambda: "uid-stray" in world.reserved(), "the unreserved pod is charged")
 
-    # A GPUNode that is deleted is created again.
+    # A deleted GPUNode is created again.
     store.start_deleting(free)
 
     def made_anew() -> bool:
@@ -156,7 +156,7 @@ async def steps(world: World) -> None:
 
     await until_then(made_anew, "a deleted GPUNode is finalised, and created again")
 
-    # The use of another process leaves not enough memory for pods at their gates.
+    # Another process uses so much memory that the pods at their gates no longer fit.
     world.delete("stray")
     world.create_gated("stays", 10, controlled=False)
     world.create_gated("leaves", 5, controlled=True)
@@ -174,7 +174,7 @@ async def steps(world: World) -> None:
     about = lambda name: any(each.about.name == name for each in world.events)  # noqa: E731
     await until_then(lambda: about("taker"), "the pod of another scheduler has an Event")
 
-    # In mode observe rejected pods are tried again, and nothing is reserved.
+    # In mode observe, rejected pods are retried, and nothing is reserved.
     world.create("waits", 24)
     observed = asyncio.create_task(world.schedule("waits"))
     await until_then(lambda: rejected(world.pod("waits")), "the last pod is rejected")
@@ -188,7 +188,7 @@ async def steps(world: World) -> None:
         world.delete(name)
     await until_then(lambda: not world.reserved(), "no reservation is left")
 
-    # Of a pod that was deleted by force, the report of the agent shows that it has left.
+    # The agent's report shows that the force-deleted pod has ended.
     world.create("lost", 1)
     await world.schedule("lost")
     store.lose_pod("lost")
@@ -199,7 +199,7 @@ async def steps(world: World) -> None:
 
     await until_then(has_left, "the reservation of a lost pod is given back")
 
-    # A pod that uses more than it reserved is evicted, as others lack memory.
+    # A pod that uses more than it reserved is evicted, because other pods lack memory.
     leaks = pod(
         "8Gi",
         uid="uid-leaks",
@@ -209,7 +209,7 @@ async def steps(world: World) -> None:
     )
     store.admit(leaks)
     await world.schedule("leaks")
-    # The fuller node is preferred, so it gets on the same one.
+    # The fuller node is preferred, so the pod gets that node.
     world.create("beside", 12)
     await world.schedule("beside")
     assert world.pod("beside").node == world.pod("leaks").node
@@ -234,7 +234,7 @@ async def steps(world: World) -> None:
     await until_then(is_evicted, "the pod that uses more than it reserved is evicted")
     world.delete("beside")
 
-    # A pod that starts alone is starting until it is ready.
+    # A pod that starts alone counts as starting until it is ready.
     engine = msgspec.structs.replace(container(), readiness_probe=Present())
     store.admit(pod("1Gi", engine, uid="uid-engine", name="engine", annotations={STARTUP: "alone"}))
     await world.schedule("engine")

@@ -1,4 +1,4 @@
-"""An extender over a store in memory, with what kube-scheduler, agents and users do."""
+"""An extender over a store in memory, with the actions of kube-scheduler, agents and users."""
 
 import asyncio
 import time
@@ -40,14 +40,14 @@ from tests.waiting import until_then
 
 NODES = ("a", "b")
 SOURCES = [Source(name="checkpoint"), Source(name="proc")]
-#: Error of each operation that the API server of this world rejects.
+#: Errors with which this API server rejects operations.
 REJECTED = "a webhook rejects it"
-#: For each step; nothing here takes a second.
+#: For each step, because nothing here takes a second.
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
 
 
 def quicken() -> None:
-    """Loops look often, so that a life takes part of a second."""
+    """Make loops run often, so that a life takes less than a second."""
     event_queue.RETRY_S = periodic.AGAIN_AFTER_S = 0.01
     event_queue.TOGETHER_S = 0.002
     reconcile.EVERY_S, reconcile.READY_EVERY_S = 0.05, 0.01
@@ -71,14 +71,14 @@ def _drop() -> None:
 
 @dataclass
 class Told:
-    #: The step that did not come about; empty when all did.
+    #: The step that did not happen, or empty if all happened.
     missing: str = ""
-    #: Exceptions that the replica logged and counted, or that a caller was answered with.
+    #: Exceptions that the replica logged and counted, or that a caller got as a response.
     failures: float = 0.0
 
 
 class Store(EmbeddedStore):
-    """With what kube-scheduler and an admin write."""
+    """A store with the writes of kube-scheduler and an administrator."""
 
     def set_status(self, pod: Pod, status: PodStatus) -> None:
         def write() -> Pod:
@@ -95,7 +95,7 @@ class Store(EmbeddedStore):
         return str(self.lease_version)
 
     def lose_pod(self, name: str) -> None:
-        """Deleted by force: it is unknown whether its containers still run."""
+        """Delete the pod by force, so that it is unknown whether its containers still run."""
 
         def delete() -> None:
             pod = self._held_pod("default", name)
@@ -119,32 +119,32 @@ class Store(EmbeddedStore):
 
 @dataclass
 class World:
-    """Hands, agents and kube-scheduler of the replica, which do their part without a mistake."""
+    """The users, agents and kube-scheduler of the replica, which make no mistakes."""
 
     extender: Extender
     store: Store
-    #: Settings of the world.
+    #: Settings of the simulation.
     file: Path
     console: Console
-    #: Those of the replica, once they are made.
+    #: Settings of the replica, after they are made.
     verbs: Any = None
-    #: Exceptions that kube-scheduler was answered with, except ``REJECTED``.
+    #: Exceptions that kube-scheduler got, except ``REJECTED``.
     errors: int = 0
     mirrored: set[str] = field(default_factory=set)
-    #: Name of a pod -> what it uses, if not 1 GiB; pods with an Event that they are stuck.
+    #: Use of each pod that does not use 1 GiB, and the pods with an Event that they are stuck.
     used_bytes: dict[str, int] = field(default_factory=dict)
     stuck: list[str] = field(default_factory=list)
-    #: Operations that another replica is faster at.
+    #: Operations that another replica does first.
     contested: list[str] = field(
         default_factory=lambda: ["write_spec", "bind", "evict", "touch_pod", "touch_pod"]
     )
-    #: Operations that the API server rejects, once each: the second while a pod is bound in mode
-    #: observe, the last in that mode.
+    #: Operations that the API server rejects once each: the second while a pod is bound in mode
+    #: observe, and the last in that mode.
     rejected: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
     binds: bool = False
     #: Pods whose eviction the API server rejects once.
     budgets: set[str] = field(default_factory=lambda: {"leaks"})
-    #: That were posted.
+    #: Events that were posted.
     events: list[Notice] = field(default_factory=list)
 
     async def may_evict(self, pod: Pod) -> None:
@@ -177,12 +177,12 @@ class World:
         return True
 
     def call(self, method: str, path: str, **request: Any) -> bytes:
-        """Takes the patches of Nodes, as the API server does."""
+        """Apply a patch of a Node, as the API server does."""
         self.mirrored.add(path.split("/")[-2])
         return b"{}"
 
     def report(self) -> None:
-        """As the agents do, of the pods that are bound."""
+        """Report the bound pods, as the agents do."""
         for node in NODES:
             held = self.store.read_gpunode(node)
             if held is None:
@@ -222,8 +222,9 @@ class World:
         self.store.admit(msgspec.structs.replace(made, metadata=metadata))
 
     async def schedule(self, name: str) -> None:
-        """As kube-scheduler does: after an error it tries again; a pod that no node takes it tries
-        again when the pod is changed."""
+        """Schedule pending pods as kube-scheduler does: retry after an error, and retry an
+        unschedulable pod when it changes.
+        """
         verbs = self.verbs
         while not (held := self.pod(name)).node:
             wire = msgspec.to_builtins(held)
@@ -258,7 +259,7 @@ class World:
         await until_then(lambda: self.pod(name).annotation(RETRY) != before, f"{name} is woken")
 
     def reject(self, name: str) -> str | None:
-        """Writes why the pod waits; returns its annotation of wakes."""
+        """Write why the pod waits. Return its annotation that counts requeues."""
         held = self.pod(name)
         condition = PodCondition(
             type="PodScheduled", status="False", reason="Unschedulable", message=SAID

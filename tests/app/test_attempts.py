@@ -1,4 +1,6 @@
-"""One attempt with each verb on another replica has one decision id, which no message carried."""
+"""Checks that an attempt has one decision ID even if each verb is called on another replica,
+although no message carries it.
+"""
 
 import asyncio
 import time
@@ -24,7 +26,7 @@ from tests.serving import pod as sent
 
 
 class Replicas:
-    """Three around one store, which all of them follow."""
+    """Three replicas around one store that all of them follow."""
 
     def __init__(self) -> None:
         #: Replicas whose watch delivers nothing for now.
@@ -51,7 +53,9 @@ class Replicas:
                 each.deliver(events)
 
     async def attempt(self, change: bool = False) -> Pod:
-        """Filter, prioritize and bind, on one after the other; the pod as it is then."""
+        """Call filter, prioritize and bind on one replica after the other. Return the resulting
+        pod.
+        """
         version = self.pod().metadata.resource_version
         body = msgspec.json.encode(offer(sent("p", "8Gi", version=version), "a", "b"))
         self.verbs[0].filter(body)
@@ -60,7 +64,7 @@ class Replicas:
             self.store.touch_pod(self.pod(), "9Gi", VRAM)
         wanted = msgspec.json.encode(binding(sent("p"), best["Host"]))
         assert msgspec.json.decode(await self.verbs[2].bind(wanted))["Error"] == ""
-        await asyncio.sleep(0)  # what is recorded is so when all were answered
+        await asyncio.sleep(0)  # Decisions are recorded after all responses.
         return self.pod()
 
     def pod(self) -> Pod:
@@ -74,7 +78,7 @@ class Replicas:
         return set() if record is None else {kind for kind in kinds if record.times(kind)}
 
 
-def test_every_verb_is_recorded_under_the_name_that_is_on_the_pod() -> None:
+def test_every_verb_is_recorded_under_the_decision_id_on_the_pod() -> None:
     async def play() -> None:
         replicas = Replicas()
         which = decision_of(await replicas.attempt())

@@ -1,4 +1,4 @@
-"""The view of the cluster that a console without an extender has."""
+"""Tests the view of the cluster in a console without an extender."""
 
 import asyncio
 import time
@@ -22,7 +22,9 @@ from tests.waiting import until_then
 
 
 def evicting() -> GPUNode:
-    """Return a node whose ledger marks a pod for eviction; another pod uses 1 GiB too much."""
+    """Return a node whose ledger marks a pod for eviction. Another pod exceeds its reservation by 1
+    GiB.
+    """
     marked = msgspec.structs.replace(reservation({"GPU-0": GIB}), flags=[EVICTED])
     return gpunode(
         shared("GPU-0", used_bytes=5 * GIB),
@@ -31,8 +33,8 @@ def evicting() -> GPUNode:
     )
 
 
-def test_a_console_alone_ends_back_offs_and_shows_overuse() -> None:
-    """Without an extender in its process, only its own clock does that."""
+def test_a_console_without_an_extender_ends_back_offs_and_shows_overuse() -> None:
+    """Without an extender in its process, only the console's own clock does that."""
 
     async def play() -> tuple[Reason | None, Reason | None, list[tuple[str, int]]]:
         telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
@@ -59,7 +61,7 @@ def test_a_console_alone_ends_back_offs_and_shows_overuse() -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_only_a_process_that_decides_makes_a_snapshot_after_each_turn(alone: bool) -> None:
+def test_only_a_process_that_makes_decisions_builds_a_snapshot_after_each_turn(alone: bool) -> None:
     async def play() -> tuple[int, tuple[str, ...]]:
         telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
         view = ClusterView(Settings(), lambda: "", telemetry)

@@ -1,4 +1,6 @@
-"""Our own changes are applied at once, watch events in turns of the event loop."""
+"""Checks that a replica's own changes are applied at once, and watch events in turns of the event
+loop.
+"""
 
 import asyncio
 import itertools
@@ -52,7 +54,7 @@ def known(extender: Extender) -> int:
     return len(extender.cluster.snapshot().nodes)
 
 
-def test_a_burst_is_applied_between_the_turns_of_others() -> None:
+def test_a_burst_of_events_is_applied_in_parts_between_other_tasks() -> None:
     async def script(extender: Extender) -> None:
         extender.enqueue(reports())
         seen: list[int] = []
@@ -62,7 +64,7 @@ def test_a_burst_is_applied_between_the_turns_of_others() -> None:
             seen.append(known(extender))
             await asyncio.sleep(0)
         assert known(extender) == len(NAMES)
-        # Calls in between find a part of it done, and never have to wait for all of it.
+        # Calls in between see a part of it, and never have to wait for all of it.
         assert len([count for count in set(seen) if 0 < count < len(NAMES)]) > 3
 
     play(script)
@@ -85,7 +87,7 @@ def test_the_loop_is_scheduled_once_for_all_queued_changes() -> None:
 
 
 def test_changes_of_threads_are_accepted_at_any_time() -> None:
-    """Also at the very moment at which the loop is done with all that it knew of."""
+    """Even at the moment at which the loop has just finished."""
 
     async def script(extender: Extender) -> None:
         for name in NAMES[:100]:
@@ -98,7 +100,7 @@ def test_changes_of_threads_are_accepted_at_any_time() -> None:
             if not more and NAMES[100] not in extender.cluster.snapshot().row_of:
                 intake._watched.append(
                     reports(names=[NAMES[100]])
-                )  # its thread is about to wake us
+                )  # The thread is about to notify the loop.
             return more
 
         with patch.object(EventQueue, "_work", told_at_last):
@@ -146,7 +148,7 @@ def test_watch_events_within_50_ms_of_a_snapshot_wait_for_the_same_turn() -> Non
                 extender.enqueue(reports(version, [name]))
                 await asyncio.sleep(0)
             if time.monotonic() - snapshot_s < 0.05:
-                break  # a busy machine may need several attempts
+                break  # A busy machine may need several attempts.
             await extender.event_queue.idle()
         assert turns == []
         await extender.event_queue.idle()
@@ -169,12 +171,12 @@ def test_a_node_with_several_changes_is_weighed_once() -> None:
                 extender.enqueue(reports(version, NAMES[:4]))
             await extender.event_queue.idle()
         assert sorted(weighed) == NAMES[:4]
-        violations()  # the nodes were not really weighed
+        violations()  # The nodes were not really weighed.
 
     play(script)
 
 
-def test_an_own_change_leaves_no_second_weighing_of_its_node() -> None:
+def test_a_replicas_own_change_causes_no_second_weighing_of_its_node() -> None:
     state = state_of()
     assert list(state.steps([NodeSeen(kube_node("n000")), *reports(names=["n000"])]))
     assert state.has_unweighed
@@ -197,7 +199,7 @@ def test_a_replica_is_not_ready_before_it_has_processed_the_lists() -> None:
     play(script, KINDS)
 
 
-def test_a_list_that_comes_later_makes_no_replica_unready() -> None:
+def test_a_later_list_does_not_make_a_replica_unready() -> None:
     async def script(extender: Extender) -> None:
         extender.enqueue([Relisted(Node, tuple(map(kube_node, NAMES)), 0.0)])
         while known(extender) < len(NAMES):
@@ -207,7 +209,7 @@ def test_a_list_that_comes_later_makes_no_replica_unready() -> None:
     play(script)
 
 
-def test_what_keeps_the_loop_is_seen_as_its_lag() -> None:
+def test_blocking_of_the_loop_is_measured_as_its_lag() -> None:
     async def script(extender: Extender) -> None:
         seen: list[float] = []
         probe = asyncio.create_task(sample_lag(seen.append, every_s=0.01))
@@ -220,13 +222,13 @@ def test_what_keeps_the_loop_is_seen_as_its_lag() -> None:
     play(script)
 
 
-def test_a_watch_that_outruns_the_loop_waits() -> None:
+def test_a_watch_that_is_faster_than_the_loop_waits() -> None:
     async def script(extender: Extender) -> None:
         many = [[event] for event in reports()]
         teller = threading.Thread(target=lambda: [extender.enqueue(each) for each in many])
         teller.start()
         until(lambda: len(extender.event_queue._watched) >= 3, "the queue is full")
-        teller.join(0.05)  # the loop takes nothing meanwhile
+        teller.join(0.05)  # The loop accepts nothing meanwhile.
         assert (teller.is_alive(), len(extender.event_queue._watched)) == (True, 3)
         await until_then(lambda: not teller.is_alive(), "the thread ends")
         await extender.event_queue.idle()

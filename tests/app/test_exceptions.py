@@ -1,4 +1,6 @@
-"""An exception anywhere in the state, its callbacks or a loop stops nothing for ever."""
+"""Checks that an exception in the state, its callbacks or a loop does not stop anything
+permanently.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -34,7 +36,7 @@ class Bug(Exception):
 
 
 def raises_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, nth: int) -> list[int]:
-    """The n-th call of this method raises; returns how many calls there were, as they come."""
+    """Let the n-th call of this method raise. Return a counter of the calls."""
     works, calls = getattr(where, name), [0]
 
     def once(*args: Any, **how: Any) -> Any:
@@ -100,7 +102,7 @@ def test_all_changes_of_the_cluster_arrive(
 
 
 class Deaf:
-    """A ledger whose every method raises once, and then remembers that it was called."""
+    """A ledger whose methods each raise once, and record their calls."""
 
     def __init__(self) -> None:
         self.raised: set[str] = set()
@@ -135,7 +137,7 @@ def test_reconciling_continues_whatever_the_ledger_raises() -> None:
     asyncio.run(play())
 
 
-def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
+def test_a_loop_continues_after_an_exception_and_counts_it() -> None:
     async def play() -> tuple[int, list[str]]:
         failed: list[str] = []
         loops, rounds, wanted = (
@@ -159,7 +161,7 @@ def test_a_loop_goes_on_after_an_exception_and_counts_it() -> None:
     assert failed == ["x", "x"]
 
 
-def test_work_without_an_end_is_restarted() -> None:
+def test_a_task_that_ends_is_restarted() -> None:
     async def play() -> list[str]:
         failed: list[str] = []
         loops = Loops(lambda name: partial(failed.append, name))
@@ -207,7 +209,7 @@ def test_a_round_without_progress_is_stuck_and_health_shows_it() -> None:
         assert await health() == (200, "ok\n")
         clock[0] += STUCK_AFTER_S + 1.0
         assert (await health())[0] == 503
-        going.set()  # the round ends, and the loop waits for the next
+        going.set()  # The round ends, and the loop waits for the next one.
         await until_then(lambda: not loops.stuck(), "no loop is stuck")
         clock[0] += 2 * STUCK_AFTER_S
         assert await health() == (200, "ok\n")
@@ -251,7 +253,7 @@ def test_a_node_that_cannot_be_checked_delays_no_other_node() -> None:
 
 
 def promised(node: str) -> list[Event]:
-    """A node with a reservation whose pod is gone."""
+    """Return a node with a reservation whose pod is gone."""
     return [
         NodeSeen(kube_node(node)),
         GPUNodeSeen(reserved(node), 0.0),

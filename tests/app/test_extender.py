@@ -1,4 +1,4 @@
-"""A replica applies the changes of its threads in the order in which they arrived."""
+"""Checks that a replica applies the changes of its threads in the order of their arrival."""
 
 import asyncio
 import threading
@@ -93,8 +93,8 @@ def test_a_finalizer_that_cannot_be_removed_blocks_no_other_node() -> None:
     assert asyncio.run(play()) == ["n"]
 
 
-def test_a_node_is_initialised_before_the_next_round() -> None:
-    """One that is there when the cluster has been listed, and one that is new."""
+def test_nodes_are_initialised_before_the_next_round() -> None:
+    """Tests a node of the first list, and a new node."""
 
     async def play() -> None:
         unready = "nodes were not listed yet"
@@ -127,7 +127,7 @@ def test_a_node_is_initialised_before_the_next_round() -> None:
 
 
 class Open:
-    """A ledger that takes its time, and counts who waits for it."""
+    """A slow ledger that counts its callers."""
 
     def __init__(self) -> None:
         self.now = self.most = self.done = 0
@@ -149,11 +149,11 @@ class Open:
         self.done += 1
 
 
-def test_reconciling_leaves_connections_to_binds() -> None:
+def test_reconciling_leaves_connections_for_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
         for name in (f"n{number}" for number in range(3 * WRITTEN_AT_ONCE)):
-            # Reserved for a pod that is gone.
+            # Reserved for a deleted pod.
             reservations = {f"uid-{name}": Reservation(namespace="default", name=name)}
             spec = GPUNodeSpec(initialised=True, reservations=reservations)
             node = GPUNode(metadata=ObjectMeta(name=name), spec=spec)
@@ -166,7 +166,7 @@ def test_reconciling_leaves_connections_to_binds() -> None:
     assert asyncio.run(play()) == (3 * most, most)
 
 
-def test_touches_leave_connections_to_binds() -> None:
+def test_touches_leave_connections_for_binds() -> None:
     async def play() -> tuple[int, int]:
         ledger = Open()
         await extender.gathered(ledger._wait() for _ in range(3 * TOUCHED_AT_ONCE))
@@ -177,7 +177,7 @@ def test_touches_leave_connections_to_binds() -> None:
     assert most <= CONNECTIONS - 8
 
 
-def test_requeues_leave_connections_to_binds() -> None:
+def test_requeues_leave_connections_for_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(mode=Mode.OBSERVE), unready=lambda: ""), Open()
         waiting = [rejected(f"p{number}") for number in range(3 * REQUEUED_AT_ONCE)]
@@ -189,7 +189,7 @@ def test_requeues_leave_connections_to_binds() -> None:
     assert asyncio.run(play()) == (3 * most, most)
 
 
-def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
+def test_other_tasks_run_between_any_two_parts_of_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """kube-scheduler's calls wait for at most one part, of any kind of reconciling."""
@@ -228,11 +228,11 @@ def test_others_have_their_turn_between_any_two_parts_of_the_fleet(
     asyncio.run(play())
     assert done == {f"{task} {name}" for task in tasks for name in names}
     assert max(map(len, looked_at.values())) == 3
-    # No turn has two parts, of the same nodes by different kinds of reconciling.
+    # No turn has two parts, even if different kinds of reconciling check the same nodes.
     assert len(looked_at) == 3 * 3
 
 
-def test_a_wall_clock_that_is_set_after_the_start_is_gone_by(
+def test_a_wall_clock_that_is_set_after_the_start_is_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def play() -> float:
@@ -253,7 +253,7 @@ def test_a_wall_clock_that_is_set_after_the_start_is_gone_by(
 def test_changes_of_another_thread_are_applied_in_order() -> None:
     async def play() -> Pod | None:
         extender = Extender(Settings(), unready=lambda: "")
-        # A bind thread sees that the pod is bound; the loop sees that it is gone again.
+        # A bind thread sees that the pod is bound. The loop sees that it is deleted again.
         received = threading.Thread(target=extender.deliver, args=([PodSeen(bound_pod("u"))],))
         received.start()
         received.join()
@@ -270,7 +270,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_check_of_all_pending_pods() -> 
         stamp = datetime.now(UTC).isoformat()
         node = gpunode(shared("a"), observed_at=stamp)
         extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
-        # None of them fits, and each asks for something else, so that each is fitted.
+        # None of them fits, and all have different requests, so each one is fitted.
         waiting = [rejected(f"p{i}", f"{30_000 + i}Mi") for i in range(400)]
         extender.deliver([PodSeen(pod) for pod in waiting])
         turns = 0
@@ -286,7 +286,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_check_of_all_pending_pods() -> 
         others.cancel()
         return turns
 
-    # It takes at least a tenth of a second, in steps of some milliseconds.
+    # The check takes at least a tenth of a second, in steps of some milliseconds.
     assert asyncio.run(play()) > 10
 
 

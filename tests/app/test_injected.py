@@ -1,5 +1,7 @@
-"""An exception in any coroutine of the controllers, the ledger or the state stops nothing for ever:
-the life of a cluster goes on to its end, and the exception is counted or returned."""
+"""Checks that an exception in any coroutine of the controllers, the ledger or the state does not
+stop anything permanently: the life of a cluster continues to its end, and the exception is counted
+or returned.
+"""
 
 import json
 import os
@@ -12,12 +14,12 @@ from tests.controlplane import ROOT
 
 pytestmark = pytest.mark.slow
 
-#: Which call of each coroutine raises.
+#: The number of the call at which each coroutine raises.
 CALLS = os.environ.get("TEST_INJECTED_CALLS", "1").split(",")
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_the_life_of_a_cluster_goes_on_after_any_exception(call: str) -> None:
+def test_the_life_of_a_cluster_continues_after_any_exception(call: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.app.injection", call],
         cwd=ROOT,

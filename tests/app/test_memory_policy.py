@@ -1,4 +1,4 @@
-"""Garbage is collected, and what was listed at the start is not visited again."""
+"""Checks that garbage is collected, and that objects listed at the start are not visited again."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,7 @@ class Cycle:
 
 @pytest.fixture(autouse=True)
 def _collector() -> Iterator[None]:
-    """As it was before."""
+    """Restore the settings of the collector."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -38,7 +38,7 @@ def play(script: Callable[[], Awaitable[None]], every_s: float) -> None:
     asyncio.run(played())
 
 
-def test_what_was_listed_is_frozen_and_a_full_collection_waits_for_its_time() -> None:
+def test_listed_objects_are_frozen_and_a_full_collection_waits_for_its_time() -> None:
     held = [[number] for number in range(1_000)]
 
     async def script() -> None:

@@ -1,4 +1,6 @@
-"""In mode observe a replica evicts no pod and writes no Event; rejected pods are released."""
+"""Checks that in mode observe a replica evicts no pod and writes no Event, and that rejected pods
+are requeued.
+"""
 
 import asyncio
 from typing import cast
@@ -30,7 +32,7 @@ class Looks:
 
 
 def overcommitted() -> GPUNode:
-    """With two pods that came around us, on one device of 24 GiB."""
+    """Return a node whose device of 24 GiB is overcommitted by two unreserved pods."""
     reservations = {uid: reservation({"GPU-0": 20 << 30}) for uid in ("uid-a", "uid-b")}
     return gpunode(shared("GPU-0"), reservations=reservations)
 
@@ -39,7 +41,7 @@ def overcommitted() -> GPUNode:
     ("settings", "readings", "shown"),
     [pytest.param(OBSERVE, 0, 0, id="observes"), pytest.param(ENFORCE, 1, 1, id="enforces")],
 )
-def test_in_mode_observe_no_pod_is_evicted_and_no_event_written(
+def test_in_mode_observe_no_pod_is_evicted_and_no_event_is_written(
     settings: Settings, readings: int, shown: int
 ) -> None:
     async def play() -> tuple[int, int]:
@@ -67,7 +69,7 @@ def once_woken(message: list[list[str]]) -> set[str]:
     return {uid for uids in message for uid in uids}
 
 
-def test_a_rejected_pod_is_tried_again_once_when_mode_observe_begins() -> None:
+def test_a_rejected_pod_is_retried_once_when_mode_observe_begins() -> None:
     async def play() -> list[list[str]]:
         extender = Extender(ENFORCE, unready=lambda: "")
         requeued: list[str] = []
@@ -85,7 +87,7 @@ def test_a_rejected_pod_is_tried_again_once_when_mode_observe_begins() -> None:
             requeued.clear()
             await extender.requeue_controller.once(cast(Ledger, Wakes()))
             message.append(list(requeued))
-        # Pods that are gone are not remembered, however long it observes.
+        # Deleted pods are forgotten, however long it observes.
         extender.deliver([PodGone(uid) for uid in sorted(once_woken(message))])
         await extender.requeue_controller.once(cast(Ledger, Wakes()))
         assert not extender.requeue_controller._released

@@ -1,4 +1,4 @@
-"""A replica that cannot see the cluster reports that, and decides nothing."""
+"""Checks that a replica without a view of the cluster reports that, and decides nothing."""
 
 import asyncio
 import time
@@ -44,20 +44,20 @@ def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -
         ),
     ],
 )
-def test_it_reports_what_is_missing(seen: list[Health], says: str) -> None:
+def test_an_unready_replica_reports_what_is_missing(seen: list[Health], says: str) -> None:
     assert unready(seen, 90.0) == says
 
 
-def test_the_sentence_is_the_same_however_long_it_lasts() -> None:
+def test_the_sentence_stays_the_same_while_the_cause_lasts() -> None:
     assert len({unready([health(age_s=s)], 90.0) for s in (91.0, 3600.0, 1e9)}) == 1
 
 
-def test_a_quiet_cluster_is_not_taken_for_silence() -> None:
-    """Watches are opened again when nothing happens: that counts as contact."""
+def test_a_quiet_cluster_does_not_count_as_lost_contact() -> None:
+    """Watches are opened again when nothing happens, which counts as contact."""
     assert Settings().blind_after_s > DEFAULT_PACE.watch_s + DEFAULT_PACE.grace_s
 
 
-def test_a_blind_replica_answers_filter_and_bind_with_that_sentence_and_comes_back() -> None:
+def test_an_unready_replica_answers_filter_and_bind_with_that_sentence_until_it_recovers() -> None:
     async def play() -> None:
         message = ""
         extender = Extender(Settings(), unready=lambda: message)

@@ -1,5 +1,6 @@
-"""A running extender whose file of settings changes: what counts at once, what after a restart, and
-what a file that cannot be used does."""
+"""Changes the settings file of a running extender: some settings apply at once, some after a
+restart, and an invalid file is rejected.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 @starts_processes
 def server(file: Path) -> Iterator[Server]:
-    """One for all: it never restarts. Node a is nearly full."""
+    """A server for all tests, because it never restarts. Node a is nearly full."""
     file.write_text("stale_after_s: 90\n")
     with serving(FLEET, "--config", str(file)) as running:
         large = pod("large", "20Gi")
@@ -55,7 +56,7 @@ def metric(server: Server, sample: str) -> float:
 
 
 def replace(file: Path, text: str) -> None:
-    """Whole, as the kubelet replaces what it mounts."""
+    """Replace the file atomically, as the kubelet replaces mounted files."""
     new = file.with_suffix(".new")
     new.write_text(text)
     new.rename(file)
@@ -73,7 +74,7 @@ def mode(server: Server, file: Path, wanted: str) -> None:
     until(lambda: settings(server)["mode"] == wanted, f"the mode is {wanted}")
 
 
-def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Path) -> None:
+def test_a_running_extender_switches_to_mode_observe_and_back(server: Server, file: Path) -> None:
     wide, narrow = pod("wide", "30Gi"), pod("narrow", "10Gi")
     assert filtered(server, wide, "a", "b") == ([], {"a": NO_ROOM, "b": NO_ROOM})
     assert metric(server, "headroom_observe_only ") == 0
@@ -118,7 +119,8 @@ def test_a_running_extender_begins_and_ends_to_observe(server: Server, file: Pat
 
     mode(server, file, "enforce")
     assert filtered(server, wide, "a", "b") == ([], {"a": NO_ROOM, "b": NO_ROOM})
-    assert filtered(server, pod("small", "1Gi"), "a", "b")[0] == ["b"]  # begins with the truth
+    # Starts with the actual state.
+    assert filtered(server, pod("small", "1Gi"), "a", "b")[0] == ["b"]
     assert run(server.debug, "top").stderr == ""
 
 
@@ -139,7 +141,7 @@ def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     assert metric(server, rejected) == before[0] + 2
     replace(file, "stale_after_s: 60\nreject_unannotated: true\nverbs_port: 1\n")
     until(lambda: not settings(server)["rejected"], "the file is right again")
-    # The command line sets the port; the server keeps its first value until it is restarted.
+    # The command line sets the port. The server keeps its first value until it is restarted.
     assert settings(server)["after_restart"] == ["stale_after_s"]
     assert metric(server, taken) == before[1] + 1
     bare = pod("bare")
@@ -150,7 +152,7 @@ def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     assert sum('"settings_rejected"' in line for line in events) == 2
 
 
-def test_weights_count_at_once(server: Server, file: Path) -> None:
+def test_weights_apply_at_once(server: Server, file: Path) -> None:
     def terms() -> str:
         shown = pod("scored", "1Gi", version=str(next(versions)))
         server.post("/filter", offer(shown, "a", "b"))
@@ -163,12 +165,12 @@ def test_weights_count_at_once(server: Server, file: Path) -> None:
     until(lambda: terms() != before, "other weights give other scores")
 
 
-def test_what_is_reloaded_is_a_setting() -> None:
+def test_every_reloadable_name_is_a_setting() -> None:
     assert set(RELOADED) <= set(Settings.model_fields)
 
 
 class Reloading:
-    """A reloader of a file in ``folder``, whose checks the test makes."""
+    """A reloader of a file in ``folder``, whose checks the test triggers."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "headroom.yaml"
@@ -183,7 +185,7 @@ class Reloading:
         )
 
     def reloads(self) -> tuple[float, float]:
-        """Return the numbers of rejected and of taken reloads."""
+        """Return the numbers of rejected and accepted reloads."""
         counter = self.telemetry.settings_reloads
         return counter.labels("rejected")._value.get(), counter.labels("taken")._value.get()
 

@@ -1,4 +1,4 @@
-"""The comparison of ways to place pods: its judge, its rules, and small fleets played through."""
+"""Tests the comparison of ways to place pods: its judge, its rules, and small simulated fleets."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_without_surprises_the_product_never_overcommits() -> None:
     assert verdict.used_ratio > 0.3
 
 
-def test_the_others_do() -> None:
+def test_without_surprises_the_other_rules_overcommit() -> None:
     for row in ("replica counting", "fits on some device"):
         assert played(row, AT_ONCE).verdict.devices_overcommitted > 0
 
@@ -39,14 +39,14 @@ def test_the_others_do() -> None:
 @pytest.mark.parametrize("row", ["gated", "steered"])
 @pytest.mark.slow
 def test_no_surprise_overcommits_if_the_device_is_chosen_or_gated(row: str) -> None:
-    """Lives of six windows: something ends between most bindings and admissions."""
+    """Pods live for six windows, so that some pod ends between most bindings and admissions."""
     found = played(row, LONG)
     assert found.verdict.overcommits == 0
     assert found.bound > 50
     assert (found.evictions > 0) == (row == "gated")
 
 
-def test_a_pod_waits_for_the_end_of_another_as_long_as_its_patience_lasts() -> None:
+def test_a_pod_waits_for_the_end_of_another_until_its_timeout() -> None:
     shape = Shape(nodes=1, gpus=1, memory_bytes=80 * GIB, replicas=6, policy="distributed")
     jobs = [
         Job("ends", 60 * GIB, 1.0, 10.0),
@@ -62,24 +62,24 @@ def test_a_pod_waits_for_the_end_of_another_as_long_as_its_patience_lasts() -> N
     assert (found.bound, found.verdict.rejected) == (3, 1)
 
 
-def test_the_judge_counts_by_the_hand() -> None:
+def test_the_judge_counts_as_by_hand() -> None:
     judge = Judge(nodes=1, devices=2, memory_bytes=10, replicas=2, since_s=10.0)
     judge.came("early", 0, 0, 6, 0.0)
     for _ in range(3):
         judge.offered(10.0)
     judge.came("fits", 0, 0, 4, 10.0)
-    judge.rejected(10, 12.0)  # the other device is free
+    judge.rejected(10, 12.0)  # The other device is free.
     judge.went("early", 14.0)
     judge.came("dies", 0, 0, 7, 14.0)
     judge.came("beside", 0, 1, 5, 14.0)
-    judge.rejected(6, 16.0)  # on one no replica, on the other not enough memory
+    judge.rejected(6, 16.0)  # One device has no replica, and the other not enough memory.
     verdict = judge.verdict(20.0)
     assert (verdict.offered, verdict.rejected, verdict.falsely) == (3, 2, 1)
     assert (verdict.overcommits, verdict.devices_overcommitted) == (1, 1)
     assert verdict.used_ratio == (10 * 4 + 9 * 6) / (20 * 10)
 
 
-def test_the_judge_lets_the_dead_live_no_more_but_hold_their_replica() -> None:
+def test_ended_pods_keep_their_replica_for_the_judge_but_do_not_run() -> None:
     judge = Judge(nodes=1, devices=1, memory_bytes=10, replicas=2, since_s=0.0)
     judge.came("a", 0, 0, 8, 0.0)
     judge.came("b", 0, 0, 8, 0.0)
@@ -104,7 +104,7 @@ def test_the_judge_lets_the_dead_live_no_more_but_hold_their_replica() -> None:
     ],
 )
 @pytest.mark.slow
-def test_what_an_oracle_knows_bounds_what_predictions_can_use(
+def test_the_information_of_an_oracle_bounds_the_information_of_predictions(
     row: str, used_pct: float, rejected_pct: float
 ) -> None:
     found = play(Run(row, "4-60", seed=1, pods=150, horizon=30, nodes=3))

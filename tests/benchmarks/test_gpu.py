@@ -1,4 +1,6 @@
-"""``make gpu`` as a whole, against stand-ins for driver library, libcuda, nvidia-smi and MPS."""
+"""Runs ``make gpu`` as a whole, against stand-ins for driver library, libcuda, nvidia-smi and
+MPS.
+"""
 
 import os
 import signal
@@ -28,7 +30,7 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-def test_every_line_is_ok_on_a_machine_that_does_what_the_agent_expects(stage: Stage) -> None:
+def test_every_line_is_ok_on_a_machine_that_behaves_as_expected(stage: Stage) -> None:
     found = stage.verdicts(*SHORT)
     assert [*found] == [*CHECKS]
     absent = ("memory-limits", "frameworks")
@@ -49,14 +51,14 @@ def test_every_line_is_ok_on_a_machine_that_does_what_the_agent_expects(stage: S
     assert stage.processes() == []
     texts = {path.name: path.read_text() for path in stage.out.iterdir()}
     assert {"README.md", "report.md", "smi.xml", "lists-three-processes.json"} <= texts.keys()
-    # What identifies the machine or its owner is not kept.
+    # Data that identifies the machine or its owner is not kept.
     for secret in (FIRST, "1654023000", "train.py", str(stage.out.parent)):
         assert [name for name, text in texts.items() if secret in text] == []
     assert "| `nvmlDeviceGetUUID` |" in texts["report.md"]
     assert "`make gpu 'ARGS=--seconds 1 --looks 5 --pause 0.3'` on 20" in texts["report.md"]
 
 
-#: Each lie makes these lines differ, with this in the summary, and no other of those that are run.
+#: Each simulated fault makes these lines differ, with this text in the summary, and no others.
 LIES = {
     "nvidia-smi reads more used memory": (
         {"FAKE_SMI_USED_MIB": "100"},
@@ -128,7 +130,7 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_a_lie_makes_its_line_differ(stage: Stage, lie: str) -> None:
+def test_a_simulated_fault_makes_its_line_differ(stage: Stage, lie: str) -> None:
     environment, statements, expected = LIES[lie]
     stage.driver.say(FIRST, *stage.quiet, *statements)
     found = stage.verdicts(*SHORT, "--only", ",".join(expected), **environment)
@@ -160,9 +162,9 @@ def test_a_framework_must_stay_within_its_request(
     assert expected[1] in summary
 
 
-def test_an_agent_that_attributes_in_a_pid_namespace_of_its_own_differs(stage: Stage) -> None:
+def test_an_agent_in_its_own_pid_namespace_differs(stage: Stage) -> None:
     last = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
-    stage.script("unshare", f"#!/bin/sh\n{last}\n")  # stays in the host's
+    stage.script("unshare", f"#!/bin/sh\n{last}\n")  # stays in the host's namespace
     verdict, summary = stage.verdicts(*SHORT, "--only", "pid-namespace")["pid-namespace"]
     assert verdict == "differs"
     assert "the agent attributes processes that it cannot see" in summary
@@ -178,7 +180,7 @@ def test_a_machine_without_a_gpu_gets_one_line(stage: Stage) -> None:
     ]
 
 
-def test_on_a_gpu_that_others_use_nothing_disturbs_them(stage: Stage) -> None:
+def test_on_a_gpu_that_others_use_no_check_disturbs_them(stage: Stage) -> None:
     stage.driver.use(os.getpid(), {FIRST: 8 * GIB})
     found = stage.verdicts(*SHORT, "--only", "processes,sm-activity,illegal-address,mps,engines")
     assert found.pop("processes")[0] == "ok"
@@ -189,7 +191,7 @@ def test_on_a_gpu_that_others_use_nothing_disturbs_them(stage: Stage) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_check_leaves_no_process(stage: Stage, number: signal.Signals) -> None:
-    # A check that is killed leaves its folder.
+    # A killed check leaves its folder.
     process = stage.start("--only", "cost", TMPDIR=str(stage.out.parent))
     try:
         until(lambda: any("agent --no-publish" in each for each in stage.processes()), "agent")

@@ -1,4 +1,6 @@
-"""The benchmarks of the hot path measure what they claim, on a fleet of a few nodes."""
+"""Checks that the benchmarks of the hot path measure what they report, on a fleet of a few
+nodes.
+"""
 
 import msgspec
 import pytest
@@ -8,7 +10,7 @@ from benchmarks.hotpath import matrix
 
 
 @pytest.mark.slow
-def test_every_case_has_every_figure() -> None:
+def test_every_case_reports_every_figure() -> None:
     choice = matrix.Choice((12,), (1,), ("small",), matrix.FORMS, matrix.FITS, calls=2)
     found = msgspec.json.decode(matrix.encoded(matrix.results(choice)), type=matrix.Results)
     assert found.schema == matrix.SCHEMA
@@ -37,7 +39,7 @@ def test_every_case_has_every_figure() -> None:
 
 
 @pytest.mark.slow
-def test_each_part_is_loaded_and_calls_are_compared_with_an_echo() -> None:
+def test_each_part_is_put_under_load_and_calls_are_compared_with_an_echo() -> None:
     found = apart.results(12, pods_per_device=1, seconds=0.5, rounds=1, with_quotas=False)
     assert [of.phase for of in found.phases] == [phase.name for phase in apart.PHASES]
     for of in found.phases:

@@ -1,4 +1,4 @@
-"""Each benchmark can be started, also those that no test runs."""
+"""Checks that each benchmark can be started, including those that no test runs."""
 
 import importlib
 import pkgutil

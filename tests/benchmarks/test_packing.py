@@ -1,4 +1,4 @@
-"""The packing benchmark: its files, its judge, and its rules against plain definitions."""
+"""Tests the packing benchmark: its files, its judge, and its rules against plain definitions."""
 
 import json
 import math
@@ -31,8 +31,9 @@ PODS = synthetic.pods()
 
 
 class Plain:
-    """A rule of one of the papers for one node after the other, without arrays or memory: what the
-    vectorised ones must agree with, pod by pod."""
+    """A rule from one of the papers, applied to one node after the other, without arrays or caches.
+    The vectorised rules must agree with it pod by pod.
+    """
 
     def __init__(self, policy: str, nodes: Sequence[Node], asks: Sequence[Ask], mode: Mode) -> None:
         self.policy, self.nodes, self.mode = policy, nodes, mode
@@ -119,7 +120,7 @@ class Plain:
 
 @pytest.mark.parametrize("mode", ["milli", "vram"])
 @pytest.mark.parametrize("policy", ["bestfit", "worstfit", "fgd", "fgdu"])
-def test_rules_choose_as_they_are_defined(policy: str, mode: Mode) -> None:
+def test_rules_choose_according_to_their_definitions(policy: str, mode: Mode) -> None:
     nodes = NODES[::3]
     asks = [ask(pod, mode) for pod in PODS[::24]]
     demand = Demand(nodes, mode)
@@ -140,12 +141,12 @@ def test_rules_choose_as_they_are_defined(policy: str, mode: Mode) -> None:
         if mine is not None:
             memory[mine[0]] -= a.memory_mib
             placed += 1
-    assert 40 < placed < number  # some were rejected
+    assert 40 < placed < number  # Some were rejected.
 
 
 @pytest.mark.skipif(not OPENB.exists(), reason="the published trace is not beside this repository")
-def test_reference_results_come_out_on_the_small_cluster() -> None:
-    """All but ``gpubest``, of which no definition is known that comes to its figures each time."""
+def test_reference_results_are_reproduced_on_a_small_cluster() -> None:
+    """All but ``gpubest``, because no known definition reproduces all its figures."""
     seen = 0
     for wanted, run in golden.runs(OPENB):
         if wanted["cluster"] == "small" and run.seed < 102 and run.policy != "gpubest":
@@ -159,20 +160,20 @@ def node(name: str = "n", gpus: int = 2, model: str = "T4", mib: int = 100) -> N
     return Node(name, 1000, 1000, gpus, model, mib)
 
 
-def test_the_judge_counts_by_the_hand() -> None:
+def test_the_judge_counts_as_by_hand() -> None:
     judge = Judge([Place(1000, 1000, "T4", [Device(100, 100, 2), Device(100, 100, 2)])])
     share = Ask(100, 100, 1, 40, frozenset())
     assert judge.came("a", share, 0, (0,))
     assert judge.came("b", share, 0, (0,))
     assert judge.idle == 120
     wrong = [
-        (share, (0,)),  # it does not fit
+        (share, (0,)),  # It does not fit.
         (Ask(100, 100, 1, 5, frozenset()), (0,)),  # no replica
         (Ask(100, 100, 1, None, frozenset()), (0,)),  # not empty
         (Ask(2000, 100, 0, 0, frozenset()), ()),  # no CPU
         (Ask(100, 2000, 0, 0, frozenset()), ()),  # no memory
         (Ask(100, 100, 1, 40, frozenset({"A10"})), (1,)),  # another model
-        (Ask(100, 100, 2, None, frozenset()), (1, 1)),  # the same twice
+        (Ask(100, 100, 2, None, frozenset()), (1, 1)),  # placed twice
     ]
     for number, (each, devices) in enumerate(wrong, 1):
         assert not judge.came("c", each, 0, devices)
@@ -183,7 +184,7 @@ def test_the_judge_counts_by_the_hand() -> None:
     assert judge.idle == 0
 
 
-def test_what_is_admitted_is_read_as_a_mean_over_the_arrivals_there_or_at_the_nearest() -> None:
+def test_admissions_are_the_mean_over_the_arrivals_at_or_nearest_to_a_point() -> None:
     found = Inflation(capacity=1000)
     for arrived, admitted in ((896, 800), (904, 810), (906, 900), (1040, 950)):
         found.note(arrived, admitted, 1000 - admitted)
@@ -192,7 +193,7 @@ def test_what_is_admitted_is_read_as_a_mean_over_the_arrivals_there_or_at_the_ne
     assert found.admitted(100) == pytest.approx(95)
 
 
-def test_a_whole_device_is_worth_the_mean_of_those_it_may_take() -> None:
+def test_a_request_for_a_whole_device_counts_as_the_mean_of_its_possible_devices() -> None:
     demand = Demand([node(gpus=2, mib=100), node(gpus=1, model="A10", mib=400)], "vram")
     assert demand.of(Ask(0, 0, 2, None, frozenset())) == 2 * 200
     assert demand.of(Ask(0, 0, 1, None, frozenset({"A10"}))) == 400
@@ -215,7 +216,7 @@ def told_by(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.slow
-def test_the_command_prints_one_object_and_the_error(tmp_path: Path) -> None:
+def test_the_command_prints_one_json_object_or_an_error(tmp_path: Path) -> None:
     (tmp_path / "nodes.csv").write_text(f"{NODE_COLUMNS}\na,9000,9000,2,T4,100\n")
     (tmp_path / "pods.csv").write_text(f"{POD_COLUMNS}\np,10,10,1,500,,40\nq,10,10,1,1000,,-1\n")
     files = ["--nodes", str(tmp_path / "nodes.csv"), "--pods", str(tmp_path / "pods.csv")]

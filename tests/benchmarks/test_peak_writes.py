@@ -1,4 +1,6 @@
-"""Peaks add few reports: most of them are in reports that the agent writes anyway."""
+"""Checks that peaks cause few reports, because most of them are in reports that the agent writes
+anyway.
+"""
 
 import pytest
 
@@ -14,9 +16,9 @@ from benchmarks.peak_writes import writes
     ],
 )
 @pytest.mark.slow
-def test_reports_of_an_hour(
+def test_peaks_add_few_reports_in_an_hour(
     scenario: str, with_peaks: int, without: int, with_overuse: int
 ) -> None:
     counted = [each["report", "accepted"] for each in writes(scenario, hours=1.0, seed=1)]
     assert counted == [with_peaks, without, with_overuse]
-    assert with_peaks - without <= 60  # peaks alone are written at most once a minute
+    assert with_peaks - without <= 60  # A change of only peaks is written at most once a minute.

@@ -1,4 +1,4 @@
-"""The pictures of the docs: where they are shown, and the drawings that are computed."""
+"""Tests the pictures of the docs: where they are shown, and the computed drawings."""
 
 import re
 import subprocess
@@ -31,7 +31,7 @@ def test_every_picture_is_made_by_the_script_and_shown_with_a_description() -> N
     assert shown == set(FILES)
 
 
-def test_names_and_ports_of_the_architecture_are_those_of_the_manifests() -> None:
+def test_names_and_ports_in_the_architecture_match_the_manifests() -> None:
     assert sorted(architecture.of_manifests(BASE), key=lambda each: each.name) == sorted(
         architecture.WORKLOADS, key=lambda each: each.name
     )
@@ -48,7 +48,7 @@ def test_drawings_are_up_to_date(name: str, drawing: object) -> None:
     assert written == drawing.draw(), "run: make pictures"  # type: ignore[attr-defined]
 
 
-def test_the_example_of_the_device_choice() -> None:
+def test_the_example_of_the_device_choice_is_computed() -> None:
     found = device_choice.outcome()
     assert found.free_bytes == (int(15.5 * GIB), int(7.5 * GIB))
     assert (found.plugins, found.steered) == (1, 0)

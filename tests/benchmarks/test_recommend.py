@@ -1,4 +1,4 @@
-"""The back-test of recommendations: its scores, its lives, and the goal on a few workloads."""
+"""Tests the back-test of recommendations: its scores, its runs, and the goal on a few workloads."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ def life(start_h: float, gib: float, hours: float = 1.0, ending: str = "complete
     return Life(start_s, end_s, use, ending, "p")
 
 
-def test_score_counts_bytes_once_per_life_and_caps_them_by_hindsight() -> None:
+def test_the_score_counts_bytes_once_per_run_and_limits_them_by_hindsight() -> None:
     lives = (life(0, 4), life(24, 4), life(48, 6), life(72, 9))
     played = Workload("w", "training", 24 * GIB, ((0.0, 8 * GIB),), lives)
-    # The first life does not count. In hindsight no request below 9 GiB holds, so nothing can be
+    # The first run does not count. In hindsight no request below 9 GiB suffices, so nothing can be
     # given back.
     assert score([played], lambda _: [GIB, None, 5 * GIB, 5 * GIB], 1.0).total == Score(
         lives=3,
@@ -30,7 +30,7 @@ def test_score_counts_bytes_once_per_life_and_caps_them_by_hindsight() -> None:
         found=0,
     )
     smaller = Workload("w", "training", 24 * GIB, ((0.0, 8 * GIB),), lives[:3])
-    # 2 GiB for each of two lives: 1 GiB is found for the second, at most 2 GiB for the third.
+    # 2 GiB for each of two runs: 1 GiB is found for the second, and at most 2 GiB for the third.
     asked = [None, 7 * GIB, GIB]
     assert score([smaller], lambda _: asked, 1.0).total == Score(
         lives=2,
@@ -41,14 +41,14 @@ def test_score_counts_bytes_once_per_life_and_caps_them_by_hindsight() -> None:
         reclaimable=4 * GIB,
         found=3 * GIB,
     )
-    # Each of these lives runs for an hour.
+    # Each of these runs lasts an hour.
     hours = score(
         [replace(smaller, lives=(*lives[:2], life(48, 6, 3)))], lambda _: asked, 1.0, True
     )
     assert (hours.total.lives, hours.total.missed, hours.total.found) == (4, 3, 7 * GIB)
 
 
-def test_a_rule_sees_only_what_ended_or_runs_before_a_life_starts() -> None:
+def test_a_rule_sees_only_what_happened_before_a_run_starts() -> None:
     lives = (life(0, 4, 10), life(1, 5), life(3, 6))
     played = Workload("w", "training", 24 * GIB, ((0.0, 8 * GIB),), lives)
     seen = [(list(ended), list(running)) for _, ended, running in in_order(played)]

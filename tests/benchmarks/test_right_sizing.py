@@ -1,7 +1,8 @@
-"""The namespace of ``benchmarks.right_sizing`` without a cluster: 40 oversized pods on 20 GPUs.
+"""Runs the namespace of ``benchmarks.right_sizing`` without a cluster: 40 oversized pods on 20
+GPUs.
 
-Requests are written by the webhook's code and pods are placed by the product's placement. The judge
-imports nothing of the product.
+The webhook's code writes requests, and the product places the pods. The judge shares no code with
+the product.
 """
 
 import random
@@ -23,7 +24,7 @@ from tests.judge import excess
 from tests.state.states import seen, state_of
 
 PODS, NODES, GPUS_OF_NODE = 40, 10, 2
-#: GPU -> its memory.
+#: Memory of each GPU.
 GPUS = {f"gpu-{n}-{i}": 24 * GIB for n in range(NODES) for i in range(GPUS_OF_NODE)}
 
 
@@ -63,9 +64,9 @@ def written(vram: str, chance: random.Random) -> list[dict[str, Any]]:
 
 
 def placed(pods: list[Pod], chance: random.Random) -> list[tuple[str, int]]:
-    """Place the pods on empty nodes; return the GPU and the request of each that fits.
+    """Place the pods on empty nodes. Return GPU and request of each pod that fits.
 
-    The device plugin takes one of the devices with the fewest pods.
+    The device plugin chooses one of the devices with the fewest pods.
     """
     state = empty()
     simulation = Simulation(state, state.snapshot(), NOW_S)

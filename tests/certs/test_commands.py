@@ -1,4 +1,4 @@
-"""headroom certs rejects invalid settings before it calls the API server."""
+"""Checks that headroom certs rejects invalid settings before it calls the API server."""
 
 import pytest
 import typer
@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from headroom.certs.commands import certs
 
-#: Alone: all of the commands together configure logging for the whole process.
+#: Only this command, because all commands together configure logging for the whole process.
 app = typer.Typer()
 app.command()(certs)
 
@@ -18,14 +18,16 @@ app.command()(certs)
         pytest.param(["--ca-days", "10"], "--ca-days 10", id="an authority that ends first"),
     ],
 )
-def test_contradictory_terms_are_rejected_with_an_example(options: list[str], message: str) -> None:
+def test_contradictory_validity_periods_are_rejected_with_an_example(
+    options: list[str], message: str
+) -> None:
     rejected = CliRunner().invoke(app, options)
     assert rejected.exit_code == 2
     assert message in rejected.stderr
     assert "Example: --leaf-renew-days 30 --leaf-days 90 --ca-days 3650" in rejected.stderr
 
 
-def test_without_a_cluster_it_reports_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_cluster_the_command_reports_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     rejected = CliRunner().invoke(app, [])

@@ -1,4 +1,4 @@
-"""Files of a mounted Secret on a host: whole, private, and as new as the Secret."""
+"""Copies files of a mounted Secret to a host: complete, private, and up to date."""
 
 from pathlib import Path
 
@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 from headroom.certs.commands import copy, copy_certs
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
-#: Alone: all of the commands together configure logging for the whole process.
+#: Only this command, because all commands together configure logging for the whole process.
 app = typer.Typer()
 app.command()(copy_certs)
 
 
-def test_files_are_copied_whole_and_for_their_owner_alone(tmp_path: Path) -> None:
+def test_files_are_copied_completely_and_readable_only_by_their_owner(tmp_path: Path) -> None:
     source, target = tmp_path / "secret", tmp_path / "host"
     source.mkdir()
     target.mkdir()

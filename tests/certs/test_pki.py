@@ -1,4 +1,4 @@
-"""Certificates as time passes."""
+"""Tests certificates as time passes."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -34,7 +34,7 @@ def run(authority: Pair | None, leaf: Pair | None, now: datetime) -> tuple[Pair,
     return after, next_leaf(leaf, after, SERVING, now, FAST)[0]
 
 
-def test_certificates_follow_each_other_until_their_authority_ends() -> None:
+def test_certificates_are_renewed_until_their_authority_ends() -> None:
     first, leaf = run(None, None, NOW)
     shown = {leaf.cert}
     for day in range(1, 40):
@@ -44,19 +44,20 @@ def test_certificates_follow_each_other_until_their_authority_ends() -> None:
         assert is_signed_by(leaf.cert, first.cert)
         assert facts(leaf).ends_at > now
         shown.add(leaf.cert)
-    # One each 5 days; the last ends with the authority, so that no run could make a better one.
+    # A new certificate every 5 days. The last one ends with the authority, because no run could
+    # make a longer one.
     assert len(shown) == 8
     second, leaf = run(first, leaf, NOW + 40 * DAY)
     assert second != first
     assert is_signed_by(leaf.cert, second.cert)
 
 
-def test_a_run_while_all_is_well_changes_nothing() -> None:
+def test_a_run_without_due_certificates_changes_nothing() -> None:
     first = run(None, None, NOW)
     assert run(*first, NOW + DAY) == first
 
 
-def test_a_new_authority_signs_at_once() -> None:
+def test_a_new_authority_signs_certificates_at_once() -> None:
     old, leaf = run(None, None, NOW)
     new, signed = run(None, leaf, NOW)
     assert new != old
@@ -70,7 +71,7 @@ def test_a_new_authority_signs_at_once() -> None:
         pytest.param({"usage": Usage.CLIENT}, "not for a client", id="another use"),
     ],
 )
-def test_a_certificate_that_is_not_what_is_wanted_is_replaced(
+def test_a_certificate_that_does_not_match_its_settings_is_replaced(
     change: dict[str, object], why: str
 ) -> None:
     authority, leaf = run(None, None, NOW)
@@ -79,7 +80,7 @@ def test_a_certificate_that_is_not_what_is_wanted_is_replaced(
     assert new != leaf
 
 
-def test_an_authority_survives_its_secret_and_a_damaged_one_is_not_used() -> None:
+def test_an_authority_is_read_from_its_secret_and_a_damaged_one_is_not_used() -> None:
     authority, _ = run(None, None, NOW)
     data = data_of("serving", authority)
     assert authority_of("serving", data) == authority
@@ -102,7 +103,7 @@ def test_certificates_are_for_the_services_and_labelled() -> None:
     short = next_authority(None, "client", NOW, replace(FAST, authority_lifetime=DAY))
     client = next_leaf(None, short, CLIENT, NOW, FAST)[0]
     assert facts(client).usages == {Usage.CLIENT}
-    assert ends_at(client.cert) == NOW + DAY  # not beyond its authority
+    assert ends_at(client.cert) == NOW + DAY  # It does not outlive its authority.
     with pytest.raises(NotAPair, match="does not match the certificate"):
         facts(Pair(leaf.cert, client.key))
     assert usable(leaf.cert, client.key) is None
@@ -110,8 +111,8 @@ def test_certificates_are_for_the_services_and_labelled() -> None:
     assert is_signed_by(new_leaf(short, "x", (), Usage.CLIENT, NOW, DAY).cert, short.cert)
 
 
-def test_an_authority_ends_soon_when_its_certificates_cannot_be_renewed_any_more() -> None:
-    """From 4 days before its end: a certificate that is due then would not last longer."""
+def test_an_authority_counts_as_expiring_when_its_certificates_cannot_be_renewed() -> None:
+    """From 4 days before its end, because a certificate that is due then would not last longer."""
     authority, leaf = run(None, None, NOW)
     assert not ends_soon(authority, NOW + 36 * DAY - timedelta(seconds=1), FAST)
     assert ends_soon(authority, NOW + 36 * DAY, FAST)

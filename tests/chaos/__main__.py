@@ -1,9 +1,9 @@
-"""A storm of faults, drawn from a seed, on a real API server, and an auditor's verdict.
+"""Runs a storm of faults, drawn from a seed, on a real API server. An auditor judges the result.
 
     make chaos ARGS="--seed 1 --minutes 10"
 
-Each fault is printed when it begins; the same seed gives the same ones. The exit status is 1 if the
-auditor found anything.
+Each fault is printed when it begins. The same seed gives the same faults. The exit status is 1 if
+the auditor found anything.
 """
 
 import argparse
@@ -51,7 +51,7 @@ def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
             return findings, {
                 "faults": injector.counts,
                 "requests": sum((wire.done for wire in site.wires.values()), Counter()),
-                # While only consoles and webhooks had faults.
+                # Calls while only consoles and webhooks had faults.
                 "calls": Counter(call.verb for call in during),
                 "pods": site.auditor.tally,
             }
@@ -64,10 +64,11 @@ def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
 
 
 def _settle(site: Site, plan: Plan) -> list[Finding]:
-    """Return what is still wrong if nothing improves for ``settle_s``, or after three times that.
+    """Return the findings that remain if nothing improves for ``settle_s``, or after three times
+    that.
 
-    The time begins when the API server answers. Nothing must be wrong for ``quiet_s``, because the
-    watches can be at different moments.
+    The time begins when the API server answers. There must be no finding for ``quiet_s``, because
+    the watches may be at different versions.
     """
     site.until(lambda: site.plane.call("GET", NODES), "the API server answers")
     began_s = better_s = wrong_s = time.monotonic()

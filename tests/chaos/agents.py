@@ -30,7 +30,7 @@ class Agent(Repeated):
         self._node, self._interval_s = node, interval_s
         publisher = KubernetesPublisher(of_client(api), name, SYSTEM_NAMESPACE, heartbeat_s)
         self._writer = StatusWriter(publisher, heartbeat_s, time.monotonic, self._now, rng)
-        #: Its faults at the moment.
+        #: The agent's current faults.
         self.silent, self.clock_s = False, 0.0
 
     def step(self) -> float:

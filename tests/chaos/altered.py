@@ -1,6 +1,6 @@
 """Changes the process of an extender in a storm: its clock moves, and a mutant lacks one safeguard.
 
-Mutants prove that the auditor notices.
+Mutants prove that the auditor notices missing safeguards.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ async def _fit_without_reservation(binder: Binder, pending: Any, *rest: Any, fre
 
 
 def _bind_after_asking(port_name: str) -> Callable[[Bind, bytes], Any]:
-    """Wait, before a bind begins, for an answer from the port in an environment variable."""
+    """Before a bind begins, wait for an answer from the port in an environment variable."""
 
     async def bind(self: Bind, body: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ[port_name]))
@@ -52,9 +52,9 @@ def _bind_after_asking(port_name: str) -> Callable[[Bind, bytes], Any]:
     return bind
 
 
-#: Each raises an exception when it starts if the product does not have the method any more.
+#: Each mutant raises an exception at its start if the product no longer has the method.
 MUTANTS: dict[str, Any] = {
-    # A write does not depend on the version of the object that it was computed from.
+    # A write does not depend on the version of the object from which it was computed.
     "no compare-and-swap": patch.object(KubernetesStore, "_call", _call_without_version),
     # Orphaned reservations stay.
     "no removal": patch.object(Reservations, "remove", autospec=True, return_value=False),
@@ -68,10 +68,10 @@ MUTANTS: dict[str, Any] = {
 
 
 def alter(clock: Path, mutant: str | None) -> None:
-    """Change this process, before it runs an extender.
+    """Change this process before it runs an extender.
 
-    ``clock``: a file with the seconds to add to the true time. It may be replaced at any time.
-    Monotonic clocks stay.
+    ``clock`` is a file with the seconds to add to the true time, which may be replaced at any time.
+    Monotonic clocks do not change.
     """
     if mutant is not None:
         MUTANTS[mutant].start()
@@ -82,7 +82,8 @@ def alter(clock: Path, mutant: str | None) -> None:
 def _follow(file: Path, clock: time_machine.Traveller) -> None:
     moved_s = 0.0
     while True:
-        offset_s = float(file.read_text() or moved_s)  # empty while it is being written
+        # The file is empty while it is being written.
+        offset_s = float(file.read_text() or moved_s)
         clock.shift(offset_s - moved_s)
         moved_s = offset_s
         time.sleep(0.1)

@@ -1,9 +1,9 @@
-"""Judges a storm by pods, GPUNodes and devices. Imports nothing of the product.
+"""Judges a storm by pods, GPUNodes and devices. Imports nothing from the product.
 
-Pods and GPUNodes are passed in as the API server delivers them. At every change on a node, ``look``
-gets what the device plugin allocated and what each process uses. A pod requests of a device the
-amount in its annotation, or what its processes use there, whichever is more. Sums contain only pods
-that Headroom bound, so pods that another client bound (outsiders) can exceed a device.
+Pods and GPUNodes come from the API server. At every change on a node, ``look`` gets the allocations
+of the device plugin and the use of each process. A pod's request on a device is the amount in its
+annotation, or the use of its processes if it is higher. Sums contain only pods that Headroom bound,
+so pods that another client bound (outsiders) can exceed a device.
 """
 
 from collections import Counter, defaultdict
@@ -55,13 +55,13 @@ class _Pod:
             each["name"]: each.get("resources", {}).get("limits") or {}
             for each in spec["containers"]
         }
-        #: GPU container -> replicas.
+        #: Replicas of each GPU container.
         self.gpus = {name: int(of[RESOURCE]) for name, of in limits.items() if RESOURCE in of}
         self.replicas = sum(self.gpus.values())
 
     @property
     def is_active(self) -> bool:
-        """Whether it is bound and has not ended."""
+        """Return whether the pod is bound and has not ended."""
         return bool(self.node) and not self.gone and self.phase not in ENDED
 
     @property
@@ -85,26 +85,27 @@ class _Pod:
 
 
 class Auditor:
-    """``findings`` lists what was wrong at any moment; ``settled`` judges the final state."""
+    """Collects ``findings`` at any moment. ``settled`` judges the final state."""
 
     def __init__(self, machines: Mapping[str, Machine]) -> None:
         self.machines = machines
-        #: Counts of pods that Headroom and other clients bound: a storm must not be empty.
+        #: Numbers of pods bound by Headroom and by other clients, because a storm must not be
+        #: empty.
         self.tally: Counter[str] = Counter()
-        #: Pods by uid, also those that are gone.
+        #: Pods by uid, including deleted pods.
         self._pods: dict[str, _Pod] = {}
-        #: GPUNode -> pod -> reservation.
+        #: Reservations of each GPUNode by pod.
         self._reserved: dict[str, Mapping[str, Any]] = {}
         self._found: dict[tuple[str, str, frozenset[str]], Finding] = {}
-        #: Node -> pod and container -> devices.
+        #: Devices of each node by pod and container.
         self._given: dict[str, Mapping[tuple[str, str], Sequence[str]]] = {}
-        #: Node -> pod and device -> bytes.
+        #: Bytes on each node by pod and device.
         self._used: dict[str, Mapping[tuple[str, str], int]] = {}
         #: Devices that an outsider ever used.
         self._shared: set[str] = set()
 
     def pods_changed(self, what: str, manifests: Sequence[Object]) -> None:
-        """Process an event. A known pod that is not in a list of all pods is gone."""
+        """Process an event. A known pod that is missing in a list of all pods is gone."""
         seen = {pod.uid: pod for pod in map(_Pod, manifests)}
         if what in ("DELETED", "LISTED"):
             gone = seen.keys() if what == "DELETED" else self._pods.keys() - seen.keys()
@@ -119,7 +120,7 @@ class Auditor:
         if pod.gpus and (machine := self.machines.get(pod.node)):
             if before is None or not before.node:
                 self.tally["bound" if pod.ours else "outsiders"] += 1
-            # The sum of all requests on the node, whatever device each pod gets.
+            # The sum of all requests on the node, whichever device each pod gets.
             ours = {each.uid: each.total_bytes(machine) for each in self._on(pod.node) if each.ours}
             has_bytes = machine.size_bytes * len(machine.devices)
             self._check("reserved twice", pod.node, ours, has_bytes)
@@ -140,10 +141,10 @@ class Auditor:
         used: Mapping[tuple[str, str], int],
         overdrawn: Iterable[str] = (),
     ) -> None:
-        """Record what the plugin allocated and what the driver counts at this moment.
+        """Record the current allocations of the plugin and use in the driver.
 
-        ``given`` has the device of each replica by pod and container, ``used`` the memory by pod
-        and device. ``overdrawn`` are devices of which at some moment more was used than they have.
+        ``given`` has the device of each replica by pod and container, and ``used`` the memory by
+        pod and device. ``overdrawn`` are devices whose use ever exceeded their memory.
         """
         self._given[node], self._used[node] = given, used
         for device, wants in self._wants(node).items():
@@ -162,7 +163,7 @@ class Auditor:
         return [*self._found.values()]
 
     def states(self, uid: str) -> list[str]:
-        """Return what an extender may report of the pod if it cannot bind it."""
+        """Return the messages that an extender may give if it cannot bind the pod."""
         pod = self._pods.get(uid)
         bound = [f"is bound to node {pod.node}"] if pod and pod.node else []
         if pod is None or pod.gone or pod.deleting:
@@ -170,7 +171,7 @@ class Auditor:
         return bound
 
     def settled(self) -> list[Finding]:
-        """Return what is still wrong when nothing changes any more."""
+        """Return the findings in the final state, when nothing changes any more."""
         return [*self._orphans(), *self._charges(), *self._waiting()]
 
     def _orphans(self) -> Iterator[Finding]:
@@ -198,7 +199,9 @@ class Auditor:
                     yield Finding("charged", where, what)
 
     def _waiting(self) -> Iterator[Finding]:
-        """A pod must fit on each device of a node, with all its containers."""
+        """Check a pending pod, which must fit on each device of a node with all its containers to
+        be a finding.
+        """
         waiting = [pod for pod in self._pods.values() if pod.gpus and pod.waits]
         for name, machine in self.machines.items():
             wants = self._wants(name)
@@ -224,11 +227,11 @@ class Auditor:
             self._add(rule, where, what, *wants)
 
     def _add(self, rule: str, where: str, what: str, *uids: str) -> None:
-        """Add a finding, once for the same pods."""
+        """Add a finding once for each set of pods."""
         self._found.setdefault((rule, where, frozenset(uids)), Finding(rule, where, what))
 
     def _wants(self, node: str) -> Mapping[str, Counter[str]]:
-        """Return device -> pod -> bytes that it requests or uses there, whichever is more."""
+        """Return the bytes that each pod requests or uses on each device, whichever is higher."""
         wants: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for (uid, container), devices in self._given.get(node, {}).items():
             pod = self._pods.get(uid)

@@ -1,11 +1,11 @@
-"""Judges kube-scheduler's calls while only consoles and webhooks have faults: none may be affected.
-Also judges the logs of Headroom's processes.
+"""Checks that faults of only consoles and webhooks do not affect kube-scheduler's calls, and judges
+the logs of Headroom's processes.
 
-Judges answers, not their speed, which depends on the machine: ``benchmarks.apart`` measures that. A
-call that waits for a console or a webhook gets no answer while that process does not answer, so a
-fault lasts until calls that began after it are answered (``faults``).
+Judges responses but not their speed, which depends on the machine and is measured by
+``benchmarks.apart``. A call that waits for a console or a webhook gets no response while that
+process hangs, so a fault lasts until calls that began after it are answered (``faults``).
 
-Imports nothing of the product, like ``audit``.
+Like ``audit``, imports nothing from the product.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from tests.chaos.audit import Finding
 
 #: The verbs that the scheduling of every pod needs.
 VERBS = ("filter", "bind")
-#: Parts of errors with another cause: filter spreads the retries of many pods; the API server is
-#: slow; another extender always wrote the GPUNode first.
+#: Parts of errors with another cause: filter spreads the retries of many pods, the API server is
+#: slow, or another extender always wrote the GPUNode first.
 OTHER_CAUSES = {
     "filter": ("no node has enough free GPU memory",),
     "bind": ("the API server took longer than kube-scheduler waits", "gave up after "),
@@ -29,10 +29,10 @@ OTHER_CAUSES = {
 @dataclass(slots=True)
 class Call:
     verb: str
-    #: The decoded bodies of the request and of an answer with status 200; None: no such answer.
+    #: The decoded bodies of the request and of a response with status 200, or None.
     asked: Any = None
     answer: Any = None
-    #: False: still in progress.
+    #: False while the call is in progress.
     ended: bool = False
 
     @property
@@ -50,7 +50,7 @@ def noticed(
     """Yield calls ``during`` the faults that failed without another cause.
 
     A bind may fail for a reason that filter gives as well, because another pod came first. It may
-    also fail because of the state of the pod: ``states`` returns the words for a uid.
+    also fail because of the state of the pod, for which ``states`` returns the texts by uid.
     """
     reasons = {
         why
@@ -66,9 +66,9 @@ def noticed(
 
 
 def unexpected(process: str, log: str) -> Iterator[Finding]:
-    """Yield the exceptions in the log of a process: where it logs one, none may arrive."""
+    """Yield the exceptions in the log of a process, which must not have any."""
     for line in log.splitlines():
-        with contextlib.suppress(ValueError):  # it was killed while it wrote
+        with contextlib.suppress(ValueError):  # The process was killed during the write.
             entry = json.loads(line)
             if isinstance(entry, dict) and "exception" in entry:
                 what = f"{entry['event']}: {entry['exception'][-1000:]}"

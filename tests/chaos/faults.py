@@ -1,4 +1,4 @@
-"""The faults of a storm: a schedule, which is a pure function of the seed, and their effects.
+"""The faults of a storm: a schedule that depends only on the seed, and the effects of faults.
 
 Every kind occurs before any occurs twice. Faults of the same target can overlap.
 """
@@ -17,9 +17,9 @@ from tests.chaos.load import AWAY
 from tests.chaos.site import CONSOLES, EXTENDERS, SCHEDULERS, WEBHOOKS, Plan, Site
 from tests.e2e.cluster import GPUNODES
 
-#: Kind of target -> fault -> least and most seconds.
+#: Minimum and maximum seconds of each fault, by kind of target.
 Kinds = Mapping[str, Mapping[str, tuple[float, float]]]
-#: Faults of a process that takes no part in scheduling.
+#: Faults of a process that is not needed for scheduling.
 _APART = {
     "killed": (0.0, 15.0),
     "paused": (5.0, 90.0),
@@ -50,7 +50,7 @@ KINDS: Kinds = {
     "GPUNode": {"deleted": (0.0, 0.0)},
     **CONSOLES_AND_WEBHOOKS,
 }
-#: The targets of each; those of others are nodes.
+#: The targets of each kind. All other targets are nodes.
 TARGETS: Mapping[str, Sequence[str]] = {
     "extender": EXTENDERS,
     "scheduler": SCHEDULERS,
@@ -68,9 +68,9 @@ class Fault:
     of: str
     what: str
     target: str
-    #: 0: it has no duration.
+    #: 0 for a fault without a duration.
     for_s: float
-    #: 0..1, how bad.
+    #: Severity from 0 to 1.
     force: float
 
     @property
@@ -79,7 +79,7 @@ class Fault:
 
     @property
     def effect(self) -> str:
-        """``what``, except that consoles and webhooks are cut off in two ways."""
+        """Return ``what``, except that consoles and webhooks are cut off in two ways."""
         stalls = self.of in CONSOLES_AND_WEBHOOKS and self.what == "cut off" and self.force >= 0.5
         return "stalled" if stalls else self.what
 
@@ -89,9 +89,10 @@ class Fault:
 
 
 def schedule(plan: Plan, nodes: Sequence[str]) -> Iterator[Fault]:
-    """Yield faults for ``lasts_s``, one ``every_s`` on average, none longer than ``longest_s``.
+    """Yield faults for ``lasts_s``, one every ``every_s`` on average, each at most ``longest_s``
+    long.
 
-    In the first ``alone_s`` only consoles and webhooks have faults; these end before the others
+    In the first ``alone_s``, only consoles and webhooks have faults. These end before the others
     begin.
     """
     rng = random.Random(plan.seed)
@@ -120,27 +121,28 @@ class Injector:
     """Begins and ends the faults of a schedule."""
 
     def __init__(self, site: Site, faults: Iterable[Fault], patience_s: float) -> None:
-        """``patience_s``: how long a fault of ``run_alone`` is extended."""
+        """``patience_s`` is the maximum extension of a fault in ``run_alone``."""
         self._site, self._due, self._patience_s = site, deque(faults), patience_s
         self._began_s = time.monotonic()
-        #: Faults that have begun -> when they end; times of the storm.
+        #: End times of the current faults, on the storm's clock.
         self._ends: dict[Fault, float] = {}
-        #: Number of faults of each kind that have begun.
+        #: Number of begun faults of each kind.
         self.counts: Counter[str] = Counter()
 
     def run_until(self, ends_s: float) -> None:
-        """Return at that time of the storm, when all faults that are due before it have begun."""
+        """Return at this time of the storm, when all faults due before it have begun."""
         while (now_s := self._now_s()) < ends_s or self._is_due(ends_s):
             for fault in [fault for fault, over_s in self._ends.items() if over_s <= now_s]:
                 self._end(fault)
             self._begin_due(now_s)
 
     def run_alone(self, ends_s: float) -> Iterator[Finding]:
-        """Run until that time, with faults that must not affect kube-scheduler's calls.
+        """Run until this time with faults that must not affect kube-scheduler's calls.
 
-        Each also lasts until a call of each verb that began after the fault has succeeded, however
-        slow the machine is, and all have ended in the end: the storm's time stands still meanwhile.
-        If there is no such call within ``patience_s``, yield a finding and begin no other fault.
+        Each fault also lasts until a call of each verb that began after the fault has succeeded, on
+        a machine of any speed, and all have ended at the end. The storm's clock stands still
+        meanwhile. If there is no such call within ``patience_s``, yield a finding and begin no
+        other fault.
         """
         began_s: dict[Fault, float] = {}
         while (now_s := self._now_s()) < ends_s or self._is_due(ends_s) or self._ends:
@@ -160,7 +162,7 @@ class Injector:
         return time.monotonic() - self._began_s
 
     def _begin_due(self, now_s: float) -> list[Fault]:
-        """Begin and return the faults that are due at that time, and wait for a moment."""
+        """Begin and return the faults that are due at this time, and wait for a moment."""
         begun = []
         while self._is_due(now_s):
             begun.append(self._due.popleft())
@@ -173,7 +175,7 @@ class Injector:
         return bool(self._due) and self._due[0].at_s < time_s
 
     def end(self) -> None:
-        """End all faults at once; none begins any more."""
+        """End all faults at once. No fault begins after that."""
         self._due.clear()
         for fault in [*self._ends]:
             self._end(fault)
@@ -193,13 +195,13 @@ class Injector:
     def _switch(self, fault: Fault, now: str) -> None:
         """Begin or end the effects of a fault.
 
-        ``now`` is begins, ends, or goes on: the target still has another fault of this kind.
+        ``now`` is begins, ends, or goes on if the target still has another fault of this kind.
         """
         site, plane, target = self._site, self._site.plane, fault.target
         flood = f"flood-of-{target}"
-        # The target's wire, clock and agent depend on all faults that it has now.
+        # The target's wire, clock and agent depend on all its current faults.
         here = {on.effect: on.force for on in self._ends if on.target == target}
-        # Up to 50 minutes either way.
+        # Up to 50 minutes in either direction.
         clock_s = (2 * here["clock moved"] - 1) * 3000.0 if "clock moved" in here else 0.0
         if target in site.wires:
             site.wires[target].faults = here

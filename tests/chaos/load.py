@@ -1,7 +1,7 @@
-"""Clients that create and delete pods all the time: each draws its actions from its own seed.
+"""Clients that create and delete pods continuously, each with actions from its own seed.
 
-Pods have all sizes. Some are jobs that end, some are stubborn, some are replaced under their name
-at once, and a few are bound without Headroom.
+Pods have all sizes. Some are jobs that end, some take their whole grace period, some are replaced
+under the same name at once, and a few are bound without Headroom.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tests.threads import Repeated
 NAMESPACE = "chaos"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 SIZES_GIB = (1, 2, 3, 4, 6, 8, 8, 12, 16, 20)
-#: Pods created per second by all clients.
+#: Pods that all clients together create per second.
 RATE, CLIENTS = 4.0, 3
 AT_ONCE = {"gracePeriodSeconds": 0}
 #: Exceptions while the API server is down.
@@ -46,7 +46,7 @@ class Client(Repeated):
         self._mine: list[str] = []
 
     def step(self) -> float:
-        """Half of the actions create a pod."""
+        """Do one action. Half of the actions create a pod."""
         may_create = len(self._mine) < self._most
         with contextlib.suppress(*AWAY):
             if may_create and (not self._mine or self._rng.random() < 0.5):
@@ -58,7 +58,7 @@ class Client(Repeated):
         return self._rng.expovariate(2 * RATE / CLIENTS)
 
     def _remove(self, how: str) -> None:
-        # Mostly one of the oldest.
+        # Usually one of the oldest pods.
         name = self._mine.pop(int(len(self._mine) * self._rng.random() ** 2))
         try:
             self._plane.call("DELETE", f"{PODS}/{name}", {} if how == "delete" else AT_ONCE)
@@ -75,7 +75,7 @@ class Client(Repeated):
 
 
 def manifest(name: str, rng: random.Random, **spec: Any) -> dict[str, Any]:
-    """Return a pod that uses all the memory that it requests as soon as it runs."""
+    """Return a pod that allocates its whole request when it runs."""
     gib, small = rng.choice(SIZES_GIB), [rng.choice((1, 2, 3)) for _ in range(2)]
     kinds: tuple[tuple[str | None, list[int]], ...] = (
         (f"{gib}Gi", [gib]),

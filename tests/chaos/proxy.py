@@ -1,8 +1,8 @@
-"""The proxies of a storm: every connection of Headroom goes through one of them.
+"""The proxies of a storm, through which every connection of Headroom goes.
 
-The wire of a process can be slow or cut. On the way to the API server it can also drop requests,
-answer them itself, before or after the API server processed them, or pass them on after the client
-has given up.
+The connection of a process can be slow or cut. On the way to the API server, a proxy can also drop
+requests, answer them itself before or after the API server processed them, or forward them after
+the client has given up.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _REASONS = {409: "Conflict", 429: "TooManyRequests", 500: "InternalError"}
 
 
 class ToApiServer(Service):
-    """Changes requests and answers."""
+    """Changes requests to the API server and their responses."""
 
     async def before(self, request: web.Request, wire: Wire) -> web.Response | None:
         if _hits(wire, "requests dropped", share=0.5):
@@ -34,7 +34,7 @@ class ToApiServer(Service):
         return None
 
     def after(self, request: web.Request, wire: Wire) -> web.Response | None:
-        """The API server sends the head of an answer when it has processed the request."""
+        """The API server sends the head of a response when it has processed the request."""
         if watches(request):
             return None
         if _hits(wire, "done and not answered"):
@@ -46,15 +46,15 @@ class ToApiServer(Service):
 
 
 class Recorded(Service):
-    """Records all calls, with what was asked and answered.
+    """Records all calls with their requests and responses.
 
-    An answer counts even if the client has given up, which only depends on the time that it took.
+    A response counts even if the client has given up, which only depends on the duration.
     """
 
     def __init__(self, wires: Mapping[str, Wire]) -> None:
         super().__init__(wires)
         self._calls: list[Call] = []
-        #: Verb -> when the call began that began last of those that succeeded; monotonic.
+        #: Latest start (on the monotonic clock) of the successful calls of each verb.
         self._succeeded_s: dict[str, float] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -80,11 +80,11 @@ class Recorded(Service):
         return web.Response(status=answer.status, headers=passed_on(answer.headers), body=body)
 
     def succeeds_since(self, monotonic_s: float) -> bool:
-        """Return whether a call of each verb that began since then has succeeded."""
+        """Return whether a call of each verb that began after this time has succeeded."""
         return all(self._succeeded_s.get(verb, 0.0) > monotonic_s for verb in VERBS)
 
     def taken_calls(self) -> list[Call]:
-        """Return all calls as they are now, and forget those that ended."""
+        """Return all calls in their current state, and forget the ended ones."""
         found = []
         for call in [*self._calls]:
             found.append(dataclasses.replace(call))
@@ -94,7 +94,9 @@ class Recorded(Service):
 
 
 def _hits(wire: Wire, fault: str, share: float = 1.0) -> bool:
-    """Draw whether this request has the fault: 10 to 60 % of all have, times ``share``."""
+    """Draw whether this request has the fault. 10 to 60 % of all requests have it, times
+    ``share``.
+    """
     force = wire.faults.get(fault)
     hit = force is not None and random.random() < share * (0.1 + 0.5 * force)
     wire.done[fault] += hit
@@ -102,7 +104,7 @@ def _hits(wire: Wire, fault: str, share: float = 1.0) -> bool:
 
 
 def _error(wire: Wire, fault: str, request: web.Request) -> web.Response | None:
-    """Return an error that the proxy makes up, as the API server writes it."""
+    """Return a made-up error in the format of the API server."""
     for status, reason in _REASONS.items():
         # Only writes conflict.
         if (status != 409 or request.method != "GET") and _hits(wire, f"{fault} {status}"):

@@ -1,7 +1,7 @@
 """Everything that a storm affects: control plane, schedulers, Headroom, proxies, nodes and clients.
 
-Nodes have one shared GPU, or two whose device plugin has an unknown policy, so a pod must fit on
-either. No device is predicted, and every rule of the auditor is exact.
+Nodes have one shared GPU, or two whose device plugin has an unknown policy, so that a pod must fit
+on both. No device is predicted, and every rule of the auditor is exact.
 """
 
 import json
@@ -37,16 +37,16 @@ from tests.standin.plugin import Settings
 from tests.waiting import until
 
 GPU_BYTES = 24 * GIB
-#: Number of GPUs of a node -> replicas of each. Of two GPUs, neither may run out of replicas before
-#: it runs out of memory: a pod that ends would add another device that the plugin could choose.
+#: Replicas of each GPU, by number of GPUs of a node. Two GPUs must run out of memory before
+#: replicas, because a pod that ends would add another device that the plugin could choose.
 REPLICAS = {1: 16, 2: 32}
 SCHEDULERS = ("kube-scheduler", "kube-scheduler-1.36")
 EXTENDERS = ("extender-a", "extender-b", "extender-c")
 CONSOLES = ("console-a", "console-b")
 WEBHOOKS = ("webhook-a", "webhook-b")
-#: Processes with a wire of their own.
+#: Processes with their own connection faults.
 WIRED = (*EXTENDERS, *CONSOLES, *WEBHOOKS)
-#: How long the storm waits for its first pods: with many more processes than cores.
+#: Long, because many more processes than cores delay the first pods.
 PATIENCE_S = 600.0
 
 
@@ -54,22 +54,23 @@ PATIENCE_S = 600.0
 class Plan:
     seed: int
     lasts_s: float
-    #: At first only consoles and webhooks have faults.
+    #: At first, only consoles and webhooks have faults.
     alone_s: float = 0.0
-    #: Mean time between faults, and the longest duration of one.
+    #: Mean time between faults, and the maximum duration of a fault.
     every_s: float = 4.0
     longest_s: float = 150.0
-    #: How long nothing needs to improve after the storm, with default settings: a silent node is
-    #: stale after 90 s, an orphan is checked after 60 s, a pod requeued without effect waits for
+    #: Time after the storm in which nothing needs to improve, with default settings: a silent node
+    #: is stale after 90 s, an orphan is checked after 60 s, a pod requeued without effect waits for
     #: 10 s, and so does kube-scheduler's back-off.
     settle_s: float = 240.0
     quiet_s: float = 5.0
     nodes: int = 20
-    #: Pods that each client keeps at most.
+    #: Maximum number of pods that each client keeps.
     most_pods: int = 60
-    #: Pods that are bound before the first fault.
+    #: Number of pods that are bound before the first fault.
     warm_pods: int = 20
-    #: kube-scheduler's limit for a call, as shipped; also of prioritize, which has 0.5 s there.
+    #: kube-scheduler's shipped timeout for a call. Here it also applies to prioritize, which has
+    #: 0.5 s by default.
     timeout_s: float = 5.0
     admission_s: float = 1.5
     agent_interval_s: float = 2.0
@@ -90,7 +91,7 @@ class Site:
         self._double = names[2::3]
         rng = random.Random(plan.seed)
         self.nodes = {name: self._stand_in(name, rng.getrandbits(32)) for name in names}
-        #: Held during all calls of the auditor. A node's lock is taken before it.
+        #: Held during all calls of the auditor. The lock of a node is taken first.
         self._auditing = threading.RLock()
         machines = {
             name: Machine([gpu.uuid for gpu in node.gpus], GPU_BYTES, REPLICAS[len(node.gpus)])
@@ -124,7 +125,7 @@ class Site:
         self.wires = {name: Wire() for name in WIRED}
         names = [*WIRED, *(f"{name} verbs" for name in EXTENDERS)]
         self._ports = dict(zip(names, free_ports(len(names)), strict=True))
-        #: In front of the ports for kube-scheduler of all extenders.
+        #: Proxies in front of the ports for kube-scheduler, for all extenders.
         self.verbs = Recorded({self._url(f"{name} verbs"): self.wires[name] for name in EXTENDERS})
         self.proxies = Proxies(plane.certificate)
         self.proxies.serve(self.verbs)
@@ -134,7 +135,7 @@ class Site:
             name: self.proxies.serve(ToApiServer({plane.url: wire}), tls=True)
             for name, wire in self.wires.items()
         }
-        #: Console -> ports in front of the journals of all extenders.
+        #: Proxies in front of the journals of all extenders, by console.
         self._journal_ports = {
             name: [
                 self.proxies.serve(Service({self._url(each): self.wires[name]}))
@@ -154,7 +155,7 @@ class Site:
         return f"{scheme}://127.0.0.1:{self._ports[name]}"
 
     def start(self) -> None:
-        """Return when the first pods are bound."""
+        """Start everything. Return when the first pods are bound."""
         self._cluster.create()
         self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         for each in self._cluster_threads:
@@ -188,7 +189,7 @@ class Site:
             case "kube" if rest == "apiserver":
                 plane.spawn_apiserver()
             case "kube":
-                # Several schedule the same pods: there is no leader election.
+                # Several schedulers schedule the same pods, because there is no leader election.
                 kubeconfig = plane.kubeconfig("scheduler-of-the-tests")
                 content = scheduler_configuration(self.verbs.url, kubeconfig)
                 for each in content["extenders"]:
@@ -208,7 +209,8 @@ class Site:
                 files = {"webhook_tls_cert": cert, "webhook_tls_key": key}
                 self._start(name, part, webhook_port=port, debug_port=0, **files)
         if part in ("flood", "console", "webhook"):
-            # They run on other machines: here they get the CPU that the extenders leave.
+            # These run on other machines in a cluster. Here they get the CPU that the extenders
+            # leave.
             os.setpriority(os.PRIO_PROCESS, plane.pid(name), 19)
 
     def _start(self, name: str, part: str, **settings: Any) -> None:
@@ -228,11 +230,11 @@ class Site:
         self.plane.fork(name, "headroom", part, "--config", str(file), env=env, inside=inside)
 
     def clock(self, extender: str) -> Path:
-        """Return the file of its clock (see ``alter``)."""
+        """Return the file of the process's clock (see ``alter``)."""
         return self._folder / f"{extender}.clock"
 
     def _audited(self, listen: Listen) -> Listen:
-        """Record all events, and pass them to the auditor, one at a time."""
+        """Record all events, and pass them to the auditor one at a time."""
 
         def audited(what: str, objects: Sequence[Any]) -> None:
             with self._auditing:
@@ -259,7 +261,7 @@ class Site:
             self.auditor.look(node, given, used, overdrawn)
 
     def wrong(self, in_the_end: bool = False) -> list[Finding]:
-        """Return what was wrong at any moment, and ``in_the_end`` also what is wrong now."""
+        """Return the findings so far, and ``in_the_end`` also the findings in the current state."""
         for name, node in self.nodes.items() if in_the_end else ():
             with node.lock:
                 self._look(name)
@@ -267,10 +269,11 @@ class Site:
             return [*self.auditor.findings, *(self.auditor.settled() if in_the_end else ())]
 
     def supervise(self) -> None:
-        """Restart what ended because of another fault: an API server without etcd, for example.
+        """Restart processes that ended because of another fault, such as an API server without
+        etcd.
 
-        Raises ``AssertionError`` if a process of Headroom ended by itself, and what failed in a
-        thread of the test.
+        Raise ``AssertionError`` if a process of Headroom ended by itself, and any exception of a
+        test thread.
         """
         for name in ("etcd", "kube-apiserver", *SCHEDULERS):
             if self.plane.ended(name):
@@ -285,7 +288,7 @@ class Site:
     def until(self, true: Callable[[], object], what: str) -> None:
         """Wait for a condition like ``tests.waiting.until``, under supervision.
 
-        It may raise an exception of ``AWAY``.
+        The condition may raise an exception of ``AWAY``.
         """
 
         def is_true() -> object:

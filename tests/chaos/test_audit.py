@@ -1,4 +1,6 @@
-"""For each rule of the auditor: histories that violate it, and the same ones without the fault."""
+"""Tests each rule of the auditor with histories that violate it, and with the same histories
+without the fault.
+"""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +27,7 @@ def pod(
     containers: Iterable[str] = ("main",),
     **metadata: Any,
 ) -> dict[str, Any]:
-    """``ours``: whether Headroom bound it."""
+    """Return a pod. ``ours`` is whether Headroom bound it."""
     annotations = {} if vram is None else {"headroom.gpu/vram": vram}
     if node and ours:
         annotations["headroom.gpu/placement"] = "{}"
@@ -39,7 +41,7 @@ def pod(
 
 
 def gpunode(name: str, **reserved_gib: int) -> dict[str, Any]:
-    """Reserve that many GiB on each device for pods of these names."""
+    """Return a GPUNode with this many GiB reserved on each device for pods of these names."""
     devices = MACHINES[name].devices
     reservations = {
         f"uid-{pod}": {
@@ -77,7 +79,7 @@ def in_the_end(auditor: Auditor) -> list[str]:
     return [finding.rule for finding in auditor.settled()]
 
 
-def test_more_is_bound_to_a_node_than_it_has() -> None:
+def test_more_bound_requests_than_a_nodes_memory_are_a_finding() -> None:
     assert rules(shown(pod("a", "16Gi", ONE), pod("b", "8Gi", ONE))) == []
     auditor = shown(pod("a", "16Gi", ONE), pod("b", "8193Mi", ONE))
     assert rules(auditor) == ["reserved twice"]
@@ -89,7 +91,7 @@ def test_more_is_bound_to_a_node_than_it_has() -> None:
 def test_every_form_of_a_request_counts() -> None:
     assert rules(shown(pod("a", "50%", ONE), pod("b", "50%", ONE))) == []
     assert rules(shown(pod("a", "51%", ONE), pod("b", "50%", ONE))) == ["reserved twice"]
-    # Without an annotation, the share of one of four replicas: 6 GiB.
+    # Without an annotation, the request is the share of one of four replicas: 6 GiB.
     assert rules(shown(pod("a", "18Gi", ONE), pod("b", None, ONE))) == []
     assert rules(shown(pod("a", "19Gi", ONE), pod("b", None, ONE))) == ["reserved twice"]
     both = ("main", "side")
@@ -97,7 +99,7 @@ def test_every_form_of_a_request_counts() -> None:
     assert rules(shown(pod("a", "main=16Gi,side=9G", ONE, containers=both))) == ["reserved twice"]
 
 
-def test_a_pod_that_ended_or_is_gone_frees_memory() -> None:
+def test_an_ended_or_deleted_pod_frees_memory() -> None:
     for goes in ("ends", "is gone", "is missing from a list"):
         auditor = shown(pod("a", "20Gi", ONE))
         if goes == "ends":
@@ -110,7 +112,7 @@ def test_a_pod_that_ended_or_is_gone_frees_memory() -> None:
     assert rules(auditor) == ["reserved twice"]
 
 
-def test_a_pod_that_is_being_deleted_frees_nothing_yet() -> None:
+def test_a_terminating_pod_does_not_free_memory_yet() -> None:
     leaving = pod("a", "20Gi", ONE, deletionTimestamp="2026-11-21T00:00:00Z")
     assert rules(shown(leaving, pod("b", "20Gi", ONE))) == ["reserved twice"]
 
@@ -125,7 +127,7 @@ def test_outsiders_do_not_count() -> None:
     assert rules(auditor) == ["reserved twice"]
 
 
-def test_the_plugin_gave_more_pods_a_device_than_fit_there() -> None:
+def test_more_allocated_pods_than_fit_on_a_device_are_a_finding() -> None:
     auditor = shown(pod("a", "14Gi", TWO), pod("b", "14Gi", TWO))
     auditor.look(TWO, holds("a", device="GPU-two-0") | holds("b", device="GPU-two-1"), {})
     assert rules(auditor) == []
@@ -133,7 +135,7 @@ def test_the_plugin_gave_more_pods_a_device_than_fit_there() -> None:
     assert rules(auditor) == ["overcommitted"]
 
 
-def test_processes_count_when_their_pod_is_gone() -> None:
+def test_processes_count_after_their_pod_is_deleted() -> None:
     auditor = shown(pod("a", "20Gi", ONE))
     auditor.pods_changed("DELETED", [pod("a", None)])
     left = {("uid-a", "GPU-one-0"): 20 * GIB}
@@ -144,7 +146,7 @@ def test_processes_count_when_their_pod_is_gone() -> None:
     assert rules(auditor) == ["overcommitted"]
 
 
-def test_the_driver_ran_out_of_memory() -> None:
+def test_a_failed_allocation_in_the_driver_is_a_finding() -> None:
     auditor = shown(pod("a", "20Gi", ONE), pod("theirs", "20Gi", TWO, ours=False))
     auditor.look(ONE, holds("a"), {})
     auditor.look(TWO, holds("theirs", device="GPU-two-0"), {})
@@ -154,7 +156,7 @@ def test_the_driver_ran_out_of_memory() -> None:
     assert rules(auditor) == ["overdrawn"]
 
 
-def test_a_correct_final_state() -> None:
+def test_a_correct_final_state_has_no_findings() -> None:
     auditor = shown(pod("a", "20Gi", ONE), pod("b", "16Gi"))
     show(auditor, gpunode(ONE, a=20))
     auditor.look(ONE, holds("a"), {})
@@ -183,7 +185,7 @@ def test_a_reservation_without_its_pod_is_an_orphan() -> None:
     assert in_the_end(auditor) == []
 
 
-def test_a_pod_is_charged_in_full_on_exactly_its_node() -> None:
+def test_a_pod_must_be_charged_completely_on_exactly_its_node() -> None:
     for charged in ({}, {ONE: 19}, {TWO: 20}, {ONE: 20, TWO: 20}):
         auditor = shown(pod("a", "20Gi", ONE))
         for name, gib in charged.items():
@@ -192,7 +194,7 @@ def test_a_pod_is_charged_in_full_on_exactly_its_node() -> None:
         assert "charged" in in_the_end(auditor), charged
 
 
-def test_outsiders_are_charged_too() -> None:
+def test_outsiders_must_be_charged_too() -> None:
     auditor = shown(pod("theirs", "4Gi", ONE, ours=False))
     auditor.look(ONE, holds("theirs"), {})
     assert in_the_end(auditor) == ["charged"]
@@ -200,7 +202,7 @@ def test_outsiders_are_charged_too() -> None:
     assert in_the_end(auditor) == []
 
 
-def test_a_pod_that_fits_must_not_wait() -> None:
+def test_a_pending_pod_that_fits_is_a_finding() -> None:
     assert in_the_end(shown(pod("a", "25Gi", phase="Pending"))) == []
     assert in_the_end(shown(pod("a", "24Gi", phase="Pending"))) == ["waits"]
     going = pod("a", "24Gi", phase="Pending", deletionTimestamp="2026-11-21T00:00:00Z")

@@ -1,4 +1,4 @@
-"""Faults of consoles and webhooks must not affect kube-scheduler's calls."""
+"""Tests the judge of kube-scheduler's calls during faults of consoles and webhooks."""
 
 from typing import Any
 
@@ -54,11 +54,11 @@ def test_errors_with_another_cause_are_expected(right: Call) -> None:
         ([call(answer=None)], "unanswered"),
     ],
 )
-def test_an_error_without_another_cause_is_found(wrong: list[Call], rule: str) -> None:
+def test_an_error_without_another_cause_is_a_finding(wrong: list[Call], rule: str) -> None:
     assert rule in rules(*wrong)
 
 
-def test_exceptions_in_logs_are_found() -> None:
+def test_exceptions_in_logs_are_findings() -> None:
     lines = (
         '{"event": "filtered", "level": "info"}',
         '{"event": "view_failed", "path": "/v1/pods", "exception": "Traceback: TypeError"}',

@@ -1,4 +1,4 @@
-"""A short storm with a fixed seed on the real API server. ``make chaos`` runs a long one."""
+"""Runs a short storm with a fixed seed on the real API server. ``make chaos`` runs a long one."""
 
 import asyncio
 import contextlib
@@ -19,8 +19,8 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-#: Few nodes, and shorter timeouts than by default. But kube-scheduler and extenders wait longer for
-#: binds: on a busy machine they would give up most of them, and begin again.
+#: Few nodes, and shorter timeouts than by default. kube-scheduler and extenders wait longer for
+#: binds, because on a busy machine they would give up most of them, and start again.
 SMALL = Plan(
     seed=10,
     lasts_s=48.0,
@@ -40,11 +40,11 @@ SMALL = Plan(
 )
 
 
-def test_after_a_short_storm_nothing_is_lost_and_nothing_was_reserved_twice(
+def test_a_short_storm_loses_no_pod_and_reserves_no_memory_twice(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes
+    with capture.global_and_fixture_disabled():  # The first build takes minutes.
         built("etcd", "kube-apiserver", *SCHEDULERS)
     findings, counts = storm(SMALL, logs=tmp_path)
     assert not findings
@@ -58,7 +58,7 @@ def test_after_a_short_storm_nothing_is_lost_and_nothing_was_reserved_twice(
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_still_of_this_product(name: str) -> None:
+def test_mutants_still_apply_to_the_product(name: str) -> None:
     product = MUTANTS[name].getter()
     before = getattr(product, MUTANTS[name].attribute)
     with MUTANTS[name]:

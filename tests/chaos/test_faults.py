@@ -1,4 +1,4 @@
-"""A storm's schedule depends only on its seed and contains every kind of fault."""
+"""Checks that a storm's schedule depends only on its seed and contains every kind of fault."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Each fault of a wire has its effect on requests."""
+"""Checks the effect of each fault of a connection on requests."""
 
 import http.client
 import http.server
@@ -15,7 +15,7 @@ from tests.chaos.proxy import ToApiServer
 from tests.reverse_proxy import Proxies, Wire
 from tests.waiting import PATIENCE_S
 
-#: Fault -> number of requests, the statuses that the client sees (None: no answer),
+#: For each fault: the number of requests, the statuses that the client sees (None for no response),
 #: and whether the server processes all requests.
 EFFECTS: dict[str, tuple[int, set[int | None], bool]] = {
     "no fault": (10, {201}, True),
@@ -34,18 +34,18 @@ EFFECTS: dict[str, tuple[int, set[int | None], bool]] = {
 OF_PROCESSES = {"killed", "paused", "clock moved", "flooded", "connections cut", "watches cut"}
 
 
-def test_every_fault_of_a_wire_has_a_known_effect() -> None:
+def test_every_connection_fault_has_a_tested_effect() -> None:
     faults = {what for of in ("extender", "console", "webhook") for what in KINDS[of]}
     assert faults - OF_PROCESSES == EFFECTS.keys() - {"no fault", "stalled"}
 
 
 @pytest.mark.parametrize("fault", EFFECTS)
-def test_a_fault_changes_the_answers(fault: str) -> None:
+def test_a_connection_fault_changes_the_responses(fault: str) -> None:
     count, statuses, all_served = EFFECTS[fault]
     # Clients that give up do so at the same time, so that the test waits only once.
     gives_up = fault in ("stalled", "passed on late")
     timeout_s, clients = (5.0, count) if gives_up else (PATIENCE_S, 1)
-    random.seed(1)  # the same requests have the fault in each run
+    random.seed(1)  # The same requests have the fault in each run.
     served: list[str] = []
 
     class Server(http.server.BaseHTTPRequestHandler):

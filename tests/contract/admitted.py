@@ -1,4 +1,4 @@
-"""Objects that a CRD admits, drawn from its schema: valid, and as strange as the schema permits."""
+"""Draws objects that a CRD admits from its schema: valid, and as unusual as the schema permits."""
 
 from random import Random
 from typing import Any
@@ -7,7 +7,7 @@ import jsonschema_rs
 
 Schema = dict[str, Any]
 
-#: Texts of which each field gets those that it admits.
+#: Texts from which each field gets those that it admits.
 _TEXTS = (
     *("", "a", "main", "team", "GPU-a", "MIG-0", "u1", "L4", "nvidia.com/gpu", "ReplicaSet", "p1"),
     *("Deployment", "apps/v1", "web; touch /tmp/x", "$(id)", "-rf", "--", "..", "a/b", "=1+1", '"'),
@@ -36,7 +36,7 @@ _ODD_KEYS = "9" * 5000, "\x1b[2J", "a\nb", "\u202e"
 
 
 def drawn(schema: Schema, random: Random) -> Any:
-    """Return a value that the schema admits. ``random`` draws small values, and limits."""
+    """Return a value that the schema admits. ``random`` draws small values and limits."""
     match schema["type"]:
         case "object" if "additionalProperties" in schema:
             keys = random.sample(_KEYS + _ODD_KEYS, random.choice((0, 1, 2, 4)))

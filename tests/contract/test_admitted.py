@@ -1,4 +1,6 @@
-"""Whatever object the CRDs admit, each of its readers survives, and serves all other objects."""
+"""Checks that each reader survives any object that the CRDs admit, and still serves all other
+objects.
+"""
 
 import json
 import re
@@ -67,7 +69,7 @@ def drawn_gpunode(seed: int) -> dict[str, Any]:
 
 @settings(max_examples=examples(200))
 @given(SEEDS)
-def test_the_recorder_writes_what_the_crd_admits_after_any_profile(seed: int) -> None:
+def test_the_recorder_writes_an_admitted_profile_after_reading_any_profile(seed: int) -> None:
     tree = drawn_profile(seed)
     _PROFILES.validate(tree)
     profile = decode_profile(json.dumps(tree).encode())
@@ -107,8 +109,10 @@ def test_the_console_shows_any_profile(seed: int) -> None:
 
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
-def test_any_gpunode_disturbs_no_other_node(seed: int) -> None:
-    """The target raises ``Harm`` if a sound node or an answer about it changes, or a view fails."""
+def test_any_gpunode_affects_no_other_node(seed: int) -> None:
+    """The target raises ``Harm`` if a valid node or a response about it changes, or a view
+    fails.
+    """
     tree = drawn_gpunode(seed)
     _GPUNODES.validate(tree)
     body = json.dumps(tree).encode()
@@ -132,7 +136,7 @@ def test_the_agent_reads_any_gpunode(seed: int) -> None:
 
 @settings(max_examples=examples(400), deadline=None)
 @given(SEEDS)
-def test_the_recorder_records_other_nodes_beside_any_gpunode(seed: int) -> None:
+def test_the_recorder_records_other_nodes_next_to_any_gpunode(seed: int) -> None:
     recording = Recording()
     node = decode_gpunode(json.dumps(drawn_gpunode(seed)).encode())
     hostile = facts(name="hostile", controller=None, node=BAD)
@@ -192,7 +196,7 @@ def texts_of(schema: Schema) -> list[tuple[tuple[str, ...], str]]:
 
 
 @pytest.mark.slow
-def test_the_api_server_rejects_text_that_kubectl_would_not_show_as_it_is(
+def test_the_api_server_rejects_text_that_kubectl_would_not_show_unchanged(
     plane: ControlPlane,
 ) -> None:
     create(plane, yaml.safe_load(PROFILE_CRD.read_text()))
@@ -219,8 +223,8 @@ def test_the_api_server_rejects_text_that_kubectl_would_not_show_as_it_is(
 
 
 @pytest.mark.slow
-def test_the_api_server_admits_what_is_drawn(plane: ControlPlane) -> None:
-    """The properties above hold for what a real API server would store."""
+def test_the_api_server_admits_the_drawn_objects(plane: ControlPlane) -> None:
+    """So the properties above hold for objects that a real API server would store."""
     create(plane, yaml.safe_load(PROFILE_CRD.read_text()))
     nodes, profiles = f"{ROOT}/gpunodes", f"{ROOT}/namespaces/default/vramprofiles"
     until(lambda: asked(plane, profiles) is not None, "VRAMProfiles are served")

@@ -1,4 +1,4 @@
-"""Annotations of users: their meaning, and the errors of invalid ones."""
+"""Tests the meaning of users' annotations, and the errors of invalid ones."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -39,13 +39,13 @@ vrams = st.builds(VramAnnotation, everywhere=amounts) | st.builds(
         ("100%", Share(1_000_000)),
     ],
 )
-def test_vram_everywhere(text: str, amount: Bytes | Share) -> None:
+def test_an_amount_applies_to_all_containers(text: str, amount: Bytes | Share) -> None:
     vram = an.parse_vram(text)
     assert vram == VramAnnotation(everywhere=amount)
     assert vram.of("any") == amount
 
 
-def test_vram_by_container() -> None:
+def test_amounts_can_be_given_by_container() -> None:
     vram = an.parse_vram("main=8Gi, cache = 25%")
     assert dict(vram.by_container) == {"main": Bytes(8 * GI), "cache": Share(250_000)}
     assert vram.of("main") == Bytes(8 * GI)
@@ -64,7 +64,7 @@ def test_vram_by_container() -> None:
         (an.parse_reserve, "0", 0),
     ],
 )
-def test_the_other_keys(parse: Callable[[str], Any], text: str, value: object) -> None:
+def test_other_keys_are_parsed(parse: Callable[[str], Any], text: str, value: object) -> None:
     assert parse(text) == value
 
 
@@ -98,7 +98,7 @@ BAD_VRAM = {
 
 @pytest.mark.parametrize("text", BAD_VRAM, ids=ascii)
 @pytest.mark.parametrize("key", [an.VRAM, an.DEFAULT_VRAM])
-def test_bad_vram_is_explained(text: str, key: str) -> None:
+def test_an_invalid_amount_is_explained(text: str, key: str) -> None:
     with pytest.raises(BadAnnotation) as caught:
         an.parse_vram(text, key)
     assert caught.value.why == BAD_VRAM[text]
@@ -120,21 +120,23 @@ def test_bad_vram_is_explained(text: str, key: str) -> None:
         *((an.parse_cordon, an.CORDON, t) for t in ("GPU 1", ",", "a,,b", "-x")),
     ],
 )
-def test_other_bad_values_are_explained(parse: Callable[[str], Any], key: str, text: str) -> None:
+def test_other_invalid_values_are_explained(
+    parse: Callable[[str], Any], key: str, text: str
+) -> None:
     with pytest.raises(BadAnnotation) as caught:
         parse(text)
     explains(caught.value, key, text, parse)
 
 
 def explains(err: BadAnnotation, key: str, text: str, parse: Callable[[str], Any]) -> None:
-    """The error names the key, the value and an example, and the example is right."""
+    """Assert that the error names the key, the value and a valid example."""
     assert (err.key, err.value) == (key, text)
     assert f"annotation {key}: {text!r} {err.why}. Example: {key}: " in str(err)
     assert str(err).strip('"').endswith(err.example)
     parse(err.example)
 
 
-def test_a_hostile_value_is_shortened() -> None:
+def test_a_long_or_unprintable_value_is_shortened() -> None:
     for text in ("9" * 100_000, "a=1Gi," + "b" * 100_000, "%" * 100_000, "=" * 100_000):
         with pytest.raises(BadAnnotation) as caught:
             an.parse_vram(text)
@@ -184,12 +186,12 @@ def is_possible(amount: Bytes | Share) -> bool:
 
 
 @given(vrams)
-def test_reads_back_what_it_renders(vram: VramAnnotation) -> None:
+def test_a_rendered_annotation_is_parsed_to_the_same_value(vram: VramAnnotation) -> None:
     assert an.parse_vram(an.render_vram(vram)) == vram
 
 
 @given(amounts)
-def test_an_amount_reads_back(amount: Bytes | Share) -> None:
+def test_a_rendered_amount_is_parsed_to_the_same_amount(amount: Bytes | Share) -> None:
     assert an.parse_vram(an.render_amount(amount)).everywhere == amount
 
 
@@ -205,11 +207,11 @@ def test_an_amount_reads_back(amount: Bytes | Share) -> None:
         (Share(1), "0.0001%"),
     ],
 )
-def test_amounts_are_rendered_shortly(amount: Bytes | Share, text: str) -> None:
+def test_amounts_are_rendered_in_short_form(amount: Bytes | Share, text: str) -> None:
     assert an.render_amount(amount) == text
 
 
-def test_cordoned_devices_are_named_by_uuid() -> None:
+def test_cordoned_devices_are_listed_by_uuid() -> None:
     assert an.parse_cordon("") == an.parse_cordon("  ") == frozenset()
     assert an.parse_cordon("GPU-1") == {"GPU-1"}
     assert an.parse_cordon(" GPU-1, MIG-2 ,GPU-1") == {"GPU-1", "MIG-2"}

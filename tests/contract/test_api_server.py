@@ -1,4 +1,4 @@
-"""Errors and watches of the API server, as all clients read them."""
+"""Tests errors and watches of the API server, as all clients read them."""
 
 import itertools
 
@@ -24,7 +24,7 @@ def test_lines_of_a_watch_do_not_depend_on_its_chunks(text: bytes, cuts: list[in
     assert found == text[:-1].split(b"\n")
 
 
-def test_a_watch_that_ends_inside_a_line_or_has_an_endless_one_is_an_error() -> None:
+def test_a_truncated_or_endless_line_of_a_watch_is_an_error() -> None:
     assert list(whole_lines([b"a\nb\n"], 4)) == [[b"a", b"b"]]
     with pytest.raises(EOFError, match="ended inside a line"):
         list(whole_lines([b"a\nb"], 4))
@@ -44,11 +44,11 @@ def test_a_watch_that_ends_inside_a_line_or_has_an_endless_one_is_an_error() -> 
         (b"x" * 2000, "x" * 1000, ""),
     ],
 )
-def test_the_message_of_an_error(body: bytes, message: str, cause: str) -> None:
+def test_the_message_is_read_from_an_error_response(body: bytes, message: str, cause: str) -> None:
     assert (status_message(body), status_of(body).cause) == (message, cause)
 
 
-def test_only_whole_seconds_are_a_pause() -> None:
+def test_only_whole_seconds_are_a_retry_after() -> None:
     assert retry_after_s({"Retry-After": "3"}) == 3.0
     assert retry_after_s({"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"}) == 0.0
     assert retry_after_s({}) == 0.0

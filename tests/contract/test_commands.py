@@ -1,4 +1,4 @@
-"""Commands and comments to copy: a shell finds the same words, and a comment does nothing."""
+"""Tests commands and comments to copy: a shell reads the same words, and a comment does nothing."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ from headroom.contract.printable import printable, printable_json, printable_lin
 #: Text that an argument of a process can have.
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 HOSTILE = "web; touch /tmp/x; #", "$(id)", "`id`", "a\nid", "'", "\\", "-rf", "*", "~", "a b", ""
-#: Control characters, marks of format, lone surrogates, and separators of lines.
+#: Control characters, format characters, lone surrogates, and line separators.
 UNPRINTABLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 #: Letters, symbols and marks that no font shows.
 BLANK = {
@@ -32,7 +32,7 @@ def unprintable(text: str) -> list[str]:
     return [each for each in text if unicodedata.category(each) in UNPRINTABLE or each in BLANK]
 
 
-def test_a_shell_finds_the_same_words() -> None:
+def test_a_shell_reads_the_same_words() -> None:
     @given(st.lists(WORDS | st.sampled_from(HOSTILE), min_size=1, max_size=40))
     def agree(words: list[str]) -> None:
         found = shell("printf '%s\\0' " + command(*words))

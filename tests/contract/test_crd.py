@@ -1,4 +1,4 @@
-"""The GPUNode manifest against the types that are read and written through it."""
+"""Compares the GPUNode manifest with the types that read and write it."""
 
 import copy
 import json
@@ -23,7 +23,7 @@ CRD = yaml.load((Path(__file__).parents[2] / "deploy/base/crd.yaml").read_text()
 VERSION = CRD["spec"]["versions"][0]
 SCHEMA: Schema = VERSION["schema"]["openAPIV3Schema"]
 
-#: Fields at one level of a structural schema, as far as we use it.
+#: Fields that we use at one level of a structural schema.
 KEYWORDS = {
     "object": {"properties", "required", "additionalProperties", "maxProperties"},
     "array": {"items", "maxItems", "x-kubernetes-list-type"},
@@ -45,7 +45,7 @@ JSON_TYPES = {
 
 
 def levels(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Every schema in ``schema`` with its path, as in .status.devices[].uuid."""
+    """Yield every schema in ``schema`` with its path, as in .status.devices[].uuid."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from levels(inner, f"{path}.{name}")
@@ -56,7 +56,7 @@ def levels(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 LEVELS = dict(levels(SCHEMA))
-#: Control characters, text from right to left, and invisible characters.
+#: Control characters, right-to-left text, and invisible characters.
 HOSTILE = (
     *("GPU-1\x1b[2J", "8Gi\n", "2026-11-21T00:00:00Z\n", "\x9b31m", "a\x7f", "\0"),
     *("\u202e24", "\u2066a", "\u200f", "\u05d0", "\u0663", "2026-11-21T00:00:00Z\u202e"),
@@ -65,7 +65,7 @@ HOSTILE = (
 
 
 def is_bounded_text(schema: Schema) -> bool:
-    """Whether a text has a maximum length, and only characters that are seen in their order."""
+    """Return whether a text has a maximum length, and only visible characters in their order."""
     if "enum" in schema or schema.get("format") == "date-time":
         return True
     accepts = jsonschema_rs.Draft7Validator(schema)
@@ -73,7 +73,7 @@ def is_bounded_text(schema: Schema) -> bool:
 
 
 def differences(kind: mi.Type, schema: Schema, path: str = "") -> Iterator[str]:
-    """Differences between the type and the schema."""
+    """Yield differences between the type and the schema."""
     if isinstance(kind, mi.UnionType):
         (kind,) = (one for one in kind.types if not isinstance(one, mi.NoneType))
     if schema["type"] != JSON_TYPES[type(kind)]:
@@ -93,7 +93,7 @@ def struct_differences(kind: mi.StructType, schema: Schema, path: str) -> Iterat
     fields = {field.encode_name: field for field in kind.fields}
     properties = schema["properties"]
     yield from (f"{path}.{name} is on one side only" for name in fields.keys() ^ properties.keys())
-    # metadata is required of every object, and a schema must not require it
+    # Every object must have metadata, and a schema must not require it.
     required = {name for name, field in fields.items() if field.required} - {"metadata"}
     if required != {*schema.get("required", [])}:
         yield f"{path} requires other fields"
@@ -117,14 +117,14 @@ def test_schema_and_types_agree() -> None:
         ),
     ],
 )
-def test_a_difference_is_found(change: Any, shown: str) -> None:
+def test_a_difference_between_schema_and_type_is_reported(change: Any, shown: str) -> None:
     changed = copy.deepcopy(SCHEMA)
     change(changed)
     (difference,) = differences(mi.type_info(g.GPUNode), changed)
     assert difference.startswith(shown)
 
 
-def test_names() -> None:
+def test_the_crd_has_the_names_of_the_contract() -> None:
     spec = CRD["spec"]
     assert CRD["metadata"]["name"] == f"{g.PLURAL}.{g.GROUP}" == "gpunodes.headroom.gpu"
     assert (spec["group"], VERSION["name"], spec["scope"]) == (g.GROUP, g.VERSION, "Cluster")
@@ -133,7 +133,7 @@ def test_names() -> None:
     assert VERSION["subresources"] == {"status": {}}
 
 
-def test_printer_columns_print_what_exists() -> None:
+def test_printer_columns_refer_to_existing_fields() -> None:
     columns = {c["name"]: (c["jsonPath"], c["type"]) for c in VERSION["additionalPrinterColumns"]}
     assert columns.pop("Reported") == (".status.observedAt", "date")
     of_driver = '.status.conditions[?(@.type=="DriverReady")]'
@@ -150,10 +150,10 @@ def test_printer_columns_print_what_exists() -> None:
 
 
 @pytest.mark.parametrize("path", LEVELS, ids=lambda path: path or "root")
-def test_every_level_is_structural_bounded_and_described(path: str) -> None:
+def test_every_level_of_the_schema_is_structural_limited_and_described(path: str) -> None:
     schema = LEVELS[path]
     if path == ".metadata":
-        assert schema == {"type": "object"}  # the API server allows nothing else
+        assert schema == {"type": "object"}  # The API server allows nothing else.
         return
     kind = schema["type"]
     assert schema.keys() <= {"type", "description"} | KEYWORDS[kind]
@@ -166,7 +166,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
         assert schema.keys() >= {"minimum", "maximum"}
     elif kind == "array":
         assert schema["maxItems"] <= 4096
-        # A list keyed by uuid would reject a report that names a device twice.
+        # A list keyed by uuid would reject a report that contains a device twice.
         assert schema["x-kubernetes-list-type"] == "atomic"
     elif kind == "object":
         assert ("maxProperties" in schema) == ("additionalProperties" in schema)
@@ -174,7 +174,7 @@ def test_every_level_is_structural_bounded_and_described(path: str) -> None:
         assert is_bounded_text(schema)
 
 
-def test_memory_is_in_bytes_and_never_absurd() -> None:
+def test_memory_is_in_bytes_and_limited() -> None:
     assert MAX_DEVICE_BYTES == 16 << 40
     memory = [
         *(f".status.devices[].{name}" for name in ("memory", "reserved", "used", "unattributed")),
@@ -233,7 +233,7 @@ def valid(instance: Schema) -> bool:
     return bool(jsonschema.Draft202012Validator(SCHEMA).is_valid(instance))
 
 
-def test_what_we_encode_is_accepted() -> None:
+def test_encoded_objects_are_accepted() -> None:
     assert valid(node())
     assert valid({"metadata": {"name": "n1"}})
 
@@ -247,7 +247,7 @@ def test_what_we_encode_is_accepted() -> None:
         pytest.param({"kind": "mig"}, id="a MIG device without a parent"),
     ],
 )
-def test_a_contradiction_is_accepted(change: Schema) -> None:
+def test_a_contradictory_report_is_accepted(change: Schema) -> None:
     instance = node()
     instance["status"]["devices"][0] |= change
     instance["status"]["devices"] *= 2
@@ -296,7 +296,7 @@ def test_an_impossible_charge_is_rejected(charges: list[Schema]) -> None:
     assert not valid(instance)
 
 
-def test_a_charge_for_a_container_is_for_at_least_one_replica() -> None:
+def test_a_charge_for_a_container_has_at_least_one_replica() -> None:
     instance = node()
     (charge,) = instance["spec"]["reservations"]["u"]["charges"]
     charge["containers"] = [{"name": "main", "count": 1}]

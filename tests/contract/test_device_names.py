@@ -1,4 +1,4 @@
-"""Names of devices for people."""
+"""Tests names of devices for people."""
 
 import pytest
 
@@ -13,12 +13,12 @@ UUID = "5e8a1b2c-1b2c-3d4e-5f60-718293a4b5c6"
         (f"GPU-{UUID}", 3, "gpu", "3"),
         (f"GPU-{UUID}", -1, "gpu", "GPU-5e8a1b2c"),
         (f"MIG-{UUID}", 0, "mig", "MIG-5e8a1b2c"),
-        # The form of drivers before r470, and what is no UUID of the driver.
+        # The form of drivers before r470, and texts that are not a UUID of the driver.
         (f"MIG-GPU-{UUID}/1/0", 0, "mig", f"MIG-GPU-{UUID}/1/0"),
         ("GPU-l4-0000-1", -1, "gpu", "GPU-l4-0000-1"),
     ],
 )
-def test_a_device_is_named_by_its_index_or_by_what_is_known(
+def test_a_device_is_named_by_its_index_or_by_its_other_fields(
     uuid: str, index: int, kind: str, expected: str
 ) -> None:
     assert device_name(uuid, index, kind) == expected

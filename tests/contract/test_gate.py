@@ -1,4 +1,4 @@
-"""Which pods are gated, and which of them still wait."""
+"""Tests which pods are gated, and which of them still wait."""
 
 from typing import Any
 
@@ -72,11 +72,11 @@ def test_a_pod_is_gated_if_no_container_runs_before_its_gate_ends(
         pytest.param(with_state(phase="Failed"), False, id="the kubelet rejected the pod"),
     ],
 )
-def test_a_gated_pod_waits_until_its_gate_ended_well(of: Pod, waiting: bool) -> None:
+def test_a_gated_pod_waits_until_its_gate_ended_successfully(of: Pod, waiting: bool) -> None:
     assert waits(of) == waiting
 
 
-def test_it_is_read_from_what_kubernetes_writes() -> None:
+def test_the_state_of_the_gate_is_read_from_the_status_of_kubernetes() -> None:
     written = b"""{"metadata": {"name": "p"},
         "spec": {"initContainers": [{"name": "headroom-gate"}]},
         "status": {"phase": "Pending", "initContainerStatuses": [{"name": "headroom-gate", "state":
@@ -129,7 +129,7 @@ def decoded_with(*init: dict[str, Any]) -> Pod:
         pytest.param({"name": "gate"}, False, id="another name"),
     ],
 )
-def test_a_gate_counts_if_it_is_the_webhooks_container_whole(
+def test_a_gate_counts_if_it_equals_the_webhooks_container(
     changed: dict[str, Any], counts: bool
 ) -> None:
     assert is_gated(decoded_with({**gate_container(IMAGE), **changed}), IMAGE) is counts
@@ -147,7 +147,7 @@ def test_a_gate_counts_if_it_is_the_webhooks_container_whole(
         "opt",
     ],
 )
-def test_an_author_s_files_are_in_no_gate(path: str) -> None:
+def test_an_authors_files_cannot_be_mounted_into_a_gate(path: str) -> None:
     """The API server stores such paths, and container runtimes resolve them."""
     mounts = [TOKEN, {"name": "v", "mountPath": path}]
     changed = {**gate_container(IMAGE), "volumeMounts": mounts}
@@ -180,7 +180,7 @@ def test_the_program_of_the_gate_reads_no_other_folder_or_variable() -> None:
         ("POD_UID", "u", False),
     ],
 )
-def test_variables_that_the_gate_could_read_are_not_for_others_to_set(
+def test_authors_cannot_set_variables_that_the_gate_reads(
     name: str, value: str, counts: bool
 ) -> None:
     gate = gate_container(IMAGE)

@@ -1,4 +1,4 @@
-"""GPUNode on the wire."""
+"""Tests encoding and decoding of GPUNodes."""
 
 import gc
 import json
@@ -31,17 +31,17 @@ def test_absent_memory_is_not_zero() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b'{"metadata":{}', b"[" * 100_000, b"\xff"])
-def test_what_cannot_be_read_is_a_bad_report(body: bytes) -> None:
+def test_an_unreadable_object_is_a_bad_report(body: bytes) -> None:
     with pytest.raises(BadReport):
         decode_gpunode(body)
 
 
-def test_no_collector_walks_what_was_decoded() -> None:
-    """Tens of thousands of objects, held for good: each walk over them would stop every call."""
+def test_the_collector_does_not_visit_decoded_objects() -> None:
+    """There are tens of thousands of permanent objects, and each visit would stop every call."""
     node = decode_gpunode(b'{"metadata": {"name": "n"}, "spec": {}, "status": {"devices": []}}')
     assert node.status is not None
     assert not any(map(gc.is_tracked, (node, node.metadata, node.status)))
-    # But what a reader refers to weakly is: a few thousand.
+    # Objects with weak references are visited, but there are only a few thousand.
     assert not any(map(gc.is_tracked, (node.spec.reservations, *node.spec.reservations.values())))
 
 
@@ -49,7 +49,9 @@ GIB = 1 << 30
 
 
 def gpu(used_gib: int, **others: Any) -> Device:
-    """Return a GPU of 24 GiB, 1 GiB of which the driver reserves; -1: the use is not known."""
+    """Return a GPU of 24 GiB, 1 GiB of which the driver reserves. -1 means that the use is
+    unknown.
+    """
     used_bytes = used_gib * GIB if used_gib >= 0 else -1
     memory = Device(uuid="GPU-a", memory_bytes=24 * GIB, reserved_bytes=GIB, used_bytes=used_bytes)
     return msgspec.structs.replace(memory, **others)
@@ -84,8 +86,8 @@ def test_a_summary_is_text_for_people(
 
 
 @pytest.mark.parametrize("count", [-1, 0])
-def test_a_container_that_takes_no_replica_lowers_no_charge(count: int) -> None:
-    """The schema rejects such a charge; an older version of it did not."""
+def test_a_container_without_a_replica_lowers_no_charge(count: int) -> None:
+    """The schema rejects such a charge, but an older version did not."""
     charge = Charge(
         "nvidia.com/gpu", 1, {"GPU-1": 8}, containers=[ContainerCharge("main", count, 4)]
     )

@@ -1,11 +1,11 @@
-"""Freed memory that the C library keeps, by its own statistics."""
+"""Tests how much freed memory the C library keeps, by its own statistics."""
 
 import subprocess
 import sys
 
 import pytest
 
-#: Prints how many arenas threads made, and how many large blocks are mapped by themselves.
+#: Prints the number of arenas, and of large blocks with their own mapping.
 PROGRAM = """
 import ctypes, os, tempfile, threading
 from headroom.host.malloc import keep_small
@@ -42,7 +42,7 @@ print(text.count("<heap nr="), mapped)
 
 
 @pytest.mark.parametrize("bounded", [True, False], ids=["kept small", "by default"])
-def test_threads_share_one_arena_and_large_blocks_go_back(bounded: bool) -> None:
+def test_threads_share_one_arena_and_large_blocks_are_returned(bounded: bool) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(bounded=bounded)],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Limits of one pod, and the messages about them."""
+"""Tests limits of one pod, and the messages about them."""
 
 from typing import Any
 
@@ -97,7 +97,9 @@ def requesting(resources: int) -> Container:
         ),
     ],
 )
-def test_up_to_the_limit_and_not_beyond(fits: Pod, exceeds: Pod, what: str) -> None:
+def test_a_pod_is_accepted_up_to_the_limit_but_not_beyond(
+    fits: Pod, exceeds: Pod, what: str
+) -> None:
     assert exceeded(fits) == ""
     assert exceeded(exceeds).startswith(f"pod has {what} are allowed with a GPU; ")
 
@@ -111,7 +113,7 @@ def test_a_placement_and_a_later_mark_fit_into_the_annotations() -> None:
     room = (256 << 10) - 512 - annotation_bytes(written) - len(FOREIGN)
     assert has_room_for(pod(None, annotations={FOREIGN: "x" * room}), written)
     assert not has_room_for(pod(None, annotations={FOREIGN: "x" * (room + 1)}), written)
-    # What is written again takes no more than once.
+    # Repeated writes take no more than one.
     again = {FOREIGN: "x" * room, "headroom.gpu/placement": "y" * 4000}
     assert has_room_for(pod(None, annotations=again), written)
 

@@ -1,4 +1,6 @@
-"""Our parser of quantities against the real one's answers; go_quantity/README.md describes how."""
+"""Compares our parser of quantities with the results of the real one (see
+go_quantity/README.md).
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +24,7 @@ counts = st.integers(-MAX_INT64, MAX_INT64)
 
 
 def read(text: str) -> int | None:
-    """The bytes; None if it is rejected."""
+    """Return the bytes, or None if the text is rejected."""
     try:
         return parse_bytes(text)
     except BadQuantity:
@@ -36,15 +38,15 @@ def expected(case: dict[str, Any]) -> int | None:
     return count
 
 
-def test_reads_what_kubernetes_reads() -> None:
+def test_quantities_are_parsed_as_by_kubernetes() -> None:
     """One test for all texts, because a test for each costs 2 s of CPU."""
     got = {case["text"]: (read(case["text"]), expected(case)) for case in TABLE}
     assert len(got) == len(TABLE) > 1000
     assert {text: pair for text, pair in got.items() if pair[0] != pair[1]} == {}
 
 
-def test_the_table_is_whole() -> None:
-    """Every kind of answer is there, each unit is, and no answer of Go is bent silently."""
+def test_the_table_is_complete() -> None:
+    """It has every kind of result and each unit, and marks results that Go changes silently."""
     marks = [case.get("mark", "rejected" if case.get("rejected") else "same") for case in TABLE]
     assert {*marks} == {"same", "rejected", "negative", *REFUSED_BY_US}
     assert marks.count("same") >= 400
@@ -68,7 +70,7 @@ def test_the_table_is_whole() -> None:
     ],
     ids=lambda text: text[:30],
 )
-def test_shows_why_it_rejects(text: str, why: str) -> None:
+def test_a_rejection_has_its_reason(text: str, why: str) -> None:
     with pytest.raises(BadQuantity) as caught:
         parse_bytes(text)
     assert caught.value.why == why
@@ -79,12 +81,12 @@ def test_shows_why_it_rejects(text: str, why: str) -> None:
     ("text", "count"),
     [("1e-999999999", 1), ("1e-2147483649", 1), ("0e999999999", 0), ("0e-999999999", 0)],
 )
-def test_reads_exponents_on_which_kubernetes_hangs(text: str, count: int) -> None:
+def test_exponents_on_which_kubernetes_hangs_are_parsed(text: str, count: int) -> None:
     assert parse_bytes(text) == count
 
 
 @given(st.text() | st.text("0123456789+-.eEinumkKMGTP", max_size=MAX_LENGTH + 1))
-def test_raises_nothing_but_bad_quantity(text: str) -> None:
+def test_only_bad_quantity_is_raised(text: str) -> None:
     count = read(text)
     assert count is None or -MAX_INT64 <= count <= MAX_INT64
 
@@ -92,19 +94,19 @@ def test_raises_nothing_but_bad_quantity(text: str) -> None:
 @given(counts)
 @example(0)
 @example(1 << 60)
-def test_reads_back_what_it_writes(count: int) -> None:
+def test_a_written_quantity_is_parsed_to_the_same_amount(count: int) -> None:
     assert parse_bytes(format_bytes(count)) == count
 
 
 @given(st.decimals(-(10**20), 10**20, places=12), st.decimals(-(10**20), 10**20, places=12))
-def test_more_is_never_read_as_less(one: Any, other: Any) -> None:
+def test_a_larger_quantity_is_never_parsed_as_less(one: Any, other: Any) -> None:
     less, more = (read(f"{amount:f}") for amount in sorted((one, other)))
     if less is not None and more is not None:
         assert less <= more
 
 
 @given(st.integers(-4000, 4000), st.integers(1, 4))
-def test_equal_amounts_are_read_equal(number: int, step: int) -> None:
+def test_equal_amounts_are_parsed_as_equal(number: int, step: int) -> None:
     kibi, mebi = "KMGTP"[step - 1] + "i", "KMGTP"[step] + "i"
     assert parse_bytes(f"{number}{mebi}") == parse_bytes(f"{number * 1024}{kibi}")
     kilo, mega = "kMGTP"[step - 1], "kMGTP"[step]
@@ -129,7 +131,7 @@ GIB = 1 << 30
         (-1, "-0.1 GiB", "0.0 GiB"),
     ],
 )
-def test_people_read_gib_with_one_decimal(count: int, down: str, up: str) -> None:
+def test_amounts_for_people_are_in_gib_with_one_decimal(count: int, down: str, up: str) -> None:
     assert gib(count) == down
     assert gib(count, up=True) == up
 

@@ -1,6 +1,6 @@
-"""Every field of a GPUNode, every setting and every annotation has a reader.
+"""Checks that every field of a GPUNode, every setting and every annotation has a reader.
 
-Readers are found by name. So a field without a reader is missed if another one has the same name.
+Readers are found by name. So an unread field is missed if another field has the same name.
 """
 
 import ast
@@ -46,7 +46,7 @@ def names_in(text: str) -> Iterator[str]:
                 yield name
 
 
-def test_names_are_read_if_they_are_loaded_and_not_if_they_are_only_written() -> None:
+def test_only_loaded_names_count_as_read() -> None:
     text = "a.read; a.written = f(keyword=1); by_name = getattr(a, 'string')"
     assert set(names_in(text)) == {"a", "read", "f", "getattr", "string"}
 

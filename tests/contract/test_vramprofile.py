@@ -1,4 +1,4 @@
-"""The VRAMProfile manifest against the types, and against the recorder's own limits."""
+"""Compares the VRAMProfile manifest with the types, and with the recorder's own limits."""
 
 from pathlib import Path
 
@@ -29,7 +29,7 @@ def test_schema_and_types_are_equal() -> None:
     assert [*differences(mi.type_info(VRAMProfile), SCHEMA)] == []
 
 
-def test_every_level_is_described_and_bounded() -> None:
+def test_every_level_is_described_and_limited() -> None:
     for path, schema in LEVELS.items():
         if path in ("", ".metadata"):
             continue
@@ -52,7 +52,7 @@ def test_there_is_no_spec_and_no_status_subresource() -> None:
     assert CRD["spec"]["scope"] == "Namespaced"
 
 
-def test_times() -> None:
+def test_times_are_accepted_or_rejected_as_by_the_schema() -> None:
     assert stamp(1795644000.4) == "2026-11-25T22:00:00Z"
     assert stamp(0.0) == ""
     assert seconds("2026-11-25T22:00:00Z") == 1795644000.0
@@ -68,10 +68,10 @@ def test_times() -> None:
         "9999-12-31T23:59:59.999999Z",
     ],
 )
-def test_a_time_that_is_read_can_be_written(text: str) -> None:
+def test_a_parsed_time_can_be_written(text: str) -> None:
     assert seconds(stamp(seconds(text))) == int(seconds(text)) in (0, 253_402_300_799)
 
 
-def test_a_profile_that_cannot_be_read_names_the_field() -> None:
+def test_an_invalid_profile_is_reported_with_the_field() -> None:
     with pytest.raises(BadReport, match=r"lives"):
         decode_profile(b'{"metadata": {"name": "x"}, "status": {"lives": "many"}}')

@@ -1,4 +1,4 @@
-"""Conflicting writes are counted by kind, and still rejected."""
+"""Checks that conflicting writes are counted by kind, and still raised."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""The controller of device taints, on an API server that is a dictionary."""
+"""Tests the controller of device taints on a simulated API server."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ GROUP = "/apis/resource.k8s.io"
 
 
 class FakeApi:
-    """Serves DeviceTaintRules in one version; ``fault`` is raised by writes."""
+    """Serves DeviceTaintRules in one version. Writes raise ``fault``."""
 
     def __init__(self, version: str = "v1beta2") -> None:
         self.version = version
@@ -109,7 +109,7 @@ class World:
         self.reports.apply([GPUNodeSeen(node, self.now_s)])
 
     def round(self, after_s: float = 1.0) -> list[str]:
-        """Return the devices with a rule, after a round so much later."""
+        """Return the devices with a rule, after a round that starts this much later."""
         self.now_s += after_s
         asyncio.run(self.controller.round())
         return [each["spec"]["deviceSelector"]["device"] for each in self.api.rules.values()]
@@ -128,7 +128,7 @@ def world() -> World:
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1alpha3"])
-def test_a_device_is_tainted_in_the_served_version_and_cleared(version: str) -> None:
+def test_a_device_is_tainted_in_the_served_version_and_the_taint_is_removed(version: str) -> None:
     world = World(version)
     world.reported(a=8)
     assert world.round() == []
@@ -160,7 +160,9 @@ def test_a_device_is_tainted_in_the_served_version_and_cleared(version: str) -> 
     assert world.api.writes == ["POST", "DELETE"]
 
 
-def test_use_beyond_a_claim_taints_and_a_larger_claim_clears(world: World) -> None:
+def test_use_beyond_a_claim_taints_the_device_and_a_larger_claim_removes_the_taint(
+    world: World,
+) -> None:
     world.reported(a=9)
     assert world.round() == ["gpu-0"]
     world.reports.apply([ClaimSeen(claim("d", "a", "4Gi"))])
@@ -168,7 +170,7 @@ def test_use_beyond_a_claim_taints_and_a_larger_claim_clears(world: World) -> No
     assert world.round(FIRST_HOLD_S) == []
 
 
-def test_without_served_rules_the_obstacle_is_reported_until_there_are_some() -> None:
+def test_without_served_rules_the_obstacle_is_reported_until_they_are_served() -> None:
     world = World("v2")
     world.reported(5)
     assert world.round() == []
@@ -190,7 +192,7 @@ def test_another_version_is_used_after_an_upgrade_of_the_api_server(world: World
     assert world.round(FIRST_HOLD_S) == []
 
 
-def test_only_the_leader_writes_and_the_next_one_continues(world: World) -> None:
+def test_only_the_leader_writes_and_the_next_leader_continues(world: World) -> None:
     world.leads = False
     world.reported(5)
     assert world.round() == []
@@ -200,7 +202,7 @@ def test_only_the_leader_writes_and_the_next_one_continues(world: World) -> None
     world.reported()
     assert world.round(60.0) == ["gpu-0"]
     world.leads, world.controller = True, world.new_controller()
-    world.reports.apply([SliceSeen(piece())])  # every process lists all at its start
+    world.reports.apply([SliceSeen(piece())])  # Every process lists all rules at its start.
     assert world.round() == ["gpu-0"]
     assert world.round(FIRST_HOLD_S) == []
 
@@ -222,7 +224,7 @@ def test_the_rules_of_a_removed_node_are_deleted(world: World) -> None:
     assert world.round() == []
 
 
-def test_rules_of_others_stay_and_changed_rules_of_ours_are_replaced(world: World) -> None:
+def test_rules_of_others_stay_and_our_changed_rules_are_replaced(world: World) -> None:
     place = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0"}
     spec = {
         "deviceSelector": place,
@@ -241,7 +243,7 @@ def test_rules_of_others_stay_and_changed_rules_of_ours_are_replaced(world: Worl
     )
 
 
-def test_a_rule_that_a_person_deleted_is_created_again(world: World) -> None:
+def test_a_rule_that_a_user_deleted_is_created_again(world: World) -> None:
     world.reported(5)
     assert world.round() == ["gpu-0"]
     world.api.rules.clear()
@@ -249,7 +251,7 @@ def test_a_rule_that_a_person_deleted_is_created_again(world: World) -> None:
     assert world.round(LIST_EVERY_S) == ["gpu-0"]
 
 
-def test_a_rule_that_replaced_ours_is_deleted_as_soon_as_it_is_listed(world: World) -> None:
+def test_a_rule_that_replaced_ours_is_deleted_when_it_is_listed(world: World) -> None:
     world.reported(5)
     world.round()
     (name,) = world.api.rules
@@ -275,7 +277,7 @@ def test_a_failed_write_is_repeated(world: World) -> None:
     assert world.round() == []
 
 
-def test_metrics_are_as_documented(world: World) -> None:
+def test_metrics_are_documented(world: World) -> None:
     world.reported(5)
     world.round()
     text = world.telemetry.exposition(True).decode()

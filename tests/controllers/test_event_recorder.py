@@ -1,4 +1,4 @@
-"""Each notice is recorded once per replica, and once by all replicas together."""
+"""Checks that each Event is recorded once per replica, and once by all replicas together."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def tell(post: Callable[[Notice], bool], *rounds: Sequence[Notice]) -> None:
     asyncio.run(play())
 
 
-def test_a_recorded_notice_is_not_recorded_again() -> None:
+def test_a_recorded_event_is_not_recorded_again() -> None:
     posted: list[Notice] = []
 
     def post(one: Notice) -> bool:
@@ -54,7 +54,7 @@ def test_a_failed_event_is_retried() -> None:
     assert list(answers) == []
 
 
-def test_many_notices_are_recorded_in_portions() -> None:
+def test_many_events_are_recorded_in_batches() -> None:
     posted: list[Notice] = []
 
     def post(one: Notice) -> bool:

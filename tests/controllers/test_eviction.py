@@ -1,4 +1,6 @@
-"""Eviction of a pod: marked first, then evicted, whatever happens in between."""
+"""Tests the eviction of a pod, which is marked before it is evicted, whatever happens in
+between.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -47,7 +49,7 @@ DOES_NOT_FIT_WAITS = (
     " place it on another GPU, delete it and create it again."
 )
 
-#: Uids of the evicted, and of the rejected with the reason.
+#: Uids of evicted pods, and the reason of each rejected eviction by uid.
 Sent = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 WENT: Sent = (("uid-p",), ())
 NOBODY: Sent = ((), ())
@@ -57,7 +59,7 @@ NOBODY: Sent = ((), ())
 class Evictor:
     stage: Stage
     evicted: list[str] = field(default_factory=list)
-    #: Whether the ledger had the mark when it was evicted.
+    #: Whether the ledger had the mark at the eviction.
     marked: list[bool] = field(default_factory=list)
     trouble: StoreError | None = None
 
@@ -75,7 +77,7 @@ class Evictor:
 class World:
     stage: Stage
     evictor: Evictor
-    #: The pods to evict, by the node's object.
+    #: Return the pods to evict, from the node's GPUNode.
     leave: set[str]
 
     def send_away(self, misplaced: Callable[[GPUNode], Misplaced] | None = None) -> Sent:
@@ -84,7 +86,7 @@ class World:
         return tuple(pod.metadata.uid for pod in sent.evicted), sent.rejected
 
     def told(self, misplaced: Misplaced) -> list[tuple[str, str, str]]:
-        """Return subject, reason and message of the Events of two rounds."""
+        """Return subject, reason and message of the Events in two rounds."""
         posted: list[Notice] = []
 
         def post(notice: Notice) -> bool:
@@ -151,13 +153,13 @@ def world() -> World:
     return World(stage, Evictor(stage), {"uid-p"})
 
 
-def test_it_is_marked_then_evicted(world: World) -> None:
+def test_a_pod_is_marked_and_then_evicted(world: World) -> None:
     assert world.send_away() == WENT
     assert world.evictor.marked == [True]
     calls = ["read_gpunode", "write_spec", "read_gpunode", "read_pod"]
     assert world.stage.calls[: len(calls)] == calls
     assert world.stage.written[-1] == world.stage.node()
-    # The reservation stays until the pod is gone.
+    # The reservation stays until the pod is deleted.
     assert world.stage.node().spec.reservations["uid-p"].charges
 
 
@@ -174,7 +176,7 @@ def test_the_mark_is_removed_if_the_pod_fits_again(world: World) -> None:
     assert world.flags == []
 
 
-def test_a_conflict_is_decided_again(world: World) -> None:
+def test_after_a_conflict_the_decision_is_made_again(world: World) -> None:
     def others_make_room() -> None:
         world.stage.store.report([("n", DEVICES)])
         world.leave.clear()
@@ -184,8 +186,8 @@ def test_a_conflict_is_decided_again(world: World) -> None:
     assert world.flags == []
 
 
-def test_of_two_replicas_only_one_marks(world: World) -> None:
-    """The other replica reads the object again after its conflict and finds the mark."""
+def test_only_one_of_two_replicas_writes_the_mark(world: World) -> None:
+    """The other replica reads the GPUNode again after its conflict and finds the mark."""
     seen: list[list[str]] = []
 
     def decide(gpunode: GPUNode) -> Misplaced:
@@ -196,7 +198,7 @@ def test_of_two_replicas_only_one_marks(world: World) -> None:
         world.stage.node(), {"uid-p"}
     ))  # fmt: skip
     assert world.send_away(decide) == WENT
-    assert seen == [[], [EVICTED], [EVICTED]]  # the third is read before the eviction
+    assert seen == [[], [EVICTED], [EVICTED]]  # The third read is before the eviction.
 
 
 @pytest.mark.parametrize(
@@ -231,7 +233,9 @@ def test_the_mark_and_the_report_are_read_again_before_the_eviction(
         ),
     ],
 )
-def test_a_pod_that_changed_meanwhile_is_not_evicted(world: World, meanwhile: Pod) -> None:
+def test_a_pod_that_changed_before_its_eviction_is_not_evicted(
+    world: World, meanwhile: Pod
+) -> None:
     world.stage.fault = once("write_spec", "after", replaced_by(world.stage, meanwhile))
     assert world.send_away() == NOBODY
     assert world.evictor.evicted == []
@@ -243,7 +247,7 @@ def test_a_pod_without_a_gate_can_be_evicted(world: World) -> None:
     assert world.send_away() == WENT
 
 
-def test_a_rejecting_budget_is_reported_and_retried(world: World) -> None:
+def test_an_eviction_rejected_by_a_budget_is_reported_and_retried(world: World) -> None:
     world.evictor.trouble = OutcomeUnknown("429 too many disruptions")
     assert world.send_away() == ((), (("uid-p", "429 too many disruptions"),))
     world.evictor.trouble = None

@@ -1,4 +1,4 @@
-"""Eviction of pods that use more than they reserved: decided, warned, then evicted."""
+"""Tests the eviction of pods that use more than they reserved: decision, warning, and eviction."""
 
 import asyncio
 from itertools import count
@@ -23,7 +23,9 @@ NEVER_S, AT_ONCE_S = 1e9, 0.0
 
 
 class Overuse(World):
-    """Two GPUs of 24 GiB: on a, p and r have reserved 5 GiB each, and q 12; on b, s 5 and t 12."""
+    """Two GPUs of 24 GiB. On a, p and r have reserved 5 GiB each, and q 12 GiB. On b, s has
+    reserved 5 GiB and t 12 GiB.
+    """
 
     def __init__(self, rules: Rules | None = None) -> None:
         super().__init__(rules or Rules(evict_overuse=True))
@@ -66,7 +68,7 @@ class Overuse(World):
         assert self.evictor.grace_s[-1] == 120
 
     def report(self, p: float = 9, q: float = 2, r: float = 5, s: float = 5) -> None:
-        """The agent reports a new sample with these GiB in use."""
+        """Report a new sample of the agent with these GiB in use."""
         used_gib = {"a": {"p": p, "q": q, "r": r}, "b": {"s": s, "t": 2}}
         at = self.stamp(ago_s=-self.ahead_s - 0.001 * next(self._samples))
         devices, rows = [], []
@@ -78,7 +80,7 @@ class Overuse(World):
         self.store.report([("n", status(*devices, pods=rows, observed_at=at))])
 
     def round(self, grace_s: float = AT_ONCE_S, observes: bool = False) -> list[str]:
-        """Return the uids of the pods that one round has evicted."""
+        """Return the uids of the pods evicted in one round."""
         already = len(self.evictor.evicted)
         asyncio.run(self.controller.once(observes, grace_s))
         return self.evictor.evicted[already:]
@@ -103,20 +105,20 @@ def world() -> Overuse:
 
 def test_a_pod_is_warned_and_then_evicted_on_a_newer_sample(world: Overuse) -> None:
     world.report()
-    assert world.round() == []  # the sample of the decision evicts no pod
+    assert world.round() == []  # The sample of the decision evicts no pod.
     assert {uid: decision.device for uid, decision in world.decided.items()} == {"p": "a"}
     assert world.events == [("p", "GPUMemoryOveruseEviction")]
     assert "uses 9.0 GiB of device a, and has reserved 5.0 GiB" in world.posted[0].message
     assert "Only 8.0 GiB are free there, and 10.0 GiB are needed" in world.posted[0].message
     assert world.round() == []
     world.report()
-    assert world.round(NEVER_S) == []  # the grace period is not over
+    assert world.round(NEVER_S) == []  # The grace period is not over.
     assert world.round() == ["p"]
     assert world.events[1:] == [("p", "EvictedForGPUMemoryOveruse")]
     assert (world.counted("decided"), world.counted("evicted")) == (1, 1)
 
 
-def test_a_pod_that_uses_less_in_time_stays(world: Overuse) -> None:
+def test_a_pod_that_reduces_its_use_in_time_stays(world: Overuse) -> None:
     world.report()
     world.round()
     world.report(p=5)
@@ -124,7 +126,7 @@ def test_a_pod_that_uses_less_in_time_stays(world: Overuse) -> None:
     assert world.decided == {}
     assert world.counted("withdrawn") == 1
     world.report()
-    assert world.round() == []  # the grace period begins again
+    assert world.round() == []  # The grace period begins again.
     assert world.counted("decided") == 2
 
 
@@ -165,7 +167,7 @@ def test_two_replicas_evict_one_pod(world: Overuse) -> None:
     world.store.admit(msgspec.structs.replace(world.pods["p"], metadata=going))
     asyncio.run(second.once(False, AT_ONCE_S))
     assert world.evictor.evicted == ["p"]
-    # Its memory counts as free, and the memory of the other one is needed as well.
+    # Its memory counts as free, and the memory of the other pod is needed as well.
     world.report(p=9, q=2, r=9)
     rounds()
     assert world.decided.keys() == {"p"}
@@ -180,7 +182,7 @@ def test_a_restarted_replica_continues_the_decision(world: Overuse) -> None:
     world.controller = world.replica()
     world.report()
     assert world.round(NEVER_S) == []
-    assert world.round() == []  # for this replica, the sample can be older than the decision
+    assert world.round() == []  # For this replica, the sample can be older than the decision.
     world.report()
     assert world.round() == ["p"]
     assert world.counted("decided") == 1
@@ -199,7 +201,7 @@ def test_after_a_rejected_eviction_the_next_pod_is_selected(world: Overuse) -> N
     assert world.round() == ["r"]
 
 
-def test_all_replicas_leave_out_a_pod_whose_eviction_was_rejected(world: Overuse) -> None:
+def test_all_replicas_skip_a_pod_whose_eviction_was_rejected(world: Overuse) -> None:
     world.evictor.forbidden["p"] = StoreRejected("would violate the pod's disruption budget")
     second = world.replica()
     for _ in range(4):
@@ -224,7 +226,9 @@ def test_a_device_on_which_no_pod_may_be_evicted_is_counted(world: Overuse) -> N
 
 
 @pytest.mark.parametrize("error", [StoreConflict("changed"), StoreTimeout("no answer")])
-def test_a_pod_that_changed_meanwhile_is_read_again(world: Overuse, error: StoreError) -> None:
+def test_a_pod_that_changed_before_its_eviction_is_read_again(
+    world: Overuse, error: StoreError
+) -> None:
     world.evictor.forbidden["p"] = error
     world.report()
     world.round()
@@ -266,13 +270,13 @@ def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: Overuse
     world.report(p=5)
     assert logged() == []
     world.report()
-    assert logged() == []  # the pressure has begun again
+    assert logged() == []  # The pressure has begun again.
     world.report()
-    assert logged(NEVER_S) == []  # in the grace period
+    assert logged(NEVER_S) == []  # In the grace period.
     (entry,) = logged()
     assert (entry["node"], entry["pod"], entry["used_bytes"]) == ("n", "default/p", 9 * GIB)
     world.report()
-    assert logged() == []  # once for each pod
+    assert logged() == []  # Once for each pod.
 
 
 def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(world: Overuse) -> None:
@@ -292,7 +296,7 @@ def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(world: Ove
     assert world.evictor.evicted == []
 
 
-def test_nodes_with_overuse_take_turns_if_they_are_too_many(
+def test_nodes_with_overuse_are_checked_in_turns_if_they_are_too_many(
     world: Overuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.controller = world.replica(most_nodes=2)
@@ -304,7 +308,7 @@ def test_nodes_with_overuse_take_turns_if_they_are_too_many(
     assert set(world.decided) == {"p"}
 
 
-def test_with_report_as_setting_no_pod_is_evicted() -> None:
+def test_with_the_setting_report_no_pod_is_evicted() -> None:
     world = Overuse(Rules())
     for _ in range(3):
         world.report()
@@ -312,7 +316,7 @@ def test_with_report_as_setting_no_pod_is_evicted() -> None:
     assert world.decided == {}
 
 
-def test_a_heartbeat_is_a_newer_sample(world: Overuse) -> None:
+def test_a_heartbeat_counts_as_a_newer_sample(world: Overuse) -> None:
     world.report()
     world.round()
     held = world.gpunode()
@@ -329,7 +333,7 @@ def test_a_heartbeat_is_a_newer_sample(world: Overuse) -> None:
     assert world.round() == ["p"]
 
 
-def test_a_withdrawn_decision_is_not_carried_out_by_a_replica_whose_watch_is_late(
+def test_a_replica_with_a_late_watch_does_not_carry_out_a_withdrawn_decision(
     world: Overuse,
 ) -> None:
     world.report()
@@ -350,7 +354,7 @@ def test_a_withdrawn_decision_is_not_carried_out_by_a_replica_whose_watch_is_lat
     assert world.evictor.evicted == []
 
 
-def test_the_newest_report_must_show_the_pressure_although_the_watch_is_late(
+def test_the_newest_report_must_show_the_pressure_even_if_the_watch_is_late(
     world: Overuse,
 ) -> None:
     world.report()
@@ -374,7 +378,7 @@ def test_a_clock_that_is_set_back_delays_no_eviction(world: Overuse) -> None:
     assert world.round() == ["p"]
 
 
-def test_a_pod_that_overtakes_is_warned_before_it_is_evicted_and_the_first_stays_warned(
+def test_a_pod_that_becomes_the_largest_is_warned_before_its_eviction_and_the_first_stays_warned(
     world: Overuse,
 ) -> None:
     world.report(p=9, r=7)
@@ -385,12 +389,14 @@ def test_a_pod_that_overtakes_is_warned_before_it_is_evicted_and_the_first_stays
     assert world.round(NEVER_S) == []
     assert world.decided.keys() == {"p", "r"}
     world.report(p=12, r=9)
-    assert world.round() == ["p"]  # it was warned long ago
+    assert world.round() == ["p"]  # It was warned long ago.
     assert world.decided["p"] == first
 
 
 class TestRejectedEvictionOfAnotherNamespace:
-    """A disruption budget is written by the pod's author: no pod of others is evicted instead."""
+    """The pod's author writes disruption budgets, so no other namespace's pod may be evicted
+    instead.
+    """
 
     def test_the_next_pod_is_not_selected(self, world: Overuse) -> None:
         world.evictor.forbidden["p"] = StoreRejected("would violate the pod's disruption budget")

@@ -1,4 +1,6 @@
-"""Eviction of the bound pods of groups that lack others. The judge reads only the API server."""
+"""Tests the eviction of the bound pods of incomplete groups. The judge reads only the API
+server.
+"""
 
 import asyncio
 import itertools
@@ -65,7 +67,7 @@ class Api:
         return True
 
     def put(self, name: str, node: str = "", group: str = "g", **changes: object) -> None:
-        """Create or replace a pod. Its changes are those of ``member``."""
+        """Create or replace a pod, with the changes of ``member``."""
         made = replace(member(name, node, group, **changes))
         version = str(next(self._versions))
         metadata = replace(made.metadata, resource_version=version)
@@ -79,7 +81,7 @@ class Api:
             state.apply([PodGone(name)])
 
     def round(self, after_s: float | None = AFTER_S) -> list[str]:
-        """Let all replicas check at the same time; return the pods that they have evicted."""
+        """Let all replicas check at the same time. Return the pods that they have evicted."""
         before = len(self.evicted)
 
         async def once() -> None:
@@ -92,7 +94,7 @@ class Api:
         self.now_s += seconds
         return self.round()
 
-    # The calls that the controller makes.
+    # Calls of the controller.
 
     async def read(self, group: Group) -> Members:
         await asyncio.sleep(0)
@@ -145,7 +147,7 @@ def member(
 
 
 def half(minimum: int | None = 4, replicas: int = 1, **last: object) -> Api:
-    """Three pods of the group are bound, the last one is not."""
+    """Three pods of the group are bound, and the last one is not."""
     api = Api({} if minimum is None else {"g": minimum}, replicas)
     for i in range(3):
         api.put(f"g-{i}", f"n{i}")
@@ -153,7 +155,7 @@ def half(minimum: int | None = 4, replicas: int = 1, **last: object) -> Api:
     return api
 
 
-def test_the_bound_pods_of_a_group_that_lacks_one_are_evicted_together() -> None:
+def test_the_bound_pods_of_an_incomplete_group_are_evicted_together() -> None:
     api = half()
     assert api.round() == []
     assert api.later(AFTER_S - 0.1) == []
@@ -186,7 +188,7 @@ def test_no_pod_of_these_groups_is_evicted(api: Api) -> None:
     assert api.later() == []
 
 
-def test_pods_that_ended_successfully_or_are_ending_count_as_bound() -> None:
+def test_successfully_ended_and_terminating_pods_count_as_bound() -> None:
     for changes in ({"phase": "Succeeded"}, {"deleted": "2026-11-21T00:00:00Z"}):
         api = half(5)
         api.put("g-4", "n4", **changes)
@@ -198,7 +200,7 @@ def test_pods_that_ended_successfully_or_are_ending_count_as_bound() -> None:
         assert api.later() == ["g-0", "g-1", "g-2", "g-5"]
 
 
-def test_pods_that_need_no_gpu_count() -> None:
+def test_pods_without_a_gpu_request_count() -> None:
     """The extender does not follow them."""
     api = half()
     launcher = member("launcher", "n0")
@@ -214,12 +216,12 @@ def test_a_pod_without_a_controller_keeps_its_group() -> None:
     assert api.later() == []
 
 
-def test_nothing_is_evicted_without_the_setting() -> None:
+def test_without_the_setting_no_pod_is_evicted() -> None:
     api = half()
     for _ in range(2):
         assert api.round(None) == []
         api.now_s += 10 * AFTER_S
-    # The time begins when it is set.
+    # The time begins when the setting is set.
     assert api.round() == []
     assert api.later(AFTER_S - 0.1) == []
 
@@ -242,7 +244,7 @@ def test_a_pod_that_is_bound_at_the_last_moment_keeps_its_group() -> None:
     assert api.later() == []
 
 
-def test_each_further_bind_and_reservation_begins_the_time_again() -> None:
+def test_each_further_bind_and_reservation_restarts_the_time() -> None:
     api = half(6)
     api.put("g-4")
     api.put("g-5")
@@ -251,14 +253,14 @@ def test_each_further_bind_and_reservation_begins_the_time_again() -> None:
     api.put("g-3", "n3")
     assert api.later(50) == []
     held = gpunode(shared("A"), reservations={"g-4": reservation({"A": 12 * GIB})})
-    for state in api.states:  # another extender has begun to bind this pod
+    for state in api.states:  # Another extender has begun to bind this pod.
         state.apply([NodeSeen(kube_node()), GPUNodeSeen(held, api.now_s)])
     assert api.later(50) == []
     assert api.later(50) == []
     assert api.later(10) == ["g-0", "g-1", "g-2", "g-3"]
 
 
-def test_a_group_that_loses_a_pod_gets_no_more_time() -> None:
+def test_a_group_that_loses_a_pod_gets_no_additional_time() -> None:
     api = half(5)
     api.put("g-4", "n4")
     api.put("g-5")
@@ -267,7 +269,7 @@ def test_a_group_that_loses_a_pod_gets_no_more_time() -> None:
     assert api.later() == ["g-0", "g-1", "g-2"]
 
 
-def test_of_two_replicas_one_evicts_each_pod() -> None:
+def test_each_pod_is_evicted_by_only_one_of_two_replicas() -> None:
     api = half(replicas=2)
     api.round()
     assert api.later() == ["g-0", "g-1", "g-2"]
@@ -275,8 +277,9 @@ def test_of_two_replicas_one_evicts_each_pod() -> None:
 
 
 def test_one_group_is_evicted_at_a_time() -> None:
-    """The others may be bound in the memory that becomes free. The least important is the first,
-    and of equal ones the youngest."""
+    """The other groups may be bound in the freed memory. The group with the lowest priority comes
+    first, and the youngest of equal groups.
+    """
     api = Api(dict.fromkeys(("old", "young", "important"), 2))
     for group, created, priority in (
         ("old", "2026-11-21T00:00:00Z", 0),
@@ -292,7 +295,7 @@ def test_one_group_is_evicted_at_a_time() -> None:
     assert api.later() == ["important-0"]
 
 
-def test_an_error_of_the_api_server_evicts_nothing() -> None:
+def test_an_error_of_the_api_server_evicts_no_pod() -> None:
     api = half()
 
     async def fails(group: Group) -> Members:
@@ -316,7 +319,7 @@ STATES = st.sampled_from(["waits", "bound", "bound", "ended", "failed", "ending"
     st.integers(1, 2),
     st.randoms(use_true_random=False),
 )
-def test_only_groups_below_their_minimum_are_evicted_and_each_of_them_is(
+def test_exactly_the_groups_below_their_minimum_are_evicted(
     drawn: list[tuple[int, list[str]]], replicas: int, chance: random.Random
 ) -> None:
     api = Api({f"g{i}": minimum for i, (minimum, _) in enumerate(drawn)}, replicas)
@@ -347,7 +350,7 @@ def create(api: Api, group: str, name: str, state: str) -> None:
 
 
 def evictable(api: Api, group: str) -> list[str]:
-    """Return the pods of the group that have to go, by what the API server has."""
+    """Return the pods of the group that must be evicted, according to the API server."""
     pods = {name: each for name, each in api.pods.items() if name.startswith(f"{group}-")}
     there = [n for n, p in pods.items() if p.node and p.status and p.status.phase != "Failed"]
     run = [

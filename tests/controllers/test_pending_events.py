@@ -1,4 +1,4 @@
-"""Events that explain pending pods: a few at a time, in turn, and only if they change."""
+"""Tests Events that explain pending pods: a few at a time, in turn, and only after changes."""
 
 import asyncio
 import itertools
@@ -27,7 +27,7 @@ class Pending(World):
     def __init__(self, per_round: int = 2) -> None:
         super().__init__(stale_after_s=1e6)
         self.state.apply(seen(kube_node()))
-        #: Times of its clock, one after the other.
+        #: Times of its clock, in order.
         self.seconds: Iterator[float] = itertools.repeat(0.0)
         self.controller = PendingEventsController(
             self.state,
@@ -72,7 +72,7 @@ def test_only_a_changed_explanation_is_recorded_after_a_minimum_interval() -> No
     world = Pending()
     world.reject("a")
     assert world.told(0.0) == ["a"]
-    assert world.told(AGAIN_AFTER_S) == []  # nothing is new
+    assert world.told(AGAIN_AFTER_S) == []  # Nothing has changed.
     world.holds(21)
     assert world.told(2 * AGAIN_AFTER_S - 1) == []
     assert world.told(2 * AGAIN_AFTER_S) == ["a"]

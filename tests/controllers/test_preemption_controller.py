@@ -1,4 +1,4 @@
-"""For which pending pods others are evicted, when, and with which Events."""
+"""Tests for which pending pods others are evicted, when, and with which Events."""
 
 import asyncio
 import time
@@ -82,7 +82,7 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
         "Leaves node n for pod new, which has a higher priority and needs the memory of its GPU."
     )
     assert new.decision_id == victim.decision_id == "new.1"
-    # Once: it is looked at again only when there was time for it.
+    # Only once, because it is checked again only after some time.
     assert world.once() == ["a"]
     assert len(world.posted) == 2
 
@@ -100,7 +100,7 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
         pytest.param(waiting(newcomer(25)), id="it would not help"),
     ],
 )
-def test_no_pod_is_evicted_otherwise(of: Pod) -> None:
+def test_no_pod_is_evicted_under_other_conditions(of: Pod) -> None:
     assert Preemption(of).once() == []
 
 
@@ -128,7 +128,7 @@ def test_preemption_by_kube_scheduler_is_recorded_once() -> None:
     world = Preemption(of, evicts=False)
     found = preemption(world.state, of, {}, ["n"], world.now_s)
     assert world.once() == []
-    assert world.posted == []  # no attempt was made here
+    assert world.posted == []  # This replica made no attempt.
     part = recorded(found, world.wall_s(), 1, 1, 1)
     world.journal.note(of, part, part.at_s)
     world.once()

@@ -1,4 +1,6 @@
-"""Preemption for a pod: one attempt at a time, and no eviction if a budget protects a victim."""
+"""Tests preemption for a pod: one attempt at a time, and no eviction if a budget protects a
+victim.
+"""
 
 from collections.abc import Callable
 
@@ -19,7 +21,7 @@ NEW = pod(uid="new", name="new", priority=9)
 
 
 class Writer(World):
-    """A pod that waits, and two victims on a node."""
+    """A pending pod, and two victims on a node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -55,7 +57,7 @@ def test_the_attempt_is_recorded_on_the_pod_before_any_eviction() -> None:
     world.evictor.when_checked = look
     made = world.preempt()
     assert (made.begun, made.rejected, asked) == (True, "", ["high", "low"])
-    # The least important first.
+    # The lowest priority comes first.
     assert names(made.evicted) == world.evictor.evicted == ["low", "high"]
     attempt = attempt_of(world.pod("new"))
     assert attempt is not None
@@ -63,14 +65,14 @@ def test_the_attempt_is_recorded_on_the_pod_before_any_eviction() -> None:
     assert attempt.victims == ("high", "low")
 
 
-def test_of_two_replicas_one_acts() -> None:
+def test_only_one_of_two_replicas_acts() -> None:
     world = Writer()
     seen = world.pod("new")
     assert world.preempt(seen).begun
     assert world.preempt(seen) == PreemptionResult()
     assert world.evictor.evicted == ["low", "high"]
 
-    # Also where both have read the pod before either writes.
+    # This also holds if both have read the pod before either writes.
     world = Writer()
     world.evictor.when_checked = lambda: world.store.touch_pod(world.pod("new"), "{}", PREEMPTING)
     assert world.preempt() == PreemptionResult()
@@ -130,7 +132,7 @@ def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
     world.evictor.errors["low"] = StoreRejected("403 forbidden")
     made = world.preempt()
     assert (made.begun, made.evicted, made.rejected) == (True, (), "403 forbidden")
-    # What changed in that very moment is read again.
+    # The state that changed at this moment is read again.
     world = Writer()
     world.evictor.errors["low"] = StoreConflict("409")
     assert names(world.preempt().evicted) == ["low", "high"]
@@ -144,7 +146,7 @@ def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
         pytest.param(lambda store: another_attempt(store), id="another replica began an attempt"),
     ],
 )
-def test_no_further_victim_is_evicted_once_the_pod_does_not_wait_any_more(
+def test_no_further_victim_is_evicted_when_the_pod_is_no_longer_pending(
     deed: Callable[[EmbeddedStore], None],
 ) -> None:
     world = Writer()

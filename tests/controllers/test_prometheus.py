@@ -1,6 +1,6 @@
-"""Queries to Prometheus: faults of the server, cached values, and secrets in logs.
+"""Tests queries to Prometheus: faults of the server, cached values, and secrets in logs.
 
-The server is simulated and misbehaves over real HTTP; ``tests/history`` queries a real Prometheus.
+The server is simulated and misbehaves over real HTTP. ``tests/history`` queries a real Prometheus.
 """
 
 import gzip
@@ -88,7 +88,7 @@ def why(source: Source) -> tuple[str, dict[str, float]]:
     return event["message"], left
 
 
-def test_it_queries_and_passes_on_changes(server: StandIn) -> None:
+def test_results_are_queried_and_changes_are_passed_on(server: StandIn) -> None:
     source = Source(at(server) + "/prefix/", timeout_s=7.5)
     assert source.refresh() == {"G": 0.5}
     asked = [urlsplit(path) for path in server.paths]
@@ -166,7 +166,7 @@ def test_a_slow_server_times_out(
     until(lambda: source.refresh() == {"G": 0.9}, "it is asked again")
 
 
-def test_an_endless_answer_is_read_up_to_the_limit(
+def test_an_endless_response_is_read_up_to_the_limit(
     server: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared, "MAX_BYTES", 2 << 20)
@@ -224,9 +224,9 @@ def test_after_internal_errors_old_values_expire(
 
 
 class TestSecrets:
-    """Secrets are sent to the server and never logged."""
+    """Secrets are sent to the server but never logged."""
 
-    def test_user_and_password_of_the_url(self, server: StandIn) -> None:
+    def test_user_and_password_of_the_url_are_sent_and_not_logged(self, server: StandIn) -> None:
         url = at(server).replace("://", "://us%40er:s3cret-t0ken@")
         Source(url).refresh()
         # "us@er:s3cret-t0ken" in base64.
@@ -258,7 +258,7 @@ class TestSecrets:
             pytest.param(SECRET.encode() + b"\xff", "cannot be read", id="bytes"),
         ],
     )
-    def test_a_file_without_a_token(
+    def test_a_file_without_a_token_is_an_error(
         self, server: StandIn, tmp_path: Path, text: bytes | None, says: str
     ) -> None:
         file = tmp_path / "token"
@@ -298,7 +298,7 @@ class TestSecrets:
                 self.wfile.write(gzip.compress(text))
 
             def log_message(self, format: str, *args: object) -> None:
-                """Log nothing."""
+                """Do not log requests."""
 
         file = tmp_path / "token"
         file.write_text(SECRET)
@@ -328,7 +328,7 @@ def test_the_thread_queries_periodically_and_stops_immediately(server: StandIn) 
     until(lambda: server.asked > asked, "a query that hangs")
     begun_s = time.monotonic()
     source.source.stop()
-    assert time.monotonic() - begun_s < PATIENCE_S  # less than it may wait for an answer
+    assert time.monotonic() - begun_s < PATIENCE_S  # Less than it may wait for a response.
     handed_on = len(source.moved)
     time.sleep(0.1)
     assert len(source.moved) == handed_on

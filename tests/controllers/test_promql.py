@@ -1,4 +1,4 @@
-"""Parsing of Prometheus answers, and which answers are rejected."""
+"""Tests the parsing of Prometheus responses, and which responses are rejected."""
 
 import json
 import math
@@ -24,17 +24,17 @@ ASKED_S = 5000.0
 
 
 def ratio(value: object, at_s: float = AT_S, **labels: str) -> dict[str, Any]:
-    """A series of the first query, with these labels."""
+    """Return a series of the first query with these labels."""
     return {"metric": {"figure": "ratio", **labels}, "value": [at_s, str(value)]}
 
 
 def sampled(age_s: float, **labels: str) -> dict[str, Any]:
-    """A series of the second query, with a sample of this age."""
+    """Return a series of the second query with a sample of this age."""
     return {"metric": {"figure": "at", **labels}, "value": [AT_S, str(AT_S - age_s)]}
 
 
 def body(*series: dict[str, Any], **other: Any) -> bytes:
-    """As Prometheus writes it: without spaces, the labels of a series before its value."""
+    """Return a body as Prometheus writes it: without spaces, and labels before values."""
     answer = {
         "status": "success",
         "data": {"resultType": "vector", "result": list(series)},
@@ -49,13 +49,13 @@ def shown(
     wall_s: float = AT_S,
     **before: Activity,
 ) -> dict[Key, Activity]:
-    """Return the result of two answers; the second has ``others``."""
+    """Return the result of two responses. The second one contains ``others``."""
     answers = [read(list(each)) for each in (series, others)]
     had = {(uuid, None): activity for uuid, activity in before.items()}
     return history(answers, had, SPAN, ASKED_S, wall_s, 180.0)
 
 
-def test_the_result_for_a_device() -> None:
+def test_a_device_gets_the_value_of_its_series() -> None:
     assert shown(ratio(0.42, UUID="GPU-a"), sampled(12.5, UUID="GPU-a")) == {
         ("GPU-a", None): Activity(0.42, HISTORY, 0.95, 900, ASKED_S - 12.5)
     }
@@ -75,7 +75,9 @@ def test_the_result_for_a_device() -> None:
         pytest.param({"gpu": "0", "Hostname": "n"}, None, id="a device without a UUID"),
     ],
 )
-def test_the_device_of_a_series(labels: dict[str, str], key: Key | None) -> None:
+def test_the_device_is_identified_by_the_labels_of_a_series(
+    labels: dict[str, str], key: Key | None
+) -> None:
     assert list(shown(ratio(0.5, **labels), sampled(1, **labels))) == ([] if key is None else [key])
 
 
@@ -92,7 +94,7 @@ def test_only_a_ratio_is_accepted(value: str, is_told: float | None) -> None:
     assert [a.ratio for a in found.values()] == ([] if is_told is None else [is_told])
 
 
-def test_of_two_series_of_a_device_the_higher_value_and_the_newer_sample_count() -> None:
+def test_with_two_series_of_a_device_the_higher_value_and_the_newer_sample_count() -> None:
     one, other = {"UUID": "G"}, {"uuid": "G"}
     high, low = (ratio(0.6, **one), sampled(15, **one)), (ratio(0.3, **other), sampled(90, **other))
     for found in (shown(*high, *low), shown(*high, others=low), shown(*low, others=high)):
@@ -109,7 +111,7 @@ def test_of_two_series_of_a_device_the_higher_value_and_the_newer_sample_count()
         pytest.param(math.nan, None, id="no time"),
     ],
 )
-def test_the_age_of_a_value_is_that_of_its_newest_sample(
+def test_the_age_of_a_value_is_the_age_of_its_newest_sample(
     age_s: float, counts_as_s: float | None
 ) -> None:
     found = shown(ratio(0.5, UUID="G"), sampled(age_s, UUID="G"))
@@ -129,7 +131,7 @@ def test_a_small_clock_difference_is_ignored_and_a_large_one_is_an_error() -> No
             shown(*series, wall_s=wrong_s)
         with pytest.raises(PrometheusUnreadable, match="its clock differs from ours"):
             shown(others=series, wall_s=wrong_s)
-    assert shown(wall_s=0.0) == {}  # there was no answer, so no time either
+    assert shown(wall_s=0.0) == {}  # There was no response, so the time is unknown.
 
 
 def test_a_small_change_keeps_the_value_and_updates_its_age() -> None:
@@ -151,7 +153,7 @@ def test_new_removed_and_changed_values_count_as_changes() -> None:
     assert changed(after, after) == []
 
 
-def test_without_an_answer_values_stay_until_they_expire() -> None:
+def test_without_a_response_values_stay_until_they_expire() -> None:
     held: dict[Key, Activity] = {
         (name, None): Activity(0.5, HISTORY, sampled_at_s=at_s)
         for name, at_s in (("old", 1000.0), ("new", 1001.0))
@@ -223,7 +225,7 @@ def test_an_error_message_is_shortened() -> None:
         assert len(str(caught.value)) < 230
 
 
-def test_the_queries_are_only_for_sm_activity() -> None:
+def test_only_sm_activity_is_queried() -> None:
     texts = EVERY_CLUSTER.sm_activity(0.99, 300)
     for metric in ("DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_UTIL_RATIO"):
         past = [text for text in texts if f"quantile_over_time(0.99, {metric}{{" in text]

@@ -1,4 +1,4 @@
-"""SM activity history is enqueued node by node, and only if it changed."""
+"""Checks that SM activity history is enqueued node by node, and only after changes."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ NODES = 100
 
 
 class Watched(Extender):
-    """Keeps what is queued."""
+    """Records the queued changes."""
 
     parts: list[ActivitySeen]
 
@@ -43,7 +43,7 @@ def history_of(
 
 
 def answer(ratios: dict[int, float]) -> str:
-    """As if evaluated just now, by the clock of this machine."""
+    """Return a result evaluated just now, by the clock of this machine."""
     now_s = time.time()
     shown = (
         (kind, f"GPU-{i}", value)

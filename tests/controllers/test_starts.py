@@ -1,4 +1,4 @@
-"""The start phase in the ledger: who ends it, once, and how a pod that waits for it goes on."""
+"""Tests the start phase in the ledger: how it ends, once, and how a waiting pod continues."""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -31,7 +31,7 @@ def alone(uid: str, *, timeout: str = "10m", **of: Any) -> Pod:
 
 
 class Starts(World):
-    """One GPU of 24 GiB and four replicas, whose pods two replicas of the extender follow."""
+    """One GPU with 24 GiB and four replicas, whose pods two replicas of the extender follow."""
 
     def __init__(self) -> None:
         super().__init__(stale_after_s=1e9)
@@ -49,7 +49,7 @@ class Starts(World):
         )
 
     def report(self, **settled: bool) -> None:
-        """The agent reports that these pods use 1 GiB each, and whether that has settled."""
+        """Report that these pods use 1 GiB each, and whether their use has settled."""
         stamp = self.stamp(ago_s=-0.001 * next(self._samples))
         rows = [
             use(
@@ -96,7 +96,7 @@ def test_the_second_pod_is_bound_when_the_first_is_ready(world: Starts) -> None:
     generation = world.state.snapshot().generation
     world.round(after_s=10)
     assert world.phases == {"p": "running"}
-    assert world.state.latest_gain > generation  # pods that wait are requeued
+    assert world.state.latest_gain > generation  # Pending pods are requeued.
     assert world.bind(alone("q")) == Bound()
     assert world.phases == {"p": "running", "q": "starting"}
     assert (world.counted("ready"), world.posted) == (1, [])
@@ -124,7 +124,7 @@ def test_a_container_that_restarts_does_not_start_alone_again(world: Starts) -> 
     world.bind(alone("p"))
     world.report(p=True)
     world.round()
-    world.report(p=False)  # a new life, which has not settled
+    world.report(p=False)  # A new run, which has not settled.
     world.round(after_s=1)
     assert world.phases == {"p": "running"}
     assert world.bind(alone("q")) == Bound()
@@ -149,15 +149,17 @@ def test_two_replicas_end_a_start_once(world: Starts) -> None:
     assert (world.counted("timed_out"), len(world.posted)) == (1, 1)
 
 
-def test_a_lost_race_is_decided_again_on_the_newer_version(world: Starts) -> None:
-    """Another replica has ended the start in between: this one neither counts nor reports it."""
+def test_after_a_lost_race_the_decision_is_made_again_on_the_newer_version(world: Starts) -> None:
+    """Another replica has ended the start in between, so this replica neither counts nor reports
+    it.
+    """
     world.bind(alone("p", timeout="90s"))
     world.fault = once("write_spec", "after", raises(StoreConflict))
     world.round(after_s=90)
     assert (world.phases, world.counted("timed_out"), world.posted) == ({"p": "running"}, 0, [])
 
 
-def test_a_store_that_does_not_answer_is_asked_again(world: Starts) -> None:
+def test_a_store_that_does_not_answer_is_called_again(world: Starts) -> None:
     world.bind(alone("p", timeout="90s"))
     world.fault = once("write_spec", "before", raises(StoreTimeout))
     world.round(after_s=90)
@@ -167,7 +169,7 @@ def test_a_store_that_does_not_answer_is_asked_again(world: Starts) -> None:
 
 
 def test_an_adopted_pod_is_starting_until_its_own_timeout(world: Starts) -> None:
-    """It was bound without Headroom, or the ledger of its node was lost and is set up again."""
+    """It was bound without Headroom, or the ledger of its node was lost and initialised again."""
     status = PodStatus(phase="Running", start_time=world.stamp(ago_s=500))
     running = msgspec.structs.replace(alone("p", node="n"), status=status)
     world.store.admit(running)
@@ -180,7 +182,7 @@ def test_an_adopted_pod_is_starting_until_its_own_timeout(world: Starts) -> None
     assert world.phases == {"p": "running"}
 
 
-def test_pods_start_in_the_order_of_the_ledger_whatever_the_clocks_say(world: Starts) -> None:
+def test_pods_start_in_the_order_of_the_ledger_whatever_the_clocks_show(world: Starts) -> None:
     """The second write is by a replica whose clock is an hour behind."""
     for uid in "pq":
         world.store.admit(alone(uid, node="n"))

@@ -1,4 +1,6 @@
-"""Manifests for KAI, HAMi and gpushare in, ours out; judged with what reads them in the cluster."""
+"""Converts manifests for KAI, HAMi and gpushare, and checks the results with the readers of the
+cluster.
+"""
 
 import contextlib
 import copy
@@ -28,13 +30,13 @@ from tests.examples import examples
 
 GOLDEN = Path(__file__).parent / "golden"
 MIB = 1 << 20
-#: A parser that keeps comments takes its time.
+#: Long, because a parser that keeps comments is slow.
 SLOW_YAML = settings(max_examples=examples(75), deadline=None)
 VRAM = "headroom.gpu/vram"
 
 
 def asked(manifest: dict[str, Any]) -> dict[str, tuple[Any, int]]:
-    """Container -> amount and devices, as the extender understands the pod."""
+    """Return amount and devices of each container, as the extender reads the pod."""
     pod = msgspec.convert({"spec": {}, **manifest, "metadata": manifest["metadata"]}, Pod)
     request = understand(pod, None, Rules())
     assert isinstance(request, VramRequest), request
@@ -70,7 +72,7 @@ def command(file: str, text: str = "") -> Result:
 
 
 @pytest.mark.parametrize("name", ["kai", "hami", "gpushare", "unclear"])
-def test_files_come_out_as_written_down(name: str) -> None:
+def test_files_are_converted_as_expected(name: str) -> None:
     result = command(f"{name}.yaml")
     assert result.stdout == (GOLDEN / f"{name}.out.yaml").read_text()
     assert result.stderr == (GOLDEN / f"{name}.said.txt").read_text()
@@ -78,7 +80,7 @@ def test_files_come_out_as_written_down(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kai", "hami", "gpushare"])
-def test_what_came_out_has_nothing_left_to_convert(name: str) -> None:
+def test_a_converted_file_has_nothing_left_to_convert(name: str) -> None:
     once = (GOLDEN / f"{name}.out.yaml").read_text()
     again = convert(once, Options())
     assert again.text == once
@@ -125,14 +127,14 @@ def test_each_container_keeps_its_own_amount(sizes: list[int | None]) -> None:
     assert asked(pod) == wanted
 
 
-def test_a_container_that_asks_for_no_amount_is_not_given_that_of_another() -> None:
+def test_a_container_without_an_amount_does_not_get_another_containers() -> None:
     pod = converted(limits({"nvidia.com/gpumem": 1024}, {"nvidia.com/gpu": 1}))
     assert pod["metadata"]["annotations"] == {VRAM: "c0=1Gi"}
     assert asked(pod)["c1"] == (ReplicaShare(), 1)
 
 
 @pytest.mark.parametrize("kind", list(TEMPLATES))
-def test_every_kind_with_a_template(kind: str) -> None:
+def test_every_kind_with_a_pod_template_is_converted(kind: str) -> None:
     pod = yaml.safe_load(kai(gpu_memory="1024"))
     body: dict[str, Any] = {"metadata": pod["metadata"], "spec": pod["spec"]}
     for key in reversed(TEMPLATES[kind]):
@@ -145,8 +147,8 @@ def test_every_kind_with_a_template(kind: str) -> None:
     assert asked(out) == {"main": (Bytes(1 << 30), 1)}
 
 
-def test_nothing_that_was_written_by_another_allocator_is_carried_along() -> None:
-    """A bound pod that still had it would close its node."""
+def test_annotations_written_by_another_allocator_are_removed() -> None:
+    """A bound pod with such an annotation would close its node."""
     stamps = {"hami.io/vgpu-devices-allocated": "GPU-0,NVIDIA,1,1:;", "ALIYUN_COM_GPU_MEM_IDX": "0"}
     text = pod_of(
         {"annotations": stamps, "labels": {"runai-gpu-group": "g", "app": "a"}},
@@ -159,7 +161,7 @@ def test_nothing_that_was_written_by_another_allocator_is_carried_along() -> Non
     assert out["metadata"]["labels"] == {"app": "a"}
 
 
-def test_a_scheduler_of_ones_own_is_kept_and_another_can_be_given() -> None:
+def test_a_custom_scheduler_is_kept_and_another_can_be_given() -> None:
     own = pod_of({"annotations": {"gpu-memory": "1"}}, {"name": "main"}, schedulerName="mine")
     assert converted(own)["spec"]["schedulerName"] == "mine"
     assert converted(own, scheduler_name="headroom")["spec"]["schedulerName"] == "headroom"
@@ -243,7 +245,7 @@ def test_gpushare_compute_settings_are_removed_with_its_plugin() -> None:
         pytest.param("kind: Pod\nspec: [1]\n", "no pod template", id="no spec"),
     ],
 )
-def test_what_is_not_understood_is_left_as_it_was(text: str, says: str) -> None:
+def test_unknown_settings_stay_unchanged(text: str, says: str) -> None:
     result = convert(text, Options())
     assert result.text == text
     assert not result.understood
@@ -260,12 +262,12 @@ def test_what_is_not_understood_is_left_as_it_was(text: str, says: str) -> None:
         pytest.param("kind: Pod\n---\nhello\n", "document 2 is no", id="a word"),
     ],
 )
-def test_a_file_that_is_no_manifest(text: str, says: str) -> None:
+def test_a_file_without_a_manifest_stays_unchanged(text: str, says: str) -> None:
     with pytest.raises(BadManifest, match=re.escape(says)):
         convert(text, Options())
 
 
-def test_a_bad_file_is_answered_in_one_line() -> None:
+def test_an_invalid_file_gives_a_one_line_error() -> None:
     result = command("-", "a: [1\n")
     assert (result.exit_code, result.stdout) == (2, "")
     assert re.fullmatch(r"headroom: <stdin>: line [0-9]+: is not YAML: [^\n]+\n", result.stderr)
@@ -303,7 +305,7 @@ def test_a_bad_file_is_answered_in_one_line() -> None:
         max_leaves=12,
     )
 )
-def test_odd_objects_are_answered_and_never_a_crash(inner: Any) -> None:
+def test_unusual_objects_never_cause_a_crash(inner: Any) -> None:
     for document in ({"kind": "Pod", "spec": inner}, {"kind": "List", "items": inner}, inner):
         try:
             convert(yaml.safe_dump(document), Options())
@@ -339,14 +341,14 @@ GPUSHARE = list(yaml.safe_load_all((GOLDEN / "gpushare.yaml").read_text() + "---
 
 
 @pytest.mark.parametrize("value", [None, True, "x", [1]], ids=repr)
-def test_a_part_of_another_type_is_answered_and_never_a_crash(value: object) -> None:
+def test_a_part_of_another_type_never_causes_a_crash(value: object) -> None:
     for document in GPUSHARE:
         for path in parts(document):
             with contextlib.suppress(BadManifest):
                 convert(yaml.safe_dump(replaced(document, path, value)), Options())
 
 
-def test_stdin_and_a_file_without_anything_to_do_come_out_byte_for_byte() -> None:
+def test_stdin_and_a_file_without_anything_to_convert_are_output_unchanged() -> None:
     text = "# only a\nkind:   ConfigMap   \nmetadata: {name: a}\n---\n---\n"
     result = command("-", text)
     assert (result.exit_code, result.stdout, result.stderr) == (0, text, "")

@@ -1,7 +1,7 @@
-"""Pods with Headroom's annotation to DRA claims and back; bytes counted by rules of our own.
+"""Converts pods with Headroom's annotation to DRA claims and back, and counts bytes independently.
 
-The judge shares no code with the conversion: the bytes of a pod follow Kubernetes' rule for
-requests of init containers and sidecars (KEP-753), those of a claim are count times memory.
+The judge shares no code with the conversion. The bytes of a pod follow Kubernetes' rule for
+requests of init containers and sidecars (KEP-753), and the bytes of a claim are count times memory.
 """
 
 import copy
@@ -29,7 +29,7 @@ def amount_bytes(text: str) -> int:
 
 
 def counted_bytes(pod: Object) -> int:
-    """Return the most bytes that the pod's containers hold at one time."""
+    """Return the maximum number of bytes that the pod's containers hold at one time."""
     by_name: dict[str, str] = {}
     text = pod["metadata"].get("annotations", {}).get(VRAM, "")
     if "=" in text:
@@ -93,7 +93,7 @@ def test_a_thousand_random_pods_count_the_same_bytes_as_their_claims() -> None:
         template, findings = to_claims(pod, "Pod p", "p", "")
         if template is None:
             assert pod == before
-            # Only an init container that needs more than each later one cannot be expressed.
+            # Only an init container that needs more than each later container cannot be expressed.
             assert [finding.message[:50] for finding in findings] in (
                 [],
                 ["not changed: a claim is held for the whole life of"],
@@ -157,7 +157,7 @@ def command(text: str, *args: str) -> Result:
     return CliRunner().invoke(app, ["convert", *args, "-f", "-"], input=text)
 
 
-def test_a_file_of_manifests_becomes_claims_and_returns() -> None:
+def test_a_file_of_manifests_is_converted_to_claims_and_back() -> None:
     there = command(DEPLOYMENT, "--to", "dra")
     assert there.exit_code == 1
     assert there.stderr == (
@@ -330,7 +330,9 @@ def test_pods_that_claims_cannot_express_are_not_changed(given: Object, says: st
         ),
     ],
 )
-def test_claims_that_the_annotation_cannot_express(devices: Object, says: str | None) -> None:
+def test_claims_that_the_annotation_cannot_express_are_reported(
+    devices: Object, says: str | None
+) -> None:
     template = {"spec": {"spec": {"devices": devices}}}
     claim = {"name": "g", "resourceClaimTemplateName": "t"}
     main = {"name": "main", "resources": {"claims": [{"name": "g"}]}}
@@ -345,7 +347,7 @@ def test_claims_that_the_annotation_cannot_express(devices: Object, says: str | 
     assert (not findings) if says is None else says in findings[0].message
 
 
-def test_a_claim_of_an_init_container_of_its_own_counts_less_and_that_is_reported() -> None:
+def test_a_claim_used_only_by_an_init_container_counts_less_and_that_is_reported() -> None:
     template = {"spec": {"spec": {"devices": {"requests": [request("a"), request("b")]}}}}
     given = {
         "metadata": {},
@@ -363,7 +365,7 @@ def test_a_claim_of_an_init_container_of_its_own_counts_less_and_that_is_reporte
     assert "counts 4.0 GiB instead of 8.0 GiB" in findings[0].message
 
 
-def test_a_claim_whose_template_is_not_in_the_file_is_left_to_a_person() -> None:
+def test_a_claim_without_its_template_in_the_file_stays_unchanged() -> None:
     claim = {"name": "g", "resourceClaimTemplateName": "t"}
     given = {"metadata": {}, "spec": {"containers": [{"name": "a"}], "resourceClaims": [claim]}}
     used, findings = from_claims(given, "Pod p", {})

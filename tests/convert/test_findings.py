@@ -1,4 +1,4 @@
-"""Everything that a conversion changes or drops is reported."""
+"""Checks that everything which a conversion changes or drops is reported."""
 
 from typing import Any
 
@@ -219,7 +219,7 @@ def job(labels: dict[str, str], template: dict[str, Any]) -> dict[str, Any]:
         ),
     ],
 )
-def test_what_changes_or_is_lost_is_reported(
+def test_changed_and_dropped_settings_are_reported(
     given: dict[str, Any], outcome: Outcome, says: str
 ) -> None:
     result = convert(yaml.safe_dump(given), Options())

@@ -158,7 +158,7 @@ def test_without_an_answer_the_reason_is_given() -> None:
     assert asked.get("/v1/history/fleet?since=30m").json()["source"] == "console"
 
 
-def test_values_that_are_no_measurements_are_left_out() -> None:
+def test_values_that_are_not_measurements_are_skipped() -> None:
     texts = ["1", "NaN", "+Inf", "-Inf", "1e308", "-5", "0"]
     values = [(60.0 * number, text) for number, text in enumerate(texts)]
     times = [at_s for at_s, _ in values]

@@ -1,4 +1,4 @@
-"""An API server and a debug API in this process, with the answers that a test sets."""
+"""An API server and a debug API in this process, with responses set by a test."""
 
 import json
 import re
@@ -18,27 +18,27 @@ Answer = tuple[int, dict[str, Any]]
 
 
 def status(code: int, message: str, **details: Any) -> Answer:
-    """Return an answer as the API server sends its errors."""
+    """Return an error response in the format of the API server."""
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
     return code, body | {"code": code, "details": details}
 
 
 @dataclass
 class FakeCluster:
-    """Nodes and pods by name; ``write_node`` accepts a patch only of the current version."""
+    """Nodes and pods by name. ``write_node`` accepts a patch only for the current version."""
 
     annotations: dict[str, dict[str, str]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
-    #: Node -> ``spec.unschedulable``.
+    #: ``spec.unschedulable`` of each node.
     cordons: dict[str, bool] = field(default_factory=dict)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: Bodies of nodes of the debug API; MIG device -> physical GPU.
+    #: Bodies of nodes in the debug API, and the physical GPU of each MIG device.
     debug: dict[str, Any] = field(default_factory=dict)
     mig_parents: dict[str, str] = field(default_factory=dict)
     steering_obstacle: str | None = None
-    #: Answers to the next evictions of a pod; afterwards, it is accepted and the pod ends.
+    #: Responses to the next evictions of a pod. Later evictions are accepted, and the pod ends.
     evictions: dict[str, deque[Answer]] = field(default_factory=dict)
-    #: (method, part of the path) -> the answer to all such requests.
+    #: The response to all requests with this (method, part of the path).
     answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
     #: Values of the annotation that another client writes just before the next patches.
     others: deque[str] = field(default_factory=deque)
@@ -47,13 +47,13 @@ class FakeCluster:
     url: str = ""
 
     def add(self, node: Any, annotations: dict[str, str] | None = None) -> None:
-        """Add a node; both APIs have it."""
+        """Add a node to both APIs."""
         self.debug[node["name"]] = node
         self.annotations[node["name"]] = annotations or {}
         self.versions[node["name"]] = 7
 
     def add_pod(self, name: str, owner: str = "ReplicaSet", **metadata: Any) -> None:
-        """Add pod team-a/NAME with uid uid-NAME; without controller if ``owner`` is empty."""
+        """Add pod team-a/NAME with uid uid-NAME, without a controller if ``owner`` is empty."""
         owners = [{"apiVersion": "v1", "kind": owner, "name": "o", "uid": "o", "controller": True}]
         self.pods[name] = {
             "kind": "Pod",
@@ -148,7 +148,7 @@ class FakeCluster:
         return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def end(self, name: str) -> None:
-        """End a pod; no report shows it any more."""
+        """End a pod, so that no report shows it any more."""
         del self.pods[name]
         for node in self.debug.values():
             for device in node["devices"]:
@@ -160,7 +160,7 @@ class FakeCluster:
 
 @contextmanager
 def serving_fake(folder: Path) -> Iterator[tuple[FakeCluster, str]]:
-    """Serve a fake cluster on loopback. Yields it and the path of a kubeconfig for it."""
+    """Serve a fake cluster on loopback. Yield it and the path of a kubeconfig for it."""
     cluster = FakeCluster()
 
     class Handler(BaseHTTPRequestHandler):
@@ -179,7 +179,7 @@ def serving_fake(folder: Path) -> Iterator[tuple[FakeCluster, str]]:
         do_GET = do_POST = do_PATCH = _serve
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log no requests."""
+            """Do not log requests."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,))

@@ -1,4 +1,4 @@
-"""A small fleet with a running pod and one that is too large, for commands."""
+"""A small fleet for commands, with a running pod and a pod that is too large."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,7 @@ NODES = ["shared-0000", "shared-0001", "whole"]
 @pytest.fixture(scope="module")
 @starts_processes
 def server() -> Iterator[Server]:
-    """With a pod that runs on shared-0000, and one that is too large for every node."""
+    """A server with a pod that runs on shared-0000, and a pod that is too large for every node."""
     with serving(FLEET) as started:
         for name, vram in (("fits", "7Gi"), ("large", "90Gi")):
             asked = started.post("/filter", {"Pod": pod(name, vram), "NodeNames": NODES})
@@ -41,5 +41,5 @@ def pod(name: str, vram: str) -> dict[str, Any]:
 
 
 def rows(shown: str) -> list[list[str]]:
-    """Cells; two spaces or more are between columns."""
+    """Return the cells of each row. At least two spaces separate columns."""
     return [[cell for cell in line.split("  ") if cell.strip()] for line in shown.splitlines()]

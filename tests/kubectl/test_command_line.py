@@ -1,4 +1,4 @@
-"""The command line itself: help, programs, errors and completion, without a console."""
+"""Tests the command line itself without a console: help, programs, errors and completion."""
 
 import contextlib
 import io
@@ -45,7 +45,7 @@ def test_help_lists_every_command_in_its_group() -> None:
 
 def test_help_of_headroom_lists_the_commands_of_all_programs() -> None:
     names = {str(each.name or (each.callback and each.callback.__name__)) for each in OF_ALL}
-    listed = re.findall(r"^  (\S+) +\w", usage(), re.MULTILINE)[1:]  # not the description
+    listed = re.findall(r"^  (\S+) +\w", usage(), re.MULTILINE)[1:]  # Without the description.
     programs = {name.replace("_", "-") for name in names} | {"config", "agent", "gate"}
     assert sorted(listed) == sorted(programs)
     assert max(map(len, usage().splitlines())) <= 80
@@ -63,7 +63,7 @@ def test_help_of_headroom_lists_the_commands_of_all_programs() -> None:
         (["--server", "http://127.0.0.1:1", "top"], 3, "headroom: http://127.0.0.1:1 does not"),
     ],
 )
-def test_headroom_dispatches(
+def test_headroom_starts_the_command_of_each_program(
     arguments: list[str], status: int, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with mock.patch.object(sys, "argv", ["headroom", *arguments]):
@@ -75,7 +75,7 @@ def test_headroom_dispatches(
     assert text in "".join(capsys.readouterr())
 
 
-def test_a_wrong_subject_of_top_shows_the_valid_ones() -> None:
+def test_an_invalid_subject_of_top_is_rejected_with_the_valid_ones() -> None:
     rejected = run("", "top", "namespaces")
     assert rejected.returncode == 2
     assert "'namespaces' is not one of node, gpu, pod, model. Example: top gpu" in rejected.stderr
@@ -101,7 +101,9 @@ def test_a_missing_kubeconfig_has_its_own_message() -> None:
 
 @pytest.mark.parametrize("content", ["broken: [", "- a list", "\xff"])
 @pytest.mark.parametrize("command", ["top", "doctor"])
-def test_a_file_that_is_no_kubeconfig_is_named(content: str, command: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_kubeconfig_is_reported(
+    content: str, command: str, tmp_path: Path
+) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(content, "latin-1")
     rejected = run("", "--kubeconfig", str(kubeconfig), command)
@@ -141,7 +143,7 @@ def test_a_file_that_is_no_kubeconfig_is_named(content: str, command: str, tmp_p
         ),
     ],
 )
-def test_errors_of_the_command_line_show_what_to_write(arguments: list[str], text: str) -> None:
+def test_errors_of_the_command_line_show_the_correct_usage(arguments: list[str], text: str) -> None:
     rejected = run("", *arguments)
     assert rejected.returncode == 2
     assert rejected.stderr.splitlines()[-1] == f"Error: {text}"
@@ -161,13 +163,13 @@ def test_an_unknown_context_is_rejected_with_the_known_ones(tmp_path: Path) -> N
     )
 
 
-def test_another_server_than_headrooms_is_named_with_its_answer() -> None:
+def test_a_server_that_is_not_headroom_is_reported_with_its_response() -> None:
     class Other(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_error(418)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Log no requests."""
+            """Do not log requests."""
 
     with HTTPServer(("127.0.0.1", 0), Other) as other:
         url = f"http://127.0.0.1:{other.server_address[1]}"
@@ -234,7 +236,7 @@ def test_version_is_printed() -> None:
 
 
 def offered(*words: str) -> list[str]:
-    """As kubectl asks: the words after `headroom`."""
+    """Return the completions for the words after `headroom`, as kubectl requests them."""
     message = io.StringIO()
     with (
         mock.patch.dict(os.environ),

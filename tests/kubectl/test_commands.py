@@ -1,4 +1,4 @@
-"""`kubectl headroom` with a real extender."""
+"""Runs `kubectl headroom` with a real extender."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def test_top_shows_reserved_and_free_memory_of_each_node(server: Server) -> None
     header, *lines = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
     assert header == ["NODE", "GPUS", "RESERVED", "USED", "HEADROOM", "WORST GPU", "STATE"]
     assert [line[0] for line in lines[:3]] == NODES
-    # The plugin may give the pod either device: its 7 GiB are kept free on both.
+    # The plugin may choose either device for the pod, so 7 GiB are kept free on both.
     assert lines[0][1:] == ["2", "14.0 GiB", "0.0 GiB", "34.0 GiB", "17.0 GiB", "ok"]
     assert lines[2][1:] == ["1", "0.0 GiB", "0.0 GiB", "80.0 GiB", "80.0 GiB", "ok"]
     assert shown.stdout.splitlines()[4:] == [
@@ -35,7 +35,7 @@ def test_top_shows_reserved_and_free_memory_of_each_node(server: Server) -> None
         "       USED        0.0 GiB    0 %  [--------------------]",
         "       HEADROOM  162.0 GiB   92 %  [##################--]",
     ]
-    assert "\x1b" not in shown.stdout  # colours only on a terminal
+    assert "\x1b" not in shown.stdout  # Colours appear only on a terminal.
 
 
 def test_top_lists_gpus_and_pods(server: Server) -> None:
@@ -60,7 +60,7 @@ def test_top_lists_gpus_and_pods(server: Server) -> None:
     assert run(server.debug, "top", "pod", "-A").stdout == held
 
 
-def test_why_shows_the_request_what_the_pod_lacks_and_suggestions(server: Server) -> None:
+def test_why_shows_the_request_the_missing_memory_and_suggestions(server: Server) -> None:
     shown = run(server.debug, "why", "team-a/large").stdout
     assert shown.startswith(
         "Pod team-a/large: no node can take the pod: it needs 90.0 GiB, larger than any GPU that "
@@ -93,7 +93,7 @@ def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
     )
     rejected = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
     assert "fails: insufficient GPU memory on any device" in rejected
-    assert run(server.debug, "score", "team-a/large").stdout == rejected  # the nearest one
+    assert run(server.debug, "score", "team-a/large").stdout == rejected  # the nearest node
     nowhere = run(server.debug, "score", "team-a/fits", "--node", "nowhere")
     assert nowhere.returncode == 1
     assert "node nowhere is not known" in nowhere.stderr
@@ -101,7 +101,7 @@ def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
 
 def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> None:
     shown = run(server.debug, "capacity", "--vram", "20Gi").stdout
-    # One on each device except that of the unconfirmed pod, whichever it is.
+    # One pod on each device except for the device of the unconfirmed pod, whichever it is.
     assert shown.startswith("4 such pods fit now, on 3 of 3 nodes")
     assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB$", shown, re.MULTILINE)
     bad = run(server.debug, "capacity", "--vram", "much")
@@ -115,12 +115,12 @@ def test_capacity_by_node_has_a_line_for_each_node(server: Server) -> None:
     assert dict(fitting) == {"shared-0000": "1", "shared-0001": "2", "whole": "1"}
 
 
-def test_top_adds_up_the_gpus_of_a_model(server: Server) -> None:
+def test_top_sums_up_the_gpus_of_a_model(server: Server) -> None:
     shown = run(server.debug, "top", "model")
     header, l4, h100, *_ = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
     assert header[:4] == ["MODEL", "GPUS", "RESERVED", "USED"]
     assert h100[:3] == ["H100", "1", "0.0 GiB"]
-    assert l4[:3] == ["L4", "4", "7.0 GiB"]  # of a pod that could get either of two GPUs
+    assert l4[:3] == ["L4", "4", "7.0 GiB"]  # Reserved by a pod that could get either of two GPUs.
     wide = run(server.debug, "top", "model", "-o", "wide").stdout
     assert re.search(r"^L4 .* 96.0 GiB +0.0 GiB +16  ok$", wide, re.MULTILINE)
     rejected = run(server.debug, "top", "model", "--sort-by", "used")
@@ -166,7 +166,7 @@ def test_pods_of_other_namespaces_are_not_listed(server: Server, command: str, n
     assert (other.stdout, other.stderr) == ("", note)
 
 
-def test_decisions_are_listed_and_selected(server: Server) -> None:
+def test_decisions_are_listed_and_filtered(server: Server) -> None:
     shown = run(server.debug, "decisions", "--pod", "team-a/fits").stdout
     assert re.search(r"^\d+s +team-a +fits +shared-0000 +bound +-$", shown, re.MULTILINE)
     assert "large" not in shown
@@ -181,7 +181,7 @@ def test_decisions_are_listed_and_selected(server: Server) -> None:
     assert one.stderr == "more are not shown: raise --limit. Example: --limit 1000\n"
 
 
-def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
+def test_log_lists_changes_and_follows_them(server: Server) -> None:
     reserved = re.compile(r"reservation_made +team-a/fits +shared-0000 +bind: 7.0 GiB on each ")
     until(lambda: reserved.search(run(server.debug, "log").stdout), "the reservation is listed")
     environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
@@ -208,7 +208,7 @@ def test_log_lists_what_changed_and_follows_it(server: Server) -> None:
         assert process.wait(PATIENCE_S) == 0
 
 
-def test_a_snapshot_without_names_has_none(server: Server) -> None:
+def test_a_redacted_snapshot_contains_no_names(server: Server) -> None:
     whole = run(server.debug, "snapshot").stdout
     redacted = run(server.debug, "snapshot", "--redact").stdout
     assert json.loads(whole)["head"]["redacted"] is False
@@ -218,7 +218,7 @@ def test_a_snapshot_without_names_has_none(server: Server) -> None:
         assert name not in redacted
 
 
-def test_json_and_yaml_are_the_body_of_the_answer(server: Server) -> None:
+def test_json_and_yaml_output_is_the_body_of_the_response(server: Server) -> None:
     answered = server.get("/v1/explain/pods/team-a/large").json()
     as_json = json.loads(run(server.debug, "why", "team-a/large", "-o", "json").stdout)
     as_yaml = yaml.safe_load(run(server.debug, "why", "team-a/large", "-o", "yaml").stdout)
@@ -227,7 +227,7 @@ def test_json_and_yaml_are_the_body_of_the_answer(server: Server) -> None:
     assert answered == as_json == as_yaml
 
 
-def test_defaults_are_a_script_that_the_shell_accepts(server: Server) -> None:
+def test_defaults_prints_a_valid_shell_script(server: Server) -> None:
     shown = run(server.debug, "defaults", "-A")
     assert "# team-a: no use is measured of 1 pod" in shown.stdout.splitlines()
     subprocess.run(["sh", "-euc", shown.stdout], check=True)
@@ -235,7 +235,9 @@ def test_defaults_are_a_script_that_the_shell_accepts(server: Server) -> None:
     assert (empty.stdout, "-A shows pods of all namespaces" in empty.stderr) == ("", True)
 
 
-def test_costs_of_the_last_hour_and_of_a_range_without_prometheus(server: Server) -> None:
+def test_costs_are_shown_for_the_last_hour_but_not_for_a_range_without_prometheus(
+    server: Server,
+) -> None:
     shown = run(server.debug, "costs")
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == "no pod held a GPU in this time\n"
@@ -246,7 +248,7 @@ def test_costs_of_the_last_hour_and_of_a_range_without_prometheus(server: Server
     assert "for a longer range set prometheus_url" in longer.stderr
 
 
-def test_idle_reports_what_it_could_not_check(server: Server) -> None:
+def test_idle_reports_the_unchecked_devices(server: Server) -> None:
     shown = run(server.debug, "idle", "-A", "--hours", "2", "--held", "4Gi")
     assert shown.stdout == "not checked: 5 devices without a measurement of SM activity\n"
     assert shown.stderr == "no pod holds 4Gi or more and is idle for 2 h\n"
@@ -263,7 +265,7 @@ def test_headroom_has_the_same_commands(server: Server) -> None:
     assert also.stdout.decode() == own
 
 
-def test_the_page_is_served_only_with_the_key_of_its_address(server: Server) -> None:
+def test_the_page_is_served_only_with_the_key_in_its_address(server: Server) -> None:
     environment = {"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": server.debug}
     command = [sys.executable, "-m", "headroom.plugin", "ui", "--no-browser"]
     with subprocess.Popen(
@@ -272,7 +274,7 @@ def test_the_page_is_served_only_with_the_key_of_its_address(server: Server) -> 
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # It is ignored in what a shell runs in its background, and that is handed on.
+        # A shell ignores the signal in its background jobs, which pass this on.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:

@@ -1,4 +1,4 @@
-"""`kubectl headroom cordon` and `uncordon` against an API server and a debug API of the tests."""
+"""Runs `kubectl headroom cordon` and `uncordon` against a simulated API server and debug API."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ def gpu(index: int, uuid: str, **others: Any) -> Any:
 
 
 class Fake:
-    """A node of two GPUs, and the command line for it."""
+    """A node with two GPUs, and the command line for it."""
 
     def __init__(self, cluster: FakeCluster, kubeconfig: str) -> None:
         self.cluster, self._kubeconfig = cluster, kubeconfig
@@ -89,7 +89,7 @@ To keep the other GPUs open, let Headroom choose the GPU of each pod:
 
 
 @pytest.mark.parametrize("given", [A, A[:8], "0"])
-def test_cordon_shows_what_is_lost_at_80_columns_and_annotates_the_node(
+def test_cordon_shows_the_lost_memory_at_80_columns_and_annotates_the_node(
     fake: Fake, given: str
 ) -> None:
     fake.hold("trainer")
@@ -120,7 +120,7 @@ def test_a_dry_run_changes_nothing(fake: Fake) -> None:
 
 
 @pytest.mark.parametrize("how", ["steered", "the last of its resource"])
-def test_no_resource_closes_if_headroom_chooses_or_no_other_gpu_is_left(
+def test_no_resource_is_closed_if_headroom_chooses_or_no_other_gpu_is_left(
     fake: Fake, how: str
 ) -> None:
     policy = "steered" if how == "steered" else "distributed"
@@ -147,7 +147,7 @@ def test_a_gpu_that_the_plugin_could_choose_later_is_mentioned(fake: Fake) -> No
     ]
 
 
-def test_what_prevents_steering_is_shown_before_it_is_offered(fake: Fake) -> None:
+def test_obstacles_to_steering_are_shown_before_it_is_suggested(fake: Fake) -> None:
     fake.cluster.steering_obstacle = STEERING_NOT_PERMITTED
     lines = fake.run("cordon", "gpu-a", "0").stdout.splitlines()
     assert lines[6:9] == [
@@ -157,7 +157,7 @@ def test_what_prevents_steering_is_shown_before_it_is_offered(fake: Fake) -> Non
     ]
 
 
-def test_steering_is_not_offered_for_gpus_that_are_not_shared(fake: Fake) -> None:
+def test_steering_is_not_suggested_for_unshared_gpus(fake: Fake) -> None:
     fake.add(gpu(0, A, sharing="none"), gpu(1, B, sharing="none"), certainty="steered")
     lines = fake.run("cordon", "gpu-a", "0").stdout.splitlines()
     assert lines[5:7] == [
@@ -166,7 +166,7 @@ def test_steering_is_not_offered_for_gpus_that_are_not_shared(fake: Fake) -> Non
     ]
 
 
-def test_devices_that_take_no_pods_already_are_not_counted_as_lost(fake: Fake) -> None:
+def test_devices_that_already_take_no_pods_do_not_count_as_lost(fake: Fake) -> None:
     fake.add(gpu(0, A), gpu(1, B, unhealthy="unhealthy_device"), gpu(2, ABSENT))
     shown = fake.run("cordon", "gpu-a", "0", "1").stdout
     assert "lost: nothing, because it takes no pods already\n" in shown
@@ -174,7 +174,7 @@ def test_devices_that_take_no_pods_already_are_not_counted_as_lost(fake: Fake) -
     assert fake.cluster.cordoned("gpu-a") == f"{A},{B}"
 
 
-def test_other_uuids_stay_in_the_annotation_until_the_last_is_uncordoned(fake: Fake) -> None:
+def test_other_uuids_stay_in_the_annotation_until_the_last_one_is_uncordoned(fake: Fake) -> None:
     other = {"a.b/c": "kept"}
     fake.add(gpu(0, A), gpu(1, B), annotations={"headroom.gpu/cordon": ABSENT, **other})
     assert fake.run("cordon", "gpu-a", "1").returncode == 0
@@ -184,7 +184,7 @@ def test_other_uuids_stay_in_the_annotation_until_the_last_is_uncordoned(fake: F
         f"node gpu-a: {A} (GPU 0) is not cordoned\nnode gpu-a: {B} (GPU 1) uncordoned\n"
     )
     assert fake.cluster.cordoned("gpu-a") == ABSENT
-    # No GPU of the node, but the annotation has it.
+    # The annotation has a UUID that is not a GPU of the node.
     assert fake.run("uncordon", "gpu-a", ABSENT[:6]).returncode == 0
     assert fake.cluster.annotations["gpu-a"] == other
     again = fake.run("uncordon", "gpu-a", "1")
@@ -207,7 +207,7 @@ def test_after_a_conflict_the_node_is_read_again(fake: Fake) -> None:
     assert fake.cluster.cordoned("gpu-a") == A
 
 
-def test_unknown_names_are_answered_with_what_exists(fake: Fake) -> None:
+def test_unknown_names_are_rejected_with_the_existing_names(fake: Fake) -> None:
     cases = {
         ("gpu-x", "0"): "Headroom has no node gpu-x. Known nodes: gpu-a\n",
         ("gpu-a", "7"): f"node gpu-a has no GPU '7'. It has: {A} (GPU 0), {B} (GPU 1). Example: "
@@ -227,7 +227,7 @@ def test_unknown_names_are_answered_with_what_exists(fake: Fake) -> None:
     assert shown.stderr == "kubectl headroom: there is no node gpu-a. Known nodes: cpu\n"
 
 
-def test_a_missing_right_is_named(fake: Fake) -> None:
+def test_a_missing_permission_is_reported(fake: Fake) -> None:
     message = 'nodes "gpu-a" is forbidden: User "u" cannot patch resource "nodes"'
     fake.cluster.answers["PATCH", "/nodes/"] = status(403, message)
     shown = fake.run("cordon", "gpu-a", "0")
@@ -239,7 +239,7 @@ def test_a_missing_right_is_named(fake: Fake) -> None:
     assert f"{A} (GPU 0) cordoned" not in shown.stdout
 
 
-def test_without_the_debug_api_whole_uuids_are_cordoned_without_a_preview(fake: Fake) -> None:
+def test_without_the_debug_api_complete_uuids_are_cordoned_without_a_preview(fake: Fake) -> None:
     nowhere = "http://127.0.0.1:1"
     for given in ("0", A[:12]):
         shown = fake.run("cordon", "gpu-a", given, server=nowhere)
@@ -258,7 +258,7 @@ def test_without_the_debug_api_whole_uuids_are_cordoned_without_a_preview(fake: 
     assert fake.cluster.annotations["gpu-a"] == {}
 
 
-def test_an_invalid_annotation_is_left_as_it_is(fake: Fake) -> None:
+def test_an_invalid_annotation_stays_unchanged(fake: Fake) -> None:
     fake.cluster.annotations["gpu-a"] = {"headroom.gpu/cordon": "a b"}
     shown = fake.run("cordon", "gpu-a", "0")
     assert shown.returncode == 2
@@ -304,7 +304,7 @@ def test_evict_evicts_the_pods_on_the_gpu_by_their_uids(fake: Fake) -> None:
     (body,) = fake.cluster.evicted
     assert body["deleteOptions"]["preconditions"] == {"uid": "uid-trainer"}
     assert list(fake.cluster.pods) == ["other"]
-    # Nothing is left to do.
+    # All pods have already been evicted.
     again = fake.run("cordon", "gpu-a", "0", "--evict")
     assert (again.returncode, len(again.stdout.splitlines())) == (0, 1)
 
@@ -377,7 +377,7 @@ def test_a_new_pod_of_the_same_name_is_not_evicted(fake: Fake) -> None:
     assert fake.cluster.evicted == []
 
 
-def test_a_missing_right_to_evict_is_named(fake: Fake) -> None:
+def test_a_missing_permission_to_evict_is_reported(fake: Fake) -> None:
     fake.cluster.add_pod("trainer")
     fake.hold("trainer")
     fake.cluster.answers["POST", "/eviction"] = status(403, "cannot create pods/eviction")

@@ -1,4 +1,4 @@
-"""`kubectl headroom costs`: the table, the note about missing records, and the CSV."""
+"""Tests `kubectl headroom costs`: the table, the note about missing records, and the CSV."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def lines(body: dict[str, Any]) -> list[str]:
     return [" ".join(line.split()) for _, line in laid_out(table(body), None)]
 
 
-def test_a_line_for_each_namespace_and_the_total() -> None:
+def test_each_namespace_and_the_total_have_a_line() -> None:
     figures = "1,440.00 1,000.00 400.00 40.00 720.00 300.50"
     assert lines(BODY) == [
         "NAMESPACE GPU HOURS USED IDLE NOT MEASURED GIB DAYS UNUSED COST IDLE COST",
@@ -50,7 +50,7 @@ def test_without_a_price_there_are_no_costs() -> None:
     assert lines(BODY | {"gpu_hour_price": None})[-1] == "held 2,880.00 GPU hours, 400.00 idle"
 
 
-def test_no_namespace_no_total() -> None:
+def test_without_namespaces_there_is_no_total() -> None:
     assert len(lines(BODY | {"namespaces": []})) == 1
 
 
@@ -61,11 +61,11 @@ def test_no_namespace_no_total() -> None:
         (360.0, "recorded: 360.0 of 720.0 h; the sums are of this part"),
     ],
 )
-def test_a_part_of_the_time_is_named(hours: float, note: str) -> None:
+def test_partly_recorded_time_is_reported(hours: float, note: str) -> None:
     assert incomplete(BODY | {"covered_s": hours * 3600}) == note
 
 
-def test_the_sheet_has_the_fields_of_the_api(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_csv_has_the_fields_of_the_api(capsys: pytest.CaptureFixture[str]) -> None:
     _write_csv(BODY)
     assert capsys.readouterr().out.splitlines()[:2] == [
         "namespace,held_gpu_hours,used_gpu_hours,idle_gpu_hours,unmeasured_gpu_hours,"
@@ -75,7 +75,7 @@ def test_the_sheet_has_the_fields_of_the_api(capsys: pytest.CaptureFixture[str])
 
 
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)"])
-def test_no_cell_of_a_csv_file_is_a_formula(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_cell_of_the_csv_is_a_formula(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     row = {**BODY["namespaces"][0], "namespace": f"{name}\x1b\n"}
     _write_csv({**BODY, "namespaces": [row]})
     _, line = capsys.readouterr().out.splitlines()

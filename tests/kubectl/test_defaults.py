@@ -1,4 +1,4 @@
-"""Default requests that are suggested from measured use."""
+"""Tests default requests that are suggested from measured use."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def pod(namespace: str, used: int | None, since: str | None = "2026-11-22T00:00:00Z") -> Any:
-    """Return a row of /v1/drift; without ``since``, it is 3 h old."""
+    """Return a row of /v1/drift, which is 3 h old without ``since``."""
     observed = [] if used is None else [on_device(used)]
     return {"namespace": namespace, "since": since, "observed": observed}
 
@@ -27,13 +27,13 @@ def commands(shown: list[str]) -> list[str]:
     return [line for line in shown if not line.startswith("#")]
 
 
-def test_three_pods_of_an_hour_give_a_command_for_the_largest_use() -> None:
+def test_three_pods_that_ran_for_an_hour_give_a_command_with_the_largest_use() -> None:
     shown = lines(body(pod("a", GIB), pod("a", 4 * GIB), pod("a", 2 * GIB)), None)
     assert commands(shown) == ["kubectl annotate namespace a headroom.gpu/default-vram=4608Mi"]
     assert "# a: 3 pods, at most 4.0 GiB, running for 3h" in shown
 
 
-def test_few_or_young_pods_give_only_a_comment() -> None:
+def test_too_few_or_too_young_pods_give_only_a_comment() -> None:
     young = "2026-11-22T02:56:00Z"
     for pods in (
         [pod("a", GIB)] * 2,
@@ -51,25 +51,25 @@ def test_few_or_young_pods_give_only_a_comment() -> None:
     )
 
 
-def test_no_amount_is_made_up_for_pods_that_are_not_measured() -> None:
+def test_pods_without_measured_use_give_no_amount() -> None:
     shown = lines(body(pod("a", None), {**pod("a", 1), "observed": [on_device(None)]}), "a")
     assert shown[3:] == ["# a: no use is measured of 2 pods"]
 
 
 def test_the_device_with_the_largest_use_counts() -> None:
-    """A request is for each device of a pod."""
+    """A request applies to each device of a pod."""
     two = pod("a", GIB) | {"observed": [on_device(GIB), on_device(None), on_device(3 * GIB)]}
     assert "# a: 1 pod, at most 3.0 GiB, running for 3h" in lines(body(two), "a")
 
 
-def test_the_peak_counts_if_the_agent_reports_one() -> None:
+def test_the_peak_counts_if_the_agent_reports_it() -> None:
     seen = pod("a", GIB) | {"observed": [on_device(2 * GIB, 5 * GIB)]}
     assert "# a: 1 pod, at most 5.0 GiB, running for 3h" in lines(body(seen), "a")
     seen = pod("a", GIB) | {"observed": [on_device(2 * GIB)]}
     assert "# a: 1 pod, at most 2.0 GiB, running for 3h" in lines(body(seen), "a")
 
 
-def test_namespaces_are_sorted_and_can_be_chosen() -> None:
+def test_namespaces_are_sorted_and_can_be_selected() -> None:
     found = body(*[pod(name, GIB) for name in ("b", "a") for _ in range(3)])
     assert [line.split()[3] for line in commands(lines(found, None))] == ["a", "b"]
     assert [line.split()[3] for line in commands(lines(found, "b"))] == ["b"]

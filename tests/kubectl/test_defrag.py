@@ -1,4 +1,4 @@
-"""`kubectl headroom defrag`: its text, and the moves of --apply."""
+"""Tests `kubectl headroom defrag`: its text, and the moves of --apply."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -61,7 +61,7 @@ FITS = answer("fits", "fits on node gpu-a; no pod has to move")
 BOUND = answer("bound", "bound to node gpu-a")
 
 
-def test_moves_are_listed_in_their_order_with_what_they_give() -> None:
+def test_moves_are_listed_in_order_with_their_effect() -> None:
     assert list(lines(body(MOVE))) == [
         "pod ml/p: fits on node gpu-a after 2 pods are moved",
         "  1. move team-a/one of ReplicaSet o, 6.0 GiB: it fits on 2 other nodes: gpu-b, gpu-c",
@@ -96,7 +96,9 @@ def test_a_limited_search_and_pods_that_stay_are_shown() -> None:
 
 @dataclass
 class Played:
-    """Pods of one controller; a successor is created on the next of ``lands`` for each eviction."""
+    """Pods of one controller. After each eviction, a successor is created on the next node of
+    ``lands``.
+    """
 
     lands: deque[str]
     later: int = 0
@@ -145,7 +147,7 @@ def apply(
     waits: int = 0,
     cordoned: bool = False,
 ) -> tuple[list[str], bool, Played]:
-    """Apply ``first``; the debug API answers with ``later``, the last answer again and again."""
+    """Apply ``first``. The debug API returns ``later`` in order, and repeats the last answer."""
     played = Played(deque(lands), waits, cordoned=cordoned)
     for name in ("one", "two", "other"):
         played.pods[name] = Created(name, f"uid-{name}", "gpu-a")
@@ -165,7 +167,7 @@ EVICTED = "pod team-a/one: evicted from node gpu-a"
 
 
 def test_pods_are_moved_one_at_a_time_until_the_pod_is_bound() -> None:
-    # The first answer is older than the eviction, so it is asked again.
+    # The first answer is older than the eviction, so it is requested again.
     later = MOVE, ONE_LEFT, FITS, FITS, BOUND
     shown, stopped, played = apply(*later, lands=["gpu-c", "gpu-b"], waits=2)
     assert shown == [
@@ -195,7 +197,7 @@ def test_a_freed_node_stays_cordoned() -> None:
     assert (stopped, played.cordons) == (False, [True])
 
 
-def test_a_node_that_was_cordoned_before_stays_so() -> None:
+def test_a_node_that_was_cordoned_before_stays_cordoned() -> None:
     shown, stopped, played = apply(FITS, lands=["gpu-b"], cordoned=True)
     assert shown[-1] == "stopped: node gpu-a was cordoned before: kubectl uncordon gpu-a"
     assert (stopped, played.cordons) == (True, [])
@@ -217,7 +219,7 @@ def test_a_node_that_was_cordoned_before_stays_so() -> None:
         ([], "stopped: ReplicaSet team-a/o has created no successor within 60 s"),
     ],
 )
-def test_it_stops_at_the_first_successor_elsewhere(lands: list[str], why: str) -> None:
+def test_defrag_stops_at_the_first_successor_on_another_node(lands: list[str], why: str) -> None:
     shown, stopped, played = apply(ONE_LEFT, lands=lands)
     assert shown == [CORDONED, EVICTED, UNCORDONED, why]
     assert (stopped, played.evicted) == (True, ["one"])
@@ -236,13 +238,13 @@ def test_it_stops_at_the_first_successor_elsewhere(lands: list[str], why: str) -
         ),
     ],
 )
-def test_it_stops_if_the_pod_is_not_bound(later: Any, why: str) -> None:
+def test_defrag_stops_if_the_pod_is_not_bound(later: Any, why: str) -> None:
     shown, stopped, played = apply(later, lands=["gpu-b"])
     assert (shown[-1], stopped, played.evicted) == (why, True, ["one"])
     assert played.cordons == [True, False]
 
 
-def test_a_budget_that_never_allows_it_stops_it() -> None:
+def test_defrag_stops_if_a_budget_never_allows_the_eviction() -> None:
     shown, stopped, played = apply(ONE_LEFT, lands=["gpu-b"], waits=99)
     assert shown[-1] == "stopped: pod team-a/one cannot be evicted: the budget allows none"
     assert (stopped, played.evicted) == (True, [])
@@ -258,7 +260,7 @@ def test_an_interrupt_uncordons_the_node() -> None:
     assert played.cordons == [True, False]
 
 
-def test_nothing_is_done_if_no_pod_has_to_move() -> None:
+def test_without_moves_nothing_is_done() -> None:
     for first, stops in ((FITS, False), (answer("none", "no moves"), True)):
         shown, stopped, played = apply(FITS, lands=[], first=first)
         assert (shown, stopped) == ([f"pod ml/p: {first['message']}"], stops)
@@ -308,7 +310,7 @@ def test_the_command_reads_and_evicts_with_the_credentials_of_the_kubeconfig(
     ]
 
 
-def test_mistakes_on_the_command_line(fake: tuple[FakeCluster, str]) -> None:
+def test_invalid_options_are_rejected(fake: tuple[FakeCluster, str]) -> None:
     cluster, kubeconfig = fake
     cluster.answers["GET", "/v1/defrag"] = 200, body(answer("none", "no moves"))
 

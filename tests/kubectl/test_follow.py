@@ -1,4 +1,6 @@
-"""`log --follow`: each change is shown once, also if the console is lost and comes back."""
+"""Tests `log --follow`, which shows each change once, even if the console is lost and comes
+back.
+"""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,7 @@ AGAIN = "; trying again every 2 s"
 
 
 def change(id: str, at_s: float = 0.0, **fields: Any) -> list[str]:
-    """Return the lines of a change, 12:00 and ``at_s`` seconds."""
+    """Return the lines of a change at 12:00 plus ``at_s`` seconds."""
     at = f"2026-11-27T12:00:{at_s:06.3f}+00:00"
     names = ("node", "device", "namespace", "name", "uid", "decision_id", "cause", "message")
     body = {"id": id, "at": at, "snapshot_generation": 1, "kind": "report_lost"}
@@ -27,7 +29,7 @@ SNAPSHOT = ["event: snapshot", "data: 4", ""]
 
 
 class Console:
-    """Answers each request with the next of these streams, which end with an error or without."""
+    """Answers each request with the next of these streams, which end with or without an error."""
 
     def __init__(self, *answers: Sequence[str | CommandError]) -> None:
         self._answers = iter(answers)
@@ -44,11 +46,11 @@ class Console:
 
 
 class Ended(Exception):
-    """The test's answers are used up."""
+    """The test has no more responses."""
 
 
 def follow(console: Console, answers: int, since: str | None = None) -> tuple[list[str], list[str]]:
-    """Return the ids of the changes that are shown, and the notes, until all streams ended."""
+    """Return the IDs of the shown changes, and the notes, until all streams have ended."""
     shown: list[str] = []
     notes: list[str] = []
     waits = 0
@@ -91,13 +93,13 @@ def test_after_a_lost_connection_the_same_console_continues_after_the_last_chang
     assert console.asked == [("", None), *[("a.1", since)] * 4]
 
 
-def test_another_console_repeats_nothing_that_was_shown() -> None:
+def test_another_console_does_not_repeat_shown_changes() -> None:
     bound = {"kind": "decision", "decision_id": "u.1", "cause": "bound", "node": "n"}
     console = Console(
         [*change("a.1", 10.0, **bound), *change("a.2", 20.0, node="n")],
         [
-            *change("b.1", 15.5, node="n"),  # noticed 4.5 s before the first console
-            *change("b.2", 31.0, **bound, message="again"),  # published when it started
+            *change("b.1", 15.5, node="n"),  # Noticed 4.5 s before the first console noticed it.
+            *change("b.2", 31.0, **bound, message="again"),  # Published when it started.
             *change("b.3", 32.0, **bound | {"cause": "failed"}),
             *change("b.4", 40.0, node="n"),
             *change("b.5", 41.0, node="n"),
@@ -122,7 +124,7 @@ def test_another_console_repeats_nothing_that_was_shown() -> None:
         ),
     ],
 )
-def test_an_error_that_a_new_attempt_cannot_end_is_raised(streams: Any, code: int) -> None:
+def test_a_permanent_error_is_raised(streams: Any, code: int) -> None:
     console: Any = Console(*streams)
     with pytest.raises(CommandError) as caught:
         list(Changes(lambda: console, lambda text: None, lambda s: None).since(None))

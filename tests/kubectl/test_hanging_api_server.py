@@ -1,4 +1,6 @@
-"""An API server that accepts connections and answers nothing ends commands with its name."""
+"""Checks that commands end with an error that names an API server which accepts connections but
+does not answer.
+"""
 
 import socket
 from collections.abc import Iterator
@@ -45,7 +47,7 @@ def connections(server: socket.socket) -> int:
         count += 1
 
 
-def test_a_session_is_asked_for_once(hanging: tuple[socket.socket, str]) -> None:
+def test_a_session_is_requested_once(hanging: tuple[socket.socket, str]) -> None:
     server, kubeconfig = hanging
     api = DebugApi(Proxied(kubeconfig, None, "headroom-system"))
     with pytest.raises(CommandError, match="the API server does not answer: ") as caught:

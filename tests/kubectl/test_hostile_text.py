@@ -1,7 +1,8 @@
-"""Texts of tenants, and of agents, in every command: none becomes a command or a control character.
+"""Checks in every command that no text of tenants or agents becomes a command or a control
+character.
 
-The console shows pods, reports and profiles with hostile texts, older ones too that the schemas of
-today reject.
+The console shows pods, reports and profiles with hostile texts, including old objects that today's
+schemas reject.
 """
 
 import contextlib
@@ -134,23 +135,21 @@ def test_no_output_has_a_control_character(console: Asked, command: str, width: 
     assert unprintable(f"{found.stdout}{found.stderr}".replace("\n", "")) == []
 
 
-def test_the_texts_are_shown(console: Asked) -> None:
-    """Otherwise the tests above would show nothing."""
+def test_hostile_texts_are_shown(console: Asked) -> None:
+    """Otherwise the tests above would check nothing."""
     for command in ("top gpu --troubled", "recommend -A", "why -n team runs-0 -o wide"):
         assert "FAILED" in shown(console, command).stdout, command
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_printed_command_has_the_words_that_it_shows(console: Asked, command: str) -> None:
+def test_every_printed_command_executes_with_the_shown_words(console: Asked, command: str) -> None:
     for line in shown(console, command).stdout.splitlines():
         text = line.strip()
         if text.startswith("kubectl "):
             assert shlex.join(shlex.split(text)) == text
 
 
-def test_the_script_of_patches_executes_kubectl_and_nothing_else(
-    console: Asked, tmp_path: Any
-) -> None:
+def test_the_script_of_patches_executes_only_kubectl(console: Asked, tmp_path: Any) -> None:
     script = shown(console, "recommend -A -o patch").stdout
     assert "kubectl -n ml patch deployment" in script
     calls = tmp_path / "calls"

@@ -1,4 +1,4 @@
-"""`kubectl headroom idle`: the tables of each body, and the command on a debug API."""
+"""Tests `kubectl headroom idle`: the tables of each body, and the command on a debug API."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ def lines(body: dict[str, Any], by: By, wide: bool = False) -> list[str]:
     return [" ".join(line.split()) for _, line in laid_out(table(body, by, wide), None)]
 
 
-def test_a_line_for_each_pod_and_the_total() -> None:
+def test_each_pod_and_the_total_have_a_line() -> None:
     assert lines(BODY, By.POD) == [
         "NAMESPACE POD NODE IDLE HELD GPUS GPU DAYS COST",
         "ml notebook gpu-a 2d 12.0 GiB 0.50 1.00 60.00",
@@ -66,14 +66,14 @@ def test_without_a_price_there_are_no_costs() -> None:
     ]
 
 
-def test_a_line_for_each_owner() -> None:
+def test_each_owner_has_a_line() -> None:
     assert lines(BODY, By.OWNER)[:2] == [
         "NAMESPACE OWNER PODS HELD GPUS GPU DAYS COST",
         "ml StatefulSet/notebook 1 12.0 GiB 0.50 1.00 60.00",
     ]
 
 
-def test_wide_lines_have_use_owner_time_and_device() -> None:
+def test_wide_output_adds_use_owner_time_and_device() -> None:
     assert lines(FREE, By.POD, wide=True)[1:3] == [
         "ml notebook gpu-a 2d 12.0 GiB 0.50 1.00 4.0 GiB StatefulSet/notebook"
         " 2026-11-19T00:00:00Z GPU-1",
@@ -82,6 +82,6 @@ def test_wide_lines_have_use_owner_time_and_device() -> None:
 
 
 @pytest.mark.parametrize("by", By)
-def test_no_pods_no_total(by: By) -> None:
+def test_without_pods_there_is_no_total(by: By) -> None:
     empty = BODY | {"teams": [], "owners": [], "pods": []}
     assert len(lines(empty, by)) == 1

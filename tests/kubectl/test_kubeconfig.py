@@ -1,7 +1,8 @@
-"""Headroom's commands use the cluster, the user and the namespace that the real kubectl uses.
+"""Checks that Headroom's commands use the same cluster, user and namespace as the real kubectl.
 
-One HTTPS server plays all clusters, each under a path of its own. It records what ``kubectl auth
-can-i`` sends: cluster, credentials and namespace. A proxy records where it is asked to connect to.
+One HTTPS server simulates all clusters, each under its own path. It records the cluster,
+credentials and namespace of each ``kubectl auth can-i``. A proxy records the targets of its
+connections.
 """
 
 import base64
@@ -38,7 +39,7 @@ class World:
 
     folder: Path
     kubectl: Path
-    #: Name -> value of texts in angle brackets.
+    #: Values of the names in angle brackets.
     values: dict[str, str]
     reached: list[Reached] = field(default_factory=list)
 
@@ -46,7 +47,7 @@ class World:
         return re.sub("<(.+?)>", lambda match: self.values[match[1]], text)
 
     def by_kubectl(self, arguments: Sequence[str], environment: Mapping[str, str]) -> list[Reached]:
-        """Return what kubectl reaches; nothing if it ends with an error before."""
+        """Return what kubectl reaches, or nothing if it ends with an error first."""
         command = [str(self.kubectl), "auth", "can-i", "get", "pods", *arguments]
         return self.by(command, environment)
 
@@ -60,7 +61,7 @@ class World:
     def by_headroom(
         self, explicit: str | None, context: str | None, environment: Mapping[str, str]
     ) -> list[Reached]:
-        """Return what Headroom reaches; nothing if it reports an error before."""
+        """Return what Headroom reaches, or nothing if it reports an error first."""
         self.reached.clear()
         configuration = client.Configuration()
         with contextlib.suppress(kubeconfig.BadKubeconfig):
@@ -102,7 +103,7 @@ class _Clusters(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log no requests."""
+        """Do not log requests."""
 
 
 @contextlib.contextmanager
@@ -124,7 +125,7 @@ echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"
  "status": {"token": "'"$PREFIX"'of-the-plugin"}}'
 """
 EXEC = "apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never"
-#: Kubeconfigs by their file names: each with one context, whose cluster has the same name.
+#: Kubeconfigs by file name. Each has one context, whose cluster has the same name.
 KUBECONFIGS = {
     **{
         name: f"""
@@ -299,7 +300,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield world
 
 
-#: Files of KUBECONFIG (None: unset; paths below the folder), options, other variables.
+#: Files of KUBECONFIG (paths below the folder, or None if unset), options, and other variables.
 CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
     "one file": ("alpha", (), {}),
     "first file wins": ("alpha:beta", (), {}),
@@ -390,7 +391,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_headroom_reaches_what_kubectl_reaches(
+def test_headroom_reaches_the_same_cluster_as_kubectl(
     case: str, world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, options, variables = CASES[case]
@@ -406,7 +407,7 @@ def test_headroom_reaches_what_kubectl_reaches(
     given = dict(each.split("=", 1) for each in options)
     expected = world.by_kubectl(options, environment)
     assert bool(expected) == (case not in ERRORS)
-    for name in ("PATH", *variables):  # read by what starts plugins
+    for name in ("PATH", *variables):  # Read by the code that starts plugins.
         monkeypatch.setenv(name, environment[name])
     found = world.by_headroom(given.get("--kubeconfig"), given.get("--context"), environment)
     assert found == expected
@@ -455,7 +456,7 @@ def test_headroom_reaches_what_kubectl_reaches(
         ),
     ],
 )
-def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_reason(
+def test_an_unusable_kubeconfig_is_reported_with_the_reason(
     name: str, context: str | None, message: str, world: World
 ) -> None:
     with pytest.raises(kubeconfig.BadKubeconfig) as caught:
@@ -464,22 +465,20 @@ def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_reason(
 
 
 @pytest.mark.parametrize("proxy", ["http://[", "http://host:port", "socks5h://host:1", "://"])
-def test_a_proxy_of_the_environment_that_cannot_be_used_is_named(proxy: str, world: World) -> None:
+def test_an_unusable_proxy_in_the_environment_is_reported(proxy: str, world: World) -> None:
     file, environment = str(world.folder / "alpha"), {"HTTPS_PROXY": proxy}
     with pytest.raises(kubeconfig.BadKubeconfig, match=r"^HTTPS_PROXY: .* is not supported"):
         kubeconfig.configure(client.Configuration(), file, None, environment)
 
 
-def test_an_asterisk_before_a_domain_excepts_its_hosts_from_the_proxy(world: World) -> None:
+def test_an_asterisk_before_a_domain_excludes_its_hosts_from_the_proxy(world: World) -> None:
     environment = {"HTTPS_PROXY": "http://proxy", "NO_PROXY": "*.example.org, *.invalid,*"}
     configuration = client.Configuration()
     kubeconfig.configure(configuration, str(world.folder / "proxy-none"), None, environment)
     assert configuration.no_proxy == ".example.org,.invalid,*"
 
 
-def test_a_token_that_was_renewed_is_written_to_the_file_of_its_user(
-    world: World, tmp_path: Path
-) -> None:
+def test_a_renewed_token_is_written_to_the_file_of_its_user(world: World, tmp_path: Path) -> None:
     plugin = tmp_path / "renew"
     credential = {"access_token": "renewed", "token_expiry": "2099-01-01T00:00:00Z"}
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps({'credential': credential})}'\n")
@@ -494,11 +493,11 @@ def test_a_token_that_was_renewed_is_written_to_the_file_of_its_user(
     assert written[1]["user"]["auth-provider"]["config"]["access-token"] == "renewed"
 
 
-#: Mounts the account, then runs the rest of its arguments.
+#: Mounts the account, then runs the remaining arguments.
 AS_A_POD = """
 mount -t tmpfs none /run && mkdir -p "$ACCOUNT" && cp "$0"/* "$ACCOUNT" && exec "$@"
 """
-#: Sends one request as each program of Headroom, with the variables of each line of the input.
+#: Sends one request as each program of Headroom, with the variables of each input line.
 PROGRAMS = """
 import json, os, sys
 from agent import api_server
@@ -540,7 +539,9 @@ IN_A_POD: Sequence[tuple[Mapping[str, str], Reached | None]] = (
 )
 
 
-def test_all_programs_in_a_pod_reach_what_kubectl_reaches(world: World, tmp_path: Path) -> None:
+def test_all_programs_in_a_pod_reach_the_same_cluster_as_kubectl(
+    world: World, tmp_path: Path
+) -> None:
     account = tmp_path / "account"
     account.mkdir()
     (account / "token").write_text("t-pod")

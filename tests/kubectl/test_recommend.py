@@ -1,4 +1,4 @@
-"""`kubectl headroom recommend`: the table, the settings, and the patches."""
+"""Tests `kubectl headroom recommend`: the table, the settings, and the patches."""
 
 import json
 from typing import Any
@@ -53,7 +53,7 @@ FEW = row(
 )
 
 
-def test_table() -> None:
+def test_the_table_has_a_line_for_each_recommendation() -> None:
     found = table(body(row(), FEW, row(owner_name="small", reclaimable_bytes=-GIB)))
     assert found.rows[0] == (
         *("team", "deployment/llm", "main", "NVIDIA L4", "3"),
@@ -67,7 +67,7 @@ def test_table() -> None:
     assert wide.rows[0][8:11] == ("8.0 GiB", "8.0 GiB", "vLLM")
 
 
-def test_totals_of_teams_and_of_accepting_all() -> None:
+def test_totals_are_shown_for_teams_and_for_accepting_all() -> None:
     one = {**body(row()), "accepted": {"message": "3 pods created again"}}
     assert totals(one) == ["If accepted: 3 pods created again"]
     teams = [
@@ -87,7 +87,7 @@ def test_settings_are_shown_once_for_each_owner() -> None:
     ]
 
 
-def test_patch_of_a_deployment_takes_the_largest_request_of_all_models() -> None:
+def test_the_patch_of_a_deployment_has_the_largest_request_of_all_models() -> None:
     lines = list(patches(body(row(), row(model="NVIDIA L40S", request_bytes=10 * GIB))))
     command, _, patch = lines[-1].partition(" -p ")
     assert command == "kubectl -n team patch deployment llm --type=merge"
@@ -97,18 +97,18 @@ def test_patch_of_a_deployment_takes_the_largest_request_of_all_models() -> None
     assert [line.startswith("#") for line in lines] == [True, True, False]
 
 
-def test_patch_without_recommendations_is_a_comment() -> None:
+def test_without_recommendations_the_patch_is_a_comment() -> None:
     assert list(patches(body())) == [
         "# no memory peaks of containers are recorded: nothing to patch"
     ]
 
 
-def test_patch_of_several_containers_names_them() -> None:
+def test_a_patch_of_several_containers_names_them() -> None:
     (*_, last) = patches(body(row(), row(container="cache", request_bytes=3 << 29)))
     assert '"headroom.gpu/vram":"main=9Gi,cache=1536Mi"' in last
 
 
-def test_patch_of_a_cron_job_reaches_its_pods() -> None:
+def test_a_patch_of_a_cron_job_applies_to_its_pods() -> None:
     (*_, last) = patches(body(row(owner_kind="CronJob", owner_name="nightly")))
     assert last.startswith("kubectl -n team patch cronjob nightly --type=merge -p '")
     path = json.loads(last.partition(" -p ")[2].strip("'"))
@@ -116,7 +116,7 @@ def test_patch_of_a_cron_job_reaches_its_pods() -> None:
     assert template == {"metadata": {"annotations": {"headroom.gpu/vram": "9Gi"}}}
 
 
-def test_without_enough_lives_or_a_template_there_are_only_comments() -> None:
+def test_without_enough_runs_or_a_template_there_are_only_comments() -> None:
     job = row(owner_kind="Job", owner_name="train", family=True)
     lines = list(patches(body(FEW, job)))
     assert lines == [

@@ -1,4 +1,6 @@
-"""Sessions of `kubectl headroom`: how often one is created, and who can read its file."""
+"""Tests sessions of `kubectl headroom`: how often a session is created, and who can read its
+file.
+"""
 
 import json
 import os
@@ -13,7 +15,7 @@ from headroom.kubectl.sessions import USED_S, Sessions, folder
 
 
 class World:
-    """Each command of a user makes a ``Sessions`` of its own."""
+    """Commands of a user, each with its own ``Sessions``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "headroom"
@@ -35,7 +37,7 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def test_commands_share_a_session_until_shortly_before_its_end(world: World) -> None:
+def test_commands_share_a_session_until_shortly_before_its_expiry(world: World) -> None:
     first = world.secret()
     world.now_s += USED_S - 1
     assert world.secret() == first
@@ -43,13 +45,13 @@ def test_commands_share_a_session_until_shortly_before_its_end(world: World) -> 
     world.now_s += 1
     assert USED_S < LIFETIME_S
     assert world.secret() != first
-    # The clock was set back: nothing is known about the age.
+    # The clock was set back, so the age is unknown.
     world.now_s -= 10
     world.secret()
     assert len(world.created) == 3
 
 
-def test_the_request_names_the_hash_of_the_secret_alone(world: World) -> None:
+def test_the_request_contains_only_the_hash_of_the_secret(world: World) -> None:
     secret = world.secret()
     (csr,) = world.created
     assert csr["metadata"] == {"name": csr_name(secret)}
@@ -72,7 +74,7 @@ def test_a_session_that_the_console_rejects_is_not_used_again(world: World) -> N
     assert world.secret(b"token") != first
 
 
-def test_no_other_user_can_read_the_file_and_no_secret_stays(world: World) -> None:
+def test_no_other_user_can_read_the_file_and_no_secret_remains(world: World) -> None:
     world.secret(b"credential of the user")
     assert world.path.stat().st_mode & 0o777 == 0o700
     (file,) = world.files()
@@ -99,7 +101,7 @@ def test_a_damaged_file_is_replaced(world: World, content: str) -> None:
     assert len(world.created) == 2
 
 
-def test_a_file_that_others_can_read_or_wrote_is_not_used(
+def test_a_file_that_other_users_can_read_or_wrote_is_not_used(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = world.secret()
@@ -111,7 +113,7 @@ def test_a_file_that_others_can_read_or_wrote_is_not_used(
     assert world.secret() != second
 
 
-def test_a_folder_that_cannot_be_written_costs_a_session_for_each_command(
+def test_with_an_unwritable_folder_each_command_creates_a_session(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.path = tmp_path / "file" / "headroom"
@@ -132,7 +134,7 @@ def test_a_folder_that_cannot_be_written_costs_a_session_for_each_command(
     assert len(world.created) == 3
 
 
-def test_nothing_is_kept_if_the_request_is_rejected(world: World) -> None:
+def test_nothing_is_stored_if_the_request_is_rejected(world: World) -> None:
     def rejects(csr: object) -> None:
         raise CommandError("forbidden", UNREACHABLE)
 

@@ -1,4 +1,6 @@
-"""Tables on narrow terminals: numbers and states stay whole, and names stay different."""
+"""Tests tables on narrow terminals, where numbers and states stay whole, and names stay
+different.
+"""
 
 import pytest
 
@@ -12,7 +14,7 @@ def lines(table: Table, width: int | None) -> list[str]:
     return [line for _, line in laid_out(table, width)]
 
 
-def test_the_host_of_a_domain_name_stays() -> None:
+def test_the_host_in_a_domain_name_is_kept() -> None:
     assert shortened(EKS, 15) == [
         "ip-10-0-1-4…",
         "ip-10-0-1-45…",
@@ -74,7 +76,7 @@ def test_numbers_are_right_aligned_and_text_is_left_aligned() -> None:
     ]
 
 
-def test_on_a_narrow_terminal_names_are_shortened_and_long_states_go_below() -> None:
+def test_on_a_narrow_terminal_names_are_shortened_and_long_states_move_below() -> None:
     assert lines(NODES, 41) == [
         "NODE                  USED  STATE",
         "ip-10-0-1-4…     640.0 GiB  ok",
@@ -101,7 +103,7 @@ def test_the_host_of_a_domain_name_is_never_cut() -> None:
     assert lines(table, 20)[1] == "ip-172-31-123-145…  640.0 GiB"
 
 
-def test_a_terminal_that_is_too_narrow_cuts_nothing() -> None:
+def test_on_a_too_narrow_terminal_nothing_is_cut() -> None:
     whole = "\n".join(lines(NODES, 10))
     for text in ("640.0 GiB", "-3.5 GiB", "overcommitted", "stale", "ip-10-0-123-45…"):
         assert text in whole
@@ -119,9 +121,9 @@ def test_only_rows_with_a_problem_are_red_and_the_total_is_bold() -> None:
     ]
 
 
-def test_lines_keep_their_indentation_when_they_are_broken() -> None:
+def test_wrapped_lines_keep_their_indentation() -> None:
     text = "GPU-0: needs 90.0 GiB, 80.0 GiB free"
     assert wrapped(text, 30, "  ", "    ") == ["  GPU-0: needs 90.0 GiB, 80.0", "    GiB free"]
     assert wrapped(text, None, "  ", "    ") == [f"  {text}"]
-    # A word that is longer than the terminal, such as a uuid, stays whole.
+    # A word that is longer than the terminal, such as a UUID, stays whole.
     assert wrapped("x" * 40, 30) == ["x" * 40]

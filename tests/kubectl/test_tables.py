@@ -1,4 +1,4 @@
-"""Tables of bodies that no embedded fleet has: missed predictions, overuse, what-ifs."""
+"""Tests tables of bodies that no embedded fleet has: missed predictions, overuse, what-ifs."""
 
 from typing import Any
 
@@ -160,7 +160,7 @@ def test_totals_of_a_whatif_are_rows_with_differences() -> None:
     assert table.bad == {1}
 
 
-def test_equal_pods_of_a_whatif_that_get_no_node_share_a_row() -> None:
+def test_equal_unplaced_pods_of_a_whatif_share_a_row() -> None:
     three = REJECTED | {"pods": [f"default/asked-0-{number}" for number in (1, 2, 3)]}
     body = {
         "placements": [PLACED, PLACED | {"devices": ["GPU-a", "GPU-b"]}],

@@ -1,4 +1,4 @@
-"""`top`: which rows come first, what they show, and the total."""
+"""Tests the order, the content and the total of `top`."""
 
 import pytest
 
@@ -20,8 +20,8 @@ SILENT = node("silent", message="no GPU report from the node")
 FLEET = bodies.nodes(EMPTY, FULL, CORDONED, SICK, STALE, OVER, SILENT)
 
 
-def test_nodes_at_80_columns() -> None:
-    """The worst first. An overcommitted GPU is not hidden by the sum of its node."""
+def test_nodes_fit_80_columns_with_the_worst_first() -> None:
+    """The sum of a node does not hide an overcommitted GPU."""
     assert [line for _, line in laid_out(nodes(FLEET), 80)] == [
         "NODE              GPUS   RESERVED      USED   HEADROOM  WORST GPU  STATE",
         "ip-10-0-123-45…      8  608.5 GiB   0.0 GiB   35.0 GiB   -3.5 GiB  overcommitted",
@@ -72,7 +72,7 @@ def test_nodes_are_sorted(order: SortBy, expected: list[str]) -> None:
     assert names(order)[: len(expected)] == expected
 
 
-def test_of_overcommitted_nodes_the_worst_comes_first() -> None:
+def test_the_most_overcommitted_node_comes_first() -> None:
     less = node("a", device(reserved=81))
     more = node("b", device(reserved=82))
     assert [row[0] for row in nodes(bodies.nodes(less, more)).rows] == ["b", "a"]
@@ -186,12 +186,12 @@ def test_a_cordoned_gpu_is_shown_on_its_line_and_on_its_nodes() -> None:
 @pytest.mark.parametrize(
     ("ratio", "filled"), [(0.0, 0), (0.001, 1), (0.5, 10), (0.999, 19), (1.0, 20), (1.3, 20)]
 )
-def test_a_bar_is_full_only_if_all_is_used(ratio: float, filled: int) -> None:
+def test_a_bar_is_full_only_if_all_memory_is_used(ratio: float, filled: int) -> None:
     assert bar(ratio) == f"[{'#' * filled}{'-' * (20 - filled)}]"
     assert percent(1.3) == "130 %"
 
 
-def test_one_node_and_an_empty_fleet() -> None:
+def test_a_single_node_and_an_empty_fleet_are_shown() -> None:
     assert nodes(bodies.nodes(EMPTY)).total[0] == "TOTAL  1 node, 2 GPUs, 160.0 GiB allocatable"
     nothing = nodes(bodies.nodes())
     assert nothing.rows == []

@@ -1,4 +1,6 @@
-"""Output on a terminal: golden transcripts at 80 columns, and properties at others."""
+"""Tests output on a terminal with golden transcripts at 80 columns, and with properties at other
+widths.
+"""
 
 import fcntl
 import os
@@ -34,8 +36,8 @@ def server() -> Iterator[Server]:
         yield started
 
 
-def test_every_command_at_80_columns(server: Server) -> None:
-    """After an intended change: python -m tests.kubectl.transcripts 80."""
+def test_every_command_at_80_columns_equals_its_transcript(server: Server) -> None:
+    """To accept an intended change, run python -m tests.kubectl.transcripts 80."""
     assert transcript(server, 80) == GOLDEN.read_text(encoding="utf-8")
 
 
@@ -47,7 +49,7 @@ def test_no_line_is_longer_than_the_terminal(server: Server, width: int) -> None
 
 
 def on_terminal(address: str, *arguments: str, columns: int, **variables: str) -> str:
-    """Return what a real terminal shows; both outputs of the process are the terminal."""
+    """Return the output on a real terminal, to which both outputs of the process are connected."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-m", "headroom.plugin", *arguments]
@@ -60,7 +62,7 @@ def on_terminal(address: str, *arguments: str, columns: int, **variables: str) -
     try:
         while chunk := os.read(ours, 65_536):
             shown += chunk
-    except OSError:  # Linux: the process has closed the terminal
+    except OSError:  # On Linux, the process has closed the terminal.
         pass
     finally:
         os.close(ours)
@@ -86,7 +88,7 @@ def test_a_terminal_without_unicode_gets_a_question_mark(server: Server) -> None
 
 
 def large_fleet(count: int) -> dict[str, list[object]]:
-    """EKS nodes of eight GPUs, each with a pod of a long name; some have a problem."""
+    """EKS nodes with eight GPUs, each with a pod of a long name. Some have a problem."""
     found = []
     for number in range(count):
         name = f"ip-10-{number // 250}-{number % 250}-45.eu-central-1.compute.internal"

@@ -1,4 +1,4 @@
-"""Errors in options before any connection, and the session of each user."""
+"""Tests errors in options before any connection, and the session of each user."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ def token_for(*audiences: str) -> str:
     return f"e30.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c2ln"
 
 
-def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
+def test_unusable_files_are_reported(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ca")
     one, other = authority.sign("one"), authority.sign("other")
     absent, text = str(tmp_path / "absent"), tmp_path / "text"
@@ -49,8 +49,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "console.example", "[fd00::7]", "0.0.0.0"])
 @pytest.mark.parametrize("token", [None, token_for(AUDIENCE)])
-def test_plain_http_is_for_this_machine_only(host: str, token: str | None) -> None:
-    """Otherwise others could read the token, and change the answers."""
+def test_plain_http_is_accepted_only_for_this_machine(host: str, token: str | None) -> None:
+    """Otherwise others could read the token, and change the responses."""
     with pytest.raises(CommandError, match="is neither encrypted nor on this machine"):
         transport_for(f"http://{host}:8889", token, Files(), None, None, "headroom-system")
     for own in ("127.0.0.1", "localhost", "[::1]"):

@@ -1,4 +1,4 @@
-"""`kubectl headroom ui` goes on after an error, and prints each error once."""
+"""Checks that `kubectl headroom ui` continues after an error, and prints each error once."""
 
 import contextlib
 import threading
@@ -40,7 +40,7 @@ class Console(BaseHTTPRequestHandler):
         self.wfile.write(b"fleet")
 
     def log_message(self, format: str, *args: object) -> None:
-        """Log no requests."""
+        """Do not log requests."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""`top --watch`: what it shows, how it fits the terminal, and how it ends."""
+"""Tests the output of `top --watch`, how it fits the terminal, and how it ends."""
 
 import fcntl
 import os
@@ -47,7 +47,7 @@ def test_the_total_precedes_the_rows_and_rows_that_do_not_fit_are_counted() -> N
     ]
 
 
-def test_the_first_line_shows_since_when_the_figures_are_old() -> None:
+def test_the_first_line_shows_since_when_the_figures_are_outdated() -> None:
     style, text = status(AT_S, AT_S + 95, "it is gone")
     assert style == "red"
     assert re.fullmatch(r"Not up to date since [\d:]+ \S+ \(95s\): it is gone", text)
@@ -65,7 +65,7 @@ def test_a_console_without_its_api_server_is_not_up_to_date() -> None:
 def on_terminal(
     address: str, *arguments: str, **variables: str
 ) -> Iterator[tuple[Any, int, Callable[[], str]]]:
-    """Run the plugin on a terminal. Yields the process, the terminal, and what was written."""
+    """Run the plugin on a terminal. Yield the process, the terminal, and the output."""
     ours, theirs = pty.openpty()
     resize(theirs, 80, 24)
     before = termios.tcgetattr(theirs)
@@ -73,8 +73,8 @@ def on_terminal(
         **{"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": address},
         **{"TERM": "xterm", "LANG": "C.UTF-8", **variables},
     }
-    # setsid makes it the controlling terminal, which sends Ctrl-C and the change of its size. A
-    # shell lets its background jobs, such as these tests, ignore Ctrl-C.
+    # setsid makes it the controlling terminal, which sends Ctrl-C and size changes. A shell lets
+    # its background jobs, such as these tests, ignore Ctrl-C.
     command = ["env", "--default-signal=INT", "setsid", "--ctty"]
     process = subprocess.Popen(
         [*command, sys.executable, "-m", "headroom.plugin", "top", *arguments],
@@ -119,7 +119,7 @@ nodes:
 
 
 @pytest.mark.slow
-def test_it_follows_the_terminal_and_a_lost_console_and_restores_the_terminal() -> None:
+def test_watch_follows_the_terminal_size_reports_a_lost_console_and_restores_the_terminal() -> None:
     with ExitStack() as stack:
         server = stack.enter_context(serving(FLEET))
         with on_terminal(server.debug, "gpu", "-w") as (process, terminal, written):
@@ -154,7 +154,9 @@ def test_sigterm_restores_the_terminal() -> None:
         ([], "--watch needs a terminal that can move its cursor."),
     ],
 )
-def test_what_it_cannot_do_is_rejected_with_an_example(arguments: list[str], message: str) -> None:
+def test_unsupported_options_are_rejected_with_an_example(
+    arguments: list[str], message: str
+) -> None:
     with pytest.raises(CommandError, match=re.escape(message)) as raised:
         app(
             ["--server", "http://127.0.0.1:1", "top", "--watch", *arguments],

@@ -1,4 +1,4 @@
-"""`kubectl headroom whatif` with a real extender."""
+"""Runs `kubectl headroom whatif` with a real extender."""
 
 import re
 
@@ -28,7 +28,7 @@ def test_whatif_shows_placements_and_changes_nothing(server: Server) -> None:
     assert before == after
 
 
-def test_the_size_of_new_pods_needs_their_number(server: Server) -> None:
+def test_the_size_of_new_pods_requires_their_number(server: Server) -> None:
     rejected = run(server.debug, "whatif", "--vram", "20Gi")
     assert rejected.returncode == 2
     assert rejected.stderr == (
@@ -38,7 +38,7 @@ def test_the_size_of_new_pods_needs_their_number(server: Server) -> None:
 
 
 @pytest.mark.parametrize("command", [("capacity",), ("whatif", "--pods", "1")])
-def test_an_amount_without_its_unit_is_noted(server: Server, command: tuple[str, ...]) -> None:
+def test_an_amount_without_its_unit_gets_a_note(server: Server, command: tuple[str, ...]) -> None:
     shown = run(server.debug, *command, "--vram", "20")
     assert shown.returncode == 0
     assert shown.stderr == (
@@ -47,7 +47,9 @@ def test_an_amount_without_its_unit_is_noted(server: Server, command: tuple[str,
     assert run(server.debug, *command, "--vram", "20Gi").stderr == ""
 
 
-def test_a_released_pod_without_a_namespace_is_in_that_of_the_context(server: Server) -> None:
+def test_a_released_pod_without_a_namespace_is_in_the_namespace_of_the_context(
+    server: Server,
+) -> None:
     rejected = run(server.debug, "whatif", "--release", "fits")
     assert rejected.returncode == 2
     assert "pod default/fits holds no GPU" in rejected.stderr
@@ -59,7 +61,7 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     # 15 replicas of the shared nodes are free, and the GPU of the third node.
     few = run(server.debug, *small).stdout.splitlines()
     assert few[0].startswith("16 of 20 pods are placed; main reasons for the others: no free GPU")
-    # 7 GiB of the bound pod, and 1 GiB of each new one; all GPUs are used then.
+    # 7 GiB of the bound pod, and 1 GiB of each new pod. All GPUs are used then.
     assert [line.split() for line in few[1:5]] == [
         ["TOTAL", "BEFORE", "AFTER", "DIFFERENCE"],
         ["Pods", "placed", "1", "17", "+16"],
@@ -79,7 +81,7 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     assert run(server.debug, *small, "--replicas", "shared-0001=12").returncode == 0
     drained = ("--drain", "shared-0000", "--drain", "whole")
     large = ("whatif", "--pods", "2", "--vram", "15Gi", *drained)
-    # The last pod could get the GPU of the pod of 7 GiB or the other one, each with 15 GiB more.
+    # The last pod could get the GPU of the pod of 7 GiB or the other GPU, each with 15 GiB more.
     assert run(server.debug, *large).stdout.startswith("2 of 3 pods are placed; ")
     steered = run(server.debug, *large, "--mode", "shared-0001=steered").stdout
     on = re.findall(r" on GPU-shared-0001-(\d)$", steered, re.MULTILINE)

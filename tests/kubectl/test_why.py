@@ -1,4 +1,4 @@
-"""The text of explanations, scores and scheduling attempts."""
+"""Tests the text of explanations, scores and scheduling attempts."""
 
 import json
 from typing import Any
@@ -118,7 +118,7 @@ def placement(containers: object) -> dict[str, str]:
         ({"headroom.gpu/vram": "8Gi"}, []),
     ],
 )
-def test_a_bound_pod_shows_what_was_reserved(
+def test_a_bound_pod_shows_its_reservation(
     annotations: dict[str, str], expected: list[str]
 ) -> None:
     caps = [{"device": "GPU-a", "message": "capped at 8.0 GiB by the driver"}]
@@ -184,7 +184,7 @@ def test_the_number_of_hidden_nodes_is_shown() -> None:
     assert not [line for line in why(BODY | {"nearest": nearest}, wide=True) if "more" in line]
 
 
-def test_the_score_of_a_pod_that_no_scheduler_tries_has_a_note() -> None:
+def test_the_score_of_a_pod_of_a_foreign_scheduler_has_a_note() -> None:
     gated = {"not_tried": "the pod has 1 scheduling gate (queue)", "wins": False}
     lines = score(
         {"snapshot_generation": 9, "unanswered": [], "live": LIVE | gated, "stored": None}
@@ -197,7 +197,7 @@ def test_the_score_of_a_pod_that_no_scheduler_tries_has_a_note() -> None:
     assert not [line for line in lines if "wins" in line]
 
 
-def test_of_a_node_that_was_not_among_the_best_nothing_is_claimed() -> None:
+def test_a_node_that_was_not_among_the_best_shows_no_recorded_score() -> None:
     for decided in (DECIDED | {"prioritize": None}, None):
         lines = score({"snapshot_generation": 9, "unanswered": [], "live": LIVE, "stored": decided})
         assert not [line for line in lines if "came" in line]
@@ -224,7 +224,7 @@ def test_a_ranking_by_filter_is_not_shown_as_a_call_of_prioritize() -> None:
     ]
 
 
-def test_decisions_name_the_extenders_whose_decisions_can_be_missing(
+def test_decisions_name_the_extenders_whose_decisions_may_be_missing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     body = {"decisions": [], "continue": None, "unanswered": BODY["unanswered"]}
@@ -236,7 +236,7 @@ def test_decisions_name_the_extenders_whose_decisions_can_be_missing(
     ]
 
 
-def test_a_pod_that_starts_alone_shows_whether_it_waits_when_it_starts_again() -> None:
+def test_a_pod_that_starts_alone_shows_whether_it_waits_for_a_restart() -> None:
     bound = BODY | {"bound_to": "a", "start": "has started alone"}
     assert "  has started alone" in why(bound)
     assert why(bound | {"start": None}) == why(BODY | {"bound_to": "a"})

@@ -1,6 +1,6 @@
-"""A fleet with long names and problems, and what `kubectl headroom` shows of it on a terminal.
+"""A fleet with long names and problems, and the output of `kubectl headroom` on a terminal.
 
-python -m tests.kubectl.transcripts 100     prints the transcript at 100 columns
+python -m tests.kubectl.transcripts 100 prints the transcript at 100 columns
 """
 
 import contextlib
@@ -55,7 +55,7 @@ COMMANDS = (
 
 @contextlib.contextmanager
 def fleet() -> Iterator[Server]:
-    """Serve four nodes: one is overcommitted by a process of no pod, one has an unhealthy GPU."""
+    """Serve four nodes. Unattributed use overcommits one node, and another has an unhealthy GPU."""
     with serving(FLEET) as server:
         _place(server, _pod(TEAM, LLAMA, "60Gi"), EKS[0])
         _place(server, _pod("team-a", EMBEDDER, "8Gi"), GKE[0])
@@ -67,7 +67,7 @@ def fleet() -> Iterator[Server]:
             _report(nodes[GKE[0]], _use(EMBEDDER, GKE[0], 4), unattributed=19),
             _report(nodes[GKE[1]], healthy=False, healthReason="XID 79: GPU fell off the bus"),
         ]
-        # The changes of a report come after those of the binds, as the events are read.
+        # The changes of a report come after the changes of binds, in the order of the events.
         _listed(server, 6)
         reported = server.debug_post("/embedded/v1/reports", reports)
         assert reported.status == 204, reported.body
@@ -109,7 +109,7 @@ def _use(pod: str, node: str, used: int) -> dict[str, Any]:
 def _report(
     node: Any, use: dict[str, Any] | None = None, unattributed: int = 0, **first: Any
 ) -> dict[str, Any]:
-    """Return a report of the node; ``use`` and ``unattributed`` are on its first device."""
+    """Return a report of the node. ``use`` and ``unattributed`` apply to its first device."""
     devices = []
     for device in node["devices"]:
         here = device["index"] == 0
@@ -144,9 +144,9 @@ class Shown:
 
 
 def run(address: str, *arguments: str, width: int | None = None) -> Shown:
-    """Run the plugin in this process: a new one takes longer to start than to ask.
+    """Run the plugin in this process, because a new process takes longer to start.
 
-    ``width``: the columns of its terminal; None: its output is no terminal.
+    ``width`` is the number of terminal columns, or None for output that is not a terminal.
     """
     stdout, stderr = io.StringIO(), io.StringIO()
     returncode = 0

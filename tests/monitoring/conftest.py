@@ -1,8 +1,8 @@
-"""A real extender and a real agent, each a process of its own, in whose figures something is wrong.
+"""A real extender and a real agent in separate processes, with faults that show in their metrics.
 
-The extender serves a fleet file: on ``shared`` one pod overuses memory, and another got an
-unpredicted GPU and overcommits it; ``broken`` has a GPU that failed; one pod waits for long. The
-agent is of another node: an unattributed process uses one of its GPUs, and the other fails.
+The extender serves a fleet file. On ``shared`` one pod overuses memory, and another pod got an
+unpredicted GPU and overcommits it. ``broken`` has a failed GPU. One pod is pending for a long time.
+The agent runs on another node, where an unattributed process uses one GPU, and another GPU fails.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ nodes:
 - {name: shared, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4}
 - {name: broken, gpus: 2, memory: 24Gi}
 """
-#: Pod -> what it asks for, the GPU that it was given and what it uses there.
+#: Request, assigned GPU and use of each pod.
 PLACED = {"greedy": ("8Gi", 0, 10), "astray": ("20Gi", 0, 1)}
 
 
@@ -39,7 +39,7 @@ class World:
     extender: Server
     #: HOST:PORT.
     agent: str
-    #: Address of a future Prometheus, for the extender to query.
+    #: Address of a future Prometheus that the extender queries.
     port: int
 
 
@@ -61,7 +61,7 @@ def world() -> Iterator[World]:
 
 
 def _happen(server: Server) -> None:
-    """One after the other, since a pod that is seen is waited for no more."""
+    """Bind the pods one after the other, because the extender waits until each is confirmed."""
     for count, (name, (vram, _, _)) in enumerate(PLACED.items(), 1):
         asking = pod(name, vram)
         server.post("/filter", offer(asking, "shared"))
@@ -115,8 +115,9 @@ def _device(uuid: str, replicas: int, uses: list[PodUse], **more: Any) -> Device
 
 @contextlib.contextmanager
 def _agent(folder: Path, address: str) -> Iterator[None]:
-    """While the context lasts, an agent serves on this address: for a node of two GPUs, of which a
-    pod and an unattributed process use one, and the other fails."""
+    """Serve an agent on this address during the context. Its node has two GPUs: a pod and an
+    unattributed process use one, and the other fails.
+    """
     whole = Whole(folder, [h100("GPU-a"), h100("GPU-b")], 4)
     device = whole.run("0000000a-1111-4222-8333-00000000000a", "trains", 9 * GIB)
     whole.process(4242, "python", "/user.slice/session-1.scope")

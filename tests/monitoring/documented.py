@@ -26,7 +26,7 @@ class Documented:
 
 
 def documented(section: str = "") -> dict[str, Documented]:
-    """The documentation of each metric, of one section or of all."""
+    """Return the documentation of each metric, of one section or of all."""
     text = DOCS.read_text()
     if section:
         (text,) = (part for part in text.split("\n## ") if part.startswith(f"{section}\n"))

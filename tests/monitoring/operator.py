@@ -1,4 +1,4 @@
-"""Scrape configurations that the Prometheus Operator makes of Headroom's monitors."""
+"""Scrape configurations that the Prometheus Operator makes from Headroom's monitors."""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _NAMESPACE = "headroom-system"
 
 
 def monitors() -> dict[str, dict[str, Any]]:
-    """Return name -> the only endpoint of each monitor."""
+    """Return the only endpoint of each monitor by name."""
     found = {}
     for monitor in yaml.safe_load_all(MONITORS.read_text()):
         if monitor["kind"] == "ServiceMonitor":
@@ -24,7 +24,7 @@ def monitors() -> dict[str, dict[str, Any]]:
 def job(name: str, address: str, node: str = "", **labels: str) -> dict[str, Any]:
     """Return the configuration of a monitor and one target, scraped every second without TLS.
 
-    ``node``: the node of the target's pod. ``labels``: further labels of the target.
+    ``node`` is the node of the target's pod. ``labels`` are further labels of the target.
     """
     endpoint = monitors()[name]
     target = {
@@ -47,5 +47,5 @@ def job(name: str, address: str, node: str = "", **labels: str) -> dict[str, Any
 
 
 def _rule(of: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rule in Prometheus' own spelling of its fields."""
+    """Return a rule with its fields in Prometheus' own spelling."""
     return {re.sub("(?=[A-Z])", "_", key).lower(): value for key, value in of.items()}

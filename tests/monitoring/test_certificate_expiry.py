@@ -1,4 +1,4 @@
-"""The expiry of certificates follows their files."""
+"""Checks that the metric of the certificate expiry follows the certificate files."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -24,7 +24,7 @@ def test_the_expiry_is_exposed_for_each_port_and_updated_after_a_renewal(tmp_pat
         return registry.get_sample_value(NAME, {"port": port})
 
     assert ends("verbs") == (NOW + timedelta(days=1)).timestamp()
-    assert ends("debug") is None  # it cannot be read
+    assert ends("debug") is None  # The file is unreadable.
     other.write_text("no certificate")
     assert ends("debug") is None
     other.write_bytes(new_authority("x", NOW, timedelta(days=3)).cert)

@@ -1,4 +1,4 @@
-"""docs/reference/metrics.md matches real scrapes, and Prometheus finds no fault with those."""
+"""Checks that docs/reference/metrics.md matches real scrapes, and that promtool finds no fault."""
 
 import http.client
 import re
@@ -14,17 +14,17 @@ from tests.monitoring.test_rules import alerts
 from tests.promtool import complaints
 from tests.waiting import PATIENCE_S, until
 
-#: Metrics of an agent that steers, which needs a kubelet and a cluster; of the webhook, the
-#: recorder and the controller of device taints, which need a cluster
+#: Metrics that cannot occur here: of a steering agent, which needs a kubelet and a cluster; of the
+#: webhook, the recorder and the device taints controller, which need a cluster
 #: (tests/admission/test_served.py, tests/recorder/test_rounds.py,
-#: tests/controllers/test_device_taints.py); and of a console in a process of its own.
+#: tests/controllers/test_device_taints.py); and of a separate console.
 ELSEWHERE = {
     *("headroom_agent_steered_total", "headroom_console_ready"),
     *documented("The webhook"),
     *documented("The recorder"),
     *documented("The controller of device taints"),
 }
-#: Nothing of these happens here, or only after some time, so that their labels may not be seen.
+#: Events that do not happen here, or only after some time, so their labels may be missing.
 UNSEEN = {
     "headroom_unmanaged_gpu_nodes",
     "headroom_held_gpus",
@@ -64,7 +64,7 @@ def scrapes(world: World) -> tuple[str, str]:
         return lambda: line in text_of(world)[number]
 
     until(shows(0, "headroom_pod_overuse_bytes{"), "overuse is reported")
-    # Other tests of this world may have offered more pods that fit nowhere.
+    # Other tests of this fleet may have offered more pods that fit nowhere.
     until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} '), "the pending pod is shown")
     until(shows(1, "headroom_device_sm_activity_smoothed_ratio{"), "the agent has two samples")
     return text_of(world)
@@ -81,14 +81,14 @@ def families(scrapes: tuple[str, str]) -> dict[str, Metric]:
     return named
 
 
-def test_the_docs_name_every_metric_and_no_other(scrapes: tuple[str, str]) -> None:
+def test_the_docs_list_exactly_the_exposed_metrics(scrapes: tuple[str, str]) -> None:
     shown = families(scrapes)
     assert documented().keys() - ELSEWHERE == shown.keys()
     for name, family in shown.items():
         assert documented()[name].type == family.type, name
 
 
-def test_the_docs_name_the_labels(scrapes: tuple[str, str]) -> None:
+def test_the_docs_list_the_labels(scrapes: tuple[str, str]) -> None:
     shown = families(scrapes)
     for name, family in shown.items():
         if labels_of(family) or name not in UNSEEN:
@@ -105,7 +105,7 @@ def test_each_metric_without_labels_has_a_value(scrapes: tuple[str, str]) -> Non
             assert family.samples, name
 
 
-def test_the_docs_name_the_alerts_of_each_metric() -> None:
+def test_the_docs_list_the_alerts_of_each_metric() -> None:
     used: dict[str, set[str]] = {}
     for alert, rule in alerts().items():
         for name in set(re.findall(r"headroom_\w+", str(rule["expr"]))):
@@ -115,11 +115,11 @@ def test_the_docs_name_the_alerts_of_each_metric() -> None:
     assert used.keys() <= documented().keys()
 
 
-def test_prometheus_finds_nothing_to_complain_about(scrapes: tuple[str, str]) -> None:
+def test_promtool_finds_no_fault(scrapes: tuple[str, str]) -> None:
     assert [complaints(text) for text in scrapes] == [[], []]
 
 
-def test_devices_without_series_of_their_own_are_counted(scrapes: tuple[str, str]) -> None:
+def test_devices_beyond_the_limit_of_series_are_counted(scrapes: tuple[str, str]) -> None:
     """At most three of the four devices have series."""
     shown = families(scrapes)
     devices = {s.labels["device"] for s in shown["headroom_ledger_device_headroom_bytes"].samples}

@@ -1,4 +1,6 @@
-"""A real Prometheus scrapes as the Operator configures it from Headroom's monitors."""
+"""Runs a real Prometheus with the scrape configurations that the Operator makes from Headroom's
+monitors.
+"""
 
 from collections.abc import Iterator
 
@@ -15,7 +17,7 @@ headroom_pod_overuse_bytes{namespace="ml",pod="chat-0",node="gpu-1",device="GPU-
 headroom_held_gpus{namespace="ml",state="active"} 2
 headroom_nodes{state="open"} 3
 """
-#: The last lines are of a node that pretends to be others.
+#: The last lines come from a node that impersonates others.
 AGENT = """\
 headroom_pod_peak_bytes{UUID="GPU-a",namespace="ml",pod="chat-0",container="main",pod_uid="u"} 8
 headroom_agent_sample_age_seconds 1
@@ -48,7 +50,7 @@ def found(real: Prometheus, query: str) -> list[dict[str, str]]:
     return [each["metric"] for each in real.ask("query", query=query)["result"]]
 
 
-def test_the_console_s_metrics_keep_the_names_of_pods(real: Prometheus) -> None:
+def test_metrics_of_the_console_keep_the_names_of_pods(real: Prometheus) -> None:
     (overuse,) = found(real, "headroom_pod_overuse_bytes")
     of_pod = {"namespace": "ml", "pod": "chat-0", "node": "gpu-1", "device": "GPU-a"}
     assert {name: overuse[name] for name in of_pod} == of_pod
@@ -56,7 +58,7 @@ def test_the_console_s_metrics_keep_the_names_of_pods(real: Prometheus) -> None:
     assert [each["namespace"] for each in found(real, "headroom_nodes")] == ["headroom-system"]
 
 
-def test_an_agent_s_metrics_keep_the_names_of_pods(real: Prometheus) -> None:
+def test_metrics_of_an_agent_keep_the_names_of_pods(real: Prometheus) -> None:
     (peak,) = found(real, "headroom_pod_peak_bytes")
     of_pod = {"namespace": "ml", "pod": "chat-0", "container": "main", "node": "gpu-1"}
     assert {name: peak[name] for name in of_pod} == of_pod
@@ -64,7 +66,7 @@ def test_an_agent_s_metrics_keep_the_names_of_pods(real: Prometheus) -> None:
     assert (age["namespace"], age["pod"]) == ("headroom-system", "headroom-agent-x2x7f")
 
 
-def test_a_node_cannot_send_metrics_of_other_programs_or_in_the_name_of_another_target(
+def test_a_node_cannot_send_metrics_of_other_programs_or_targets(
     real: Prometheus,
 ) -> None:
     assert found(real, "headroom_ready") == []
@@ -72,6 +74,6 @@ def test_a_node_cannot_send_metrics_of_other_programs_or_in_the_name_of_another_
     own = {"job": "headroom-agent", "node": "gpu-1", "endpoint": "metrics-tls"}
     of_agent = found(real, '{__name__=~"headroom_(agent|device|pod)_.*"}')
     of_agent = [each for each in of_agent if each["__name__"] != "headroom_pod_overuse_bytes"]
-    assert len(of_agent) == 4  # with the device, whose time of 1970 does not count
+    assert len(of_agent) == 4  # With the device, whose time of 1970 is ignored.
     assert [{name: each[name] for name in own} for each in of_agent] == [own] * 4
     assert {each["instance"] for each in of_agent} != {"i"}

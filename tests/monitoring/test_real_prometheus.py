@@ -1,4 +1,4 @@
-"""Every query of the dashboard and every rule is run by a real Prometheus on real scrapes."""
+"""Runs every query of the dashboard and every rule in a real Prometheus on real scrapes."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ from tests.waiting import until
 
 PAGE = Path(__file__).parents[2] / "headroom/console/page"
 DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
-#: Faults in this world that are visible at once.
+#: Alerts about faults of this fleet that are visible at once.
 ACTIVE = {
     "HeadroomOvercommitted",
     "HeadroomPodOveruse",
@@ -28,7 +28,7 @@ ACTIVE = {
     "HeadroomUnattributedMemory",
     "HeadroomPodsPendTooLong",
 }
-#: For these a rate must rise first, or a machine be slow.
+#: Alerts that need a rising rate or a slow machine.
 MAY_BE_ACTIVE = {"HeadroomPredictionMisses", "HeadroomSlow", "HeadroomLoopLag"}
 
 
@@ -38,7 +38,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 QUERIES = {
-    # Grafana does so if all clusters are chosen.
+    # Grafana sends this if all clusters are selected.
     f"{panel['title']}: {target['refId']}": target["expr"].replace("$cluster", ".*")
     for panel in panels()
     for target in panel["targets"]
@@ -62,8 +62,9 @@ def real(world: World) -> Iterator[Prometheus]:
 
 @contextlib.contextmanager
 def webhook_metrics() -> Iterator[str]:
-    """The address of the metrics of a webhook and a console that are ready, and of a recorder that
-    leads. All need a cluster."""
+    """The metrics URLs of a webhook and a console that are ready, and of a leading recorder. All
+    need a cluster.
+    """
     telemetry = WebhookTelemetry(CollectorRegistry())
     telemetry.ready.set(1)
     ready = Gauge("headroom_console_ready", "As of a console.", registry=telemetry.registry)
@@ -85,7 +86,7 @@ def answered(real: Prometheus, query: str) -> list[Any]:
 
 
 def test_every_query_of_the_dashboard_returns_data(world: World, real: Prometheus) -> None:
-    """While kube-scheduler calls, since a rate is of what goes on."""
+    """kube-scheduler keeps calling meanwhile, because rates need changes."""
     silent = dict(QUERIES)
 
     def all_told() -> bool:
@@ -102,7 +103,7 @@ def test_every_query_of_the_dashboard_returns_data(world: World, real: Prometheu
         raise AssertionError(f"return nothing: {silent}") from None
 
 
-def test_every_rule_is_evaluated_and_what_is_wrong_here_is_seen(real: Prometheus) -> None:
+def test_every_rule_is_evaluated_and_the_faults_raise_alerts(real: Prometheus) -> None:
     def rules() -> list[dict[str, Any]]:
         groups = real.ask("rules")["groups"]
         return [rule for group in groups for rule in group["rules"]]
@@ -112,12 +113,12 @@ def test_every_rule_is_evaluated_and_what_is_wrong_here_is_seen(real: Prometheus
     def active() -> set[str]:
         return {rule["name"] for rule in rules() if rule["state"] != "inactive"}
 
-    # On a busy machine a scrape comes too late now and then, and is missed until the next.
+    # On a busy machine, a scrape is sometimes late, and its data is missing until the next one.
     until(lambda: active() - MAY_BE_ACTIVE == ACTIVE, "what is wrong is seen, and nothing else")
     assert {rule["name"] for rule in rules()} == alerts().keys()
 
 
-def test_every_series_that_a_rule_goes_by_is_there(real: Prometheus) -> None:
+def test_every_series_that_a_rule_uses_exists(real: Prometheus) -> None:
     names = {
         name
         for rule in alerts().values()
@@ -127,7 +128,7 @@ def test_every_series_that_a_rule_goes_by_is_there(real: Prometheus) -> None:
     def absent() -> set[str]:
         return {name for name in names if not answered(real, name)}
 
-    # No port speaks TLS here, and all GPU resources are managed.
+    # No port uses TLS here, and all GPU resources are managed.
     expected = {"headroom_certificate_end_timestamp_seconds", "headroom_unmanaged_gpu_nodes"}
     until(lambda: absent() <= expected, "Prometheus has scraped every series")
     assert absent() == expected
@@ -145,7 +146,7 @@ def test_panels_do_not_overlap() -> None:
     assert len(set(ids)) == len(ids)
 
 
-def test_panels_are_explained_and_figures_of_the_page_have_its_words() -> None:
+def test_panels_have_descriptions_and_metrics_have_the_words_of_the_page() -> None:
     unexplained = {panel["title"] for panel in panels() if not panel.get("description")}
     # Their titles contain all that there is to explain.
     assert unexplained == {
@@ -159,7 +160,9 @@ def test_panels_are_explained_and_figures_of_the_page_have_its_words() -> None:
 
 
 def test_queries_in_the_docs_are_served(world: World) -> None:
-    """The debug API's paths in docs/operate/alerts.md, with what stands for a name in capitals."""
+    """Queries the debug API's paths in docs/operate/alerts.md, with real values for the
+    placeholders in capitals.
+    """
     served = world.extender.get("/openapi.json").json()["paths"]
     asked = re.findall(r"`ask \"?(/[\w/]*)", DOCS.read_text())
     assert asked
@@ -168,7 +171,7 @@ def test_queries_in_the_docs_are_served(world: World) -> None:
         assert any(re.fullmatch(pattern, path) for pattern in patterns), path
 
 
-def test_every_query_of_the_dashboard_is_of_the_chosen_clusters() -> None:
+def test_every_query_of_the_dashboard_selects_the_chosen_clusters() -> None:
     for panel in panels():
         for target in panel["targets"]:
             selectors = re.findall(r"headroom_\w+(\{[^}]*\})?", target["expr"])

@@ -1,4 +1,6 @@
-"""Every alert is tested with promtool, explained in docs/operate/alerts.md, and leads there."""
+"""Checks that every alert is tested with promtool and explained in docs/operate/alerts.md, and
+links there.
+"""
 
 import re
 import subprocess
@@ -29,8 +31,8 @@ def promtool() -> str:
 
 
 @pytest.mark.slow
-def test_alerts_are_raised_by_what_they_are_for_and_by_nothing_less(promtool: str) -> None:
-    """In the folder of the tests, since that is what their path to the rules goes by."""
+def test_alerts_fire_exactly_under_their_conditions(promtool: str) -> None:
+    """Runs in the folder of the tests, because their path to the rules is relative to it."""
     for arguments in (("check", "rules", str(RULES)), ("test", "rules", UNIT_TESTS.name)):
         done = subprocess.run(
             [promtool, *arguments],
@@ -61,7 +63,7 @@ def test_every_alert_has_a_test_that_raises_it() -> None:
 
 
 @pytest.mark.parametrize("name", alerts())
-def test_an_alert_has_all_that_an_operator_needs(name: str) -> None:
+def test_an_alert_has_all_required_annotations(name: str) -> None:
     rule = alerts()[name]
     labels, annotations = rule["labels"], rule["annotations"]
     assert isinstance(labels, dict)
@@ -72,7 +74,7 @@ def test_an_alert_has_all_that_an_operator_needs(name: str) -> None:
     assert annotations["description"].endswith(f"docs/operate/alerts.md#{name.lower()}")
 
 
-def test_the_docs_explain_these_alerts_and_no_others() -> None:
+def test_the_docs_explain_exactly_these_alerts() -> None:
     sections = re.split(r"^## ", DOCS.read_text(), flags=re.MULTILINE)[1:]
     explained = {section.splitlines()[0]: section for section in sections}
     assert list(explained) == list(alerts())

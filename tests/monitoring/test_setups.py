@@ -1,6 +1,6 @@
-"""One real Prometheus as people run it: two clusters, two replicas, and three setups of labels.
+"""Queries one real Prometheus with two clusters, two replicas, and three setups of labels.
 
-Cluster ``eu`` is ours; ``us`` is larger and has nodes and pods of the same names. Scrape
+Cluster ``eu`` is ours. ``us`` is larger and has nodes and pods with the same names. Scrape
 configurations honor labels, rename them, or copy them back as Headroom's PodMonitor does. Exporters
 send impossible values and repeat a shared GPU for each pod. Nodes offer renamed resources and MIG.
 """
@@ -33,19 +33,19 @@ HOUR_S, EVERY_S, MIB, GIB = 3600, 30, 1 << 20, 1 << 30
 DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
 OURS = Queries('cluster="eu"')
 Labels = Mapping[str, str]
-#: Seconds until now -> value; None: no sample.
+#: Value by seconds until now, or None for no sample.
 Values = Callable[[float], float | None]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How Prometheus makes the labels of a series of those of the metric and of its target."""
+    """How Prometheus combines the labels of a metric with those of its target."""
 
     target: Labels
     honors: bool = False
-    #: Whether renamed labels are copied back, as metricRelabelings of the PodMonitor do.
+    #: Whether renamed labels are copied back, as by metricRelabelings of the PodMonitor.
     copies: bool = False
-    #: Seconds until now between which this setup scrapes.
+    #: Start and end of this setup's scrapes, in seconds until now.
     until_s: float = -HOUR_S
     since_s: float = 3 * HOUR_S
 
@@ -59,7 +59,9 @@ class Setup:
 
 @dataclass
 class Series:
-    """Samples from three hours ago until in an hour, which readers may ask for while they run."""
+    """Samples from three hours ago to one hour ahead, because readers may query them while they
+    run.
+    """
 
     now_s: float
     metrics: dict[str, list[str]] = field(default_factory=dict)
@@ -80,7 +82,7 @@ class Series:
 
 
 def before(ago_s: float, values: float | Values) -> Values:
-    """Return the values of a series that ended so long ago."""
+    """Return the values of a series that ended this many seconds ago."""
     return lambda s: (values(s) if callable(values) else values) if s > ago_s else None
 
 
@@ -96,7 +98,7 @@ def target(cluster: str, pod: str, node: str = "m", **more: str) -> dict[str, st
 
 
 def fill(series: Series, cluster: str, times: float) -> None:
-    """Add the metrics of a cluster; ``times``: a factor of its figures."""
+    """Add the metrics of a cluster. ``times`` multiplies its values."""
     of_console = target(cluster, "console")
     console = [
         Setup(of_console, honors=True, since_s=HOUR_S),
@@ -122,7 +124,7 @@ def fill(series: Series, cluster: str, times: float) -> None:
     agents(series, cluster, times)
 
 
-#: Pod -> node, resource, and whether it has ended an hour ago.
+#: Node and resource of each pod, and whether it ended an hour ago.
 PODS = {
     "train-0": ("n1", "nvidia_com_gpu", True),
     "llm-5d4f-a": ("n2", "nvidia_com_gpu_shared", True),
@@ -190,7 +192,7 @@ def exporters(series: Series, cluster: str, times: float) -> None:
 
 
 def agents(series: Series, cluster: str, times: float) -> None:
-    """Add Headroom's agents on n2 and n3; the agent on n3 reports pods of n2, too."""
+    """Add Headroom's agents on n2 and n3. The agent on n3 also reports pods of n2."""
     own = {"gpu": "0", "UUID": f"GPU-2-{cluster}", "Hostname": "n2", "model_name": "L40S"}
     main = {**own, "namespace": "ml", "pod": "w0", "container": "main", "pod_uid": "u-w0"}
     side = {**main, "container": "side"}
@@ -240,7 +242,7 @@ def world() -> Iterator[World]:
         yield World(real, series.now_s)
 
 
-def test_costs_are_those_of_this_cluster(world: World) -> None:
+def test_costs_count_only_this_cluster(world: World) -> None:
     within = Range(world.now_s - 2 * HOUR_S, world.now_s)
     covered_s, held = costs._read(PrometheusRanges(world.url, queries=OURS), within)
     assert covered_s == pytest.approx(2 * HOUR_S, abs=60)
@@ -255,7 +257,7 @@ def last(values: list[float | None]) -> float | None:
     return [each for each in values if each is not None][-1]
 
 
-def test_the_history_is_that_of_this_cluster(world: World) -> None:
+def test_the_history_has_only_this_cluster(world: World) -> None:
     ranges = PrometheusRanges(world.url, queries=OURS)
     within = Range(world.now_s - 2 * HOUR_S, world.now_s)
     fleet = {each.kind: last(each.values) for each in ranges.read(OURS.fleet(), within)}
@@ -286,12 +288,12 @@ def test_a_plan_has_the_pods_and_gpus_of_this_cluster(world: World) -> None:
     assert (mig.peak_bytes, mig.request_bytes) == (5000 * MIB, 10 * GIB)
 
 
-def test_only_pods_that_request_gpus_are_asked_about(world: World) -> None:
+def test_only_pods_that_request_gpus_are_queried(world: World) -> None:
     owners = {own_label(each["metric"], "pod") for each in world.ask(OURS.lives["owner"])}
     assert owners == PODS.keys()
 
 
-def test_the_recorder_has_the_lives_of_this_cluster(world: World) -> None:
+def test_the_recorder_reads_the_runs_of_this_cluster(world: World) -> None:
     past = PastLives()
     source = Source(world.url, 20.0, queries=OURS)
     reader = HistoryReader(source, past, lambda: True, lambda: world.now_s, time.monotonic)
@@ -305,7 +307,7 @@ def test_the_recorder_has_the_lives_of_this_cluster(world: World) -> None:
     assert len(past) == 1  # train-0
 
 
-def test_sm_activity_is_that_of_this_cluster(world: World) -> None:
+def test_sm_activity_is_read_only_from_this_cluster(world: World) -> None:
     span = Span(0.95, 900.0)
     source = QuerySource(world.url, span, 60.0, 10.0, 180.0, queries=OURS)
     answers, _ = query(source)
@@ -319,7 +321,7 @@ def test_sm_activity_is_that_of_this_cluster(world: World) -> None:
     }
 
 
-def test_alerts_name_the_cluster_and_the_pod(world: World) -> None:
+def test_alerts_contain_the_cluster_and_the_pod(world: World) -> None:
     def raised(alert: str) -> list[dict[str, str]]:
         found = (each["metric"] for each in world.ask(str(alerts()[alert]["expr"])))
         return sorted(found, key=lambda each: each["cluster"])
@@ -334,7 +336,7 @@ def test_alerts_name_the_cluster_and_the_pod(world: World) -> None:
 @pytest.mark.parametrize(
     ("cluster", "allocatable", "pods"), [("eu", 10, 1), ("us", 150, 1), (".*", 160, 2)]
 )
-def test_the_dashboard_shows_the_chosen_clusters(
+def test_the_dashboard_shows_only_the_selected_clusters(
     world: World, cluster: str, allocatable: int, pods: int
 ) -> None:
     panels = {each["title"]: each for each in json.loads(DASHBOARD.read_text())["panels"]}

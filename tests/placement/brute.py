@@ -30,9 +30,9 @@ class Node:
 
 @dataclass(frozen=True)
 class State:
-    #: Number of ending pods that are gone, by GPU.
+    #: Number of ended pods on each GPU.
     gone: tuple[int, ...]
-    #: The replicas of each pod, GPU by GPU in the given order; None: not admitted yet.
+    #: The replicas of each pod, GPU by GPU in the given order, or None before admission.
     where: tuple[tuple[int, ...] | None, ...] = field(default=())
 
     def available(self, node: Node) -> list[int]:
@@ -58,7 +58,8 @@ def answers(totals: Sequence[int], available: Sequence[int], policy: str) -> set
 
 def offers(node: Node, available: Sequence[int]) -> Iterator[list[int]]:
     """Yield the replicas that the kubelet can offer: all replicas, or with alignment the replicas
-    of some NUMA nodes."""
+    of some NUMA nodes.
+    """
     numas = sorted({gpu.numa for gpu in node.gpus})
     for size in range(1, len(numas) + 1) if node.aligned else [len(numas)]:
         for some in combinations(numas, size):

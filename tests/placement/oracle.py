@@ -118,8 +118,10 @@ def amount(pod: Pod, container: Container, count: int, on: Device, allocatable: 
 
 
 def needed(pod: Pod, on: Device, status: GPUNodeStatus, reserve: int, resource: str) -> int:
-    """Return the maximum number of bytes that the pod could put into the memory of the device
-    ``on``. Its requests for other resources count only if several devices share the memory."""
+    """Return the maximum number of bytes that the pod could put into the memory of device ``on``.
+
+    Its requests for other resources count only if several devices share the memory.
+    """
     if len(mates(on, status)) == 1:
         return needed_of(pod, resource, on, status, reserve)
     return sum(needed_of(pod, other, on, status, reserve) for other in resources_of(pod))
@@ -166,7 +168,7 @@ def mps_reasons(
 
 
 def mates(d: Device, status: GPUNodeStatus) -> list[Device]:
-    """Return the devices that share the memory of this one, itself included."""
+    """Return the devices that share memory with this device, including the device itself."""
     if d.kind != "mig" or not d.parent or d.gpu_instance is None:
         return [d]
     return [
@@ -191,7 +193,9 @@ def nonsense(d: Device, status: GPUNodeStatus) -> bool:
 
 
 def untold(d: Device, status: GPUNodeStatus) -> bool:
-    """Return whether the driver does not report the memory, and the agent marks it unhealthy."""
+    """Return whether the driver does not report the memory, and the agent marks the device
+    unhealthy.
+    """
     unique = [other.uuid for other in status.devices].count(d.uuid) == 1
     return unique and d.memory_bytes <= 0 and not d.healthy
 

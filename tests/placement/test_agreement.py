@@ -1,4 +1,4 @@
-"""Properties that hold for every node and pod, tested with random ones."""
+"""Tests properties that hold for every node and pod, with random nodes and pods."""
 
 from itertools import pairwise
 
@@ -51,7 +51,7 @@ def test_headroom_matches_the_oracle(world: DrawnNode, asked: Pod) -> None:
     snap, verdicts = judged(asked, world.weighed())
     for slot, device in enumerate(world.status.devices):
         if oracle.contradictory(device, world.status):
-            continue  # its content is not explained
+            continue  # Its content is not explained.
         room = oracle.room(
             device, world.status, world.reservations, world.reserve_bytes, world.tolerance_bytes
         )
@@ -91,8 +91,10 @@ def test_the_explanation_matches_filter(fleet: list[DrawnNode], asked: Pod) -> N
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(st.lists(worlds(mps=False), min_size=1, max_size=5))  # its cap is another reason
-def test_the_largest_that_fits_fits_and_one_byte_more_does_not(fleet: list[DrawnNode]) -> None:
+@given(st.lists(worlds(mps=False), min_size=1, max_size=5))  # Its limit is a separate reason.
+def test_the_largest_fitting_request_fits_and_one_more_byte_does_not(
+    fleet: list[DrawnNode],
+) -> None:
     nodes = [world.weighed(str(i)) for i, world in enumerate(fleet)]
     verdicts = judged("1M", *nodes)[1]
     largest = explain(verdicts, Weights()).largest_fitting_bytes

@@ -1,4 +1,4 @@
-"""Conversion of requested amounts to bytes on a device, exactly and without overflow."""
+"""Converts requested amounts to bytes on a device, exactly and without overflow."""
 
 from fractions import Fraction
 

@@ -1,4 +1,6 @@
-"""The capacity of a fleet shows whether it is full or fragmented, and where its headroom is."""
+"""Tests the capacity of a fleet, which shows whether it is full or fragmented, and where its
+headroom is.
+"""
 
 import pytest
 
@@ -24,8 +26,9 @@ def test_headroom_includes_stranded_memory() -> None:
     found = space(judged("8Gi", taken("a", 4), taken("b", 20), taken("c", 10, free=0))[1])
     assert (found.open_nodes, found.closed_nodes, found.fitting_nodes) == (3, 0, 1)
     assert found.headroom_bytes == (20 + 4 + 14) * GIB
-    assert found.stranded_bytes == 14 * GIB  # c has no replica
-    assert (found.replicas_free, found.replicas_stranded) == (6, 3)  # those of b are too small
+    assert found.stranded_bytes == 14 * GIB  # c has no replica.
+    # Pods of this size do not fit on b.
+    assert (found.replicas_free, found.replicas_stranded) == (6, 3)
     assert (found.need_bytes, found.largest_fitting_bytes) == (8 * GIB, 20 * GIB)
     assert capacity_summary(found, 2, at_least=False) == (
         "2 such pods fit now, on 1 of 3 nodes; 38.0 GiB are free in total; 14.0 GiB are on devices "
@@ -70,7 +73,7 @@ def test_headroom_includes_stranded_memory() -> None:
         ),
     ],
 )
-def test_the_reason_why_no_pod_of_that_size_fits(
+def test_the_reason_why_no_pod_of_a_size_fits_is_reported(
     fleet: list[NodeTerms], fullness: str, sentence: str
 ) -> None:
     found = space(judged("8Gi", *fleet)[1])
@@ -95,7 +98,7 @@ def test_memory_that_instances_share_is_counted_once() -> None:
     assert space(judged("1Gi", weighed(*instances))[1]).headroom_bytes == 10 * GIB
 
 
-def test_the_largest_request_is_per_device_model() -> None:
+def test_the_largest_request_is_computed_per_device_model() -> None:
     big = weighed(
         shared("A", model="A100", memory_bytes=80 * GIB, replicas=Replicas(free=4)), name="big"
     )

@@ -1,4 +1,4 @@
-"""The certainty of a node, compared with all possible choices of the plugin."""
+"""Compares the certainty of a node with all possible choices of the plugin."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from tests.placement import brute
 
 @dataclass(frozen=True)
 class World:
-    """A node with unconfirmed pods. Sizes are in GiB; each pod has one replica."""
+    """A node with unconfirmed pods. Sizes are in GiB, and each pod has one replica."""
 
     node: brute.Node
     memory: int
@@ -137,7 +137,7 @@ def test_a_node_that_is_not_slot_safe_can_be_overcommitted() -> None:
     assert not by_strangers.everything_is_safe()
 
 
-def test_instances_that_share_a_memory_are_judged_together() -> None:
+def test_instances_that_share_memory_are_judged_together() -> None:
     """Each of two pods fits on the compute instances alone, but not both."""
     instances = [mig("a", 1, memory_bytes=20 * GIB), mig("b", 1, memory_bytes=20 * GIB)]
     for gib, expected in ((10, "slot-safe"), (15, "predicted")):

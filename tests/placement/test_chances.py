@@ -1,4 +1,4 @@
-"""The node's report determines which devices the plugin can choose next."""
+"""Tests which devices the plugin can choose next, according to the node's report."""
 
 import pytest
 
@@ -28,7 +28,7 @@ PACKED = Plugin(allocation_policy="packed", topology_manager_policy="none")
 
 
 def held(uuid: str, count: int, **other: object) -> object:
-    """Return a device with four replicas, of which this many are allocated."""
+    """Return a device with four replicas, of which ``allocated`` are in use."""
     return shared(uuid, free=4 - count, allocated=count, **other)
 
 
@@ -131,8 +131,8 @@ def test_each_numa_node_has_a_next_choice_if_the_kubelet_aligns(
     assert next_ones(weigh(*devices, pods=rows(b=1, c=2), plugin=plugin)) == expected
 
 
-def test_an_unknown_policy_means_as_many_unconfirmed_pods_as_replicas_on_every_device() -> None:
-    """Beside the new pod, two of the three replicas of b are left for the other pods."""
+def test_with_an_unknown_policy_each_device_may_get_one_unconfirmed_pod_per_replica() -> None:
+    """In addition to the new pod, two of the three replicas of b are free for the other pods."""
     reservations = {f"u{n}": reservation({"a": 2 * GIB}) for n in range(3)}
     devices = held("a", 0), held("b", 1), held("c", 1, resource="other")
     found = weigh(*devices, pods=rows(b=1, c=1), reservations=reservations, plugin=Plugin())
@@ -164,7 +164,7 @@ def test_a_renamed_device_stays_a_candidate_of_its_reservations() -> None:
     assert found.free_bytes == 19 * GIB
 
 
-def test_a_pod_shifted_by_a_later_one_needs_its_noted_bytes_there() -> None:
+def test_a_pod_displaced_by_a_later_pod_needs_its_recorded_bytes_there() -> None:
     """Device a is the next choice, and the larger device b is the choice after it."""
     small, large = held("a", 0), held("b", 1, memory_bytes=48 * GIB)
     how = {"pods": rows(b=1), "plugin": DISTRIBUTED}
@@ -177,8 +177,8 @@ def test_a_pod_shifted_by_a_later_one_needs_its_noted_bytes_there() -> None:
     )
 
 
-def test_a_small_pod_is_rejected_if_it_could_shift_a_large_one_to_a_full_device() -> None:
-    """Alone, the large pod gets the empty D0; after another pod, it can get D1."""
+def test_a_small_pod_is_rejected_if_it_could_displace_a_large_pod_to_a_full_device() -> None:
+    """Alone, the large pod gets the empty D0. After another pod, it can get D1."""
     uses = [use("s", "D1", replica="0")]
     large = {"s": reservation({"D1": 20 * GIB}), "u": reservation({"D0": 8 * GIB})}
     devices = held("D0", 0), held("D1", 1)
@@ -190,9 +190,10 @@ def test_a_small_pod_is_rejected_if_it_could_shift_a_large_one_to_a_full_device(
     assert judged("1Gi", node)[1].fits[0]
 
 
-def test_a_pod_with_two_containers_shifts_the_choice_by_two() -> None:
+def test_a_pod_with_two_containers_advances_the_choice_by_two() -> None:
     """D0 is the first choice, then D1 or D0. With one container on D1, the other one can be the
-    third on D0."""
+    third on D0.
+    """
     devices = held("D0", 0), held("D1", 1)
     both = {f"u{n}": reservation({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}
     node = weighed(
@@ -218,14 +219,14 @@ class TestSeveralReplicasForOneContainer:
             pytest.param("mps", False, True, id="by default, with MPS"),
         ],
     )
-    def test_it_is_rejected_if_the_plugin_rejects_it(
+    def test_a_pod_with_several_replicas_is_rejected_if_the_plugin_rejects_it(
         self, sharing: str, rejects: bool | None, fits: bool
     ) -> None:
         plugin = Plugin(fail_requests_greater_than_one=rejects)
         node = weighed(shared("a", sharing=sharing), plugin=plugin)
         assert bool(judged(self.two, node)[1].fits[0]) is fits
 
-    def test_whole_devices_are_not_replicas(self) -> None:
+    def test_whole_devices_do_not_count_as_replicas(self) -> None:
         plugin = Plugin(fail_requests_greater_than_one=True)
         assert judged(self.two, weighed(device("a"), device("b"), plugin=plugin))[1].fits[0]
 
@@ -253,7 +254,9 @@ class TestWords:
             ),
         ],
     )
-    def test_every_device_has_its_reason(self, found: DeviceTerms, words: str) -> None:
+    def test_the_explanation_shows_why_a_device_is_a_candidate(
+        self, found: DeviceTerms, words: str
+    ) -> None:
         assert words in because(found)
 
     @pytest.mark.parametrize(
@@ -276,7 +279,7 @@ class TestWords:
             ),
         ],
     )
-    def test_every_node_has_its_certainty(
+    def test_the_explanation_shows_the_certainty_of_a_node(
         self, weighed_devices: tuple[DeviceTerms, ...], expected: str
     ) -> None:
         assert certainty(NodeTerms("n", None, FRESH_S, weighed_devices)) == expected

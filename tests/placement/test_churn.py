@@ -32,14 +32,14 @@ REPLICAS = 4
 
 @dataclass
 class Running:
-    """A bound pod with one container; sizes are in GiB."""
+    """A bound pod with one container. Sizes are in GiB."""
 
     sizes: tuple[int, ...]
-    #: GPU of each container, once admitted.
+    #: GPU of each container after admission.
     where: list[int] = field(default_factory=list)
     #: Whether the API server shows that it is ending or has ended.
     ending: bool = False
-    #: GPUs that its own variable names, whatever the plugin allocated; None if the plugin decides.
+    #: GPUs named by its own variable, whatever the plugin allocated, or None if the plugin decides.
     sees: frozenset[int] | None = None
 
     def loads(self) -> Iterator[tuple[int, int]]:
@@ -160,7 +160,7 @@ class Churn(RuleBasedStateMachine):
     @precondition(lambda self: self.sitting and not self.waiting)
     @rule(data=st.data(), at_once=st.booleans())
     def end(self, data: DataObject, at_once: bool) -> None:
-        """Delete the pod, or let it finish, which frees its replica immediately."""
+        """Delete the pod, or let it end by itself, which frees its replica immediately."""
         uid = data.draw(st.sampled_from(self.sitting), label="ends")
         self.pods[uid].ending = True
         if at_once:

@@ -1,4 +1,6 @@
-"""A pod whose containers are on several devices is charged on each for the containers there."""
+"""Checks that a pod with containers on several devices is charged on each device for its containers
+there.
+"""
 
 from collections.abc import Sequence
 
@@ -43,7 +45,7 @@ APART = (
 )
 
 
-def test_the_charge_lists_the_containers_if_there_are_several() -> None:
+def test_the_charge_lists_containers_separately_if_there_are_several() -> None:
     node = weighed(*DEVICES, plugin=DISTRIBUTED)
     snap, verdicts = judged(BOTH, node)
     assert place(request(BOTH), snap, verdicts, 0).charges == (CHARGE,)
@@ -78,9 +80,10 @@ def test_measured_use_above_the_containers_amount_counts() -> None:
     assert [each.committed_bytes for each in node.devices] == [2 * GIB, 3 * GIB]
 
 
-def test_an_init_containers_replicas_do_not_stand_for_those_of_later_containers() -> None:
+def test_the_replicas_of_an_init_container_do_not_confirm_later_containers() -> None:
     """The init container holds the maximum number of replicas of the pod, and the app containers
-    get them later."""
+    get them later.
+    """
     containers = [*CHARGE.containers, ContainerCharge("init", 2, GIB)]
     charge = msgspec.structs.replace(CHARGE, containers=containers)
     shown = [
@@ -88,7 +91,7 @@ def test_an_init_containers_replicas_do_not_stand_for_those_of_later_containers(
         use("both", "b", container="init", replica="b::0"),
     ]
     assert [charge.bytes_on(uuid, shown) for uuid in ("a", "b")] == [4 * GIB, 4 * GIB]
-    # 2 GiB and 4 GiB: the init container has ended, but no phase of the pod needs more than this.
+    # 2 GiB and 4 GiB, because the init container has ended, and no phase of the pod needs more.
     assert [charge.bytes_on(uuid, [*shown, *APART]) for uuid in ("a", "b")] == [2 * GIB, 4 * GIB]
 
 
@@ -101,7 +104,7 @@ def test_a_container_counts_with_all_its_replicas() -> None:
     assert [charge.bytes_on(uuid, [*APART, second]) for uuid in ("a", "b")] == [4 * GIB, 3 * GIB]
 
 
-def test_compute_instances_of_one_memory_count_all_containers() -> None:
+def test_compute_instances_that_share_memory_count_all_containers() -> None:
     parts = [
         device(uuid, kind="mig", parent="g", gpu_instance=1, resource=GPU) for uuid in ("a", "b")
     ]
@@ -109,13 +112,13 @@ def test_compute_instances_of_one_memory_count_all_containers() -> None:
     assert [each.committed_bytes for each in node.devices] == [4 * GIB, 4 * GIB]
 
 
-def test_the_printed_sum_counts_each_container_once() -> None:
+def test_the_explained_sum_counts_each_container_once() -> None:
     assert CHARGE.total_bytes == 4 * GIB
     assert msgspec.structs.replace(CHARGE, containers=[]).total_bytes == 8 * GIB
 
 
 def test_the_gate_counts_the_containers_on_each_device() -> None:
-    """A pod of 21 GiB and the container with 3 GiB fit on a device of 24 GiB, and 4 do not."""
+    """A pod of 21 GiB and the container with 3 GiB fit on a device of 24 GiB, but 4 GiB do not."""
     other = use("gated", "b", container="main", replica="b::1")
     for rows, answer in (([*APART, other], "yes"), ([APART[0], other], "not yet")):
         sample = msgspec.structs.replace(

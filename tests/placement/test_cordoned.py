@@ -1,4 +1,4 @@
-"""Which pods a cordoned device rejects depends on how the node's devices are chosen."""
+"""Tests which pods a cordoned device rejects, depending on how the node's devices are chosen."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_a_cordoned_device_without_a_free_replica_closes_nothing() -> None:
     assert candidates(full, device("B"), **how) == ["B"]
 
 
-def test_a_steering_agent_leaves_only_the_cordoned_device_out() -> None:
+def test_a_steering_agent_excludes_only_the_cordoned_device() -> None:
     assert candidates(shared("A"), shared("B"), plugin=STEERED, cordoned={"A"}) == ["B"]
     both = weighed(shared("A"), shared("B"), plugin=STEERED, cordoned={"A", "B"})
     assert reason_for("8Gi", both) is Reason.CORDONED_DEVICE

@@ -1,4 +1,4 @@
-"""Contradictory values of a device are explained in words."""
+"""Tests the explanations of contradictory values of a device."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def issue(**given: Any) -> tuple[Reason | None, str]:
         ),
     ],
 )
-def test_a_contradiction_is_written_in_gib(given: dict[str, Any], detail: str) -> None:
+def test_a_contradiction_is_explained_in_gib(given: dict[str, Any], detail: str) -> None:
     assert issue(**given) == (Reason.CONTRADICTORY_REPORT, detail)
 
 

@@ -1,4 +1,4 @@
-"""Pods whose own NVIDIA_VISIBLE_DEVICES decides which devices they see."""
+"""Tests pods whose own NVIDIA_VISIBLE_DEVICES decides which devices they see."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -55,7 +55,7 @@ def chosen(asked: Pod, node: NodeTerms) -> dict[str, int]:
 
 
 def filled(uuid: str, used_gib: int, **other: Any) -> Any:
-    """Return a device with 24 GiB and 4 replicas, with this much unattributed use."""
+    """Return a device with 24 GiB and 4 replicas, with this amount of unattributed use."""
     used = used_gib * GIB
     return shared(uuid, used_bytes=used, unattributed_bytes=used, **other)
 
@@ -72,12 +72,12 @@ def held(candidates: Mapping[str, int]) -> Reservation:
 class TestEverywhere:
     """Pods that set their variable themselves must fit on every device of the node."""
 
-    def test_it_is_charged_on_every_device_of_the_node(self) -> None:
+    def test_the_pod_is_charged_on_every_device_of_the_node(self) -> None:
         node = weighed(shared("a"), shared("b"), device("c", resource="nvidia.com/other"))
         assert chosen(everywhere("4Gi"), node) == dict.fromkeys("abc", 4 * GIB)
 
-    def test_it_is_rejected_if_one_device_is_full(self) -> None:
-        # The plugin would not give it b, on which more replicas are taken.
+    def test_the_pod_is_rejected_if_one_device_is_full(self) -> None:
+        # The plugin would not choose b, which has more allocated replicas.
         node = weighed(
             shared("a"), filled("b", 22, free=3, allocated=1), plugin=DISTRIBUTED, tolerance_bytes=0
         )
@@ -85,7 +85,7 @@ class TestEverywhere:
         assert verdict(everywhere("3Gi"), node) is Reason.MEMORY_ON_SOME
         assert isinstance(verdict(pod("3Gi"), node), Placement)
 
-    def test_it_is_rejected_if_one_device_is_unhealthy(self) -> None:
+    def test_the_pod_is_rejected_if_one_device_is_unhealthy(self) -> None:
         node = weighed(shared("a"), device("b", resource="nvidia.com/other", healthy=False))
         assert verdict(everywhere("1Gi"), node) is Reason.UNHEALTHY_DEVICE
 
@@ -150,7 +150,9 @@ class TestTheEquation:
         assert [each.unconfirmed_bytes for each in found] == [0, 0]
 
     def test_an_ending_pod_stays_charged_until_it_is_gone(self) -> None:
-        """A replica released by another pod does not prove that it has ended."""
+        """The freed replica may belong to another pod, so it does not prove that this pod has
+        ended.
+        """
         rows = [use("p", "a", 0, replica="a::0"), use("u", "a", GIB), use("u", "b", 0)]
         full = shared("a", free=0, allocated=1)
         found = terms(
@@ -170,8 +172,10 @@ class TestTheEquation:
         assert chosen(everywhere("16Gi"), node) == {"a": 16 * GIB, "b": 16 * GIB}
         assert verdict(everywhere("17Gi"), node) is Reason.MEMORY_ON_ANY
 
-    def test_no_pod_fits_if_it_could_shift_an_unconfirmed_pod_to_a_full_device(self) -> None:
-        # p is unconfirmed and may get a; if a replica is taken there, it may get b as well.
+    def test_a_pod_is_rejected_if_it_could_displace_an_unconfirmed_pod_to_a_full_device(
+        self,
+    ) -> None:
+        # p is unconfirmed and may get a. If a replica is allocated there, it may get b as well.
         crowd = {"p": reservation({"a": 8 * GIB})}
         b = filled("b", 20, free=3, allocated=1)
         how: dict[str, Any] = {"plugin": DISTRIBUTED, "tolerance_bytes": 0}

@@ -1,4 +1,4 @@
-"""The terms of the equation, one by one."""
+"""Tests the terms of the equation, one by one."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from tests.builders import (
 )
 
 
-def test_allocatable_is_memory_less_both_reserves() -> None:
+def test_allocatable_is_memory_minus_both_reserves() -> None:
     (t,) = terms(device(reserved_bytes=GIB), reserve_bytes=2 * GIB)
     assert t.allocatable_bytes == t.headroom_bytes == 21 * GIB
     (t,) = terms(device(), reserve_bytes=25 * GIB)
@@ -44,7 +44,7 @@ def test_an_unconfirmed_pod_is_charged_on_all_shared_candidates() -> None:
 
 
 def test_a_freed_replica_can_go_to_an_unconfirmed_pod() -> None:
-    """u1 was placed when D1 had no free replica; now the plugin can choose D1."""
+    """u1 was placed when D1 had no free replica, but now the plugin can choose D1."""
     held = {"u1": reservation({"D0": 6 * GIB})}
     _, b = terms(shared("D0"), shared("D1"), reservations=held)
     assert b.unconfirmed_bytes == 6 * GIB
@@ -65,10 +65,10 @@ def test_a_partly_confirmed_pod_stays_charged_for_the_rest() -> None:
         6 * GIB,
         1,
     )
-    assert b.unconfirmed_bytes == 0  # its whole request is already charged on D1
+    assert b.unconfirmed_bytes == 0  # Its whole request is already charged on D1.
 
 
-def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
+def test_a_replica_that_two_containers_use_in_turn_counts_once() -> None:
     """The kubelet lists an init container's replica again for the app container that reuses it."""
     rows = [use("u1", "D0", container=name, replica="0") for name in ("init", "main")]
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 6 * GIB}, count=2)}
@@ -79,7 +79,7 @@ def test_a_replica_that_two_containers_use_in_turn_is_one_replica() -> None:
     assert (b.unconfirmed_bytes, a.unconfirmed_replicas) == (0, 0)
 
 
-def test_of_unconfirmed_pods_only_the_largest_counts_on_an_unshared_device() -> None:
+def test_on_an_unshared_device_only_the_largest_unconfirmed_pod_counts() -> None:
     both = {"D0": 6 * GIB, "D1": 6 * GIB}
     held = {"u1": reservation(both), "u2": reservation({uuid: 9 * GIB for uuid in both})}
     for t in terms(device("D0"), device("D1"), reservations=held):
@@ -180,8 +180,8 @@ def test_without_attribution_idle_reservations_hide_unattributed_use() -> None:
     assert t.unattributed_bytes == 0
 
 
-class TestInstancesThatShareAMemory:
-    """Compute instances D0 and D1 are of one GPU instance, D2 of another."""
+class TestInstancesThatShareMemory:
+    """Compute instances D0 and D1 belong to one GPU instance, and D2 to another."""
 
     devices = (mig("D0", 1), mig("D1", 1), mig("D2", 2))
 
@@ -203,13 +203,13 @@ class TestInstancesThatShareAMemory:
         a, b = terms(first, second, pods=[use("s1", "D1", 3 * GIB)], tolerance_bytes=0)
         assert a.headroom_bytes == b.headroom_bytes == 5 * GIB
 
-    def test_the_use_of_a_neighbour_is_attributed(self) -> None:
+    def test_the_use_of_a_pod_on_another_instance_is_attributed(self) -> None:
         quiet = [mig(f"D{i}", 1, used_bytes=4 * GIB, unattributed_bytes=None) for i in (0, 1)]
         held = {"u1": reservation({"D0": 4 * GIB})}
         a, b = terms(*quiet, reservations=held, pods=[use("u1", "D0", None)])
         assert a.unattributed_bytes == b.unattributed_bytes == 0
 
-    def test_contradictory_figures_of_one_close_all(self) -> None:
+    def test_contradictory_values_of_one_instance_close_all(self) -> None:
         a, b, c = terms(mig("D0", 1, used_bytes=-1), *self.devices[1:])
         assert (a.health_issue, b.health_issue, c.health_issue) == (
             Reason.CONTRADICTORY_REPORT,
@@ -244,7 +244,7 @@ class TestInstancesThatShareAMemory:
         pytest.param({"sharing": "mps", "kind": "mig"}, id="MPS on a MIG device"),
     ],
 )
-def test_impossible_figures_close_only_their_device(wrong: dict[str, Any]) -> None:
+def test_impossible_values_close_only_their_device(wrong: dict[str, Any]) -> None:
     a, b = terms(device(**{"uuid": "D0", **wrong}), device("D1"))
     assert a.health_issue is Reason.CONTRADICTORY_REPORT
     assert a.health_detail
@@ -272,7 +272,7 @@ def test_unknown_memory_has_its_own_reason() -> None:
         0,
     )
     assert b.health_issue is None
-    # Every compute instance of the same memory has this reason.
+    # Every compute instance with this memory has this reason.
     one, other = terms(mig("M0", 1, **_SILENT), mig("M1", 1))
     assert (one.health_issue, other.health_issue) == (Reason.MEMORY_UNKNOWN,) * 2
 
@@ -303,7 +303,7 @@ def test_huge_reservations_do_not_overflow() -> None:
     assert t.headroom_bytes == 24 * GIB - 3 * ((1 << 63) - 1)
 
 
-def test_one_megabyte_is_charged_to_the_byte() -> None:
+def test_one_megabyte_is_charged_exactly() -> None:
     (t,) = terms(shared("D0"), reservations={"u1": reservation({"D0": 1_000_000})})
     assert t.headroom_bytes == 24 * GIB - 1_000_000
 
@@ -337,7 +337,7 @@ def test_a_pod_that_uses_a_device_without_a_replica_frees_no_replica() -> None:
     assert (d.replicas, d.used_bytes) == (Replicas(free=3, allocated=1), 4 * GIB)
 
 
-def test_devices_that_share_a_memory_all_lose_the_use_of_a_pod_that_is_gone() -> None:
+def test_devices_that_share_memory_all_lose_the_use_of_a_deleted_pod() -> None:
     """Otherwise the other device would report the freed bytes as unattributed use."""
     mates = [
         device(uuid, kind="mig", parent="GPU-0", gpu_instance=1, used_bytes=9 * GIB)
@@ -352,7 +352,7 @@ def test_an_empty_report_has_no_terms() -> None:
     assert weighed_anew(status(), {"u1": reservation({"D0": GIB})}) == ()
 
 
-def test_a_report_may_refer_to_devices_that_it_lacks() -> None:
+def test_a_report_may_refer_to_missing_devices() -> None:
     device_: Device = shared("D0")
     held = {"u1": reservation({"D0": GIB})}
     (t,) = terms(device_, reservations=held, pods=[use("u1", "lost", GIB), use("s", "lost", GIB)])

@@ -1,4 +1,4 @@
-"""Explanations, derived from the verdicts."""
+"""Tests explanations derived from the verdicts."""
 
 from dataclasses import asdict
 
@@ -20,14 +20,14 @@ def holding(name: str, gib: int) -> NodeTerms:
     return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
 
-def test_reasons_are_counted_most_frequent_first() -> None:
+def test_reasons_are_counted_and_the_most_frequent_comes_first() -> None:
     stale = [weighed(device(), name=f"s{i}", fresh_until_s=0) for i in range(2)]
     shown = explained("8Gi", holding("a", 20), *stale, holding("b", 0))
     assert shown.fits == 1
     assert shown.reasons == ((Reason.STALE_REPORT, 2), (Reason.MEMORY_ON_ANY, 1))
 
 
-def test_nearest_nodes_are_those_that_fit_then_those_that_lack_least() -> None:
+def test_the_nearest_nodes_are_fitting_nodes_and_then_those_that_lack_the_least() -> None:
     nodes = holding("far", 22), holding("fits", 0), holding("near", 17)
     stale = weighed(device(), name="stale", fresh_until_s=0)
     shown = explained("8Gi", stale, *nodes)
@@ -36,7 +36,7 @@ def test_nearest_nodes_are_those_that_fit_then_those_that_lack_least() -> None:
     assert [n.node for n in explained("8Gi", stale, *nodes, nearest=2).nearest] == ["fits", "near"]
 
 
-def test_a_huge_reservation_lacks_most() -> None:
+def test_a_node_with_a_huge_reservation_lacks_the_most() -> None:
     absurd = weighed(shared("x"), name="a", reservations={"u": reservation({"x": 1 << 90})})
     shown = explained("16Ti", absurd, holding("b", 20))
     assert [n.node for n in shown.nearest] == ["b", "a"]
@@ -46,7 +46,7 @@ def test_the_largest_fitting_request_is_limited_by_the_worst_candidate_of_the_be
     uneven = weighed(
         shared("x"), shared("y"), name="u", reservations={"u": reservation({"x": 16 * GIB})}
     )
-    # The pod that waits for x can be given y as well: its reservation counts on both.
+    # The unconfirmed pod of x can get y as well, so its reservation counts on both.
     assert explained("20Gi", uneven, holding("b", 15)).largest_fitting_bytes == 9 * GIB
     stale = weighed(device(), name="s", fresh_until_s=0)
     assert explained("20Gi", stale).largest_fitting_bytes is None
@@ -91,7 +91,7 @@ def test_a_node_that_fits_has_its_score_and_terms() -> None:
 
 
 @pytest.mark.parametrize("vram", ["8Gi", "20Gi"])
-def test_problems_of_a_node_are_shown_even_if_the_pod_fits_there(vram: str) -> None:
+def test_problems_of_a_node_are_shown_even_if_the_pod_fits(vram: str) -> None:
     amiss = replace(holding("a", 10), detail="annotation steered has no effect")
     (shown,) = explained(vram, amiss).nearest
     assert (shown.reason is None) == (vram == "8Gi")

@@ -1,4 +1,4 @@
-"""The explanation of one node, compared with the others."""
+"""Compares the explanation of one node with the others."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from tests.examples import examples
 from tests.placement.worlds import DrawnNode, pods, worlds
 
 
-def test_all_failed_checks_are_listed_starting_with_filters_reason() -> None:
+def test_all_failed_checks_are_listed_and_the_reason_of_filter_comes_first() -> None:
     busy = SmActivity(0.9, "dcgm")
     crowded = shared("A", free=0, allocated=4, healthy=False, sm_activity=busy)
     asks = pod(None, annotations={VRAM: "30Gi", MAX_SM: "50%"})
@@ -36,7 +36,7 @@ def test_reasons_implied_by_a_broader_one_are_omitted() -> None:
     assert compare(judged("1Gi", unheard)[1], 0, Weights(), None).failing == (Reason.NO_REPORT,)
 
 
-def test_rank_counts_higher_scores_and_reports_ties() -> None:
+def test_the_rank_counts_higher_scores_and_reports_ties() -> None:
     fleet = [
         weighed(device("A"), name="whole"),
         weighed(device("B"), name="twin"),

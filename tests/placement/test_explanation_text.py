@@ -1,4 +1,4 @@
-"""The amounts in an explanation do not contradict each other, although they are rounded."""
+"""Checks that rounded amounts in an explanation do not contradict each other."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_a_cordoned_device_is_shown_with_the_command_that_uncordons_it(cordoned:
     assert lines[1] == f"  M: cordoned; to undo it: {command}"
 
 
-def test_more_gpus_than_the_node_has_are_named() -> None:
+def test_the_message_shows_that_the_node_has_too_few_gpus() -> None:
     asked = pod("8Gi", container(gpus=16))
     _, verdicts = judged(asked, weighed(device("a"), device("b")))
     lines = explanation_lines(explain(verdicts, Weights()).nearest[0])

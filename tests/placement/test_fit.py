@@ -1,4 +1,4 @@
-"""Tests each reason to reject a node, and similar cases that are no reason."""
+"""Tests each reason to reject a node, and similar cases that are not a reason."""
 
 from typing import Any
 
@@ -101,11 +101,11 @@ def test_memory_and_replicas_decide_whether_a_pod_fits(
 
 
 @pytest.mark.parametrize("reason", [Reason.UNKNOWN_NODE, Reason.NO_REPORT, Reason.NOT_INITIALISED])
-def test_reasons_of_the_node_come_first(reason: Reason) -> None:
+def test_reasons_of_the_node_precede_reasons_of_devices(reason: Reason) -> None:
     assert reason_for("1Ti", weighed(device(), reason=reason)) is reason
 
 
-def test_stale_node_never_fits() -> None:
+def test_a_pod_never_fits_on_a_stale_node() -> None:
     node = weighed(device())
     assert judged("1M", node, now_s=FRESH_S)[1].reason(0) is None
     assert judged("1M", node, now_s=FRESH_S + 0.001)[1].reason(0) is Reason.STALE_REPORT
@@ -120,7 +120,7 @@ def test_a_pod_that_requests_no_gpu_fits_on_every_node() -> None:
 
 
 class TestUnhealthyDevices:
-    """An unhealthy device with a free replica closes its resource, and no other."""
+    """An unhealthy device with a free replica closes only its own resource."""
 
     unhealthy = (
         pytest.param({"used_bytes": 25 * GIB}, Reason.CONTRADICTORY_REPORT, id="contradictory"),
@@ -155,7 +155,7 @@ class TestUnhealthyDevices:
         assert reason_for(pod("1Gi", container(resource=SMALL_MIG)), node) is None
         assert reason_for("1Gi", node) is not None
 
-    def test_equal_uuids(self) -> None:
+    def test_devices_with_equal_uuids_are_closed(self) -> None:
         node = weighed(device("a"), device("a"), device("b"))
         assert reason_for("1M", node) is Reason.CONTRADICTORY_REPORT
 
@@ -171,7 +171,7 @@ class TestUnhealthyDevices:
         pytest.param("default", "time-slicing", None, id="default"),
     ],
 )
-def test_a_compute_mode_closes_a_device_that_pods_cannot_share_in_it(
+def test_a_device_is_closed_by_a_compute_mode_that_excludes_sharing(
     mode: str, sharing: Any, reason: Reason | None
 ) -> None:
     replicas = Replicas(free=1 if sharing == "none" else 4)
@@ -205,15 +205,15 @@ class TestMps:
         asked = pod(vram, annotations={PROCESSES: processes})
         assert reason_for(asked, weighed(mps())) is reason
 
-    def test_each_container_has_a_cap_of_its_own(self) -> None:
+    def test_each_container_has_its_own_limit(self) -> None:
         assert reason_for(pod("6Gi", container("a"), container("b")), weighed(mps())) is None
 
-    def test_the_share_of_a_replica_is_the_limit_set_by_the_plugin(self) -> None:
-        odd = mps(free=5)  # no whole number of MiB for each
+    def test_the_share_of_a_replica_equals_the_limit_set_by_the_plugin(self) -> None:
+        odd = mps(free=5)  # not a whole number of MiB for each
         assert reason_for(None, weighed(odd)) is None
         assert reason_for("20%", weighed(odd)) is Reason.ABOVE_MPS_LIMIT
 
-    def test_an_unannotated_pod_is_charged_the_cap_per_process(self) -> None:
+    def test_an_unannotated_pod_is_charged_the_limit_per_process(self) -> None:
         asked = pod(None, annotations={PROCESSES: "3"})
 
         def used(used_bytes: int) -> dict[str, object]:
@@ -241,7 +241,7 @@ class TestSmLimit:
             pytest.param(SmActivity(0.1, "nvml"), Reason.SM_ABOVE_LIMIT, id="utilisation"),
         ],
     )
-    def test_activity_must_be_known_and_below(
+    def test_sm_activity_must_be_known_and_below_the_limit(
         self, activity: SmActivity | None, reason: Reason | None
     ) -> None:
         asked = pod("1Gi", annotations={"headroom.gpu/max-sm": "70%"})
@@ -274,7 +274,7 @@ class TestUnconfirmedPods:
 
 
 class TestMig:
-    def test_one_free_instance_is_certain(self) -> None:
+    def test_a_single_free_instance_is_a_certain_choice(self) -> None:
         full = mig("M0", 1, replicas=Replicas(allocated=1), used_bytes=9 * GIB)
         _, verdicts = judged("10Gi", weighed(full, mig("M1", 2)))
         assert verdicts.fits.all()
@@ -295,13 +295,13 @@ class TestMig:
 
 
 class TestUnannotated:
-    def test_on_a_shared_device_it_is_charged_the_share_of_a_replica(self) -> None:
+    def test_an_unannotated_pod_is_charged_a_replicas_share_on_a_shared_device(self) -> None:
         held = {"u": reservation({"a": 18 * GIB})}
         assert reason_for(None, weighed(shared("a"), reservations=held)) is None
         held["u"] = reservation({"a": 18 * GIB + 1})
         assert reason_for(None, weighed(shared("a"), reservations=held)) is Reason.MEMORY_ON_ANY
 
-    def test_on_an_unshared_device_it_is_exclusive(self) -> None:
+    def test_an_unannotated_pod_is_exclusive_on_an_unshared_device(self) -> None:
         little, more = (
             device(used_bytes=n, unattributed_bytes=n) for n in (64 << 20, (64 << 20) + 1)
         )
@@ -309,7 +309,7 @@ class TestUnannotated:
         assert reason_for(None, weighed(more)) is Reason.MEMORY_ON_ANY
 
 
-def test_the_first_request_that_fails_gives_the_reason() -> None:
+def test_the_reason_comes_from_the_first_request_that_fails() -> None:
     asked = pod("8Gi", container("a"), container("b", resource=SMALL_MIG))
     assert reason_for(asked, weighed(device("a"))) is Reason.NO_SUCH_RESOURCE
     small = device("b", resource=SMALL_MIG, memory_bytes=5 * GIB)
@@ -320,13 +320,13 @@ def test_the_first_request_that_fails_gives_the_reason() -> None:
     )
 
 
-def test_a_node_with_fewer_devices_does_not_read_its_neighbour() -> None:
+def test_a_node_with_fewer_devices_does_not_use_devices_of_the_next_node() -> None:
     empty = weighed(name="empty")
     _, verdicts = judged("1M", weighed(device("a"), device("b"), name="full"), empty)
     assert [verdicts.reason(i) for i in (0, 1)] == [None, Reason.NO_SUCH_RESOURCE]
 
 
-def test_no_rows_give_no_verdicts() -> None:
+def test_an_empty_table_has_no_verdicts() -> None:
     snap, _ = judged("1M", weighed(device()))
     verdicts = fit(request("1M"), snap, np.empty(0, np.int64), NOW_S)
     assert verdicts.codes.shape == (0,)

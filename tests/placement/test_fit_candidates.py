@@ -1,4 +1,4 @@
-"""Candidate devices: the plugin counts replicas and ignores everything else."""
+"""Checks that candidate devices depend only on replica counts, which the plugin uses."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Some pods must leave a device without enough memory for all of its pods."""
+"""Tests which pods must leave a device without enough memory for all of its pods."""
 
 from typing import Any, ClassVar
 
@@ -31,8 +31,9 @@ def found(
     namespaces: dict[str, str] | None = None,
     cordoned: frozenset[str] = frozenset(),
 ) -> Misplaced:
-    """Return the misplaced pods. ``sizes`` in GiB; pods are on device ``a`` by default, and in
-    namespace default."""
+    """Return the misplaced pods. ``sizes`` are in GiB. By default, pods are on device ``a`` and in
+    namespace default.
+    """
     weighed = terms(
         *(devices or (shared("a", free=0, allocated=len(sizes)), shared("b"))),
         reservations={
@@ -60,11 +61,11 @@ def test_a_gated_pod_leaves_a_device_on_which_it_does_not_fit() -> None:
     assert found({"p": waiting()}, {"p": 16, "q": 9}) == leave("p")
 
 
-def test_a_started_pod_stays() -> None:
+def test_a_pod_that_has_started_stays() -> None:
     assert found({}, {"p": 16, "q": 9}) == NOBODY
 
 
-def test_of_two_gated_pods_the_newer_leaves() -> None:
+def test_the_newer_of_two_gated_pods_leaves() -> None:
     idle = {"p": waiting("1"), "q": waiting("2")}
     assert found(idle, {"p": 16, "q": 9}) == leave("q")
 
@@ -74,7 +75,7 @@ def test_one_pod_is_marked_at_a_time() -> None:
     assert found(idle, {"p": 20, "q": 20, "r": 20}) == leave("r")
     idle["r"] = waiting("r", marked=True)
     assert found(idle, {"p": 20, "q": 20, "r": 20}) == leave("q", "r")
-    # On two devices at once as well.
+    # The same holds for two devices.
     apart = {"p": "b", "q": "b"}
     sizes = {"p": 20, "q": 20, "r": 20, "s": 20}
     both = {uid: waiting(uid) for uid in sizes}
@@ -106,14 +107,14 @@ def test_a_pod_without_a_controller_stays_and_is_stuck() -> None:
     assert found(alone, {"p": 16, "q": 9}) == leave(stuck=("p",))
     assert found(alone, {"p": 16, "q": 8}) == NOBODY
     both = alone | {"q": waiting("2")}
-    assert found(both, {"p": 16, "q": 9}) == leave("q")  # then the other pod fits
+    assert found(both, {"p": 16, "q": 9}) == leave("q")  # Then the other pod fits.
 
 
 def test_a_new_pod_without_a_controller_is_not_evicted_and_blocks_no_pod() -> None:
     assert found({"p": newcomer(replaced=False)}, {"p": 16, "q": 9}) == NOBODY
 
 
-def test_a_pod_that_was_bound_without_headroom_leaves_before_a_newer_one() -> None:
+def test_an_unreserved_pod_leaves_before_a_newer_pod() -> None:
     idle = {"p": waiting("1", granted=False), "q": waiting("2")}
     assert found(idle, {"p": 16, "q": 9}) == leave("p")
     fresh = {"p": newcomer("1", granted=False), "q": newcomer("2")}
@@ -122,24 +123,25 @@ def test_a_pod_that_was_bound_without_headroom_leaves_before_a_newer_one() -> No
 
 class TestPodWithoutAController:
     """The author of a pod decides whether it has a controller, so this must not affect pods of
-    other namespaces."""
+    other namespaces.
+    """
 
     OTHERS: ClassVar = {"q": "other"}
 
-    def test_it_leaves_if_an_older_pod_of_another_namespace_waits_because_of_it(self) -> None:
+    def test_the_pod_leaves_if_an_older_pod_of_another_namespace_waits_because_of_it(self) -> None:
         idle = {"p": waiting("2", replaced=False), "q": waiting("1")}
         assert found(idle, {"p": 16, "q": 9}) == leave("q", stuck=("p",))
         assert found(idle, {"p": 16, "q": 9}, namespaces=self.OTHERS) == leave("p")
 
-    def test_it_waits_if_the_pods_of_other_namespaces_run(self) -> None:
+    def test_the_pod_waits_if_the_pods_of_other_namespaces_run(self) -> None:
         idle = {"p": waiting(replaced=False)}
         assert found(idle, {"p": 16, "q": 9}, namespaces=self.OTHERS) == leave(stuck=("p",))
 
-    def test_it_leaves_without_a_gate_if_it_may_take_memory_of_another_namespace(self) -> None:
+    def test_the_pod_leaves_without_a_gate_if_it_may_use_memory_of_another_namespace(self) -> None:
         idle = {"p": newcomer(replaced=False)}
         assert found(idle, {"p": 16, "q": 9}, namespaces=self.OTHERS) == leave("p")
 
-    def test_it_waits_at_an_unhealthy_device_whoever_else_is_there(self) -> None:
+    def test_the_pod_waits_on_an_unhealthy_device_whichever_pods_are_there(self) -> None:
         sick = shared("a", free=2, allocated=2, healthy=False)
         idle = {"p": waiting("2", replaced=False), "q": waiting("1")}
         expected = leave("q", stuck=("p",))
@@ -153,7 +155,7 @@ class TestCordonedDevice:
         assert found({"p": waiting()}, {"p": 1}) == NOBODY
         assert found({"p": waiting()}, {"p": 1}, cordoned=self.CORDON) == leave("p")
 
-    def test_a_gated_pod_that_was_placed_there_stays(self) -> None:
+    def test_a_gated_pod_that_was_placed_on_the_cordoned_device_stays(self) -> None:
         placed = {"p": waiting(placed_on=frozenset("a"))}
         assert found(placed, {"p": 1}, cordoned=self.CORDON) == NOBODY
 
@@ -171,10 +173,10 @@ class TestCordonedDevice:
 def test_no_pod_starts_on_a_device_that_takes_no_pods(state: dict[str, Any]) -> None:
     sick = shared("a", free=3, allocated=1, **state)
     assert found({"p": waiting()}, {"p": 1}, sick) == leave("p")
-    assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # it fits there
+    assert found({"p": newcomer()}, {"p": 1}, sick) == NOBODY  # The pod fits there.
 
 
-def test_no_pod_is_evicted_from_a_device_with_implausible_figures() -> None:
+def test_no_pod_is_evicted_from_a_device_with_implausible_values() -> None:
     odd = shared("a", free=3, allocated=1, used_bytes=48 * GIB)
     assert found({"p": waiting()}, {"p": 1}, odd) == NOBODY
 
@@ -188,19 +190,19 @@ def test_no_pod_is_evicted_from_a_device_with_implausible_figures() -> None:
         pytest.param((shared("a"), shared("b")), id="a neighbour's use beyond its request"),
     ],
 )
-def test_measured_use_counts(devices: tuple[Device, ...]) -> None:
+def test_measured_use_counts_if_it_exceeds_the_reservation(devices: tuple[Device, ...]) -> None:
     used = {"q": 20 * GIB} if len(devices) > 1 else {}
     assert found({"p": waiting()}, {"p": 5, "q": 1}, *devices, used=used) == leave("p")
 
 
-def test_instances_of_one_memory_are_checked_together() -> None:
+def test_instances_that_share_memory_are_checked_together() -> None:
     both = (mig("a", 1), mig("b", 1))
     idle = {"p": waiting()}
     assert found(idle, {"p": 6, "q": 5}, *both, on={"q": "b"}) == leave("p")
     assert found(idle, {"p": 5, "q": 5}, *both, on={"q": "b"}) == NOBODY
 
 
-def test_an_unconfirmed_pod_is_on_no_device_yet() -> None:
+def test_an_unconfirmed_pod_is_not_on_a_device_yet() -> None:
     weighed = terms(
         shared("a", free=3, allocated=1),
         reservations={"p": reservation({"a": 20 * GIB}), "q": reservation({"a": 20 * GIB})},

@@ -1,4 +1,4 @@
-"""The demand of pods determines the prices of device classes."""
+"""Tests the prices of device classes, which depend on the demand of pods."""
 
 import msgspec
 import numpy as np
@@ -62,15 +62,16 @@ def see(usual: DemandTracker, snap: Snapshot, asked: Pod, *rows: int) -> None:
     usual.see(request(asked), asked, snap, np.array(rows or range(len(snap.nodes)), np.int64))
 
 
-def test_all_classes_cost_1_if_all_pods_can_use_all() -> None:
+def test_all_classes_cost_1_if_all_pods_can_use_all_classes() -> None:
     sizes, capacity = np.array([16, 64]), np.array([100.0, 300.0])
     assert prices({}, sizes, capacity).tolist() == [1, 1]
     assert prices({(16, 64): 7.0}, sizes, capacity).tolist() == [1, 1]
 
 
 def test_a_class_is_expensive_if_many_pods_depend_on_it() -> None:
-    """Half of the demand fits only on the large devices, a quarter of the memory: their price is
-    0.5 * 4 plus their part of the other half."""
+    """Half of the demand fits only on the large devices, which have a quarter of the memory. Their
+    price is 0.5 * 4 plus their part of the other half.
+    """
     sizes, capacity = np.array([16, 64]), np.array([300.0, 100.0])
     found = prices({(64,): 50.0, (16, 64): 50.0}, sizes, capacity)
     assert found.tolist() == [0.5, 2.5]
@@ -105,7 +106,8 @@ def test_old_demand_decays_with_its_half_life() -> None:
 @pytest.mark.parametrize(("promised_gib", "left_gib"), [(0, 67.2), (12, 19.2), (16, 3.2)])
 def test_a_class_becomes_more_expensive_as_it_fills(promised_gib: int, left_gib: float) -> None:
     """One of 21 pods depends on the small devices. As the others fill them, the price per free byte
-    rises, and the rest is kept for pods that fit nowhere else."""
+    rises, so that the rest stays free for pods that fit nowhere else.
+    """
     nodes = [node("large", LARGE)]
     for uuid in ("a", "b", "c", "d"):
         held = {"u": reservation({uuid: promised_gib * GIB})} if promised_gib else {}
@@ -116,7 +118,7 @@ def test_a_class_becomes_more_expensive_as_it_fills(promised_gib: int, left_gib:
     assert small / large == pytest.approx(1 + whole_gib / left_gib / 20)
 
 
-def test_the_mix_is_bounded_and_keeps_the_most_frequent_demand() -> None:
+def test_the_mix_is_limited_and_keeps_the_most_frequent_demand() -> None:
     mix = DemandMix()
     mix.add((0,), 1e9)
     for size in range(3 * MOST_SETS):
@@ -128,7 +130,7 @@ def test_the_mix_is_bounded_and_keeps_the_most_frequent_demand() -> None:
 def test_pods_count_once_with_all_classes_ever_offered_for_their_selectors() -> None:
     usual, snap = DemandTracker(wanted=True), fleet()
     see(usual, snap, wants("a", "8Gi"))
-    see(usual, snap, wants("b", "8Gi"), 0)  # the small ones are full for now
+    see(usual, snap, wants("b", "8Gi"), 0)  # The small devices are full for now.
     see(usual, snap, wants("b", "8Gi"), 0)
     see(usual, snap, wants("c", "32Gi"))
     see(usual, snap, wants("d", "8Gi", {"model": "large"}), 0)
@@ -157,14 +159,14 @@ def test_prices_change_with_demand_and_are_computed_rarely() -> None:
     for number in range(2000):
         see(usual, snap, wants(f"p{number}", "32Gi" if number % 2 else "8Gi"))
         markets.add(usual.market)
-    assert len(markets) < 8  # an early few; then it changes no more
+    assert len(markets) < 8  # A few computations at the beginning, and then no more changes.
     before = usual.market
     for number in range(2000):
         see(usual, snap, wants(f"q{number}", "8Gi"))
     assert usual.market is not before
 
 
-def test_recorded_pods_are_bounded() -> None:
+def test_the_number_of_recorded_pods_is_limited() -> None:
     usual, snap = DemandTracker(wanted=True), fleet()
     for number in range(2 * MOST_SELECTORS):
         see(usual, snap, wants(f"p{number}", "8Gi", {"n": str(number)}))
@@ -185,8 +187,9 @@ def test_prices_are_recomputed_if_the_fleet_changes() -> None:
 
 
 def test_a_node_that_moves_to_another_row_keeps_its_class() -> None:
-    """The last node takes the row of a node that is deleted. By rows, the pod would count for the
-    small devices of that node."""
+    """The last node gets the row of a deleted node. By rows, the pod would count for the small
+    devices of that node.
+    """
     table = Table()
     for each in (node("small", SMALL), node("large", LARGE)):
         table.put(each)
@@ -204,7 +207,7 @@ def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
 
 
 def test_a_small_pod_avoids_the_class_that_others_need() -> None:
-    """The large device is fuller, so best fit alone would pick it."""
+    """The large device is fuller, so best fit alone would choose it."""
     full = reservation({"large": 52 * GIB})
     taken = weighed(shared("large", memory_bytes=LARGE), name="large", reservations={"u": full})
     snap = build([taken, *(node(f"small{i}", SMALL) for i in range(4))])
@@ -230,7 +233,7 @@ def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
     "demand", [{}, {(SMALL, LARGE): 3.0}, {(SMALL, LARGE): 99.0, (LARGE,): 1.0}]
 )
 def test_equal_prices_score_as_with_pack(demand: dict[tuple[int, ...], float]) -> None:
-    """Equal prices prefer no class, and then best fit is denser on nodes whose plugin chooses."""
+    """Equal prices prefer no class. On nodes whose plugin chooses, best fit is then denser."""
     snap, rows = fleet(), np.arange(5)
     market = of(snap, demand)
     cache = FitCache(Weights())
@@ -252,7 +255,7 @@ def test_a_node_without_devices_has_no_price() -> None:
     assert not of(snap, {(SMALL, LARGE): 3.0, (LARGE,): 3.0}).uniform
 
 
-def test_cached_ranks_match_the_terms_with_prices() -> None:
+def test_cached_ranks_equal_the_terms_with_prices() -> None:
     snap = fleet()
     asked = request(wants("p", "8Gi"))
     found = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
@@ -276,7 +279,7 @@ def test_the_class_of_a_node_follows_its_largest_device() -> None:
     found = of(snap, {(SMALL, LARGE): 1.0})
     assert found.classes(snap, rows).tolist() == [1, 0, 0, 0, 0]
     table.put(node("small1", LARGE))
-    table.put(node("small2", 32 * GIB))  # no class of the market
+    table.put(node("small2", 32 * GIB))  # There is no class in the market.
     assert found.classes(table.snapshot(), rows).tolist() == [1, 0, 1, 2, 0]
     assert found.classes(snap, rows).tolist() == [1, 0, 0, 0, 0]
 
@@ -324,7 +327,8 @@ def test_pods_with_two_devices_leave_a_node_empty_for_a_pod_with_eight(policy: s
 
 def test_prices_do_not_affect_pods_with_several_devices() -> None:
     """The partly used node has the class that others need. A pod with one device avoids it. A pod
-    with two devices uses it, to keep the empty nodes whole for the next pod of its kind."""
+    with two devices uses it, so that the empty nodes stay whole for the next pod of its kind.
+    """
     dear, cheap = 25 * GIB, 24 * GIB
     gone = Replicas(free=0, allocated=1)
     large = [device(f"GPU-{i}", memory_bytes=dear) for i in range(8)]

@@ -1,4 +1,4 @@
-"""The reservation and the annotations of a pod that fits."""
+"""Tests the reservation and the annotations of a pod that fits."""
 
 import json
 from fractions import Fraction
@@ -47,7 +47,7 @@ def written(placement: Placement) -> dict[str, str]:
     }
 
 
-def test_the_charge_names_every_device_that_the_pod_could_get() -> None:
+def test_the_charge_lists_every_device_that_the_pod_could_get() -> None:
     node = weighed(shared("a"), shared("b"), shared("c", free=0, allocated=4))
     assert placed(pod("8Gi"), node).charges == (
         Charge(resource=GPU, count=1, candidates={"a": 8 * GIB, "b": 8 * GIB}),
@@ -61,7 +61,9 @@ def test_a_share_is_charged_in_bytes_of_each_device() -> None:
 
 
 def test_a_device_listed_only_for_its_bytes_is_not_predicted() -> None:
-    """Pods bound later can shift the pod there, where its share has a different size."""
+    """Pods bound later can displace the pod to this device, where its share has a different
+    size.
+    """
     node = weighed(
         shared("a"),
         shared("b", free=3, allocated=1, memory_bytes=16 * GIB),
@@ -82,7 +84,7 @@ def test_containers_that_can_share_a_device_are_charged_together() -> None:
     assert charge.candidates == {"x": 8 * GIB, "y": 8 * GIB}
 
 
-def test_instances_are_charged_with_all_that_their_memory_can_get() -> None:
+def test_instances_are_charged_all_containers_that_can_use_their_memory() -> None:
     (charge,) = placed(pod("3Gi", container(gpus=2)), weighed(mig("x", 1), mig("y", 1))).charges
     assert charge.candidates == {"x": 6 * GIB, "y": 6 * GIB}
 
@@ -102,7 +104,7 @@ def test_annotations_have_device_bytes_and_fraction() -> None:
     }
 
 
-def test_no_device_is_written_if_it_is_uncertain() -> None:
+def test_an_uncertain_device_is_not_written() -> None:
     placement = placed(pod("6Gi"), weighed(shared("a"), shared("b")))
     assert written(placement) == {"bytes.0": str(6 * GIB), "fraction.0": "0.2500"}
     main = json.loads(placement.annotations[PLACEMENT])["containers"]["main"]
@@ -164,21 +166,21 @@ def test_values_are_within_the_reservation_on_every_device() -> None:
     }
     assert written(placed(pod("8Gi"), sizes)) == {
         "bytes.0": str(8 * GIB),
-        "fraction.0": "0.3333",  # 8 of 24 GiB: half of b would be 12 GiB of a
+        "fraction.0": "0.3333",  # 8 of 24 GiB, because half of b would be 12 GiB of a.
     }
 
 
 def test_values_are_safe_on_a_device_to_which_the_pod_can_be_displaced() -> None:
-    """The plugin would choose b, but a pod that is bound later can take b before this pod."""
+    """The plugin would choose b, but a pod that is bound later can get b before this pod."""
     node = weighed(
         shared("a", free=3, allocated=1), shared("b", memory_bytes=16 * GIB), plugin=DISTRIBUTED
     )
     placement = placed(pod("8Gi"), node)
     assert list(placement.charges[0].candidates) == ["b"]
-    assert written(placement)["fraction.0"] == "0.3333"  # of a
+    assert written(placement)["fraction.0"] == "0.3333"  # a share of a
 
 
-def test_values_are_of_the_device_that_headroom_chooses() -> None:
+def test_values_apply_to_the_device_that_headroom_chooses() -> None:
     node = weighed(
         shared("a"),
         shared("b", memory_bytes=16 * GIB),
@@ -223,7 +225,7 @@ def test_a_fraction_is_rounded_down() -> None:
     assert written(placed(pod("1M"), weighed(device("a"))))["fraction.0"] == "0.0000"
 
 
-def test_init_containers_have_no_index() -> None:
+def test_init_containers_do_not_count_in_the_index() -> None:
     placement = placed(pod("1Gi", container("a"), init=[container("i")]), weighed(device("x")))
     assert set(written(placement)) == {"bytes.0", "fraction.0"}
     assert set(json.loads(placement.annotations[PLACEMENT])["containers"]) == {"i", "a"}

@@ -1,4 +1,4 @@
-"""Possible choices of the plugin, compared with enumerating all of them."""
+"""Compares the possible choices of the plugin with an enumeration of all choices."""
 
 from itertools import combinations_with_replacement, product
 
@@ -42,7 +42,7 @@ def could_get(asked: Choice, node: Node, waiting: int, newcomer: int) -> set[int
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_the_bounds_match_the_enumeration_on_every_small_node(policy: Policy) -> None:
-    """Up to three GPUs with up to three replicas and three unconfirmed pods, in every state.
+    """Covers up to three GPUs with up to three replicas and three unconfirmed pods, in every state.
 
     The quick run has up to two GPUs.
     """
@@ -83,8 +83,9 @@ def test_the_bounds_match_the_enumeration_on_random_nodes(
     check(node, waiting, newcomer)
 
 
-def test_packed_continues_with_a_full_device_after_one_of_its_pods_ends() -> None:
+def test_packed_returns_to_a_full_device_after_one_of_its_pods_ends() -> None:
     """With one allocated replica less, the plugin chooses it after a device that other pods fill
-    meanwhile."""
+    meanwhile.
+    """
     for waiting in range(4):
         check(Node((Gpu(1, allocated=1, leaving=1), Gpu(4, allocated=1)), "packed"), waiting)

@@ -1,4 +1,4 @@
-"""Recorded answers of NVIDIA's device plugin, compared with our candidates."""
+"""Compares recorded answers of NVIDIA's device plugin with our candidates."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The request of a pod, from its containers, annotations and namespace."""
+"""Tests the request of a pod, from its containers, annotations and namespace."""
 
 import pytest
 
@@ -80,7 +80,7 @@ def test_app_containers_add_up() -> None:
     assert ask.phases == ((Portion(Bytes(8 * GIB), 1), Portion(Bytes(2 * GIB), 2)),)
 
 
-def test_an_init_container_is_a_phase_of_its_own() -> None:
+def test_an_init_container_is_a_separate_phase() -> None:
     asked = request(pod("i=9Gi,a=8Gi", container("a"), init=[container("i", gpus=2)]))
     assert phases(asked) == {(Bytes(9 * GIB),), (Bytes(8 * GIB),)}
     assert asked.asks[0].count == 2
@@ -110,7 +110,7 @@ def test_each_resource_has_its_own_request() -> None:
         pytest.param(pod("nonsense", Container(name="main")), id="no resources at all"),
     ],
 )
-def test_a_pod_without_our_gpus_is_always_valid(of: Pod) -> None:
+def test_a_pod_without_a_managed_gpu_is_always_valid(of: Pod) -> None:
     assert not asks_for_gpu(of, Rules())
     assert request(of).asks == ()
 
@@ -151,12 +151,12 @@ def test_unannotated_pods_are_rejected_if_configured() -> None:
     assert isinstance(half, Unreadable)
 
 
-def test_a_request_counts_without_a_limit() -> None:
+def test_a_request_without_a_limit_counts() -> None:
     only_request = Container(name="main", resources=ResourceRequirements(requests={GPU: 2}))
     assert request(pod("8Gi", only_request)).asks[0].count == 2
 
 
-def test_the_policy_of_the_pod_overrides_the_configured_one() -> None:
+def test_the_policy_of_the_pod_overrides_the_setting() -> None:
     rules = Rules(policy=ScoringPolicy.SPREAD)
     assert request("8Gi", None, rules).policy is ScoringPolicy.SPREAD
     own = pod(annotations={"headroom.gpu/policy": "pack"})

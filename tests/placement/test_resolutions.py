@@ -1,4 +1,4 @@
-"""Admission, compared with all possible outcomes.
+"""Compares admission with all possible outcomes.
 
 A pod fits exactly if no order of admissions, no subset, no tie and no ending pod can overcommit a
 device.
@@ -31,12 +31,12 @@ class Sitting:
 
 @dataclass
 class World:
-    """A node with its pods. Sizes are in GiB; confirmed pods have one replica each."""
+    """A node with its pods. Sizes are in GiB, and confirmed pods have one replica each."""
 
     node: brute.Node
     memory: tuple[int, ...]
     sitting: tuple[Sitting, ...]
-    #: Unconfirmed pod -> the sizes of its containers, a replica each.
+    #: The containers of each unconfirmed pod by size, with one replica each.
     waiting: list[tuple[int, ...]] = field(default_factory=list)
     reservations: dict[str, Reservation] = field(default_factory=dict)
 
@@ -92,7 +92,7 @@ class World:
     def load(self, gpu: int, state: brute.State, every: Sequence[Sequence[int]]) -> int:
         here = [one for one in self.sitting if one.gpu == gpu]
         ending = sorted(one.size for one in here if one.leaving)
-        # Which of those that are ending have gone is not known: the smallest, at the worst.
+        # It is unknown which ending pods have ended. In the worst case these are the smallest.
         total = sum(one.size for one in here if not one.leaving) + sum(ending[state.gone[gpu] :])
         for sizes, places in zip(every, state.where, strict=True):
             for size, index in zip(sizes, places or (), strict=False):

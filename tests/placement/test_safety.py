@@ -1,8 +1,8 @@
-"""Tests the main guarantee, that no device is ever overcommitted, whatever the plugin chooses.
+"""Tests the main guarantee that no device is ever overcommitted, whatever the plugin chooses.
 
-Pods are bound one after the other as the code allows. A plugin that ignores memory allocates
-devices with a free replica to each, at any time and in any order. Reports are late and incomplete.
-After every step, the actual use is added up by device memory.
+Pods are bound one after the other as the code allows. A plugin that ignores memory gives each pod
+devices with a free replica, at any time and in any order. Reports are late and incomplete. After
+every step, the actual use is added up by device memory.
 """
 
 from dataclasses import dataclass, field
@@ -53,14 +53,14 @@ NODES = {
 
 @dataclass
 class Truth:
-    """The actual state of the node, and the part that was reported."""
+    """The actual state of the node, and the reported part."""
 
     devices: list[Device]
-    #: (device, replica) -> pod uid.
+    #: Pod uid of each (device, replica).
     held: dict[tuple[str, int], str] = field(default_factory=dict)
     #: Device -> phase -> (uid, bytes), because init containers end before app containers start.
     loads: dict[str, dict[str, list[tuple[str, int]]]] = field(default_factory=dict)
-    #: Rows of a report that was taken, and the devices as it shows them.
+    #: Rows of a past report, and the devices that it shows.
     rows: list[PodUse] = field(default_factory=list)
     reported: list[Device] = field(default_factory=list)
 
@@ -133,7 +133,9 @@ class Truth:
         return {o.uuid for o in self.devices if o.gpu_instance == d.gpu_instance}
 
     def load(self, uuid: str) -> int:
-        """Return the maximum use of the memory: of each pod its init or its other containers."""
+        """Return the maximum use of the memory: for each pod its init containers or its other
+        containers.
+        """
         total = 0
         mates = self.memory(uuid)
         for uid in {uid for mate in mates for uid in self.loads.get(mate, {})}:
@@ -219,7 +221,7 @@ def test_no_memory_is_ever_overcommitted(kind: str, data: DataObject) -> None:
             truth.check()
         elif step == "r":
             truth.report(rows)
-    while waiting:  # any bound pod may be admitted in the end, in any order
+    while waiting:  # Any bound pod may finally be admitted, in any order.
         which = data.draw(st.integers(0, len(waiting) - 1), label="admitted last")
         truth.admit(waiting.pop(which), data, greedy)
         truth.check()

@@ -39,7 +39,7 @@ def winner(asked: Pod, *nodes: NodeTerms) -> str | None:
 
 
 def holding(name: str, gib: int) -> NodeTerms:
-    """Return a node with one shared GPU on which this much is reserved."""
+    """Return a node with one shared GPU on which this amount is reserved."""
     return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
 
@@ -105,7 +105,7 @@ def test_the_score_is_the_weighted_mean_of_its_named_terms() -> None:
     assert found.scores[2] == 0
 
 
-def test_the_winner_is_listed_first_then_the_others_by_score_and_name() -> None:
+def test_the_best_node_comes_first_and_the_others_by_score_and_name() -> None:
     nodes = holding("c", 0), holding("b", 0), holding("half", 12), holding("full", 20)
     asked = request(pod("8Gi"))
     snap, rows = build(nodes), np.arange(4)

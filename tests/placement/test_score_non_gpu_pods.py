@@ -1,4 +1,4 @@
-"""The node that wins for a pod without a GPU request."""
+"""Tests which node wins for a pod without a GPU request."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from tests.builders import FRESH_S, GIB, device, mig, reservation, shared, weigh
 
 
 def holding(name: str, gib: int, **how: Any) -> NodeTerms:
-    """Return a node with one shared 24 GiB GPU on which this much is reserved."""
+    """Return a node with one shared 24 GiB GPU on which this amount is reserved."""
     return weighed(
         shared(name), name=name, reservations={"u": reservation({name: gib * GIB})}, **how
     )
@@ -68,7 +68,7 @@ def test_stranded_memory_does_not_count(nothing: Device) -> None:
     assert best(holding("nearly", 23), weighed(nothing, shared("e"), name="n")) == ["nearly"]
 
 
-def test_a_memory_that_two_devices_share_counts_once() -> None:
+def test_memory_that_two_devices_share_counts_once() -> None:
     instances = mig("MIG-a", 1), mig("MIG-b", 1)
     assert best(weighed(device("d", memory_bytes=15 * GIB), name="gpu"), weighed(*instances)) == [
         "n"
@@ -86,7 +86,7 @@ def test_unknown_nodes_are_never_returned() -> None:
 
 
 @given(st.lists(st.integers(-1, 30), min_size=1, max_size=12))
-def test_matches_a_computation_without_arrays(promised_gib: list[int]) -> None:
+def test_the_result_equals_a_computation_without_arrays(promised_gib: list[int]) -> None:
     nodes = [
         plain(f"n{i:02}") if gib < 0 else holding(f"n{i:02}", gib)
         for i, gib in enumerate(promised_gib)

@@ -1,4 +1,4 @@
-"""Memory that a pod strands on a node, compared with the definition, and the winner."""
+"""Tests the memory that a pod strands on a node, and which node wins."""
 
 import random
 from typing import Any
@@ -32,7 +32,7 @@ REPLICAS = 4
 
 
 def node(name: str, *sizes: tuple[int, ...], **how: Any) -> NodeTerms:
-    """Return a node with 24 GiB GPUs; each argument lists the sizes of a GPU's pods in GiB."""
+    """Return a node with 24 GiB GPUs. Each argument lists the sizes of a GPU's pods in GiB."""
     how = {"plugin": DISTRIBUTED, **how}
     devices, uses, reservations = [], [], {}
     for index, held in enumerate(sizes):
@@ -81,8 +81,8 @@ def test_stranded_memory_matches_the_definition(seed: int) -> None:
     assert wasted(f"{asked}Gi", node("n", *sizes)) == [expected]
 
 
-def test_a_pod_is_placed_beside_pods_of_its_size() -> None:
-    """The empty device is next on both nodes; on one node, the other pods are small."""
+def test_a_pod_is_placed_next_to_pods_of_its_size() -> None:
+    """The empty device is the next choice on both nodes. On one node, the other pods are small."""
     small, large = node("small", (4,), (4,), ()), node("large", (16,), (16,), ())
     assert wasted("16Gi", small, large) == [(2 * 12 + 12 // 4) * GIB, 0]
     assert winner("16Gi", small, large) == "large"
@@ -90,13 +90,13 @@ def test_a_pod_is_placed_beside_pods_of_its_size() -> None:
 
 
 def test_a_quarter_of_the_memory_by_which_a_level_becomes_fuller_counts() -> None:
-    """Later pods of that level can use only what the fullest device of the level has free."""
+    """Later pods of that level can only use the free memory of the level's fullest device."""
     first, like, smaller = node("f", (), ()), node("l", (16,), ()), node("s", (20,), ())
     assert wasted("16Gi", first, like, smaller) == [16 * GIB // 4, 0, 4 * GIB]
 
 
 def test_the_fullest_candidate_decides() -> None:
-    """On both nodes one candidate is empty; a pod of 4 GiB must also fit on the other one."""
+    """On both nodes one candidate is empty. A pod of 4 GiB must also fit on the other candidate."""
     tight, loose = node("tight", (18,), (1,)), node("loose", (10,), (1,))
     asked = request("4Gi")
     left_bytes = terms(judged(asked, tight, loose)[1]).device_left_bytes
@@ -119,7 +119,7 @@ STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
 
 
 def test_on_steered_nodes_the_least_headroom_wins() -> None:
-    """If the plugin chose, the other node would win: there all levels stay equal."""
+    """If the plugin chose, the other node would win, because all levels stay equal there."""
     tight = node("tight", (7,), (1, 1), plugin=STEERED)
     alike = node("alike", (16,), (16,), (), plugin=STEERED)
     snap, verdicts = judged(pod("16Gi"), tight, alike)
@@ -135,7 +135,7 @@ def test_a_node_without_devices_changes_no_score() -> None:
     assert wasted("4Gi", weighed(name="none")) == [0]
 
 
-def test_huge_figures_do_not_overflow() -> None:
+def test_huge_values_do_not_overflow() -> None:
     absurd = reservation({"x-0": 1 << 62})
     one = weighed(
         *(shared(f"x-{i}", replicas=Replicas(free=3, allocated=1)) for i in range(3)),

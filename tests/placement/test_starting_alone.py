@@ -1,4 +1,6 @@
-"""Pods that start alone: where they fit, when their start ends, and that no other pod waits."""
+"""Tests pods that start alone: where they fit, when their start ends, and that no other pod
+waits.
+"""
 
 from typing import Any
 
@@ -62,8 +64,9 @@ def starting(*on: str, gib: int = 4, phase: Any = STARTING, **of: Any) -> Reserv
 
 
 def two_gpus(b_allocated: int = 0, plugin: Plugin = DISTRIBUTED, **how: Any) -> NodeTerms:
-    """Return a node whose GPU a has one pod, which starts alone. The plugin gives the next pod GPU
-    b if b has no pod."""
+    """Return a node on whose GPU a one pod starts alone. The plugin gives the next pod GPU b if b
+    has no pod.
+    """
     rows = [use("s", "a", GIB, replica="a::0")]
     rows += [use("q", "b", GIB, replica="b::0")] * b_allocated
     held = {"s": starting("a", "b"), "q": reservation({"b": GIB})}
@@ -78,9 +81,9 @@ def two_gpus(b_allocated: int = 0, plugin: Plugin = DISTRIBUTED, **how: Any) -> 
 
 
 def test_a_pod_waits_for_the_starting_pod_on_its_next_device() -> None:
-    assert reason_for(alone(), two_gpus()) is None  # the plugin gives it b
-    assert reason_for(alone(), two_gpus(b_allocated=1)) is WAITS  # it can get a or b
-    assert reason_for(alone(), two_gpus(plugin=Plugin())) is WAITS  # policy unknown
+    assert reason_for(alone(), two_gpus()) is None  # The plugin chooses b.
+    assert reason_for(alone(), two_gpus(b_allocated=1)) is WAITS  # The pod can get a or b.
+    assert reason_for(alone(), two_gpus(plugin=Plugin())) is WAITS  # The policy is unknown.
 
 
 def test_pods_that_do_not_start_alone_never_wait() -> None:
@@ -88,7 +91,7 @@ def test_pods_that_do_not_start_alone_never_wait() -> None:
 
 
 @pytest.mark.parametrize("phase", ["", RUNNING])
-def test_pods_that_have_started_keep_no_pod_waiting(phase: str) -> None:
+def test_pods_that_have_started_block_no_pod(phase: str) -> None:
     one_gpu = weighed(
         shared("a", free=3, allocated=1, used_bytes=GIB),
         pods=[use("s", "a", GIB, replica="a::0")],
@@ -98,7 +101,9 @@ def test_pods_that_have_started_keep_no_pod_waiting(phase: str) -> None:
 
 
 def test_an_unconfirmed_pod_counts_on_each_device_that_both_could_get() -> None:
-    """Two GPUs without pods: the plugin gives them to the two pods. Of one GPU, both get it."""
+    """Without pods on two GPUs, the plugin gives each pod its own GPU. With one GPU, both pods get
+    it.
+    """
     unconfirmed = {"s": starting("a", "b")}
     both = [shared("a"), shared("b")]
     apart = weighed(*both, reservations=unconfirmed, plugin=DISTRIBUTED)
@@ -146,7 +151,7 @@ def test_a_steered_node_gives_the_pod_a_device_where_no_pod_is_starting() -> Non
     assert [charge.choice for charge in placed.charges] == ["b"]
 
 
-def test_the_reason_on_a_steered_node_is_the_starting_pod_if_only_its_device_has_memory() -> None:
+def test_the_starting_pod_is_the_reason_on_a_steered_node_if_only_its_device_has_memory() -> None:
     full = weighed(
         shared("a", free=3, allocated=1, used_bytes=GIB),
         shared("b", free=3, allocated=1, used_bytes=23 * GIB),
@@ -158,13 +163,14 @@ def test_the_reason_on_a_steered_node_is_the_starting_pod_if_only_its_device_has
     assert reason_for(alone(vram="22Gi"), full) is Reason.MEMORY_ON_ANY
 
 
-def test_missing_memory_is_the_reason_before_a_starting_pod() -> None:
+def test_missing_memory_takes_precedence_over_a_starting_pod_as_the_reason() -> None:
     assert reason_for(alone(vram="22Gi"), two_gpus(1)) is Reason.MEMORY_ON_SOME
 
 
 def test_a_pod_that_chooses_its_devices_waits_for_each_starting_pod() -> None:
     """The pod may use all devices, including devices that the plugin would give to the other
-    pod."""
+    pod.
+    """
     rules = Rules(visible_devices=Rules().visible_devices.CHARGE)
     everywhere = request(alone(choosing(container())), rules=rules)
     unconfirmed = {"s": starting("a", "b")}
@@ -217,7 +223,7 @@ def test_the_reservation_is_starting_until_the_timeout_that_the_settings_allow()
         ),
     ],
 )
-def test_an_invalid_annotation_is_named(
+def test_an_invalid_annotation_is_reported(
     annotations: dict[str, str], reason: Reason, message: str
 ) -> None:
     wrong = understand(pod("4Gi", annotations=annotations), None, Rules())
@@ -227,7 +233,7 @@ def test_an_invalid_annotation_is_named(
     )
 
 
-def test_what_shows_the_end_of_a_start_is_kept_of_pods_that_start_alone() -> None:
+def test_status_fields_that_show_the_end_of_a_start_are_kept_for_pods_that_start_alone() -> None:
     ready = of_kubelet(PROBED, ready=True)
     bound = msgspec.structs.replace(ready, spec=msgspec.structs.replace(ready.spec, node_name="n"))
     assert end_of(kept_pod(bound)) is StartEnd.READY
@@ -242,8 +248,6 @@ def test_what_shows_the_end_of_a_start_is_kept_of_pods_that_start_alone() -> Non
     assert ordinary.spec.containers == [container()]
 
 
-# The end of a start.
-
 ROW = use("p", "a", GIB, container="main", started_at="2026-11-21T00:00:00Z")
 SETTLED = msgspec.structs.replace(ROW, settled_at="2026-11-21T00:01:00Z")
 NOT_STARTED = use("p", "b", 0, container="main")
@@ -257,7 +261,7 @@ def of_kubelet(
     running: bool = False,
     init_waits: str = "",
 ) -> Pod:
-    """A pod that starts alone, with the status that its kubelet writes."""
+    """Return a pod that starts alone, with the status that its kubelet writes."""
 
     def state(why: str) -> ContainerState:
         return ContainerState(waiting=Waiting(reason=why)) if why else ContainerState()
@@ -287,7 +291,7 @@ def test_a_start_ends_when_the_probed_gpu_containers_are_ready() -> None:
     assert end_of(of_kubelet(PROBED, container("log", gpus=0), ready=True)) is StartEnd.READY
 
 
-def test_readiness_without_a_probe_of_each_gpu_container_proves_nothing() -> None:
+def test_readiness_does_not_end_a_start_if_a_gpu_container_has_no_probe() -> None:
     assert end_of(of_kubelet(container(), ready=True, running=True)) is None
     proxy = msgspec.structs.replace(container("proxy", gpus=0), readiness_probe=Present())
     assert end_of(of_kubelet(container(), proxy, ready=True, running=True)) is None
@@ -299,7 +303,7 @@ def test_a_start_ends_when_the_use_of_all_its_devices_has_settled() -> None:
     assert end_of(of_kubelet(running=True), SETTLED, NOT_STARTED) is StartEnd.SETTLED
     assert end_of(of_kubelet(running=True), SETTLED, ROW) is None
     assert end_of(of_kubelet(running=True), NOT_STARTED) is None
-    assert end_of(None, SETTLED) is StartEnd.SETTLED  # deleted, and its containers may still run
+    assert end_of(None, SETTLED) is StartEnd.SETTLED  # Deleted, but its containers may still run.
 
 
 def row(container: str, device: str = "a", settled: bool = True) -> PodUse:
@@ -319,13 +323,13 @@ def test_a_start_lasts_until_the_engine_has_settled_whatever_ran_before_it() -> 
     assert end_of(of, row("convert"), gpu=gpu) is None
     assert end_of(of, row("convert"), row("main", settled=False), gpu=gpu) is None
     assert end_of(of, row("convert", settled=False), row("main"), gpu=gpu) is StartEnd.SETTLED
-    assert end_of(of, row("convert"), gpu=("convert",)) is StartEnd.SETTLED  # there is no engine
+    assert end_of(of, row("convert"), gpu=("convert",)) is StartEnd.SETTLED  # There is no engine.
 
 
 def test_a_start_lasts_until_each_engine_of_the_pod_has_settled() -> None:
     of = of_kubelet(container("one"), container("two"), running=True)
     gpu = ("one", "two")
-    assert end_of(of, row("one"), gpu=gpu) is None  # the image of the other one is being pulled
+    assert end_of(of, row("one"), gpu=gpu) is None  # The image of the other engine is being pulled.
     assert end_of(of, row("one"), row("two", "b", settled=False), gpu=gpu) is None
     assert end_of(of, row("one"), row("two", "b"), gpu=gpu) is StartEnd.SETTLED
     sidecar = InitContainer(name="cache", resources=container().resources, restart_policy="Always")
@@ -351,13 +355,13 @@ def test_a_start_that_never_settles_times_out() -> None:
     assert end_of(of_kubelet(running=True), ROW, age_s=599.9) is None
     assert end_of(of_kubelet(running=True), ROW, age_s=600.0) is StartEnd.TIMED_OUT
     assert end_of(None, age_s=600.0) is StartEnd.TIMED_OUT
-    assert end_of(age_s=None) is StartEnd.TIMED_OUT  # the time of the bind cannot be read
-    assert end_of(age_s=-3600.0) is StartEnd.TIMED_OUT  # a clock was wrong
+    assert end_of(age_s=None) is StartEnd.TIMED_OUT  # The time of the bind is invalid.
+    assert end_of(age_s=-3600.0) is StartEnd.TIMED_OUT  # A clock was wrong.
     assert end_of(age_s=-5.0) is None
 
 
 @pytest.mark.parametrize("why", ["ErrImagePull", "ImagePullBackOff", "CreateContainerConfigError"])
-def test_a_pod_that_the_kubelet_cannot_start_keeps_the_device_for_a_minute(why: str) -> None:
+def test_a_pod_that_the_kubelet_cannot_start_blocks_the_device_for_a_minute(why: str) -> None:
     assert end_of(of_kubelet(waits=why), age_s=STUCK_AFTER_S) is StartEnd.STUCK
     assert end_of(of_kubelet(init_waits=why), age_s=STUCK_AFTER_S) is StartEnd.STUCK
     assert end_of(of_kubelet(waits=why), age_s=STUCK_AFTER_S - 1) is None
@@ -365,5 +369,5 @@ def test_a_pod_that_the_kubelet_cannot_start_keeps_the_device_for_a_minute(why: 
 
 
 @pytest.mark.parametrize("why", ["ContainerCreating", "PodInitializing", "CrashLoopBackOff"])
-def test_a_pod_that_may_still_use_the_device_keeps_it(why: str) -> None:
+def test_a_pod_that_may_still_use_the_device_blocks_it(why: str) -> None:
     assert end_of(of_kubelet(waits=why), age_s=599.0) is None

@@ -1,8 +1,9 @@
-"""Steered nodes: which device is chosen, which pods must wait, and that no device is overcommitted.
+"""Tests steered nodes: which device is chosen, which pods must wait, and that no device is
+overcommitted.
 
 The property test runs extender, agent and kubelet against each other. Reservations are made as
-``fit`` and ``place`` allow, the agent answers with what it reads, the kubelet admits in any order,
-and every report is late. The test keeps its own account of all pods.
+``fit`` and ``place`` allow, the agent answers according to its reads, the kubelet admits in any
+order, and every report is late. The test keeps its own account of all pods.
 """
 
 from collections import Counter
@@ -133,7 +134,7 @@ def test_activity_is_weighted_against_packing(policy: str, gib: int, best: str) 
         pytest.param({"memory_bytes": 4 * GIB}, id="it is too small"),
     ],
 )
-def test_a_device_does_not_close_the_node_if(other: dict[str, Any]) -> None:
+def test_a_device_does_not_close_the_node_under_these_conditions(other: dict[str, Any]) -> None:
     assert chosen("8Gi", shared("A", **other), shared("B")) == ["B"]
 
 
@@ -148,7 +149,7 @@ def test_the_reservation_names_the_chosen_device() -> None:
     assert because(node.devices[0]).startswith("Headroom chooses")
 
 
-def test_with_unconfirmed_pods_new_pods_go_to_the_same_device() -> None:
+def test_new_pods_get_the_device_of_unconfirmed_pods() -> None:
     incoming = {"q": reserved("B", 8)}
     assert chosen("8Gi", shared("A"), shared("B"), reservations=incoming) == ["B"]
     node = weighed(shared("A"), shared("B"), reservations=incoming, plugin=STEERED)
@@ -158,7 +159,7 @@ def test_with_unconfirmed_pods_new_pods_go_to_the_same_device() -> None:
     assert reason_for("8Gi", few) is Reason.OTHERS_ARRIVING
 
 
-def test_the_candidates_decide_the_reason_if_no_device_fits() -> None:
+def test_the_reason_comes_from_the_candidates_if_no_device_fits() -> None:
     sick = shared("A", healthy=False)
     small = shared("B", memory_bytes=4 * GIB)
     assert reason_for("8Gi", weighed(sick, small, plugin=STEERED)) is Reason.MEMORY_ON_ANY
@@ -186,10 +187,10 @@ def test_the_candidates_decide_the_reason_if_no_device_fits() -> None:
         ),
     ],
 )
-def test_every_device_counts_while_unconfirmed_pods_could_go_anywhere_because(
+def test_every_device_counts_while_unconfirmed_pods_could_get_any(
     how: dict[str, Any],
 ) -> None:
-    # Which the plugin would not take next.
+    # The plugin would not choose this device next.
     small = shared("B", free=2, allocated=2, memory_bytes=8 * GIB)
     pods = [use("s", "B", replica="B::0"), use("t", "B", replica="B::1")]
     node = weighed(shared("A"), small, pods=pods, **{"plugin": STEERED, **how})
@@ -219,26 +220,24 @@ def test_shared_mig_devices_are_chosen_and_their_memory_counts_once() -> None:
     assert chosen("8Gi", *parts, **sitting("A", 10)) in (["A"], ["B"])
 
 
-# The property.
-
 REPLICAS = 4
 MEMORY_GIB = 24
-#: Device -> the memory that it has: its own, or with another MIG device.
+#: Memory of each device: its own, or shared with another MIG device.
 GPUS = {"A": "A", "B": "B"}
 INSTANCES = {"A": "A+B", "B": "A+B", "C": "C"}
 
 
 @dataclass
 class World:
-    """One node: the actual state, and what each component has seen of it."""
+    """A node with its actual state, and the state that each component has seen."""
 
     memory_of: dict[str, str]
-    #: Replica -> (pod, its GiB), as the kubelet has it.
+    #: Pod and GiB of each replica in the kubelet.
     held: dict[str, tuple[str, int]] = field(default_factory=dict)
-    #: The entries of the checkpoint, which drops pods only at the next admission.
+    #: Entries of the checkpoint, which drops ended pods only at the next admission.
     entries: list[Entry] = field(default_factory=list)
     reservations: dict[str, Reservation] = field(default_factory=dict)
-    #: Pods that were bound and neither admitted nor deleted.
+    #: Bound pods that were neither admitted nor deleted.
     bound: dict[str, Pod] = field(default_factory=dict)
     #: The status of the GPUNode.
     told: Any = None

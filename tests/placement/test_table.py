@@ -1,4 +1,4 @@
-"""Columns and snapshots: a published snapshot never changes."""
+"""Tests columns and snapshots, which never change after publication."""
 
 import math
 
@@ -40,7 +40,7 @@ changes = st.lists(
 
 @settings(deadline=None)
 @given(changes)
-def test_snapshots_are_immutable_and_equal_a_new_one(
+def test_snapshots_are_immutable_and_equal_newly_built_ones(
     steps: list[tuple[str, int, int]],
 ) -> None:
     table = Table()
@@ -96,7 +96,7 @@ def test_generations_grow_only_with_changes() -> None:
     assert second.generation == first.generation + 1
 
 
-def test_removed_devices_of_a_node_are_deleted() -> None:
+def test_devices_removed_from_a_node_are_deleted() -> None:
     table = Table()
     table.put(weighed(device("a"), device("b")))
     table.put(weighed(device("a")))
@@ -115,14 +115,14 @@ def test_node_names_map_to_their_rows_in_any_order(names: list[str]) -> None:
     table = Table()
     for name in ("x", "a", "b", "c"):
         table.put(weighed(shared(), name=name))
-    table.drop("x")  # the last node takes its row
+    table.drop("x")  # The last node gets its row.
     snap = table.snapshot()
     expected = sorted((name, {"c": 0, "a": 1, "b": 2}.get(name, -1)) for name in names)
     found, rows = snap.sorted_by_row(names)
     assert sorted(zip(found, rows.tolist(), strict=True)) == expected
 
 
-def test_contradictory_figures_do_not_reach_the_columns() -> None:
+def test_contradictory_values_do_not_reach_the_columns() -> None:
     snap = build([weighed(device(memory_bytes=1 << 90, replicas=Replicas(free=1 << 70)))])
     assert snap.columns.health_issue[0, 0] == CODE_OF[Reason.CONTRADICTORY_REPORT]
     assert snap.columns.memory_bytes[0, 0] == snap.columns.allocatable_bytes[0, 0] == 0
@@ -163,7 +163,7 @@ def test_huge_reservations_stay_large() -> None:
         pytest.param(SmActivity(0.25), -1, id="the source is missing"),
     ],
 )
-def test_sm_activity_is_known_or_absent(activity: SmActivity | None, ppm: int) -> None:
+def test_sm_activity_is_a_value_or_absent(activity: SmActivity | None, ppm: int) -> None:
     snap = build([weighed(device(sm_activity=activity))])
     assert snap.columns.sm_ppm[0, 0] == ppm
 
@@ -176,10 +176,10 @@ def test_an_empty_table_works() -> None:
 
 
 def test_memory_that_compute_instances_share_counts_once_in_sums() -> None:
-    """Else a node with many instances would look emptier than it is."""
+    """Otherwise a node with many instances would look emptier than it is."""
     instances = [mig(f"MIG-{number}", 1) for number in range(3)]
     snap = build([weighed(*instances, mig("MIG-other", 2), name="n")])
-    assert snap.node_headroom_bytes.tolist() == [20 * GIB - 1]  # thirds are rounded down
+    assert snap.node_headroom_bytes.tolist() == [20 * GIB - 1]  # Thirds are rounded down.
     assert snap.node_memory_bytes.tolist() == [20 * GIB - 1]
     assert Table.after(snap).snapshot().node_memory_bytes.tolist() == [20 * GIB - 1]
     found = market(snap, {})

@@ -1,4 +1,4 @@
-"""The value of each score term, and that it decides if all other terms are equal."""
+"""Tests the value of each score term, and that it decides if all other terms are equal."""
 
 from math import inf
 from typing import Any
@@ -64,22 +64,22 @@ class TestPacking:
     def holding(self, name: str, gib: int) -> NodeTerms:
         return weighed(shared(name), name=name, reservations={"u": reservation({name: gib * GIB})})
 
-    def test_packing_is_the_fill_of_the_device_and_slightly_of_the_node(self) -> None:
+    def test_packing_is_the_fill_of_the_device_plus_a_small_part_for_the_node(self) -> None:
         pair = weighed(shared("x"), shared("y"), name="pair")
         one = self.holding("one", 4)
-        # 16 and 12 of 24 GiB are left on a device; on the nodes 40 of 48, and 12 of 24.
+        # The devices have 16 and 12 of 24 GiB free, and the nodes 40 of 48 and 12 of 24 GiB.
         assert message("packing", pod("8Gi"), pair, one) == pytest.approx(
             [1 - (4 * 16 / 24 + 40 / 48) / 5, 1 - (4 * 12 / 24 + 12 / 24) / 5], abs=1e-6
         )
 
-    def test_spreading_is_the_opposite(self) -> None:
+    def test_spreading_is_the_opposite_of_packing(self) -> None:
         asked = pod("8Gi", annotations={POLICY: "spread"})
         empty, full = self.holding("empty", 0), self.holding("full", 12)
         assert message("packing", asked, empty, full) == pytest.approx([2 / 3, 1 / 6], abs=1e-6)
 
 
 class TestActivity:
-    def test_it_is_the_idle_share_of_the_busiest_candidate(self) -> None:
+    def test_activity_is_the_idle_share_of_the_busiest_candidate(self) -> None:
         full_up = busy("g", 1.0, free=0, allocated=4)
         nodes = (
             weighed(busy("a", 0.25), busy("b", 0.75), name="both"),
@@ -106,7 +106,7 @@ class TestSlack:
             reservations={"u": reservation({name: asked_gib * GIB})},
         )
 
-    def test_it_is_the_overuse_of_the_neighbours(self) -> None:
+    def test_slack_is_the_overuse_of_the_other_pods_on_the_device(self) -> None:
         nodes = self.node("honest", 12, 12), self.node("frugal", 12, 1), self.node("greedy", 6, 12)
         assert message("slack", pod("1Gi"), *nodes) == [1, 1, 0.75]
 
@@ -118,7 +118,7 @@ class TestSlack:
 
 class TestPrediction:
     def node(self, name: str, *held_gib: int, **how: Any) -> NodeTerms:
-        """Return a node; each device has a pod of this many GiB and three free replicas."""
+        """Return a node whose devices have a pod of this many GiB and three free replicas each."""
         how = {"plugin": DISTRIBUTED, **how}
         uuids = [f"{name}-{i}" for i in range(len(held_gib))]
         return weighed(
@@ -139,14 +139,16 @@ class TestPrediction:
         )
 
     def test_one_device_is_more_predictable_than_two(self) -> None:
-        """The pod is also the first of its level: it leaves 16 of 24 GiB, a quarter of 8 counts."""
+        """The pod is also the first of its level. It leaves 16 of 24 GiB free, and a quarter of 8
+        GiB counts.
+        """
         alone, two = self.node("alone", 4), self.node("two", 4, 4)
         assert message("prediction", pod("4Gi"), alone, two) == pytest.approx(
             [(8 * 0.5 + 1 + 1) / 10, (8 * (0.5 - 2 / 48) + 0.5 + 1) / 10], abs=1e-6
         )
 
-    def test_a_full_device_that_could_become_next_lowers_the_term(self) -> None:
-        """It is not the next choice, but would be after one of its replicas is released."""
+    def test_a_full_device_that_could_become_the_next_choice_lowers_the_term(self) -> None:
+        """It is not the next choice, but becomes it when one of its replicas is released."""
         safe = weighed(shared("a", 4, 0), shared("b", 3, 1), name="safe", plugin=DISTRIBUTED)
         risky = weighed(
             shared("c", 4, 0),

@@ -1,4 +1,4 @@
-"""Pods that only the report shows are replayed with all their replicas."""
+"""Replays pods that only the report shows with all their replicas."""
 
 from headroom.core.placement.prediction_outcome import _unknown_pods
 from tests.builders import GPU, device, mig, status, use

@@ -1,4 +1,4 @@
-"""Victims of preemption, compared with an independent search of all sets."""
+"""Compares victims of preemption with an independent search of all sets."""
 
 from collections.abc import Sequence
 from itertools import combinations
@@ -92,7 +92,7 @@ def chosen(
         ),
     ],
 )
-def test_the_best_set_by_kube_schedulers_order_is_chosen(
+def test_the_best_set_in_kube_schedulers_order_is_chosen(
     pods: list[Evictable], sizes: dict[str, int], need: int, leave: set[str] | None
 ) -> None:
     assert chosen(pods, sizes, need) == leave
@@ -157,7 +157,7 @@ Worlds = tuple[list[Evictable], list[Budget], list[tuple[Rank, set[str]]], set[f
 
 @st.composite
 def worlds(draw: st.DrawFn) -> Worlds:
-    """Generate pods with an arbitrary rule of which sets of victims help."""
+    """Generate pods, and an arbitrary rule for which sets of victims help."""
     names = [f"p{i}" for i in range(draw(st.integers(0, 5)))]
     few = st.integers(-2, 2)
     pods = [

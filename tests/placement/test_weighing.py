@@ -1,4 +1,4 @@
-"""Incrementally updated ranks equal ranks that are computed from scratch."""
+"""Checks that incrementally updated ranks equal newly computed ranks."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def agree(cached_fits: FitCache, what: VramRequest, snap: Snapshot, ranked: bool
         verdicts = fit(what, snap, rows, now_s)
         assert cached.codes(snap, rows, now_s).tolist() == verdicts.codes.tolist()
         assert cached.large_enough[rows].tolist() == verdicts.large_enough().tolist()
-        if not ranked:  # as where one node is left, or none
+        if not ranked:  # One node is left, or none.
             continue
         kept, afresh = cached.rank(what, snap, rows, now_s), rank(verdicts, Weights())
         assert kept.winner == afresh.winner

@@ -1,4 +1,4 @@
-"""Random nodes and pods for hypothesis: all features mixed, mostly valid."""
+"""Random nodes and pods for hypothesis, with all features mixed and mostly valid."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -182,13 +182,15 @@ def pods(
     return pod(draw(vram), some("a"), *more, init=init, annotations=annotations)
 
 
-#: Mostly small, so that about as many pods fit as do not.
+#: Mostly small, so that about half of the pods fit.
 small_vrams: SearchStrategy[str | None] = st.sampled_from(["1M", "1M", "1%", "1Gi", "4Gi", "12Gi"])
 
 
 @st.composite
 def nodes_and_pods(draw: DrawFn) -> tuple[DrawnNode, Pod]:
-    """Draw a node and a pod that requests resources of this node: many of these pods fit."""
+    """Draw a node and a pod that requests resources of this node, so that many of these pods
+    fit.
+    """
     world = draw(worlds())
     offered = sorted({device.resource for device in world.status.devices}) or RESOURCES
     return world, draw(pods(small_vrams, offered))

@@ -14,7 +14,9 @@ HOUR_S = 3600
 
 
 def rows() -> list[str]:
-    """For two days: four pods of 5 GiB at once every four hours, and one with two GPUs a day."""
+    """Return rows of two days, with four concurrent pods of 5 GiB every four hours, and a daily pod
+    with two GPUs.
+    """
     found = []
     for hour in range(0, 48, 4):
         at = hour * HOUR_S

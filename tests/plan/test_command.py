@@ -1,4 +1,4 @@
-"""`headroom plan` from files: the figures of a small history."""
+"""Runs `headroom plan` on files, and checks the figures of a small history."""
 
 import json
 import re
@@ -23,9 +23,9 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
     data = json.loads(text)
     assert (data["days"], data["pods"], data["gpus"], data["nodes"]) == (2, 50, 10, 5)
     by_name = {each["configuration"]: each["replays"] for each in data["configurations"]}
-    # Unshared: 4 GPUs for the web pods and 2 for the trainer. Shared: 1 GPU holds 4 x 5.5 GiB.
+    # Unshared, the web pods need 4 GPUs and the trainer needs 2. Shared, 1 GPU holds 4 x 5.5 GiB.
     assert [each["gpus"] for each in by_name["unshared"]] == [6]
-    # 22.0 of 22.49 GiB of one GPU, and nodes have two; the trainer keeps a node.
+    # 22.0 of 22.49 GiB of one GPU are used. Nodes have two GPUs, and the trainer keeps a node.
     for mode in ("predicted", "steered"):
         assert [each["gpus"] for each in by_name[f"4 replicas, {mode}"]] == [4]
         first = by_name[f"4 replicas, {mode}"][0]
@@ -50,7 +50,7 @@ def test_the_figures_of_a_small_history(files: tuple[Path, Path], tmp_path: Path
     assert "1 workload should stay exclusive: train (2 GPUs a pod)." in lines
 
 
-def test_a_history_of_less_than_a_day_is_named_so(files: tuple[Path, Path]) -> None:
+def test_a_history_of_less_than_a_day_is_described_as_short(files: tuple[Path, Path]) -> None:
     pods, _ = files
     few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--vram", "peaks", "--json")
     lines = pods.read_text().splitlines()
@@ -60,12 +60,12 @@ def test_a_history_of_less_than_a_day_is_named_so(files: tuple[Path, Path]) -> N
         assert first.startswith(f"{when} with a GPU ran on a cluster of 10 GPUs")
         assert second.startswith("Unshared, this work needs 4 of today's 10 GPUs")
         assert third.startswith("Figures have no ranges, because ranges need 7 days and 40 pods")
-        # No mode of Headroom was asked for.
+        # No mode of Headroom was requested.
         assert fourth.startswith("With 4 replicas but without Headroom, no pod would have run out")
 
 
 @pytest.mark.slow
-def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_ranges_cover_all_replays(files: tuple[Path, Path], tmp_path: Path) -> None:
     (pods, _), html = files, tmp_path / "report.html"
     at = 28 * HOUR_S
     more = [f"more-{n},web,1,-1,5120,0.25,{at},{at},{at + 3000}" for n in range(3)]
@@ -73,10 +73,10 @@ def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> 
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "4")
     data = json.loads(run(files, *few, "--html", str(html), "--json")[1])
     unshared = [each["gpus"] for each in data["configurations"][0]["replays"]]
-    assert unshared[0] == 8  # seven pods at once, on nodes of two GPUs
+    assert unshared[0] == 8  # Seven concurrent pods on nodes with two GPUs.
     assert len(unshared) == 4
-    assert len(set(unshared)) > 1  # the number of pods varies by chance
-    # Two days are too few for a range of needs, so the history as it was counts.
+    assert len(set(unshared)) > 1  # The number of pods varies by chance.
+    # Two days are too few for a range of needs, so the recorded history counts.
     assert "needs 8 of today's 10 GPUs" in data["sentences"][1]
     assert data["configurations"][0]["gpus_range"] is None
     assert data["configurations"][0]["no_range_because"] == data["sentences"][3]
@@ -87,7 +87,7 @@ def test_ranges_are_of_all_replays(files: tuple[Path, Path], tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> None:
+def test_a_saving_that_only_some_replays_have_starts_at_0(tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("L40S: 1.2\n")
     files = generated.write(tmp_path, generated.rows(8, 37, 0.1), 8)
@@ -113,7 +113,7 @@ def test_a_saving_that_only_some_replays_have_begins_at_0(tmp_path: Path) -> Non
 
 
 class _Page(HTMLParser):
-    """The elements of a page, each with its attributes, and its text."""
+    """The elements of a page with their attributes, and its text."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -139,16 +139,16 @@ class _Page(HTMLParser):
 
 
 @pytest.mark.slow
-def test_the_page_has_all_figures_and_loads_nothing(
+def test_the_page_has_all_figures_and_loads_no_other_file(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     pods, _ = files
-    # Four pods of 12 GiB on two GPUs. The name of the workload is no markup.
+    # Four pods of 12 GiB on two GPUs. The name of the workload is escaped.
     pods.write_text(pods.read_text().replace(",5120,", ",12000,").replace(",train,", ",<b>train,"))
     html = tmp_path / "report.html"
     few = ("--replicas", "2", "--mode", "predicted", "--seeds", "1", "--json")
     run(files, *few, "--html", str(html))
-    assert "Next steps" not in _Page(html.read_text()).words  # no GPU is saved
+    assert "Next steps" not in _Page(html.read_text()).words  # No GPU is saved.
     few = ("--replicas", "4", "--mode", "counting", "--seeds", "1", "--json")
     data = json.loads(run(files, *few, "--html", str(html))[1])
     page = _Page(html.read_text())
@@ -165,13 +165,13 @@ def test_the_page_has_all_figures_and_loads_nothing(
     captions = [at for at, words in enumerate(page.words) if words.startswith("GPUs for the same")]
     assert captions
     bars = [a for tag, a in page.elements if tag == "rect" and a.get("class") == "low"]
-    # GPUs: 6 unshared, 4 counted; memory; pods out of memory: 0 and 24.
+    # GPUs: 6 unshared, 4 counted. Pods out of memory: 0 and 24.
     assert [bar["width"] for bar in bars[:2]] == ["100.0%", "66.7%"]
     assert [bar["width"] for bar in bars[4:]] == ["0.0%", "100.0%"]
 
 
 @pytest.mark.slow
-def test_next_steps_are_in_the_order_of_the_memory_gained(
+def test_next_steps_are_sorted_by_the_memory_gained(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     pods, _ = files
@@ -189,7 +189,8 @@ def test_next_steps_are_in_the_order_of_the_memory_gained(
     ]
     assert steps["annotate"][0]["annotation"] == "headroom.gpu/vram: 5632Mi"  # 5 GiB + 10 %
     assert steps["annotate"][1]["annotation"] == "headroom.gpu/vram: 2304Mi"  # 2200 MiB, rounded
-    # 48 pods for 3000 s leave 23034 - 5632 MiB each; the last pod is created after 44 hours.
+    # 48 pods run for 3000 s and leave 23034 - 5632 MiB each. The last pod is created after 44
+    # hours.
     gained = 48 * 3000 * (23034 - 5632) * (1 << 20) / (44 * HOUR_S)
     assert steps["annotate"][0]["gained_bytes"] == pytest.approx(gained, rel=1e-6)
     assert steps["namespaces"] == [
@@ -209,10 +210,10 @@ def test_next_steps_are_in_the_order_of_the_memory_gained(
 
 
 @pytest.mark.slow
-def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]) -> None:
+def test_contention_is_shown_with_an_sm_limit_and_its_price(files: tuple[Path, Path]) -> None:
     pods, _ = files
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--vram", "peaks")
-    pods.write_text(pods.read_text().replace(",0.25,", ",0.2,"))  # four pods: 0.8 of a GPU
+    pods.write_text(pods.read_text().replace(",0.25,", ",0.2,"))  # Four pods use 0.8 of a GPU.
     data = json.loads(run(files, *few, "--json")[1])
     found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
     assert found["4 replicas, steered"]["competing_ratio"] == 0.0
@@ -225,7 +226,7 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
     found = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
     busy = found["4 replicas, steered"]
     assert busy["gpus"] == 4
-    assert busy["competing_ratio"] == 1.0  # four pods on one GPU: 2.4
+    assert busy["competing_ratio"] == 1.0  # Four pods on one GPU use 2.4.
     assert busy["lost_ratio"] == pytest.approx(1 - 1 / 2.4, abs=1e-4)
     limited = found["4 replicas, steered, max-sm 40 %"]
     assert (limited["gpus"], limited["competing_ratio"]) == (6, 0.0)
@@ -235,7 +236,7 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
     limit = "With headroom.gpu/max-sm: 40% on all pods that share, they compete during 0 %, "
     assert limit in words
     assert "and the work needs 6 GPUs." in words
-    # Only dcgm-exporter's GPU utilization is known, not its SM activity.
+    # dcgm-exporter only reports GPU utilization here, not SM activity.
     pods.write_text(pods.read_text().replace(",sm_ratio", ",utilization_ratio"))
     lines = run(files, *few)[1].splitlines()
     (row,) = [each for each in lines if each.startswith("4 replicas, steered  ")]
@@ -243,13 +244,13 @@ def test_contention_is_shown_with_a_limit_and_its_price(files: tuple[Path, Path]
 
 
 @pytest.mark.slow
-def test_two_processes_give_the_same_figures(files: tuple[Path, Path]) -> None:
+def test_two_processes_compute_the_same_figures(files: tuple[Path, Path]) -> None:
     few = ("--replicas", "2", "--mode", "steered", "--seeds", "2", "--json")
     assert run(files, *few)[1] == run(files, *few, "--processes", "2")[1]
 
 
 @pytest.mark.slow
-def test_replica_counting_loses_pods_that_headroom_does_not(
+def test_replica_counting_loses_pods_that_headroom_keeps(
     files: tuple[Path, Path],
 ) -> None:
     pods, _ = files
@@ -258,7 +259,7 @@ def test_replica_counting_loses_pods_that_headroom_does_not(
     by_name = {
         each["configuration"]: each["replays"][0] for each in json.loads(text)["configurations"]
     }
-    # Two pods of 12 GiB on one GPU of 22.5 GiB: each time two of four run out of memory.
+    # Two pods of 12 GiB share one GPU of 22.5 GiB. Each time, two of four run out of memory.
     assert by_name["4 replicas, counted only"]["gpus"] == 4
     assert by_name["4 replicas, counted only"]["out_of_memory_pods"] == 24
     assert by_name["4 replicas, steered"]["gpus"] == 6
@@ -283,10 +284,10 @@ def test_pods_that_need_almost_a_whole_gpu_stay_exclusive(files: tuple[Path, Pat
 def test_the_margin_is_part_of_the_request(files: tuple[Path, Path]) -> None:
     few = ("--replicas", "4", "--mode", "steered", "--seeds", "1", "--json")
     narrow = json.loads(run(files, *few)[1])
-    wide = json.loads(run(files, *few, "--margin", "60")[1])  # 8 GiB: two on a GPU
+    wide = json.loads(run(files, *few, "--margin", "60")[1])  # 8 GiB, so two on a GPU
     assert narrow["configurations"][1]["replays"][0]["gpus"] == 4
     assert wide["configurations"][1]["replays"][0]["gpus"] == 4
-    wider = json.loads(run(files, *few, "--margin", "130")[1])  # 11.5 GiB: one on a GPU
+    wider = json.loads(run(files, *few, "--margin", "130")[1])  # 11.5 GiB, so one on a GPU
     assert wider["configurations"][1]["replays"][0]["gpus"] == 6
 
 
@@ -300,13 +301,13 @@ def test_requests_from_other_sources_are_compared(files: tuple[Path, Path]) -> N
         "4 replicas, steered",
         "4 replicas, steered, vram from recommendations",
     ]
-    # The first four pods have no recommendation and keep whole GPUs, as the trainer beside them:
+    # The first four pods have no recommendation and keep whole GPUs, like the trainer. They need
     # three nodes. The others share a node.
     recommended = found["4 replicas, steered, vram from recommendations"]
     assert (recommended["gpus"], recommended["out_of_memory_pods"]) == (8, 0)
     assert "With vram from recommendations it needs 8 GPUs." in data["sentences"]
     (note,) = [each for each in data["assumptions"] if each.startswith("Recommendations are")]
-    # Both trainers come too early as well.
+    # Both trainers also start too early for a recommendation.
     assert "6 of 50 pods came before there was one, and keep their request; 0 used more" in note
     default = json.loads(run(files, *few)[1])
     assert [each["vram"] for each in default["configurations"]] == [

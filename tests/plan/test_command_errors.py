@@ -1,4 +1,4 @@
-"""Errors of `headroom plan` name the file or the option, with an example."""
+"""Checks that errors of `headroom plan` name the file or the option, with an example."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ __all__ = ["files"]
         (",0,0,3000", ",9,0,3000", "column scheduled_time: '0' is not between creation_time and"),
     ],
 )
-def test_errors_name_file_line_and_column(
+def test_errors_in_files_name_file_line_and_column(
     files: tuple[Path, Path], before: str, after: str, message: str
 ) -> None:
     pods, _ = files
@@ -58,7 +58,7 @@ def test_errors_name_file_line_and_column(
         (["--margin", "-1"], "--margin -1 is not from 0 to 1000"),
     ],
 )
-def test_bad_options_have_an_example(
+def test_invalid_options_are_rejected_with_an_example(
     files: tuple[Path, Path], arguments: list[str], message: str
 ) -> None:
     code, _, error = run(files, *arguments)
@@ -82,7 +82,9 @@ def test_bad_options_have_an_example(
         (["--prometheus", "http://["], "--prometheus http://[ is not an address"),
     ],
 )
-def test_a_missing_or_wrong_source_has_an_example(arguments: list[str], message: str) -> None:
+def test_a_missing_or_wrong_source_is_reported_with_an_example(
+    arguments: list[str], message: str
+) -> None:
     found = CliRunner().invoke(app, ["plan", *arguments])
     assert found.exit_code == 2
     assert message in found.stderr
@@ -102,7 +104,7 @@ def test_a_missing_or_wrong_source_has_an_example(arguments: list[str], message:
         ),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_with_an_example(
+def test_an_unreadable_file_is_reported_with_an_example(
     tmp_path: Path, option: str, content: str | None, reason: str, example: str
 ) -> None:
     file = tmp_path / "given.json"
@@ -115,7 +117,7 @@ def test_a_file_that_cannot_be_read_is_named_with_an_example(
     assert found.stderr.rstrip().endswith(f"Example: {example}")
 
 
-def test_a_second_node_of_the_same_name_is_an_error(files: tuple[Path, Path]) -> None:
+def test_a_second_node_with_the_same_name_is_an_error(files: tuple[Path, Path]) -> None:
     _, nodes = files
     nodes.write_text(nodes.read_text() + "n1,4,L4,23034\n")
     code, _, error = run(files)
@@ -135,7 +137,7 @@ def test_a_second_node_of_the_same_name_is_an_error(files: tuple[Path, Path]) ->
         ("--snapshot", '{"started_s":1,"format":"headroom.gpu/recording/v1alpha1"}', "--recording"),
     ],
 )
-def test_a_file_of_another_option_is_named(
+def test_a_file_that_belongs_to_another_option_is_recognised(
     tmp_path: Path, option: str, content: str, other: str
 ) -> None:
     file = tmp_path / "given.json"
@@ -163,7 +165,9 @@ def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) 
         assert message in error
 
 
-def test_peaks_without_any_measured_peak_are_an_error(files: tuple[Path, Path]) -> None:
+def test_an_option_for_peaks_without_any_measured_peak_is_an_error(
+    files: tuple[Path, Path],
+) -> None:
     pods, _ = files
     pods.write_text(pods.read_text().replace(",5120,", ",,").replace(",9000,", ",,"))
     code, _, error = run(files, "--vram", "peaks")

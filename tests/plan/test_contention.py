@@ -1,4 +1,6 @@
-"""Pods that compete for SMs, by hand-computed figures, and the limit that avoids it."""
+"""Tests pods that compete for SMs with figures computed by hand, and the limit that avoids
+contention.
+"""
 
 import dataclasses
 
@@ -17,7 +19,7 @@ def life(workload: str, sm_ratio: float | None) -> Life:
     return Life(workload, workload, 0.0, 100.0, 1, None, GIB, sm_ratio)
 
 
-def test_time_above_the_whole_gpu_is_competing_and_partly_lost() -> None:
+def test_time_above_the_whole_gpu_counts_as_contention_and_is_partly_lost() -> None:
     found, here, there = Contentions([1.0]), Spot(0, (0,)), Spot(0, (1,))
     found.start(0, life("train", 0.9), here, 0.0)
     found.start(1, life("serve", 0.6), here, 10.0)
@@ -26,7 +28,8 @@ def test_time_above_the_whole_gpu_is_competing_and_partly_lost() -> None:
     found.end(1, here, 50.0)
     found.end(0, here, 60.0)
     result = found.result()
-    # Two pods for 20 s and three for 20 s at a sum of 1.5; train alone for 10 s before and after.
+    # Two pods run for 20 s and three for 20 s with a sum of 1.5. Train runs alone for 10 s before
+    # and after.
     assert result.competing_s == 2 * 20 + 3 * 20
     assert result.run_s == 10 + 100 + 2 * 10
     assert result.lost_s == pytest.approx(100 / 3)
@@ -35,7 +38,8 @@ def test_time_above_the_whole_gpu_is_competing_and_partly_lost() -> None:
 
 
 def test_pods_on_few_sms_compete_by_their_gpu_utilization_except_on_mig_instances() -> None:
-    # Small kernels, one after the other: measured in docs/design/gpu-check.md, line contention.
+    # Small kernels run one after the other, as measured in docs/design/gpu-check.md, line
+    # contention.
     small = dataclasses.replace(life("small", 0.01), utilization_ratio=1.0)
     pair = dataclasses.replace(small, workload="half", sm_ratio=0.5)
     for sm_share, lost_ratio in ((1.0, 0.5), (0.5, 0.0)):

@@ -1,4 +1,4 @@
-"""The replay itself: waiting, ends, memory and its limits, by hand-computed figures."""
+"""Tests the replay itself with figures computed by hand: waiting, ends, memory and its limits."""
 
 import pytest
 
@@ -46,7 +46,7 @@ def test_unshared_pods_wait_for_each_other() -> None:
     assert found.memory_ratio == pytest.approx(4 / 24)
 
 
-def test_shared_pods_run_at_once_until_memory_is_short() -> None:
+def test_shared_pods_run_concurrently_while_memory_is_free() -> None:
     lives = [life(0, 100, 10, sm=0.5), life(10, 100, 10, sm=0.25), life(20, 50, 10)]
     found = played(lives, one(), ByHeadroom(one(), Sharing(4, steered=True), 1))
     assert list(found.waited_s) == [0, 0, 80]
@@ -55,18 +55,18 @@ def test_shared_pods_run_at_once_until_memory_is_short() -> None:
     assert found.sm_ratio == pytest.approx((0.5 * 10 + 0.75 * 10) / 20)
 
 
-def test_memory_is_also_counted_if_all_pods_come_at_once() -> None:
+def test_memory_is_also_counted_if_all_pods_start_at_once() -> None:
     lives = [life(0, 100, 6, sm=0.5), life(0, 50, 6, sm=0.25)]
     found = played(lives, one(), ByHeadroom(one(), Sharing(4, steered=True), 1))
     assert found.memory_ratio == pytest.approx(12 / 24)
     assert found.sm_ratio == pytest.approx(0.75)
 
 
-def test_counting_lets_pods_run_out_of_memory() -> None:
+def test_replica_counting_lets_pods_run_out_of_memory() -> None:
     lives = [life(0, 100, 10), life(10, 100, 10), life(20, 50, 10), life(115, 5, 10)]
     found = played(lives, one(), ByCounting(one(), Sharing(4), 1))
     assert list(found.waited_s) == [0, 0, 0, 0]
-    assert found.out_of_memory == 1  # the third; the fourth comes after two have ended
+    assert found.out_of_memory == 1  # The third pod. The fourth starts after two have ended.
 
 
 def test_a_pod_that_fits_nowhere_never_runs_and_blocks_no_other() -> None:
@@ -76,7 +76,7 @@ def test_a_pod_that_fits_nowhere_never_runs_and_blocks_no_other() -> None:
     assert list(found.waited_s) == [0, 0]
 
 
-def test_cpu_host_memory_model_and_gpu_size_keep_pods_out() -> None:
+def test_cpu_host_memory_model_and_gpu_size_exclude_nodes() -> None:
     machines = [
         Machine("small", "T4", 2, 16 * GIB, cpu_milli=4000, host_bytes=8 * GIB),
         Machine("large", "L4", 2, 24 * GIB, cpu_milli=8000, host_bytes=64 * GIB),
@@ -84,7 +84,8 @@ def test_cpu_host_memory_model_and_gpu_size_keep_pods_out() -> None:
     placer = ByHeadroom(machines, Sharing(), 1)
     requests = [
         Request(1, None, frozenset({"L4"}), 3000, 0),
-        Request(1, None, frozenset(), 6000, 0),  # only large has so many, once the first ends
+        # Only node large has that many, when the first pod ends.
+        Request(1, None, frozenset(), 6000, 0),
         Request(1, None, frozenset(), 0, 16 * GIB),
         Request(1, None, frozenset({"T4"}), 0, 0, least_bytes=20 * GIB),
     ]
@@ -95,7 +96,7 @@ def test_cpu_host_memory_model_and_gpu_size_keep_pods_out() -> None:
     assert found.never_ran == 1
 
 
-def test_a_replay_ends_early_once_the_wait_exceeds_the_limit() -> None:
+def test_a_replay_stops_early_if_the_wait_exceeds_the_limit() -> None:
     lives = [life(0, 100, 4), *(life(at, 100, 4) for at in range(1, 50))]
     requests = [request(each, shared=False) for each in lives]
     limited = Replay(lives, requests, one(), ByHeadroom(one(), Sharing(), 1))
@@ -106,13 +107,13 @@ def test_a_replay_ends_early_once_the_wait_exceeds_the_limit() -> None:
     assert allowed.pods == 50
 
 
-def test_use_above_the_request_keeps_later_pods_out() -> None:
+def test_use_above_the_request_blocks_later_pods() -> None:
     lives = [life(0, 100, 14), life(10, 50, 12), life(120, 100, 12), life(130, 50, 14)]
     requests = [Request(1, gib * GIB, frozenset(), 0, 0) for gib in (4, 12, 12, 4)]
     placer = ByHeadroom(one(), Sharing(4, steered=True), 1)
     found = Replay(lives, requests, one(), placer).run()
     assert found is not None
-    # The second waits for the first, which uses 14 of 24 GiB although it requests 4. The fourth
-    # waits for the second; by its request it then fits, but it uses more than the free 12 GiB.
+    # The second pod waits for the first, which uses 14 of 24 GiB although it requests 4 GiB. The
+    # fourth waits for the second. It fits by its request, but uses more than the free 12 GiB.
     assert list(found.waited_s) == [0, 90, 0, 20]
     assert found.out_of_memory == 1

@@ -1,4 +1,4 @@
-"""Histories from the metrics of dcgm-exporter before and since 4.9.0."""
+"""Reads histories from the metrics of dcgm-exporter before and since 4.9.0."""
 
 import pytest
 
@@ -20,7 +20,7 @@ NEW = {
 
 
 def answers(host: str, figures: dict[str, float]) -> Answers:
-    """Return answers about a pod that ran for an hour on the only GPU of node n."""
+    """Return query results about a pod that ran for an hour on the only GPU of node n."""
     of = EVERY_CLUSTER
     found: Answers = {name: [] for name in (*of.totals(1), *of.lives, *of.use, *of.nodes)}
     requests = POD | {"container": "main", "node": "n"}
@@ -35,7 +35,7 @@ def answers(host: str, figures: dict[str, float]) -> Answers:
 
 
 def with_labels(of: Answers, **labels: str) -> Answers:
-    """Return the answers with these labels in the series of dcgm-exporter."""
+    """Return the results with these labels in the series of dcgm-exporter."""
     return {
         name: [Sample({**s.labels, **labels}, s.value) if "UUID" in s.labels else s for s in given]
         for name, given in of.items()
@@ -50,14 +50,16 @@ def with_labels(of: Answers, **labels: str) -> Answers:
         pytest.param({"Hostname": "n.example.org"}, id="a name with its domain"),
     ],
 )
-def test_the_node_is_found_if_the_exporter_has_another_host_name(labels: dict[str, str]) -> None:
-    """Without NODE_NAME in its environment, dcgm-exporter's is the name of its own pod."""
+def test_the_node_is_found_if_the_exporter_reports_another_host_name(
+    labels: dict[str, str],
+) -> None:
+    """Without NODE_NAME in its environment, dcgm-exporter reports the name of its own pod."""
     history = history_of(with_labels(answers("Hostname", OLD), **labels), 0.0, 100_000.0, {})
     ((machine,), (life,)) = history.machines, history.lives
     assert (machine.name, machine.memory_bytes, life.peak_bytes) == ("n", 46_068 * MIB, 6000 * MIB)
 
 
-def test_a_host_name_of_pods_on_several_nodes_names_no_node() -> None:
+def test_a_host_name_of_pods_on_several_nodes_is_not_a_node() -> None:
     given = with_labels(answers("Hostname", OLD), Hostname="exporter")
     other = {"namespace": "team", "pod": "q", "uid": "v"}
     given["gpus"].append(Sample(other | {"container": "main", "node": "m"}, 1.0))
@@ -82,7 +84,7 @@ def test_a_host_name_of_pods_on_several_nodes_names_no_node() -> None:
         ),
     ],
 )
-def test_names_and_units_of_both_kinds_are_read(
+def test_names_and_units_of_both_versions_are_read(
     host: str, figures: dict[str, float], used_bytes: int, memory_bytes: int
 ) -> None:
     history = history_of(answers(host, figures), 0.0, 100_000.0, {})
@@ -92,7 +94,7 @@ def test_names_and_units_of_both_kinds_are_read(
     assert life.utilization_ratio is None
 
 
-def test_gpu_utilization_is_that_of_the_pod_unless_the_gpu_is_shared() -> None:
+def test_gpu_utilization_is_attributed_to_the_pod_unless_the_gpu_is_shared() -> None:
     found = answers("hostname", OLD | {"utilization": 75.0})
     (life,) = history_of(found, 0.0, 100_000.0, {}).lives
     assert life.utilization_ratio == 0.75
@@ -101,8 +103,8 @@ def test_gpu_utilization_is_that_of_the_pod_unless_the_gpu_is_shared() -> None:
     assert life.utilization_ratio is None
 
 
-def test_figures_that_an_exporter_repeats_for_each_pod_are_no_pod_s() -> None:
-    """dcgm-exporter adds ``vgpu`` to them. Shared GPUs may also be known by the node's replicas."""
+def test_values_repeated_for_each_pod_are_not_attributed() -> None:
+    """dcgm-exporter adds ``vgpu`` to them. Replicas of the node also show that GPUs are shared."""
     for each in ({"vgpu": "1"}, {"exported_vgpu": "1"}):
         found = answers("Hostname", OLD | {"utilization": 75.0})
         for name in ("fb_used", "sm DCGM_FI_PROF_SM_ACTIVE", "utilization"):
@@ -120,7 +122,7 @@ def test_figures_that_an_exporter_repeats_for_each_pod_are_no_pod_s() -> None:
 
 
 @pytest.mark.parametrize("resource", ["nvidia_com_gpu", "nvidia_com_gpu_shared"])
-def test_a_resource_may_be_renamed(resource: str) -> None:
+def test_renamed_resources_are_recognised(resource: str) -> None:
     found = answers("Hostname", OLD)
     found["node"] = [Sample({"node": "n", "resource": resource}, 4.0)]
     found["node"] += [Sample({"node": "n", "resource": "cpu"}, 64.0)]
@@ -131,7 +133,7 @@ def test_a_resource_may_be_renamed(resource: str) -> None:
     assert (machine.gpus, machine.cpu_milli, life.peak_bytes) == (1, 64_000, None)
 
 
-def test_mig_devices_are_parts_of_their_gpu() -> None:
+def test_mig_devices_count_as_parts_of_their_gpu() -> None:
     found = answers("Hostname", OLD)
     resource = "nvidia_com_mig_1g_10gb"
     found["node"] = [Sample({"node": "n", "resource": resource}, 7.0)]
@@ -149,7 +151,7 @@ def test_mig_devices_are_parts_of_their_gpu() -> None:
     assert (life.peak_bytes, life.request_bytes, life.sm_ratio) == (6000 * MIB, 10 << 30, 0.25)
 
 
-def test_pods_of_kube_state_metrics_may_be_renamed() -> None:
+def test_renamed_pod_labels_of_kube_state_metrics_are_recognised() -> None:
     found = answers("hostname", OLD)
     target = {"namespace": "monitoring", "pod": "ksm", "uid": "k", "container": "ksm", "node": "m"}
     for name in ("gpus", "first", "last", "created", "node"):

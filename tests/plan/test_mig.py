@@ -1,4 +1,4 @@
-"""MIG in a plan: profiles by model, placement on instances, and what they cost."""
+"""Tests MIG in a plan: profiles by model, placement on instances, and their costs."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ H100_MIB = 81_559
         ("A1000", {"1g": None}),
     ],
 )
-def test_profiles_are_those_of_the_model(model: str, profiles: dict[str, int | None]) -> None:
+def test_profiles_depend_on_the_model(model: str, profiles: dict[str, int | None]) -> None:
     for name, count in profiles.items():
         found = profile_of(model, name)
         assert (None if found is None else found.count) == count
@@ -56,7 +56,7 @@ def test_each_instance_takes_one_pod_that_fits() -> None:
     def place(name: str, gib: int) -> Spot | None:
         return plan.place(name, Request(1, gib * GIB, frozenset(), 0, 0), row)
 
-    assert place("large", 37) is None  # an instance has 36 GiB
+    assert place("large", 37) is None  # An instance has 36 GiB.
     spots = [place(f"p{n}", 10) for n in range(4)]
     assert {spot.devices[0] for spot in spots if spot} == {0, 1, 2, 3}
     assert place("more", 1) is None
@@ -65,7 +65,7 @@ def test_each_instance_takes_one_pod_that_fits() -> None:
     assert place("again", 36) == spots[2]
 
 
-def test_a_pod_loses_time_if_it_was_more_active_than_an_instance_can_be() -> None:
+def test_a_pod_takes_longer_on_an_instance_if_it_was_more_active_than_the_instance_allows() -> None:
     found, here = Contentions([2 / 7]), Spot(0, (0,))
     busy = Life("busy", "busy", 0.0, 100.0, 1, None, GIB, 4 / 7)
     calm = Life("calm", "calm", 0.0, 100.0, 1, None, GIB, 0.25)
@@ -79,7 +79,7 @@ def test_a_pod_loses_time_if_it_was_more_active_than_an_instance_can_be() -> Non
 
 
 def files(tmp_path: Path, nodes: list[str]) -> list[str]:
-    """For each of two days 14 pods of 8 GiB and one of 38 GiB at once."""
+    """Return files with 14 concurrent pods of 8 GiB and one of 38 GiB on each of two days."""
     rows = ["name,workload,num_gpu,peak_mib,sm_ratio,creation_time,scheduled_time,deletion_time"]
     for day in range(2):
         at = day * 86_400
@@ -98,8 +98,8 @@ def test_layouts_are_compared_and_pods_that_fit_on_no_instance_keep_a_gpu(tmp_pa
     assert found.exit_code == 0, found.stderr
     data = json.loads(found.stdout)
     gpus = {each["configuration"]: each["replays"][0]["gpus"] for each in data["configurations"]}
-    # 14 pods need 2, 5 or 7 GPUs; the large one fits on an instance of 35.8 GiB only without the
-    # margin, so it has a GPU of its own.
+    # 14 pods need 2, 5 or 7 GPUs. The large pod fits on an instance of 35.8 GiB only without the
+    # margin, so it keeps its own GPU.
     assert gpus == {"unshared": 15, "MIG 1g": 3, "MIG 2g": 6, "MIG 3g": 8}
     assert (
         "With all shared GPUs split into MIG instances 1g, which keep pods apart, it needs 3 GPUs, "
@@ -119,7 +119,7 @@ def test_models_without_mig_take_only_unshared_pods(tmp_path: Path) -> None:
     assert note in data["assumptions"]
 
 
-def test_a_cluster_without_mig_is_an_error_or_a_note(tmp_path: Path) -> None:
+def test_a_cluster_without_mig_capable_gpus_gives_an_error_or_a_note(tmp_path: Path) -> None:
     arguments = files(tmp_path, [f"l{n},1,L40S,46068" for n in range(20)])
     found = CliRunner().invoke(app, [*arguments, "--mode", "mig"])
     assert found.exit_code == 2

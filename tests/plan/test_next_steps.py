@@ -1,4 +1,6 @@
-"""The advice of a plan: which workloads to annotate, with what, and which stay exclusive."""
+"""Tests the suggestions of a plan: which workloads to annotate with which request, and which stay
+exclusive.
+"""
 
 import random
 from dataclasses import replace
@@ -50,7 +52,7 @@ def random_history(seed: int) -> History:
 
 
 @pytest.mark.parametrize("source", ["peaks", "requests", "recommendations"])
-def test_nothing_printed_is_below_a_peak_without_saying_so(source: str) -> None:
+def test_a_printed_request_below_a_peak_is_marked(source: str) -> None:
     annotated = 0
     for seed in range(400):
         given, vram = random_history(seed), Vram(source, 0.1 if source == "peaks" else 0.0)
@@ -58,7 +60,7 @@ def test_nothing_printed_is_below_a_peak_without_saying_so(source: str) -> None:
         names = {each.workload for each in given.lives}
         if len(names) == len(given.lives):
             continue
-        # Each workload is named once.
+        # Each workload is listed once.
         named = [each.workload for each in share] + [each.workload for each in stay]
         assert sorted(named) == sorted(names), seed
         peaks: dict[str, list[int]] = {name: [] for name in names}
@@ -92,7 +94,7 @@ def test_nothing_printed_is_below_a_peak_without_saying_so(source: str) -> None:
 
 
 @pytest.mark.parametrize("source", ["peaks", "requests"])
-def test_the_replay_has_the_requests_that_are_printed(source: str) -> None:
+def test_the_replay_uses_the_printed_requests(source: str) -> None:
     vram = Vram(source, 0.1 if source == "peaks" else 0.0)
     for seed in range(100):
         given = random_history(seed)
@@ -111,7 +113,7 @@ def test_a_workload_with_some_large_pods_stays_exclusive_as_a_whole() -> None:
     lives = [life("ml/sweep", at, 30 if at < 49 else 43.6) for at in range(67)]
     share, (stay,) = advice(history(*lives), PEAKS)
     assert share == []
-    # With the margin it would be 48 GiB, which is more than the GPU has.
+    # With the margin it would need 48 GiB, more than the GPU has.
     assert stay.reason == "18 of 67 pods need more than 80 %, up to 45.0 GiB"
 
 
@@ -144,7 +146,7 @@ def test_models_that_only_some_pods_may_use_do_not_count_as_large() -> None:
     assert largest_bytes((T4,))["T4"] < 14.8 * GIB
 
 
-def test_each_pods_own_peak_needs_no_more_than_that_of_its_workload() -> None:
+def test_requests_by_pod_need_at_most_as_many_gpus_as_requests_by_workload() -> None:
     given = history(*(life("ml/web", at, 4 + at) for at in range(5)))
     own = Vram("pod-peaks", 0.1)
     pairs = [(own.need_bytes(each), PEAKS.need_bytes(each)) for each in given.lives]

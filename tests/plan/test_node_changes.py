@@ -1,4 +1,4 @@
-"""`headroom plan --nodes` adds nodes, also of new GPU models, and removes nodes."""
+"""Tests that `headroom plan --nodes` adds nodes, also with new GPU models, and removes nodes."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_more_nodes_shorten_the_wait_and_fewer_lengthen_it(files: tuple[Path, Pa
     assert "Removed: node n0." in again["assumptions"]
 
 
-def test_a_model_may_be_named_by_one_of_its_words(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_model_may_be_given_by_one_of_its_words(files: tuple[Path, Path], tmp_path: Path) -> None:
     _, nodes = files
     nodes.write_text("\n".join([NODES, "n0,2,NVIDIA L4,23034", "n1,2,NVIDIA L40S,46068"]) + "\n")
     prices = tmp_path / "prices.yaml"
@@ -88,7 +88,7 @@ def test_a_model_may_be_named_by_one_of_its_words(files: tuple[Path, Path], tmp_
         ),
     ],
 )
-def test_a_node_is_like_those_of_the_cluster_or_as_given(
+def test_an_added_node_is_like_those_of_the_cluster_or_as_given(
     files: tuple[Path, Path], given: str, models: dict[str, int], gib: float, notes: list[str]
 ) -> None:
     pods, _ = files
@@ -101,7 +101,7 @@ def test_a_node_is_like_those_of_the_cluster_or_as_given(
     assert all(each.lower() in added.lower() for each in notes), added
     assert ("Each GPU has" in added) == ("xl40s" in given)
     assert ("as many GPUs as" in added) == ("xl40s" in given)
-    # One pod fits on GPUs of this memory, and one does not.
+    # One pod fits on GPUs with this memory, and one does not.
     mib = int(gib * 1024)
     large = f"large,large,,1,-1,{mib - 100},0.1,0,0,60"
     larger = f"larger,larger,,1,-1,{mib + 200},0.1,0,0,60"
@@ -153,7 +153,7 @@ def test_prices_cover_a_new_model(files: tuple[Path, Path], tmp_path: Path) -> N
         ("-n9", "the history has no node 'n9' with GPUs. Its nodes: n0, n1, n2, n3, n4. Example: "),
     ],
 )
-def test_a_wrong_change_of_nodes_is_named_with_an_example(
+def test_an_invalid_change_of_nodes_is_rejected_with_an_example(
     files: tuple[Path, Path], given: str, message: str
 ) -> None:
     code, _, error = run(files, "--nodes", given)
@@ -162,7 +162,7 @@ def test_a_wrong_change_of_nodes_is_named_with_an_example(
     assert message in error
 
 
-def test_a_name_of_several_models_is_rejected(files: tuple[Path, Path]) -> None:
+def test_a_word_of_several_models_is_rejected(files: tuple[Path, Path]) -> None:
     _, nodes = files
     nodes.write_text("\n".join([NODES, "n0,2,NVIDIA L4,23034", "n1,2,NVIDIA L40S,46068"]) + "\n")
     _, _, error = run(files, "--nodes", "+2xNVIDIA")
@@ -177,10 +177,12 @@ def test_the_last_node_cannot_be_removed(files: tuple[Path, Path]) -> None:
     assert "--nodes -n0: no node with GPUs would be left" in error
 
 
-def test_a_pod_that_needs_the_new_gpu_leaves_its_rest_to_others(files: tuple[Path, Path]) -> None:
+def test_a_pod_that_needs_the_new_gpu_leaves_its_remaining_memory_to_others(
+    files: tuple[Path, Path],
+) -> None:
     pods, nodes = files
     nodes.write_text("\n".join([NODES, *(f"n{at},2,L4,23034" for at in range(5))]) + "\n")
-    # With its margin the pod of 21 GiB does not fit on an L4.
+    # With its margin, the pod of 21 GiB does not fit on an L4.
     rows = [f"big-{n},big,1,-1,21504,0.2,{n},{n},{n + 600}" for n in range(2)]
     pods.write_text(pods.read_text() + "\n".join(rows) + "\n")
     code, text, _ = run(

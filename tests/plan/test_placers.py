@@ -1,4 +1,4 @@
-"""The placers of a plan: Headroom's decisions, and replica counting."""
+"""Tests the placers of a plan: Headroom's decisions, and replica counting."""
 
 import random
 
@@ -26,7 +26,7 @@ def asked(need_bytes: int | None, gpus: int = 1) -> Request:
 
 
 @pytest.mark.slow
-def test_a_steered_replay_decides_as_an_extender_with_ledger_and_agents() -> None:
+def test_a_steered_replay_decides_like_an_extender_with_ledger_and_agents() -> None:
     """``Headroom`` of the benchmarks runs extender, ledger and agent with their own code."""
     sizes = [24_000] * 3 + [40_000] * 2
     there = machines(*sizes)
@@ -77,7 +77,7 @@ def test_a_predicted_replay_places_no_pod_that_the_plugin_could_overcommit() -> 
     assert rejected > 20
 
 
-def test_unshared_gpus_take_one_pod_each_and_pods_with_several_gpus() -> None:
+def test_unshared_gpus_take_one_pod_each_even_if_pods_have_several_gpus() -> None:
     plan = ByHeadroom(machines(24_000, 24_000), Sharing(), 1)
     spots = [plan.place(f"p{n}", asked(None, gpus), np.arange(2)) for n, gpus in enumerate((3, 1))]
     assert sorted(len(spot.devices) for spot in spots if spot) == [1, 3]
@@ -89,7 +89,7 @@ def test_unshared_gpus_take_one_pod_each_and_pods_with_several_gpus() -> None:
     assert plan.place("six", asked(None, 3), np.arange(2)) is not None
 
 
-def test_counting_ignores_memory_and_spreads() -> None:
+def test_replica_counting_ignores_memory_and_spreads() -> None:
     plan = ByCounting(machines(24_000, 24_000), Sharing(2), 1)
     spots = [plan.place(f"p{n}", asked(23_000 * MIB), np.arange(2)) for n in range(16)]
     used = [(spot.machine, spot.devices[0]) for spot in spots if spot]
@@ -101,9 +101,10 @@ def test_counting_ignores_memory_and_spreads() -> None:
     assert plan.place("again", asked(1), np.arange(2)) == spots[0]
 
 
-def test_a_pod_that_runs_keeps_its_replica_for_the_plugin() -> None:
+def test_a_running_pod_keeps_its_replica_for_the_plugin() -> None:
     """The plugin's next choice is the GPU with one pod. If a pod could leave the other GPU, that
-    would be possible too, and the fourth pod would not fit there."""
+    GPU would be possible too, and the fourth pod would not fit there.
+    """
     plan = ByHeadroom(machines(24 * 1024, gpus=2), Sharing(4), 1)
     row = np.arange(1)
     spots = [plan.place(str(size), asked(size * GIB), row) for size in (4, 8, 12)]

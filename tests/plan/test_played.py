@@ -1,6 +1,6 @@
-"""`python -m benchmarks.plan played` for a day, with a real Prometheus.
+"""Runs `python -m benchmarks.plan played` for a day, with a real Prometheus.
 
-kube-state-metrics is built only by hand, so its series are here those of ``exported``.
+kube-state-metrics is built only by hand, so ``exported`` simulates its series.
 """
 
 import json
@@ -25,7 +25,7 @@ def series(ran: Sequence[Ran], nodes: int, start_s: int) -> tuple[list[str], dic
     return of_nodes, {each.row.name: list(exported.pod_series(each, start_s)) for each in ran}
 
 
-def test_the_report_has_the_pods_of_the_played_day(
+def test_the_report_contains_the_pods_of_the_played_day(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try:
@@ -43,7 +43,7 @@ def test_the_report_has_the_pods_of_the_played_day(
     assert data["pods"] == sum(each.started_s < generated.DAY_S for each in ran) > 10
     assert (data["days"], data["nodes"], data["gpus"]) == (1, NODES, 4 * NODES)
     assert data["models"] == {generated.MODEL: 4 * NODES}
-    # All peaks and the SM activity of all pods were found, and trainers take all GPUs of a node.
+    # All peaks and the SM activity of all pods were found, and trainers use all GPUs of a node.
     assert not any("have no measured peak" in each for each in data["assumptions"])
     peaks = statistics.median(each.row.peak_mib for each in ran) / 1024
     assert f"their median peak was {peaks:.1f} of 45.0 GiB" in data["sentences"][0]

@@ -1,4 +1,4 @@
-"""The processes of a plan end with it."""
+"""Checks that the processes of a plan end with it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`headroom plan --prometheus` with a real Prometheus that has a week of a played cluster."""
+"""Runs `headroom plan --prometheus` on a real Prometheus with a week of a simulated cluster."""
 
 import json
 import re
@@ -23,14 +23,14 @@ from tests.processes import free_ports
 pytestmark = pytest.mark.slow
 
 DAYS, NODES, DAY_S = 7, 5, 86_400
-#: The cluster is played from a Monday until the noon of the Thursday of the next week.
+#: The cluster is simulated from a Monday to the noon of the Thursday in the next week.
 SPAN_S = 21 * DAY_S // 2
 SEED = 1
 HOUR_S = 3600
-#: Samples are a minute apart, so they cannot show what happens in less.
+#: Samples are a minute apart, so shorter events are invisible.
 UNSEEN_S = 120
 #: Pods that every seed has: some that run at the end, one that runs when the last four days begin,
-#: and more at once than the others need together.
+#: and a batch larger than all other concurrent pods together.
 PLANNED = [
     *(Row(f"runs-{n}", "runs", 1, 2000, 0.1, SPAN_S - HOUR_S, SPAN_S + HOUR_S) for n in range(3)),
     Row("long", "long", 1, 2000, 0.1, SPAN_S - 9 * DAY_S // 2, SPAN_S - 7 * DAY_S // 2),
@@ -57,7 +57,7 @@ def filled() -> Iterator[Filled]:
     rows = [*generated.rows(11, SEED, scale=0.08), *PLANNED]
     played = exported.play(sorted(rows, key=lambda row: row.created_s), NODES)
     since_s, late_s = SPAN_S - DAYS * DAY_S + UNSEEN_S, SPAN_S - 600
-    # All begin in the window, and in its last minutes nothing happens.
+    # All pods start in the window, and in its last minutes nothing happens.
     ran = [
         each
         for each in played
@@ -70,7 +70,7 @@ def filled() -> Iterator[Filled]:
     try:
         with prometheus() as real:
             real.configure([])
-            # The command reads until now, which is later than that.
+            # The command reads until now, which is later.
             lines = list(exported.lines(ran, NODES, start_s, end_s, longer_s=HOUR_S))
             real.remember(lines, longest_block="54h")
             real.run()
@@ -79,7 +79,7 @@ def filled() -> Iterator[Filled]:
         pytest.skip(f"needs a real Prometheus: {err}")
 
 
-def test_lives_peaks_and_nodes_are_those_of_the_cluster(filled: Filled) -> None:
+def test_pods_peaks_and_nodes_equal_those_of_the_cluster(filled: Filled) -> None:
     history = filled.history()
     truth = {each.row.name: each for each in filled.ran}
     assert len(history.lives) == len(truth) > 50
@@ -105,7 +105,7 @@ def test_lives_peaks_and_nodes_are_those_of_the_cluster(filled: Filled) -> None:
     assert note == f"{running} pods still ran at the end of the window, which counts as the end."
 
 
-def test_a_short_window_and_selected_nodes(filled: Filled) -> None:
+def test_the_window_and_the_nodes_can_be_limited(filled: Filled) -> None:
     days = filled.history(days=4)
     since_s = SPAN_S - 4 * DAY_S
     created = {each.row.name: each.row.created_s for each in filled.ran}
@@ -120,7 +120,7 @@ def test_a_short_window_and_selected_nodes(filled: Filled) -> None:
     assert len(some.lives) == sum(each.node in (1, 3) for each in filled.ran)
 
 
-def test_the_report_from_prometheus(filled: Filled) -> None:
+def test_a_report_is_computed_from_prometheus(filled: Filled) -> None:
     given = ["plan", "--prometheus", filled.url, "--mode", "steered", "--replicas", "4"]
     found = CliRunner().invoke(app, [*given, "--seeds", "1", "--processes", "1", "--json"])
     assert found.exit_code == 0, found.stderr
@@ -145,7 +145,7 @@ def test_the_report_from_prometheus(filled: Filled) -> None:
     }
 
 
-def test_nothing_for_a_plan_is_an_error_with_the_next_step(filled: Filled) -> None:
+def test_a_history_without_pods_is_an_error_with_the_next_step(filled: Filled) -> None:
     with pytest.raises(BadSettings, match="no node with label_pool=c with both kube_node_status"):
         filled.history(label_pool="c")
     closed = f"http://127.0.0.1:{free_ports(1)[0]}"

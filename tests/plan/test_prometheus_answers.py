@@ -1,4 +1,6 @@
-"""Answers of Prometheus that are no measurements, or that come only at another attempt."""
+"""Tests responses of Prometheus that are not measurements, or that arrive only at another
+attempt.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -19,7 +21,7 @@ BAD = pytest.mark.parametrize("bad", ["NaN", "+Inf", "-Inf", "1e308", "-5"])
 
 
 class Prometheus:
-    """Answers each query of a plan; ``values`` replace the values of some of them."""
+    """Answers each query of a plan. ``values`` replaces the values of some responses."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         texts = QUERIES.totals(1) | QUERIES.lives | QUERIES.nodes
@@ -34,7 +36,7 @@ class Prometheus:
         if self.errors:
             raise PrometheusUnreadable(self.errors.pop())
         if (name := self.names.get(promql)) is None:
-            return []  # about impossible values
+            return []  # About impossible values.
         return [
             {"metric": each.labels, "value": [1.0, self.values.get(name, str(each.value))]}
             for each in self.found[name]
@@ -62,7 +64,7 @@ class Prometheus:
 @pytest.mark.parametrize(
     "name", [name for name, found in answers("Hostname", OLD).items() if found]
 )
-def test_values_that_are_no_measurements_are_left_out(name: str, bad: str) -> None:
+def test_values_that_are_not_measurements_are_skipped(name: str, bad: str) -> None:
     prometheus = Prometheus({name: bad})
     if name in ("gpus", "node", "fb_total", "devices"):
         with pytest.raises(BadSettings, match="Prometheus has no "):
@@ -73,12 +75,12 @@ def test_values_that_are_no_measurements_are_left_out(name: str, bad: str) -> No
     assert 0 < life.run_s <= 90_000
 
 
-def test_a_value_that_is_no_number_is_an_error() -> None:
+def test_a_value_that_is_not_a_number_is_an_error() -> None:
     with pytest.raises(BadSettings, match=f"--prometheus {URL}: 'abc' is not a number. To check"):
         Prometheus({"gpus": "abc"}).read()
 
 
-def test_a_query_that_fails_early_is_repeated_twice() -> None:
+def test_a_query_that_fails_early_is_retried_twice() -> None:
     busy = Prometheus({})
     busy.errors = ["it answers 503"] * 2
     assert len(busy.read().lives) == 1

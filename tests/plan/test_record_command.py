@@ -1,4 +1,4 @@
-"""`headroom plan record` against a scripted API server."""
+"""Runs `headroom plan record` against a scripted API server."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def write_kubeconfig(file: Path, port: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
+def test_a_recording_is_continued_and_reports_the_gap(tmp_path: Path) -> None:
     listed = [gpu_pod("a"), gpu_pod("b")]
     watched = threading.Event()
 
@@ -111,7 +111,7 @@ def test_a_recording_is_continued_and_names_the_gap(tmp_path: Path) -> None:
         assert first.nodes["n"].cpu_milli == 8000
         assert first.gaps == []
 
-        # An hour later pod b is gone, and pod c is new.
+        # An hour later, pod b is deleted and pod c is new.
         body = json.loads(file.read_text())
         for key in ("started_s", "until_s"):
             body[key] -= 3600
@@ -142,7 +142,7 @@ def test_a_recording_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_failing_call_is_reported_in_plain_words(tmp_path: Path) -> None:
+def test_a_failed_call_is_reported_in_a_sentence(tmp_path: Path) -> None:
     granted = threading.Event()
 
     def route(exchange: Exchange) -> None:

@@ -1,4 +1,4 @@
-"""Recordings and snapshots of a cluster as the history of a plan."""
+"""Reads recordings and snapshots of a cluster as the history of a plan."""
 
 import json
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ def bound(uid: str, at_s: float = START_S, vram: str | None = "8Gi", **more: str
 
 
 def node(*pods_on: object) -> GPUNode:
-    """Node n with two GPUs; ``pods_on``: rows of its report."""
+    """Return node n with two GPUs. ``pods_on`` are the rows of its report."""
     activity = {"sm_activity": SmActivity(0.4), "utilization_ratio": 0.7}
     busy = device("GPU-1", model="L4", reserved_bytes=GIB, **activity)  # type: ignore[arg-type]
     crowded = device("GPU-0", model="L4", sm_activity=SmActivity(0.9), utilization_ratio=1.0)
@@ -66,11 +66,13 @@ def test_a_bound_pod_is_recorded_with_its_request_and_workload(recording: Record
     assert (life.name, life.workload) == ("default/web-6d4b75cb6d-x", "default/web")
     assert (life.gpus, life.request_bytes) == (2, 8 * GIB)
     assert (life.cpu_milli, life.host_bytes) == (1500, 16 * GIB)
-    # It has no start time, so it started when it was seen.
+    # The pod has no start time, so it started when it was first seen.
     assert (life.created_s, life.run_s) == (0.0, 93.0)
 
 
-def test_peaks_are_the_highest_and_activity_is_that_of_a_pod_alone(recording: Recording) -> None:
+def test_the_highest_peak_counts_and_activity_only_while_a_pod_is_alone(
+    recording: Recording,
+) -> None:
     for uid in ("alone", "both-1", "both-2"):
         recording.pod_seen(bound(uid), START_S)
     rows = [use("both-1", "GPU-0", GIB), use("both-2", "GPU-0", None)]
@@ -88,7 +90,7 @@ def test_peaks_are_the_highest_and_activity_is_that_of_a_pod_alone(recording: Re
     assert any("1 of 3 pods have no measured peak" in note for note in history.assumptions)
 
 
-def test_pods_end_when_they_are_gone_or_at_the_last_contact(recording: Recording) -> None:
+def test_pods_end_when_they_are_deleted_or_at_the_last_contact(recording: Recording) -> None:
     for uid in ("gone", "ended", "missed", "runs"):
         recording.pod_seen(bound(uid), START_S)
     recording.pod_gone("gone", START_S + 50)
@@ -99,11 +101,11 @@ def test_pods_end_when_they_are_gone_or_at_the_last_contact(recording: Recording
     runs = {life.name.removeprefix("default/"): life.run_s for life in history.lives}
     assert runs == {"gone": 50.0, "ended": 60.0, "missed": 100.0, "runs": 7300.0}
     assert "Nothing was recorded in 1 gap, 2.0 h in all" in " ".join(history.assumptions)
-    recording.pods_listed({"runs"}, START_S + 7400)  # a watch may be silent for a minute
+    recording.pods_listed({"runs"}, START_S + 7400)  # A watch may be silent for a minute.
     assert len(recording.gaps) == 1
 
 
-def test_pods_from_before_count_from_the_start(recording: Recording) -> None:
+def test_pods_from_before_the_recording_count_from_its_start(recording: Recording) -> None:
     recording.pod_seen(bound("old", START_S - 1000), START_S)
     recording.contact(START_S + 100)
     history = history_of(recording)
@@ -114,7 +116,7 @@ def test_pods_from_before_count_from_the_start(recording: Recording) -> None:
     )
 
 
-def test_the_pods_that_ended_first_are_dropped_beyond_the_limit(
+def test_beyond_the_limit_the_first_ended_pods_are_dropped(
     recording: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MOST_PODS", 100)
@@ -129,7 +131,7 @@ def test_the_pods_that_ended_first_are_dropped_beyond_the_limit(
     assert "1 pods were dropped" in " ".join(history_of(recording).assumptions)
 
 
-def test_a_recording_is_the_same_after_its_file(recording: Recording, tmp_path: Path) -> None:
+def test_a_recording_read_from_its_file_is_unchanged(recording: Recording, tmp_path: Path) -> None:
     recording.pod_seen(bound("a"), START_S)
     recording.pods_listed({"a"}, START_S + 500)
     file = tmp_path / "cluster.json"
@@ -175,15 +177,16 @@ def test_events_of_the_watches_are_applied() -> None:
     recorder.deliver([Relisted(Pod, (bound("c"),), 0.0), Relisted(Node, (), 0.0), NodeGone("n")])
     ends = {uid: pod.ended_s for uid, pod in found.pods.items()}
     assert ends == {"a": START_S + 10, "b": START_S, "c": None}
-    assert "n" in found.nodes  # its pods ran there
+    assert "n" in found.nodes  # Its pods ran there.
 
 
-def test_only_the_kinds_of_a_plan_are_watched() -> None:
+def test_only_the_kinds_that_a_plan_needs_are_watched() -> None:
     assert [kind.name for kind in kinds()] == ["nodes", "gpunodes", "pods"]
-    assert [bool(kind.other_paths) for kind in kinds()] == [False, True, False]  # the CRD may lack
+    # The CRD may be missing.
+    assert [bool(kind.other_paths) for kind in kinds()] == [False, True, False]
 
 
-def test_a_snapshot_is_one_moment() -> None:
+def test_a_snapshot_is_a_single_moment() -> None:
     body = {
         "head": {
             "format": FORMAT,
@@ -227,7 +230,5 @@ def test_a_snapshot_is_one_moment() -> None:
     ("quantity", "thousandths"),
     [("500m", 500), ("2", 2000), (3, 3000), ("1.5", 1500), ("", None), (None, None), ("x", None)],
 )
-def test_cpu_is_read_in_thousandths_of_a_core(
-    quantity: str | int | None, thousandths: int | None
-) -> None:
+def test_cpu_is_read_in_millicores(quantity: str | int | None, thousandths: int | None) -> None:
     assert cpu_milli(quantity) == thousandths

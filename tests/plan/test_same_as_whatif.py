@@ -1,7 +1,8 @@
-"""A what-if of the console and a plan of a snapshot place the same pods on the same changed nodes.
+"""Checks that a what-if of the console and a plan of a snapshot place the same pods on the same
+changed nodes.
 
-The pods are all on node ``old``, which is drained; the other nodes share their GPUs. The plan has
-them waiting for one life if they do not fit, so its mean waiting time gives their number.
+The pods are all on node ``old``, which is drained. The other nodes share their GPUs. In the plan,
+pods that do not fit wait for the duration of one run, so the mean waiting time gives their number.
 """
 
 import json
@@ -22,7 +23,7 @@ LIFE_S = 3600
 
 
 def cluster(sizes_gib: list[int]) -> Asked:
-    """Two idle nodes of two GPUs of 24 GiB, and a pod on each GPU of the node ``old``."""
+    """Two idle nodes with two GPUs of 24 GiB, and a pod on each GPU of the node ``old``."""
 
     def gpu(uuid: str) -> Device:
         return device(uuid, model="L4")
@@ -94,7 +95,7 @@ def test_a_plan_and_a_whatif_reject_the_same_number_of_pods(
 
 
 @pytest.mark.slow
-def test_they_agree_on_pods_of_random_sizes(tmp_path: Path) -> None:
+def test_plan_and_whatif_agree_on_pods_of_random_sizes(tmp_path: Path) -> None:
     lots, rejected = random.Random(4), 0
     for _ in range(12):
         sizes_gib = [lots.randint(1, 19) for _ in range(9)]
@@ -107,7 +108,9 @@ def test_they_agree_on_pods_of_random_sizes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_whatif_in_mode_predicted_rejects_more_pods_of_different_sizes(tmp_path: Path) -> None:
-    """A what-if holds whatever the plugin chooses; a plan draws one choice for each pod."""
+    """A what-if must hold for any choice of the plugin, but a plan draws one choice for each
+    pod.
+    """
     lots, rejected, waiting = random.Random(7), 0, 0
     for _ in range(8):
         sizes_gib = [lots.randint(1, 19) for _ in range(9)]

@@ -1,5 +1,4 @@
-"""Computes a digest of all attributes of a state, so that any change of the state changes the
-digest."""
+"""Computes a digest of all attributes of a state, which changes with any change of the state."""
 
 import hashlib
 from collections.abc import Iterator

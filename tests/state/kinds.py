@@ -57,7 +57,7 @@ LABELS = {
 @dataclass(frozen=True)
 class Kind:
     title: str
-    #: The request of the pod, in words.
+    #: Description of the pod's request.
     asked: str
     pod: Pod
     gpunode: GPUNode
@@ -87,8 +87,9 @@ def node(*devices: Device, plugin: Plugin = STOCK, **other: Any) -> GPUNode:
 
 
 def used(uuid: str, gib: int, taken: int, **other: Any) -> Device:
-    """Return a shared device with ``taken`` replicas in use, whose memory unattributed processes
-    use."""
+    """Return a shared device with ``taken`` replicas allocated, whose memory unattributed processes
+    use.
+    """
     size = gib * GIB
     return shared(uuid, 4 - taken, taken, used_bytes=size, unattributed_bytes=size, **other)
 

@@ -16,7 +16,7 @@ def node(labels: dict[str, str], **allocatable: str) -> Node:
 
 
 def gfd(**other: str) -> dict[str, str]:
-    """Return the labels that the real GPU feature discovery writes for four H100 (facts D)."""
+    """Return the labels that the real GPU feature discovery writes for four H100."""
     written = {
         "count": "4",
         "replicas": "1",

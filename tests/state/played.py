@@ -36,11 +36,11 @@ class Api:
     pod: Pod | None = field(default_factory=pod)
     #: The receiver's clock.
     at_s: float = 0.0
-    #: Kind -> events that its watch has not sent yet.
+    #: Events of each kind that its watch has not sent yet.
     untold: dict[str, list[Event]] = field(
         default_factory=lambda: {"gpunodes": [], "leases": [], "pods": [PodSeen(pod())]}
     )
-    #: Whether writes of agents get no answer. Such writes arrive when the test delivers them.
+    #: Whether writes of agents get no answer. The test delivers such writes later.
     silent: bool = False
     lingering: list[Callable[[], object]] = field(default_factory=list)
 

@@ -1,4 +1,4 @@
-"""The charges of pods without a reservation."""
+"""Tests the charges of pods without a reservation."""
 
 import pytest
 

@@ -1,5 +1,6 @@
-"""Requests of bound pods are counted as in kube-scheduler, to decide whether another pod fits
-beside them."""
+"""Checks that requests of bound pods are counted as in kube-scheduler, to decide whether another
+pod fits.
+"""
 
 import json
 from decimal import Decimal
@@ -102,7 +103,7 @@ class TestExceeded:
             pytest.param(0, [9], False, id="a resource that the pod does not request"),
         ],
     )
-    def test_it_counts_what_the_pod_requests_and_the_number_of_pods(
+    def test_exceeded_resources_include_the_number_of_pods(
         self, cpus: int, others: list[int | str], is_exceeded: bool
     ) -> None:
         on_node = [{"cpu": bound["cpu"]} for bound in map(_of_cpu, others)]

@@ -1,5 +1,6 @@
-"""Candidate devices depend on what the plugin could choose next, and on the node's device
-choice."""
+"""Tests candidate devices, which depend on the plugin's next choice and on the node's device
+choice.
+"""
 
 from typing import ClassVar
 
@@ -27,8 +28,8 @@ from tests.builders import (
 from tests.state.states import reason, seen, state_of
 
 
-class TestDevicesThatThePluginCouldGive:
-    """Two replicas of D0 are in use and three of D1; only the memory of D1 is full."""
+class TestPossibleDevices:
+    """Two replicas of D0 and three of D1 are allocated. Only the memory of D1 is full."""
 
     devices = (shared("D0", free=2, allocated=2), shared("D1", free=1, allocated=3))
     reservations: ClassVar = {
@@ -50,8 +51,8 @@ class TestDevicesThatThePluginCouldGive:
         return gpunode(*self.devices, **given)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("how", ["stays", "is being deleted", "is gone", "has ended"])
-    def test_the_plugin_can_choose_the_device_of_a_pod_that_ends(self, how: str) -> None:
-        """Without its pod, D1 has two replicas in use, like D0, and enough memory.
+    def test_the_plugin_can_choose_the_device_of_an_ending_pod(self, how: str) -> None:
+        """Without its pod, D1 has two allocated replicas, like D0, and enough memory.
 
         A pod on D0 does not change the result, whether it has one replica more or not.
         """
@@ -74,7 +75,7 @@ class TestDevicesThatThePluginCouldGive:
             (plain, Reason.NO_GATE),
             (pod("8Gi", init=[gate()]), None),
             (pod("23Gi", init=[gate()]), Reason.MEMORY_ON_ANY),
-            # A gate that is not the first container holds no pod back.
+            # A gate that is not the first container blocks no start.
             (pod("8Gi", init=[Container(name="first"), gate()]), Reason.NO_GATE),
         ):
             asked = state.understand(made)

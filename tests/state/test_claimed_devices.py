@@ -1,4 +1,4 @@
-"""Claims of DRA are compared with measured use, to find bytes that no claim accounts for."""
+"""Compares claims of DRA with measured use, to find bytes that no claim accounts for."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -78,7 +78,7 @@ def following(*seen: ResourceSlice | ResourceClaim) -> ClaimedDevices:
 def figures(
     devices: ClaimedDevices, status: GPUNodeStatus, now_s: float = 0.0
 ) -> Iterator[tuple[str, float, float | None, float]]:
-    """Yield uid, and claimed, used and excess GiB."""
+    """Yield the uid, and the claimed, used and excess GiB."""
     for use in devices.uses("n", status, now_s):
         used = None if use.used_bytes is None else use.used_bytes / GIB
         yield use.uid, use.claimed_bytes / GIB, used, use.excess_bytes / GIB
@@ -131,7 +131,7 @@ def figures(
         pytest.param([], report(None), [], id="no attribution"),
     ],
 )
-def test_use_that_no_claim_accounts_for_is_excess(
+def test_use_without_a_claim_is_excess(
     claims: list[ResourceClaim], status: GPUNodeStatus, expected: list[tuple[Any, ...]]
 ) -> None:
     assert list(figures(following(piece(), *claims), status)) == expected
@@ -164,7 +164,7 @@ def test_a_claim_that_ended_accounts_for_use_until_the_report_shows_the_end() ->
     assert list(figures(devices, report(b=6), 201.0)) == [("b", 8, 6, 0)]
 
 
-def test_deleted_slices_and_claims_are_forgotten() -> None:
+def test_deleted_slices_and_claims_are_dropped() -> None:
     devices = following(piece(), claim("c", "a", "8Gi"))
     assert devices.sizes() == {"slices": 1, "claims": 1, "lingering": 0}
     changed = devices.apply([Relisted(ResourceClaim, (), 0.0), SliceGone("s")], 0.0)

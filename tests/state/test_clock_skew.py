@@ -1,5 +1,6 @@
-"""With wrong clocks, the report of a live agent is still fresh, and the report of a dead agent
-still becomes stale in time."""
+"""Checks that with wrong clocks, the report of a live agent stays fresh, and the report of a dead
+agent becomes stale in time.
+"""
 
 import random
 from collections.abc import Callable
@@ -73,7 +74,7 @@ class Play:
         pytest.param(lambda at_s: -3 * at_s, 0.0, id="runs backwards"),
     ],
 )
-def test_a_wrong_clock_of_the_node_changes_nothing(skew: Skew, fresh_after_s: float) -> None:
+def test_a_wrong_clock_of_the_node_has_no_effect(skew: Skew, fresh_after_s: float) -> None:
     play = Play(skew)
     while play.at_s < 3600.0:
         play.cycle()
@@ -88,8 +89,8 @@ def test_a_wrong_clock_of_the_node_changes_nothing(skew: Skew, fresh_after_s: fl
     assert STALE_AFTER_S - 30.0 - INTERVAL_S <= play.at_s - silent_since_s <= STALE_AFTER_S
 
 
-def test_an_extender_that_starts_sees_a_steady_node_fresh_by_its_heartbeat() -> None:
-    """Its report may be a day old."""
+def test_a_starting_extender_accepts_a_steady_nodes_report_by_its_heartbeat() -> None:
+    """The report may be a day old."""
     play = Play(lambda at_s: 0.0)
     while play.at_s < 3600.0:
         play.cycle()

@@ -1,4 +1,4 @@
-"""The cluster state applies events and returns snapshots."""
+"""Tests that the cluster state applies events and returns snapshots."""
 
 from datetime import UTC, datetime
 
@@ -33,7 +33,7 @@ from tests.state.states import EPOCH_S, STALE_AFTER_S, headroom, reason, seen, s
 TWO = shared("GPU-0"), shared("GPU-1")
 
 
-class TestTheNodeAsAWhole:
+class TestWholeNode:
     def test_a_reported_initialised_node_takes_pods(self) -> None:
         assert reason(state_of(*seen(kube_node(), gpunode(device())))) is None
 
@@ -60,11 +60,11 @@ class TestTheNodeAsAWhole:
     ) -> None:
         assert reason(state_of(*seen(*events))) is expected
 
-    def test_the_reserve_is_kept_free(self) -> None:
+    def test_the_reserve_stays_free(self) -> None:
         node = kube_node(annotations={RESERVE: "4Gi"})
         assert headroom(state_of(*seen(node, gpunode(device())))) == [20]
 
-    def test_deleted_objects_are_forgotten(self) -> None:
+    def test_deleted_objects_are_dropped(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([NodeGone("n")])
         assert reason(state) is Reason.UNKNOWN_NODE
@@ -73,7 +73,7 @@ class TestTheNodeAsAWhole:
         assert state.gpunode("n") is None
 
 
-class TestRoom:
+class TestGains:
     @pytest.mark.parametrize(
         ("before", "after", "grew"),
         [
@@ -154,7 +154,7 @@ class TestRoom:
     ) -> None:
         state = state_of(*seen(kube_node(), pod(node="n"), gpunode(device())))
         state.apply([*seen(*pods), *([] if pods else [PodGone("uid-p")])])
-        assert state.take_unsettled() == ["n"]  # it has no reservation
+        assert state.take_unsettled() == ["n"]  # It has no reservation.
         reserved = gpunode(
             device(), reservations={"uid-p": reservation({"GPU-0": GIB})}, version="2"
         )
@@ -165,7 +165,7 @@ class TestRoom:
 
 
 class TestJudge:
-    """Bind decides on the version of the object that it is going to write."""
+    """Bind decides on the version of the GPUNode that it is going to write."""
 
     def test_bind_is_judged_on_the_given_version_of_the_gpunode(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
@@ -234,7 +234,7 @@ def test_a_returned_snapshot_does_not_change() -> None:
     assert state.snapshot().columns.headroom_bytes[0, 0] == 16 * GIB
 
 
-def test_an_absurd_report_affects_only_its_device() -> None:
+def test_an_implausible_report_affects_only_its_device() -> None:
     """Events are still applied, whatever the agent reports."""
     absurd = shared("b", memory_bytes=1 << 90, used_bytes=1 << 90)
     state = state_of(*seen(kube_node(), gpunode(shared("a"), absurd), pod(None, node="n")))
@@ -243,9 +243,10 @@ def test_an_absurd_report_affects_only_its_device() -> None:
     assert datetime.fromtimestamp(EPOCH_S + NOW_S, UTC).isoformat() == STAMP
 
 
-def test_nodes_are_weighed_once_every_required_kind_is_listed() -> None:
+def test_nodes_are_weighed_when_every_required_kind_is_listed() -> None:
     """They are not weighed after each list, because the terms of a node are unknown without its
-    pods."""
+    pods.
+    """
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, GPUNode, Pod))
     state.apply([Relisted(Node, (kube_node(),), NOW_S)])
     state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S)])
@@ -258,7 +259,7 @@ def test_nodes_are_weighed_once_every_required_kind_is_listed() -> None:
     assert state.snapshot().nodes == ()
 
 
-def test_a_cluster_without_nodes_is_processed_once_it_is_listed() -> None:
+def test_a_cluster_without_nodes_is_processed_when_it_is_listed() -> None:
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, Pod))
     for kind, begun in ((Node, False), (Pod, True)):
         for _ in state.steps([Relisted(kind, (), NOW_S)]):
@@ -267,6 +268,6 @@ def test_a_cluster_without_nodes_is_processed_once_it_is_listed() -> None:
     other = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node,))
     for _ in other.steps([Relisted(Node, (kube_node(),), NOW_S)]):
         assert not other.begun
-    assert not other.begun  # it is to be weighed first
+    assert not other.begun  # It waits to be weighed first.
     assert other.weigh_next()
     assert other.begun

@@ -1,4 +1,4 @@
-"""On small clusters, the advice names the pods to move for a waiting pod, or to free a node."""
+"""Tests on small clusters which pods should move for a pending pod, or to free a node."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ LEAVING = "2026-11-21T00:00:20+00:00"
 
 
 def owned(events: Sequence[Event], kind: str = "ReplicaSet", **spec: Any) -> list[Event]:
-    """Give the pods a controller of this kind; none if it is empty. ``spec``: fields to replace."""
+    """Give the pods a controller of this kind, or none if it is empty. ``spec`` replaces fields."""
     owners = [OwnerReference(kind=kind, name="set", uid="set", controller=True)] if kind else None
     found: list[Event] = []
     for event in events:
@@ -77,7 +77,7 @@ def moved(advice: Advice) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(each.pod.metadata.name, advice.node, each.places) for each in advice.moves]
 
 
-#: Free: 8 GiB on n, 18 on b, 16 on c. A pod of 20 GiB fits nowhere.
+#: 8 GiB are free on n, 18 on b, and 16 on c. A pod of 20 GiB fits nowhere.
 FRAGMENTED = (
     node("n", [On("n-10", 10), On("n-6", 6)]),
     node("b", [On("b-6", 6)]),
@@ -97,8 +97,7 @@ def test_one_pod_is_moved_if_two_other_nodes_could_take_it() -> None:
 def test_the_search_can_be_limited_to_a_node() -> None:
     both = advised(world(*FRAGMENTED), newcomer(20), "n")
     assert {(name, at) for name, at, _ in moved(both)} == {("n-10", "n"), ("n-6", "n")}
-    # The largest pod is moved first. The memory that it takes is taken into account for the next
-    # pod.
+    # The largest pod is moved first. The next pod is placed with that memory in use.
     assert [each.pod.metadata.name for each in both.moves] == ["n-10", "n-6"]
     assert [set(each.places) for each in both.moves] == [{"b", "c"}, {"b", "c"}]
 
@@ -121,7 +120,7 @@ def test_a_pod_that_fits_on_only_one_other_node_is_not_moved() -> None:
     assert advice.stay == {Stays.PLACES: 3}
 
 
-def test_memory_that_an_earlier_move_takes_no_longer_counts() -> None:
+def test_memory_used_by_an_earlier_move_no_longer_counts() -> None:
     """Two pods of 10 GiB must leave n. Each fits on b and on c, but not both on one of them."""
     full = node("n", [On("n-1", 10), On("n-2", 10)])
     small = [node(name, [On(f"{name}-13", 13)]) for name in ("b", "c")]
@@ -131,7 +130,7 @@ def test_memory_that_an_earlier_move_takes_no_longer_counts() -> None:
     assert [len(each.places) for each in more.moves] == [3, 2]
 
 
-def test_no_pod_is_moved_if_the_waiting_pod_fits_or_another_pod_is_ending() -> None:
+def test_no_pod_is_moved_if_the_pending_pod_fits_or_another_pod_is_ending() -> None:
     fits = advised(world(*FRAGMENTED), newcomer(16))
     assert (fits.outcome, fits.moves) == ("fits", ())
     ending = node("n", [On("n-10", 10, deleted=LEAVING), On("n-2", 2)])
@@ -169,7 +168,7 @@ def test_a_pod_of_equal_priority_moves() -> None:
 
 
 @pytest.mark.parametrize("kind", ["StatefulSet", "Job", "ReplicationController"])
-def test_pods_of_other_controllers_that_create_them_elsewhere_move(kind: str) -> None:
+def test_pods_move_if_their_controller_creates_them_elsewhere(kind: str) -> None:
     state = world(owned(full_node("b", [On("b-6", 6)]), kind), *FRAGMENTED[::2])
     assert moved(advised(state, newcomer(20))) == [("b-6", "b", ("n", "c"))]
 
@@ -212,9 +211,10 @@ def test_pods_are_not_moved_to_cordoned_devices_or_nodes() -> None:
     assert advised(state, newcomer(20)).outcome == "none"
 
 
-def test_on_a_predicted_node_the_pod_must_fit_whichever_device_the_plugin_chooses() -> None:
-    """Moving small-1 makes GPU 0 the plugin's choice, which then has 22 GiB free; moving small-2
-    makes the plugin choose GPU 1, where only 6 GiB are free."""
+def test_without_steering_the_pod_must_fit_whichever_device_the_plugin_chooses() -> None:
+    """Moving small-1 makes GPU 0 the plugin's choice, which then has 22 GiB free. Moving small-2
+    makes the plugin choose GPU 1, where only 6 GiB are free.
+    """
     devices = [On("keep", 2), On("small-1", 4)], [On("big", 14), On("small-2", 4)]
     places = node("b", [On("b-18", 18)]), node("c", [On("c-18", 18)])
     predicted = advised(world(node("n", *devices), *places), newcomer(22))
@@ -242,7 +242,7 @@ def test_a_node_with_a_pod_that_must_stay_is_not_freed() -> None:
     assert for_node(movers(world(gone, *FRAGMENTED[::2])), Effort(), "b").outcome == "soon"
 
 
-def test_the_search_is_limited_and_reports_the_limit() -> None:
+def test_the_search_is_limited_and_reports_that() -> None:
     late = Effort(is_over=lambda: True)
     assert advised(world(*FRAGMENTED), newcomer(20), effort=late).outcome == "none"
     assert (late.cut_short, late.nodes) == (True, 0)

@@ -1,4 +1,5 @@
-"""A pod deleted by force keeps its charge while it runs, whatever is late, lost or wrong.
+"""Checks that a pod deleted by force keeps its reservation while it runs, even with late, lost or
+wrong data.
 
 The agent's status writer, the cluster state, the controllers and the ledger are real. The machine
 below simulates the node, the API server, the network, the watches and every clock. It has the true
@@ -53,7 +54,7 @@ class Departing(RuleBasedStateMachine):
 
     @rule()
     def new_agent(self) -> None:
-        #: A sample that was taken and not delivered yet, and when it was begun.
+        #: A sample that was taken but not delivered yet, and the time of its start.
         self.sample: tuple[GPUNodeStatus, float] | None = None
         self.courier = StatusWriter(
             self.api,
@@ -147,7 +148,8 @@ class Departing(RuleBasedStateMachine):
     def chores(self) -> None:
         for found in orphans(self.state, 1000.0, 60.0):
             if isinstance(found, Orphan) and not found.left:
-                assert self.state.pod("uid-p") == pod()  # to be touched, if it is still so
+                # It will be touched, if it is still unbound.
+                assert self.state.pod("uid-p") == pod()
             elif isinstance(found, Orphan):
                 assert not self.runs, "it still runs"
                 assert self.ended, "it is still to come"
@@ -255,7 +257,7 @@ STORIES: dict[str, Callable[[Departing], object]] = {
 
 
 @pytest.mark.parametrize("story", STORIES)
-def test_a_deleted_pod_that_still_runs_stays_charged(story: str) -> None:
+def test_a_force_deleted_pod_that_still_runs_keeps_its_reservation(story: str) -> None:
     machine = Departing()
     STORIES[story](machine)
     assert machine.runs

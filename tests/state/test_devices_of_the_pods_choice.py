@@ -1,4 +1,4 @@
-"""Charges and predictions of pods that choose their devices by NVIDIA_VISIBLE_DEVICES."""
+"""Tests charges and predictions of pods that choose their devices by NVIDIA_VISIBLE_DEVICES."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ from tests.recording import RecordingState
 from tests.state.states import state_of
 
 CHARGE = Rules(visible_devices=VisibleDevices.CHARGE)
-#: A reservation on one of two devices: the other one was added later.
+#: A reservation on one of two devices, because the other device was added later.
 ON_A = Reservation(
     namespace="default",
     name="u",
@@ -78,7 +78,7 @@ def test_a_miss_is_also_charged_on_the_device_that_it_uses() -> None:
 
 
 class TestObservation:
-    """The prediction for such a pod is also a hit, a miss or still pending."""
+    """The prediction for such a pod is also a hit, a miss or pending."""
 
     def outcomes(self, *rows: PodUse) -> list[tuple[Result, Surprise | None, tuple[str, ...]]]:
         """Return the outcomes after the report has these rows of the pod."""
@@ -102,7 +102,8 @@ class TestObservation:
 
 def test_use_of_a_device_does_not_explain_an_allocated_replica() -> None:
     """Only one of two allocated replicas of device a is explained, so another pod may hold the
-    second one."""
+    second replica.
+    """
     two = shared("a", free=2, allocated=2), shared("b", free=4)
     reservations = {
         "u": Reservation(

@@ -1,4 +1,4 @@
-"""Pods on nodes where kube-scheduler serves extended resources by DRA: fit and charges."""
+"""Tests fit and charges of pods on nodes where kube-scheduler serves extended resources by DRA."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -76,7 +76,7 @@ def reason(state: RecordingState, of: Pod, name: str = "n") -> Reason | None:
 
 
 @pytest.mark.parametrize("allocatable", WITHOUT_PLUGIN)
-def test_a_pod_without_an_amount_fits_and_needs_no_reservation(
+def test_a_pod_without_a_memory_request_fits_without_a_reservation(
     allocatable: Mapping[str, str],
 ) -> None:
     state = by_dra(allocatable=allocatable)
@@ -89,7 +89,7 @@ def test_a_pod_without_an_amount_fits_and_needs_no_reservation(
     assert state.adopt(whole, held) is None
 
 
-def test_a_pod_without_an_amount_fits_on_a_node_without_an_agent() -> None:
+def test_a_pod_without_a_memory_request_fits_on_a_node_without_an_agent() -> None:
     state = state_of(node(), slice_of(), class_of())
     assert reason(state, pod(None)) is None
 
@@ -105,7 +105,7 @@ def test_a_pod_without_an_amount_fits_on_a_node_without_an_agent() -> None:
         pod(None, choosing(container())),
     ],
 )
-def test_a_pod_with_a_condition_that_only_headroom_checks_does_not_fit(of: Pod) -> None:
+def test_a_pod_with_a_requirement_that_only_headroom_checks_does_not_fit(of: Pod) -> None:
     assert reason(by_dra(), of) is Reason.DRA_MANAGES
 
 
@@ -120,7 +120,7 @@ def test_a_pod_with_the_implicit_resource_name_fits_on_nodes_with_only_dra() -> 
     assert reason(plugin, implicit(node=None)) is Reason.NO_SUCH_RESOURCE
 
 
-def test_the_default_of_the_namespace_counts_as_an_amount() -> None:
+def test_the_default_of_the_namespace_counts_as_a_memory_request() -> None:
     state = by_dra()
     state.apply([NamespaceSeen(namespace(annotations={DEFAULT_VRAM: "4Gi"}))])
     assert reason(state, pod(None)) is Reason.DRA_MANAGES
@@ -165,7 +165,7 @@ def test_a_node_that_offers_gpus_by_plugin_and_by_dra_is_closed() -> None:
     for of in (pod(None), pod("8Gi")):
         assert reason(state, of) is Reason.DRA_AND_PLUGIN
     state.apply([SliceGone("of-n")])
-    assert reason(state, pod(None)) is Reason.NO_SUCH_RESOURCE  # the report offers none
+    assert reason(state, pod(None)) is Reason.NO_SUCH_RESOURCE  # The report has none.
 
 
 def test_a_node_with_dra_is_closed_while_a_pod_of_the_plugin_runs() -> None:
@@ -194,7 +194,7 @@ class TestBoundPods:
         assert held is not None
         return state.adopt(of, held)
 
-    def test_a_pod_without_an_amount_is_not_in_the_ledger(self) -> None:
+    def test_a_pod_without_a_memory_request_is_not_in_the_ledger(self) -> None:
         state = by_dra()
         state.apply([claim()])
         bound = claiming(pod(None, node="n"))
@@ -205,8 +205,8 @@ class TestBoundPods:
         assert Mismatch.BOUND_WITHOUT_RESERVATION not in set(mismatches(state, held))
         assert reason(state, pod(None, uid="next")) is None
 
-    def test_a_pod_with_an_amount_is_charged_the_memory_of_its_claim(self) -> None:
-        """Such a pod is bound by mode observe or by another scheduler."""
+    def test_a_pod_with_a_memory_request_is_charged_the_memory_of_its_claim(self) -> None:
+        """Such a pod is bound in mode observe or by another scheduler."""
         state = by_dra()
         state.apply([claim(device="gpu-1")])
         found = self.charged(state, claiming(pod("1Gi", node="n")))
@@ -227,9 +227,10 @@ class TestBoundPods:
         state.apply([ClaimGone("default", "p-extended")])
         assert unreserved_pods(state) == []
 
-    def test_a_pod_with_an_amount_is_not_charged_before_it_has_a_claim(self) -> None:
+    def test_a_pod_with_a_memory_request_is_not_charged_before_it_has_a_claim(self) -> None:
         """Mode observe binds it although it does not fit. It is not charged for the devices that a
-        plugin would allocate."""
+        plugin would allocate.
+        """
         state = by_dra()
         plugins = gpunode(shared("GPU-0"), shared("GPU-1"), plugin=DISTRIBUTED, version="2")
         state.apply([GPUNodeSeen(plugins, NOW_S)])
@@ -237,7 +238,7 @@ class TestBoundPods:
         assert held is not None
         assert state.adopt(pod("1Gi"), held) is None
 
-    def test_a_part_of_a_device_is_charged_its_bytes(self) -> None:
+    def test_a_partial_claim_of_a_device_is_charged_its_bytes(self) -> None:
         state = by_dra()
         state.apply([claim(consumedCapacity={"memory": "10Gi"})])
         found = self.charged(state, claiming(pod("1Gi", node="n")))

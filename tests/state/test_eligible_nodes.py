@@ -1,4 +1,4 @@
-"""Nodes are eligible for a pod under the conditions that Kubernetes documents."""
+"""Checks that nodes are eligible for a pod under the conditions that Kubernetes documents."""
 
 from typing import Any
 

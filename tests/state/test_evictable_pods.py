@@ -1,4 +1,6 @@
-"""Pods that may be evicted for a pod of higher priority: their authors cannot exempt them."""
+"""Tests which pods may be evicted for a pod of higher priority. Their authors cannot exempt
+them.
+"""
 
 from typing import Any
 

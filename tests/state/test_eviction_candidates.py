@@ -1,4 +1,4 @@
-"""A node backs off after an eviction, and takes no pods for this time."""
+"""Checks that a node backs off after an eviction, and takes no pods for this time."""
 
 import msgspec
 import pytest
@@ -45,7 +45,7 @@ def test_each_further_eviction_doubles_the_back_off_up_to_a_limit() -> None:
     assert took_s == [10, 20, 40, 80, 160, 320, 320, LONGEST_S]
 
 
-def test_the_back_off_starts_again_after_a_long_time_without_evictions() -> None:
+def test_the_back_off_is_reset_after_a_long_time_without_evictions() -> None:
     backs = BackOffs()
     backs.note("n", {"p"}, 0.0)
     backs.note("n", {"q"}, 1.0)
@@ -53,7 +53,7 @@ def test_the_back_off_starts_again_after_a_long_time_without_evictions() -> None
     assert backs.over(1.0 + FORGOTTEN_S + FIRST_S) == ["n"]
 
 
-def test_the_back_off_of_a_deleted_node_is_forgotten() -> None:
+def test_the_back_off_of_a_deleted_node_is_dropped() -> None:
     backs = BackOffs()
     backs.note("n", {"p"}, 0.0)
     backs.gpunode_gone("n")

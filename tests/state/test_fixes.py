@@ -1,4 +1,4 @@
-"""Commands and YAML that carry out suggestions."""
+"""Tests the commands and YAML that carry out suggestions."""
 
 import json
 import shlex
@@ -26,7 +26,7 @@ def test_the_template_of_a_controller_that_rolls_out_is_patched() -> None:
     )
 
 
-def test_other_pods_get_yaml() -> None:
+def test_pods_without_such_a_controller_get_yaml() -> None:
     expected = 'metadata:\n  annotations:\n    headroom.gpu/vram: "6Gi"'
     assert request_memory(pod(), "6Gi") == expected
     assert request_memory(owned("Job", "train"), "6Gi") == expected
@@ -35,7 +35,7 @@ def test_other_pods_get_yaml() -> None:
 @pytest.mark.parametrize(
     "name", ["web; id; #", "a\nid", "\x1b[2J", "$(id)", "-rf", "Web", "a b", "", "a..b", "a" * 254]
 )
-def test_an_owner_with_a_name_that_no_object_has_is_no_owner(name: str) -> None:
+def test_an_owner_with_an_invalid_name_is_ignored(name: str) -> None:
     """The API server accepts any text as the name of an owner."""
     of = owned("Deployment", name)
     assert owner_of(of) == ("", "")
@@ -45,7 +45,7 @@ def test_an_owner_with_a_name_that_no_object_has_is_no_owner(name: str) -> None:
     assert owner_of(owned("Deployment", "web.v1-2")) == ("Deployment", "web.v1-2")
 
 
-def test_a_namespace_is_quoted() -> None:
+def test_the_namespace_in_a_command_is_quoted() -> None:
     of = owned("Deployment", "web")
     odd = msgspec.structs.replace(of.metadata, namespace="a; id")
     words = shlex.split(request_memory(msgspec.structs.replace(of, metadata=odd), "6Gi; id"))

@@ -1,4 +1,4 @@
-"""Detection of other allocators of a node's GPUs."""
+"""Tests the detection of other allocators of a node's GPUs."""
 
 from typing import Any
 
@@ -213,7 +213,7 @@ def test_a_node_is_rejected_while_it_has_a_trace_of_a_foreign_allocator(
     assert reason(state) is None
 
 
-def test_objects_that_a_new_list_lacks_leave_no_trace(state: ClusterWriter) -> None:
+def test_objects_missing_from_a_new_list_leave_no_trace(state: ClusterWriter) -> None:
     state.apply([PodSeen(marked(labels={"runai-gpu-group": "g"})), SliceSeen(published())])
     state.apply([Relisted(ResourceSlice, (), NOW_S)])
     assert reason(state) is Reason.KAI_MANAGES
@@ -273,6 +273,6 @@ def test_every_foreign_allocator_has_a_position_in_the_order() -> None:
     assert {r for r in Reason if r.code.endswith("_manages")} == set(MANAGERS)
 
 
-def test_a_foreign_pod_that_moves_to_an_unknown_node_does_no_harm(state: ClusterWriter) -> None:
+def test_a_foreign_pod_on_an_unknown_node_has_no_effect(state: ClusterWriter) -> None:
     state.apply([PodSeen(marked({"ALIYUN_COM_GPU_MEM_IDX": "0"}, on="elsewhere"))])
     assert reason(state) is None

@@ -1,4 +1,6 @@
-"""Pods that use GPUs and request none are found by their uid, and named in lists and sums."""
+"""Checks that pods that use GPUs without a request are found by their uid, and named in lists and
+sums.
+"""
 
 import asyncio
 import time
@@ -69,7 +71,7 @@ def test_pods_of_a_report_without_a_reservation_may_be_unknown() -> None:
     assert unreserved_users(gpunode()) == frozenset()
 
 
-def test_all_lists_of_gpu_memory_by_pod_name_the_pod() -> None:
+def test_all_lists_of_gpu_memory_by_pod_contain_the_pod() -> None:
     owner = OwnerReference(kind="RayCluster", name="ray", uid="o", controller=True)
     metadata = msgspec.structs.replace(USER.metadata, owner_references=[owner])
     asked = fleet(BY_UID)
@@ -92,7 +94,7 @@ def test_all_lists_of_gpu_memory_by_pod_name_the_pod() -> None:
     assert (holder["namespace"], holder["name"], holder["phase"]) == ("default", "head", "running")
 
 
-def test_a_pod_with_a_resource_that_is_not_managed_counts_for_its_own_namespace() -> None:
+def test_a_pod_with_an_unmanaged_resource_counts_for_its_own_namespace() -> None:
     """The kubelet gave it a replica, so its agent reports its name."""
     other = pod(None, container(resource="nvidia.com/a100"), uid="o", name="other", node="n")
     asked = fleet(report(use("o", "a", GIB, name="other", replica="a::0")))
@@ -102,7 +104,7 @@ def test_a_pod_with_a_resource_that_is_not_managed_counts_for_its_own_namespace(
     assert row["request"] == "nvidia.com/a100"
     (team,) = asked.get("/v1/teams").json()["teams"]
     assert (team["namespace"], team["used_bytes"]) == ("default", GIB)
-    assert not list(examine_users(asked.cluster))  # another finding names the resource
+    assert not list(examine_users(asked.cluster))  # Another finding names the resource.
 
 
 def test_pods_are_listed_once_and_only_for_the_node_of_an_unknown_pod() -> None:
@@ -121,7 +123,7 @@ def test_pods_are_listed_once_and_only_for_the_node_of_an_unknown_pod() -> None:
 
 
 @pytest.mark.parametrize("api", [ApiServer(), ApiServer(USER, fails=True)], ids=["gone", "fails"])
-def test_a_pod_that_is_not_found_is_looked_up_a_few_times(api: ApiServer) -> None:
+def test_a_missing_pod_is_looked_up_a_few_times(api: ApiServer) -> None:
     """A process can outlive its pod."""
     reader = GpuUserReader(fleet(BY_UID).cluster, api.on)
     for number in range(100):
@@ -129,7 +131,7 @@ def test_a_pod_that_is_not_found_is_looked_up_a_few_times(api: ApiServer) -> Non
     assert api.asked == ["n"] * MOST_TRIES
 
 
-def test_the_doctor_names_such_pods() -> None:
+def test_the_doctor_reports_such_pods() -> None:
     asks = pod("4Gi", uid="asks", name="asks", node="n")
     forgotten = use("asks", "a", GIB, namespace="", name="", replica="")
     now_s = time.monotonic()

@@ -1,4 +1,6 @@
-"""The state keeps no data of deleted nodes and pods, however many are created and deleted."""
+"""Checks that the state keeps no data of deleted nodes and pods, however many are created and
+deleted.
+"""
 
 import gc
 from types import FunctionType, ModuleType
@@ -39,7 +41,7 @@ def names_in(state: RecordingState) -> set[str]:
     left: list[object] = [state]
     while left:
         held = left.pop()
-        keys = list(held) if isinstance(held, dict) else []  # a dict does not refer to them
+        keys = list(held) if isinstance(held, dict) else []  # A dict does not refer to them.
         for each in [*keys, *gc.get_referents(held)]:
             if id(each) not in known and not isinstance(each, _SHARED):
                 known.add(id(each))
@@ -88,8 +90,9 @@ MANY = 75
 
 
 def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
-    """Churns short pods on a node beside a pod that no report ever shows; returns how many names
-    of those are still held. ``shown_on``: the device on which reports show each short pod."""
+    """Create and delete short pods on a node next to a pod that no report ever shows. Return how
+    many names of them are still held. Reports show each short pod on ``shown_on``.
+    """
     state = state_of()
     state.apply(seen(kube_node("n"), gpunode(name="n")))
     for i in range(MANY):

@@ -1,4 +1,4 @@
-"""The receiver's own clock decides whether a timestamp changed recently."""
+"""Checks that the receiver's own clock decides whether a timestamp changed recently."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from headroom.core.cluster.trackers.heartbeats import Heartbeat
 
 NEVER_S = float("-inf")
 
-#: 2026-11-21T00:00:00Z; the receiver's monotonic clock shows 1000 then.
+#: 2026-11-21T00:00:00Z, when the receiver's monotonic clock shows 1000.
 WALL_S = 1_795_219_200.0
 EPOCH_S = WALL_S - 1000.0
 
@@ -36,12 +36,12 @@ def test_the_first_timestamp_counts_only_if_it_is_recent(stamp: str, moved_at_s:
     assert pulse((stamp, 1000.0)) == moved_at_s
 
 
-def test_a_timestamp_that_changes_counts_whatever_its_value() -> None:
+def test_a_changed_timestamp_counts_whatever_its_value() -> None:
     """So a wrong clock on the node has no effect."""
     assert pulse(("1999-01-01T00:00:00Z", 1000.0), ("1999-01-01T00:00:10Z", 1010.0)) == 1010.0
 
 
-def test_a_repeated_timestamp_is_no_heartbeat() -> None:
+def test_a_repeated_timestamp_is_not_a_heartbeat() -> None:
     stamp = "2026-11-21T00:00:00Z"
     assert pulse((stamp, 1000.0), (stamp, 1080.0)) == 1000.0
     assert pulse((stamp, 1000.0), ("", 1080.0)) == 1000.0

@@ -1,4 +1,6 @@
-"""The history keeps each value until it changes, for an hour, and within a limit of memory."""
+"""Checks that the history keeps each value until it changes, for an hour, and within a memory
+limit.
+"""
 
 import random
 from array import array
@@ -54,7 +56,7 @@ def test_blocks_return_the_rows_that_were_put_into_them() -> None:
         assert (read_steps.tolist(), values.tolist()) == (steps, rows)
 
 
-def test_a_damaged_block_is_an_error() -> None:
+def test_a_damaged_block_raises_an_error() -> None:
     block = pack(ONE, [1], bytes(2 * ONE.width))
     with pytest.raises(ValueError, match="cannot be decompressed"):
         Block(ONE, 1, 1, b"no block").rows()
@@ -84,11 +86,11 @@ def test_rows_of_the_last_hour_and_the_value_at_its_start_are_kept() -> None:
     assert history.first_step == first == 640
     (begin, _), *_, (end, _) = read(history, step=first)
     assert (begin, end) == (640, 999)
-    assert len(history.since("n", 0)) == 7  # six full steps, and the step in which the hour begins
+    assert len(history.since("n", 0)) == 7  # Six full steps, and the step in which the hour begins.
     assert read(history, "still", first) == [(1, [0, 42, 0])]
 
 
-def test_the_history_becomes_shorter_if_it_exceeds_its_memory() -> None:
+def test_the_history_becomes_shorter_if_it_exceeds_its_memory_limit() -> None:
     draw = random.Random(1)
     history = History(max_bytes=6_000)
     for step in range(1, 361):

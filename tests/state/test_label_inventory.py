@@ -1,4 +1,4 @@
-"""Reports derived from labels, without an agent."""
+"""Tests reports derived from labels, without an agent."""
 
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_sufficient_labels_give_a_report(
     for each in status.devices:
         assert (each.memory_bytes, each.replicas.free) == (memory_bytes, replicas)
         assert (each.sharing, each.reserved_bytes) == (sharing, ASSUMED_RESERVED_BYTES)
-        # Unattributed use, and the devices of pods, are not measured.
+        # Unattributed use and the devices of pods are not measured.
         assert each.unattributed_bytes is None
     assert not status.shows_every_pod
     # Labels of shared GPUs are used only if the administrator allows it.
@@ -218,7 +218,7 @@ OF_GFD = "labels of GPU feature discovery "
         ),
     ],
 )
-def test_insufficient_labels_show_what_is_missing(given: Node, why: str) -> None:
+def test_insufficient_labels_report_what_is_missing(given: Node, why: str) -> None:
     assert believed(given, LABELS_DO) is None
     assert believed(given, Rules()) is None
     assert why in why_not_believed(given, LABELS_DO)
@@ -272,7 +272,7 @@ def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
         ),
     ],
 )
-def test_pods_are_placed_on_nodes_known_from_labels(
+def test_pods_are_placed_on_nodes_with_sufficient_labels(
     labels: dict[str, str], gpu: str, rules: Rules, vram: str | None, reason: Reason | None
 ) -> None:
     given = state(labels, gpu, rules)
@@ -305,7 +305,7 @@ def test_reservations_add_up_and_never_exceed_one_gpu() -> None:
     assert (bound, placed) == (2, Reason.MEMORY_ON_ANY)
 
 
-def test_four_whole_gpus_take_four_pods_and_no_more() -> None:
+def test_four_whole_gpus_take_exactly_four_pods() -> None:
     given = state(gfd(), "4", Rules())
     for i in range(4):
         assert verdict(given, None).reason(0) is None
@@ -323,9 +323,9 @@ def test_an_old_report_of_an_agent_takes_precedence_over_labels() -> None:
     assert late.reason(0) is Reason.STALE_REPORT
 
 
-def test_a_ledger_is_initialised_if_labels_are_enough() -> None:
+def test_a_ledger_is_initialised_if_labels_are_sufficient() -> None:
     given = state_of(NodeSeen(node(gfd())))
-    assert uninitialised(given) == [node(gfd())]  # it needs an object
+    assert uninitialised(given) == [node(gfd())]  # It needs a GPUNode.
     assert verdict(given, None).reason(0) is Reason.NOT_INITIALISED
     given.apply([GPUNodeSeen(SILENT, NOW_S)])
     assert uninitialised(given) == [node(gfd())]
@@ -335,7 +335,7 @@ def test_a_ledger_is_initialised_if_labels_are_enough() -> None:
     assert not devices_known(shared, SILENT)
 
 
-def test_a_pod_that_was_bound_before_is_charged() -> None:
+def test_a_previously_bound_pod_is_charged() -> None:
     given = state(SLICED, "16", LABELS_DO)
     given.apply([PodSeen(pod("70Gi", uid="old", node="n"))])
     assert verdict(given, "20Gi").reason(0) is Reason.MEMORY_ON_ANY

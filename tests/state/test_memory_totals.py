@@ -1,4 +1,6 @@
-"""The memory of devices is summed over the fleet, and over each node for its extended resource."""
+"""Checks that the memory of devices is summed over the fleet, and over each node for its extended
+resource.
+"""
 
 import dataclasses
 
@@ -41,8 +43,8 @@ from tests.builders import (
     weighed,
 )
 
-#: One pod has reserved 8 GiB and uses 10, another has reserved 4 and uses 1. Unreserved use is 2
-#: GiB, and unattributed use 5.
+#: One pod has reserved 8 GiB and uses 10 GiB, and another has reserved 4 GiB and uses 1 GiB.
+#: Unreserved use is 2 GiB, and unattributed use is 5 GiB.
 FULL = weighed(
     shared("a", free=1, allocated=3, used_bytes=18 * GIB, unattributed_bytes=5 * GIB),
     shared("b"),
@@ -95,13 +97,13 @@ def test_devices_with_implausible_values_are_counted_but_not_added() -> None:
     assert found == Totals(devices=1)
 
 
-def test_a_memory_that_devices_share_counts_once() -> None:
+def test_memory_that_devices_share_counts_once() -> None:
     cut = weighed(mig("m1", 1), mig("m2", 1), mig("m3", 2))
     found = totals(build([cut]))
     assert (found.devices, found.capacity) == (2, 20 * GIB)
 
 
-def test_nodes_are_counted_by_the_reason_that_closes_them() -> None:
+def test_closed_nodes_are_counted_by_reason() -> None:
     snap = build([
         node("a"), node("b"), node("silent", fresh_until_s=NOW_S - 1),
         node("new", reason=Reason.NO_REPORT), node("cut", reason=Reason.MIG_CHANGING),
@@ -112,7 +114,7 @@ def test_nodes_are_counted_by_the_reason_that_closes_them() -> None:
     assert nodes_by_state(build([]), NOW_S) == {"open": 0, "stale_report": 0, "no_report": 0}
 
 
-def test_ages_are_given_for_nodes_that_ever_reported() -> None:
+def test_only_nodes_that_ever_reported_have_an_age() -> None:
     snap = build([node("a"), node("never", fresh_until_s=-np.inf), node("l", fresh_until_s=np.inf)])
     assert report_ages_s(snap, 90.0, NOW_S) == {"a": 90.0 - (FRESH_S - NOW_S)}
 
@@ -125,7 +127,7 @@ def test_unhealthy_devices_are_counted_by_cause() -> None:
 
 
 @pytest.mark.parametrize("most", [0, 1, 3, 9])
-def test_some_devices_are_the_first_by_the_names_of_nodes(most: int) -> None:
+def test_the_limited_list_of_devices_is_sorted_by_node(most: int) -> None:
     nodes = [node("c"), weighed(device("GPU-a0"), device("GPU-a1"), name="a"), node("b")]
     named = [(name, terms.device.uuid) for name, terms in some_devices(build(nodes), most)]
     everything = [("a", "GPU-a0"), ("a", "GPU-a1"), ("b", "GPU-b"), ("c", "GPU-c")]
@@ -133,7 +135,7 @@ def test_some_devices_are_the_first_by_the_names_of_nodes(most: int) -> None:
 
 
 def test_every_sum_is_tested() -> None:
-    """Each field of the sums has a value other than 0 in some test above."""
+    """Each field of the sums is not 0 in some test above."""
     fields = {field.name for field in dataclasses.fields(Totals)}
     shown = totals(build([FULL]))
     waits = weighed(shared("a"), reservations={"u": reservation({"a": 30 * GIB})})
@@ -175,7 +177,7 @@ def test_the_extended_resource_is_the_allocatable_memory_of_healthy_devices(
 
 def test_a_correct_value_is_not_written_again() -> None:
     assert due("24576", device()) == []
-    assert due("80k", device(memory_bytes=80_000 * MIB)) == []  # as the API server spells it
+    assert due("80k", device(memory_bytes=80_000 * MIB)) == []  # Spelled as by the API server.
     assert due("what?", device()) == [CapacityChange("n", 24 << 10)]
 
 
@@ -207,7 +209,8 @@ def test_a_cordoned_device_is_not_part_of_the_extended_resource() -> None:
 
 def test_pods_on_a_cordoned_device_keep_their_part_of_the_extended_resource() -> None:
     """kube-scheduler and kubelets count their requests. Without this part, pods would be rejected
-    although other devices are free, and a kubelet that restarts could reject these pods too."""
+    although other devices are free, and a restarted kubelet could reject these pods too.
+    """
     state = ClusterWriter(Rules(), 90.0, 0.0)
     taken, free = shared("a", free=2, allocated=2), shared("b")
     held = {"u": reservation({"a": 6 * GIB}), "v": reservation({"a": 4 * GIB - 1})}

@@ -1,4 +1,4 @@
-"""A node takes no pods if its MIG layout is unusable or is changing."""
+"""Checks that a node takes no pods if its MIG layout is unusable or is changing."""
 
 from typing import Any
 

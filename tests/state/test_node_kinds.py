@@ -1,4 +1,4 @@
-"""The explanation of each kind of node equals the documentation."""
+"""Checks that the explanation of each kind of node equals the documentation."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from headroom.contract.reasons import Reason
 from tests.state.kinds import DOCUMENT, KINDS, Kind, between, section
 
 
-def test_the_documentation_matches_explain() -> None:
+def test_the_documentation_matches_the_explanations() -> None:
     assert between(DOCUMENT.read_text().splitlines()) == list(section()), (
         "run: python -m tests.state.kinds"
     )

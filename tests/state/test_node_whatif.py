@@ -1,4 +1,4 @@
-"""Pods are checked against an autoscaler's templates of nodes that do not exist yet."""
+"""Checks pods against an autoscaler's templates of nodes that do not exist yet."""
 
 import json
 
@@ -60,7 +60,9 @@ def reasons(*items: msgspec.Raw, **annotations: str) -> list[Reason | None]:
         ),
     ],
 )
-def test_labels_capacity_and_annotations_decide(node: msgspec.Raw, reason: Reason | None) -> None:
+def test_labels_capacity_and_annotations_of_the_template_decide(
+    node: msgspec.Raw, reason: Reason | None
+) -> None:
     assert reasons(node) == [reason]
 
 
@@ -74,6 +76,6 @@ def test_the_sms_of_a_new_node_are_idle() -> None:
     assert reasons(item(), **{MAX_SM: "10%"}) == [None]
 
 
-def test_work_for_one_call_is_bounded() -> None:
+def test_the_work_of_one_call_is_limited() -> None:
     found = reasons(*(item(f"new-{number}") for number in range(MOST_NODES + 1)))
     assert found == [*[None] * MOST_NODES, Reason.UNKNOWN_NODE]

@@ -1,5 +1,6 @@
-"""Nodes are held for nominated pods, against pods of equal or lower priority, for a limited
-time."""
+"""Checks that nodes are held for nominated pods, against pods of equal or lower priority, for a
+limited time.
+"""
 
 import msgspec
 import pytest
@@ -81,7 +82,7 @@ def test_a_nomination_without_victims_ends_when_it_is_cleared() -> None:
     assert held(nominations, 0.0) == []
 
 
-def test_a_victim_that_left_at_once_counts_as_a_victim() -> None:
+def test_a_pod_that_left_at_once_counts_as_a_victim() -> None:
     for answered in (False, True):
         nominations = Nominees(HOLD_S, ours=False)
         if answered:
@@ -95,7 +96,7 @@ def test_a_victim_that_left_at_once_counts_as_a_victim() -> None:
         assert held(nominations, CLEARED_S + 0.1) == []
 
 
-def test_the_nominations_of_a_group_end_with_it() -> None:
+def test_the_nominations_of_a_group_end_with_the_group() -> None:
     nominations = Nominees(HOLD_S, ours=False)
     nominations.pod_seen(nominee(), True)
     nominations.pod_seen(nominee("m", name="preemptor"), True)
@@ -172,11 +173,11 @@ def test_invalid_annotations_of_users_are_ignored(text: str) -> None:
         pytest.param(nominee(), True, False, id="no pod yields to itself"),
     ],
 )
-def test_which_pod_takes_precedence(of: Pod, both: bool, expected: bool) -> None:
+def test_pods_of_higher_priority_take_precedence(of: Pod, both: bool, expected: bool) -> None:
     assert yields(of, nominee(), both) is expected
 
 
-def test_the_hold_ends_when_the_nominee_is_bound_or_gone() -> None:
+def test_the_hold_ends_when_the_nominated_pod_is_bound_or_deleted() -> None:
     for last in (PodGone("nominee"), PodSeen(bound(nominee(), "elsewhere"))):
         state = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S)
         state.apply([*full_node("n", [On("a", 20, 1)]), PodSeen(nominee())])

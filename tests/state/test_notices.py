@@ -1,4 +1,6 @@
-"""Nodes and overusing pods get Events. Each occurrence has an equal name on every replica."""
+"""Checks that nodes and overusing pods get Events. Each occurrence has an equal name on every
+replica.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -55,9 +57,10 @@ def strange(*pids: int, used_gib: int = 20) -> GPUNode:
     return msgspec.structs.replace(node, status=status)
 
 
-def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
+def test_the_event_of_a_node_names_the_causes_of_overcommitment() -> None:
     """The causes are unreserved pods and unattributed processes, but not the growth of a pod with a
-    reservation."""
+    reservation.
+    """
     half_full = gpunode(shared("a"), reservations={"uid-q": reservation({"a": 8 * GIB})})
     around = pod("20Gi", uid="uid-x", name="x", node="n")
     state = state_of(*seen(kube_node(), half_full, around))
@@ -67,7 +70,7 @@ def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
         "Device a is overcommitted by 4.0 GiB (allocatable: 24.0 GiB): 1 pod bound without "
         "Headroom (to list: kubectl headroom top pod -A --search n)." in notice.message
     )
-    # Events on nodes are in namespace default, for people who may read no other pods.
+    # Events on nodes are in namespace default, for users who may read no other namespace.
     assert "default/x" not in notice.message
     state.apply([PodGone("uid-x")])
     assert reported(state, "GPUOvercommitted") == []
@@ -86,7 +89,7 @@ def test_a_node_has_an_event_that_names_the_causes_of_overcommitment() -> None:
     assert reported(state, "GPUOvercommitted") == []
 
 
-def test_only_new_unattributed_processes_cause_a_new_notice() -> None:
+def test_only_new_unattributed_processes_cause_a_new_event() -> None:
     def name(node: GPUNode) -> str:
         (notice,) = reported(state_of(*seen(kube_node(), node)), "GPUOvercommitted")
         return event_name(notice)
@@ -95,7 +98,7 @@ def test_only_new_unattributed_processes_cause_a_new_notice() -> None:
     assert name(strange(7)) != name(strange(8))
 
 
-def test_an_unhealthy_device_has_one_notice_per_failure() -> None:
+def test_an_unhealthy_device_has_one_event_per_failure() -> None:
     def shown(since: str, why: str = "XID 79 (nvml)") -> Notice:
         broken = shared("a", healthy=False, health_reason=why, unhealthy_since=since)
         (notice,) = reported(state_of(*seen(kube_node(), gpunode(broken))), "GPUUnhealthy")
@@ -114,7 +117,7 @@ _versions = itertools.count(1)
 
 
 def using(gib: int) -> GPUNode:
-    """Return a node whose only pod requested 8 GiB and uses this much."""
+    """Return a node whose only pod requested 8 GiB and uses this amount."""
     return gpunode(
         shared("a", free=3, allocated=1, used_bytes=gib * GIB),
         pods=[use("uid-q", "a", gib * GIB, replica="a::0")],
@@ -141,14 +144,14 @@ def test_a_pod_gets_an_event_after_a_minute_of_overuse() -> None:
     state.apply(seen(using(11)))
     state.overuses.update(NOW_S + LASTING_S + 5)
     (more,) = reported(state, "GPUMemoryOveruse")
-    assert event_name(more) == event_name(notice)  # not yet twice as much
+    assert event_name(more) == event_name(notice)  # Not yet twice as much.
     state.apply(seen(using(12)))
     state.overuses.update(NOW_S + LASTING_S + 10)
     (doubled,) = reported(state, "GPUMemoryOveruse")
     assert event_name(doubled) != event_name(notice)
 
 
-def test_overuse_that_stops_and_starts_again_has_another_minute() -> None:
+def test_overuse_that_stops_and_starts_again_is_tolerated_for_another_minute() -> None:
     state = state_of(*seen(kube_node(), using(10)))
     state.overuses.update(NOW_S)
     state.apply(seen(using(8)))
@@ -164,7 +167,7 @@ def weighed(devices: Sequence[DeviceTerms]) -> WeighedNode:
     return WeighedNode("n", devices=devices, written_devices=devices)
 
 
-def test_a_memory_that_devices_share_is_reported_once() -> None:
+def test_memory_that_devices_share_is_reported_once() -> None:
     overuses = Overuses(LASTING_S)
     devices = [mig("m1", 1, used_bytes=2 * GIB), mig("m2", 1, used_bytes=2 * GIB)]
     row = use("u", "m1", 2 * GIB, replica="m1")
@@ -180,7 +183,7 @@ def test_a_memory_that_devices_share_is_reported_once() -> None:
     "used_mib",
     [pytest.param(0, id="idle"), pytest.param(8192, id="all of it")],
 )
-def test_use_within_the_request_is_no_overuse(used_mib: int) -> None:
+def test_use_within_the_request_is_not_overuse(used_mib: int) -> None:
     overuses = Overuses(LASTING_S)
     row = use("u", "a", used_mib * MIB, replica="a::0")
     device = shared("a", used_bytes=used_mib * MIB)

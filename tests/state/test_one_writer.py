@@ -38,7 +38,7 @@ READS = {
     "unfinished_binds": {"nodes_of"},
     "usual": set[str](),
 }
-#: These build a state of their own, or are the writer.
+#: These modules build their own state, or are the writer.
 WRITERS = {
     *("headroom/core/cluster/cluster_writer.py", "headroom/core/journal/dump.py"),
     "headroom/doctor/node_rules.py",
@@ -68,7 +68,7 @@ def test_no_reader_calls_a_method_that_writes() -> None:
     for path in sorted(files):
         name, text = str(path.relative_to(ROOT)), path.read_text()
         if not named.search(text):
-            continue  # parsing is slow
+            continue  # Parsing is slow.
         for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
                 continue

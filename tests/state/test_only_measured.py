@@ -1,5 +1,6 @@
-"""After versions of a GPUNode, heartbeats and pods in any order, the kept terms of the node must
-equal a new computation, whether or not the node was weighed again."""
+"""Checks that the kept terms of a node equal a new computation after GPUNode versions, heartbeats
+and pods in any order, whether or not the node was weighed again.
+"""
 
 import sys
 from typing import Any
@@ -99,7 +100,7 @@ def test_the_kept_terms_of_a_node_equal_computed_terms(data: st.DataObject) -> N
             held = replace(event.gpunode, metadata=metadata)
             event = GPUNodeSeen(held, event.at_s)
         if data.draw(st.booleans()):
-            state.apply([event])  # weighs only the nodes that it changed
+            state.apply([event])  # Weighs only the nodes that it changed.
         else:
             take(state, event)
         if data.draw(st.booleans()):

@@ -1,4 +1,4 @@
-"""A device is reported exactly while it is overcommitted."""
+"""Checks that a device is reported exactly while it is overcommitted."""
 
 import msgspec
 import pytest
@@ -41,7 +41,7 @@ def test_an_unreserved_pod_overcommits_a_device_until_it_is_deleted() -> None:
     assert shown(state) == [("uid-p", "Overcommitted")]
     notice = next(notices(state))
     assert "overcommitted by 4.0 GiB (allocatable: 24.0 GiB)" in notice.message
-    # The device stays overcommitted once the ledger has the reservation.
+    # The device stays overcommitted when the ledger has the reservation.
     both = {**HALF_FULL.spec.reservations, "uid-p": reservation({"a": 20 * GIB})}
     state.apply(seen(gpunode(shared("a"), reservations=both, version="2")))
     assert figures(state) == [("n", "a", 4 * GIB)]
@@ -63,7 +63,7 @@ VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
         pytest.param(shared("a", used_bytes=90 * GIB), id="they contradict each other"),
     ],
 )
-def test_a_device_with_unknown_figures_raises_no_alarm(device: Device) -> None:
+def test_a_device_with_unknown_values_raises_no_alarm(device: Device) -> None:
     lost = gpunode(
         device, reservations={"uid-q": reservation({"a": 8 * GIB})}, pods=[use("uid-q", "a")]
     )
@@ -79,8 +79,7 @@ def test_the_alarm_ends_when_the_node_is_deleted() -> None:
 
 
 def test_assumed_binds_raise_no_alarm() -> None:
-    """Assumed binds are charged on every device, so that filter keeps enough memory for them on
-    each."""
+    """They are charged on every device, so that filter keeps enough memory for them on each."""
     state = state_of(*seen(kube_node(), HALF_FULL))
     state.apply([BindBegun(pod("20Gi"), "n")])
     assert figures(state) == []
@@ -99,8 +98,8 @@ def test_a_contradictory_report_raises_no_alarm(node: GPUNode) -> None:
     assert figures(state_of(*seen(kube_node(), node, around_us()))) == []
 
 
-def test_only_unreserved_pods_get_a_notice() -> None:
-    """Headroom's own pod is not to blame, nor is an overusing pod, which metrics report."""
+def test_only_unreserved_pods_get_an_event() -> None:
+    """Headroom's own pods are not the cause, and metrics report overusing pods."""
     ours = pod("8Gi", uid="uid-q", name="q", node="n", annotations={PLACEMENT: '{"node":"n"}'})
     state = state_of(*seen(kube_node(), HALF_FULL, ours, around_us()))
     assert shown(state) == [("uid-p", "Overcommitted")]
@@ -114,7 +113,7 @@ def test_only_unreserved_pods_get_a_notice() -> None:
     assert shown(state) == []
 
 
-def test_the_view_shows_the_terms() -> None:
+def test_the_view_shows_the_terms_of_an_overcommitted_device() -> None:
     state = ClusterWriter(Rules(), 90.0, 0.0)
     state.apply(seen(kube_node(), HALF_FULL, around_us()))
     (over,) = state.overcommits.now()

@@ -1,4 +1,4 @@
-"""Pods that must be evicted from a node, by the state of the cluster."""
+"""Tests which pods must be evicted from a node, according to the state of the cluster."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -37,7 +37,7 @@ SINCE = "2026-11-20T23:59:30Z"
 def pod(
     uid: str = "p", gate: ContainerState | bool | None = None, controlled: bool = True, **of: Any
 ) -> Pod:
-    """Return a pod whose gate is in the state ``gate``; without a gate if it is False."""
+    """Return a pod whose gate is in the state ``gate``, or without a gate if it is False."""
     init = [] if gate is False else [Container(name=GATE)]
     made = plain_pod(uid=uid, name=uid, node="n", init=init, **of)
     owners = [OwnerReference(kind="ReplicaSet", name="r", controller=controlled)]
@@ -85,12 +85,12 @@ LEAVES = Misplaced(frozenset("p"))
 NOBODY = Misplaced()
 
 
-def test_a_pod_that_waits_at_its_gate_is_evicted() -> None:
+def test_a_misplaced_pod_that_waits_at_its_gate_is_evicted() -> None:
     assert found(crowded(), pod()) == LEAVES
     assert found(crowded(neighbour=16), pod()) == NOBODY
 
 
-def test_a_pod_without_a_controller_is_stuck_instead() -> None:
+def test_a_pod_without_a_controller_is_reported_as_stuck_instead() -> None:
     assert found(crowded(), pod(controlled=False)) == Misplaced(stuck=frozenset("p"))
 
 
@@ -119,7 +119,7 @@ def test_a_pod_whose_gate_has_opened_is_not_evicted() -> None:
         pytest.param(crowded(neighbour=16), pod(gate=False), EVICT, False, id="it fits"),
     ],
 )
-def test_without_a_gate_only_new_pods_are_evicted_and_only_if_set(
+def test_without_a_gate_only_new_pods_are_evicted_and_only_if_enabled(
     node: GPUNode, of: Pod, rules: Rules, leaves: bool
 ) -> None:
     assert found(node, of, rules=rules) == (LEAVES if leaves else NOBODY)
@@ -140,7 +140,7 @@ def test_a_node_with_a_pod_to_evict_is_checked_until_it_has_left() -> None:
     assert state.crowded == ["n"]
     assert "n" in state.take_unsettled()
     apply(state, GPUNodeSeen(crowded(EVICTED, neighbour=16, version="2"), NOW_S))
-    assert state.crowded == ["n"]  # its mark still has to be removed
+    assert state.crowded == ["n"]  # Its mark must still be removed.
     apply(state, GPUNodeSeen(crowded(neighbour=16, version="3"), NOW_S))
     assert state.crowded == []
 
@@ -161,7 +161,7 @@ def test_after_an_eviction_the_node_takes_no_pods_for_a_while() -> None:
     assert rejection(state) is Reason.EVICTED_RECENTLY
     apply(state, TimePassed(NOW_S + 10.0))
     assert rejection(state) is None
-    assert state.headroom_gains.of("n") > before  # waiting pods are requeued
+    assert state.headroom_gains.of("n") > before  # Pending pods are requeued.
 
 
 def others(count: int) -> Iterable[Pod]:
@@ -180,9 +180,10 @@ def test_no_pod_is_evicted_during_a_back_off() -> None:
     assert state.misplaced(node, NOW_S).leave == {"p", "r1"}
 
 
-def test_a_mark_of_another_replica_counts_before_the_watch_delivers_it() -> None:
+def test_an_eviction_mark_of_another_replica_counts_before_the_watch_delivers_it() -> None:
     """Before the watch delivers the mark, no other pod is evicted, and no pod is placed on the
-    node."""
+    node.
+    """
 
     def of(*flags: str) -> GPUNode:
         return gpunode(

@@ -1,4 +1,6 @@
-"""Pods that are evicted because they use more than they reserved, by the state of the cluster."""
+"""Tests which pods are evicted because they use more than they reserved, according to the state of
+the cluster.
+"""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -55,7 +57,8 @@ def reserved(
 
 def rejected(count_gib: float = 8, **of: Any) -> Reservation:
     """Return the reservation of a pod whose eviction was rejected, written by a replica whose clock
-    is an hour ahead."""
+    is an hour ahead.
+    """
     decision = OveruseEviction("a", rejected_at="2026-11-21T01:00:00.5+00:00")
     return msgspec.structs.replace(reserved(count_gib, **of), overuse=decision)
 
@@ -91,7 +94,9 @@ def found(
 
 
 def leaking(used_gib: float = 14, **of: Any) -> GPUNode:
-    """Return a node on which pod p has reserved 8 GiB, and pod q 12 GiB, of which it uses 2."""
+    """Return a node where pod p has reserved 8 GiB, and pod q has reserved 12 GiB and uses 2
+    GiB.
+    """
     return node_of({"p": reserved(8), "q": reserved(12)}, {"p": used_gib, "q": 2}, **of)
 
 
@@ -108,7 +113,7 @@ def selected(node: GPUNode, *pods: Pod, **of: Any) -> set[str]:
         pytest.param(21, {"p"}, id="far more"),
     ],
 )
-def test_a_pod_is_evicted_once_its_neighbour_lacks_reserved_memory(
+def test_a_pod_is_evicted_when_its_neighbour_lacks_reserved_memory(
     used_gib: float, evicted: set[str]
 ) -> None:
     assert selected(leaking(used_gib)) == evicted
@@ -200,8 +205,8 @@ def test_the_setting_and_the_annotation_decide(
 class TestExemptions:
     """No field that the author of a pod writes exempts it, or harms another tenant.
 
-    Pod p, of namespace attacker, has reserved 1 GiB and uses 13.9; q, of namespace victim, has
-    reserved 8 and uses 9; r has reserved 4 and uses 0.
+    Pod p of namespace attacker has reserved 1 GiB and uses 13.9 GiB. Pod q of namespace victim has
+    reserved 8 GiB and uses 9 GiB. Pod r has reserved 4 GiB and uses none.
     """
 
     RESERVED: ClassVar = {"p": 1, "q": 8, "r": 4}
@@ -250,7 +255,7 @@ class TestExemptions:
             ),
         ],
     )
-    def test_no_pod_of_another_namespace_is_evicted_if_the_offender_may_not_be(
+    def test_no_pod_of_another_namespace_is_evicted_in_place_of_an_exempt_offender(
         self, attacker: Pod, rules: Rules
     ) -> None:
         result = found(self.node(), attacker, pod("q", "evict"), pod("r"), rules=rules)
@@ -273,9 +278,10 @@ class TestExemptions:
         node = node_of(held, {"p": 13.9, "q": 9, "r": 0})
         assert selected(node, pod("p"), pod("q", "evict"), pod("r"), rules=Rules()) == {"q"}
 
-    def test_a_pod_without_headroom_claims_no_memory_that_others_reserved(self) -> None:
-        """Its author wrote 80 GiB, so it is within what is charged for it; q uses 0.6 GiB more
-        than it reserved, and r lacks 3 GiB."""
+    def test_an_unreserved_pod_claims_no_memory_that_others_reserved(self) -> None:
+        """Its author wrote 80 GiB, so it stays within its charge. q uses 0.6 GiB more than it
+        reserved, and r lacks 3 GiB.
+        """
         held = {
             "p": reserved(80, ADOPTED, namespace="attacker"),
             "q": reserved(8, namespace="victim"),
@@ -285,13 +291,13 @@ class TestExemptions:
         over = found(node, pod("p"), pod("q"), pod("r")).selected
         assert {uid: each.reserved_bytes for uid, each in over.items()} == {"p": 8 * GIB}
 
-    def test_a_pod_without_headroom_that_uses_nothing_puts_no_device_under_pressure(self) -> None:
+    def test_an_unreserved_pod_that_uses_no_memory_puts_no_device_under_pressure(self) -> None:
         held = {"p": reserved(80, ADOPTED, namespace="attacker"), "q": reserved(8)}
         node = node_of(held, {"p": 0, "q": 8.6})
         assert found(node, pod("p"), pod("q")) == OveruseEvictions({})
 
 
-def test_pods_without_headroom_share_what_reservations_leave() -> None:
+def test_unreserved_pods_share_the_memory_without_reservations() -> None:
     held = {"p": reserved(40, ADOPTED), "q": reserved(20, ADOPTED), "r": reserved(12)}
     node = node_of(held, {"p": 10, "q": 3, "r": 1})
     over = found(node, pod("p"), pod("q"), pod("r")).selected
@@ -315,15 +321,17 @@ def test_other_pods_are_never_evicted(
     assert selected(node, *pods, pod("q")) == set()
 
 
-def test_a_rejected_pod_is_selected_again_later_whatever_the_clocks_are() -> None:
+def test_a_pod_whose_eviction_was_rejected_is_selected_again_later_whatever_the_clocks_show() -> (
+    None
+):
     node = node_of({"p": rejected(), "q": reserved(12)}, {"p": 14, "q": 2})
     assert selected(node, after_s=29) == set()
     assert selected(node, after_s=31) == {"p"}
 
 
-def test_the_largest_relative_excess_goes_first_then_the_lowest_priority() -> None:
+def test_the_largest_relative_excess_comes_first_and_then_the_lowest_priority() -> None:
     held = {"p": reserved(2), "q": reserved(8), "r": reserved(12)}
-    node = node_of(held, {"p": 5, "q": 12, "r": 2})  # 3 of 2, and 4 of 8
+    node = node_of(held, {"p": 5, "q": 12, "r": 2})  # 3 of 2 GiB, and 4 of 8 GiB
     everyone = pod("p", priority=5), pod("q"), pod("r", priority=-1)
     assert selected(node, *everyone) == {"p"}
     held = {"p": reserved(4), "q": reserved(4), "r": reserved(12)}
@@ -332,14 +340,14 @@ def test_the_largest_relative_excess_goes_first_then_the_lowest_priority() -> No
     assert selected(equal, pod("p", priority=1), pod("q"), pod("r")) == {"q"}
 
 
-def test_a_warned_pod_stays_warned_when_another_overtakes() -> None:
+def test_a_warned_pod_stays_warned_when_another_pod_exceeds_it() -> None:
     held = {"p": reserved(4, decided=True), "q": reserved(4), "r": reserved(12)}
     result = found(node_of(held, {"p": 6, "q": 9, "r": 2}), pod("p"), pod("q"), pod("r"))
     assert (set(result.selected), set(result.warned)) == ({"q"}, {"p"})
     assert set(result.decided) == {"p", "q"}
 
 
-def test_a_pod_that_is_evicted_for_one_device_spares_the_pods_of_another() -> None:
+def test_an_eviction_for_one_device_spares_the_pods_of_another_device() -> None:
     both = msgspec.structs.replace(
         reservation({"a": 4 * GIB, "b": 4 * GIB}, count=2), namespace="default"
     )
@@ -358,12 +366,12 @@ def test_a_pod_that_is_evicted_for_one_device_spares_the_pods_of_another() -> No
     assert selected(node, pod("p"), pod("q"), pod("r")) == {"p"}
 
 
-def test_memory_of_a_pod_that_is_leaving_counts_as_free() -> None:
+def test_memory_of_a_terminating_pod_counts_as_free() -> None:
     held = {"p": reserved(4, decided=True), "q": reserved(4), "r": reserved(12)}
     going = pod("p", deleted="2026-11-21T00:00:00Z")
     node = node_of(held, {"p": 9, "q": 5, "r": 2})
     assert selected(node, going, pod("q"), pod("r")) == set()
-    assert selected(node, pod("q"), pod("r")) == set()  # it is gone; the report is old
+    assert selected(node, pod("q"), pod("r")) == set()  # The pod is gone, but the report is old.
     assert selected(node_of(held, {"p": 9, "q": 13, "r": 2}), going, pod("q"), pod("r")) == {"q"}
 
 
@@ -389,7 +397,7 @@ figures = st.integers(0, 20).map(lambda halves: halves / 2)
 def test_only_a_pod_above_its_reservation_on_a_device_that_lacks_memory_is_evicted(
     pods: list[tuple[float, float, int]],
 ) -> None:
-    """Each pod is given by its reserved GiB, its used GiB and its priority."""
+    """Each pod has its reserved GiB, used GiB and priority."""
     if sum(used for _, used, _ in pods) > 24 or any(not reserved for reserved, _, _ in pods):
         return
     names = {f"p{i}": each for i, each in enumerate(pods)}
@@ -471,7 +479,7 @@ LACKING = "only 8.0 GiB of its GPU are free, and the other pods there need 10.0 
         ),
     ],
 )
-def test_why_an_overusing_pod_is_evicted_or_not_is_shown(
+def test_the_reason_why_an_overusing_pod_is_evicted_or_kept_is_shown(
     held: Reservation, of_p: dict[str, Any], rules: Rules, outcome: str, why: str
 ) -> None:
     node = node_of({"p": held, "q": reserved(12)}, {"p": 14, "q": 2})
@@ -481,7 +489,7 @@ def test_why_an_overusing_pod_is_evicted_or_not_is_shown(
     assert figures == (8 * GIB, 14 * GIB, 8 * GIB, 10 * GIB)
 
 
-def test_a_pod_is_shown_as_selected_exactly_if_it_is() -> None:
+def test_a_pod_is_shown_as_selected_exactly_if_it_is_selected() -> None:
     held = {"p": reserved(4), "q": reserved(4), "r": reserved(12)}
     node = node_of(held, {"p": 6, "q": 7, "r": 2})
     over = shown(node, pod("p"), pod("q"), pod("r"))
@@ -490,7 +498,7 @@ def test_a_pod_is_shown_as_selected_exactly_if_it_is() -> None:
     assert over["p"].message.startswith("not evicted now, because another pod is evicted first")
 
 
-def test_an_overusing_pod_that_takes_memory_from_no_pod_is_shown_as_kept() -> None:
+def test_an_overusing_pod_that_takes_no_reserved_memory_is_shown_as_kept() -> None:
     (over,) = shown(leaking(12), pod("p"), pod("q")).values()
     assert (over.outcome, over.message) == (
         "none",
@@ -503,7 +511,7 @@ def test_an_overusing_pod_that_takes_memory_from_no_pod_is_shown_as_kept() -> No
     )
 
 
-def test_a_pod_that_was_evicted_is_shown_until_it_ends() -> None:
+def test_an_evicted_pod_is_shown_until_it_ends() -> None:
     held = {"p": reserved(8, decided=True), "q": reserved(12)}
     going = pod("p", deleted="2026-11-21T00:00:00Z")
     (over,) = shown(node_of(held, {"p": 14, "q": 2}), going, pod("q")).values()
@@ -512,7 +520,7 @@ def test_a_pod_that_was_evicted_is_shown_until_it_ends() -> None:
     assert (other.outcome, other.message) == ("ending", "it is being deleted")
 
 
-def test_mode_observe_shows_what_would_be_evicted() -> None:
+def test_mode_observe_shows_would_be_evictions() -> None:
     (over,) = shown(leaking(), pod("p"), pod("q"), observes=True).values()
     expected = f"would be evicted if the mode were not observe; {LACKING}"
     assert (over.outcome, over.message) == ("observed", expected)
@@ -520,6 +528,6 @@ def test_mode_observe_shows_what_would_be_evicted() -> None:
     assert kept.outcome == "none"
 
 
-def test_no_overuse_is_shown_from_a_stale_report_or_without_any() -> None:
+def test_no_overuse_is_shown_without_a_fresh_report() -> None:
     assert not shown(leaking(), pod("p"), pod("q"), after_s=91)
     assert not shown(leaking(8), pod("p"), pod("q"))

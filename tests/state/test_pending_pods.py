@@ -1,5 +1,6 @@
-"""The message for the author of a rejected pod has the numbers of the nearest device and the
-counted reasons."""
+"""Tests the message for the author of a rejected pod, which has the numbers of the nearest device
+and the counted reasons.
+"""
 
 from collections.abc import Mapping
 
@@ -67,7 +68,7 @@ def test_the_nearest_device_is_on_an_eligible_node() -> None:
     assert "short by 16.0 GiB of 20.0 GiB on GPU 3 (GPU-far) of far" in shown
 
 
-def test_a_pod_that_would_fit_now_gets_no_notice_unless_a_retry_does_not_help() -> None:
+def test_a_pod_that_fits_by_now_gets_no_event_unless_a_retry_does_not_help() -> None:
     state = world(("n", 2, {}))
     assert message(state, pod("20Gi")) is None
     shown = message(state, pod("20Gi"), again=True)
@@ -113,14 +114,14 @@ def test_the_most_frequent_of_many_reasons_are_shown() -> None:
 
 
 @pytest.mark.parametrize("reason", list(Reason), ids=lambda reason: reason.code)
-def test_every_reason_can_be_read_from_the_condition(reason: Reason) -> None:
+def test_every_reason_is_parsed_from_the_condition(reason: Reason) -> None:
     reported = (
         f"0/9 nodes are available: 2 node(s) had untolerated taint(s), 7 {reason.sentence}. no"
     )
     assert rejections_in_condition(rejected("u", message=reported)) == {reason: 7}
 
 
-def test_the_main_reason_is_that_of_most_nodes() -> None:
+def test_the_main_reason_is_the_reason_of_most_nodes() -> None:
     assert rejections_in_condition(rejected("u", message=SAID)) == {Reason.MEMORY_ON_ANY: 2}
     assert main_reason(TWO) == "memory_on_any"
     assert main_reason({}) == NOT_ASKED == main_reason(rejections_in_condition(pod()))

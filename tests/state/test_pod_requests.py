@@ -1,4 +1,4 @@
-"""Requests of a pod, summed as kube-scheduler sums them."""
+"""Tests requests of a pod, summed as kube-scheduler sums them."""
 
 from decimal import Decimal
 
@@ -53,7 +53,7 @@ def test_init_containers_count_if_they_are_larger_and_sidecars_always() -> None:
     assert demands(of) == {"cpu": Decimal("3.25"), "memory": Decimal(5)}
 
 
-def test_a_request_counts_if_there_is_one() -> None:
+def test_a_resource_counts_if_it_is_requested() -> None:
     resources = ResourceRequirements(limits={"cpu": "4", "memory": "1"}, requests={"cpu": "1"})
     of = Pod(metadata=ObjectMeta(), spec=PodSpec(containers=[Container(resources=resources)]))
     assert demands(of) == {"cpu": Decimal(1), "memory": Decimal(1)}

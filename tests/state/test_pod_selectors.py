@@ -1,4 +1,4 @@
-"""Label selectors of disruption budgets and of kube-scheduler's preferences match pods."""
+"""Tests label selectors of disruption budgets and of kube-scheduler's preferences."""
 
 from typing import Any
 
@@ -76,7 +76,7 @@ def beside(how: str, kind: str = "podAffinity", **term: Any) -> dict[str, Any]:
         ),
     ],
 )
-def test_a_pod_has_preferences_or_has_none(asking: Pod, has: bool) -> None:
+def test_preferences_of_a_pod_are_recognised(asking: Pod, has: bool) -> None:
     assert prefers(asking) is has
 
 
@@ -99,11 +99,12 @@ def test_a_prefer_no_schedule_taint_counts_unless_it_is_tolerated() -> None:
     [
         (beside(PREFERRED, labelSelector=WEB), True),
         (beside(PREFERRED, "podAntiAffinity", labelSelector=WEB), True),
-        (beside(REQUIRED, labelSelector=WEB), True),  # drawn there by hardPodAffinityWeight
+        # The pod is attracted by hardPodAffinityWeight.
+        (beside(REQUIRED, labelSelector=WEB), True),
         (beside(REQUIRED, "podAntiAffinity", labelSelector=WEB), False),
         (beside(PREFERRED, labelSelector=IN_WEB), True),
         (beside(PREFERRED, labelSelector={}), True),
-        (beside(PREFERRED), False),  # a missing selector matches no pod
+        (beside(PREFERRED), False),  # A missing selector matches no pod.
         (beside(PREFERRED, labelSelector={"matchLabels": {"app": "db"}}), False),
         (beside(PREFERRED, labelSelector=WEB, namespaces=["other"]), False),
         (beside(PREFERRED, labelSelector=WEB, namespaces=["other", "team"]), True),
@@ -173,5 +174,5 @@ def expression(operator: str, *values: str) -> dict[str, Any]:
         pytest.param(expression("Gt", "1"), False, id="an invalid selector selects no pod"),
     ],
 )
-def test_which_pods_a_selector_matches(selector: dict[str, Any], expected: bool) -> None:
+def test_selectors_match_pods(selector: dict[str, Any], expected: bool) -> None:
     assert selects(LabelSelector(**selector), {"app": "web"}) is expected

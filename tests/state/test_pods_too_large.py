@@ -1,4 +1,4 @@
-"""A pod with more containers than the limit causes little work."""
+"""Checks that a pod with more containers than the limit causes little work."""
 
 from headroom.contract.kube import Container, InitContainer
 from headroom.contract.pod_limits import MAX_CONTAINERS

@@ -1,4 +1,4 @@
-"""The state finds everything that must be reconciled."""
+"""Checks that the state finds everything that must be reconciled."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def state_with(node: GPUNode, *pods: Pod) -> RecordingState:
         pytest.param([], OLD, True, False, id="deleted by force, but seen"),
     ],
 )
-def test_reservations_without_a_pod(
+def test_reservations_without_a_pod_are_found(
     pods: list[Pod], since: str, observed: bool, left: bool
 ) -> None:
     rows = [use("uid-p", "a")] if observed else []
@@ -116,7 +116,7 @@ def test_reservations_without_a_pod(
 )
 def test_a_reservation_of_an_unknown_pod_is_checked(since: str) -> None:
     reservation = Reservation(namespace="default", name="p", since=since)
-    state = state_with(gpunode(reservations={"uid-p": reservation}))  # the node has never reported
+    state = state_with(gpunode(reservations={"uid-p": reservation}))  # The node has never reported.
     assert orphans(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
 
 
@@ -268,7 +268,7 @@ def test_the_sample_of_an_agent_that_has_reported_is_awaited() -> None:
     assert orphans(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
 
 
-def test_marks_are_dropped_with_the_reservation() -> None:
+def test_marks_are_dropped_together_with_the_reservation() -> None:
     node = gpunode(shared("a"), reservations={"uid-p": PROMISE})
     state = state_with(node)
     for gone in (GPUNodeGone("n"), GPUNodeSeen(gpunode(shared("a"), version="2"), NOW_S)):

@@ -1,4 +1,4 @@
-"""A node without a fresh report or heartbeat takes no pods."""
+"""Checks that a node without a fresh report or heartbeat takes no pods."""
 
 import pytest
 
@@ -21,7 +21,7 @@ class TestFreshness:
         assert reason(state, at_s=NOW_S + STALE_AFTER_S) is None
         assert reason(state, at_s=NOW_S + STALE_AFTER_S + 1) is Reason.STALE_REPORT
 
-    def test_an_old_report_is_stale_when_it_is_first_seen(self) -> None:
+    def test_an_old_report_is_stale_even_when_it_is_first_seen(self) -> None:
         old = gpunode(device(), observed_at="2026-11-20T00:00:00Z")
         assert reason(state_of(*seen(kube_node(), old))) is Reason.STALE_REPORT
 
@@ -53,7 +53,7 @@ class TestFreshness:
         assert reason(state, at_s=NOW_S + 91) is Reason.STALE_REPORT
 
     @pytest.mark.parametrize("text", [None, "", "{}", "[1", "2026-11-21T00:01:00Z"])
-    def test_a_lease_that_confirms_no_report_is_no_heartbeat(self, text: str | None) -> None:
+    def test_a_lease_that_confirms_no_report_is_not_a_heartbeat(self, text: str | None) -> None:
         annotations = None if text is None else {OBSERVED_AT: text}
         silent = Lease(metadata=ObjectMeta(name="n", annotations=annotations))
         state = state_of(
@@ -75,7 +75,7 @@ class TestFreshness:
         state.apply(seen(gpunode(device(), version="2", observed_at=later), at_s=NOW_S + 62))
         assert reason(state, at_s=NOW_S + 152) is None
 
-    def test_a_new_version_with_an_equal_sample_is_no_heartbeat(self) -> None:
+    def test_a_new_version_with_an_equal_sample_is_not_a_heartbeat(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply(seen(gpunode(device(), version="2"), at_s=NOW_S + 80))
         assert reason(state, at_s=NOW_S + 100) is Reason.STALE_REPORT

@@ -1,4 +1,6 @@
-"""A later change of a bound pod's request does not change its reservation, and is reported."""
+"""Checks that a later change of a bound pod's request does not change its reservation, and is
+reported.
+"""
 
 import msgspec
 import pytest
@@ -37,7 +39,7 @@ def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
         pytest.param("8Gi", "8" * 9999, "8888'...", id="very long"),
     ],
 )
-def test_an_edit_is_reported(asked: str | None, now: str | None, says: str) -> None:
+def test_an_edited_request_is_reported(asked: str | None, now: str | None, says: str) -> None:
     state, edited = bound(asked, now)
     state.apply([PodSeen(edited)])
     found = list(notices(state))
@@ -60,7 +62,7 @@ def test_an_edit_is_no_longer_reported_after_it_is_reverted_or_the_pod_ends() ->
     assert list(notices(state)) == []
 
 
-def test_a_second_edit_is_another_notice() -> None:
+def test_a_second_edit_is_a_separate_event() -> None:
     state, edited = bound("8Gi", "1Gi")
     state.apply([PodSeen(edited)])
     (first,) = notices(state)
@@ -89,12 +91,12 @@ def test_reservations_are_restored_when_the_ledger_is_lost() -> None:
         pytest.param('{"node":"elsewhere","asked":"1Gi"}', id="of another node"),
     ],
 )
-def test_a_placement_without_a_request_shows_no_edit(placement: str) -> None:
+def test_a_placement_without_a_request_counts_as_unedited(placement: str) -> None:
     assert edit(pod("8Gi", annotations={PLACEMENT: placement}, node="n")) == ""
 
 
 def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
-    """An adopted pod, and its annotation after a later change."""
+    """Bind an adopted pod, and change its annotation later."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))
     reservation = state.adopt(pod(asked, node="n"), node)

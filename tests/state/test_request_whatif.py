@@ -1,4 +1,4 @@
-"""Pods that are created again with other requests, simulated with the product's own placement."""
+"""Simulates pods that are created again with other requests, with the product's own placement."""
 
 from headroom.console.facts.request_whatif import Amounts, Outcome, simulate_requests, with_amounts
 from headroom.contract.gpunode import GPUNode
@@ -80,7 +80,7 @@ def test_a_pending_pod_gets_its_own_recommendation() -> None:
 
 
 def test_the_effect_of_replacement_alone_is_shown_separately() -> None:
-    # The pods would already fit beside each other, but they are spread for historical reasons.
+    # The pods would already fit next to each other, but their order of creation spread them.
     (a, of_a), (b, of_b) = node("a", 8), node("b", 8)
     state = state_of(*seen(kube_node("a"), kube_node("b"), a, b, *of_a, *of_b))
     amounts = [Amounts(each, {"main": 6 * GIB}, 2 * GIB) for each in state.pods()]
@@ -110,7 +110,7 @@ def test_the_pods_that_free_the_most_are_simulated_first() -> None:
     assert found.headroom_bytes_after - found.headroom_bytes == 15 * GIB
 
 
-def test_other_containers_keep_their_amounts() -> None:
+def test_other_containers_keep_their_requests() -> None:
     both = pod("main=8Gi,side=2Gi", container(), container("side"))
     found = with_amounts(state_of(), Amounts(both, {"main": 4 * GIB}, 0))
     assert found is not None

@@ -1,4 +1,6 @@
-"""Requeued pods claim nodes until they are bound or rejected: no more are requeued than fit."""
+"""Checks that requeued pods claim nodes until they are bound or rejected, so that only as many are
+requeued as fit.
+"""
 
 import msgspec
 
@@ -110,7 +112,7 @@ def test_a_pod_that_could_not_be_requeued_is_tried_again() -> None:
     assert world.requeued(1.0) == ["p"]
 
 
-def test_a_pod_that_is_requeued_in_vain_is_requeued_less_and_less_often() -> None:
+def test_a_pod_that_is_requeued_without_effect_is_requeued_with_growing_intervals() -> None:
     world = Requeues("n")
     world.see(rejected("p"))
     at_s: list[float] = []
@@ -122,7 +124,7 @@ def test_a_pod_that_is_requeued_in_vain_is_requeued_less_and_less_often() -> Non
     assert at_s[-1] - at_s[-2] >= MAX_BACK_OFF_S - CLAIM_S
 
 
-def test_a_pass_may_be_interrupted_between_any_two_pods_with_the_same_result() -> None:
+def test_an_interrupted_pass_has_the_same_result() -> None:
     names = [f"n{i}" for i in range(6)]
     whole, parts = Requeues(*names), Requeues(*names)
     for world in (whole, parts):
@@ -165,10 +167,10 @@ def test_memory_that_victims_freed_for_a_pod_requeues_no_other_pod() -> None:
     assert world.requeued() == []
     world.holds("n", 12)
     assert world.requeued() == ["nominee"]
-    # The other pod would fit, because the nominee is not bound yet.
+    # The other pod would fit, because the nominated pod is not bound yet.
     world.holds("n", 3)
     assert world.requeued(CLAIM_S + 1.0) == ["nominee"]
-    # A pod with a higher priority yields to no pod.
+    # A pod with a higher priority does not wait for other pods.
     world.see(rejected("above", priority=6))
     world.holds("n", 2)
     assert world.requeued(MAX_BACK_OFF_S) == ["above"]
@@ -190,7 +192,9 @@ def test_a_pod_rejected_for_a_held_node_is_requeued_when_the_hold_ends() -> None
 
 
 def test_pods_that_start_alone_are_requeued_one_after_the_other() -> None:
-    """Two pods wait until the start on the only GPU has ended; there is memory for both."""
+    """Two pods wait until the start on the only GPU has ended, although there is memory for
+    both.
+    """
     said = f"0/1 nodes are available: 1 {Reason.OTHER_STARTING.sentence}. preemption: none."
     world = Requeues("n")
     world.starts("running")
@@ -204,8 +208,8 @@ def test_pods_that_start_alone_are_requeued_one_after_the_other() -> None:
     assert world.requeued(CLAIM_S) == []
     world.starts("running")
     assert world.requeued() == ["first"]
-    assert world.requeued(CLAIM_S / 2) == []  # it may be bound, and start alone
-    assert world.requeued(CLAIM_S) == ["second"]  # the first pod was not bound
+    assert world.requeued(CLAIM_S / 2) == []  # It may be bound, and start alone.
+    assert world.requeued(CLAIM_S) == ["second"]  # The first pod was not bound.
 
 
 def test_a_pod_that_is_tried_after_its_claim_is_requeued_for_the_next_gain() -> None:

@@ -1,5 +1,6 @@
-"""Pods that fit after a gain of headroom are requeued once, in their order, and no pod is
-forgotten."""
+"""Checks that pods that fit after a gain of headroom are requeued once, in their order, and that no
+pod is forgotten.
+"""
 
 import msgspec
 
@@ -42,7 +43,7 @@ def test_a_pod_that_fits_is_requeued_once_for_each_gain() -> None:
     assert world.requeued(MAX_BACK_OFF_S) == ["p"]
 
 
-def test_a_replica_that_starts_requeues_rejected_pods_that_fit() -> None:
+def test_a_starting_replica_requeues_rejected_pods_that_fit() -> None:
     world = Requeues("n")
     world.holds("n", 0)
     world.see(
@@ -96,7 +97,7 @@ def test_a_clock_that_is_set_back_delays_no_pod() -> None:
     assert world.requeued(0.5) == ["p"]
 
 
-def test_a_pod_rejected_with_all_memory_known_is_not_tried_again() -> None:
+def test_a_pod_rejected_with_all_memory_known_is_not_retried() -> None:
     world = Requeues("n")
     waiting = rejected("p")
     world.see(waiting)
@@ -154,9 +155,9 @@ def test_lower_sm_activity_requeues_no_pod_that_did_not_request_it() -> None:
     world.now_s += MAX_BACK_OFF_S
     latest = world.state.latest_gain
     world.holds("n", 4, sm=0.1)
-    assert world.state.latest_gain == latest  # no pod is checked
+    assert world.state.latest_gain == latest  # No pod is checked.
     assert world.requeued() == []
-    world.holds("m", 23)  # pods are checked, but not this pod
+    world.holds("m", 23)  # Pods are checked, but not this pod.
     world.holds("n", 4, sm=0.05)
     assert world.requeued() == []
     latest = world.state.latest_gain
@@ -197,7 +198,7 @@ def test_a_pod_whose_namespace_default_decreases_is_checked_again() -> None:
     assert world.requeued() == ["p"]
 
 
-def test_a_deleted_or_bound_pod_is_forgotten() -> None:
+def test_a_deleted_or_bound_pod_is_dropped() -> None:
     world = Requeues("n")
     world.see(rejected("gone"), rejected("bound"))
     world.state.apply([PodGone("gone"), PodSeen(pod("1Gi", uid="bound", node="m"))])

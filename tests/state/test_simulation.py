@@ -1,4 +1,4 @@
-"""A simulation changes nothing, and its result equals what really happens."""
+"""Checks that a simulation changes nothing, and that its result equals what really happens."""
 
 import asyncio
 import contextlib
@@ -123,7 +123,7 @@ def place_in(simulation: Simulation, state: ClusterWriter, of: Pod) -> Placed | 
 
 @settings(max_examples=examples(75), deadline=None)
 @given(fleets, plugins_of, choices_of, st.data())
-def test_a_simulation_changes_no_state(
+def test_a_simulation_leaves_the_state_unchanged(
     fleet: list[World], plugins: list[Plugin], choices: list[str], data: DataObject
 ) -> None:
     state = cluster_of(fleet, plugins, choices)
@@ -287,11 +287,11 @@ def test_a_drained_node_takes_no_pods_and_its_pods_are_placed_elsewhere() -> Non
     state = two_nodes()
     simulation = Simulation(state, state.snapshot(), NOW_S)
     moving = simulation.drain("a")
-    assert [each.metadata.name for each in moving] == ["b", "a"]  # a daemon's stays
+    assert [each.metadata.name for each in moving] == ["b", "a"]  # The pod of a DaemonSet stays.
     placed = [place_in(simulation, state, each) for each in moving]
     assert [each.node for each in placed if isinstance(each, Placed)] == ["b", "b"]
     assert set(simulation.snapshot().row_of) == {"b"}
-    assert simulation.release("ua") == []  # the pod is already released
+    assert simulation.release("ua") == []  # The pod is already released.
 
 
 def test_added_nodes_are_idle_copies_of_the_given_node() -> None:
@@ -337,7 +337,7 @@ def test_the_number_of_pods_is_limited_by_replicas_and_by_memory() -> None:
         assert count_pods(state, b, understood(state, asking(vram, "c")), 8, NOW_S) == count
 
 
-def test_a_steered_node_takes_the_next_pod_once_the_last_one_is_confirmed() -> None:
+def test_a_steered_node_takes_the_next_pod_when_the_last_one_is_confirmed() -> None:
     outsider = {"used_bytes": 10 * GIB, "unattributed_bytes": 10 * GIB}
     devices = shared("A"), shared("B", free=3, allocated=1, **outsider)
     state = state_of(*seen(kube_node("n"), gpunode(*devices, plugin=DISTRIBUTED)))
@@ -347,13 +347,13 @@ def test_a_steered_node_takes_the_next_pod_once_the_last_one_is_confirmed() -> N
     placed = place_in(simulation, state, small)
     assert isinstance(placed, Placed)
     assert [charge.choice for charge in placed.placement.charges] == ["B"]
-    # The kubelet does not name the pod that it asks for, so other devices wait.
+    # The kubelet does not name the pod of its call, so other devices wait.
     assert place_in(simulation, state, large) == NotPlaced({Reason.OTHERS_ARRIVING: 1}, [])
     simulation.confirm("small", placed)
     largest = place_in(simulation, state, large)
     assert isinstance(largest, Placed)
     assert [charge.choice for charge in largest.placement.charges] == ["A"]
-    # 24 - 10 - 8 GiB remain on B.
+    # 24 - 10 - 8 GiB remain free on B.
     assert not simulation.fits(understood(state, asking("7Gi", "next")), "n")
     simulation.confirm("large", largest)
     assert simulation.fits(understood(state, asking("6Gi", "next")), "n")
@@ -370,7 +370,7 @@ def test_a_node_without_shared_devices_cannot_be_steered() -> None:
 
 
 def test_pods_that_start_alone_are_placed_as_if_each_had_started() -> None:
-    """A start ends by itself, so a what-if is only about memory."""
+    """A start ends by itself, so a what-if only considers memory."""
     state = state_of(NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(shared("a")), NOW_S))
     simulation = Simulation(state, state.snapshot(), NOW_S)
     alone = {VRAM: "8Gi", "headroom.gpu/startup": "alone"}

@@ -1,4 +1,6 @@
-"""For the SM activity of a device, fresh history takes precedence over the agent's sample."""
+"""Checks that for the SM activity of a device, fresh history takes precedence over the agent's
+sample.
+"""
 
 import msgspec
 import pytest
@@ -96,7 +98,7 @@ def test_new_history_weighs_no_node_and_changes_no_earlier_snapshot() -> None:
     assert first.nodes[0].devices[0].activity.ratio == 0.8
 
 
-def test_only_the_given_names_are_checked() -> None:
+def test_only_nodes_with_the_given_names_are_checked() -> None:
     state = node_with(shared("A", sm_activity=BUSY))
     before = state.snapshot()
     brings(state, {("X", None): history(0.1)}, "who", "nobody")
@@ -111,7 +113,7 @@ def test_a_gpu_is_found_on_the_last_node_that_reported_it() -> None:
     other = gpunode(shared("A"), name="other")
     state.apply([*seen(kube_node("other")), GPUNodeSeen(other, NOW_S)])
     assert find(("A", None)) == "other"
-    state.apply(seen(gpunode(shared("B"), version="2")))  # A stays on its node
+    state.apply(seen(gpunode(shared("B"), version="2")))  # A stays on its node.
     assert [find(("A", None)), find(("B", None)), find(("G", 1))] == ["other", "n", None]
     state.apply([NodeGone("n"), GPUNodeGone("n")])
     assert find(("B", None)) is None
@@ -122,7 +124,7 @@ def test_history_requeues_pods_that_wait_for_lower_sm_activity() -> None:
     state.apply(seen(SMALL))
     generation = state.snapshot().generation
     brings(state, {("A", None): history(0.7)}, "n")
-    assert state.latest_gain > generation  # its activity has become known
+    assert state.latest_gain > generation  # Its activity has become known.
     state.snapshot()
     brings(state, {("A", None): history(0.8)}, "n")
     busier = state.snapshot().generation
@@ -183,7 +185,7 @@ def test_bind_and_filter_use_the_same_sm_activity() -> None:
     assert state.judge(SMALL, state.gpunodes()[0], NOW_S) is Reason.SM_ABOVE_LIMIT
 
 
-def test_the_age_is_the_age_of_the_newest_sample_even_if_it_is_equal() -> None:
+def test_the_age_belongs_to_the_newest_sample_even_if_its_value_is_equal() -> None:
     state = node_with(shared("A", sm_activity=BUSY), shared("B"))
     wall_s = EPOCH_S + NOW_S
 
@@ -192,12 +194,13 @@ def test_the_age_is_the_age_of_the_newest_sample_even_if_it_is_equal() -> None:
         age_s = state.activities.age_s
         return [age_s(terms, NOW_S + after_s, wall_s + after_s) for terms in node.devices]
 
-    assert ages(5) == [5.0, None]  # the report was sampled now
+    assert ages(5) == [5.0, None]  # The report was sampled now.
     brings(state, {("A", None): history(0.1, NOW_S - 20)}, "n")
     assert ages(5) == [25.0, None]
-    brings(state, {("A", None): history(0.1, NOW_S + 10)})  # the value is equal, so no node changes
+    # The value is equal, so no node changes.
+    brings(state, {("A", None): history(0.1, NOW_S + 10)})
     assert ages(15) == [5.0, None]
-    brings(state, {})  # the history is gone, but this is not applied yet
+    brings(state, {})  # The history is gone, but this is not applied yet.
     assert ages(15) == [35.0, None]
 
 

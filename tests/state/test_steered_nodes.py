@@ -1,4 +1,4 @@
-"""The state of the cluster handles nodes whose devices Headroom chooses."""
+"""Tests nodes whose devices Headroom chooses."""
 
 from headroom.contract.gpunode import Device, GPUNode, Plugin, Reservation
 from headroom.contract.reasons import Reason
@@ -12,7 +12,7 @@ STEERED = Plugin(topology_manager_policy="none", steered=[GPU])
 
 
 def empty() -> GPUNode:
-    """Return a node with two devices of 24 GiB, of which the second already has 10 GiB in use."""
+    """Return a node with two devices of 24 GiB, of which the second has 10 GiB in use."""
     return gpunode(shared("A"), busy(free=3), plugin=STEERED)
 
 
@@ -25,11 +25,11 @@ def test_equal_pods_filtered_during_a_bind_get_the_same_node() -> None:
     first = pod("8Gi", uid="u1", name="p1")
     state = state_of(*seen(kube_node(), first, empty()))
     state.apply([BindBegun(first, "n")])
-    assert reason(state, "4Gi") is None  # it fits beside the pod on B
-    assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING  # although A is empty
+    assert reason(state, "4Gi") is None  # It fits next to the pod on B.
+    assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING  # Although A is empty.
 
 
-def test_confirmed_pods_requeue_pods_that_waited() -> None:
+def test_confirmed_pods_requeue_pending_pods() -> None:
     first = pod("8Gi", uid="u1", name="p1", node="n")
     state = state_of(*seen(kube_node(), first, empty()))
     placement = state.judge(pod("8Gi", uid="u1", name="p1"), empty(), NOW_S)

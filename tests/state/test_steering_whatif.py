@@ -1,4 +1,6 @@
-"""Simulated steering finds pods that wait only because the device plugin chooses the device."""
+"""Checks that simulated steering finds pods that wait only because the device plugin chooses the
+device.
+"""
 
 from typing import Any
 
@@ -27,7 +29,8 @@ COMMAND = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steere
 
 def uneven(name: str = "a", plugin: Plugin = PERMITTED, **numa: int) -> GPUNode:
     """Return a node with three GPUs of 24 GiB. The plugin's next choice has 4 GiB free, and the
-    other GPUs have 22 and 10."""
+    other GPUs have 22 and 10 GiB.
+    """
 
     def used(gib: int) -> dict[str, Any]:
         return {"used_bytes": gib * GIB, "unattributed_bytes": gib * GIB}
@@ -117,7 +120,7 @@ def test_the_prediction_comes_true_on_a_steered_node() -> None:
         pytest.param("23Gi", {"steered": [GPU]}, "steered", id="steered already"),
     ],
 )
-def test_there_is_no_gain_if_steering_changes_nothing(
+def test_no_gain_is_reported_if_steering_changes_nothing(
     size: str, plugin: dict[str, Any], choice: str
 ) -> None:
     state = cluster(
@@ -142,13 +145,13 @@ def test_a_node_whose_topology_manager_overrules_the_choice_is_not_suggested() -
         assert (gain_of(state) is not None) is helps
 
 
-def test_nodes_that_the_pod_may_not_run_on_are_not_suggested() -> None:
+def test_ineligible_nodes_are_not_suggested() -> None:
     (asks,) = waiting("16Gi")
     spec = msgspec.structs.replace(asks.spec, node_selector={"pool": "mine"})
     assert gain_of(cluster(msgspec.structs.replace(asks, spec=spec))) is None
 
 
-def test_pods_and_nodes_are_bounded() -> None:
+def test_the_numbers_of_simulated_pods_and_nodes_are_limited() -> None:
     names = ("a", "b", "c")
     pods = waiting("16Gi", "16Gi", "16Gi", "16Gi")
     gain = gain_of(cluster(*pods, names=names))
@@ -203,7 +206,7 @@ def test_a_kubelet_that_cannot_be_steered_is_reported_with_the_reason() -> None:
         ),
     ],
 )
-def test_what_to_do_depends_on_what_the_agent_may_do(
+def test_the_suggestion_depends_on_the_permissions_of_the_agent(
     plugin: dict[str, Any], choice: str, to_do: str
 ) -> None:
     state = cluster(plugin=msgspec.structs.replace(PERMITTED, **plugin), choice=choice)
@@ -221,7 +224,7 @@ def event(state: ClusterWriter, size: str = "16Gi") -> str:
     return notice.message
 
 
-def test_the_event_names_the_node_to_steer_and_the_command() -> None:
+def test_the_event_contains_the_node_to_steer_and_the_command() -> None:
     assert event(cluster()) == (
         "0 of 1 node can take the pod: 1 insufficient GPU memory on a device that the plugin could "
         "choose. Nearest: short by 12.0 GiB of 16.0 GiB on GPU a-1 of a. If Headroom chose the "
@@ -244,7 +247,7 @@ def test_the_event_stays_equal_while_the_cause_lasts() -> None:
     assert event(before) == shown
 
 
-def test_the_event_names_the_obstacle() -> None:
+def test_the_event_contains_the_obstacle() -> None:
     plugin = msgspec.structs.replace(PERMITTED, steering_permitted=False)
     shown = event(cluster(plugin=plugin))
     assert f"steering node a is {STEERING_NOT_PERMITTED}; permit it, then {COMMAND}." in shown
@@ -255,7 +258,7 @@ def test_the_event_does_not_mention_steering_if_it_does_not_help() -> None:
     assert "Headroom chose" not in event(cluster(), "23Gi")
 
 
-def test_a_pod_of_a_node_without_a_report_is_not_simulated() -> None:
+def test_a_pod_on_a_node_without_a_report_is_not_simulated() -> None:
     state = state_of(*seen(kube_node("bare"), *waiting("16Gi")))
     assert steerable(state, "bare") is None
     assert gain_of(state) is None
@@ -268,7 +271,7 @@ def test_a_pod_that_fits_on_another_node_does_not_count() -> None:
     assert gain_of(state) is None
 
 
-def test_nodes_of_pods_with_different_selectors_are_bounded_together() -> None:
+def test_nodes_for_pods_with_different_selectors_are_limited_together() -> None:
     nodes = [
         msgspec.structs.replace(
             each, metadata=msgspec.structs.replace(each.metadata, labels={"pool": each_name})

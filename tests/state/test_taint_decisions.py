@@ -1,4 +1,4 @@
-"""A DRA device is tainted while its excess is too high."""
+"""Checks that a DRA device is tainted while its excess is too high."""
 
 import pytest
 
@@ -42,7 +42,7 @@ def played() -> Played:
 def test_a_taint_begins_at_once_and_ends_when_the_excess_stays_low(played: Played) -> None:
     assert not played.after(0, HIGH - 1)
     assert played.after(1, HIGH)
-    assert played.after(1, CLEARED_BELOW_BYTES)  # between the limits nothing changes
+    assert played.after(1, CLEARED_BELOW_BYTES)  # Between the limits nothing changes.
     assert played.after(1, LOW)
     assert played.after(FIRST_HOLD_S - 0.5, LOW)
     assert played.after(0.25, HIGH)
@@ -99,7 +99,7 @@ def test_taints_of_an_earlier_process_are_continued(played: Played) -> None:
     assert not played.after(FIRST_HOLD_S, 0)
 
 
-def test_the_number_of_taints_is_bounded_and_the_largest_excess_comes_first() -> None:
+def test_the_number_of_taints_is_limited_and_the_largest_excess_comes_first() -> None:
     decisions = TaintDecisions()
     devices = {DraDevice("n", f"gpu-{i}"): HIGH + i for i in range(MAX_TAINTS + 5)}
     everything = lambda _: True  # noqa: E731

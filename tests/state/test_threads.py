@@ -1,5 +1,6 @@
-"""Binds decide on separate threads while the owner of the state applies events, so the node may be
-deleted at every step of a decision."""
+"""Checks bind decisions on separate threads while the owner of the state applies events, such as
+the deletion of the node, at every step of a decision.
+"""
 
 import sys
 from types import FrameType
@@ -39,7 +40,7 @@ def played(event: Event, at_step: int) -> int:
         if kind in ("line", "opcode"):
             steps += 1
             if steps == at_step:
-                state.apply([event])  # this call is not traced
+                state.apply([event])  # This call is not traced.
         return trace
 
     before = sys.gettrace()

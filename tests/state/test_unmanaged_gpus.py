@@ -1,4 +1,4 @@
-"""GPU resources that a node offers and the settings do not manage are found."""
+"""Checks that GPU resources which a node offers and the settings do not manage are found."""
 
 from prometheus_client import CollectorRegistry
 
@@ -34,7 +34,7 @@ def test_without_a_managed_resource_the_label_shows_that_the_node_has_gpus() -> 
     assert found(*nodes, manages=("nvidia.com/*",)) == {}
 
 
-def test_beside_a_managed_resource_the_report_shows_which_resources_are_gpus() -> None:
+def test_next_to_a_managed_resource_the_report_shows_which_resources_are_gpus() -> None:
     node = offering("n", GPU, "example.com/gpu", "nvidia.com/hostdev", labels=GPU_LABELS)
     report = gpunode(device("GPU-0"), device("GPU-1", resource="example.com/gpu"))
     assert found(node, report) == {"example.com/gpu": ["n"]}

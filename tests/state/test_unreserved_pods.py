@@ -1,4 +1,4 @@
-"""Pods that were bound without a reservation are charged on their node."""
+"""Checks that pods bound without a reservation are charged on their node."""
 
 from headroom.contract.annotations import DEFAULT_VRAM
 from headroom.contract.gpunode import GPUNode
@@ -20,7 +20,7 @@ from tests.recording import RecordingState
 from tests.state.states import EPOCH_S, STALE_AFTER_S, headroom, seen, state_of
 
 
-class TestBystanders:
+class TestUnreserved:
     """Pods bound without a reservation."""
 
     def test_unreserved_pods_are_charged_until_they_are_deleted(self) -> None:
@@ -59,12 +59,12 @@ class TestBystanders:
         )
         assert headroom(state) == [16]
 
-    def test_a_pod_that_ended_is_charged_its_measured_use(self) -> None:
+    def test_an_ended_pod_is_charged_its_measured_use(self) -> None:
         report = gpunode(shared("a", used_bytes=2 * GIB), pods=[use("uid-p", "a", 2 * GIB)])
         state = state_of(*seen(kube_node(), report, pod("8Gi", node="n", phase="Succeeded")))
         assert headroom(state) == [22]
 
-    def test_unbound_and_gpuless_pods_are_not_charged(self) -> None:
+    def test_unbound_pods_and_pods_without_a_gpu_are_not_charged(self) -> None:
         gpuless = pod(None, container(gpus=0), node="n", uid="other", name="other")
         state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi"), gpuless))
         assert headroom(state) == [24]
@@ -76,7 +76,7 @@ class TestBystanders:
 
 
 class TestPods:
-    def test_a_name_belongs_to_the_newest_pod_that_has_it(self) -> None:
+    def test_a_name_belongs_to_the_newest_pod_with_that_name(self) -> None:
         state = state_of(*seen(pod(uid="old"), pod(uid="new")), PodGone("old"))
         found = state.pod_named("default", "p")
         assert found is not None

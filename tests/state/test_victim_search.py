@@ -1,4 +1,4 @@
-"""Victims are found on small clusters for the preempt calls of kube-scheduler."""
+"""Tests on small clusters how victims are found for the preempt calls of kube-scheduler."""
 
 from collections.abc import Mapping, Sequence
 
@@ -70,8 +70,8 @@ ONE_DEVICE = [On("a", 6), On("b", 6), On("c", 6), On("d", 6)]
             id="replaced where those proposed free memory on several devices",
         ),
         pytest.param(
-            # The plugin chooses the device with the fewest replicas in use, so the new pod gets the
-            # second device only if the victims make it the emptier device.
+            # The plugin chooses the device with the fewest allocated replicas, so the new pod gets
+            # the second device only if the victims make it the emptier device.
             [[On("a", 10, 50)], [On("b", 8), On("c", 8), On("d", 8)]],
             16,
             {"n": ["b"]},
@@ -98,7 +98,7 @@ ONE_DEVICE = [On("a", 6), On("b", 6), On("c", 6), On("d", 6)]
         pytest.param([[On("a", 20, 2_000_000_000)]], 20, {"n": ["a"]}, {}, id="nor a critical one"),
     ],
 )
-def test_victims_on_an_offered_node(
+def test_victims_are_found_on_an_offered_node(
     cluster: list[list[On]], gib: int, offered: dict[str, list[str]], leave: dict[str, list[str]]
 ) -> None:
     result = found(full_node("n", *cluster), of=newcomer(gib), offered=offered)
@@ -126,13 +126,13 @@ def test_the_pods_of_each_device_are_tried_on_a_node_with_many_pods() -> None:
     assert shown(found(node, of=newcomer(12), offered={"n": ["b"]})) == {"n": ["a"]}
 
 
-def test_a_critical_newcomer_does_not_drive_out_critical_pods() -> None:
+def test_a_critical_preemptor_does_not_evict_critical_pods() -> None:
     system = newcomer(20, priority=2_000_001_000)
     node = full_node("n", [On("a", 20, 2_000_000_000)])
     assert shown(found(node, of=system, offered={"n": ["a"]})) == {}
 
 
-def test_a_pod_that_never_preempts_evicts_no_pod() -> None:
+def test_a_pod_with_preemption_policy_never_evicts_no_pod() -> None:
     never = newcomer(20, preemption_policy="Never")
     assert shown(found(full_node("n", [On("a", 20)]), of=never, offered={"n": ["a"]})) == {}
 
@@ -198,7 +198,7 @@ def test_victims_without_a_gpu_stay_if_kube_scheduler_needs_them() -> None:
     }
 
 
-def test_replaced_victims_free_as_much_of_each_resource() -> None:
+def test_other_victims_free_at_least_as_much_of_each_resource() -> None:
     """kube-scheduler proposes a because of its 8 CPU. For the memory, evicting b would suffice."""
     devices = [On("a", 2, 3, cpu="8")], [On("b", 20, 3, cpu="4")]
     node = full_node("n", *devices)
@@ -208,7 +208,7 @@ def test_replaced_victims_free_as_much_of_each_resource() -> None:
     assert set(shown(found(node, of=newcomer(20), offered={"n": ["a"]}))["n"]) == {"b"}
 
 
-def test_victims_that_may_block_for_other_reasons_are_never_replaced() -> None:
+def test_victims_that_may_be_needed_for_other_reasons_are_never_replaced() -> None:
     of = newcomer(20)
     affine = Affinity(pod_anti_affinity=Present())
     of = msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, affinity=affine))
@@ -218,7 +218,7 @@ def test_victims_that_may_block_for_other_reasons_are_never_replaced() -> None:
     assert shown(found(node, of=of, offered={"n": ["a"]})) == {"n": ["a"]}
 
 
-def test_pods_that_are_already_leaving_are_preferred_as_victims() -> None:
+def test_terminating_pods_are_preferred_as_victims() -> None:
     clusters = [
         full_node("leaving", [On("a", 20, 50, deleted=LEAVING)]),
         full_node("full", [On("b", 20, 1)]),
@@ -230,7 +230,7 @@ def test_pods_that_are_already_leaving_are_preferred_as_victims() -> None:
         clusters[0], dear, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"]
     )
     assert shown(result) == {"leaving": ["a"]}
-    # A leaving pod of higher priority must not be named as a victim, so the preemptor waits for it.
+    # A terminating pod of higher priority must not be a victim, so the preemptor waits for it.
     clusters[0] = full_node("leaving", [On("a", 20, 500, deleted=LEAVING)])
     result = found(*clusters, of=newcomer(20), offered={"full": ["b"]}, rejected=["leaving"])
     assert shown(result) == {}
@@ -289,12 +289,12 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     assert shown(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
 
 
-def test_memory_that_is_held_for_a_pod_is_not_reserved_for_another() -> None:
+def test_memory_held_for_a_pod_is_not_given_to_another_preemptor() -> None:
     events = full_node("n", [On("a", 10, 1), On("b", 10, 2)])
     first = newcomer(14, name="first", nominated="n", created="2026-11-21T00:30:00Z")
     second = newcomer(12, name="second")
     state = state_of(*events, PodSeen(first))
-    # The second pod does not fit beside the first one, whatever pods leave.
+    # The second pod does not fit next to the first one, whatever pods leave.
     assert shown(found(state=state, of=second, offered={"n": ["a"]})) == {}
     assert shown(found(state=state, of=second, rejected=["n"])) == {}
     assert shown(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {

@@ -1,4 +1,4 @@
-"""Some pods set NVIDIA_VISIBLE_DEVICES themselves, or may do so by envFrom."""
+"""Tests pods that set NVIDIA_VISIBLE_DEVICES themselves, or may do so by envFrom."""
 
 from typing import Any
 
@@ -56,7 +56,7 @@ def verdict(state: ClusterWriter, of: Pod) -> Reason | None:
     ],
 )
 @pytest.mark.parametrize("where", ["gpu", "neighbour", "init"])
-def test_the_variable_counts_if_the_node_may_obey_it(
+def test_the_variable_counts_if_it_may_have_an_effect_on_the_node(
     ignores: bool, reason: Reason | None, where: str
 ) -> None:
     asked = setting(EnvVar(name=NAME, value="all"), where=where)
@@ -75,7 +75,9 @@ def test_the_variable_counts_if_the_node_may_obey_it(
         pytest.param(EnvVar(name="NVIDIA_DRIVER_CAPABILITIES", value="all"), False, id="another"),
     ],
 )
-def test_some_values_of_the_variable_name_devices(variable: EnvVar, counts: bool) -> None:
+def test_values_of_the_variable_that_name_devices_are_recognised(
+    variable: EnvVar, counts: bool
+) -> None:
     assert (verdict(node(), setting(variable)) is not None) == counts
 
 
@@ -109,7 +111,7 @@ def test_a_cached_result_is_not_used_for_a_pod_with_a_reservation() -> None:
     assert message == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
 
 
-def test_the_last_of_two_variables_with_one_name_counts() -> None:
+def test_the_last_of_two_equally_named_variables_counts() -> None:
     all_, none = EnvVar(name=NAME, value="all"), EnvVar(name=NAME, value="none")
     assert verdict(node(), setting(all_, none)) is None
     assert verdict(node(), setting(none, all_)) is Reason.CHOOSES_DEVICES
@@ -136,7 +138,7 @@ def following(path: str) -> EnvVar:
         pytest.param("metadata.name", id="something else"),
     ],
 )
-def test_a_variable_from_a_field_of_the_pod_is_its_own_choice(path: str) -> None:
+def test_a_variable_from_a_field_of_the_pod_is_the_pods_own_choice(path: str) -> None:
     assert verdict(node(), setting(following(path))) is Reason.CHOOSES_DEVICES
 
 

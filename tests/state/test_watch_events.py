@@ -1,5 +1,6 @@
-"""The state handles late, repeated and listed objects. Calls see changes of this process at
-once."""
+"""Checks that the state handles late, repeated and listed objects, and that calls see changes of
+this process at once.
+"""
 
 from headroom.contract.annotations import DEFAULT_VRAM
 from headroom.contract.gpunode import GPUNode
@@ -20,7 +21,7 @@ from tests.builders import (
 from tests.state.states import headroom, headroom_of, lease, reason, seen, state_of
 
 
-class TestWhatCallsDecideOn:
+class TestVisibleChanges:
     def test_watch_events_wait_for_the_next_snapshot(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("A"))))
         shown = state.snapshot()
@@ -50,19 +51,19 @@ class TestVersions:
         assert state.gpunode("n") is new
         assert headroom(state) == [16]
 
-    def test_a_recreated_object_is_stored_whatever_its_version(self) -> None:
+    def test_a_recreated_object_is_stored_with_any_version(self) -> None:
         other = gpunode(shared("D"), uid="other", version="1")
         state = state_of(*seen(kube_node(), gpunode(shared("D"), version="10"), other))
         assert state.gpunode("n") is other
 
-    def test_versions_that_are_no_numbers_are_stored_in_order_of_arrival(self) -> None:
+    def test_versions_that_are_not_numbers_are_stored_in_order_of_arrival(self) -> None:
         later = gpunode(shared("D"), version="a")
         state = state_of(*seen(kube_node(), gpunode(shared("D"), version="b"), later))
         assert state.gpunode("n") is later
 
 
 class TestRelist:
-    def test_objects_missing_from_a_list_are_forgotten(self) -> None:
+    def test_objects_missing_from_a_list_are_dropped(self) -> None:
         state = state_of(
             *seen(kube_node(), kube_node("m"), gpunode(shared("a")), pod("8Gi", node="n")),
             HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S),

@@ -1,4 +1,6 @@
-"""Each assumed bind counts once, and its node is weighed again only if necessary."""
+"""Checks that each assumed bind counts once, and that its node is weighed again only if
+necessary.
+"""
 
 from collections.abc import Callable
 
@@ -27,7 +29,7 @@ from tests.builders import (
 from tests.state.states import headroom, reason, reserving, seen, state_of
 
 
-class TestBindsOnTheirWay:
+class TestAssumedBinds:
     def test_filter_counts_assumed_binds_before_they_are_written(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
@@ -52,7 +54,8 @@ class TestBindsOnTheirWay:
         state.apply([GPUNodeSeen(gpunode(device(), version="2", reservations=reservations), NOW_S)])
         snapshot = state.settle()
         state.apply([BindEnded("other", "n")])
-        again = gpunode(device(), version="2", reservations=reservations)  # as the watch sends it
+        # The form in which the watch sends it.
+        again = gpunode(device(), version="2", reservations=reservations)
         state.apply([GPUNodeSeen(again, NOW_S + 1)])
         assert state.settle() is snapshot
 
@@ -161,7 +164,7 @@ class TestBindsOnTheirWay:
         state.apply([BindBegun(pod("20Gi", uid="other"), "n"), BindEnded("other", "n")])
         assert headroom(state) == [24]
 
-    def test_bind_decides_on_written_reservations_only(self) -> None:
+    def test_bind_decides_only_on_written_reservations(self) -> None:
         node = gpunode(device())
         state = state_of(*seen(kube_node(), node))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])

@@ -2,7 +2,7 @@
 
 The state is maintained change by change. Here everything is derived again from the objects, and
 each node is weighed again. So a change that was not passed on, or a node that was not marked dirty,
-shows as a difference.
+appears as a difference.
 """
 
 from collections import defaultdict
@@ -16,8 +16,8 @@ from headroom.core.placement.snapshot import NodeTerms
 
 #: States with more nodes are not weighed again, because that takes a second for 5,000 nodes.
 MOST_NODES = 500
-#: The last states that were changed since ``violations`` was called, by id. A property test makes a
-#: state for each example, and only the last states are checked.
+#: The last states changed since ``violations`` was called, by ID. A property test makes a state for
+#: each example, and only the last states are checked.
 _changed: dict[int, ClusterWriter] = {}
 _MOST_STATES = 8
 

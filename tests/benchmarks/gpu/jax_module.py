@@ -1,7 +1,7 @@
-"""The part of JAX that the line frameworks uses, on the stand-in for libcuda: a module ``jax``.
+"""The part of JAX that the line frameworks uses, on the stand-in for libcuda, as a module ``jax``.
 
-Its allocator takes the fraction of the device that XLA_CLIENT_MEM_FRACTION names, as JAX does.
-FAKE_JAX_LIBRARY_MIB is memory that the first convolution takes beside the allocator.
+Its allocator takes the fraction of the device in XLA_CLIENT_MEM_FRACTION, as JAX does.
+FAKE_JAX_LIBRARY_MIB is memory that the first convolution allocates in addition.
 """
 
 import os

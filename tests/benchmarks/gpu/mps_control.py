@@ -1,6 +1,6 @@
 """The MPS control daemon of the stand-in.
 
--f runs until a client writes "quit" to another one. The default limit of memory goes to a file,
+With -f it runs until another client writes "quit". The default memory limit is written to a file,
 which the stand-in for libcuda reads.
 """
 

@@ -1,7 +1,7 @@
-"""nvidia-smi of the stand-in: prints what the real one prints, from the same driver library.
+"""nvidia-smi of the stand-in, which prints values of the same driver library as the real program.
 
-FAKE_SMI_USED_MIB is added to each figure of used memory, FAKE_SMI_MINOR to each minor number, and
-FAKE_SMI_SM to dmon's columns: values of a driver that the agent would read wrongly.
+FAKE_SMI_USED_MIB is added to each value of used memory, FAKE_SMI_MINOR to each minor number, and
+FAKE_SMI_SM to dmon's columns. So it can show values of a driver that the agent would read wrongly.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A machine with GPUs that are not there: driver library, libcuda, nvidia-smi and MPS stand-ins."""
+"""A machine with simulated GPUs: stand-ins for the driver library, libcuda, nvidia-smi and MPS."""
 
 import json
 import os
@@ -17,7 +17,9 @@ TIMEOUT_S = 240
 
 
 class Stage:
-    """``run`` is the whole command against the stand-ins, with its table, report and files."""
+    """Stand-ins with their table, report and files. ``run`` executes the whole command against
+    them.
+    """
 
     def __init__(self, folder: Path, gpus: list[Gpu] | None = None) -> None:
         self.out = folder / "recorded"
@@ -58,13 +60,13 @@ class Stage:
         )
 
     def run(self, *args: str, **environment: str) -> tuple[int, str, str]:
-        """Exit status, stdout and stderr."""
+        """Return exit status, stdout and stderr."""
         process = self.start(*args, **environment)
         out, err = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, out, err
 
     def verdicts(self, *args: str, **environment: str) -> dict[str, tuple[str, str]]:
-        """Line -> verdict and summary."""
+        """Return the verdict and summary of each line."""
         status, out, err = self.run(*args, **environment)
         assert status in (0, 1), out + err
         assert (self.out / "report.json").exists(), out + err
@@ -74,7 +76,7 @@ class Stage:
         return found
 
     def processes(self) -> list[str]:
-        """Command lines of all processes on these stand-ins."""
+        """Return the command lines of all processes on these stand-ins."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:

@@ -1,4 +1,4 @@
-"""Ask the real resource.Quantity about many texts and keep its answers; see README.md."""
+"""Runs the real resource.Quantity on many texts and stores the results. See README.md."""
 
 import json
 import random
@@ -61,7 +61,7 @@ def texts() -> list[str]:
 
 
 def amount_of(answer: dict) -> Decimal:
-    """The exact amount that Go holds; a Decimal, since ``1e999999999`` is one of them."""
+    """Return the exact amount in Go, as a Decimal because of ``1e999999999``."""
     return Decimal(answer["unscaled"]).scaleb(-answer["scale"])
 
 
@@ -77,9 +77,9 @@ def case(answer: dict) -> dict:
         return kept | {"mark": "no_digits"}
     if len(text) > 64:
         return kept | {"mark": "too_long"}
-    if exponent and abs(int(exponent[1])) >= 1 << 31:  # Go keeps the lower 32 bits
+    if exponent and abs(int(exponent[1])) >= 1 << 31:  # Go keeps the lower 32 bits.
         return kept | ({"mark": "beyond_int64"} if nonzero and int(exponent[1]) > 0 else {})
-    capped = text.endswith("i") and abs(amount) == MAX_INT64  # no whole number of Ki
+    capped = text.endswith("i") and abs(amount) == MAX_INT64  # not a whole number of Ki
     if capped or abs(amount) > MAX_INT64:
         return kept | {"mark": "beyond_int64"}
     rounded = int(amount.to_integral_value(ROUND_UP))

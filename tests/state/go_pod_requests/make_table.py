@@ -1,4 +1,4 @@
-"""Ask kube-scheduler's own function about many pods and keep its answers; see README.md."""
+"""Runs kube-scheduler's own function on many pods and stores the results. See README.md."""
 
 import json
 import random
