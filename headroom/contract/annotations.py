@@ -1,9 +1,10 @@
 """Values of annotations of pods, namespaces and nodes, and their parsers.
 
-``contract.keys`` defines and describes the names, which this module exports too.
+``contract.keys`` defines and describes the names, and this module exports them too.
 
-Parsers raise ``BadAnnotation`` with the key, the value and a valid example. Amounts are integers:
-bytes or parts per million. Bytes are at most ``MAX_DEVICE_BYTES``, so that sums stay in int64.
+Parsers raise ``BadAnnotation`` with the key, the value and a valid example. Amounts are integers,
+in bytes or in parts per million. Amounts in bytes are at most ``MAX_DEVICE_BYTES``, so that their
+sums fit into int64.
 """
 
 import re
@@ -49,16 +50,18 @@ USER_ANNOTATIONS = (
 )
 #: Pod annotations that only extenders write.
 EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
-#: Prefixes of pod annotations that only extenders write. The index of a container follows.
+#: Prefixes of pod annotations that only extenders write. The index of a container follows the
+#: prefix.
 EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
 
 #: Parts per million in a whole.
 PPM = 1_000_000
 Choice = TypeVar("Choice", bound=Enum)
 MAX_PROCESSES = 1024
-#: Timeout of a start without ``STARTUP_TIMEOUT``, and the longest, in seconds.
+#: Timeout in seconds of a start without ``STARTUP_TIMEOUT``, and the maximum timeout.
 STARTUP_TIMEOUT_S, MAX_STARTUP_TIMEOUT_S = 600, 86_400
-#: Maximum number of cordoned devices of a node; MIG makes at most seven of each of 16 GPUs.
+#: Maximum number of cordoned devices of a node. MIG divides each of 16 GPUs into at most seven
+#: devices.
 MAX_CORDONED = 128
 CORDON_EXAMPLE = "GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d"
 _DEVICE_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./:-]{0,127}")
@@ -82,10 +85,11 @@ class Share:
 class ReplicaShare:
     """The memory of one replica of the device: allocatable / replicas.
 
-    On an unshared device that is all of its memory, so that no other pod fits beside this one.
+    On an unshared device this is its whole memory, so no other pod fits on it beside this pod.
     """
 
-    #: Processes of the container. On a device shared by MPS, each of them may use that memory.
+    #: Number of processes in the container. On a device shared by MPS, each of them may use this
+    #: memory.
     processes: int = 1
 
 
@@ -99,7 +103,7 @@ class Auto:
     #: Limits of the recommendation, in bytes.
     min_bytes: int = 0
     max_bytes: int = MAX_DEVICE_BYTES
-    #: Used while there is no recommendation.
+    #: Amount that is used while there is no recommendation.
     default: Bytes | Share | None = None
 
 
@@ -111,7 +115,7 @@ class ScoringPolicy(Enum):
 
 class OnOveruse(Enum):
     REPORT = "report"
-    #: Evict the pod if other pods on the device lack memory that they reserved.
+    #: Evict the pod if other pods on the device lack memory that they have reserved.
     EVICT = "evict"
 
 
@@ -131,9 +135,9 @@ _REMOVED_CHOICES = ("any", "pinned")
 
 class ShareMode(Enum):
     NONE = "none"
-    #: Set variables with the container's share of each device.
+    #: Set variables that contain the container's share of each device.
     ENV = "env"
-    #: Also set the variables by which the driver or MPS enforces the share, if it can.
+    #: Also set the variables through which the driver or MPS enforces the share, if it can.
     LIMIT = "limit"
 
 
@@ -155,9 +159,10 @@ _CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 
 
 def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
-    """Parse ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``; ``key`` is the annotation, for errors."""
+    """Parse ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``. ``key`` is the annotation that errors
+    name."""
     if is_auto(text):
-        why = "was not replaced: Headroom's webhook does that when a pod is created"
+        why = "was not replaced, because Headroom's webhook does this only when a pod is created"
         raise BadAnnotation(key, text, why, "8Gi")
     if "=" not in text:
         return VramAnnotation(everywhere=_amount(text, text, key))
@@ -179,7 +184,7 @@ _AUTO_EXAMPLE = "auto,min=2Gi,max=20Gi,default=8Gi"
 
 
 def is_auto(text: str) -> bool:
-    """Return whether the text requests the recommendation, whatever its options are."""
+    """Return whether the text requests the recommendation, with any options."""
     return text.partition(",")[0].strip() == _AUTO
 
 
@@ -203,7 +208,7 @@ def parse_auto(text: str) -> Auto:
 
 
 def _amount(text: str, whole_text: str, key: str) -> Bytes | Share:
-    """Parse one amount; errors quote ``whole_text``, the value of annotation ``key``."""
+    """Parse one amount. Errors quote ``whole_text``, the value of annotation ``key``."""
     text = text.strip()
     if text.endswith("%"):
         ppm = _ppm(text)
@@ -222,7 +227,7 @@ def _amount(text: str, whole_text: str, key: str) -> Bytes | Share:
 
 
 def _ppm(text: str) -> int | None:
-    """Parse a percentage (``12.5%`` -> 125000); None if it is invalid or above 100."""
+    """Parse a percentage, such as ``12.5%`` to 125000; None if it is invalid or above 100."""
     match = _PERCENT.fullmatch(text)
     if match is None:
         return None
@@ -231,7 +236,7 @@ def _ppm(text: str) -> int | None:
 
 
 def render_vram(vram: VramAnnotation) -> str:
-    """Return the shortest exact text; ``parse_vram`` of it returns ``vram``."""
+    """Return the shortest exact text, which ``parse_vram`` parses to ``vram`` again."""
     if vram.everywhere is not None:
         return render_amount(vram.everywhere)
     return ",".join(f"{name}={render_amount(a)}" for name, a in vram.by_container.items())
@@ -250,7 +255,7 @@ def parse_policy(text: str) -> ScoringPolicy:
 
 
 def parse_max_sm(text: str) -> int:
-    """Parse a limit on SM activity (``70%``) into parts per million (700000)."""
+    """Parse a limit on SM activity, such as ``70%``, into parts per million (700000)."""
     ppm = _ppm(text.strip())
     if ppm is None or ppm == 0:
         raise BadAnnotation(MAX_SM, text, "is not a share above 0% and up to 100%", "70%")
@@ -273,7 +278,7 @@ def parse_startup(text: str) -> Startup:
 
 
 def parse_startup_timeout(text: str) -> int:
-    """Parse a duration (``90s``, ``10m``, ``1h30m``) into seconds."""
+    """Parse a duration, such as ``90s``, ``10m`` or ``1h30m``, into seconds."""
     match = _DURATION.fullmatch(text.strip())
     hours, minutes, seconds = (int(part or 0) for part in (match.groups() if match else ("0",) * 3))
     count_s = 3600 * hours + 60 * minutes + seconds
@@ -323,7 +328,7 @@ def is_extender_annotation(key: str) -> bool:
 
 
 def parse_unified_memory(text: str) -> int:
-    """Parse the bytes of the host that a GPU with unified memory may use; 0 for ``auto``."""
+    """Parse the bytes of host memory that a GPU with unified memory may use; 0 for ``auto``."""
     stripped = text.strip()
     if stripped == "auto":
         return 0
@@ -333,13 +338,13 @@ def parse_unified_memory(text: str) -> int:
         why = f"is neither auto nor an amount of memory: {err.why}"
         raise BadAnnotation(UNIFIED_MEMORY, text, why, "96Gi") from err
     if not 1 << 20 <= pool_bytes <= MAX_DEVICE_BYTES:
-        why = "is less than 1Mi, or more than any device has"
+        why = "is less than 1Mi or more than any device has"
         raise BadAnnotation(UNIFIED_MEMORY, text, why, "96Gi")
     return pool_bytes
 
 
 def parse_reserve(text: str) -> int:
-    """Parse the bytes kept free on every device of a node; zero is allowed."""
+    """Parse the bytes that are kept free on every device of a node. Zero is allowed."""
     try:
         reserve_bytes = parse_bytes(text.strip())
     except BadQuantity as err:
@@ -352,12 +357,12 @@ def parse_reserve(text: str) -> int:
 
 
 def parse_cordon(text: str) -> frozenset[str]:
-    """Parse the UUIDs of the cordoned devices of a node; empty text: none."""
+    """Parse the UUIDs of the cordoned devices of a node. An empty text means none."""
     uuids = [part.strip() for part in text.split(",")] if text.strip() else []
     for uuid in uuids:
         if not _DEVICE_UUID.fullmatch(uuid):
             raise BadAnnotation(
-                CORDON, text, f"is not valid: {uuid!r} is no UUID of a GPU", CORDON_EXAMPLE
+                CORDON, text, f"is not valid: {uuid!r} is not the UUID of a GPU", CORDON_EXAMPLE
             )
     if len(uuids) > MAX_CORDONED:
         raise BadAnnotation(

@@ -6,7 +6,7 @@ from headroom.contract.printable import printable
 
 
 def command(*words: str) -> str:
-    """Return the command of which a shell makes exactly these words: quoted where necessary.
+    """Return the command that a shell splits into exactly these words, quoted where necessary.
 
     Example: ``kubectl -n team patch deployment llm --type merge -p '{"spec": {}}'``.
     """
@@ -14,5 +14,5 @@ def command(*words: str) -> str:
 
 
 def commented(text: str) -> str:
-    """Return the text as one comment of a shell script or of YAML, whatever it contains."""
+    """Return any text as a single comment of a shell script or of YAML."""
     return f"# {printable(text)}"

@@ -1,9 +1,10 @@
 """The console's Service, and the sessions of its users.
 
-A session is a random secret that the client makes. The client creates a CertificateSigningRequest
-(CSR) that is named after the hash of the secret, and the API server writes the name and the groups
-of the creator into it. So the console finds out who sends a secret, without a token and without a
-key: docs/design/adr/0091-users-of-the-console-send-no-token.md.
+A session is a random secret that the client generates. The client creates a
+CertificateSigningRequest (CSR) that is named after the hash of the secret, and the API server
+writes the name and the groups of the creator into it. So the console can identify the sender of a
+secret without a token and without a key
+(docs/design/adr/0091-users-of-the-console-send-no-token.md).
 """
 
 import base64
@@ -11,28 +12,29 @@ import hashlib
 import json
 import re
 
-#: The Service, as the API server's proxy names it: scheme, name, port.
+#: The Service, also in the form that the API server's proxy uses: scheme, name and port.
 SERVICE = "headroom-debug"
 PROXIED = f"https:{SERVICE}:debug-tls"
-#: The signer of the CSRs; it signs nothing. Also the audience of tokens for the debug API.
+#: The signer of the CSRs, which signs nothing. Also the audience of tokens for the debug API.
 SIGNER = AUDIENCE = "headroom.gpu/console"
 CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
-#: Header with the secret. The API server removes ``Authorization`` before it forwards a request.
+#: Header that contains the secret, because the API server removes ``Authorization`` before it
+#: forwards a request.
 HEADER = "Headroom-Session"
-#: Seconds from the creation of the CSR to the end of the session.
+#: Lifetime of a session in seconds, from the creation of the CSR.
 LIFETIME_S = 3600
 _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def csr_name(secret: str) -> str:
-    """Return the name of the CSR of a session; empty if ``secret`` has another form."""
+    """Return the name of the CSR of a session; empty if ``secret`` is not a valid secret."""
     if not _SECRET.fullmatch(secret):
         return ""
     return f"headroom-console-{hashlib.sha256(secret.encode()).hexdigest()}"
 
 
 def audiences(token: str) -> list[str]:
-    """Return the audiences that a JWT claims, without verifying it; empty for other tokens."""
+    """Return the audiences that a JWT claims, without verifying the JWT; empty for other tokens."""
     try:
         claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
         found = claims["aud"]

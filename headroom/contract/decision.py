@@ -1,8 +1,8 @@
-"""The id of a scheduling attempt, equal in all verbs and all extender replicas.
+"""The id of a scheduling attempt, which is the same in all verbs and all extender replicas.
 
-kube-scheduler sends the whole pod to filter, prioritize and preempt, and the Binding of bind is
-conditional on its resourceVersion. So the pod's uid and resourceVersion identify the attempt, and
-no state passes from one call to the next.
+kube-scheduler sends the whole pod to filter, prioritize and preempt, and the Binding that bind
+creates is conditional on the pod's resourceVersion. So the pod's uid and resourceVersion identify
+the attempt, and no state is passed from one call to the next.
 """
 
 import msgspec
@@ -25,7 +25,8 @@ def decision_id(uid: str, resource_version: str) -> str:
 def decision_of(pod: Pod) -> str:
     """Return the id of the decision that placed the pod, from its placement annotation.
 
-    Return an empty string if there is none or it cannot be decoded: users can write any text there.
+    Return an empty string if the pod has no such annotation or it cannot be decoded, because users
+    can write any text into it.
     """
     text = pod.annotation(PLACEMENT)
     if text is None:

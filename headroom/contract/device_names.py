@@ -1,17 +1,17 @@
-"""Short names of devices for people, unique on a node."""
+"""Short names of devices for users, unique on a node."""
 
 import re
 from collections.abc import Sequence
 
-#: The first group is the part of a UUID that people compare.
+#: The first group is the part of a UUID that is enough for users to compare.
 _UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
 
 
 def device_name(uuid: str, index: int, kind: str) -> str:
-    """Return the index of a GPU.
+    """Return the index of a GPU, or the beginning of its UUID.
 
-    A MIG device has the index of its GPU, and some agents report no index (-1): return the start of
-    the UUID in both cases, or the whole UUID if it has another form than the driver's.
+    A MIG device has the index of its GPU, and some agents report no index (-1). In both cases
+    return the beginning of the UUID, or the whole UUID if it does not have the driver's format.
     """
     if index >= 0 and kind != "mig":
         return str(index)
@@ -20,12 +20,12 @@ def device_name(uuid: str, index: int, kind: str) -> str:
 
 
 def nouns(names: Sequence[str]) -> str:
-    """Return names as they are written in a sentence: ``GPU 0, 1``."""
+    """Return names for use in a sentence, such as ``GPU 0, 1``."""
     if all(name.isdecimal() for name in names):
         return f"GPU {', '.join(names)}"
     return ", ".join(map(noun, names))
 
 
 def noun(name: str) -> str:
-    """Return a name as it is written in a sentence: ``GPU 0``, or ``GPU-5e8a1b2c``."""
+    """Return a name for use in a sentence, such as ``GPU 0`` or ``GPU-5e8a1b2c``."""
     return name if name.startswith(("GPU-", "MIG-")) else f"GPU {name}"

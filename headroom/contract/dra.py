@@ -1,8 +1,8 @@
 """The fields of DRA's objects that Headroom reads and writes: claims, devices, DeviceClasses and
 DeviceTaintRules.
 
-They are equal in all versions of resource.k8s.io, except that v1beta1 has the attributes of a
-device under ``basic``.
+The fields are the same in all versions of resource.k8s.io, except that v1beta1 has the attributes
+of a device under ``basic``.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ DRIVER = "gpu.nvidia.com"
 _UUID = ("uuid", f"{DRIVER}/uuid")
 _MEMORY = ("memory", f"{DRIVER}/memory")
 
-#: Beginning of the extended resource that each DeviceClass has without naming one. The rest is the
-#: name of the class. kube-scheduler accepts no such name in ``managedResources``.
+#: Prefix of the extended resource that each DeviceClass has even if it names none. The rest is the
+#: name of the class. kube-scheduler does not accept such names in ``managedResources``.
 IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
-#: These resources for the classes of GPUs and MIG devices that NVIDIA's driver installs.
+#: The implicit resources of the classes for GPUs and MIG devices that NVIDIA's driver installs.
 IMPLICIT_GPU_RESOURCES = (
     f"{IMPLICIT_RESOURCE}{DRIVER}",
     f"{IMPLICIT_RESOURCE}mig.nvidia.com",
 )
 
 NO_SCHEDULE = "NoSchedule"
-#: Label of the DeviceTaintRules that Headroom writes; no others are ever deleted.
+#: Label of the DeviceTaintRules that Headroom writes. Headroom never deletes other rules.
 MANAGED_BY, MANAGER = "app.kubernetes.io/managed-by", "headroom-device-taints"
 
 
@@ -41,7 +41,7 @@ def implicit_gpu_resources(pod: Pod) -> list[str]:
 
 
 def uuid_of(device: SliceDevice) -> str:
-    """Return the uuid that the driver publishes for a device; empty if there is none."""
+    """Return the UUID that the driver publishes for a device; empty if there is none."""
     attributes = device.attributes or (device.basic and device.basic.attributes) or {}
     for name in _UUID:
         if (attribute := attributes.get(name)) is not None and attribute.string:
@@ -55,14 +55,14 @@ class AllocatedDevice(KubeStruct, frozen=True):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    #: Capacity -> quantity; empty if the claim holds the whole device.
+    #: Consumed quantity of each capacity; empty if the claim holds the whole device.
     consumed_capacity: Mapping[str, str | int] | None = None
-    #: True: the claim observes a device that others hold, and consumes nothing.
+    #: If True, the claim only observes a device that others hold, and consumes nothing.
     admin_access: bool | None = None
 
     @property
     def memory(self) -> str | None:
-        """The quantity of memory that is consumed; None if the whole device is."""
+        """The quantity of memory that the claim consumes; None if it consumes the whole device."""
         consumed = self.consumed_capacity or {}
         text = next((consumed[name] for name in _MEMORY if name in consumed), None)
         return None if text is None else str(text)
@@ -77,7 +77,7 @@ class Allocation(KubeStruct, frozen=True):
 
 
 class Consumer(KubeStruct, frozen=True):
-    """A pod that may use the claim; ``resource`` is "pods"."""
+    """A pod that may use the claim. ``resource`` is "pods"."""
 
     resource: str = ""
     name: str = ""
@@ -124,7 +124,7 @@ class DeviceTaintRuleSpec(KubeStruct, frozen=True):
 
 
 class DeviceTaintRule(KubeStruct, frozen=True):
-    """Taints the selected devices, so that no more claims get them."""
+    """Taints the selected devices, so that no new claims get them."""
 
     metadata: ObjectMeta
     spec: DeviceTaintRuleSpec

@@ -7,10 +7,10 @@ from enum import StrEnum
 
 
 class EventReason(StrEnum):
-    """A reason, by which ``kubectl get events --field-selector reason=...`` filters.
+    """A reason, which ``kubectl get events --field-selector reason=...`` selects.
 
-    ``on`` is the kind of the object, ``when`` describes the cause, and ``repeated`` when another
-    Event or a change of the same one follows; "" if neither does.
+    ``on`` is the kind of the object, and ``when`` describes the cause. ``repeated`` describes when
+    Headroom writes another Event or updates the same Event, and is empty if it does neither.
     """
 
     on: str
@@ -26,8 +26,8 @@ class EventReason(StrEnum):
     NO_GPU_FITS = (
         "NoGPUFits",
         "Pod",
-        "No node takes the pod. The text has the number of nodes for each reason, and the nearest "
-        "GPU with the memory that is missing there.",
+        "The pod fits on no node. The text contains the number of nodes for each reason, and the "
+        "nearest GPU with the memory that is missing there.",
         "in the same Event when its text changes, at most once a minute",
     )
     OVERCOMMITTED = (
@@ -98,13 +98,13 @@ class EventReason(StrEnum):
     GPU_OVERCOMMITTED = (
         "GPUOvercommitted",
         "Node",
-        "Pods without a reservation, or processes of no known pod, use memory that is reserved for "
-        "other pods. The text counts the pods and does not name them.",
+        "Pods without a reservation, or processes outside of known pods, use memory that is "
+        "reserved for other pods. The text counts these pods but does not name them.",
         "for other pods or processes",
     )
     GPU_UNHEALTHY = (
         "GPUUnhealthy",
         "Node",
-        "A GPU of the node is unhealthy and takes no more pods.",
+        "A GPU of the node is unhealthy and takes no new pods.",
         "each time that a GPU fails",
     )

@@ -1,13 +1,14 @@
 """The gate: an init container that succeeds only if the pod's device has enough free memory.
 
-The agent of the node decides that. The gate is the first init container, so that no other container
-of the pod runs while it waits. It requests no GPU: the kubelet would reuse the init container's
-devices for the later containers, and would not request theirs from the device plugin.
+The agent of the node decides this. The gate is the first init container, so that no other container
+of the pod runs while it waits. It requests no GPU, because the kubelet would reuse the init
+container's devices for the later containers instead of requesting devices from the device plugin.
 
-A pod's author could write a container of this name that succeeds at once. Two rules exclude that
-(docs/design/adr/0060). The webhook replaces every container of this name when a GPU pod is created.
-And a container counts as the gate only if every field equals the webhook's, except for what the API
-server and the admission plugins that ``is_whole`` lists may change.
+The author of a pod could write a container with this name that succeeds immediately. Two rules
+prevent this (docs/design/adr/0060). First, the webhook replaces every container with this name when
+a GPU pod is created. Second, a container counts as the gate only if every field has the webhook's
+value, except for fields that the API server and the admission plugins listed by ``is_whole`` may
+change.
 """
 
 from collections.abc import Mapping
@@ -20,15 +21,16 @@ from headroom.contract.errors import BadAnnotation
 from headroom.contract.keys import GATED
 from headroom.contract.kube import Container, InitContainer, Pod
 
-#: Name of the container.
+#: Name of the gate's container.
 GATE = "headroom-gate"
-#: Port of the agent that the gate asks.
+#: Port of the agent to which the gate sends its requests.
 PORT = 9410
 
-#: Limits and requests of the gate, if nothing requires more.
+#: Requests and limits of the gate, unless something requires more.
 GATE_RESOURCES: Mapping[str, str] = {"cpu": "100m", "memory": "32Mi"}
-#: Mounts that other admission plugins add to every container: tokens of the ServiceAccount and of
-#: a cloud's workload identity. Whole paths, because the API server stores paths with "..".
+#: Paths at which other admission plugins mount tokens into every container: tokens of the
+#: ServiceAccount and of a cloud's workload identity. They are compared as a whole, because the API
+#: server stores paths with "..".
 _TOKEN_MOUNTS = frozenset(
     (
         "/var/run/secrets/kubernetes.io/serviceaccount",
@@ -37,12 +39,12 @@ _TOKEN_MOUNTS = frozenset(
         "/var/run/secrets/azure/tokens",
     )
 )
-#: Prefixes of variables that these plugins add. The gate does not read them.
+#: Prefixes of variables that these plugins add, and that the gate does not read.
 _CLOUD_VARIABLES = ("AWS_", "AZURE_")
-#: Field -> values that the API server or the admission plugin AlwaysPullImages may write.
+#: Values that the API server or the admission plugin AlwaysPullImages may write, by field.
 _DEFAULTS: Mapping[str, tuple[object, ...]] = {
     "image_pull_policy": ("IfNotPresent", "Always"),
-    # The kubelet mounts an empty file at this path, so another one could hide the gate's program.
+    # The kubelet mounts an empty file at this path, so another path could hide the gate's program.
     "termination_message_path": ("/dev/termination-log",),
     "termination_message_policy": ("File",),
     "stdin": (False,),
@@ -52,21 +54,21 @@ _DEFAULTS: Mapping[str, tuple[object, ...]] = {
 
 
 def gate_container(image: str, resources: Mapping[str, str] = GATE_RESOURCES) -> dict[str, Any]:
-    """Return the gate as a JSON object; docs/design/device-truth.md describes it.
+    """Return the gate as a JSON object. docs/design/device-truth.md describes it.
 
-    ``resources`` are its limits and its requests, by name.
+    ``resources`` contains its requests, which are also its limits, by name.
     """
     return {
         "name": GATE,
         "image": image,
-        # -I: neither the working directory nor a variable adds modules.
+        # -I keeps the working directory and environment variables from adding modules.
         "command": ["python", "-I", "-m", "agent.gate_client"],
         "env": [
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
             for name, path in (("POD_UID", "metadata.uid"), ("HOST_IP", "status.hostIP"))
         ],
         "resources": {"limits": dict(resources), "requests": dict(resources)},
-        # The restricted Pod Security Standard requires these.
+        # The restricted Pod Security Standard requires these fields.
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "capabilities": {"drop": ["ALL"]},
@@ -78,7 +80,7 @@ def gate_container(image: str, resources: Mapping[str, str] = GATE_RESOURCES) ->
     }
 
 
-#: Fields that ``is_whole`` does not compare with the webhook's gate, and their neutral values.
+#: Fields of the webhook's gate that ``is_whole`` does not compare, with neutral values.
 _NOT_COMPARED: dict[str, Any] = {"image": "", "resources": None, "volume_mounts": None}
 _WEBHOOK_GATE = msgspec.structs.replace(
     msgspec.convert(gate_container(""), InitContainer), **_NOT_COMPARED
@@ -88,8 +90,8 @@ _WEBHOOK_GATE = msgspec.structs.replace(
 def is_gated(pod: Pod, image: str) -> bool:
     """Return whether the pod's first init container is the webhook's gate with this ``image``.
 
-    False if the pod's annotation ``headroom.gpu/gated`` is not true. Tags and digests are not
-    compared: a pod keeps its gate when the setting names a new version.
+    Return False if the pod's annotation ``headroom.gpu/gated`` is not true. Tags and digests are
+    not compared, so a pod keeps its gate when the setting names a new version.
     """
     first = _first_init_container(pod)
     if first is None or not is_whole(first) or not image:
@@ -102,11 +104,12 @@ def is_gated(pod: Pod, image: str) -> bool:
 
 
 def is_whole(container: Container) -> bool:
-    """Return whether the container does the same as the webhook's gate, if its image is the gate's.
+    """Return whether the container does the same as the webhook's gate, provided that its image
+    does.
 
-    Its image, CPU and memory are not compared. It may have defaults of the API server, and the
-    mounts and variables that admission plugins for tokens add to every container. It may have no
-    devices.
+    Image, CPU and memory are not compared. The container may have defaults of the API server, and
+    the mounts and variables that admission plugins for tokens add to every container. It must not
+    request devices.
     """
     if container.name != GATE or not isinstance(container, InitContainer):
         return False
@@ -125,21 +128,22 @@ def is_whole(container: Container) -> bool:
 def has_gate(pod: Pod) -> bool:
     """Return whether the first init container has the gate's name and blocks the later containers.
 
-    Its other fields are not compared: see ``is_gated``.
+    Its other fields are not compared (see ``is_gated``).
     """
     first = _first_init_container(pod)
     return (
         first is not None
         and first.name == GATE
-        and first.restart_policy != "Always"  # the kubelet does not wait for a sidecar to end
+        and first.restart_policy != "Always"  # The kubelet does not wait for a sidecar to end.
         and not asks_for_devices(first)
     )
 
 
 def waits(pod: Pod) -> bool:
-    """Return whether the pod's gate (``has_gate``) has not succeeded yet, according to its status.
+    """Return whether the pod has a gate (``has_gate``) that has not succeeded yet according to its
+    status.
 
-    False also if the pod has no gate or has ended.
+    Return False if the pod has no gate or has ended.
     """
     if not has_gate(pod) or pod.ended:
         return False
@@ -166,6 +170,6 @@ def _first_init_container(pod: Pod) -> InitContainer | None:
 
 
 def repository(image: str) -> str:
-    """Return the name of an image without tag and digest."""
+    """Return the name of an image without its tag and digest."""
     folder, slash, last = image.partition("@")[0].rpartition("/")
     return folder + slash + last.partition(":")[0]

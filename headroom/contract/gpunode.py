@@ -1,7 +1,7 @@
-"""The GPUNode object: one per node.
+"""The GPUNode object, of which each GPU node has one.
 
 Extenders create it and write ``spec`` (the ledger). The agent writes ``status`` (the report).
-Memory is int64 bytes. The JSON names are those of the CRD, without the suffix ``_bytes``.
+Memory is int64 bytes. The JSON names are the names in the CRD, which lack the suffix ``_bytes``.
 """
 
 from collections.abc import Sequence
@@ -26,29 +26,32 @@ MAX_WORD = 64
 HOLDINGS_SOURCES = frozenset({"checkpoint", "podresources"})
 #: Name of the source that reports which process belongs to which pod.
 PROCESSES_SOURCE = "proc"
-#: Flag of a reservation: made after the pod was bound without one, so it may overcommit a device.
+#: Flag of a reservation that was made after the pod was bound without a reservation. It may
+#: overcommit a device.
 ADOPTED = "adopted"
-#: Flag of an adopted reservation: the pod holds its devices by a ResourceClaim (DRA). It is charged
-#: what the claim holds.
+#: Flag of an adopted reservation whose pod holds its devices by a ResourceClaim (DRA). The amount
+#: that the claim holds is reserved.
 CLAIMED = "claimed"
-#: Flag of a reservation: the pod got a device without enough free memory. Headroom evicts it before
-#: it starts.
+#: Flag of a reservation whose pod got a device without enough free memory. Headroom evicts the pod
+#: before it starts.
 EVICTED = "evicted"
 #: Phases of the reservation of a pod that starts alone (annotation ``headroom.gpu/startup``).
 STARTING: Final = "starting"
 RUNNING: Final = "running"
-#: Unattributed use of a device below this is ignored. Extender and agent must use the same value.
+#: Unattributed use of a device up to this number of bytes is ignored. Extender and agent must use
+#: the same value.
 UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
-#: Maximum number of unattributed processes listed per node. The bytes of the others count too.
+#: Maximum number of unattributed processes listed per node. The bytes of further processes count
+#: too.
 MAX_UNATTRIBUTED_PROCESSES = 64
 
-#: Sources of SM activity, best first. Device utilisation, the share of time in which any kernel
-#: ran, is not SM activity.
+#: Sources of SM activity, best first. Device utilisation (the share of time in which any kernel
+#: ran) is not SM activity.
 SM_SOURCES = ("dcgm", "gpm", "nvml-process")
 
 Sharing = Literal["none", "time-slicing", "mps"]
 
-#: Why a device is unhealthy; ``other`` also for a cause that a newer agent has found.
+#: Why a device is unhealthy. ``other`` also stands for causes that only newer agents distinguish.
 HealthCode = Literal[
     "xid",
     "lost",
@@ -65,7 +68,7 @@ HealthCode = Literal[
     "nvml",
     "other",
 ]
-#: Why a source lacks data, if another fix than the usual one for this source applies.
+#: Why a source lacks data, if the usual fix for this source does not apply.
 SourceCode = Literal[
     "maintenance",
     "gpu_operator",
@@ -85,12 +88,13 @@ SourceCode = Literal[
 
 
 def memory_field(name: str) -> int:
-    """Return a msgspec field for bytes, named ``name`` in JSON. An omitted one is -1: unknown."""
+    """Return a msgspec field for bytes, named ``name`` in JSON. If it is omitted, it is -1
+    (unknown)."""
     return msgspec.field(default=-1, name=name)
 
 
 class Replicas(KubeStruct, frozen=True):
-    """The replicas of one device that the plugin advertises; an unshared device has one."""
+    """The replicas of one device that the plugin advertises. An unshared device has one replica."""
 
     free: int = 0
     allocated: int = 0
@@ -118,18 +122,18 @@ class Device(KubeStruct, frozen=True):
     index: int = -1
     model: str = ""
     kind: Literal["gpu", "mig"] = "gpu"
-    #: MIG only: the uuid of the physical GPU, and the id of the GPU instance whose memory its
-    #: compute instances share.
+    #: UUID of the physical GPU, and id of the GPU instance whose memory its compute instances
+    #: share. Set only for MIG devices.
     parent: str | None = None
     gpu_instance: int | None = None
     numa_node: int | None = None
-    #: Physical memory, driver reserve included.
+    #: Physical memory, including the driver's reserve.
     memory_bytes: int = memory_field("memory")
-    #: Reserved by the driver.
+    #: Memory that the driver reserves.
     reserved_bytes: int = memory_field("reserved")
-    #: memory - free - reserved.
+    #: Computed as memory - free - reserved.
     used_bytes: int = memory_field("used")
-    #: Bytes used by processes of no known pod; None if the agent cannot attribute processes.
+    #: Bytes used by processes outside of known pods; None if the agent cannot attribute processes.
     unattributed_bytes: int | None = msgspec.field(default=None, name="unattributed")
     sm_activity: SmActivity | None = None
     #: Share of the SMs' warp slots in use, 0..1.
@@ -138,14 +142,14 @@ class Device(KubeStruct, frozen=True):
     #: activity is near zero.
     utilization_ratio: float | None = msgspec.field(default=None, name="utilization")
     sharing: Sharing = "none"
-    #: The extended resource as which the plugin advertises it, such as nvidia.com/gpu.
+    #: The extended resource under which the plugin advertises the device, such as nvidia.com/gpu.
     resource: str = ""
     replicas: Replicas = Replicas()
     healthy: bool = True
     health_reason: str = ""
-    #: Each is a ``HealthCode``, or a code that only newer agents have.
+    #: Each code is a ``HealthCode``, or a code that only newer agents have.
     health_codes: list[str] = msgspec.field(default_factory=list)
-    #: RFC 3339, when the device was first seen unhealthy; empty while it is healthy.
+    #: When the device was first seen unhealthy (RFC 3339); empty while it is healthy.
     unhealthy_since: str = ""
     pci_bus_id: str = ""
     architecture: str = ""
@@ -153,13 +157,16 @@ class Device(KubeStruct, frozen=True):
 
     @property
     def name(self) -> str:
-        """The name for people, unique on the node."""
+        """The name for users, unique on the node."""
         return device_name(self.uuid, self.index, self.kind)
 
     @property
     def is_closed_by_mode(self) -> bool:
-        """Whether its compute mode makes pods fail on it: no process may use it, or only one may
-        and time slicing shares it. With MPS only the server uses it, so that mode is right."""
+        """Whether pods fail on the device because of its compute mode.
+
+        They do if no process may use it, or if only one process may use it and time slicing shares
+        it. With MPS only the server uses the device, so the exclusive mode is right.
+        """
         if self.compute_mode == "prohibited":
             return True
         return self.compute_mode.startswith("exclusive") and self.sharing == "time-slicing"
@@ -174,49 +181,52 @@ class PodUse(KubeStruct, frozen=True):
     name: str = ""
     container: str = ""
     replica: str = ""
-    #: None if the driver does not report it.
+    #: None if the driver does not report the use.
     used_bytes: int | None = msgspec.field(default=None, name="used")
     #: The sources of the device and of the bytes, such as "checkpoint,nvml".
     source: str = ""
-    #: Maximum use in this life of the container, ended processes included. A life begins when the
-    #: container starts, and again when it restarts. None if its use was not measured.
+    #: Maximum use in this life of the container, including ended processes. A life begins whenever
+    #: the container starts or restarts. None if the use was not measured.
     peak_bytes: int | None = msgspec.field(default=None, name="peak")
-    #: Maximum use until ``settled_at``, or until now if that is empty. None if the agent did not
-    #: measure the start of this life.
+    #: Maximum use until ``settled_at``, or until now if ``settled_at`` is empty. None if the agent
+    #: did not measure the start of this life.
     startup_peak_bytes: int | None = msgspec.field(default=None, name="startupPeak")
-    #: driver: high-water mark of the container's cgroup; nvml: the maximum of the samples, which
-    #: misses what falls between two of them. Empty if there is no peak.
+    #: With ``driver``, the peak is the high-water mark of the container's cgroup. With ``nvml``, it
+    #: is the maximum of the samples, which misses peaks between two samples. Empty if there is no
+    #: peak.
     peak_source: Literal["", "driver", "nvml"] = ""
-    #: Whether the container ran for a time without samples, so the true peak may be higher.
+    #: Whether samples were missed while the container ran, so that the true peak may be higher.
     peak_partial: bool = False
-    #: RFC 3339, start of this life; empty before the first process uses the device.
+    #: Start of this life (RFC 3339); empty before the first process uses the device.
     started_at: str = ""
-    #: RFC 3339, when its use had first settled in this life: the agent's rule is in
-    #: ``agent.peaks``. Empty until then, and if the agent did not measure the start of this life.
+    #: When the use first settled in this life (RFC 3339), by the rule in ``agent.peaks``. Empty
+    #: until then, and if the agent did not measure the start of this life.
     settled_at: str = ""
-    #: RFC 3339, since when the pod has used no SM of the device. Empty if it has used some in the
-    #: last minutes, or if its SM activity is not known.
+    #: Since when the pod has used no SM of the device (RFC 3339). Empty if the pod has used SMs in
+    #: the last minutes, or if its SM activity is unknown.
     idle_since: str = ""
 
 
 class ContainerLimit(KubeStruct, frozen=True):
-    """The driver's memory limits of one container on one device, and the use that it measures.
+    """The driver's memory limits for one container on one device, and the use that the driver
+    measures.
 
-    Drivers have such limits since r615. ``used_bytes`` is the driver's own measurement; it is never
-    added to the use of processes in ``PodUse``.
+    Drivers support such limits since r615. ``used_bytes`` is the driver's own measurement, and is
+    never added to the use of processes in ``PodUse``.
     """
 
     uid: str
     device: str
-    #: The container runtime's id, or the kubelet's container name if that is unambiguous.
+    #: The container runtime's id, and the kubelet's container name if it is unambiguous.
     container_id: str
     container: str = ""
     namespace: str = ""
     name: str = ""
     used_bytes: int = memory_field("used")
-    #: Soft limit: the driver may evict memory above it for other containers; None if there is none.
+    #: Soft limit, above which the driver may evict memory for other containers; None if there is
+    #: none.
     soft_bytes: int | None = msgspec.field(default=None, name="soft")
-    #: Hard limit: allocations above it fail; None if there is none.
+    #: Hard limit, above which allocations fail; None if there is none.
     hard_bytes: int | None = msgspec.field(default=None, name="hard")
 
 
@@ -226,7 +236,7 @@ class UnattributedProcess(KubeStruct, frozen=True):
     device: str
     pid: int
     command: str = ""
-    #: None if the driver does not report it.
+    #: None if the driver does not report the use.
     used_bytes: int | None = msgspec.field(default=None, name="used")
 
 
@@ -234,21 +244,21 @@ class Plugin(KubeStruct, frozen=True):
     """Settings of the device plugin and the kubelet that the agent can read."""
 
     allocation_policy: Literal["distributed", "packed", "unknown"] = "unknown"
-    #: Such as "envvar" or "cdi-annotations,cdi-cri"; empty if unknown.
+    #: For example "envvar" or "cdi-annotations,cdi-cri"; empty if unknown.
     device_list_strategy: str = ""
-    #: none, best-effort, restricted or single-numa-node; empty if unknown.
+    #: One of none, best-effort, restricted and single-numa-node; empty if unknown.
     topology_manager_policy: str = ""
     #: Whether the kubelet rejects a container that requests several shared replicas; None if
     #: unknown.
     fail_requests_greater_than_one: bool | None = None
-    #: Whether NVIDIA_VISIBLE_DEVICES of a pod certainly has no effect on which devices it sees.
+    #: Whether a pod's NVIDIA_VISIBLE_DEVICES certainly has no effect on the devices that it gets.
     ignores_visible_devices: bool = False
     #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
-    #: Why the node's device choice has no effect, or not for all resources; empty if it has.
+    #: Why the node's device choice has no effect on all or some resources; empty if it has effect.
     choice_obstacle: str = ""
-    #: Whether the agent may write to the kubelet's device plugin directory, which steering needs;
-    #: None if unknown.
+    #: Whether the agent may write to the kubelet's device plugin directory, which steering
+    #: requires; None if unknown.
     steering_permitted: bool | None = None
     #: Version of the kubelet according to the Node's status, such as v1.36.3; empty if unknown.
     kubelet_version: str = ""
@@ -260,23 +270,23 @@ class Source(KubeStruct, frozen=True):
     """One probe of the agent, and whether its data is in the report."""
 
     name: str
-    #: ok; degraded: part of its data is missing; absent: all of its data is missing, for example
-    #: because a service is not installed.
+    #: With ``degraded``, a part of its data is missing. With ``absent``, all of its data is
+    #: missing, for example because a service is not installed.
     state: Literal["ok", "degraded", "absent"] = "ok"
-    #: The missing data and the cause. The text stays equal while the cause lasts.
+    #: The missing data and the cause. The text stays the same as long as the cause.
     message: str = ""
-    #: Each is a ``SourceCode``, or a code that only newer agents have.
+    #: Each code is a ``SourceCode``, or a code that only newer agents have.
     codes: list[str] = msgspec.field(default_factory=list)
 
 
 class Summary(KubeStruct, frozen=True):
-    """Values for kubectl's printer columns, as text for people; no decision depends on them."""
+    """Values for kubectl's printer columns, as text for users. No decision depends on them."""
 
     devices: int = 0
-    #: Physical memory, driver reserve included, such as ``24.0 GiB``.
+    #: Physical memory, including the driver's reserve, such as ``24.0 GiB``.
     memory: str = ""
-    #: Measured use, and what remains of the memory without it and the driver's reserve. Pods may
-    #: have reserved memory that is free. Empty if the driver reports the use of no device.
+    #: Measured use, and the memory without use and the driver's reserve. Pods may have reserved
+    #: memory that is free here. Both are empty if the driver reports the use of no device.
     used: str = ""
     free: str = ""
     sharing: str = ""
@@ -291,7 +301,7 @@ class Condition(KubeStruct, frozen=True):
 
 
 class GPUNodeStatus(KubeStruct, frozen=True):
-    #: RFC 3339, when the sample was taken. It may be written later.
+    #: When the sample was taken (RFC 3339). It may be written later.
     observed_at: str = ""
     devices: list[Device] = msgspec.field(default_factory=list)
     pods: list[PodUse] = msgspec.field(default_factory=list)
@@ -310,9 +320,9 @@ class GPUNodeStatus(KubeStruct, frozen=True):
     def shows_every_pod(self) -> bool:
         """Return whether a pod that is not in the report has no replica and no process on the node.
 
-        True if the agent can read which pod holds which device, and can attribute the processes on
-        every device that reports its use. A device that does not report its use is unhealthy. Use
-        that it reports later counts from then on.
+        This is true if the agent can read which pod holds which device, and can attribute the
+        processes on every device that reports its use. A device that does not report its use is
+        unhealthy, and its use counts as soon as it is reported.
         """
         ok_sources = {source.name for source in self.sources if source.state == "ok"}
         return (
@@ -328,7 +338,7 @@ class ContainerCharge(KubeStruct, frozen=True):
     name: str
     #: Number of replicas that the container takes.
     count: int
-    #: The most bytes that the container can use on one device.
+    #: Maximum number of bytes that the container can use on one device.
     device_bytes: int = msgspec.field(default=0, name="bytes")
 
 
@@ -336,28 +346,29 @@ class Charge(KubeStruct, frozen=True):
     """The part of a reservation for one extended resource of the node."""
 
     resource: str
-    #: Number of replicas of the resource that the pod takes; an unshared device has one replica.
+    #: Number of replicas of the resource that the pod takes. An unshared device has one replica.
     count: int
-    #: Uuid of each candidate device -> the bytes reserved for the pod on it.
+    #: Bytes reserved for the pod on each candidate device, by UUID.
     candidates: dict[str, int] = msgspec.field(default_factory=dict)
-    #: Uuids of candidates that the plugin would not have chosen when this was written. Memory is
+    #: UUIDs of candidates that the plugin would not have chosen when this was written. Memory is
     #: reserved on them because a pod that is bound later can take the predicted device first. The
     #: other candidates are the predicted devices.
     beyond: list[str] = msgspec.field(default_factory=list)
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides which devices it uses, not the plugin.
-    #: Then memory stays reserved on every candidate, whichever replica the pod gets.
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES, and not the plugin, decides which devices it
+    #: uses. Then memory stays reserved on every candidate, whichever replica the pod gets.
     by_environment: bool = False
-    #: Uuid of the device that the agent makes the kubelet choose; empty if the plugin chooses.
+    #: UUID of the device that the agent makes the kubelet choose; empty if the plugin chooses.
     choice: str = ""
-    #: The containers, if several of the pod request the resource and the plugin chooses. They can
-    #: be on different devices.
+    #: The containers, if several containers of the pod request the resource and the plugin chooses
+    #: their devices. They can be on different devices.
     containers: list[ContainerCharge] = msgspec.field(default_factory=list)
 
     def bytes_on(self, device: str, rows: Sequence[PodUse] = ()) -> int:
-        """Return the bytes reserved on a device; if it is no candidate, the most on any candidate.
+        """Return the bytes reserved on a device, or the maximum of all candidates if it is not a
+        candidate.
 
-        ``rows`` are all rows of the pod in a report. If they show all replicas of all containers,
-        only the containers on the device count.
+        ``rows`` contains all rows of the pod in a report. If they show all replicas of all
+        containers, only the containers on the device count.
         """
         whole_bytes = self.candidates.get(device, max(self.candidates.values(), default=0))
         if not self.containers:
@@ -377,7 +388,7 @@ class Charge(KubeStruct, frozen=True):
 
     @property
     def total_bytes(self) -> int:
-        """The most bytes that the pod can use on all its devices together."""
+        """Maximum number of bytes that the pod can use on all its devices together."""
         most_bytes = max(self.candidates.values(), default=0) * self.count
         if not self.containers:
             return most_bytes
@@ -385,38 +396,40 @@ class Charge(KubeStruct, frozen=True):
 
 
 class OveruseEviction(KubeStruct, frozen=True):
-    """The decision to evict a pod that uses more than it reserved, written before the eviction."""
+    """The decision to evict a pod that uses more memory than it reserved, written before the
+    eviction."""
 
-    #: Uuid of the device that lacks memory.
+    #: UUID of the device that lacks memory.
     device: str
-    #: RFC 3339, when it was decided, and ``observedAt`` of the report that was the reason. Only a
-    #: later report or heartbeat can lead to the eviction.
+    #: When it was decided (RFC 3339), and ``observedAt`` of the report that caused the decision.
+    #: Only a later report or heartbeat can lead to the eviction.
     since: str = ""
     observed_at: str = ""
-    #: RFC 3339, when the API server rejected the eviction; empty if it did not.
+    #: When the API server rejected the eviction (RFC 3339); empty if it did not.
     rejected_at: str = ""
 
 
 class Reservation(KubeStruct, frozen=True):
-    """Memory and replicas reserved for one pod; the key in the map is the pod's uid."""
+    """Memory and replicas reserved for one pod. The key in the map is the pod's uid."""
 
     namespace: str
     name: str
     charges: list[Charge] = msgspec.field(default_factory=list)
-    #: Id of the attempt that wrote it last; it begins with the replica's name. It differs for each
-    #: attempt, so that each write changes the object and a late write of another attempt fails.
+    #: Id of the attempt that wrote it last, which begins with the name of the replica. Each attempt
+    #: has a different id, so each write changes the object and a late write of another attempt
+    #: fails.
     attempt: str = ""
-    #: RFC 3339, when that attempt wrote it.
+    #: When this attempt wrote it (RFC 3339).
     since: str = ""
-    #: ``ADOPTED``, ``EVICTED``.
+    #: Any of ``ADOPTED``, ``CLAIMED`` and ``EVICTED``.
     flags: list[str] = msgspec.field(default_factory=list)
-    #: Starting until the first start of a pod that starts alone has ended or timed out, then
-    #: running, also if the pod starts again. Empty for other pods.
+    #: ``starting`` until the first start of a pod that starts alone has ended or timed out, and
+    #: then ``running``, even if the pod starts again. Empty for other pods.
     phase: Literal["", "starting", "running"] = ""
     #: Seconds after ``since`` at which its start times out.
     start_timeout_s: int = msgspec.field(default=0, name="startTimeoutSeconds")
-    #: Adopted pods only: the VRAM annotation that the reservation is based on, shortened; empty if
-    #: the pod had none. For other pods, the placement annotation records it.
+    #: The VRAM annotation that an adopted pod's reservation is based on, shortened; empty if the
+    #: pod had none. Unset for other pods, for which the placement annotation records it.
     asked: str | msgspec.UnsetType = msgspec.UNSET
     #: Set while the pod is to be evicted because of its overuse.
     overuse: OveruseEviction | msgspec.UnsetType = msgspec.UNSET
@@ -435,14 +448,14 @@ class Reservation(KubeStruct, frozen=True):
 class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
     """The ledger of the node. Caches refer to it by weak references."""
 
-    #: True once all pods that were already on the node have reservations. Before that, the node
+    #: True when all pods that were already on the node have reservations. Before that, the node
     #: takes no pods that request a GPU.
     initialised: bool = False
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
-    #: For the printer column: the sum of all reservations, as text for people (``16.0 GiB``).
+    #: The sum of all reservations for the printer column, as text for users (``16.0 GiB``).
     reserved: str = ""
     #: Copy of the Node's annotation ``headroom.gpu/device-choice`` for the agent; empty if the Node
-    #: has none.
+    #: has no such annotation.
     device_choice: str = ""
     #: Copy of the Node's annotation ``headroom.gpu/cordon`` for the agent: UUIDs of devices, or of
     #: their GPUs, that take no new pods.
@@ -451,7 +464,7 @@ class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
 
 class GPUNode(KubeStruct, frozen=True):
     metadata: ObjectMeta
-    # Factories, because msgspec would omit plain defaults, and the API server requires both.
+    # Factories, because msgspec would omit plain defaults and the API server requires both fields.
     api_version: str = msgspec.field(default_factory=lambda: API_VERSION)
     kind: str = msgspec.field(default_factory=lambda: KIND)
     spec: GPUNodeSpec = GPUNodeSpec()

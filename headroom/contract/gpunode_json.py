@@ -1,4 +1,4 @@
-"""Reads GPUNodes from JSON, and writes them."""
+"""Decodes GPUNodes from JSON, and encodes them."""
 
 from operator import is_
 from typing import Any, TypeVar
@@ -49,9 +49,10 @@ def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
 
 
 def plain_object(part: T) -> T:
-    """Return the object with plain texts, in lists and structs too; the same one if they are.
+    """Return the object with plain texts, also in lists and structs; unchanged if all are plain
+    already.
 
-    Values of maps are checked, and their keys are not.
+    The values of maps are converted, but not their keys.
     """
     whole: Any = part
     if isinstance(whole, str):

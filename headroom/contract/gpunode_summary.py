@@ -7,7 +7,7 @@ from headroom.contract.quantity import MAX_DEVICE_BYTES, gib
 
 
 def summary_of(devices: Sequence[Device]) -> Summary:
-    """Return the summary of these devices. Memory that several devices share counts once."""
+    """Return the summary of these devices. Memory that several devices share counts only once."""
     # Compute instances of one GPU instance share its memory.
     memories = {
         (d.parent, d.gpu_instance) if d.kind == "mig" else (d.uuid, None): d

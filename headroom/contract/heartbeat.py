@@ -1,12 +1,12 @@
-"""The heartbeat in an agent's Lease: a newer sample confirms the status that was written last.
+"""The heartbeat in an agent's Lease, by which a newer sample confirms the last written status.
 
-The agent writes no status while nothing changes. Its Lease carries the time of the newest sample
-in ``headroom.gpu/observed-at``, and names the one status that the sample confirms. So a Lease never
+The agent writes no status while nothing changes. Its Lease carries the time of the newest sample in
+``headroom.gpu/observed-at``, and names the one status that the sample confirms. So a Lease never
 confirms a status that the agent has not seen.
 
-The extender does not depend on the node's clock. ``after`` names a version of the Lease that the
-agent had read before it took the sample. So everything that happened before that version was
-written happened before the sample.
+The extender does not depend on the node's clock, because ``after`` names a version of the Lease
+that the agent had read before it took the sample. So everything that happened before this version
+was written happened before the sample.
 """
 
 import msgspec
@@ -16,11 +16,11 @@ from headroom.contract.kube import KubeStruct, Lease
 
 
 class Confirmation(KubeStruct, frozen=True):
-    """Confirms that a sample equals a status in everything but SM activity."""
+    """Confirms that a sample equals a status, apart from SM activity."""
 
-    #: RFC 3339, by the node's clock, when the sample was taken.
+    #: When the sample was taken, by the node's clock (RFC 3339).
     sampled_at: str
-    #: The uid of the GPUNode whose status it confirms, and that status's own ``observedAt``.
+    #: The uid of the GPUNode whose status is confirmed, and the ``observedAt`` of this status.
     gpunode: str
     observed_at: str
     #: resourceVersion of this Lease that the agent read before the sample; empty if it read none.

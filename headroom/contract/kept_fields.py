@@ -1,8 +1,8 @@
 """Reduces objects of the API server to the fields that Headroom reads.
 
 The annotations of a pod may take 256 KiB. kubectl, service meshes and pipelines fill them with text
-that no decision depends on. Of such text only the size is kept, because the API server rejects a
-pod whose annotations grow beyond its limit.
+that no decision depends on. Only the size of such text is kept, because the API server rejects a
+pod whose annotations exceed its limit.
 """
 
 from typing import Any, TypeVar
@@ -26,9 +26,10 @@ from headroom.contract.kube import (
 )
 from headroom.contract.pod_limits import MAX_OWN_ANNOTATION_BYTES, annotation_bytes
 
-#: Characters kept of another allocator's annotation: a node name at most.
+#: Number of characters kept of another allocator's annotation, enough for a node name.
 MAX_MARK_CHARS = 256
-#: Maximum number of other allocators' annotations kept per object: one identifies the allocator.
+#: Maximum number of other allocators' annotations kept per object. A single annotation already
+#: identifies the allocator.
 MAX_MARKS = 16
 
 _OURS_FIRST = frozenset((*EXTENDER_ANNOTATIONS, *USER_ANNOTATIONS))
@@ -43,17 +44,17 @@ C = TypeVar("C", bound=Container)
 
 
 def kept_pod(pod: Pod) -> Pod:
-    """Return the pod without the fields that nothing reads: less than half its size.
+    """Return the pod without the fields that nothing reads, which is less than half of its size.
 
     Annotations and environment variables that are not read are dropped.
 
-    * One volume that kube-scheduler checks is kept, to show that there are some.
-    * Unbound pods keep all of their status.
+    * A single volume that kube-scheduler checks is kept, to show that there are such volumes.
+    * Unbound pods keep their whole status.
     * Bound pods keep only the condition that their node was lost. The states of their containers
-      are dropped until they have ended. The states of the init containers are kept, because they
-      show whether the gate still holds the pod.
-    * Pods that start alone also keep what shows the end of their start: the condition Ready, the
-      states of all containers, and whether these have probes.
+      are dropped until the containers have ended. The states of the init containers are kept,
+      because they show whether the gate still holds the pod.
+    * Pods that start alone also keep the fields that show the end of their start: the condition
+      Ready, the states of all containers, and whether the containers have probes.
     """
     starts_alone = pod.annotation(STARTUP) is not None
     spec = replace(
@@ -80,14 +81,16 @@ def kept_pod(pod: Pod) -> Pod:
 
 
 def kept_node(node: Node) -> Node:
-    """Return the node without annotations that nothing reads. It keeps all labels, because pods may
-    select any label."""
+    """Return the node without annotations that nothing reads.
+
+    It keeps all labels, because pods may select any label.
+    """
     metadata = replace(node.metadata, finalizers=None, owner_references=None)
     return replace(node, metadata=kept_annotations(metadata))
 
 
 def kept_namespace(namespace: Namespace) -> Namespace:
-    """Return the namespace with Headroom's own annotations and labels only."""
+    """Return the namespace with only Headroom's own annotations and labels."""
     metadata = namespace.metadata
     labels = {key: text for key, text in (metadata.labels or {}).items() if key.startswith(PREFIX)}
     metadata = replace(metadata, labels=labels or None, finalizers=None, owner_references=None)
@@ -103,7 +106,8 @@ def unannotated(of: T) -> T:
 def kept_annotations(of: ObjectMeta) -> ObjectMeta:
     """Return the metadata with the annotations that are read, and the size of the others.
 
-    If Headroom's own annotations exceed the limit of a pod, it keeps just enough to show that.
+    If Headroom's own annotations exceed the limit of a pod, the metadata keeps just enough of them
+    to show this.
     """
     annotations = of.annotations
     if not annotations:
@@ -144,7 +148,7 @@ def _is_ready(pod: Pod) -> bool:
 
 
 def _kept_containers(containers: list[C] | None, with_probes: bool) -> list[C] | None:
-    # A gate is recognised by all its fields.
+    # A gate keeps all its fields, because they identify it.
     return containers and [
         each if is_whole(each) else _kept_container(each, with_probes) for each in containers
     ]

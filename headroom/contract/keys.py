@@ -1,14 +1,14 @@
-"""Names that Headroom defines in Kubernetes objects: annotations, labels, resources, a taint.
+"""Names that Headroom defines in Kubernetes objects: annotations, labels, resources and a taint.
 
-Each definition describes the name for people. `make docs` writes docs/reference/annotations.md from
-the descriptions. ``contract.annotations`` parses the values, and exports the names too.
+Each definition describes the name for users, and `make docs` writes docs/reference/annotations.md
+from the descriptions. ``contract.annotations`` parses the values, and exports the names too.
 """
 
 from dataclasses import dataclass
 
 PREFIX = "headroom.gpu/"
 
-#: Value of ``SCHEDULER``: pods keep their own ``spec.schedulerName``.
+#: Value of ``SCHEDULER`` with which pods keep their own ``spec.schedulerName``.
 NO_SCHEDULER = "none"
 YOU = "you"
 
@@ -27,11 +27,11 @@ class Key:
     values: str
     #: A valid value.
     example: str
-    #: Effect of its absence; "" if Headroom writes it.
+    #: Effect if it is absent; empty if Headroom writes it.
     default: str = ""
     #: The components that act on it.
     reader: str = "extender"
-    #: annotation, label, resource, finalizer or taint.
+    #: One of annotation, label, resource, finalizer and taint.
     kind: str = "annotation"
 
 
@@ -73,8 +73,8 @@ MAX_SM = _key(
     values="a share above 0% and up to 100%",
     example="70%",
     default="no limit",
-    meaning="Maximum SM activity of the pod's GPU. GPUs at or above it, or with unknown SM "
-    "activity, do not take the pod.",
+    meaning="Maximum SM activity of the pod's GPU. The pod fits on no GPU with this or a higher SM "
+    "activity, or with unknown SM activity.",
 )
 PROCESSES = _key(
     "processes",
@@ -83,8 +83,8 @@ PROCESSES = _key(
     values="1 to 1024",
     example="2",
     default="1",
-    meaning="Processes of each container that use the GPU. MPS limits the memory of each process, "
-    "so the pod's memory must fit into this number of limits.",
+    meaning="Number of processes in each container that use the GPU. MPS limits the memory of each "
+    "process, so the pod's memory must fit into this number of limits.",
 )
 ON_OVERUSE = _key(
     "on-overuse",
@@ -94,7 +94,8 @@ ON_OVERUSE = _key(
     example="evict",
     default="setting `on_overuse`",
     meaning="Reaction if the pod uses more memory than it reserved: only report it, or also evict "
-    "the pod while other pods lack memory that they reserved: [overuse.md](../how-to/overuse.md).",
+    "the pod while other pods lack memory that they reserved. See "
+    "[overuse.md](../how-to/overuse.md).",
 )
 STARTUP = _key(
     "startup",
@@ -103,7 +104,7 @@ STARTUP = _key(
     values="`alone`",
     example="alone",
     default="starts together with other pods",
-    meaning="Until the pod has started, no other pod with this annotation starts on its GPU: "
+    meaning="Until the pod has started, no other pod with this annotation starts on its GPU. See "
     "[starting-alone.md](../how-to/starting-alone.md).",
 )
 STARTUP_TIMEOUT = _key(
@@ -113,8 +114,8 @@ STARTUP_TIMEOUT = _key(
     values="a duration from 1s to 24h",
     example="20m",
     default="`10m`",
-    meaning="Maximum time for which a pod with `headroom.gpu/startup: alone` keeps others waiting; "
-    "at most setting `max_startup_timeout_s`.",
+    meaning="Maximum time for which a pod with `headroom.gpu/startup: alone` keeps other pods "
+    "waiting. It is at most setting `max_startup_timeout_s`.",
 )
 GATED = _key(
     "gated",
@@ -125,7 +126,7 @@ GATED = _key(
     default="gated only if a node with `headroom.gpu/device-choice: gated` is eligible",
     reader="webhook",
     meaning="Whether an init container holds the pod until its GPU has enough free memory. The "
-    "pod's annotation overrides that of its namespace.",
+    "annotation of the pod overrides the annotation of its namespace.",
 )
 SHARE = _key(
     "share",
@@ -136,9 +137,9 @@ SHARE = _key(
     example="env",
     default="`none`",
     reader="webhook",
-    meaning="Whether GPU containers learn their share of the GPU's memory from environment "
-    "variables: [frameworks.md](../how-to/frameworks.md). The "
-    "pod's annotation overrides that of its namespace.",
+    meaning="Whether GPU containers get their share of the GPU's memory in environment variables "
+    "(see [frameworks.md](../how-to/frameworks.md)). The annotation of the pod overrides the "
+    "annotation of its namespace.",
 )
 DEFAULT_VRAM = _key(
     "default-vram",
@@ -198,13 +199,13 @@ MAINTENANCE = _key(
     default="`false`",
     reader="agent",
     meaning="Whether the agent releases the driver, so that the driver or the GPUs can be "
-    "replaced. The node takes no new pods meanwhile.",
+    "replaced. The node takes no new pods while this is set.",
 )
 UNIFIED_MEMORY = _key(
     "unified-memory",
     on="Node",
     writer=YOU,
-    values="an amount, or `auto`: all memory of the host but a tenth, and at least 2 GiB",
+    values="an amount, or `auto`, which leaves a tenth to the host, and at least 2 GiB",
     example="96Gi",
     default="the agent's flag `--unified-memory`",
     reader="agent",
@@ -246,7 +247,7 @@ DEVICES = _key(
     values="UUIDs, separated by commas",
     example="GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d",
     reader="the pod, by the downward API",
-    meaning="GPUs of the container with this index, if they are certain, such as on steered nodes. "
+    meaning="GPUs of the container with this index, if they are certain, as on steered nodes. "
     "Written with the Binding.",
 )
 BYTES = _key(
@@ -257,7 +258,7 @@ BYTES = _key(
     example="8589934592",
     reader="the pod, by `HEADROOM_VRAM_BYTES`",
     meaning="Memory that the container with this index may use on each of its GPUs; the smallest "
-    "if the possible GPUs differ. Written with the Binding.",
+    "value if the possible GPUs differ. Written with the Binding.",
 )
 FRACTION = _key(
     "fraction.",
@@ -274,7 +275,7 @@ RETRY = _key(
     writer="extender",
     values="an id",
     example="extender-7c9d-12",
-    reader="kube-scheduler, to which a changed pod is a reason to try again",
+    reader="kube-scheduler, which retries a changed pod",
     meaning="Written on a rejected pod that fits now, so that kube-scheduler requeues it.",
 )
 PREEMPTING = _key(
@@ -375,7 +376,7 @@ FINALIZER = _key(
     writer="extender",
     values="-",
     example="headroom.gpu/ledger",
-    meaning="Keeps a GPUNode, and the reservations in it, until its node is really gone.",
+    meaning="Keeps a GPUNode and its reservations until its node is really gone.",
 )
 TAINT_KEY = _key(
     "use-beyond-claims",
@@ -385,7 +386,7 @@ TAINT_KEY = _key(
     values="`true`, effect `NoSchedule`",
     example="true",
     reader="kube-scheduler",
-    meaning="Pods use more memory of the device than their claims have: "
+    meaning="Pods use more memory of the device than their claims hold: "
     "[dra.md](../how-to/dra.md).",
 )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-#: Numbers fit into 64 bits, because pods are encoded again.
+#: Integers are limited to 64 bits, because pods are encoded again.
 Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Quantity = str | Int64
 
@@ -18,7 +18,8 @@ Quantity = str | Int64
 class KubeStruct(
     msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True, gc=False
 ):
-    """Base of all decoded objects: trees without cycles, which the garbage collector can skip."""
+    """Base of all decoded objects. They are trees without cycles, so the garbage collector can skip
+    them."""
 
 
 #: Maximum length of an object's name.
@@ -52,10 +53,10 @@ class ObjectMeta(KubeStruct, frozen=True):
     uid: str = ""
     resource_version: str = ""
     annotations: Mapping[str, str] | None = None
-    #: Not a Kubernetes field: bytes of the annotations that this process has dropped, because
-    #: Headroom does not read them.
+    #: Size in bytes of the annotations that this process has dropped because Headroom does not read
+    #: them. This is not a Kubernetes field.
     foreign_annotation_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    #: Their number; also no field of Kubernetes.
+    #: Number of these annotations, which is not a Kubernetes field either.
     foreign_annotations: Annotated[int, msgspec.Meta(ge=0)] = 0
     labels: Mapping[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
@@ -67,10 +68,10 @@ class ObjectMeta(KubeStruct, frozen=True):
 
     @property
     def controller(self) -> OwnerReference | None:
-        """Return the owner that is the controller; None without one.
+        """Return the owner that is the controller; None if there is none.
 
-        The API server accepts any text in an owner reference. A reference whose kind or name no
-        object can have is none.
+        The API server accepts any text in an owner reference. So a reference is ignored if no
+        object can have its kind and name.
         """
         owners = self.owner_references or ()
         found = next((owner for owner in owners if owner.controller), None)
@@ -78,7 +79,7 @@ class ObjectMeta(KubeStruct, frozen=True):
 
 
 class ResourceRequirements(KubeStruct, frozen=True):
-    #: Resource name -> quantity. For extended resources, limits equal requests.
+    #: Quantity of each resource. For extended resources, limits equal requests.
     limits: Mapping[str, Quantity] | None = None
     requests: Mapping[str, Quantity] | None = None
     #: Devices that DRA allocates.
@@ -86,7 +87,7 @@ class ResourceRequirements(KubeStruct, frozen=True):
 
 
 class Present(KubeStruct, frozen=True):
-    """An object of which only the presence matters; none of its fields is decoded."""
+    """An object of which only the presence matters, so none of its fields is decoded."""
 
 
 class FieldRef(KubeStruct, frozen=True):
@@ -94,7 +95,7 @@ class FieldRef(KubeStruct, frozen=True):
 
 
 class EnvVarSource(KubeStruct, frozen=True):
-    """The source of a variable's value; sources other than the pod's fields are not decoded."""
+    """The source of a variable's value. Only sources that are fields of the pod are decoded."""
 
     field_ref: FieldRef | None = None
 
@@ -132,9 +133,9 @@ class VolumeMount(KubeStruct, frozen=True):
 
 
 class InitContainer(Container, frozen=True):
-    """An init container, with every field of Kubernetes' API, to recognise the gate.
+    """An init container with every field of Kubernetes' API, which is needed to recognise the gate.
 
-    ``contract.gate`` compares all of them. ``tests/admission/test_api_fields.py`` compares the
+    ``contract.gate`` compares all of them. ``tests/admission/test_api_fields.py`` compares their
     names with each supported version of Kubernetes.
     """
 
@@ -190,7 +191,8 @@ class LabelSelector(KubeStruct, frozen=True):
 
 
 class PodAffinityTerm(KubeStruct, frozen=True):
-    """Selects pods by labels and namespaces; without namespaces, in the term's own namespace."""
+    """Selects pods by labels and namespaces. Without namespaces, it selects pods in its own
+    namespace."""
 
     label_selector: LabelSelector | None = None
     namespaces: list[str] | None = None
@@ -217,14 +219,14 @@ class Affinity(KubeStruct, frozen=True):
 
 
 class Volume(KubeStruct, frozen=True):
-    """A volume; only volumes that the node must be able to attach are decoded."""
+    """A volume. Only volumes that the node must be able to attach are decoded."""
 
     persistent_volume_claim: Present | None = None
     ephemeral: Present | None = None
 
 
 class SchedulingGate(KubeStruct, frozen=True):
-    """A scheduling gate: no scheduler tries a pod that has one."""
+    """A scheduling gate. Schedulers skip pods with scheduling gates."""
 
     name: str = ""
 
@@ -236,7 +238,8 @@ class SchedulingGroup(KubeStruct, frozen=True):
 
 
 class WorkloadReference(KubeStruct, frozen=True):
-    """The group of a pod in Kubernetes 1.35: a part of a Workload, or a replica of that part."""
+    """The group of a pod in Kubernetes 1.35, which is a part of a Workload or a replica of such a
+    part."""
 
     name: str = ""
     pod_group: str = ""
@@ -248,9 +251,9 @@ class PodSpec(KubeStruct, frozen=True):
     init_containers: list[InitContainer] | None = None
     node_name: str | None = None
     priority: Int64 | None = None
-    #: Seconds between SIGTERM and SIGKILL, if no deletion sets others.
+    #: Seconds between SIGTERM and SIGKILL, unless a deletion sets another value.
     termination_grace_period_seconds: Int64 | None = None
-    #: "Never": no pod is evicted to make this pod fit.
+    #: With "Never", no pod is evicted to make this pod fit.
     preemption_policy: str | None = None
     scheduler_name: str | None = None
     scheduling_gates: list[SchedulingGate] | None = None
@@ -283,7 +286,7 @@ class Terminated(KubeStruct, frozen=True):
 
 
 class Waiting(KubeStruct, frozen=True):
-    #: Such as "ImagePullBackOff".
+    #: The reason, such as "ImagePullBackOff".
     reason: str = ""
 
 
@@ -305,7 +308,7 @@ class ExtendedResourceRequest(KubeStruct, frozen=True):
 
 
 class ExtendedResourceClaimStatus(KubeStruct, frozen=True):
-    """The ResourceClaim that kube-scheduler made for extended resources of a pod (DRA)."""
+    """The ResourceClaim that kube-scheduler created for extended resources of a pod (DRA)."""
 
     resource_claim_name: str = ""
     request_mappings: list[ExtendedResourceRequest] | None = None
@@ -316,7 +319,7 @@ class PodStatus(KubeStruct, frozen=True):
     container_statuses: list[ContainerStatus] | None = None
     init_container_statuses: list[ContainerStatus] | None = None
     conditions: list[PodCondition] | None = None
-    #: RFC 3339, when the kubelet accepted the pod.
+    #: When the kubelet accepted the pod (RFC 3339).
     start_time: str | None = None
     #: The node on which other pods are preempted for this pod.
     nominated_node_name: str | None = None
@@ -328,16 +331,17 @@ class Pod(KubeStruct, frozen=True):
     metadata: ObjectMeta
     spec: PodSpec = PodSpec()
     status: PodStatus | None = None
-    #: Not a Kubernetes field: the pod's bytes as JSON if they exceed ``MAX_POD_BYTES``, else 0.
+    #: Size of the pod as JSON in bytes if it exceeds ``MAX_POD_BYTES``, otherwise 0. This is not a
+    #: Kubernetes field.
     json_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
 
     @property
     def ended(self) -> bool:
         """Return whether the containers have ended for good, according to the pod's status.
 
-        The phase alone does not prove it. A kubelet sets it after the containers have ended. For a
-        lost node, the pod garbage collector sets the phase Failed, and containers that the status
-        shows as waiting, or not at all, may run.
+        The phase alone does not prove this. A kubelet sets it after the containers have ended. But
+        for a lost node, the pod garbage collector sets the phase Failed while containers may still
+        run, namely those that the status shows as waiting or not at all.
         """
         status = self.status
         if status is None or status.phase not in ("Succeeded", "Failed"):
@@ -390,7 +394,7 @@ class ResourcePool(KubeStruct, frozen=True):
 
 
 class DeviceAttribute(KubeStruct, frozen=True):
-    """An attribute; those that are no strings are not decoded."""
+    """An attribute. Only attributes that are strings are decoded."""
 
     string: str | None = None
 
@@ -410,7 +414,7 @@ class SliceDevice(KubeStruct, frozen=True):
 
 
 class ResourceSliceSpec(KubeStruct, frozen=True):
-    """Fields that v1, v1beta2 and v1beta1 of resource.k8s.io have in common."""
+    """The fields that v1, v1beta2 and v1beta1 of resource.k8s.io have in common."""
 
     driver: str = ""
     node_name: str | None = None
@@ -419,7 +423,7 @@ class ResourceSliceSpec(KubeStruct, frozen=True):
 
 
 class ResourceSlice(KubeStruct, frozen=True):
-    """Devices that a DRA driver offers, usually those of one node."""
+    """Devices that a DRA driver offers, usually the devices of one node."""
 
     metadata: ObjectMeta
     spec: ResourceSliceSpec = ResourceSliceSpec()
@@ -431,7 +435,7 @@ class DisruptionBudgetSpec(KubeStruct, frozen=True):
 
 class DisruptionBudgetStatus(KubeStruct, frozen=True):
     disruptions_allowed: int = 0
-    #: Pod name -> time: pods whose eviction the budget has already counted.
+    #: Pods whose eviction the budget has already counted, as pod name -> time.
     disrupted_pods: Mapping[str, Any] | None = None
 
 

@@ -1,8 +1,8 @@
 """Limits on one pod that requests GPUs. They bound the work that the pod's author can cause.
 
 Kubernetes accepts pods of 1.5 MiB with thousands of containers. Headroom reads a pod many times,
-fits it on every node and writes annotations onto it. A pod beyond these limits is rejected at
-admission and by filter, and no memory is ever reserved for it; below them all work is linear in the
+fits it on every node and writes annotations to it. So admission and filter reject a pod beyond
+these limits, and no memory is ever reserved for it. Below the limits all work is linear in the
 pod's size. Pods that request no GPU have no limits here.
 """
 
@@ -14,27 +14,31 @@ import msgspec
 from headroom.contract.annotations import PREFIX
 from headroom.contract.kube import NodeSelectorRequirement, NodeSelectorTerm, Pod
 
-#: Containers and init containers together, the gate that the webhook adds included.
+#: Maximum number of containers and init containers together, including the gate that the webhook
+#: adds.
 MAX_CONTAINERS = 64
-#: Annotations of any name: the admission policies look at each (deploy/base/admission.yaml).
+#: Maximum number of annotations, because the admission policies look at each of them
+#: (deploy/base/admission.yaml).
 MAX_ANNOTATIONS = 256
-#: Names in the limits, or in the requests, of one container.
+#: Maximum number of names in the limits or the requests of one container.
 MAX_RESOURCES = 64
-#: Bytes of keys and values of annotations that begin with ``headroom.gpu/``.
+#: Maximum size in bytes of keys and values of annotations that begin with ``headroom.gpu/``.
 MAX_OWN_ANNOTATION_BYTES = 32 << 10
-#: Tolerations, and terms and requirements of required node affinity. Each is compared with each
-#: node: 340 terms cost the webhook 1.2 s in a cluster of 5,000 gated nodes.
+#: Maximum number of tolerations, and of terms and requirements of required node affinity. Each of
+#: them is compared with each node: 340 terms took the webhook 1.2 s in a cluster of 5,000 gated
+#: nodes.
 MAX_NODE_TERMS = 64
-#: Entries of the node selector and values of required node affinity.
+#: Maximum number of entries of the node selector and of values of required node affinity.
 MAX_NODE_VALUES = 1024
-#: Bytes of keys and values of all annotations of an object, as the API server counts them.
+#: Maximum size in bytes of keys and values of all annotations of an object, as the API server
+#: counts them.
 MAX_ANNOTATION_BYTES = 256 << 10
-#: Bytes kept free for the annotations that Headroom writes: the placement, and those that requeue
-#: and touch a pod.
+#: Bytes kept free for the annotations that Headroom writes, which are the placement and the
+#: annotations that requeue and touch a pod.
 RESERVED_ANNOTATION_BYTES = 8 << 10
-#: Bytes of the whole pod as JSON. By default, etcd accepts at most 1.5 MiB.
+#: Maximum size in bytes of the whole pod as JSON. By default, etcd accepts at most 1.5 MiB.
 MAX_POD_BYTES = 1 << 20
-#: Part of ``RESERVED_ANNOTATION_BYTES``, for the annotations that requeue and touch a pod.
+#: The part of ``RESERVED_ANNOTATION_BYTES`` for the annotations that requeue and touch a pod.
 _REQUEUE_BYTES = 512
 
 
@@ -46,11 +50,12 @@ def exceeded(pod: Pod) -> str:
 def _sentence(number: int, limit: int, what: str, help_text: str) -> str:
     if number <= limit:
         return ""
-    return f"pod has {number} {what}, at most {limit} are allowed with a GPU; {help_text}"
+    return f"pod has {number} {what}, but at most {limit} are allowed with a GPU; {help_text}"
 
 
 def _measured(pod: Pod) -> Iterator[tuple[int, int, str, str]]:
-    """Yield number, limit, name and fix. Numbers that are cheap to find come first."""
+    """Yield number, limit, name and fix, beginning with the numbers that are cheapest to
+    compute."""
     annotations = pod.metadata.annotations or {}
     yield (
         container_count(pod),
@@ -111,7 +116,8 @@ def _most_resources(pod: Pod) -> int:
 
 
 def sized(pod: Pod, json_bytes: int) -> Pod:
-    """Return a copy with ``json_bytes`` if they exceed ``MAX_POD_BYTES``, else the pod itself."""
+    """Return a copy with ``json_bytes`` if they exceed ``MAX_POD_BYTES``, otherwise the pod
+    itself."""
     if json_bytes <= MAX_POD_BYTES:
         return pod
     return msgspec.structs.replace(pod, json_bytes=json_bytes)
@@ -122,15 +128,15 @@ def container_count(pod: Pod) -> int:
 
 
 def annotation_bytes(annotations: Mapping[str, str]) -> int:
-    """Return the bytes of keys and values in UTF-8, as the API server counts them."""
+    """Return the number of bytes of keys and values in UTF-8, as the API server counts them."""
     return sum(len(key.encode()) + len(text.encode()) for key, text in annotations.items())
 
 
 def has_room_for(pod: Pod, written: Mapping[str, str]) -> bool:
     """Return whether ``written`` can be added to the pod's annotations.
 
-    The API server limits their total bytes. Bytes for the annotations that requeue and touch the
-    pod stay free.
+    The API server limits their total size. Space for the annotations that requeue and touch the pod
+    stays free.
     """
     after = {**(pod.metadata.annotations or {}), **written}
     after_bytes = annotation_bytes(after) + pod.metadata.foreign_annotation_bytes

@@ -1,8 +1,8 @@
-"""The preemption attempt: an annotation that a replica writes on the pod that needs a node.
+"""The preemption attempt, an annotation that a replica writes to the pod that needs a node.
 
-A pod has at most one attempt. A replica writes it before it evicts a victim, on condition that the
-pod's resourceVersion is unchanged. So only one replica evicts victims for a pod, and all replicas
-see which node is held for the pod.
+A pod has at most one attempt. A replica writes the attempt before it evicts a victim, on condition
+that the pod's resourceVersion is unchanged. So only one replica evicts victims for a pod, and all
+replicas see which node is held for it.
 """
 
 import msgspec
@@ -15,7 +15,7 @@ class Attempt(msgspec.Struct, frozen=True):
     #: Differs from the ids of earlier attempts for the same pod.
     id: str = ""
     node: str = ""
-    #: Unix time, seconds.
+    #: Start of the attempt in seconds of Unix time.
     since: int = 0
     #: Uids of the pods to evict.
     victims: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ def encode_attempt(attempt: Attempt) -> str:
 def attempt_of(pod: Pod) -> Attempt | None:
     """Return the pod's last attempt; None if there is none or it cannot be decoded.
 
-    Users can write any text in the annotation.
+    Decoding can fail, because users can write any text into the annotation.
     """
     text = pod.annotation(PREEMPTING)
     if text is None:

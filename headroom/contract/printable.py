@@ -1,8 +1,8 @@
-"""Makes text of others safe to print: on terminals, in Events and in objects.
+"""Makes foreign text safe to print on terminals, in Events and in objects.
 
 Tenants choose names of owners, annotations, messages, images and names of processes. Control
-characters in them can rewrite a terminal, and direction marks can change the order of what a person
-reads.
+characters in these texts can rewrite a terminal, and direction marks can change the order in which
+a person reads them.
 """
 
 import json
@@ -10,7 +10,7 @@ import re
 
 _NOT_ASCII = re.compile("[^\\x00-\\x7e]")
 _NOT_PLAIN = re.compile("[^ -~]")
-#: Letters, symbols and marks that no font shows: fillers, the blank of Braille, and variation
+#: Letters, symbols and marks that no font shows: fillers, the Braille blank, and variation
 #: selectors.
 _BLANK = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
@@ -20,8 +20,8 @@ _BLANK = re.compile(
 def printable(text: str) -> str:
     """Return the text with "?" for each character that cannot be printed.
 
-    These are control characters (ESC, newline), invisible marks and marks that change the direction
-    of text, separators except for the space, and surrogates.
+    Such characters are control characters (ESC, newline), invisible marks, marks that change the
+    direction of text, separators except for the space, and surrogates.
     """
     if not text.isascii():
         text = _BLANK.sub("?", text)
@@ -33,8 +33,8 @@ def printable(text: str) -> str:
 def plain(text: str) -> str:
     """Return the text with "?" for each character that is not printable ASCII.
 
-    The schemas of Headroom's objects admit only such text, because kubectl prints it as it is.
-    Letters that are written from right to left change the order of a line, too.
+    The schemas of Headroom's objects accept only such text, because kubectl prints it unchanged.
+    Right-to-left letters are replaced too, because they change the order of a line.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -42,12 +42,12 @@ def plain(text: str) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Return the text with "?" for each character that cannot be printed, except for newlines."""
+    """Return the text with "?" for each character that cannot be printed, except newlines."""
     return "\n".join(map(printable, text.split("\n")))
 
 
 def printable_json(text: str) -> str:
-    """Return JSON with escapes for characters that cannot be printed, so that its data is the same.
+    """Return JSON with escapes for characters that cannot be printed. Its data does not change.
 
     JSON already escapes control characters up to U+001F.
     """

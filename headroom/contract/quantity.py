@@ -1,40 +1,42 @@
 """Kubernetes quantities as whole bytes: parsed as Kubernetes parses them, and formatted.
 
-The grammar and the rounding are those of ``resource.Quantity`` and its ``Value()`` in
-k8s.io/apimachinery. All numbers are integers. Where Kubernetes computes a wrong result, this module
-differs:
+The grammar and the rounding are the same as in ``resource.Quantity`` and its ``Value()`` in
+k8s.io/apimachinery. All numbers are integers. This module differs in cases in which Kubernetes
+computes a wrong result:
 
-* Amounts above int64: Kubernetes wraps or caps them. This module rejects them.
-* Text without a digit (``Gi``, ``-``, ``.``): Kubernetes reads zero, against its own grammar. This
-  module rejects it.
-* Negative amounts: ``Value()`` of many of them is wrong, even positive. Here they are exact.
-* ``1e-999999999``: Kubernetes does not return. This module limits the exponent and the length.
+* Kubernetes wraps or caps amounts above int64. This module rejects them.
+* Kubernetes reads text without a digit (``Gi``, ``-``, ``.``) as zero, against its own grammar.
+  This module rejects it.
+* For many negative amounts, ``Value()`` is wrong and even positive. Here they are exact.
+* For ``1e-999999999``, Kubernetes does not return. This module limits the exponent and the length.
 """
 
 import re
 
 from headroom.contract.errors import BadQuantity
 
-#: Longer texts are rejected, which Kubernetes would not do. 2**63 nanobytes have 28 digits.
+#: Longer texts are rejected, although Kubernetes accepts them. 2**63 nanobytes have 28 digits.
 MAX_LENGTH = 64
 MAX_INT64 = (1 << 63) - 1
-#: More than any device has. A larger value is a mistake; the limit keeps sums in int64.
+#: More memory than any device has. A larger value is a mistake, and the limit keeps sums in int64.
 MAX_DEVICE_BYTES = 1 << 44
-#: A smaller amount of GPU memory is probably a number without its unit: a CUDA context needs more.
+#: A smaller amount of GPU memory is probably a number without its unit, because a CUDA context
+#: needs more.
 MIN_PLAUSIBLE_BYTES = 1 << 20
 
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([a-zA-Z]*|[eE][+-]?[0-9]+)")
-#: Suffix -> power of ten. ``E`` alone is exa, ``E`` with digits after it an exponent.
+#: Power of ten of each suffix. ``E`` alone is exa, and ``E`` followed by digits is an exponent.
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
-#: Suffix -> power of two, largest first.
+#: Power of two of each suffix, largest first.
 _BINARY = {"Ei": 60, "Pi": 50, "Ti": 40, "Gi": 30, "Mi": 20, "Ki": 10}
 
 
 def parse_bytes(text: str) -> int:
-    """Parse a quantity into whole bytes; the result may be negative.
+    """Parse a quantity into whole bytes. The result may be negative.
 
     Rounds fractions of a byte away from zero, so that only zero becomes zero. Raises
-    ``BadQuantity`` for text that Kubernetes rejects, and in the cases that the module lists.
+    ``BadQuantity`` for text that Kubernetes rejects, and in the cases listed in the module's
+    docstring.
     """
     if len(text) > MAX_LENGTH:
         raise BadQuantity(text, f"it is longer than {MAX_LENGTH} characters")
@@ -54,7 +56,8 @@ def parse_bytes(text: str) -> int:
 
 
 def _exponent(text: str, suffix: str) -> int:
-    """Return the power of ten of ``suffix``; a huge exponent is clamped without any effect."""
+    """Return the power of ten of ``suffix``. A huge exponent is clamped, which does not change the
+    result."""
     if suffix in _BINARY:
         return 0
     if suffix in _DECIMAL:
@@ -64,18 +67,18 @@ def _exponent(text: str, suffix: str) -> int:
     exponent = int(suffix[1:])
     if not -MAX_INT64 - 1 <= exponent <= MAX_INT64:
         raise BadQuantity(text, "its exponent is too large")
-    # At most MAX_LENGTH digits precede the exponent. So with an exponent of twice that, any amount
-    # is above int64; with the negative, below one byte.
+    # At most MAX_LENGTH digits precede the exponent. So with an exponent of twice this length, any
+    # amount is above int64, and with the negative exponent it is below one byte.
     return max(-2 * MAX_LENGTH, min(2 * MAX_LENGTH, exponent))
 
 
 def _power_of_ten(exponent: int) -> int:
-    """Return ten to the power of ``exponent``; 1 if it is negative."""
+    """Return ten to the power of ``exponent``, or 1 if the exponent is negative."""
     return int(10 ** max(0, exponent))
 
 
 def format_bytes(count: int) -> str:
-    """Format bytes with the largest binary unit that is exact (``8Gi``); without one if none is
+    """Format bytes with the largest exact binary unit (``8Gi``), or without a unit if none is exact
     (``1500``)."""
     for suffix, shift in _BINARY.items():
         if count and count % (1 << shift) == 0:
@@ -84,9 +87,9 @@ def format_bytes(count: int) -> str:
 
 
 def quantity_up_to(most_bytes: int) -> str:
-    """Return the largest quantity up to this that is easy to read and to write (``79.5Gi``).
+    """Return the largest easily readable quantity that is at most ``most_bytes`` (``79.5Gi``).
 
-    A multiple of 0.1 Gi, or of 1 Mi below 0.1 Gi; ``0Mi`` below 1 Mi.
+    The result is a multiple of 0.1 Gi, or of 1 Mi below 0.1 Gi. It is ``0Mi`` below 1 Mi.
     """
     tenths = most_bytes * 10 >> 30
     if not tenths:
@@ -95,7 +98,7 @@ def quantity_up_to(most_bytes: int) -> str:
 
 
 def implausible(count_bytes: int) -> str:
-    """Return why an amount of GPU memory is probably a mistake; empty if it is plausible, or 0."""
+    """Return why an amount of GPU memory is probably a mistake; empty if it is plausible or 0."""
     if not 0 < count_bytes < MIN_PLAUSIBLE_BYTES:
         return ""
     amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"
@@ -103,8 +106,8 @@ def implausible(count_bytes: int) -> str:
 
 
 def for_people(amount: str) -> str:
-    """Return a requested amount with a unit: a plain number of bytes as GiB, other texts as they
-    are."""
+    """Return a requested amount with a unit. A plain number of bytes is converted to GiB, other
+    texts stay unchanged."""
     if not amount.isdecimal():
         return amount
     count_bytes = int(amount)
@@ -112,9 +115,9 @@ def for_people(amount: str) -> str:
 
 
 def gib(count_bytes: int, up: bool = False) -> str:
-    """Format bytes for people: ``7.5 GiB``, ``1,440.0 GiB``, ``-0.1 GiB``.
+    """Format bytes for users, such as ``7.5 GiB``, ``1,440.0 GiB`` or ``-0.1 GiB``.
 
-    Rounds down, or up if ``up``.
+    Rounds down, or up if ``up`` is set.
     """
     tenths = -(-count_bytes * 10 >> 30) if up else count_bytes * 10 >> 30
     whole, tenth = divmod(abs(tenths), 10)

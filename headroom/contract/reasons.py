@@ -1,9 +1,9 @@
 """The closed list of reasons why a pod is unschedulable on a node.
 
-A sentence does not change while its cause lasts, and has no number, node name or percent sign,
+A sentence does not change while its cause lasts, and contains no number, node name or percent sign,
 because kube-scheduler counts equal sentences ("3 insufficient GPU memory on any device") and
-formats them. If the message of a pod keeps changing, kube-scheduler retries the pod a hundred times
-a second. The debug API reports the numbers of the same verdict.
+formats them. If the message of a pod kept changing, kube-scheduler would retry the pod a hundred
+times a second. The debug API reports the numbers that belong to a verdict.
 """
 
 from enum import Enum
@@ -24,17 +24,17 @@ _FIX_POD = "correct the annotation in the pod template, and create the pod again
 
 
 class Reason(Enum):
-    """One cause. ``code`` is the name in lower case, for programs; ``sentence`` is for people.
+    """A cause. ``code`` is its name in lower case, for programs, and ``sentence`` is for users.
 
-    ``meaning`` explains the cause, and ``remedy`` states what to do: the doctor prints it, and
-    `make docs` writes both into docs/reference/reasons.md. ``evictable``: whether evicting pods
-    from the node could make the pod fit.
+    ``meaning`` explains the cause, and ``remedy`` states what to do. The doctor prints the remedy,
+    and `make docs` writes both into docs/reference/reasons.md. ``evictable`` states whether
+    evicting pods from the node could make the pod fit.
     """
 
-    #: ``Enum.__hash__`` is a Python function; one filter call looks up dozens of reasons.
+    #: ``Enum.__hash__`` is a slow Python function, and one filter call looks up dozens of reasons.
     __hash__ = object.__hash__
 
-    # The pod itself: it fits on no node.
+    #     # Reasons of the pod itself, which fits on no node.
     BAD_VRAM = (
         "annotation headroom.gpu/vram is not valid (example: 8Gi)",
         _ANNOTATION,
@@ -77,7 +77,7 @@ class Reason(Enum):
     )
     BAD_POD = (
         "number of GPUs that the pod asks for cannot be read",
-        "A GPU resource of a container has a value that is no whole number.",
+        "A GPU resource of a container has a value that is not a whole number.",
         "correct resources.limits. Example: nvidia.com/gpu: 1",
     )
     POD_TOO_LARGE = (
@@ -92,12 +92,12 @@ class Reason(Enum):
         "add the annotation to the pod, or headroom.gpu/default-vram to its namespace",
     )
 
-    # The node: Headroom reserves nothing on it.
+    #     # Reasons of the node, on which Headroom reserves nothing.
     UNKNOWN_NODE = (
         "node is not known to Headroom",
         "The extender's watch does not show the node that kube-scheduler offers. Usually the node "
         "is a few seconds old.",
-        "wait; if it stays, check sources of GET /v1/status for a watch that is behind",
+        "wait; if the reason persists, check sources of GET /v1/status for a watch that is behind",
     )
     NO_REPORT = (
         "no GPU report from the node",
@@ -119,7 +119,7 @@ class Reason(Enum):
     NOT_INITIALISED = (
         "GPU ledger of the node is being set up",
         "The pods that were on the node before Headroom are being charged.",
-        "check whether an extender runs: it sets up the ledger within seconds",
+        "check whether an extender runs, because it sets up the ledger within seconds",
     )
     # headroom.gpu/reserve, device-choice or cordon.
     BAD_NODE_ANNOTATION = (
@@ -154,15 +154,15 @@ class Reason(Enum):
     NODE_FILLED = (
         "another scheduler has just filled the CPU, the memory or the pods of the node",
         "Two schedulers chose the node at the same moment, and the other one has bound its pod.",
-        "wait: kube-scheduler tries the pod again. If it happens often, keep the pods of other "
-        "schedulers off GPU nodes with a taint. Example: nvidia.com/gpu=present:NoSchedule",
+        "wait until kube-scheduler tries the pod again. If this happens often, keep the pods of "
+        "other schedulers off GPU nodes with a taint. Example: nvidia.com/gpu=present:NoSchedule",
     )
     #: Rejects binds only.
     GROUP_DECLINED = (
         "another pod of the group cannot be bound",
         "The pods of a group are bound together. Another pod of the group lost its memory between "
         "kube-scheduler's choice and the bind.",
-        "wait: kube-scheduler tries the group again",
+        "wait until kube-scheduler tries the group again",
     )
     # A foreign allocator assigns the node's GPUs. Neither sees the other's reservations.
     DRA_AND_PLUGIN = (
@@ -235,8 +235,8 @@ class Reason(Enum):
     )
     COMPUTE_MODE = (
         "compute mode of a GPU that the pod could get lets no further process use it",
-        "Its compute mode is prohibited, or it is exclusive-process and time slicing shares the "
-        "GPU: then each process after the first one fails (devices are busy or unavailable).",
+        "Its compute mode is prohibited, or it is exclusive-process while time slicing shares the "
+        "GPU. Then each process after the first fails (devices are busy or unavailable).",
         "set the default mode on the node: nvidia-smi -i GPU -c DEFAULT; kubectl headroom why "
         "shows the command for the GPU",
     )
@@ -264,8 +264,8 @@ class Reason(Enum):
     )
     OTHERS_ARRIVING = (
         "unconfirmed pods on the node must get their GPU first",
-        "Pods are bound to the node whose GPU no report shows yet, and each could get any GPU.",
-        "wait some seconds; if it stays, check why these pods do not start",
+        "Pods are bound to the node, but no report shows their GPU yet, so each could get any GPU.",
+        "wait some seconds; if the reason persists, check why these pods do not start",
     )
     NO_REPLICA = (
         "no free GPU replica",
@@ -283,7 +283,7 @@ class Reason(Enum):
     )
     MEMORY_ON_SOME = (
         "insufficient GPU memory on a device that the plugin could choose",
-        "One GPU has enough free memory, and the device plugin could choose another one.",
+        "One GPU has enough free memory, but the device plugin could choose another GPU.",
         "steer the node, so that Headroom chooses the GPU: headroom.gpu/device-choice: steered",
         True,
     )
@@ -295,7 +295,7 @@ class Reason(Enum):
     )
     HELD = (
         "GPU memory is held for another pod, which goes first",
-        "The pod fits on the node only without a pod that goes before it and is not bound yet: "
+        "The pod would fit on the node without another pod that goes first and is not bound yet. "
         "kube-scheduler is about to bind that pod, or other pods have left the node for it.",
         "wait until the other pod is bound, or the hold ends; kubectl headroom why names the pod "
         "and the time",

@@ -1,7 +1,8 @@
 """The VRAMProfile object: the memory peaks of one owner's past lives.
 
-The recorder writes it; console and webhook read it. There is no ``spec``. One object stands for one
-owner, such as a Deployment, or for a family of owners, such as the Jobs of one name.
+The recorder writes it, and the console and the webhook read it. It has no ``spec``. Each object
+stands for one owner, such as a Deployment, or for a family of owners, such as the Jobs whose names
+have the same prefix.
 """
 
 import re
@@ -31,13 +32,13 @@ class ProfileOwner(KubeStruct, frozen=True):
     kind: str = ""
     name: str = ""
     api_version: str = ""
-    #: Whether owners of this kind are created again for each run; ``name`` is then what their
-    #: names begin with.
+    #: Whether owners of this kind are created again for each run. Then ``name`` is the prefix of
+    #: their names.
     family: bool = False
 
 
 class ProfileController(KubeStruct, frozen=True):
-    """The kind of pods' direct controllers, and the text that their names begin with.
+    """The kind of pods' direct controllers, and the prefix of their names.
 
     Example: ReplicaSet ``llm`` for ``llm-5d4f``.
     """
@@ -47,10 +48,10 @@ class ProfileController(KubeStruct, frozen=True):
 
 
 class TrackStatus(KubeStruct, frozen=True):
-    """The lives of one program. Histograms are bucket -> weight in thousandths, as of ``as_of``."""
+    """The lives of one program. Histograms map buckets to weights in thousandths at the time
+    ``as_of``."""
 
-    #: Fingerprint of image, command, arguments and environment; empty if they differ from life to
-    #: life.
+    #: Fingerprint of image, command, arguments and environment; empty if they differ between lives.
     program: str = ""
     #: RFC 3339.
     as_of: str = ""
@@ -76,30 +77,30 @@ class ContainerStatus(KubeStruct, frozen=True):
     container: str
     #: Product name of the device.
     model: str = ""
-    #: Memory of the largest such device without the driver's part; 0 if unknown.
+    #: Memory of the largest such device without the driver's reserve; 0 if unknown.
     memory_bytes: int = msgspec.field(default=0, name="memory")
     #: The program's family, such as vLLM; empty if unknown.
     family: str = ""
     #: Whether programs differ from life to life.
     varies: bool = False
-    #: In order of their last life, the oldest first.
+    #: The tracks in the order of their last life, oldest first.
     tracks: list[TrackStatus] = msgspec.field(default_factory=list)
 
 
 class VRAMProfileStatus(KubeStruct, frozen=True):
-    #: RFC 3339, when the recorder wrote it.
+    #: When the recorder wrote it (RFC 3339).
     observed_at: str = ""
     owner: ProfileOwner = ProfileOwner()
-    #: By these a new pod finds the profile before it exists; the newest last.
+    #: The controllers by which a new pod finds the profile before the pod exists, newest last.
     controllers: list[ProfileController] = msgspec.field(default_factory=list)
     containers: list[ContainerStatus] = msgspec.field(default_factory=list)
-    #: For the printer column: lives that count, of all containers.
+    #: Number of lives that count in all containers, for the printer column.
     lives: int = 0
 
 
 class VRAMProfile(KubeStruct, frozen=True):
     metadata: ObjectMeta
-    # Factories, because msgspec would omit plain defaults, and the API server requires both.
+    # Factories, because msgspec would omit plain defaults and the API server requires both fields.
     api_version: str = msgspec.field(default_factory=lambda: API_VERSION)
     kind: str = msgspec.field(default_factory=lambda: PROFILE_KIND)
     status: VRAMProfileStatus = VRAMProfileStatus()
@@ -108,9 +109,10 @@ class VRAMProfile(KubeStruct, frozen=True):
 def profile_name(owner: ProfileOwner) -> str:
     """Return the name of an owner's VRAMProfile.
 
-    Names that cannot be used as they are get a hash, so that different owners have different names.
+    Names that are not valid object names get a hash, so that different owners have different names.
     """
-    # The group distinguishes kinds of the same name, such as Job of batch and of batch.volcano.sh.
+    # The group distinguishes kinds with the same name, such as Job of batch and of
+    # batch.volcano.sh.
     group = owner.api_version.partition("/")[0] if "/" in owner.api_version else ""
     plain = f"{owner.kind.lower()}-{owner.name}"
     shaped = _NOT_IN_NAMES.sub("-", plain).strip("-")
@@ -126,10 +128,10 @@ def stamp(time_s: float) -> str:
 
 
 def seconds(text: str) -> float:
-    """Return RFC 3339 as seconds since the epoch.
+    """Return an RFC 3339 time as seconds since the epoch.
 
-    The result is 0 if the text is empty, if it is no time with a zone, or if ``stamp`` cannot write
-    the time in UTC.
+    Return 0 if the text is empty or not a time with a zone, or if ``stamp`` cannot write the time
+    in UTC.
     """
     try:
         moment = datetime.fromisoformat(text)

@@ -1,7 +1,7 @@
 """The events of the watches: objects that were seen, objects that are gone, and complete lists.
 
-``at_s`` is in seconds of the receiver's monotonic clock. No other clock decides whether a report is
-stale.
+``at_s`` is in seconds of the receiver's monotonic clock. Only this clock decides whether a report
+is stale.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,11 +21,11 @@ class PodSeen:
 @dataclass(frozen=True, slots=True)
 class PodGone:
     uid: str
-    #: Whether the sender has proof that all containers ended. If false, the pod's last version
-    #: decides.
+    #: Whether the sender has proof that all containers have ended. If it has not, the pod's last
+    #: version decides.
     ended: bool = False
-    #: Whether the stored version of the pod was its last one. If not, an unbound pod may have been
-    #: bound before it was deleted.
+    #: Whether the stored version of the pod was its last version. If not, an unbound pod may have
+    #: been bound before it was deleted.
     is_last: bool = True
 
 
@@ -58,14 +58,15 @@ class GPUNodeSeen:
 @dataclass(frozen=True, slots=True)
 class GPUNodeGone:
     name: str
-    #: Uid of the object that a call of this process did not find; a later object of the same name
-    #: has another uid. None: the watch, which reports changes in order, reported the deletion.
+    #: Uid of the object that a call of this process did not find. A later object of the same name
+    #: has another uid. None if the watch, which reports changes in order, has reported the
+    #: deletion.
     uid: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatSeen:
-    """A version of the agent's Lease. The Lease has the name of its node."""
+    """A version of the agent's Lease, which has the name of its node."""
 
     lease: Lease
     at_s: float
@@ -172,7 +173,8 @@ WatchEvent = (
     | Relisted
 )
 
-#: Pods: the uid. PodDisruptionBudgets and ResourceClaims: namespace and name. Others: the name.
+#: The uid of a pod, namespace and name of a PodDisruptionBudget or ResourceClaim, or the name of
+#: any other object.
 ObjectKey = str | tuple[str, str]
 
 _GONE: Mapping[type, Callable[[str], WatchEvent]] = {
@@ -187,7 +189,9 @@ _GONE: Mapping[type, Callable[[str], WatchEvent]] = {
 
 def changes_of(event: Relisted, known: Iterable[ObjectKey]) -> Iterator[WatchEvent | None]:
     """Yield the deletions of ``known`` objects that are not in the list, then the listed objects.
-    Yield None after each step without a change, so that the caller can interrupt long lists."""
+
+    Yield None after each step without a change, so that the caller can interrupt long lists.
+    """
     listed: set[ObjectKey] = set()
     for o in event.objects:
         listed.add(_key(o))

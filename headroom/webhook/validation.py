@@ -268,7 +268,7 @@ def _implausible(key: str, text: str) -> Iterator[str]:
     if key == CORDON:
         wrong = sorted(each for each in parse_cordon(text) if not each.startswith(UUID_PREFIXES))
         if wrong:
-            error = f"names {shortened(wrong[0])}, which is no UUID of a GPU"
+            error = f"names {shortened(wrong[0])}, which is not the UUID of a GPU"
             yield str(BadAnnotation(key, text, error, CORDON_EXAMPLE))
         return
     why = next(filter(None, map(implausible, _amounts(key, text))), "")

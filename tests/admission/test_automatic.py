@@ -192,8 +192,8 @@ def test_auto_that_reaches_filter_is_rejected() -> None:
     found = understand(pod(owned("auto,default=8Gi")), "4Gi", around().rules)
     assert isinstance(found, Unreadable)
     assert found.message == (
-        "annotation headroom.gpu/vram: 'auto,default=8Gi' was not replaced: Headroom's webhook "
-        "does that when a pod is created. Example: headroom.gpu/vram: 8Gi"
+        "annotation headroom.gpu/vram: 'auto,default=8Gi' was not replaced, because Headroom's "
+        "webhook does this only when a pod is created. Example: headroom.gpu/vram: 8Gi"
     )
     with pytest.raises(BadAnnotation, match="was not replaced"):
         parse_vram("auto", "headroom.gpu/default-vram")

@@ -381,8 +381,8 @@ def test_mode_observe_rejects_nothing_and_reports_would_be_rejections() -> None:
 def test_a_pod_beyond_a_limit_is_rejected_with_the_number_and_the_limit() -> None:
     many = manifest("1Gi", *(container(f"c{i}") for i in range(65)))
     assert rejection(many) == (
-        "Headroom: pod has 65 containers and init containers, at most 64 are allowed with a GPU; "
-        "use several pods"
+        "Headroom: pod has 65 containers and init containers, but at most 64 are allowed with a "
+        "GPU; use several pods"
     )
     assert rejection(manifest("1Gi", *(container(f"c{i}") for i in range(64)))) == ""
     # Pods without a GPU have no limits here.

@@ -98,7 +98,7 @@ def test_labels_reserve_and_topology_policy_are_read_once_a_minute(
             [
                 PoolReading(
                     "labels",
-                    error="annotation headroom.gpu/unified-memory: '96' is less than 1Mi, or more"
+                    error="annotation headroom.gpu/unified-memory: '96' is less than 1Mi or more"
                     " than any device has. Example: headroom.gpu/unified-memory: 96Gi",
                 )
             ],
