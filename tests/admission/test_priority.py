@@ -63,7 +63,6 @@ def tenant(site: Site) -> str:
     until(
         lambda: site.send("POST", dry(PODS), plain, STRANGER_TOKEN).status == 201,
         "the tenant may create pods",
-        within_s=30,
     )
     return STRANGER_TOKEN
 

@@ -42,7 +42,7 @@ def test_a_stopped_unreachable_or_killed_extender_is_shown_with_its_age(
         seen = inputs(apart)
         assert seen.keys() == {"agents", "api_server", "extender"}
         assert [each["message"] for each in seen.values()] == [None] * 3
-        assert all(0 <= each["age_s"] < 60 for each in seen.values())
+        assert all(each["age_s"] >= 0 for each in seen.values())
 
         plane.pause("extender")
         cluster.until(
