@@ -1,1 +1,1 @@
-"""Replays a cluster's history to plan how many GPUs its work needs, shared and unshared."""
+"""Replays a cluster's history to plan how many GPUs its pods need, shared and unshared."""

@@ -37,7 +37,8 @@ from headroom.runtime.kube.client import KubeApi, load_configuration
 from headroom.runtime.kube.reflector import Reflector
 from headroom.runtime.kube.resources import Kind, watched_kinds
 
-#: Seconds between two writes of the recording; after a slow write, this multiple of its duration.
+#: Seconds between two writes of the recording. After a slow write, the pause is this many times as
+#: long as the write.
 _EVERY_S, _DURATIONS = 60.0, 50
 _TICK_S = 0.5
 
@@ -71,7 +72,7 @@ class Recorder:
             self._recording.contact(now_s)
 
     def summary(self) -> str:
-        """Return how many pods with a GPU run, and how many nodes have GPUs, as text."""
+        """Describe how many pods with a GPU run, and how many nodes have GPUs."""
         with self._lock:
             running = sum(pod.ended_s is None for pod in self._recording.pods.values())
             return f"{plural(running, 'pod')} on {plural(len(self._recording.nodes), 'node')}"
@@ -104,7 +105,7 @@ class Recorder:
 
 
 def record_to(file: Path, kubeconfig: str | None, context: str | None) -> None:
-    """Record to the file until SIGINT or SIGTERM; an existing recording is continued.
+    """Record to the file until SIGINT or SIGTERM. If the file has a recording, continue it.
 
     Raises ``BadSettings`` if the file is not a recording, another process records to it, or no
     cluster is configured, and ``OSError`` if the file cannot be written.
@@ -154,7 +155,7 @@ def _run(file: Path, recorder: Recorder, api: KubeApi) -> None:
 
 
 def kinds() -> Iterator[Kind]:
-    """Yield the kinds to watch. Without the CRD of GPUNodes, labels of nodes show the GPUs."""
+    """Yield the kinds to watch. GPUNodes are optional, because node labels also show the GPUs."""
     for kind in watched_kinds("", lambda pod: asks_for_gpu(pod, RULES)):
         if kind.type is GPUNode:
             yield replace(kind, other_paths=(kind.path,))  # makes the kind optional
@@ -163,7 +164,8 @@ def kinds() -> Iterator[Kind]:
 
 
 def _write(file: Path, body: bytes) -> float:
-    """Replace the file atomically, so it is complete after a crash; return the seconds taken."""
+    """Replace the file atomically, so it is complete even after a crash. Return the seconds that
+    this took."""
     began_s = time.monotonic()
     new = file.with_name(f"{file.name}.new")
     with new.open("wb") as opened:
@@ -176,7 +178,7 @@ def _write(file: Path, body: bytes) -> float:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Hold the file's lock; raise ``BadSettings`` if another process records to the file."""
+    """Hold the lock of the file. Raise ``BadSettings`` if another process records to the file."""
     with _lock_of(file) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

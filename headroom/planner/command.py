@@ -35,7 +35,7 @@ REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
 _WINDOW = "14d"
-#: Option -> text that its files have among their first ``_BEGINNING`` bytes.
+#: Option -> text that must occur in the first ``_BEGINNING`` bytes of its files.
 _MARKS = {"--snapshot": b"headroom.gpu/snapshot/", "--recording": b"headroom.gpu/recording/"}
 _BEGINNING = 200
 
@@ -46,7 +46,7 @@ app = typer.Typer(invoke_without_command=True)
 def plan(
     command: typer.Context,
     pods: Annotated[
-        Path | None, typer.Option(help="CSV of pods: the columns of docs/design/plan.md.")
+        Path | None, typer.Option(help="CSV file of pods; docs/design/plan.md lists the columns.")
     ] = None,
     machines: Annotated[Path | None, typer.Option(help="CSV of nodes with GPUs.")] = None,
     prometheus: Annotated[
@@ -67,10 +67,10 @@ def plan(
         ),
     ] = None,
     recording: Annotated[
-        Path | None, typer.Option(help="File of `headroom plan record FILE`.")
+        Path | None, typer.Option(help="Recording made by `headroom plan record FILE`.")
     ] = None,
     snapshot: Annotated[
-        Path | None, typer.Option(help="File of `kubectl headroom snapshot`: one moment.")
+        Path | None, typer.Option(help="File of `kubectl headroom snapshot`, which is one moment.")
     ] = None,
     window: Annotated[
         str | None, typer.Option(help=f"Days to read from Prometheus; default: {_WINDOW}.")
@@ -79,7 +79,7 @@ def plan(
         list[str] | None,
         typer.Option(
             help="pool=gpu: read only nodes with these labels. +4xL40S: add 4 nodes with this GPU "
-            "model. +4x8xL40S:46068Mi: the same, with 8 GPUs each and this memory of a GPU. "
+            "model. +4x8xL40S:46068Mi: also give the GPUs of each node and the memory of a GPU. "
             "-gpu-a: remove node gpu-a. Can be repeated."
         ),
     ] = None,
@@ -92,17 +92,17 @@ def plan(
     vram: Annotated[
         list[str] | None,
         typer.Option(
-            help="peaks (the highest of each workload), pod-peaks (each pod's own, a lower bound), "
-            "recommendations or requests. Can be repeated: the first applies to all "
-            "configurations, the others only to the best one."
+            help="Source of requests: peaks (the highest of each workload), pod-peaks (each pod's "
+            "own peak, a lower bound), recommendations or requests. Can be repeated: the first is "
+            "used for all configurations, the others only for the best one."
         ),
     ] = None,
-    margin: Annotated[float, typer.Option(help="Added to peaks, in percent of them.")] = 10.0,
+    margin: Annotated[float, typer.Option(help="Margin added to each peak, in percent.")] = 10.0,
     prices: Annotated[
         Path | None, typer.Option(help="YAML of GPU models with their price per GPU and hour.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Replays of each configuration; all but the first redraw days.")
+        int, typer.Option(help="Replays of each configuration. All but the first redraw days.")
     ] = 5,
     processes: Annotated[
         int | None, typer.Option(help="Replays that run at once; default: one per core.")
@@ -112,7 +112,7 @@ def plan(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
 ) -> None:
-    """Answer from a cluster's own history how many GPUs its work needs, shared and unshared.
+    """Compute from a cluster's own history how many GPUs its pods need, shared and unshared.
 
     Replays the lives of pods through Headroom's own placement. Needs no cluster and no GPU.
     """
@@ -125,7 +125,7 @@ def plan(
         files = {"--pods": pods, "--recording": recording, "--snapshot": snapshot}
         days = _days(window or _WINDOW)
         if window is not None and prometheus is None:
-            raise BadSettings("--window is for --prometheus; a file is read as a whole")
+            raise BadSettings("--window is only for --prometheus; a file is always read as a whole")
         queries = _queries(prometheus, matchers, resource)
         history = _history(files, machines, prometheus, days, labels, queries)
         history = with_workloads(with_recommendations(with_changes(history, changes)))
@@ -153,7 +153,7 @@ def plan(
 
 @app.command()
 def record(
-    file: Annotated[Path, typer.Argument(help="File of the recording; continued if it exists.")],
+    file: Annotated[Path, typer.Argument(help="File to record to. It may hold a recording.")],
     kubeconfig: Annotated[
         str | None, typer.Option(help="Path of the kubeconfig. Default: the same as kubectl.")
     ] = None,
@@ -161,14 +161,14 @@ def record(
 ) -> None:
     """Record pods with a GPU and nodes until stopped, for `headroom plan --recording FILE`.
 
-    Needs to list and watch pods, nodes and, if they exist, gpunodes.headroom.gpu.
+    Needs permission to list and watch pods, nodes and, if they exist, gpunodes.headroom.gpu.
     """
     try:
         try:  # its packages are optional
             from headroom.planner.cluster_recorder import record_to
         except ImportError as err:
             raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
-        # Not as JSON: the recorder reports failed calls in plain words.
+        # Not as JSON, because the recorder reports failed calls as sentences.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
         record_to(file, kubeconfig, context)
     except (BadSettings, OSError) as err:
@@ -187,9 +187,9 @@ def _history(
     given = [option for option, file in files.items() if file is not None]
     given += ["--prometheus"] if prometheus is not None else []
     if len(given) > 1:
-        raise BadSettings(f"{' and '.join(given)} are {len(given)} sources: use one of them")
+        raise BadSettings(f"{' and '.join(given)} are {len(given)} sources; use only one")
     if machines is not None and files["--pods"] is None and given:
-        raise BadSettings(f"--machines is for --pods only: remove it, or {given[0]}")
+        raise BadSettings(f"--machines is only for --pods: remove it, or {given[0]}")
     if prometheus is not None:
         if not _is_address(prometheus):
             raise BadSettings(
@@ -198,7 +198,7 @@ def _history(
             )
         return _from_prometheus(prometheus, days, labels, queries)
     if labels:
-        raise BadSettings("--nodes with labels is for --prometheus; a file is read as a whole")
+        raise BadSettings("--nodes with labels is only for --prometheus; a file is read as a whole")
     for option, file in files.items():
         if file is not None and option != "--pods":
             return _from_file(option, file)
@@ -224,7 +224,7 @@ def _is_address(url: str) -> bool:
 
 
 def _check_writable(html: Path) -> None:
-    """Raise ``BadSettings`` before the replays if the page cannot be written after them."""
+    """Raise ``BadSettings`` now if the page could not be written after the replays."""
     try:
         html.open("a").close()
     except OSError as err:
@@ -247,7 +247,7 @@ def _from_file(option: str, file: Path) -> History:
         for other, mark in _MARKS.items():
             if other != option and mark in beginning:
                 raise BadSettings(
-                    f"{option} {file}: it is a file for {other}. Example: headroom plan {other} "
+                    f"{option} {file}: this file is for {other}. Example: headroom plan {other} "
                     f"{file}"
                 ) from err
         found = str(err).removeprefix(f"{file}: ")
@@ -277,7 +277,7 @@ def _from_prometheus(url: str, days: int, labels: Mapping[str, str], queries: Qu
 
 
 def _days(window: str) -> int:
-    """Return the days of a window such as 14d or 2w; raise ``BadSettings``."""
+    """Return the number of days of a window such as 14d or 2w. Raises ``BadSettings``."""
     unit = {"d": 1, "w": 7}.get(window[-1:])
     count = window[:-1]
     if unit is None or not (count.isascii() and count.isdigit()) or len(count) > _MOST_DIGITS:
@@ -288,7 +288,7 @@ def _days(window: str) -> int:
 
 
 def _labels(selector: str) -> dict[str, str]:
-    """Return the labels of a selector as kube-state-metrics names them."""
+    """Return the labels of a selector under the names that kube-state-metrics gives them."""
     found: dict[str, str] = {}
     for part in filter(None, selector.split(",")):
         key, equals, value = part.partition("=")
@@ -302,9 +302,9 @@ def _labels(selector: str) -> dict[str, str]:
 
 
 def _vrams(history: History, given: list[str] | None, margin: float) -> list[Vram]:
-    """Return the sources of requests, the first for all configurations.
+    """Return the sources of requests. The first is used for all configurations.
 
-    By default these are all that the history has, in the order of ``known``.
+    The default is every source for which the history has data, in the order of ``known``.
     """
     if not 0 <= margin <= 1000:
         raise BadSettings(f"--margin {margin:g} is not from 0 to 1000. Example: --margin 10")
@@ -370,7 +370,7 @@ def _configurations(
 
 
 def _report_progress(step: str) -> None:
-    """Show the newest step on a terminal, in one line."""
+    """Show the latest step on a terminal, on a single line."""
     if sys.stderr.isatty():
         sys.stderr.write(f"\r\x1b[K{step}")
         sys.stderr.flush()

@@ -1,9 +1,9 @@
-"""Finds pods that compete for a GPU, from the part of the time in which they run kernels.
+"""Finds pods that compete for a GPU, from the part of the time in which each runs kernels.
 
-Pods on one GPU *compete* while their parts of the time add up to more than 1. They are then assumed
-to be slowed down in proportion: with a sum of 1.5, all of them lose a third of their speed. Real
-GPUs with time-slicing do this (docs/design/gpu-check.md, line contention). A MIG instance has a
-part of the SMs, and slows a pod down that used a larger part before.
+Pods on one GPU *compete* while these parts add up to more than 1. The model assumes that they then
+slow down in proportion: with a sum of 1.5, each loses a third of its speed. Real GPUs with
+time-slicing behave like this (docs/design/gpu-check.md, line contention). A MIG instance has only a
+part of the SMs, so it slows down a pod that used more of them before.
 """
 
 from collections import defaultdict
@@ -14,19 +14,19 @@ from itertools import combinations
 from headroom.planner.placers import Spot
 from headroom.planner.workload import Life
 
-#: Maximum number of pairs of workloads that are counted, and that are returned.
+#: Maximum number of pairs of workloads that are counted, and maximum number that is returned.
 _MOST_PAIRS, _MOST_RETURNED = 10_000, 10
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The contention of one replay; times are summed over pods."""
+    """The contention of one replay. Times are summed over pods."""
 
     run_s: float
     competing_s: float
-    #: Part of the running time that is lost to slower progress.
+    #: Part of the running time that is lost because pods run slower.
     lost_s: float
-    #: Pairs of workloads with the time for which two of their pods competed, longest first.
+    #: Pairs of workloads, and the time for which two of their pods competed, longest first.
     pairs: tuple[tuple[str, str, float], ...]
 
     @property
@@ -45,11 +45,11 @@ class Contentions:
     """Counts the contention during a replay."""
 
     def __init__(self, sm_shares: Sequence[float]) -> None:
-        """``sm_shares`` has, for each machine, the part of a GPU's SMs that each device has."""
+        """``sm_shares`` has the part of a GPU's SMs that each device of a machine has."""
         self._sm_shares = sm_shares
-        #: Machine and device -> index of a pod there -> its workload, and its part of the time.
+        #: (machine, device) -> index of each pod on it -> (workload, part of the time).
         self._there: dict[tuple[int, int], dict[int, tuple[str, float]]] = defaultdict(dict)
-        #: Machine and device -> when a pod last came or left.
+        #: (machine, device) -> when a pod last started or ended on it.
         self._since_s: dict[tuple[int, int], float] = {}
         self._run_s = self._competing_s = self._lost_s = 0.0
         self._pairs: dict[tuple[str, str], float] = {}

@@ -1,4 +1,4 @@
-"""Reads rows of a CSV file, and checks each cell that is used."""
+"""Reads rows of a CSV file, and validates each cell that is used."""
 
 import csv
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,13 +7,13 @@ from pathlib import Path
 
 from headroom.errors import BadSettings
 
-#: Maximum number of digits, so that sums fit in 64 bits.
+#: Maximum number of digits of a number. With this limit, sums fit in 64 bits.
 _MOST_DIGITS = 15
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row with its position. Methods that read a cell raise ``BadSettings`` if it is invalid."""
+    """A row and its position. A method that reads an invalid cell raises ``BadSettings``."""
 
     path: Path
     line: int
@@ -28,7 +28,7 @@ class Row:
         """Return a whole number from ``least`` to ``most``."""
         text = self.values[column]
         digits = text.removeprefix("-")
-        # int() also accepts spaces, underscores and other alphabets.
+        # Check first, because int() also accepts spaces, underscores and other alphabets.
         if not (digits.isascii() and digits.isdigit() and len(digits) <= _MOST_DIGITS):
             raise self.wrong(column, "a whole number", example)
         number = int(text)
@@ -38,7 +38,7 @@ class Row:
         return number
 
     def optional(self, column: str, example: str, least: int = 0) -> int | None:
-        """Return the number; None if the column or the value is missing."""
+        """Return the number, or None if the column or the value is missing."""
         return self.number(column, example, least) if self.values.get(column) else None
 
     def ratio(self, column: str) -> float:
@@ -52,7 +52,7 @@ class Row:
         return found
 
     def wrong(self, column: str, wanted: str, example: str) -> BadSettings:
-        """Return the error for a cell, with file, line and column."""
+        """Return the error for a cell. It names file, line and column."""
         return BadSettings(
             f"{self.path}, line {self.line}, column {column}: {self.values[column][:40]!r} is not "
             f"{wanted}. Example: {example}"
@@ -60,8 +60,11 @@ class Row:
 
 
 def read_rows(path: Path, needed: Sequence[str]) -> Iterator[Row]:
-    """Yield the rows; raise ``BadSettings`` if the file cannot be read, is not a CSV file in UTF-8,
-    lacks a needed column, or has a row with another number of cells than the first line."""
+    """Yield the rows.
+
+    Raises ``BadSettings`` if the file cannot be read, is not a CSV file in UTF-8, lacks a needed
+    column, or has a row whose number of cells differs from the first line.
+    """
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file, strict=True)

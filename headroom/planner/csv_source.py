@@ -1,13 +1,13 @@
 """Reads a history from two CSV files in the form of a published trace: pods, and nodes with GPUs.
 
-The columns are those of Alibaba's cluster-trace-gpu-v2023, and some for GPU memory and use. Columns
-of pods: ``name``, ``num_gpu``, ``creation_time``, ``deletion_time``, ``scheduled_time`` (seconds),
-and optionally ``cpu_milli``, ``memory_mib`` (host memory), ``gpu_spec`` (allowed models, separated
-by ``|``), ``vram_mib`` (requested GPU memory; -1: all of each GPU), ``peak_mib`` (the most GPU
-memory used on one GPU), ``sm_ratio`` (mean SM activity, 0..1), ``utilization_ratio`` (mean GPU
-utilization, 0..1) and ``workload``. Columns of nodes: ``name``, ``gpu`` (number of GPUs),
-``model``, ``gpu_mem_mib`` (memory of each GPU), and optionally ``cpu_milli`` and ``memory_mib``.
-"""
+The columns are the columns of Alibaba's cluster-trace-gpu-v2023, and some for GPU memory and use.
+The file of pods has the columns ``name``, ``num_gpu``, ``creation_time``, ``deletion_time`` and
+``scheduled_time`` (seconds). Optional columns are ``cpu_milli``, ``memory_mib`` (host memory),
+``gpu_spec`` (allowed models, separated by ``|``), ``vram_mib`` (requested GPU memory; -1 for all of
+each GPU), ``peak_mib`` (the most GPU memory used on one GPU), ``sm_ratio`` (mean SM activity,
+0..1), ``utilization_ratio`` (mean GPU utilization, 0..1) and ``workload``. The file of nodes has
+the columns ``name``, ``gpu`` (number of GPUs), ``model``, ``gpu_mem_mib`` (memory of each GPU), and
+optionally ``cpu_milli`` and ``memory_mib``."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -24,11 +24,11 @@ _NODES = ("name", "gpu", "model", "gpu_mem_mib")
 
 
 def read_history(pods: Path, nodes: Path) -> History:
-    """Return the history in the files; raise ``BadSettings`` with file, line and column."""
+    """Return the history in the files. Raises ``BadSettings`` with file, line and column."""
     machines = tuple(_machines(nodes))
     if not machines:
         raise BadSettings(
-            f"{nodes}: has no node with a GPU. Example of a row: node-1,4,L40S,46068, of the "
+            f"{nodes}: has no node with a GPU. Example of a row: node-1,4,L40S,46068, for the "
             f"columns {','.join(_NODES)}"
         )
     lives: list[Life] = []
@@ -43,7 +43,7 @@ def read_history(pods: Path, nodes: Path) -> History:
             counts["unmeasured"] += lives[-1].peak_bytes is None
     if not lives:
         raise BadSettings(
-            f"{pods}: has no pod with a GPU that ran. Example of a row: trainer-1,1,0,3600,5, of "
+            f"{pods}: has no pod with a GPU that ran. Example of a row: trainer-1,1,0,3600,5, for "
             f"the columns {','.join(_PODS)}"
         )
     lives.sort(key=lambda life: life.created_s)
@@ -112,9 +112,9 @@ def _assumptions(counts: Mapping[str, int], lives: int) -> Iterator[str]:
     if counts["never"]:
         yield f"Skipped {plural(counts['never'], 'pod')} without a start time or an end time."
     if counts["unmeasured"] == lives:
-        yield "No pod has a measured peak: the request is taken as the peak."
+        yield "No pod has a measured peak, so the request is taken as the peak."
     elif counts["unmeasured"]:
         yield (
-            f"{counts['unmeasured']:,} of {lives:,} pods have no measured peak: their request is "
-            "taken as their peak."
+            f"{counts['unmeasured']:,} of {lives:,} pods have no measured peak, so their request "
+            "is taken as their peak."
         )

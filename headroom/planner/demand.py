@@ -1,6 +1,6 @@
-"""Computes how many GPUs pods use at once if none waits, packed without loss.
+"""Computes how many GPUs pods use at a time if none of them waits and packing is perfect.
 
-This is much faster than a replay. The search for the fewest nodes begins at this number.
+This is much faster than a replay, so the search for the fewest nodes begins at this number.
 """
 
 from collections.abc import Sequence
@@ -20,8 +20,8 @@ def mean_gpu_bytes(machines: Sequence[Machine]) -> float:
 def demand(
     lives: Sequence[Life], replicas: int, vram: Vram, mean_bytes: float
 ) -> tuple[float, float]:
-    """Return the most GPUs that the pods use at once if none waits, and the mean of it over time,
-    as if they were packed without loss.
+    """Return the most GPUs that the pods use at a time, and the mean over time, if none of them
+    waits and packing is perfect.
 
     ``mean_bytes`` is the mean memory of a GPU.
     """
@@ -36,7 +36,8 @@ def demand(
 
 
 def gpus_of(life: Life, vram: Vram, replicas: int, mean_bytes: float) -> float:
-    """Return how many GPUs a pod takes; if it shares one, the part of it, at least a replica."""
+    """Return the number of GPUs that a pod uses. For a shared GPU, return the pod's fraction, which
+    is at least one replica."""
     need_bytes = vram.need_bytes(life)
     if replicas == 1 or need_bytes is None:
         return float(life.gpus)
@@ -48,5 +49,5 @@ def _most_at_once(
 ) -> float:
     times = np.concatenate([created_s, created_s + run_s])
     changes = np.concatenate([gpus, -gpus])
-    # At one time, ends come before starts.
+    # If pods end and start at the same time, the ends come first.
     return float(np.cumsum(changes[np.lexsort((changes, times))]).max(initial=0.0))

@@ -1,4 +1,4 @@
-"""The report of a plan as one HTML page, without scripts and without other files."""
+"""The report of a plan as one HTML page that needs no scripts and no other files."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -36,7 +36,7 @@ svg .low { fill: var(--bar); } svg .range { fill: var(--bar); opacity: .45; }
 
 
 def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str:
-    """Return the page: sentences, pictures, the table and the assumptions."""
+    """Return the page with its sentences, charts, table and assumptions."""
     first, *rest = sentences(study, prices)
     heading, *rows = table(study, prices)
     parts = [
@@ -68,15 +68,15 @@ def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str
 
 
 def _text_of(steps: Sequence[str]) -> str:
-    """Return the steps without their heading."""
+    """Return the text of the steps without their heading."""
     return "\n".join(steps[2:])
 
 
 def _pictures(
     study: Study, cells: Mapping[str, Sequence[str]], prices: Mapping[str, float] | None
 ) -> Iterator[str]:
-    """Yield the pictures. ``cells``: heading of a column of the table -> its cells, which the
-    pictures repeat beside the bars."""
+    """Yield the charts. ``cells`` maps the heading of a table column to its cells, which the charts
+    repeat next to the bars."""
     rows = table_rows(study)
 
     def of(get: Callable[[Figures], float | None]) -> list[list[float | None]]:
@@ -118,12 +118,12 @@ _Ends = tuple[float, float]
 
 
 def _if_any(get: Callable[[Figures], float]) -> Callable[[Figures], float | None]:
-    """Return ``get``, but with the result None if no number of GPUs suffices."""
+    """Return ``get``, changed to return None if no number of GPUs suffices."""
     return lambda each: get(each) if each.gpus else None
 
 
 def _range(values: Sequence[float | None], of: Callable[[Sequence[float]], _Ends]) -> _Ends | None:
-    """Return the range of the values, without its part below 0; None if a value is missing."""
+    """Return the range of the values, cut off at 0, or None if a value is missing."""
     known = [each for each in values if each is not None]
     if len(known) < len(values) or not known:
         return None
@@ -134,8 +134,8 @@ def _range(values: Sequence[float | None], of: Callable[[Sequence[float]], _Ends
 def _picture(
     caption: str, names: Sequence[str], ranges: Sequence[_Ends | None], texts: Sequence[str]
 ) -> str:
-    """Return a figure with a bar for each configuration: dark up to its lowest value, pale up to
-    its highest."""
+    """Return a chart with one bar for each configuration, which is dark up to the lowest value and
+    pale up to the highest."""
     largest = max((high for ends in ranges if ends for high in ends), default=0.0) or 1.0
     lines = [f'<figure><figcaption>{escape(caption)}</figcaption><div class="bars">']
     for name, ends, text in zip(names, ranges, texts, strict=True):

@@ -1,12 +1,12 @@
 """Computes the range in which a figure of another, similar history lies.
 
-The figures of replays of drawn histories are a sample. The range is made to contain the figure of
-another history with probability 90 %, as if figures were normally distributed: mean ± t · s · √2.
-The factor √2 is because both histories vary, the given one and the other.
+The figures of replays of drawn histories are a sample. The range is chosen to contain the figure of
+another history with a probability of 90 %, assuming a normal distribution: mean ± t · s · √2. The
+factor √2 is needed because both histories vary, the given one and the other.
 
-The range of a *need* (GPUs and nodes) and of what sharing saves also follows from how much the days
-of the history differ (``rhythm``). Its constants were chosen with ``benchmarks.plan`` so that the
-range contains the need of the next week in 90 % of weeks of several families of clusters
+For *needs* (GPUs and nodes) and for savings, the range also depends on how much the days of the
+history differ (``rhythm``). Its constants were chosen with ``benchmarks.plan``, so that the range
+contains the need of the next week in 90 % of weeks of several families of clusters
 (docs/design/plan.md). Its ends are factors, because a need can double more easily than vanish.
 """
 
@@ -22,17 +22,17 @@ _T95 = (
     *(1.699, 1.697),
 )
 _NORMAL95 = 1.645
-#: With fewer figures the interval would be too wide to be useful.
+#: Minimum number of figures. With fewer, the interval would be too wide to be useful.
 LEAST_FIGURES = 4
-#: Growth from one history to the next, as a part of the need. It raises the upper end only.
+#: Growth from one history to the next, as a part of the need. It raises only the upper end.
 GROWTH = 0.04
-#: Savings, in GPUs or money, vary more than needs by this factor. As a part of the GPUs, they vary
-#: by ``PART`` for each unit of the upper reach.
+#: Savings, in GPUs or money, vary more than needs by the factor ``SAVING``. As a ratio of the GPUs,
+#: they vary by ``PART`` for each unit of the upper reach.
 SAVING, PART = 1.2, 0.35
 
 
 class Reach(NamedTuple):
-    """How far the need of another history may be below and above the given one, as natural
+    """How far the need of another history can be below and above the given one, as natural
     logarithms."""
 
     down: float
@@ -42,7 +42,7 @@ class Reach(NamedTuple):
 def interval(figures: Sequence[float]) -> tuple[float, float]:
     """Return the range of the figure of another history.
 
-    With fewer than ``LEAST_FIGURES`` figures, it is their lowest and highest.
+    If there are fewer than ``LEAST_FIGURES`` figures, return the lowest and the highest of them.
     """
     count = len(figures)
     if count < LEAST_FIGURES:
@@ -59,9 +59,9 @@ def need_interval(
 ) -> tuple[float, float]:
     """Return the range of the need of another history.
 
-    ``needs``: those of the replays, at least one; the first is that of the history as it was.
-    ``reach``: None if no range can be had: then both ends are the need of the history as it was.
-    ``step``: the ends are moved outward to multiples of it, because needs are whole nodes.
+    ``needs`` are the needs of the replays, at least one. The first is the need of the unchanged
+    history. If ``reach`` is None, no range can be computed, and both ends are the first need. The
+    ends are rounded outward to multiples of ``step``, because needs are whole nodes.
     """
     if reach is None:
         return needs[0], needs[0]
@@ -73,14 +73,14 @@ def need_interval(
 
 
 def wider(one: Reach | None, other: Reach | None) -> Reach | None:
-    """Return the reach of a difference of two needs; None if one of them has no range."""
+    """Return the reach of a difference of two needs, or None if one of them has no range."""
     return one and other and Reach(max(one.down, other.down), max(one.up, other.up))
 
 
 def saving_interval(savings: Sequence[float], reach: Reach | None) -> tuple[float, float]:
     """Return the range of what another history saves by sharing, in GPUs or in money.
 
-    ``savings``: those of the replays; the first is that of the history as it was.
+    ``savings`` are the savings of the replays. The first is the saving of the unchanged history.
     """
     more = reach and Reach(SAVING * reach.down, SAVING * reach.up)
     low, high = sorted(need_interval(savings, more))
@@ -90,10 +90,10 @@ def saving_interval(savings: Sequence[float], reach: Reach | None) -> tuple[floa
 def part_interval(
     parts: Sequence[float], reach: Reach | None, step: float = 0.0
 ) -> tuple[float, float]:
-    """Return the range of the part of its GPUs that another history saves by sharing.
+    """Return the range of the ratio of its GPUs that another history saves by sharing.
 
-    The arguments are those of ``saving_interval``, as parts. ``step``: the part that a node is of
-    the unshared need, which is rounded up to whole nodes.
+    ``parts`` are the ratios that the replays save, as in ``saving_interval``. ``step`` is the ratio
+    of one node to the unshared need, because needs are rounded up to whole nodes.
     """
     if reach is None:
         return parts[0], parts[0]
@@ -102,5 +102,5 @@ def part_interval(
 
 
 def _centre(figures: Sequence[float]) -> float:
-    # Days drawn in another order hide growth within the history, so its own figure counts more.
+    # Drawing days in another order hides growth within the history, so its own figure counts more.
     return (figures[0] + statistics.mean(figures)) / 2

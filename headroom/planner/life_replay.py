@@ -1,12 +1,11 @@
 """Replays lives on machines: pods arrive when they were created, wait, run and end.
 
-Each pod holds its peak of GPU memory from its start to its end. If the device has less free memory
-than that, the pod has run out of memory: it is counted, and holds its replica without memory. The
-accounts of the replay are its own; they share nothing with the placement.
+Each pod holds its peak of GPU memory from its start to its end. If its device has less free memory,
+the pod runs out of memory: the replay counts it, and it holds its replica without memory. The
+replay keeps its own accounts and shares none with the placement.
 
-Waiting pods are tried again after each end, in the order of their creation. Pods with equal
-requests do not overtake each other; a pod with a smaller request may overtake a larger one.
-"""
+After each end, waiting pods are tried again in the order of their creation. Pods with equal
+requests do not overtake each other, but a pod with a smaller request may overtake a larger one."""
 
 import heapq
 from array import array
@@ -30,16 +29,17 @@ class Outcome:
     """The result of one replay."""
 
     pods: int
-    #: Seconds that each pod waited, in the order of the lives; the pods that never ran are missing.
+    #: Seconds that each pod waited, in the order of the lives. Pods that never ran are left out.
     waited_s: Sequence[float]
-    #: Pods that fit on no machine, even if all machines are idle.
+    #: Number of pods that fit on no machine even if all machines are idle.
     never_ran: int
     out_of_memory: int
-    #: Mean over time, from the first to the last arrival, of the used part of all GPU memory and of
-    #: the sum of SM activity per GPU. If all pods come at once, it is over the shortest life.
+    #: Means over time of the used part of all GPU memory, and of the sum of SM activity per GPU.
+    #: They cover the time from the first to the last arrival. If all pods arrive at once, they
+    #: cover the shortest life.
     memory_ratio: float
     sm_ratio: float
-    #: The most pods that ran at once.
+    #: Maximum number of pods that ran at the same time.
     most_running: int
     contention: Contention
 
@@ -89,7 +89,7 @@ def _amounts(found: Sequence[int | None]) -> NDArray[np.int64]:
 class _Running:
     spot: Spot
     request: Request
-    #: Bytes that it holds on each of its devices; 0 if it ran out of memory.
+    #: Bytes that it holds on each of its devices; 0 after it ran out of memory.
     held_bytes: int
 
 
@@ -108,9 +108,9 @@ class Replay:
         self._machines = machines
         self._free_bytes = [[machine.memory_bytes] * machine.devices for machine in machines]
         self._running: dict[int, _Running] = {}
-        #: Ends to come: time, index of the life.
+        #: Future ends: (time, index of the life).
         self._ends: list[tuple[float, int]] = []
-        #: Request -> indices of the lives that wait with it, in the order of creation.
+        #: Request -> indices of the waiting lives with this request, in the order of creation.
         self._waiting: dict[Request, deque[int]] = {}
         self._waits = 0
         #: Sum of the creation times of the waiting pods.
@@ -124,12 +124,13 @@ class Replay:
         self._byte_s = self._sm_s = 0.0
 
     def run(self, most_wait_s: float | None = None) -> Outcome | None:
-        """Run to the end; None as soon as the mean waiting time must exceed ``most_wait_s``."""
+        """Run to the end. Return None as soon as the mean waiting time is certain to exceed
+        ``most_wait_s``."""
         limit_s = None if most_wait_s is None else most_wait_s * len(self._lives)
         if not self._lives:
             return self._outcome()
         self._now_s, self._until_s = self._lives[0].created_s, self._lives[-1].created_s
-        if self._until_s == self._now_s:  # all pods come at once, as those of a snapshot
+        if self._until_s == self._now_s:  # all pods arrive at once, as in a snapshot
             self._until_s += min(life.run_s for life in self._lives)
         for index, life in enumerate(self._lives):
             if not self._run_until(life.created_s, limit_s):
@@ -142,7 +143,7 @@ class Replay:
         return self._outcome()
 
     def _run_until(self, until_s: float, limit_s: float | None) -> bool:
-        """End the pods that end until then; return false if the waiting time exceeds the limit."""
+        """End the pods that end until then. Return False if the waiting time exceeds the limit."""
         while self._ends and self._ends[0][0] <= until_s:
             now_s = self._ends[0][0]
             self._advance(now_s)
@@ -161,7 +162,7 @@ class Replay:
         queue = self._waiting.get(request)
         if queue or not self._start(index):
             if not self._running and not queue:
-                self._never += 1  # nothing runs, and it still fits nowhere
+                self._never += 1  # it fits nowhere although nothing runs
                 return
             self._waiting.setdefault(request, deque()).append(index)
             self._waits += 1
@@ -201,7 +202,7 @@ class Replay:
         return self._placer.place(f"p{index}", request, rows, sm_ratio, used_bytes)
 
     def _use(self, life: Life, spot: Spot) -> int:
-        """Let the pod take its peak on each device; return it, or 0 if a device has less."""
+        """Let the pod take its peak on each device. Return the peak, or 0 if a device has less."""
         free_bytes = self._free_bytes[spot.machine]
         known_bytes = life.known_bytes
         held_bytes = self._machines[spot.machine].memory_bytes

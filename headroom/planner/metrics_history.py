@@ -1,11 +1,10 @@
 """Builds a history from metrics of kube-state-metrics, dcgm-exporter and Headroom.
 
-Pods, their GPUs, nodes and times are from kube-state-metrics. Peaks and SM activity are from
-Headroom's agent if it has them, else from dcgm-exporter. GPU utilization is from dcgm-exporter. It
-labels a GPU with the pod that holds it, or repeats its figures for each pod, so they are the pod's
-if GPUs are not shared.
-The history lists the assumptions that replace missing metrics.
-"""
+Pods, their GPUs, nodes and times come from kube-state-metrics. Peaks and SM activity come from
+Headroom's agent if it has them, otherwise from dcgm-exporter. GPU utilization comes from
+dcgm-exporter, which labels a GPU with the pod that holds it, or repeats its figures for each pod.
+So these figures belong to the pod only if GPUs are not shared. The history lists the assumptions
+that replace missing metrics."""
 
 import math
 import re
@@ -21,21 +20,21 @@ from headroom.planner.workload import DAY_S, History, Life, Machine, workload_na
 from headroom.runtime.metric_history import Answers, Asked, Reading, Sample, measurements, read_days
 from headroom.runtime.promql import HOSTS, MIB, MODELS, MOST_RATIO, TOTALS, Queries, own_label
 
-#: A pod whose last sample is older than this has ended.
+#: A pod counts as ended if its last sample is older than this.
 _GONE_AFTER_S = 300.0
 _SHORTEST_S = 1.0
-#: Resources of nodes that are no GPUs.
+#: Resources of nodes that are not GPUs.
 _OF_HOSTS = {"cpu", "memory"}
 #: The profile of a MIG resource, as kube-state-metrics names it.
 _MIG = re.compile(r"_mig_(?:\dc_)?\dg_(?P<gib>\d+)gb")
-#: Namespace, name and, if there is one, uid of a pod.
+#: (namespace, name, uid) of a pod. The uid is "" if there is none.
 _Pod = tuple[str, str, str]
 
 
 def reading(
     queries: Queries, days: int, end_s: float, labels: Mapping[str, str]
 ) -> Reading[History]:
-    """Return the history of ``days`` days until a Unix time. See ``history_of``."""
+    """Return the history of ``days`` days before a Unix time. See ``history_of``."""
     totals = queries.totals(days)
     answers = yield from read_days(totals, queries.lives, queries.use, days, end_s)
     for name, promql in queries.nodes.items():
@@ -96,7 +95,7 @@ def _machines(
         if count > sum(gpu.devices for gpu in devices):
             shared.add(name)
         if any(amount and _MIG.search(each) for each, amount in offered.items()):
-            count = len(devices)  # an instance is no GPU
+            count = len(devices)  # a MIG instance is not a GPU
         cpu, memory = resources.get("cpu"), resources.get("memory")
         found.append(
             Machine(
@@ -131,12 +130,12 @@ class _Gpu:
     model: str
     #: Sum over its MIG devices.
     memory_bytes: int = 0
-    #: Its MIG devices; 1 without MIG.
+    #: Number of its MIG devices; 1 without MIG.
     devices: int = 0
 
 
 def _gpus(answers: Answers, nodes: Collection[str]) -> dict[str, list[_Gpu]]:
-    """Return node -> the GPUs at the end of the window, with their usual memory."""
+    """Return node -> its GPUs at the end of the window, with their usual memory."""
     sizes: dict[Key, int] = {}
     for name, unit_bytes in TOTALS.items():
         for sample in answers[name]:
@@ -160,9 +159,9 @@ def _gpus(answers: Answers, nodes: Collection[str]) -> dict[str, list[_Gpu]]:
 
 
 def _nodes_of_exporters(answers: Answers) -> dict[str, str]:
-    """Return the host in the samples of an exporter -> the node of all pods on its GPUs.
+    """Return host in the samples of an exporter -> the node of all pods on the GPUs of that host.
 
-    The host is the name of the exporter's pod if its environment has no NODE_NAME.
+    The host is the name of the exporter's pod if its environment lacks NODE_NAME.
     """
     nodes_of: dict[tuple[str, str], set[str]] = defaultdict(set)
     for sample in answers["gpus"]:
@@ -177,12 +176,12 @@ def _nodes_of_exporters(answers: Answers) -> dict[str, str]:
 
 
 def _labels(sample: Sample, names: Iterable[str]) -> list[str]:
-    """Return the labels of these names that the sample has."""
+    """Return the values of the labels with these names that the sample has."""
     return [text for name in names if (text := own_label(sample.labels, name))]
 
 
 class _Lives:
-    """Iterates over the lives of pods with a GPU."""
+    """Yields the lives of pods with a GPU."""
 
     def __init__(
         self,
@@ -251,7 +250,7 @@ class _Lives:
         self._notes += _notes(counts)
 
     def _owner_name(self, pod: _Pod) -> str:
-        """Return the name of the pod's controller, or the pod's own name without a controller."""
+        """Return the name of the pod's controller, or the pod's own name if it has none."""
         owner = self._owner.get(pod)
         name = owner.labels.get("owner_name", "") if owner else ""
         return pod[1] if name in ("", "<none>") else name
@@ -305,7 +304,10 @@ def _notes(counts: Mapping[str, int]) -> Iterator[str]:
             "gone or have no metrics of GPUs."
         )
     if counts["no creation"]:
-        yield f"{counts['no creation']:,} pods have no creation time: their first sample counts."
+        yield (
+            f"{counts['no creation']:,} pods have no creation time, so the time of their first "
+            "sample counts."
+        )
     if counts["before"]:
         yield (
             f"{plural(counts['before'], 'pod')} began before the window, and only the time in it "
@@ -336,7 +338,7 @@ def _pod(sample: Sample) -> _Pod:
 def _may_be_on(sample: Sample, nodes: Collection[str]) -> bool:
     """Return whether the target's own label ``node``, if it has one, is a node of the pod.
 
-    A node could otherwise report the use of pods on other nodes.
+    Without this check, a node could report the use of pods on other nodes.
     """
     node = sample.labels.get("node")
     return not node or node in nodes
@@ -365,7 +367,7 @@ def _summed(samples: Iterable[Sample]) -> dict[_Pod, float]:
 
 
 def _by_name(samples: Iterable[Sample], unit_bytes: int) -> dict[tuple[str, str], int]:
-    """Return the largest value of each pod, in bytes; samples without a pod are left out."""
+    """Return the largest value of each pod in bytes. Samples without a pod are left out."""
     found: dict[tuple[str, str], int] = {}
     for sample in samples:
         key = _name(sample)
@@ -380,7 +382,7 @@ def _most(*found: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
 
 
 def _means(samples: Iterable[Sample], unit: float = 1) -> dict[tuple[str, str], float]:
-    """Return the mean ratio of each pod over its days and GPUs; ``unit`` is the value of 1."""
+    """Return the mean ratio of each pod over its days and GPUs. ``unit`` is the value of 1."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
         key, ratio = _name(sample), sample.value / unit

@@ -1,8 +1,8 @@
-"""MIG: how GPUs of a model are split into instances.
+"""How MIG splits GPUs of a model into instances.
 
-The fractions and numbers of instances are those of NVIDIA's MIG user guide, "Supported MIG
-Profiles". A layout has equal instances on all GPUs, as MIG strategy *single* requires, so pods
-request ``nvidia.com/gpu``.
+The fractions and numbers of instances come from NVIDIA's MIG user guide, "Supported MIG Profiles".
+A layout has equal instances on all GPUs, as MIG strategy *single* requires, so pods request
+``nvidia.com/gpu``.
 """
 
 import re
@@ -16,14 +16,14 @@ from headroom.planner.workload import Machine
 class Profile:
     """One kind of instance."""
 
-    #: Instances of it on a GPU.
+    #: Number of its instances on a GPU.
     count: int
-    #: The part of the GPU's memory, and of its SMs, that an instance has.
+    #: Part of the GPU's memory, and of its SMs, that an instance has.
     memory_ratio: float
     sm_ratio: float
 
 
-#: The first part of a profile's name -> the profile, on GPUs with seven slices and with four.
+#: First part of a profile's name -> the profile, on GPUs with seven and with four slices.
 _SEVEN = {
     "1g": Profile(7, 1 / 8, 1 / 7),
     "2g": Profile(3, 2 / 8, 2 / 7),
@@ -33,12 +33,12 @@ _FOUR = {"1g": Profile(4, 1 / 4, 1 / 4), "2g": Profile(2, 2 / 4, 2 / 4)}
 PROFILES = tuple(_SEVEN)
 _SEVEN_MODELS = re.compile(r"\b(A100|A800|H100|H800|H20|H200|GH200|B200|GB200)\b")
 _FOUR_MODELS = re.compile(r"\bA30\b|\bRTX PRO 6000 Blackwell\b")
-#: The driver keeps a part of each instance: an instance has at least this part of its fraction.
+#: An instance has at least this part of its fraction of the memory. The driver keeps the rest.
 USABLE = 0.9
 
 
 def profile_of(model: str, name: str) -> Profile | None:
-    """Return the profile that begins with this name, such as 1g; None if the model has none."""
+    """Return the profile that begins with this name, such as 1g, or None if the model has none."""
     spaced = model.replace("-", " ")
     if _SEVEN_MODELS.search(spaced):
         return _SEVEN.get(name)

@@ -1,7 +1,6 @@
-"""The next steps after a plan: settings of the device plugin and of nodes, requests of pods and
-namespaces.
+"""The next steps after a plan: device plugin settings, node settings, and annotations.
 
-All pods of a workload get one annotation, or keep GPUs of their own.
+All pods of a workload get the same annotation, or all keep GPUs of their own.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +26,14 @@ class Candidate:
 
     workload: str
     pods: int
-    #: The request of its pods; None if the webhook writes it (``auto``).
+    #: The request of its pods; None if the webhook computes it (``auto``).
     need_bytes: int | None
-    #: Mean over time of the GPU memory that its pods leave free for others.
+    #: Mean over time of the GPU memory that its pods leave free for other pods.
     gained_bytes: int
-    #: Pods whose measured peak is above the request, and the highest peak; 0 if none is.
+    #: Number of pods whose measured peak is above the request, and their highest peak, or 0.
     above: int = 0
     highest_bytes: int = 0
-    #: Pods without a measured peak.
+    #: Number of pods without a measured peak.
     unmeasured: int = 0
 
     @property
@@ -58,7 +57,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Exclusive:
-    """A workload whose pods keep GPUs of their own, with the reason."""
+    """A workload whose pods keep GPUs of their own, and the reason."""
 
     workload: str
     pods: int
@@ -66,10 +65,11 @@ class Exclusive:
 
 
 def advice(history: History, vram: Vram) -> tuple[list[Candidate], list[Exclusive]]:
-    """Return the workloads to annotate, in the order of the memory that they leave to others, and
-    all others, those with the most pods first.
+    """Return the workloads to annotate, those that leave the most memory to others first, and then
+    all other workloads, those with the most pods first.
 
-    Both are empty if the history has no names of workloads: then each pod is a workload of its own.
+    Both are empty if the history has no names of workloads, because then each pod counts as a
+    workload of its own.
     """
     by_workload: dict[str, list[Life]] = {}
     for life in history.lives:
@@ -80,7 +80,7 @@ def advice(history: History, vram: Vram) -> tuple[list[Candidate], list[Exclusiv
     sizes = largest_bytes(history.machines)
     share, stay = list[Candidate](), list[Exclusive]()
     for workload, lives in by_workload.items():
-        # Recommendations change from pod to pod, and the newest counts.
+        # Recommendations change from pod to pod, so only the newest counts.
         decisive = lives[-1:] if vram.source == "recommendations" else lives
         if any(map(pools.shares, decisive)):
             share.append(_candidate(history, workload, lives, vram, sizes))
@@ -149,11 +149,13 @@ def _reason(lives: Sequence[Life], vram: Vram, sizes: Mapping[str, int]) -> str:
 def namespace_defaults(
     share: Sequence[Candidate], stay: Sequence[Exclusive]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return namespaces with the annotation of their default, the largest need of their workloads,
-    and the namespaces that should have none, with a workload that stays exclusive.
+    """Return namespaces with the annotation for their default, and namespaces that should have
+    none.
 
-    A default would also apply to the pods that keep GPUs of their own. Only workloads with a
-    namespace in their name (``namespace/name``) count, and none whose request the webhook writes.
+    The default is the largest need of the namespace's workloads. A namespace with an exclusive
+    workload gets none, because the default would also apply to pods that keep GPUs of their own.
+    Only workloads with a namespace in their name (``namespace/name``) count, and only those whose
+    request the webhook does not compute.
     """
     largest: dict[str, int] = {}
     for each in share:
@@ -198,12 +200,12 @@ def plugin_config(configuration: Configuration) -> str:
 
 
 def config_name(configuration: Configuration) -> str:
-    """Return the name of the configuration in the device plugin's ConfigMap."""
+    """Return the name that the configuration has in the device plugin's ConfigMap."""
     return f"gpu-{configuration.replicas}"
 
 
 def device_choice(configuration: Configuration) -> str:
-    """Return the command that sets the mode of the nodes that share."""
+    """Return the command that sets the device choice on the nodes that share GPUs."""
     return (
         f"kubectl annotate --overwrite node -l nvidia.com/device-plugin.config="
         f"{config_name(configuration)} {DEVICE_CHOICE}={configuration.mode}"

@@ -1,4 +1,4 @@
-"""The nodes that ``--nodes`` adds to a history, or removes from it."""
+"""Adds nodes to a history, or removes nodes from it, for ``--nodes``."""
 
 import itertools
 import re
@@ -22,8 +22,8 @@ _ENOUGH = "New nodes have enough CPU and host memory for all pods."
 
 
 def with_changes(history: History, given: Sequence[str]) -> History:
-    """Return the history with the nodes of ``+4x8xL40S:45Gi`` or ``+4xL40S``, and without the node
-    of ``-gpu-a``, in the given order. Raises ``BadSettings``."""
+    """Return the history with the nodes of ``+4x8xL40S:45Gi`` or ``+4xL40S`` added, and the node of
+    ``-gpu-a`` removed, in the given order. Raises ``BadSettings``."""
     if not given:
         return history
     before = history.machines
@@ -69,8 +69,8 @@ def _with_more(history: History, given: str) -> History:
 def _like(history: History, given: str, found: re.Match[str]) -> tuple[Machine, list[str]]:
     """Return the node to add, without a name, and the assumptions about it.
 
-    Values that are not given are those of the cluster's first node with this model. If no node has
-    the model, the number of GPUs is that of the largest node, and their memory is from the lists of
+    Values that are not given come from the cluster's first node with this model. If no node has the
+    model, the number of GPUs comes from the largest node, and their memory from the lists of
     instance types.
     """
     name = found["model"].strip()
@@ -95,10 +95,10 @@ def _like(history: History, given: str, found: re.Match[str]) -> tuple[Machine, 
     if gpus is None:
         gpus = max(machine.gpus for machine in history.machines)
         notes.append("A node has as many GPUs as the largest node of the cluster.")
-    notes.append("On them pods run as long, and with the same use, as on the cluster's own GPUs.")
+    notes.append("Pods run as long on them as on the cluster's own GPUs, with the same use.")
     barred = sum(bool(life.models) and name not in life.models for life in history.lives)
     if barred:
-        notes.append(f"{plural(barred, 'pod')} may use other models only.")
+        notes.append(f"{plural(barred, 'pod')} may use only other models.")
     return Machine("", name, gpus, memory_bytes), notes
 
 

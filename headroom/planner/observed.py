@@ -1,4 +1,4 @@
-"""Reads what a plan needs from objects of the API server: pods, nodes and agents' reports."""
+"""Reads the data of a plan from API objects: pods, nodes and agents' reports."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ RULES = Rules()
 
 
 def gpu_pod(pod: Pod, now_s: float) -> dict[str, Any] | None:
-    """Return the fields of ``RecordedPod``; None for a pod without a GPU.
+    """Return the fields of ``RecordedPod``, or None for a pod without a GPU.
 
     A pod without a start time counts as started at ``now_s``.
     """
@@ -50,10 +50,10 @@ def gpu_pod(pod: Pod, now_s: float) -> dict[str, Any] | None:
 
 
 def machine_of(node: Node, status: GPUNodeStatus | None) -> Machine | None:
-    """Return the GPUs of a node, from its report or else from labels; None without known GPUs.
+    """Return a node with its GPUs, from its report or otherwise its labels; None if it has none.
 
-    If the GPUs differ, they count as equal ones of the first model with the smallest memory. GPUs
-    that are split by MIG are left out.
+    GPUs that differ count as equal GPUs of the first model, with the smallest memory. GPUs that are
+    split by MIG are left out.
     """
     status = status or believed(node, RULES)
     devices = [
@@ -74,9 +74,9 @@ def machine_of(node: Node, status: GPUNodeStatus | None) -> Machine | None:
 
 
 class Use(NamedTuple):
-    """Memory and activity of the devices of a pod; None if unknown."""
+    """Memory and activity of the devices of a pod. A value is None if it is unknown."""
 
-    #: The most memory on one of them.
+    #: Maximum memory on one of them.
     peak_bytes: int | None
     #: Means over the devices that no other pod holds.
     sm_ratio: float | None
@@ -90,7 +90,7 @@ def uses_of(status: GPUNodeStatus) -> Mapping[str, Use]:
     for row in status.pods:
         peak_bytes = row.peak_bytes if row.peak_bytes is not None else row.used_bytes
         holders[row.device].add(row.uid)
-        peaks[row.uid]  # known, even without a figure
+        peaks[row.uid]  # this adds the pod even if it has no figure
         if peak_bytes is not None and peak_bytes >= 0:
             peaks[row.uid][row.device] += peak_bytes
     active: dict[str, list[float]] = defaultdict(list)
@@ -113,14 +113,14 @@ def _mean(ratios: Sequence[float]) -> float | None:
 
 
 def cpu_milli(quantity: str | int | None) -> int | None:
-    """Return a CPU quantity in thousandths of a core; None if it is missing or not one."""
+    """Return a CPU quantity in thousandths of a core, or None if it is missing or invalid."""
     text = str(quantity or "")
-    # A number of cores is multiplied by 1000: "0.5k" is 500.
+    # A number of cores is multiplied by 1000 with a suffix: "0.5k" is 500.
     return count_of(text.removesuffix("m") if text.endswith("m") else f"{text}k")
 
 
 def count_of(quantity: str | int | None) -> int | None:
-    """Return a quantity as a whole number, such as bytes; None if it is missing or not one."""
+    """Return a quantity as a whole number, such as bytes, or None if it is missing or invalid."""
     try:
         return parse_bytes(str(quantity or ""))
     except BadQuantity:

@@ -1,10 +1,9 @@
 """Two ways to place the pods of a replay: with Headroom's own code, and by counting replicas.
 
 ``ByHeadroom`` calls ``core.whatif.simulation``, which fits, ranks and reserves with the code of
-filter, prioritize and bind. ``ByCounting`` is the baseline without Headroom. In both, if the device
-plugin chooses the device, it takes one with the fewest replicas in use (policy *distributed*), at
-random between equal ones.
-"""
+filter, prioritize and bind. ``ByCounting`` is the baseline without Headroom. In both, a device
+plugin that chooses the device takes one with the fewest replicas in use (policy *distributed*), at
+random among equals."""
 
 import random
 from collections import Counter
@@ -23,30 +22,30 @@ from headroom.core.whatif.simulation import Placed
 from headroom.planner.simulated_fleet import GPU, Sharing, device_uuid, simulation_of
 from headroom.planner.workload import Machine
 
-#: Maximum number of kinds of requests whose fit is kept. Needs are multiples of 256 MiB, so this
+#: Maximum number of kinds of requests whose fit is cached. Needs are multiples of 256 MiB, so this
 #: is enough for GPUs of up to 128 GiB. A kind takes about 100 bytes for each node.
 _KINDS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The properties of a pod by which it is placed."""
+    """The properties of a pod that decide where it is placed."""
 
     gpus: int
-    #: GPU memory on one device; None: all of it.
+    #: GPU memory on one device; None for all of the device.
     need_bytes: int | None
     models: frozenset[str]
     cpu_milli: int
     host_bytes: int
-    #: The least memory of a GPU on which it can run, as if its author selected such nodes.
+    #: Minimum memory of a GPU on which it can run, as if it selected such nodes.
     least_bytes: int = 0
-    #: Maximum SM activity of its GPU before it is placed, in percent; None without a limit.
+    #: Maximum SM activity of its GPU before the pod is placed, in percent; None for no limit.
     max_sm: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """The place of a pod: the index of its machine, and of each of its devices there."""
+    """The place of a pod: the index of its machine, and the indices of its devices there."""
 
     machine: int
     devices: tuple[int, ...]
@@ -56,14 +55,14 @@ class Placer(Protocol):
     def place(
         self, uid: str, request: Request, rows: Rows, sm_ratio: float = 0.0, used_bytes: int = 0
     ) -> Spot | None:
-        """Place a pod on one of these machines (indices); None if it fits on none of them.
+        """Place a pod on one of these machines (indices). Return None if it fits on none of them.
 
-        ``sm_ratio`` and ``used_bytes``: the SM activity and the memory that the pod then uses of
+        ``sm_ratio`` and ``used_bytes`` are the SM activity and the memory that the pod then uses on
         each of its devices.
         """
 
     def end(self, uid: str, spot: Spot) -> None:
-        """Free what a placed pod holds."""
+        """Free everything that a placed pod holds."""
 
 
 class _Plugins:
@@ -75,7 +74,7 @@ class _Plugins:
         self._taken = [[0] * machine.devices for machine in machines]
 
     def choose(self, machine: int, count: int) -> tuple[int, ...]:
-        """Return the devices of ``count`` replicas, one after another."""
+        """Return the devices of ``count`` replicas, chosen one after another."""
         taken, chosen = list(self._taken[machine]), []
         for _ in range(count):
             fewest = min(taken)
@@ -97,7 +96,7 @@ class ByHeadroom:
         self._row_of = {machine.name: row for row, machine in enumerate(machines)}
         self._cluster, self._simulation = simulation_of(machines, sharing, _KINDS)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
-        #: Machine, device -> reported SM activity; 0 if missing.
+        #: (machine, device) -> reported SM activity; missing if it is 0.
         self._activity: dict[tuple[int, int], float] = {}
         self._sm_ratio: dict[str, float] = {}
         self._kinds: dict[tuple[int, int | None, int | None], tuple[VramRequest, Pod]] = {}
@@ -123,7 +122,7 @@ class ByHeadroom:
         spot = Spot(machine, devices)
         self._plugins.take(spot)
         held = Counter(device_uuid(self._machines[machine], device) for device in devices)
-        # Use up to the request changes nothing, and a request for all of a GPU cannot be exceeded.
+        # Use within the request changes nothing, and use cannot exceed a request for a whole GPU.
         beyond = request.need_bytes is not None and used_bytes > request.need_bytes
         self._simulation.observe(uid, at.node, held, used_bytes if beyond else 0)
         if sm_ratio:
@@ -141,7 +140,7 @@ class ByHeadroom:
         machine, reported = self._machines[spot.machine], dict[str, float]()
         for device in set(spot.devices):
             place = spot.machine, device
-            # Rounded, so that sums return to 0.
+            # Round the sum, so that it returns to 0.
             found = round(self._activity.get(place, 0.0) + more, 9)
             self._activity[place] = reported[device_uuid(machine, device)] = found
         self._simulation.measure(machine.name, reported)
@@ -170,7 +169,7 @@ class ByHeadroom:
 class ByCounting:
     """Places pods as kube-scheduler does without Headroom, by counting replicas instead of memory.
 
-    A pod goes to the machine with the most free replicas, at random between equal ones.
+    A pod goes to the machine with the most free replicas, at random among equals.
     """
 
     def __init__(self, machines: Sequence[Machine], sharing: Sharing, seed: int) -> None:

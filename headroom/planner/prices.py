@@ -1,4 +1,4 @@
-"""Prices of GPUs: the file that a user gives, and the cost of a set of machines."""
+"""Prices of GPUs: reads the user's file, and computes the cost of machines."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,28 +8,28 @@ import yaml
 from headroom.errors import BadSettings
 from headroom.planner.workload import model_named
 
-#: Hours of a month, on average.
+#: Average number of hours in a month.
 MONTH_H = 730
 EXAMPLE = "L40S: 1.20"
 
 
 def read_prices(path: Path, models: Mapping[str, int]) -> dict[str, float]:
-    """Return model -> price of one GPU for an hour, from a YAML mapping.
+    """Return model -> price of one GPU per hour, from a YAML mapping.
 
-    ``models``: the models that need a price; the file may name them by a word, such as L40S for
-    NVIDIA L40S. Raises ``BadSettings`` if one is missing or invalid.
+    ``models`` are the models that need a price. The file may name a model by one of its words, such
+    as L40S for NVIDIA L40S. Raises ``BadSettings`` if a price is missing or invalid.
     """
     try:
         given = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as err:
-        raise BadSettings(f"{path}: it is not YAML in UTF-8: {err}") from err
+        raise BadSettings(f"{path}: is not YAML in UTF-8: {err}") from err
     except OSError as err:
         raise BadSettings(
             f"--prices {path} cannot be read: {err.strerror}. Example of its content: {EXAMPLE}"
         ) from err
     if not isinstance(given, dict):
         raise BadSettings(
-            f"{path}: it is not a mapping of GPU models to prices per hour. Example: {EXAMPLE}"
+            f"{path}: is not a mapping of GPU models to prices per hour. Example: {EXAMPLE}"
         )
     prices: dict[str, float] = {}
     for model in sorted(models):
@@ -50,5 +50,5 @@ def read_prices(path: Path, models: Mapping[str, int]) -> dict[str, float]:
 
 
 def monthly(gpus: Mapping[str, int], prices: Mapping[str, float]) -> float:
-    """Return the cost of these GPUs (model -> number) for a month of 730 hours."""
+    """Return the cost of these GPUs (model -> number) in a month of 730 hours."""
     return sum(count * prices[model] for model, count in gpus.items()) * MONTH_H

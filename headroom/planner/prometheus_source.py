@@ -1,4 +1,4 @@
-"""Reads metrics of a history from Prometheus, one day at a time, so that no answer is too large."""
+"""Reads the metrics of a history from Prometheus, one day at a time, because answers are large."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,13 +12,13 @@ from headroom.runtime.metric_history import Asked, Sample, answered
 from headroom.runtime.prometheus import Connection, connected, read_moment
 from headroom.runtime.promql import EVERY_CLUSTER, Queries
 
-#: Limit of one query; a day of a large cluster takes seconds.
+#: Time limit of one query. A query for a day of a large cluster takes seconds.
 _TIMEOUT_S = 120.0
-#: Limit of one answer, which has a series for each pod of a day.
+#: Size limit of one answer. It has a series for each pod of a day.
 _MOST_BYTES = 256 << 20
-#: Pauses before further attempts of a query that failed within ``_EARLY_S``.
+#: Pauses before a query is repeated, if it failed within ``_EARLY_S``.
 _PAUSES_S, _EARLY_S = (1.0, 3.0), 30.0
-#: Length limit of a quoted error.
+#: Maximum length of a quoted error.
 _MOST_QUOTED = 200
 
 
@@ -36,9 +36,9 @@ def read_prometheus(
     monotonic_s: Callable[[], float] = time.monotonic,
     pauses_s: Sequence[float] = _PAUSES_S,
 ) -> History:
-    """Return the history of ``days`` days until the Unix time ``end_s``; None: until now.
+    """Return the history of ``days`` days before the Unix time ``end_s``, which defaults to now.
 
-    ``nodes`` are labels that the nodes must have. Raises ``BadSettings`` if Prometheus cannot be
+    ``nodes`` are the labels that a node must have. Raises ``BadSettings`` if Prometheus cannot be
     read or has too little data. A query that fails in the first ``_EARLY_S`` seconds is repeated
     after each of ``pauses_s``.
     """
@@ -70,7 +70,7 @@ def read_prometheus(
 
 
 def _reason(err: Exception) -> str:
-    """Return why a query failed: the connection's error without the long URL, or else ``err``."""
+    """Return why a query failed: the error of the connection without the long URL, or ``err``."""
     root: BaseException = err
     while (cause := root.__cause__ or root.__context__) is not None:
         root = cause

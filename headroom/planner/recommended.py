@@ -1,8 +1,8 @@
 """Computes the request that Headroom would have recommended for each pod when it was created.
 
-The recommender itself (``core.recommend``) is given the lives that ended before, and those that
-had run for a day. A history has one peak for each pod, and neither programs nor exit statuses: all
-pods of a workload count as one program, and as ended well.
+The recommender itself (``core.recommend``) is given the lives that had ended before, and the lives
+that had run for a day. A history has one peak for each pod, but neither programs nor exit statuses.
+So all pods of a workload count as the same program, and all as successful.
 """
 
 import heapq
@@ -19,14 +19,14 @@ from headroom.planner.workload import History, Life
 @dataclass(slots=True)
 class _Workload:
     profile: ContainerProfile = field(default_factory=ContainerProfile)
-    #: Pods that run, by their position in the history.
+    #: Running pods, by their position in the history.
     running: dict[int, Life] = field(default_factory=dict)
 
 
 def with_recommendations(history: History) -> History:
-    """Return the history with ``recommended_bytes`` of all pods that would have had one."""
+    """Return the history with ``recommended_bytes`` set for all pods that would have had it."""
     workloads: dict[str, _Workload] = {}
-    #: When a pod ends, and its position in the history.
+    #: End times of pods, and the positions of the pods in the history.
     ends: list[tuple[float, int]] = []
     found: list[Life] = []
     for index, life in enumerate(history.lives):
@@ -49,7 +49,7 @@ def _end(workloads: dict[str, _Workload], life: Life, index: int) -> None:
 
 
 def _recommended(workload: _Workload, now_s: float) -> int | None:
-    # They are in the order of their creation.
+    # The running pods are in the order of their creation.
     mature = takewhile(lambda life: now_s - life.created_s >= MATURE_S, workload.running.values())
     workload.profile.replace_running(("", _recorded(life, now_s, None)) for life in mature)
     request_bytes = workload.profile.recommendation("", now_s).request_bytes

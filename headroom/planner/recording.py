@@ -1,7 +1,8 @@
 """The pods and nodes with GPUs of a cluster, as they are observed over time.
 
-A recording is one value that is written to a file, and continued from it. It is bounded: beyond
-``MOST_PODS`` the pods that ended first are dropped and counted. Times are Unix times in seconds.
+A recording is one value, which is written to a file and continued from it. Its size is limited: if
+there are more than ``MOST_PODS`` pods, those that ended first are dropped and counted. Times are
+Unix times in seconds.
 """
 
 from collections.abc import Collection, Iterator
@@ -20,11 +21,11 @@ from headroom.planner.workload import History, Life, Machine
 FORMAT = "headroom.gpu/recording/v1alpha1"
 EXAMPLE = "Example: headroom plan record cluster.json"
 MOST_PODS, MOST_GAPS = 200_000, 1000
-#: The part of ``MOST_PODS`` that is dropped at a time.
+#: Ratio of ``MOST_PODS`` that is dropped at a time.
 _DROPPED_RATIO = 0.01
-#: Shorter times without contact are not listed; a watch reports at least once a minute.
+#: A shorter time without contact is not listed, because a watch reports only about once a minute.
 GAP_S = 120.0
-#: The pods of a snapshot are taken to run at once for this time.
+#: The pods of a snapshot are assumed to run together for this time.
 _MOMENT_S = 3600.0
 _SHORTEST_S = 1.0
 
@@ -38,13 +39,13 @@ class RecordedPod(msgspec.Struct):
     created_s: float
     started_s: float
     gpus: int
-    #: GPU memory that it requests of one device; None without a request in bytes.
+    #: GPU memory that it requests on one device; None if it requests no amount in bytes.
     request_bytes: int | None = None
     cpu_milli: int = 0
     host_bytes: int = 0
-    #: None while it runs.
+    #: None while the pod runs.
     ended_s: float | None = None
-    #: The most memory that it used on one device; None if it was not measured.
+    #: Maximum memory that it used on one device; None if it was not measured.
     peak_bytes: int | None = None
     #: Sum and number of the observed SM activities, and of the observed GPU utilizations.
     sm_sum: float = 0.0
@@ -63,7 +64,7 @@ class RecordedPod(msgspec.Struct):
 
 
 class RecordedNode(msgspec.Struct):
-    """The fields of a ``Machine`` without its name."""
+    """The fields of a ``Machine`` except its name."""
 
     model: str
     gpus: int
@@ -73,28 +74,28 @@ class RecordedNode(msgspec.Struct):
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A time in which nothing was observed."""
+    """A period in which nothing was observed."""
 
     from_s: float
     until_s: float
 
 
 class Recording(msgspec.Struct):
-    """Observed pods and nodes. Methods with ``now_s`` take the time of the observation."""
+    """Observed pods and nodes. ``now_s`` in its methods is the time of the observation."""
 
     started_s: float
     #: The time of the last contact with the API server.
     until_s: float
     format: str = FORMAT
-    #: By uid.
+    #: Uid -> pod.
     pods: dict[str, RecordedPod] = {}  # msgspec copies defaults
     nodes: dict[str, RecordedNode] = {}
     gaps: list[Gap] = []
-    #: Pods that were dropped because there were too many.
+    #: Number of pods that were dropped because there were too many.
     dropped: int = 0
 
     def pod_seen(self, pod: Pod, now_s: float) -> None:
-        """Record a pod that is bound and requests a GPU, and its end."""
+        """Record a pod that is bound and requests a GPU, and when it ended."""
         uid = pod.metadata.uid
         known = self.pods.get(uid)
         if known is None and pod.node and (found := gpu_pod(pod, now_s)) is not None:
@@ -108,7 +109,7 @@ class Recording(msgspec.Struct):
             known.ended_s = now_s
 
     def pods_listed(self, uids: Collection[str], now_s: float) -> None:
-        """End the pods that a complete list lacks: they count as ended at the last contact."""
+        """End the pods that a complete list lacks. They count as ended at the last contact."""
         for uid, pod in self.pods.items():
             if pod.ended_s is None and uid not in uids:
                 pod.ended_s = max(pod.started_s, self.until_s)
@@ -117,9 +118,9 @@ class Recording(msgspec.Struct):
         self.contact(now_s)
 
     def node_seen(self, node: Node, status: GPUNodeStatus | None) -> None:
-        """Record the GPUs of a node, from its report or else its labels, and the use of its pods.
+        """Record the GPUs of a node, from its report or otherwise its labels, and its pods' use.
 
-        Nodes without GPUs, and with GPUs of unknown memory, are left out.
+        Nodes without GPUs, and nodes with GPUs of unknown memory, are left out.
         """
         machine = machine_of(node, status)
         if machine is not None:
@@ -141,19 +142,19 @@ class Recording(msgspec.Struct):
 
 
 def read_recording(file: Path) -> Recording:
-    """Return the recording in a file; raise ``BadSettings`` if the file is not a recording, and
+    """Return the recording in a file. Raises ``BadSettings`` if the file is not a recording, and
     ``OSError`` if it cannot be read."""
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Recording)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
-        raise BadSettings(f"{file}: it is not a recording: {err}. {EXAMPLE}") from err
+        raise BadSettings(f"{file}: is not a recording: {err}. {EXAMPLE}") from err
     if found.format != FORMAT:
         raise BadSettings(f"{file}: its format is {found.format!r}, not {FORMAT!r}. {EXAMPLE}")
     return found
 
 
 def history_of(recording: Recording, moment: bool = False) -> History:
-    """Return the history of a recording; ``moment``: it has the pods of one moment only.
+    """Return the history of a recording. If ``moment`` is true, it shows the pods of one moment.
 
     Raises ``BadSettings`` if it has no node or no pod with a GPU.
     """
@@ -181,8 +182,9 @@ def history_of(recording: Recording, moment: bool = False) -> History:
 
 
 def history_of_snapshot(inputs: Inputs) -> History:
-    """Return the history of a snapshot of the debug API; raise as ``history_of``."""
-    # The time does not matter, because all pods are taken to run at once.
+    """Return the history of a snapshot of the debug API. Raises the same errors as
+    ``history_of``."""
+    # The times do not matter, because all pods are assumed to run together.
     recording = Recording(started_s=0.0, until_s=0.0)
     for pod in inputs.pods:
         recording.pod_seen(pod, 0.0)
@@ -234,15 +236,18 @@ def _notes(recording: Recording, pods: list[RecordedPod], moment: bool) -> Itera
     if recording.gaps:
         hours = sum(gap.until_s - gap.from_s for gap in recording.gaps) / 3600
         yield (
-            f"Nothing was recorded in {plural(len(recording.gaps), 'gap')}, {hours:.1f} h in all: "
-            "pods that began and ended in a gap are missing, and others count as ended at its "
-            "beginning."
+            f"Nothing was recorded in {plural(len(recording.gaps), 'gap')}, {hours:.1f} h in "
+            "total. Pods that began and ended in a gap are missing, and others count as ended at "
+            "its beginning."
         )
     if recording.dropped:
-        yield f"{recording.dropped:,} pods were dropped: a recording has at most {MOST_PODS:,}."
+        yield (
+            f"{recording.dropped:,} pods were dropped, because a recording has at most "
+            f"{MOST_PODS:,}."
+        )
     unmeasured = sum(pod.peak_bytes is None for pod in pods)
     if unmeasured:
         yield (
-            f"{unmeasured:,} of {len(pods):,} pods have no measured peak: their request is taken "
-            "as their peak, or a whole GPU."
+            f"{unmeasured:,} of {len(pods):,} pods have no measured peak, so their request, or a "
+            "whole GPU, is taken as their peak."
         )

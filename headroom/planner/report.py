@@ -1,4 +1,4 @@
-"""The report of a plan: text for a terminal, the rows of its table, and plain data."""
+"""The report of a plan: text for a terminal, rows of its table, and JSON data."""
 
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -19,13 +19,13 @@ from headroom.planner.wording import need_range, number_range, percent_range, wa
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10
-#: Width of lines for a terminal.
+#: Maximum width of lines on a terminal.
 _COLUMNS = 100
 FORMAT = "headroom.gpu/plan/v1alpha1"
 
 
 def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
-    """Return the rows of the table, the heading first."""
+    """Return the rows of the table, beginning with the heading."""
     heading = ["configuration", "GPUs", "nodes", "wait today", "memory", "SM", "competing"]
     heading.append("out of memory")
     rows = [heading + (["a month"] if prices else [])]
@@ -81,7 +81,7 @@ def as_text(study: Study, prices: Mapping[str, float] | None) -> str:
 
 
 def next_step_lines(study: Study) -> list[str]:
-    """Return what to do next, as lines of text; none if sharing saves no GPU."""
+    """Return the next steps as lines of text, or none if sharing saves no GPU."""
     best = best_row(study.rows)
     if best is None or not saves(study, best):
         return []
@@ -119,7 +119,7 @@ def _annotations(share: Sequence[Candidate]) -> list[str]:
 
 
 def saves(study: Study, row: Row) -> bool:
-    """Return whether a configuration needs fewer GPUs than unshared ones in each replay."""
+    """Return whether a configuration needs fewer GPUs than unshared GPUs in each replay."""
     return all(
         gpus is not None and (unshared is None or gpus < unshared)
         for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
@@ -127,11 +127,11 @@ def saves(study: Study, row: Row) -> bool:
 
 
 def _wrapped(text: str, indent: str = "") -> list[str]:
-    return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent)
+    return textwrap.wrap(text, _COLUMNS, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
-    """Return the report as plain data; times are in seconds, ratios from 0."""
+    """Return the report as JSON data. Times are in seconds, and ratios start at 0."""
     history = study.history
     _, stay = advice(history, study.vram)
     return {
@@ -169,7 +169,7 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
 
 
 def _no_savings(study: Study, row: Row) -> bool:
-    """Return whether the savings of a row have no range."""
+    """Return whether no range of the savings of a row can be computed."""
     return bool(row.variation.missing or study.unshared.variation.missing)
 
 

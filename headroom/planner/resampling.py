@@ -1,10 +1,10 @@
-"""Draws histories like a given one, to show how far the next one may differ from it.
+"""Draws histories that are similar to a given one, to show how much the next one may differ.
 
-Each day of a drawn history is one of the given days, drawn with replacement. Busy and quiet days
-(working days and weekends) are kept apart: a day is quiet if it has less than half the pods of the
-median day. The number of pods of a drawn day varies as that of independent arrivals: some of its
-pods are left out, or repeated at another minute. So a drawn history can need more than any of the
-given days. Pods that are created at the very start, because they ran before it, stay as they are.
+Each day of a drawn history is one of the given days, drawn with replacement. Busy days are replaced
+by busy days, and quiet days (such as weekends) by quiet days. A day is quiet if it has less than
+half as many pods as the median day. The number of pods of a drawn day varies like independent
+arrivals: some of its pods are left out, or repeated at another minute. So a drawn history can need
+more than any of the given days. Pods that already ran at the start stay unchanged.
 """
 
 import statistics
@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from headroom.planner.workload import DAY_S, History, Life
 
-#: A repeated pod arrives at most this much earlier or later.
+#: Maximum time by which a repeated pod arrives earlier or later.
 _SHIFT_S = 3600.0
 
 
 def resampled(history: History, seed: int) -> Sequence[Life]:
     """Return the lives of a drawn history, in the order of their creation.
 
-    Seed 0, and a history of a single day, return the lives as they were. A drawn pod keeps its run
-    time, its request and its time of day; a repeated pod is moved by up to ``_SHIFT_S``.
+    With seed 0, and for a history of a single day, the lives are unchanged. A drawn pod keeps its
+    run time, its request and its time of day. A repeated pod is moved by up to ``_SHIFT_S``.
     """
     if not seed or history.days < 2:
         return history.lives
@@ -48,8 +48,8 @@ def resampled(history: History, seed: int) -> Sequence[Life]:
 def _varied(
     pods: NDArray[np.int64], rng: np.random.Generator
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Return a drawn number of these pods, some left out or repeated, and by how many seconds each
-    is moved."""
+    """Return a drawn selection of these pods, in which some are left out or repeated, and by how
+    many seconds each is moved."""
     count = int(rng.poisson(len(pods)))
     if count <= len(pods):
         return rng.choice(pods, count, replace=False), np.zeros(count)
@@ -59,6 +59,6 @@ def _varied(
 
 
 def quiet_days(counts: Sequence[int]) -> list[bool]:
-    """Return for each day whether it has less than half the pods of the median day."""
+    """Return for each day whether it has less than half as many pods as the median day."""
     median = statistics.median(counts)
     return [2 * count < median for count in counts]

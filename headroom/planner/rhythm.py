@@ -1,15 +1,15 @@
-"""Finds how far the need of another such history may be from that of a given one.
+"""Finds how far the need of a similar history can be from the need of a given one.
 
-*Short* pods begin and end in the history. Many of them often have one cause, such as the traffic or
-the data of a day, so their number in the next history follows from how much days differ. Long pods
-differ by chance, which matters more the fewer they are and the more GPUs each has. Pods that a
-workload creates in the same minute have one cause, so they count together, as a *batch*. Pods that
+*Short* pods begin and end within the history. Many of them often have a common cause, such as the
+traffic or the data of a day, so their number in the next history depends on how much days differ.
+Long pods differ by chance, which matters more if they are few and each has many GPUs. Pods that a
+workload creates in the same minute have one cause, so they count together as a *batch*. Pods that
 run all the time do not differ.
 
-The *swing* is how far the largest day is above the median day, of a workload or of all pods. If it
-is large, the load follows something that one history does not show, such as a date, and no range
-can be had. A *campaign* is a workload that hardly runs on most days, and then with several pods at
-once. The next one may be several times larger than the last.
+The *swing* of a workload, or of all pods, is how far its largest day is above its median day. If
+the swing is large, the load depends on something that one history does not show, such as a date.
+Then no range can be computed. A *campaign* is a workload that hardly runs on most days, but runs
+several pods together when it does. The next campaign may be several times larger than the last one.
 """
 
 import math
@@ -24,53 +24,53 @@ from headroom.planner.intervals import Reach
 from headroom.planner.wording import plural
 from headroom.planner.workload import DAY_S, History
 
-#: Shorter histories, and those with fewer new pods, have no ranges.
+#: Histories with fewer days or fewer new pods have no ranges.
 LEAST_DAYS, LEAST_PODS = 7, 40
-#: The swing above which there are no ranges, as a part of the largest demand. In long histories,
-#: what independent pods would differ by chance is added, as a square; one week does not
-#: show whether a load rises or differs by chance.
+#: There are no ranges above this swing, as a ratio of the largest demand. In long histories, the
+#: limit also includes how much independent pods differ by chance, added as a square. A single week
+#: does not show whether a load rises or differs by chance.
 MOST_SWING, LONG_DAYS = 0.35, 14
-#: The reach of short pods in a long history, as a part of that in a week: it shows more days.
+#: The reach of short pods is smaller by this factor in a long history, because it shows more days.
 LONG_REACH = 0.7
-#: Least reach; its square is added to that of the others.
+#: Minimum reach. Its square is added to the squares of the other reaches.
 LEAST_REACH = 0.05
-#: Reach if all GPU time is that of short pods: a part that is always added, and standard deviations
-#: of the largest days.
+#: Reach if all GPU time belongs to short pods: a constant part, and a factor for the standard
+#: deviation of the largest days.
 SHORT_REACH, DAYS_REACH = 0.15, 1.5
-#: Pods that a workload creates in the same minute are a batch: controllers create the pods of a Job
-#: within seconds.
+#: Pods that a workload creates within this time are a batch, because controllers create the pods of
+#: a Job within seconds.
 BATCH_S = 60.0
-#: Part of the days that count as the largest, because weekends differ from working days.
+#: Ratio of the days that count as the largest, because weekends differ from working days.
 _WORKING = 5 / 7
-#: Standard deviations by which the number of GPUs in use can differ by chance.
+#: Number of standard deviations by which the number of GPUs in use can differ by chance.
 CHANCE_REACH = 1.65
-#: On the median day, a campaign has at most this part of its largest demand.
+#: On the median day, a campaign has at most this ratio of its largest demand.
 _RARE = 0.25
-#: Pods that a campaign has at once, at least.
+#: Minimum number of pods that a campaign runs together.
 _CAMPAIGN_PODS = 5
-#: The next campaign may need more by this factor of the last one. If sizes have a Pareto tail with
-#: an exponent of 1.6, the next largest is four times as large in 1 of 10 cases.
+#: The next campaign may need more than the last by this multiple of it. If sizes have a Pareto tail
+#: with an exponent of 1.6, the next largest is four times as large in 1 of 10 cases.
 _CAMPAIGN_GROWTH = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Variation:
-    """How much needs of histories like a given one vary."""
+    """How much the needs of histories similar to a given one vary."""
 
-    #: None if no range can be had.
+    #: None if no range can be computed.
     reach: Reach | None = None
-    #: Why no range can be had, as a sentence; empty if it can.
+    #: Why no range can be computed, as a sentence; empty if there is one.
     missing: str = ""
 
 
 def variation(history: History, gpus: Sequence[float]) -> Variation:
-    """Return how much the needs of histories like a given one vary, if its pods take these GPUs."""
+    """Return how much the needs of similar histories vary if the pods of this one take ``gpus``."""
     created_s = np.array([life.created_s for life in history.lives])
     created = int(np.count_nonzero(created_s > 0))
     if history.days < LEAST_DAYS or created < LEAST_PODS:
         return Variation(
-            missing=f"Figures have no ranges, because ranges need {LEAST_DAYS} days and "
-            f"{LEAST_PODS} pods that were created in them: the history has "
+            missing=f"Figures have no ranges. Ranges need {LEAST_DAYS} days and {LEAST_PODS} pods "
+            "that were created in that time, but the history has "
             f"{plural(history.days, 'day')} and {plural(created, 'such pod')}."
         )
     names = sorted({life.workload for life in history.lives})
@@ -81,7 +81,7 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
     every = np.zeros_like(codes)
 
     def daily(weights: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return a row for each workload, and one of all pods."""
+        """Return a row for each workload, and a row for all pods together."""
         rows = _daily(codes, created_s, ended_s, weights, history.days, len(names))
         return np.append(rows, _daily(every, created_s, ended_s, weights, history.days, 1), axis=0)
 
@@ -117,15 +117,15 @@ def _reach(
     taken: NDArray[np.float64],
     by_day: NDArray[np.float64],
 ) -> float:
-    """Return the reach of a need. ``by_day``: the largest demand of each day."""
-    # Days count from the first creation, which may be late on the first day.
+    """Return the reach of a need. ``by_day`` has the largest demand of each day."""
+    # Days are counted from the first creation, which may be late on the first calendar day.
     end_s = min(float(ended_s.max()), float(created_s.min()) + len(by_day) * DAY_S)
     begins, ends = created_s > 0, ended_s < end_s
     gpu_s = taken * (np.minimum(ended_s, end_s) - created_s)
     short = float(gpu_s[begins & ends].sum() / gpu_s.sum())
     largest = np.sort(by_day)[-round(_WORKING * len(by_day)) :]
     differ = float(largest.std(ddof=1) / largest.mean())
-    # Independent batches: their number at a time has a Poisson distribution.
+    # Batches are independent, so the number of them at a time has a Poisson distribution.
     some = begins | ends
     squares = _squares(codes[some], created_s[some], np.minimum(ended_s, end_s)[some], taken[some])
     variance = squares / end_s
@@ -144,12 +144,12 @@ def _squares(
 ) -> float:
     """Return the sum over all batches of the integral of the square of the GPUs in use.
 
-    Pods that ran before the history began are no batch.
+    Pods that ran before the history began are not a batch.
     """
     alone = -1.0 - np.arange(len(codes))
     batch = np.where(created_s > 0, created_s // BATCH_S, alone)
-    # While a pod runs, so do those of its batch that end later: in order of their ends, the latest
-    # first, each adds its own square and twice its product with the pods before it.
+    # While a pod runs, the pods of its batch that end later run too. In order of their ends, latest
+    # first, each pod adds its own square, and twice its product with the pods before it.
     order = np.lexsort((-ended_s, batch, codes))
     gpus, run_s = taken[order], (ended_s - created_s)[order]
     new = (np.diff(codes[order], prepend=-1) != 0) | (np.diff(batch[order], prepend=0) != 0)
@@ -160,13 +160,13 @@ def _squares(
 
 
 def _chance(days: int) -> float:
-    """Return how far the largest of so many normal values is above their median, in standard
+    """Return how far the largest of ``days`` normal values is above their median, in standard
     deviations (Blom)."""
     return NormalDist().inv_cdf((days - 0.375) / (days + 0.25))
 
 
 def _median(demand: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the demand of the median day; of two middle days, the larger."""
+    """Return the demand of the median day. If there are two middle days, return the larger."""
     found: NDArray[np.float64] = np.sort(demand, axis=1)[:, demand.shape[1] // 2]
     return found
 
@@ -179,10 +179,10 @@ def _daily(
     days: int,
     workloads: int,
 ) -> NDArray[np.float64]:
-    """Return the largest sum of the weights at once, by workload and day."""
+    """Return the largest sum of the weights at a time, by workload and day."""
     first = np.clip(created_s // DAY_S, 0, days - 1).astype(np.int64)
     last = np.clip(ended_s // DAY_S, first, days - 1).astype(np.int64)
-    # One row for each day on which a pod runs, with its time of that day.
+    # Each day on which a pod runs gets one row, with the pod's times on that day.
     counts = last - first + 1
     pod = np.repeat(np.arange(len(codes)), counts)
     day = first[pod] + np.arange(len(pod)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""Computes the ranges of what sharing saves against unshared GPUs: part of the GPUs, and money."""
+"""Computes ranges of what sharing saves against unshared GPUs: a ratio of the GPUs, and money."""
 
 from collections.abc import Mapping
 
@@ -9,9 +9,9 @@ from headroom.planner.wording import outward
 
 
 def saved_ratio(study: Study, row: Row) -> tuple[float, float] | None:
-    """Return the range of the part of the unshared GPUs that ``row`` saves; None if unknown.
+    """Return the range of the ratio of the unshared GPUs that ``row`` saves, or None if unknown.
 
-    It is negative if more GPUs are needed than unshared.
+    It is negative if sharing needs more GPUs than unshared GPUs.
     """
     if row is study.unshared:
         return 0.0, 0.0
@@ -31,7 +31,7 @@ def _reach(study: Study, row: Row) -> Reach | None:
 
 
 def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tuple[int, int] | None:
-    """Return the range of what ``row`` saves a month, in the currency of ``prices``."""
+    """Return the range of what ``row`` saves in a month, in the currency of ``prices``."""
     saved = [
         monthly(unshared.models, prices) - monthly(each.models, prices)
         for each, unshared in zip(row.figures, study.unshared.figures, strict=True)
@@ -41,6 +41,6 @@ def saved_month_cost(study: Study, row: Row, prices: Mapping[str, float]) -> tup
         return None
     reach = _reach(study, row)
     if reach and min(saved) <= 0 < max(saved):
-        # Relative to a saving near 0, a range would be too narrow.
+        # Relative to a saving near 0, the range would be too narrow.
         return outward(*interval(saved))
     return outward(*saving_interval(saved, reach))

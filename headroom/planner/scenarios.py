@@ -1,11 +1,11 @@
-"""Configurations to compare, and the replays that find the GPUs that each of them needs.
+"""Configurations to compare, and the replays that find how many GPUs each of them needs.
 
-A configuration splits the pods in two pools with nodes of their own. The *exclusive* pool has
-unshared GPUs, for pods with several GPUs and for those that need almost a whole one. The *shared*
-pool has all others. For each pool, a search finds the fewest nodes with which its pods wait no
-longer on average than on today's unshared cluster.
+A configuration splits the pods into two pools, each with its own nodes. The *exclusive* pool has
+unshared GPUs, for pods that need several GPUs or almost a whole GPU. The *shared* pool has all
+other pods. For each pool, a search finds the fewest nodes with which its pods wait, on average, no
+longer than on today's unshared cluster.
 
-Nodes are added in an order in which each number of them has about the same mix of shapes as today.
+Nodes are added in an order that keeps about the same mix of shapes as today for each number.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,12 +29,12 @@ from headroom.planner.workload import (
     stays_exclusive,
 )
 
-#: A shorter mean waiting time counts as none.
+#: A shorter mean waiting time counts as no waiting.
 NO_WAIT_S = 5.0
-#: The search ends when the number of nodes is known to within one part in this many.
+#: The search ends when the number of nodes is known to within 1 part in this many.
 _RESOLUTION = 50
-#: The search gives up at this multiple of the nodes that pods use at most if none waits, plus
-#: today's nodes.
+#: The search stops at today's nodes plus this multiple of the most nodes that pods use at a time if
+#: none of them waits.
 _MOST_TIMES = 4
 
 
@@ -48,7 +48,7 @@ class Configuration:
     vram: Vram
     #: With MIG, the profile of all instances, such as 1g.
     profile: str | None = None
-    #: Limit of the SM activity of a GPU that takes another pod, in percent; None: no limit.
+    #: A GPU takes another pod only if its SM activity in percent is below this; None for no limit.
     max_sm: int | None = None
 
     @property
@@ -67,10 +67,10 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """The fewest machines for some pods."""
+    """The fewest machines that suffice for some pods."""
 
     machines: tuple[Machine, ...]
-    #: The replay with these machines.
+    #: The replay on these machines.
     outcome: Outcome
 
     @property
@@ -85,11 +85,11 @@ class Answer:
     #: None if the pods wait longer than today with any number of nodes.
     needed: tuple[Pool, Pool] | None
     #: Mean waiting time on today's nodes, in seconds; None if the exclusive pods leave no node for
-    #: the pods that share.
+    #: the sharing pods.
     today_wait_s: float | None
-    #: Pods that run out of memory on today's nodes.
+    #: Number of pods that run out of memory on today's nodes.
     today_out_of_memory: int
-    #: Pods that are too large for every node, and are left out.
+    #: Number of pods that are left out because they are too large for every node.
     left_out: int
 
     @property
@@ -105,7 +105,7 @@ class Answer:
         return sum(pool.outcome.out_of_memory for pool in self.needed or ())
 
     def ratio(self, of: Callable[[Outcome], float], size: Callable[[Machine], int]) -> float:
-        """Return the mean of a ratio over both pools, each with the size of its machines."""
+        """Return the mean of a ratio over both pools, weighted by the size of their machines."""
         weighed = [(sum(map(size, pool.machines)), of(pool.outcome)) for pool in self.needed or ()]
         total = sum(weight for weight, _ in weighed)
         return sum(weight * ratio for weight, ratio in weighed) / total if total else 0.0
@@ -117,7 +117,7 @@ class Answer:
 
     @property
     def memory_ratio(self) -> float:
-        """Used part of the GPU memory, 0..1."""
+        """Used part of the GPU memory, from 0 to 1."""
         return self.ratio(lambda o: o.memory_ratio, lambda m: m.devices * m.memory_bytes)
 
     @property
@@ -132,9 +132,9 @@ class Baseline:
 
     #: Mean waiting time on today's nodes, in seconds.
     wait_s: float
-    #: Maximum mean waiting time that counts as the same.
+    #: Maximum mean waiting time that counts as unchanged.
     target_s: float
-    #: Pods that are too large for every node.
+    #: Number of pods that are too large for every node.
     left_out: int
 
 
@@ -152,7 +152,7 @@ def baseline(history: History, lives: Sequence[Life], seed: int) -> Baseline:
 def unshared_pool(
     history: History, lives: Sequence[Life], seed: int, today: Baseline
 ) -> Pool | None:
-    """Return the fewest unshared nodes for all pods; None if no number suffices."""
+    """Return the fewest unshared nodes for all pods, or None if no number suffices."""
     machines = mixed_order(history.machines)
     shapes = shapes_of(machines)
     fitting = [life for life in lives if _has_machine(life, None, shapes)]
@@ -182,7 +182,7 @@ def answer(
 ) -> Answer:
     """Return the answer of a configuration with shared GPUs.
 
-    ``exclusive`` is its exclusive pool; None if no number of nodes suffices for it.
+    ``exclusive`` is its exclusive pool, or None if no number of nodes suffices.
     """
     today_machines = mixed_order(history.machines)
     machines = shared_machines(today_machines, configuration)
@@ -214,7 +214,8 @@ def answer(
 
 
 def shared_machines(machines: Sequence[Machine], configuration: Configuration) -> list[Machine]:
-    """Return the machines as the shared pool has them: with MIG, those that support it, split."""
+    """Return the machines as they are in the shared pool. With MIG, only the machines that support
+    it, split into instances."""
     if configuration.profile is None:
         return list(machines)
     return split_by_mig(machines, configuration.profile)
@@ -229,7 +230,7 @@ class Pools:
         self._shared = shapes_of(shared_machines(machines, configuration))
 
     def shares(self, life: Life) -> bool | None:
-        """Return whether the pod shares GPUs; None if it is too large for every machine."""
+        """Return whether the pod shares GPUs, or None if it is too large for every machine."""
         need_bytes = self._vram.need_bytes(life)
         if self._mig:
             stays = self._vram.largest(life).gpus > 1 or need_bytes is None
@@ -244,8 +245,8 @@ class Pools:
 def split(
     lives: Sequence[Life], machines: Sequence[Machine], configuration: Configuration
 ) -> tuple[list[Life], list[Life]]:
-    """Return the pods that keep GPUs of their own, and the pods that share; without those that are
-    too large for every machine."""
+    """Return the pods that keep GPUs of their own, and the pods that share GPUs. Pods that are too
+    large for every machine are in neither."""
     pools = Pools(machines, configuration)
     found = [(life, pools.shares(life)) for life in lives]
     return [life for life, shares in found if shares is False], [life for life, s in found if s]
@@ -322,10 +323,10 @@ def _fewest(
     target_s: float,
 ) -> Pool | None:
     """Return the fewest machines, in the given order, with which the pods wait at most ``target_s``
-    on average; None if no number of machines suffices."""
+    on average, or None if no number of machines suffices."""
     if not lives:
         return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
-    # In devices: with MIG an instance takes one pod.
+    # Count devices, because with MIG an instance takes one pod.
     size = sum(machine.devices for machine in ordered) / len(ordered)
     most, mean = demand(lives, replicas, vram, mean_gpu_bytes(ordered))
     widest, found = _widest(lives, vram), dict[int, Outcome]()
@@ -341,7 +342,7 @@ def _fewest(
         found[count] = outcome
         return True
 
-    # Waiting pods make the demand flatter, so far fewer than the most at once may suffice.
+    # Waiting flattens the demand, so far fewer nodes than at its maximum may suffice.
     low, high = max(0, int(0.5 * mean / size) - 1), max(1, round(most / size))
     limit = _MOST_TIMES * high + len(ordered)
     while not suffices(high):

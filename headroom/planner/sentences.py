@@ -26,7 +26,7 @@ _MOST_LISTED = 10
 
 
 def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
-    """Return the answer in plain sentences, the most important first."""
+    """Return the answer in plain sentences, most important first."""
     history, found = study.history, [_scope(study)]
     unshared = study.unshared.gpus_text
     work = "this work"
@@ -119,7 +119,7 @@ def _other_vram(study: Study) -> Iterator[str]:
             needed = row.gpus_text
             text = f"With vram from {vram.text} it needs {_gpus(needed)}"
             if vram.source == "pod-peaks" and needed:
-                text += ": a lower bound, because pods of one template have one request"
+                text += ", which is a lower bound, because pods of one template have one request"
             elif not needed:
                 text = f"With vram from {vram.text} no number of nodes suffices"
             elif max(row.out_of_memory):
@@ -168,8 +168,8 @@ def _counting(study: Study, best: Row | None) -> Iterator[str]:
             with_them = "With the same" if best else "With"
             yield (
                 f"{with_them} {row.configuration.replicas} replicas but without Headroom, "
-                f"{pods if max(lost) else 'no pod'} would have run out of memory: kube-scheduler "
-                "counts replicas only."
+                f"{pods if max(lost) else 'no pod'} would have run out of memory, because "
+                "kube-scheduler counts only replicas."
             )
 
 
@@ -222,10 +222,10 @@ def _exclusive(study: Study) -> Iterator[str]:
 def _need_assumption(study: Study) -> Iterator[str]:
     if study.unshared.variation.reach:
         yield (
-            "Ranges of GPUs, nodes, costs and savings should contain those of another such period "
-            f"of {plural(study.history.days, 'day')} with probability 90 %. They follow from "
-            "how much days differ, as far as pods begin and end in the history, from the chance of "
-            f"independent pods, from campaigns, and from {100 * GROWTH:.0f} % of growth."
+            "Ranges of GPUs, nodes, costs and savings should contain the figures of another such "
+            f"period of {plural(study.history.days, 'day')} with a probability of 90 %. They allow "
+            "for differences between days in pods that begin and end in the history, for chance in "
+            f"independent pods, for campaigns, and for {100 * GROWTH:.0f} % of growth."
         )
         if study.history.days < LONG_DAYS:
             yield (
@@ -239,10 +239,10 @@ def _recommendations(study: Study) -> str:
     without = sum(life.recommended_bytes is None for life in lives)
     below = sum((life.recommended_bytes or math.inf) < (life.peak_bytes or 0) for life in lives)
     return (
-        "Recommendations are those of Headroom's recorder from the lives that ended before, all "
-        "pods of a workload taken as one program that ended well. "
-        f"{without:,} of {plural(len(lives), 'pod')} came before there was one, and keep their "
-        f"request; {below:,} used more than was recommended."
+        "Recommendations are what Headroom's recorder would have computed from the lives that had "
+        "ended before, if all pods of a workload ran the same program and succeeded. "
+        f"{without:,} of {plural(len(lives), 'pod')} came before there was a recommendation, and "
+        f"keep their request. {below:,} used more than was recommended."
     )
 
 
@@ -251,8 +251,8 @@ def _mig_assumptions(study: Study) -> Iterator[str]:
     without = [each for each in models if not any(profile_of(each, name) for name in PROFILES)]
     if len(without) < len(models):
         yield (
-            f"A MIG instance has its part of the GPU's SMs, and {100 * USABLE:.0f} % of its part "
-            "of the memory. Pods that fit on no instance keep unshared nodes."
+            f"A MIG instance is assumed to have its share of the GPU's SMs, and {100 * USABLE:.0f} "
+            "% of its share of the memory. Pods that fit on no instance keep unshared nodes."
         )
     if without:
         yield (
@@ -273,9 +273,9 @@ def _activity_assumptions(history: History) -> Iterator[str]:
         )
     if active:
         yield (
-            f"The GPU utilization of {active:,} of {len(history.lives):,} pods is unknown: their "
-            "SM activity replaces it. If their kernels use few SMs, they compete more than shown, "
-            "because kernels of two pods never run at once with time-slicing."
+            f"The GPU utilization of {active:,} of {len(history.lives):,} pods is unknown, so "
+            "their SM activity replaces it. If their kernels use few SMs, they compete more than "
+            "shown, because with time-slicing kernels of two pods never run at the same time."
         )
 
 
@@ -284,32 +284,33 @@ def assumptions(study: Study) -> list[str]:
     history = study.history
     found = [*history.assumptions]
     if study.seeds == 1:
-        ranges = "The only replay is that of the history as it was: its figures have no ranges."
+        ranges = "The only replay uses the unchanged history, so its figures have no ranges."
         if study.unshared.variation.reach:
             ranges = (
-                "The only replay is that of the history as it was: of its figures, only GPUs, "
-                "nodes, costs and savings have ranges."
+                "The only replay uses the unchanged history, so only GPUs, nodes, costs and "
+                "savings have ranges."
             )
     else:
         kind = "are from the lowest to the highest figure"
         if study.seeds >= LEAST_FIGURES:
-            kind = "should contain the figure of another such history with probability 90 %"
+            kind = "should contain the figure of another such history with a probability of 90 %"
         ranges = (
-            f"Ranges {kind}. They follow from {study.seeds} replays: the history as it was, and "
-            f"{study.seeds - 1} with its days and the number of their pods drawn again."
+            f"Ranges {kind}. They come from {study.seeds} replays: the unchanged history, and "
+            f"{study.seeds - 1} in which its days and the number of their pods are drawn again."
         )
     found += [
         ranges,
         *_need_assumption(study),
-        f"A mean waiting time below {NO_WAIT_S:.0f} s counts as none.",
-        "Each pod uses its peak from its start to its end, arrives when it was created and runs as "
-        "long as it did: a pod that shares a GPU is not slowed down.",
-        "Workloads with several GPUs a pod, and workloads that need more than "
+        f"A mean waiting time below {NO_WAIT_S:.0f} s counts as no waiting.",
+        "Each pod arrives when it was created, runs as long as it did, and uses its peak memory "
+        "all the time. Sharing a GPU does not slow a pod down.",
+        "Workloads with several GPUs per pod, and workloads that need more than "
         f"{100 * EXCLUSIVE_ABOVE:.0f} % of the largest GPU that they may use, keep unshared nodes.",
         "Nodes are added and removed in today's mix of GPU models and sizes.",
         "A pod runs only on GPUs with at least the memory of its peak.",
-        "Unshared nodes are packed as Headroom packs them; a scheduler that spreads needs more.",
-        "The device plugin takes a GPU with the fewest replicas in use, at random between equals.",
+        "Unshared nodes are packed as Headroom packs them. A scheduler that spreads pods needs "
+        "more nodes.",
+        "The device plugin takes a GPU with the fewest replicas in use, at random among equals.",
         "Replica counting spreads pods over the nodes with the most free replicas.",
         *_mig_assumptions(study),
         *_activity_assumptions(history),
@@ -320,13 +321,13 @@ def assumptions(study: Study) -> list[str]:
     if "peaks" in sources:
         found.append(
             "All pods of a workload request its highest measured peak plus "
-            f"{100 * study.vram.margin_ratio:.0f} %, rounded up to {STEP_BYTES / GIB:.2f} GiB, and "
-            "a workload that does not fit so keeps unshared nodes. Pods without a measured peak "
-            "count with the highest of their workload."
+            f"{100 * study.vram.margin_ratio:.0f} %, rounded up to {STEP_BYTES / GIB:.2f} GiB. If "
+            "a workload does not fit with this request, it keeps unshared nodes. A pod without a "
+            "measured peak counts with the highest peak of its workload."
         )
     if len({life.workload for life in history.lives}) == len(history.lives):
         found.append(
-            "The history has no names of workloads: each pod requests its own amount, which is a "
-            "lower bound of the need."
+            "The history has no names of workloads, so each pod requests its own amount. This "
+            "gives a lower bound of the need."
         )
     return found

@@ -1,6 +1,7 @@
-"""Builds a cluster state of machines, as agents would report them idle, and a simulation on it.
+"""Builds the cluster state of idle machines, as their agents would report them, and simulates on
+it.
 
-How the machines share their GPUs is a change of the simulation, as in a what-if of the console.
+The simulation changes how the machines share their GPUs, as a what-if of the console does.
 """
 
 from collections.abc import Sequence
@@ -34,9 +35,9 @@ _NEVER_STALE_S = 1e12
 class Sharing:
     """How the machines of a plan offer their GPUs."""
 
-    #: Replicas of each GPU; 1: unshared.
+    #: Number of replicas of each GPU; 1 if it is not shared.
     replicas: int = 1
-    #: Whether the agent makes the kubelet take the device that Headroom chose.
+    #: Whether the agent makes the kubelet use the device that Headroom chose.
     steered: bool = False
 
 
@@ -47,8 +48,8 @@ def device_uuid(machine: Machine, index: int) -> str:
 def simulation_of(
     machines: Sequence[Machine], sharing: Sharing, kinds: int
 ) -> tuple[Cluster, Simulation]:
-    """Return the state of these machines, idle and unshared, with the stock device plugin on each,
-    and a simulation on it in which they share. ``kinds`` is that of ``Simulation``."""
+    """Return the state of these machines, idle, unshared and with the stock device plugin, and a
+    simulation in which they share GPUs. ``kinds`` is passed to ``Simulation``."""
     state = ClusterWriter(Rules(), _NEVER_STALE_S, 0.0)
     state.apply(
         event

@@ -26,11 +26,11 @@ from headroom.planner.scenarios import (
 from headroom.planner.wording import need_ends, span
 from headroom.planner.workload import History, Machine, Vram
 
-#: If pods compete for more than this part of their running time, limits of SM activity are tried:
-#: values of the annotation headroom.gpu/max-sm, in percent.
+#: If pods compete for more than this ratio of their running time, the study also tries limits of SM
+#: activity: values of the annotation headroom.gpu/max-sm, in percent.
 COMPETING = 0.01
 LIMITS = (70, 40)
-#: Modes in which Headroom places the pods that share.
+#: Modes in which Headroom places the pods that share GPUs.
 WITH_HEADROOM = ("predicted", "steered")
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,15 +43,15 @@ class Figures:
     #: GPUs and nodes for the same waiting time as today unshared; None if no number suffices.
     gpus: int | None
     nodes: int | None
-    #: Model -> number of these GPUs.
+    #: Model -> number of GPUs of this model.
     models: Mapping[str, int]
-    #: Mean waiting time with them, in seconds, and on today's nodes.
+    #: Mean waiting time in seconds with the needed nodes, and on today's nodes.
     wait_s: float
     today_wait_s: float | None
     #: Used part of the GPU memory, and mean of the summed SM activity per GPU.
     memory_ratio: float
     sm_ratio: float
-    #: Pods that run out of memory with the needed nodes, and on today's.
+    #: Number of pods that run out of memory with the needed nodes, and on today's nodes.
     out_of_memory: int
     today_out_of_memory: int
     #: Contention of the pods that share GPUs, with the needed nodes.
@@ -65,7 +65,7 @@ class Row:
     configuration: Configuration
     figures: list[Figures]
     variation: Variation
-    #: GPUs of the largest node: needs are whole nodes.
+    #: GPUs of the largest node. Needs are rounded up to whole nodes.
     node_gpus: int = 1
 
     @property
@@ -101,7 +101,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class _Seed:
-    """The results that all configurations with one seed share."""
+    """Results that all configurations with the same seed share."""
 
     seed: int
     today: Baseline
@@ -117,9 +117,10 @@ def run_study(
     processes: int,
     progress: Callable[[str], None],
 ) -> Study:
-    """Replay each configuration with each seed; report each finished step to ``progress``.
+    """Replay each configuration with each seed. Report each finished step to ``progress``.
 
-    ``vrams``: the source of the requests, and others with which the best configuration is replayed.
+    ``vrams`` has the source of the requests, and then other sources, with which only the best
+    configuration is replayed.
     """
     vram, *others = vrams
     kinds = [*configurations, *(replace(configurations[0], vram=other) for other in others)]
@@ -129,7 +130,7 @@ def run_study(
         for base in workers.each(_prepare, [(exclusive, seed) for seed in range(seeds)]):
             bases.append(base)
             progress(f"today, {len(bases)} of {seeds} replays")
-        # The search for unshared GPUs takes longest, so it is first.
+        # Start with the search for unshared GPUs, because it takes longest.
         rows = _rows(
             history,
             workers,
@@ -170,9 +171,9 @@ def _rows(
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:
-    """Return the configuration of Headroom that needs the fewest GPUs in its worst replay; of equal
-    ones the one with fewer replicas. Configurations with a limit of SM activity, or with another
-    source of requests than the first one, do not count."""
+    """Return the configuration of Headroom that needs the fewest GPUs in its worst replay. Among
+    equals, fewer replicas win. Configurations with a limit of SM activity, or with another source
+    of requests than the first, do not count."""
     known = [
         row
         for row in rows
@@ -189,12 +190,12 @@ def best_row(rows: Sequence[Row]) -> Row | None:
 
 
 class _Workers:
-    """Processes that have the history. With one process, everything runs in this one."""
+    """Processes that have the history. If there is only one, everything runs in this process."""
 
     def __init__(self, history: History, processes: int) -> None:
         self._pool = None
         if processes > 1:
-            # Spawned, because a fork of a process with threads can wait for ever.
+            # Spawn them, because a fork of a process with threads can hang.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(processes, context, _begin, (history,))
         else:
@@ -212,7 +213,7 @@ class _Workers:
         return map(do, tasks) if self._pool is None else self._pool.map(do, tasks)
 
 
-#: The history of this process, which is the same for all tasks and therefore not sent with each.
+#: The history of this process. It is the same for all tasks, so it is not sent with each task.
 _history: list[History] = []
 
 
@@ -222,8 +223,8 @@ def _begin(history: History) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the command ends, even if it is killed; otherwise this process would
-    wait for tasks forever."""
+    """End this process when the command ends, even if the command is killed. Otherwise this process
+    would wait for tasks forever."""
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)
@@ -234,12 +235,12 @@ def _remember(history: History) -> None:
 
 
 def _exclusive_key(configuration: Configuration) -> Configuration:
-    """Return a key: configurations with the same key keep the same pods on unshared nodes."""
+    """Return a key. Configurations with equal keys keep the same pods on unshared nodes."""
     return replace(configuration, mode="exclusive", replicas=1, max_sm=None)
 
 
 def _demand_key(configuration: Configuration) -> Configuration:
-    """Return a key: in configurations with the same key, pods take the same GPUs."""
+    """Return a key. In configurations with equal keys, pods take the same GPUs."""
     return replace(configuration, mode="", max_sm=None)
 
 

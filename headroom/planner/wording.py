@@ -1,4 +1,4 @@
-"""Words for figures: ranges, percents, waiting times."""
+"""Words for figures: ranges, percentages, waiting times."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from headroom.planner.intervals import Reach, interval, need_interval
 
 
 def need_range(figures: Sequence[int | None], reach: Reach | None) -> str | None:
-    """Return the range of what another history needs, as text; None if a figure is missing."""
+    """Return the range of what another history needs as text, or None if a figure is missing."""
     ends = need_ends(figures, reach)
     return span(*ends) if ends else None
 
@@ -15,9 +15,9 @@ def need_range(figures: Sequence[int | None], reach: Reach | None) -> str | None
 def need_ends(
     figures: Sequence[int | None], reach: Reach | None, step: float = 0.0
 ) -> tuple[int, int] | None:
-    """Return the range of what another history needs; None if a figure is missing.
+    """Return the range of what another history needs, or None if a figure is missing.
 
-    ``reach`` and ``step`` are those of ``need_interval``.
+    ``reach`` and ``step`` are passed to ``need_interval``.
     """
     known = [each for each in figures if each is not None]
     if len(known) < len(figures) or not known:
@@ -26,7 +26,7 @@ def need_ends(
 
 
 def number_range(figures: Sequence[int | None]) -> str | None:
-    """Return "96 to 104"; None if a figure is missing."""
+    """Return the range as text, such as "96 to 104", or None if a figure is missing."""
     known = [each for each in figures if each is not None]
     return span(*whole(known)) if len(known) == len(figures) and known else None
 
@@ -37,8 +37,8 @@ def whole(figures: Sequence[float]) -> tuple[int, int]:
 
 
 def outward(low: float, high: float) -> tuple[int, int]:
-    """Return the smallest range of whole numbers, from 0 on, that contains this range."""
-    # Sums of prices differ in their last digits: 3,504.0000000000005 is no 3,505.
+    """Return the smallest range of whole numbers from 0 on that contains this range."""
+    # Sums of prices are inexact: 3,504.0000000000005 must not become 3,505.
     return max(0, math.floor(round(low, 6))), math.ceil(round(high, 6))
 
 

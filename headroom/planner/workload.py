@@ -1,13 +1,13 @@
-"""Values of a plan: the machines of a cluster, the lives of its pods, and what they need."""
+"""The values of a plan: machines of a cluster, lives of its pods, and the memory that they need."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 GIB = 1 << 30
-#: Needs derived from peaks are rounded up to this step, so that a plan has few kinds of requests.
+#: Needs that come from peaks are rounded up to this step, which keeps the kinds of requests few.
 STEP_BYTES = 256 << 20
-#: A pod that needs more than this part of the largest GPU that it may use keeps a GPU of its own.
+#: A pod that needs more than this ratio of the largest GPU that it may use keeps its own GPU.
 EXCLUSIVE_ABOVE = 0.8
 DAY_S = 86_400.0
 _HASHES = re.compile(r"-[0-9a-f]{6,10}$|-\d{5,}$")
@@ -15,19 +15,19 @@ _HASHES = re.compile(r"-[0-9a-f]{6,10}$|-\d{5,}$")
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node with equal GPUs."""
+    """A node whose GPUs are all equal."""
 
     name: str
     model: str
     gpus: int
     #: Memory of each device that pods can use.
     memory_bytes: int
-    #: Amounts that pods can request of the node; None if unknown, which then limits nothing.
+    #: Amounts that pods can request on the node; None if unknown, which means no limit.
     cpu_milli: int | None = None
     host_bytes: int | None = None
-    #: MIG instances of each GPU; 1 without MIG. A device is an instance, or a whole GPU.
+    #: MIG instances of each GPU; 1 without MIG. A device is an instance or a whole GPU.
     instances: int = 1
-    #: The part of a GPU's SMs that a device has.
+    #: Ratio of a GPU's SMs that a device has.
     sm_share: float = 1.0
 
     @property
@@ -37,16 +37,16 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Largest:
-    """The most that any pod of a workload has. All its pods have one template, and so one request
-    of GPU memory."""
+    """The largest figures of any pod of a workload. All pods of a workload have one template, and
+    so one request of GPU memory."""
 
     pods: int
     gpus: int
-    #: None if a pod requests all of a GPU.
+    #: None if a pod requests a whole GPU.
     request_bytes: int | None
     #: None if no pod has a measured peak.
     peak_bytes: int | None
-    #: GPU models that each of its pods may use; empty: any.
+    #: GPU models that each of its pods may use; empty means any model.
     models: frozenset[str]
 
 
@@ -55,35 +55,35 @@ class Life:
     """One pod with a GPU, from its creation to its end."""
 
     name: str
-    #: The name that all pods of its owner share, such as a Deployment's.
+    #: The name that all pods of the same owner share, such as a Deployment's name.
     workload: str
-    #: When it was created, in seconds since the start of the history.
+    #: Time of its creation, in seconds since the start of the history.
     created_s: float
-    #: How long it ran, without the time that it waited.
+    #: Time for which it ran, without the time for which it waited.
     run_s: float
     gpus: int
-    #: GPU memory that it requests of one device; None if it requests all of it.
+    #: GPU memory that it requests on one device; None if it requests a whole device.
     request_bytes: int | None
     #: Maximum GPU memory that it used on one device; None if unknown.
     peak_bytes: int | None = None
-    #: Its mean SM activity, 0..1; None if unknown.
+    #: Its mean SM activity from 0 to 1; None if unknown.
     sm_ratio: float | None = None
-    #: Its mean GPU utilization, which is the part of the time in which it ran kernels, 0..1; None
-    #: if unknown.
+    #: Its mean GPU utilization from 0 to 1, which is the ratio of the time in which it ran kernels;
+    #: None if unknown.
     utilization_ratio: float | None = None
     #: The request that Headroom would have recommended for it; None if too little was known.
     recommended_bytes: int | None = None
     cpu_milli: int = 0
     host_bytes: int = 0
-    #: GPU models that it may use; empty: any.
+    #: GPU models that it may use; empty means any model.
     models: frozenset[str] = frozenset()
-    #: The most that its workload's pods have; None if the pod stands for itself.
+    #: The largest figures of its workload; None if the pod stands for itself.
     largest: Largest | None = None
 
     @property
     def known_bytes(self) -> int | None:
-        """Memory that the pod uses of a GPU: its peak, else the highest peak of its workload, else
-        its request; None if all of the GPU."""
+        """Memory that the pod uses of a GPU: its peak, otherwise the highest peak of its workload,
+        otherwise its request; None for a whole GPU."""
         if self.peak_bytes is not None:
             return self.peak_bytes
         if self.largest is not None and self.largest.peak_bytes is not None:
@@ -96,9 +96,9 @@ class Life:
 
     @property
     def busy_ratio(self) -> float:
-        """The part of a GPU's time that its kernels take if no other pod uses the GPU.
+        """The ratio of a GPU's time that its kernels take if no other pod uses the GPU.
 
-        With time-slicing, kernels of two pods never run at once, even if they use few SMs.
+        With time-slicing, kernels of two pods never run together, even if they use few SMs.
         """
         if self.utilization_ratio is None:
             return self.sm_ratio or 0.0
@@ -112,9 +112,9 @@ class History:
     machines: tuple[Machine, ...]
     #: In the order of their creation.
     lives: tuple[Life, ...]
-    #: Assumptions of the source, as sentences.
+    #: Sentences that state what the source of the history assumes.
     assumptions: tuple[str, ...]
-    #: The nodes before some were added or removed; None if they are as they were.
+    #: The nodes before the user added or removed some; None if they are unchanged.
     before: tuple[Machine, ...] | None = None
 
     @property
@@ -123,12 +123,12 @@ class History:
 
     @property
     def span_s(self) -> float:
-        """Time from the first creation to the last; at least one second."""
+        """Time from the first creation to the last, at least one second."""
         return max(1.0, self.lives[-1].created_s - self.lives[0].created_s) if self.lives else 1.0
 
     @property
     def days(self) -> int:
-        """Number of days that the history covers; a day that has begun counts."""
+        """Number of days that the history covers. A day that has only begun counts."""
         return int(self.span_s // DAY_S) + 1
 
 
@@ -136,11 +136,11 @@ class History:
 class Vram:
     """The source of the GPU memory that pods request in a plan."""
 
-    #: "requests" and "peaks": the largest of all pods of the workload, which is one annotation for
-    #: all of them. "pod-peaks": each pod's own peak. "recommendations": the amount that Headroom
-    #: recommended when the pod was created.
+    #: "requests" and "peaks" use the largest figure of all pods of the workload, because all get
+    #: the same annotation. "pod-peaks" uses each pod's own peak, and "recommendations" the amount
+    #: that Headroom recommended when the pod was created.
     source: str
-    #: Added to a peak, as a part of it.
+    #: Margin that is added to a peak, as a ratio of the peak.
     margin_ratio: float = 0.0
 
     def largest(self, life: Life) -> Largest | Life:
@@ -150,14 +150,14 @@ class Vram:
         return life
 
     def need_bytes(self, life: Life) -> int | None:
-        """Return the GPU memory to request for the pod; None for all of a GPU."""
+        """Return the GPU memory to request for the pod, or None for a whole GPU."""
         if self.source == "recommendations":
             return life.request_bytes if life.recommended_bytes is None else life.recommended_bytes
         found = self.largest(life)
         return self._request(found.peak_bytes, found.request_bytes)
 
     def own_bytes(self, life: Life) -> int | None:
-        """Return the request that would be enough for this pod alone; None for all of a GPU."""
+        """Return the request that would be enough for this pod alone, or None for a whole GPU."""
         if self.source == "recommendations":
             return self.need_bytes(life)
         return self._request(life.peak_bytes, life.request_bytes)
@@ -181,7 +181,7 @@ class Vram:
 
 
 def with_workloads(history: History) -> History:
-    """Return the history with ``Life.largest`` of all pods."""
+    """Return the history with ``Life.largest`` set for all pods."""
     pods_of: dict[str, list[Life]] = {}
     for life in history.lives:
         pods_of.setdefault(life.workload, []).append(life)
@@ -203,8 +203,8 @@ def _largest(pods: Sequence[Life]) -> Largest:
 
 
 def workload_name(namespace: str, controller: str) -> str:
-    """Return the name that all pods of a workload share, from that of their controller: without the
-    hash of a ReplicaSet or the time of a Job."""
+    """Return the name that all pods of a workload share. It is the name of their controller without
+    the hash of a ReplicaSet or the time of a Job."""
     return f"{namespace}/{_HASHES.sub('', controller)}"
 
 
@@ -217,15 +217,15 @@ def largest_bytes(machines: Sequence[Machine]) -> Mapping[str, int]:
 
 
 def _common(models: Iterable[frozenset[str]]) -> frozenset[str]:
-    """Return the models that are in all sets but the empty ones, which mean any model; of sets that
-    have none in common, all models."""
+    """Return the models that occur in all sets. An empty set means any model and is ignored. If the
+    sets have no model in common, return all models."""
     sets = [each for each in models if each]
     return frozenset.intersection(*sets) or frozenset.union(*sets) if sets else frozenset()
 
 
 def stays_exclusive(life: Life, vram: Vram, sizes: Mapping[str, int]) -> bool:
-    """Return whether the pod keeps GPUs of its own, because its request is for several GPUs, or for
-    almost a whole one.
+    """Return whether the pod keeps GPUs of its own, because it requests several GPUs or almost a
+    whole GPU.
 
     ``sizes`` maps each model to the memory of its largest GPU.
     """
@@ -236,8 +236,8 @@ def stays_exclusive(life: Life, vram: Vram, sizes: Mapping[str, int]) -> bool:
 
 
 def gpu_bytes(life: Life, vram: Vram, sizes: Mapping[str, int]) -> int:
-    """Return the memory of the largest GPU that the pod, or each pod of its workload, may use; 0 if
-    there is none."""
+    """Return the memory of the largest GPU that the pod, or each pod of its workload, may use, or 0
+    if there is none."""
     models = vram.largest(life).models
     return max((size for model, size in sizes.items() if not models or model in models), default=0)
 
@@ -257,8 +257,8 @@ def mixed_order(machines: Sequence[Machine]) -> list[Machine]:
 
 
 def model_named(models: Sequence[str], name: str) -> str | None:
-    """Return the GPU model with this name, or else the only one with it as a word: ``L40S`` for
-    ``NVIDIA L40S``; None if there is none or several."""
+    """Return the GPU model with this name, or otherwise the only model that has it as a word, as
+    ``NVIDIA L40S`` has ``L40S``. Return None if there is none or several."""
     if name in models:
         return name
     found = [model for model in models if name.lower() in re.split(r"[\s-]+", model.lower())]
@@ -266,7 +266,7 @@ def model_named(models: Sequence[str], name: str) -> str | None:
 
 
 def first_machines(ordered: Sequence[Machine], count: int) -> list[Machine]:
-    """Return the first ``count`` machines; beyond their number, more like them from the start."""
+    """Return the first ``count`` machines. If there are fewer, add copies from the start."""
     found = list(ordered[:count])
     for number in range(len(ordered), count):
         like = ordered[number % len(ordered)]

@@ -59,7 +59,7 @@ def test_a_history_of_less_than_a_day_is_described_as_short(files: tuple[Path, P
         first, second, third, fourth, *_ = json.loads(run(files, *few)[1])["sentences"]
         assert first.startswith(f"{when} with a GPU ran on a cluster of 10 GPUs")
         assert second.startswith("Unshared, this work needs 4 of today's 10 GPUs")
-        assert third.startswith("Figures have no ranges, because ranges need 7 days and 40 pods")
+        assert third.startswith("Figures have no ranges. Ranges need 7 days and 40 pods")
         # No mode of Headroom was requested.
         assert fourth.startswith("With 4 replicas but without Headroom, no pod would have run out")
 
@@ -81,7 +81,8 @@ def test_ranges_cover_all_replays(files: tuple[Path, Path], tmp_path: Path) -> N
     assert data["configurations"][0]["gpus_range"] is None
     assert data["configurations"][0]["no_range_because"] == data["sentences"][3]
     assert any(
-        "with probability 90 %. They follow from 4 replays" in each for each in data["assumptions"]
+        "with a probability of 90 %. They come from 4 replays" in each
+        for each in data["assumptions"]
     )
     assert "<p>Bars are dark up to the low end of a range, and pale" in html.read_text()
 
@@ -308,7 +309,10 @@ def test_requests_from_other_sources_are_compared(files: tuple[Path, Path]) -> N
     assert "With vram from recommendations it needs 8 GPUs." in data["sentences"]
     (note,) = [each for each in data["assumptions"] if each.startswith("Recommendations are")]
     # Both trainers also start too early for a recommendation.
-    assert "6 of 50 pods came before there was one, and keep their request; 0 used more" in note
+    assert (
+        "6 of 50 pods came before there was a recommendation, and keep their request. 0 used more"
+        in note
+    )
     default = json.loads(run(files, *few)[1])
     assert [each["vram"] for each in default["configurations"]] == [
         "peaks + 10 %",

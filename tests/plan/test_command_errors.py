@@ -41,14 +41,17 @@ def test_errors_in_files_name_file_line_and_column(
         (["--seeds", "0"], "--seeds 0 is not from 1 to 100"),
         (
             ["--nodes", "pool=a"],
-            "--nodes with labels is for --prometheus; a file is read as a whole",
+            "--nodes with labels is only for --prometheus; a file is read as a whole",
         ),
-        (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources: use one of them"),
+        (["--prometheus", "http://p"], "--pods and --prometheus are 2 sources; use only one"),
         (["--nodes", "2xL4"], "'2xL4' is not key=value. Example: --nodes pool=gpu; or to add"),
         (["--html", "/dev/null/a.html"], "--html /dev/null/a.html cannot be written: Not a direct"),
         (["--prices", "/dev/null/a"], "--prices /dev/null/a cannot be read: Not a directory. Exam"),
         (["--window", "3h"], "--window 3h is not a number of days. Example: --window 14d"),
-        (["--window", "14d"], "--window is for --prometheus; a file is read as a whole"),
+        (
+            ["--window", "14d"],
+            "--window is only for --prometheus; a file is always read as a whole",
+        ),
         (["--matchers", 'a="b"'], "--matchers is for --prometheus; a file is read as a whole"),
         (["--resource", "nvidia.com/a100"], "--resource is for --prometheus; a file is read as a"),
         (
@@ -74,7 +77,7 @@ def test_invalid_options_are_rejected_with_an_example(
         (["--machines", "n.csv"], "a source of the history is missing"),
         (
             ["--machines", "n.csv", "--recording", "r"],
-            "--machines is for --pods only: remove it, or --recording",
+            "--machines is only for --pods: remove it, or --recording",
         ),
         (["--prometheus", "prometheus:9090"], "is not an address. Example: --prometheus http://"),
         (["--prometheus", "http://p", "--matchers", "a"], "--matchers 'a' is not a list of label"),
@@ -94,7 +97,7 @@ def test_a_missing_or_wrong_source_is_reported_with_an_example(
     ("option", "content", "reason", "example"),
     [
         ("--recording", None, "cannot be read: No such file", "headroom plan record cluster.json"),
-        ("--recording", "{}", "it is not a recording", "headroom plan record cluster.json"),
+        ("--recording", "{}", "is not a recording", "headroom plan record cluster.json"),
         ("--snapshot", None, "cannot be read: No such", "kubectl headroom snapshot > cluster.json"),
         (
             "--snapshot",
@@ -145,7 +148,7 @@ def test_a_file_that_belongs_to_another_option_is_recognised(
     found = CliRunner().invoke(app, ["plan", option, str(file)])
     assert (found.exit_code, found.stderr) == (
         2,
-        f"headroom: {option} {file}: it is a file for {other}. Example: headroom plan {other} "
+        f"headroom: {option} {file}: this file is for {other}. Example: headroom plan {other} "
         f"{file}\n",
     )
 
@@ -156,8 +159,8 @@ def test_prices_must_cover_the_models(files: tuple[Path, Path], tmp_path: Path) 
         ("T4: 1", "model L4 has no price; the cluster has 10 of these GPUs. Example: L4: 1.20"),
         ("L4: -1", "L4: -1 is not a price per GPU and hour"),
         ("L4: cheap", "L4: 'cheap' is not a price per GPU and hour"),
-        ("- L4", "it is not a mapping of GPU models to prices per hour"),
-        ("{", "it is not YAML in UTF-8"),
+        ("- L4", "is not a mapping of GPU models to prices per hour"),
+        ("{", "is not YAML in UTF-8"),
     ):
         prices.write_text(content)
         code, _, error = run(files, "--prices", str(prices))

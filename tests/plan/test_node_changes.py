@@ -79,7 +79,7 @@ def test_a_model_may_be_given_by_one_of_its_words(files: tuple[Path, Path], tmp_
                 "No node of the cluster has this model.",
                 "Each GPU has 44.7 GiB, its nominal 48 GB.",
                 "as many GPUs as the largest node of the cluster",
-                "2 pods may use other models only.",
+                "2 pods may use only other models.",
             ],
             id="a listed model",
         ),

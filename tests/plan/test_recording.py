@@ -100,7 +100,7 @@ def test_pods_end_when_they_are_deleted_or_at_the_last_contact(recording: Record
     history = history_of(recording)
     runs = {life.name.removeprefix("default/"): life.run_s for life in history.lives}
     assert runs == {"gone": 50.0, "ended": 60.0, "missed": 100.0, "runs": 7300.0}
-    assert "Nothing was recorded in 1 gap, 2.0 h in all" in " ".join(history.assumptions)
+    assert "Nothing was recorded in 1 gap, 2.0 h in total" in " ".join(history.assumptions)
     recording.pods_listed({"runs"}, START_S + 7400)  # A watch may be silent for a minute.
     assert len(recording.gaps) == 1
 
