@@ -6,6 +6,8 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from extender.eviction.metrics import evictions
 from extender.overuse.metrics import OveruseMetrics
+from extender.preemption.metrics import preemptions
+from extender.requeue.metrics import requeues
 from extender.starting_alone.metrics import start_durations
 from headroom.contract.reasons import Reason
 from headroom.core.placement.prediction_outcome import Result, Surprise
@@ -104,13 +106,7 @@ class Telemetry(ViewTelemetry):
         self.evictions = evictions(registry)
         self.overuse = OveruseMetrics(registry)
         self.starts = start_durations(registry)
-        self.preemptions = new(
-            "headroom_preemptions_total",
-            "Preemptions by how the victims were chosen: proposed (by kube-scheduler, unchanged), "
-            "corrected, added (a node that it did not propose), controller (without a call of "
-            "kube-scheduler), or none (no eviction helps, or enough memory is freed soon anyway).",
-            choice=("proposed", "corrected", "added", "controller", "none"),
-        )
+        self.preemptions = preemptions(registry)
         self.ledger_conflicts = new(
             "headroom_ledger_conflicts_total",
             "Writes that the API server rejected because another client wrote the object first, by "
@@ -118,12 +114,7 @@ class Telemetry(ViewTelemetry):
             "newer object, or given up.",
             write=CONFLICTING,
         )
-        self.requeues = new(
-            "headroom_requeues_total",
-            "Rejected pods that were requeued in kube-scheduler because they fit now, by outcome: "
-            "requeued, overtaken (by another replica, or because the pod changed), failed.",
-            outcome=("requeued", "overtaken", "failed"),
-        )
+        self.requeues = requeues(registry)
         self.events = new(
             "headroom_events_total",
             "Kubernetes Events by outcome: written (or already written by another replica), failed "
