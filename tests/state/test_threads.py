@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from headroom.contract.watched import GPUNodeGone, HeartbeatGone, HeartbeatSeen
-from headroom.core.cluster import cluster, node_weigher, object_cache
+from headroom.core.cluster import adoption, cluster, node_weigher, object_cache
 from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.trackers import heartbeats
@@ -17,7 +17,7 @@ from tests.builders import GIB, NOW_S, STAMP, gpunode, kube_node, pod, reservati
 from tests.state.states import lease, seen, state_of
 
 #: Modules whose code reads the state.
-TRACED = {each.__file__ for each in (cluster, heartbeats, node_weigher, object_cache)}
+TRACED = {each.__file__ for each in (adoption, cluster, heartbeats, node_weigher, object_cache)}
 
 NODE = gpunode(
     shared("a"), pods=[use("uid-q", "a", GIB)], reservations={"uid-q": reservation({"a": GIB})}

@@ -1,4 +1,5 @@
-"""Computes reservations for unreserved pods: pods bound by another scheduler, and static pods.
+"""Reads what pods request, and computes reservations for unreserved pods: pods bound by another
+scheduler, and static pods.
 
 The reservation charges each device that the device plugin could have given to the pod, as if the
 pod had been bound by Headroom. It may overcommit a device, because the pod is there anyway.
@@ -9,21 +10,151 @@ variable may take effect there.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from headroom.contract.dra import DRIVER
-from headroom.contract.gpunode import ADOPTED, CLAIMED, STARTING, Charge, Device, Reservation
+from headroom.contract.gpunode import (
+    ADOPTED,
+    CLAIMED,
+    STARTING,
+    Charge,
+    Device,
+    GPUNode,
+    GPUNodeStatus,
+    Reservation,
+)
 from headroom.contract.kube import Pod
 from headroom.contract.pod_limits import MAX_CONTAINERS, container_count
 from headroom.contract.quantity import MAX_DEVICE_BYTES
-from headroom.core.cluster.trackers.request_drift import asked
+from headroom.contract.reasons import Reason
+from headroom.core.cluster.dra_allocation import holds_gpus_by_claim
+from headroom.core.cluster.node_settings import NodeSettings, has_allocatable
+from headroom.core.cluster.object_cache import Namespaces, ObjectCache
+from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators
+from headroom.core.cluster.trackers.request_drift import as_bound, asked
 from headroom.core.placement.amounts import DeviceArrays, device_arrays, needed
+from headroom.core.placement.dra_nodes import suits_dra
 from headroom.core.placement.placement_record import container_charges
 from headroom.core.placement.policy import Rules
-from headroom.core.placement.request import Unreadable, VramRequest, replicas_requested, understand
+from headroom.core.placement.request import (
+    Unreadable,
+    VramRequest,
+    asks_for_gpu,
+    replicas_requested,
+    understand,
+)
 from headroom.core.placement.visible_devices import Visible
+
+
+class AdoptingNode(NamedTuple):
+    """The facts about a node on which the reservations of its unreserved pods depend."""
+
+    name: str
+    devices: Sequence[Device]
+    reserve_bytes: int
+    #: Whether ``NVIDIA_VISIBLE_DEVICES`` of a pod may decide which devices the pod sees.
+    obeys_environment: bool
+    #: Resources that kube-scheduler serves there by DRA, and no device plugin does.
+    by_dra: frozenset[str]
+
+
+class Adoption:
+    """Reads the requests of pods, and decides which unreserved pods get which reservation.
+
+    Any thread may call the methods: they change nothing.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        objects: ObjectCache,
+        namespaces: Namespaces,
+        allocators: ForeignAllocators,
+    ) -> None:
+        self.rules = rules
+        self._objects = objects
+        self._namespaces = namespaces
+        self._allocators = allocators
+
+    def understand(self, pod: Pod) -> VramRequest | Unreadable:
+        """Return what the pod requests, with the default of its namespace applied."""
+        namespace, rules = pod.metadata.namespace, self.rules
+        exempt = self._namespaces.are_exempt(namespace)
+        if exempt and rules.reject_unannotated:
+            rules = replace(rules, reject_unannotated=False)
+        request = understand(pod, self._namespaces.default_vram(namespace), rules)
+        if isinstance(request, Unreadable) or not request.asks:
+            return request
+        may_use_dra = exempt or suits_dra(request)
+        return replace(request, may_use_dra=True) if may_use_dra else request
+
+    def on(self, name: str, status: GPUNodeStatus | None, settings: NodeSettings) -> AdoptingNode:
+        """Return the facts about the node; ``status`` is its report, from its agent or its
+        labels."""
+        return AdoptingNode(
+            name,
+            status.devices if status else (),
+            settings.reserve_bytes,
+            status is None or not status.plugin.ignores_visible_devices,
+            self._by_dra(name),
+        )
+
+    def _by_dra(self, name: str) -> frozenset[str]:
+        """Return ``AdoptingNode.by_dra``."""
+        if self._allocators.manager(name) is not Reason.DRA_MANAGES:
+            return frozenset()
+        if has_allocatable(self._objects.nodes.get(name), self.rules):
+            return frozenset()
+        return self._allocators.allocation.resources
+
+    def is_left_to_dra(self, pod: Pod) -> bool:
+        """Return whether the bound pod needs no reservation, because kube-scheduler allocates its
+        GPUs by DRA."""
+        return self._is_left_to_dra(pod, self._by_dra(pod.node))
+
+    def _is_left_to_dra(self, pod: Pod, served: frozenset[str]) -> bool:
+        if not served or (pod.node and not holds_gpus_by_claim(pod, self.rules)):
+            return False
+        request = self.understand(pod)
+        if isinstance(request, Unreadable) or not request.may_use_dra:
+            return False
+        return all(ask.resource in served for ask in request.asks)
+
+    def adopt(self, pod: Pod, node: AdoptingNode) -> Reservation | None:
+        """Return the reservation to write for an unreserved pod on the node.
+
+        None if the pod requests no GPU resource that Headroom manages, if kube-scheduler allocates
+        its GPUs by DRA, or if it is not known yet what its ResourceClaim holds.
+        """
+        if not asks_for_gpu(pod, self.rules) or self._is_left_to_dra(pod, node.by_dra):
+            return None
+        if holds_gpus_by_claim(pod, self.rules):
+            held = self._allocators.allocation.held(pod, node.name)
+            return claimed(pod, held, node.devices, node.reserve_bytes) if held else None
+        by_dra = frozenset() if pod.node else node.by_dra
+        if by_dra and by_dra >= replicas_requested(pod, self.rules).keys():
+            return None  # kube-scheduler makes a claim for it
+        return adopt(
+            as_bound(pod),
+            self._namespaces.default_vram(pod.metadata.namespace),
+            node.devices,
+            node.reserve_bytes,
+            self.rules,
+            node.obeys_environment,
+        )
+
+    def adopted(self, gpunode: GPUNode, node: AdoptingNode) -> dict[str, Reservation]:
+        """Return the reservations to charge for pods without one in exactly this version of the
+        GPUNode. An earlier version may have had reservations that were removed since."""
+        return {
+            pod.metadata.uid: reservation
+            for pod in self._objects.pods_on(gpunode.name)
+            if pod.metadata.uid not in gpunode.spec.reservations
+            and (reservation := self.adopt(pod, node)) is not None
+        }
 
 
 def adopt(

@@ -21,6 +21,7 @@ from headroom.contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBud
 from headroom.contract.pod_limits import has_room_for
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import ObjectKey
+from headroom.core.cluster.adoption import Adoption
 from headroom.core.cluster.headroom_gains import HeadroomGains
 from headroom.core.cluster.holds import Holds
 from headroom.core.cluster.node_weigher import NodeWeigher
@@ -98,10 +99,10 @@ class Cluster:
         self.unfinished_binds = UnfinishedBinds(self._objects)
         self.activities = Activities()
         self.gpu_users = GpuUsers()
+        self._adoption = Adoption(rules, self._objects, self.namespaces, self._allocators)
         self._weigher = NodeWeigher(
-            rules,
+            self._adoption,
             self._objects,
-            self.namespaces,
             self._heartbeats,
             self._allocators,
             self.back_offs,
@@ -114,7 +115,7 @@ class Cluster:
 
     @property
     def rules(self) -> Rules:
-        return self._weigher.rules
+        return self._adoption.rules
 
     @property
     def stale_after_s(self) -> float:
@@ -256,7 +257,7 @@ class Cluster:
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
         """Return what the pod requests, with the default of its namespace applied."""
-        return self._weigher.understand(pod)
+        return self._adoption.understand(pod)
 
     def was_bound(self, uid: str, node: str) -> bool:
         """Whether the pod is, or was when it was last seen, bound to the node."""
@@ -297,7 +298,7 @@ class Cluster:
 
     def is_left_to_dra(self, pod: Pod) -> bool:
         """Whether the bound pod needs no reservation, because it holds its GPUs by DRA."""
-        return self._weigher.is_left_to_dra(pod, pod.node)
+        return self._adoption.is_left_to_dra(pod)
 
     def judge(self, pod: Pod, gpunode: GPUNode, now_s: float) -> Placement | Reason:
         """Fit the pod on exactly this version of the GPUNode, without the pod's own reservation.

@@ -84,7 +84,7 @@ class ClusterWriter(Cluster):
     def follow(self, rules: Rules) -> None:
         """Use these rules from now on. Only rules about rejection, scoring and eviction may differ
         from the old rules, because nodes are not weighed again."""
-        self._weigher.rules = rules
+        self._adoption.rules = rules
 
     def set_epoch(self, epoch_s: float) -> None:
         """Set the Unix time at which the monotonic clock was 0. May be called from any thread."""

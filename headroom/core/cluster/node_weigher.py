@@ -16,8 +16,7 @@ from headroom.contract.gpunode import (
 )
 from headroom.contract.kube import Node, Pod
 from headroom.contract.reasons import Reason
-from headroom.core.cluster.adoption import adopt, claimed
-from headroom.core.cluster.dra_allocation import holds_gpus_by_claim
+from headroom.core.cluster.adoption import AdoptingNode, Adoption
 from headroom.core.cluster.label_inventory import believed
 from headroom.core.cluster.node_settings import (
     NodeSettings,
@@ -26,23 +25,14 @@ from headroom.core.cluster.node_settings import (
     obstacle,
     offers_gpus,
 )
-from headroom.core.cluster.object_cache import NOTHING, Namespaces, ObjectCache
+from headroom.core.cluster.object_cache import NOTHING, ObjectCache
 from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators
 from headroom.core.cluster.trackers.heartbeats import NEVER_S, Heartbeats
-from headroom.core.cluster.trackers.request_drift import as_bound
 from headroom.core.cluster.trackers.sm_activity import Activities
 from headroom.core.eviction.back_offs import BackOffs
 from headroom.core.placement.device_accounting import DeviceTerms, weigh
-from headroom.core.placement.dra_nodes import suits_dra
 from headroom.core.placement.occupancy import occupy
 from headroom.core.placement.policy import Rules
-from headroom.core.placement.request import (
-    Unreadable,
-    VramRequest,
-    asks_for_gpu,
-    replicas_requested,
-    understand,
-)
 from headroom.core.placement.snapshot import NodeTerms
 
 #: A report is ageing in the last third of the time until it is stale, because by then a heartbeat
@@ -58,21 +48,23 @@ class NodeWeigher:
 
     def __init__(
         self,
-        rules: Rules,
+        adoption: Adoption,
         objects: ObjectCache,
-        namespaces: Namespaces,
         heartbeats: Heartbeats,
         allocators: ForeignAllocators,
         back_offs: BackOffs,
         activities: Activities,
     ) -> None:
-        self.rules = rules
+        self._adoption = adoption
         self._objects = objects
-        self._namespaces = namespaces
         self._heartbeats = heartbeats
         self._allocators = allocators
         self._back_offs = back_offs
         self._activities = activities
+
+    @property
+    def rules(self) -> Rules:
+        return self._adoption.rules
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
         """Return the devices of the node from its agent's last report, however old that is.
@@ -85,73 +77,19 @@ class NodeWeigher:
         node = self._objects.nodes.get(name)
         return None if node is None else believed(node, self.rules)
 
-    def understand(self, pod: Pod) -> VramRequest | Unreadable:
-        """Return what the pod requests, with the default of its namespace applied."""
-        namespace, rules = pod.metadata.namespace, self.rules
-        exempt = self._namespaces.are_exempt(namespace)
-        if exempt and rules.reject_unannotated:
-            rules = replace(rules, reject_unannotated=False)
-        request = understand(pod, self._namespaces.default_vram(namespace), rules)
-        if isinstance(request, Unreadable) or not request.asks:
-            return request
-        may_use_dra = exempt or suits_dra(request)
-        return replace(request, may_use_dra=True) if may_use_dra else request
-
-    def by_dra(self, name: str) -> frozenset[str]:
-        """Return the extended resources that kube-scheduler serves on the node by DRA, and no
-        device plugin does."""
-        node = self._objects.nodes.get(name)
-        managed = self._allocators.manager(name) is Reason.DRA_MANAGES
-        if not managed or has_allocatable(node, self.rules):
-            return frozenset()
-        return self._allocators.allocation.resources
-
-    def is_left_to_dra(self, pod: Pod, name: str) -> bool:
-        """Return whether the pod needs no reservation on the node, because kube-scheduler allocates
-        its GPUs there by DRA."""
-        served = self.by_dra(name)
-        if not served or (pod.node and not holds_gpus_by_claim(pod, self.rules)):
-            return False
-        request = self.understand(pod)
-        if isinstance(request, Unreadable) or not request.may_use_dra:
-            return False
-        return all(ask.resource in served for ask in request.asks)
-
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
-        """Return the reservation to write for an unreserved pod on the node.
-
-        None if the pod requests no GPU resource that Headroom manages, if kube-scheduler allocates
-        its GPUs by DRA, or if it is not known yet what its ResourceClaim holds.
-        """
-        if not asks_for_gpu(pod, self.rules) or self.is_left_to_dra(pod, gpunode.name):
-            return None
-        status = self.report(gpunode.name, gpunode)
-        if holds_gpus_by_claim(pod, self.rules):
-            held = self._allocators.allocation.held(pod, gpunode.name)
-            reserve_bytes = self.node_settings(gpunode.name).reserve_bytes
-            devices = status.devices if status else ()
-            return claimed(pod, held, devices, reserve_bytes) if held else None
-        by_dra = frozenset() if pod.node else self.by_dra(gpunode.name)
-        if by_dra and by_dra >= replicas_requested(pod, self.rules).keys():
-            return None  # kube-scheduler makes a claim for it
-        return adopt(
-            as_bound(pod),
-            self._namespaces.default_vram(pod.metadata.namespace),
-            status.devices if status else (),
-            self.node_settings(gpunode.name).reserve_bytes,
-            self.rules,
-            obeys_environment=status is None or not status.plugin.ignores_visible_devices,
-        )
+        """Return the reservation to write for an unreserved pod on the node; None if it needs
+        none."""
+        return self._adoption.adopt(pod, self._adopting(gpunode))
 
     def adopted(self, gpunode: GPUNode) -> dict[str, Reservation]:
         """Return the reservations to charge for pods without one in exactly this version of the
-        GPUNode. An earlier version may have had reservations that were removed since."""
-        return {
-            pod.metadata.uid: reservation
-            for pod in self._objects.pods_on(gpunode.name)
-            if pod.metadata.uid not in gpunode.spec.reservations
-            and (reservation := self.adopt(pod, gpunode)) is not None
-        }
+        GPUNode."""
+        return self._adoption.adopted(gpunode, self._adopting(gpunode))
+
+    def _adopting(self, gpunode: GPUNode) -> AdoptingNode:
+        name = gpunode.name
+        return self._adoption.on(name, self.report(name, gpunode), self.node_settings(name))
 
     def leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
         """Return uids of pods that the report still shows and that are ending, have ended or are
@@ -184,13 +122,15 @@ class NodeWeigher:
 
         ``device_choice`` replaces the node's annotation, in a simulation.
         """
-        settings, status = self.node_settings(name), self.report(name, gpunode)
+        node, settings = self._objects.nodes.get(name), self.node_settings(name)
         if device_choice is not None:
             settings = replace(settings, device_choice=device_choice)
-        node, manager = self._objects.nodes.get(name), self._allocators.manager(name)
-        by_dra = self.by_dra(name)
+        status = self.report(name, gpunode)
+        adopting = self._adoption.on(name, status, settings)
+        adopted = {} if gpunode is None else self._adoption.adopted(gpunode, adopting)
+        by_dra, manager = adopting.by_dra, self._allocators.manager(name)
         if manager is Reason.DRA_MANAGES:
-            if self._has_both(node, gpunode):
+            if self._has_both(node, gpunode, adopted):
                 manager, by_dra = Reason.DRA_AND_PLUGIN, frozenset()
             elif settings.cordoned:  # kube-scheduler could choose the cordoned device
                 manager, by_dra = Reason.CORDONED_DEVICE, frozenset()
@@ -208,7 +148,7 @@ class NodeWeigher:
             equipped = gpunode is not None or others
             return NodeTerms(name, reason, NEVER_S, detail=detail, equipped=equipped, by_dra=by_dra)
         reservations: Mapping[str, Reservation] = gpunode.spec.reservations
-        unwritten = {**assumed, **self.adopted(gpunode)}
+        unwritten = {**assumed, **adopted}
         if unwritten or not reservations.keys().isdisjoint(excluded):
             reservations = {**unwritten, **reservations}
             reservations = {uid: each for uid, each in reservations.items() if uid not in excluded}
@@ -239,15 +179,16 @@ class NodeWeigher:
             by_dra=by_dra,
         )
 
-    def _has_both(self, node: Node | None, gpunode: GPUNode | None) -> bool:
+    def _has_both(
+        self, node: Node | None, gpunode: GPUNode | None, adopted: Mapping[str, Reservation]
+    ) -> bool:
         """Return whether a device plugin offers a GPU of the node, or a pod with a GPU from the
         plugin still runs there. kube-scheduler would allocate the same GPU by DRA."""
         if gpunode is None or has_allocatable(node, self.rules):
             return has_allocatable(node, self.rules)
-        reservations = {**self.adopted(gpunode), **gpunode.spec.reservations}
         return any(
             CLAIMED not in each.flags and any(charge.candidates for charge in each.charges)
-            for each in reservations.values()
+            for each in {**adopted, **gpunode.spec.reservations}.values()
         )
 
     def refreshed(self, before: NodeTerms, devices: tuple[DeviceTerms, ...]) -> NodeTerms:
