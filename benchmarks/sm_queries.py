@@ -19,8 +19,8 @@ from typing import Annotated
 import typer
 
 from benchmarks.hotpath.machine import machine
-from headroom.runtime.follow.sm_history import QuerySource, Span
 from headroom.runtime.follow.sm_queries import query
+from headroom.runtime.follow.sm_source import QuerySource, Span
 from headroom.runtime.prometheus import connected
 from tests.history.server import Prometheus, prometheus
 

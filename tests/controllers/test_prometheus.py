@@ -19,7 +19,8 @@ from headroom.contract.dcgm import Key
 from headroom.core.placement.device_reading import Activity
 from headroom.runtime import prometheus as shared
 from headroom.runtime.follow import sm_history
-from headroom.runtime.follow.sm_history import PrometheusHistory, QuerySource, Span
+from headroom.runtime.follow.sm_history import PrometheusHistory
+from headroom.runtime.follow.sm_source import QuerySource, Span
 from headroom.runtime.promql import EVERY_CLUSTER
 from tests.agent.exporter import Manner, StandIn
 from tests.certificates import Authority

@@ -11,8 +11,9 @@ import pytest
 from headroom.contract.dcgm import Key
 from headroom.core.placement.device_reading import Activity
 from headroom.errors import PrometheusUnreadable
-from headroom.runtime.follow.sm_history import Span, changed, history, still_fresh
+from headroom.runtime.follow.sm_history import changed, history, still_fresh
 from headroom.runtime.follow.sm_queries import read
+from headroom.runtime.follow.sm_source import Span
 from headroom.runtime.prometheus import examine
 from headroom.runtime.promql import EVERY_CLUSTER
 

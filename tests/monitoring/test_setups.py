@@ -21,8 +21,9 @@ from headroom.console.views import costs
 from headroom.planner.prometheus_source import read_prometheus
 from headroom.recorder.past_lives import PastLives
 from headroom.recorder.prometheus_history import HistoryReader, Source
-from headroom.runtime.follow.sm_history import QuerySource, Span, history
+from headroom.runtime.follow.sm_history import history
 from headroom.runtime.follow.sm_queries import query
+from headroom.runtime.follow.sm_source import QuerySource, Span
 from headroom.runtime.promql import Queries, own_label
 from tests.history.server import Prometheus, prometheus
 from tests.monitoring.test_rules import alerts

@@ -20,8 +20,6 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from pathlib import Path
 
 import structlog
 
@@ -30,7 +28,7 @@ from headroom.core.cluster.changes import ActivitySeen, Event
 from headroom.core.cluster.trackers.sm_activity import Activities
 from headroom.core.placement.device_reading import HISTORY, Activity
 from headroom.errors import PrometheusUnreadable, innermost
-from headroom.runtime.promql import EVERY_CLUSTER, Queries
+from headroom.runtime.follow.sm_source import Answer, QuerySource, Span
 from headroom.runtime.settings.settings import Settings
 from headroom.runtime.telemetry import ViewTelemetry
 
@@ -44,40 +42,6 @@ _MAX_QUOTED = 200
 _AHEAD_S = 30.0
 #: A smaller change is ignored, because it changes no decision enough to be worth the work.
 CHANGED_RATIO = 0.05
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """The quantile and the window to query, in seconds."""
-
-    quantile: float
-    window_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class QuerySource:
-    """Address, queries and interval. ``url`` may contain a user name and a password, which must not
-    be logged."""
-
-    url: str
-    span: Span
-    every_s: float
-    timeout_s: float
-    #: Maximum age of a figure's newest sample. Older figures are not used.
-    stale_after_s: float
-    #: A file that is read before each query, because tokens are renewed.
-    token_file: Path | None = None
-    ca: Path | None = None
-    queries: Queries = EVERY_CLUSTER
-
-
-@dataclass(slots=True)
-class Answer:
-    """One answer by device. Ages are relative to the time of evaluation."""
-
-    evaluated_at_s: float = math.nan
-    ratios: dict[Key, float] = field(default_factory=dict)
-    ages_s: dict[Key, float] = field(default_factory=dict)
 
 
 #: One answer for each query, and warnings that answers may be incomplete.

@@ -20,7 +20,7 @@ import math
 
 from headroom.contract.dcgm import key_of_series
 from headroom.errors import PrometheusUnreadable
-from headroom.runtime.follow.sm_history import Answer, QuerySource
+from headroom.runtime.follow.sm_source import Answer, QuerySource
 from headroom.runtime.prometheus import BAD_FORMAT, Series, connected, series
 from headroom.runtime.promql import MOST_RATIO
 

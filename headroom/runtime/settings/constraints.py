@@ -5,9 +5,10 @@ reaches bind can bind pods, and any client that reaches an open debug API can re
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field
@@ -18,9 +19,7 @@ from headroom.contract.quantity import MAX_DEVICE_BYTES, parse_bytes
 from headroom.core.placement.policy import LargestDevice
 from headroom.errors import BadSettings
 from headroom.runtime.promql import check_matchers
-
-if TYPE_CHECKING:
-    from headroom.runtime.settings.settings import Settings
+from headroom.runtime.settings.ports import PortSettings
 
 
 def _quantity(value: Any) -> Any:
@@ -146,20 +145,24 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def _prometheus_needs_url(settings: "Settings") -> None:
-    for name in ("prometheus_token_file", "prometheus_ca", "prometheus_matchers"):
-        if getattr(settings, name) and settings.prometheus_url is None:
+def prometheus_needs_url(
+    prometheus_url: str | None, token_file: Path | None, ca: Path | None, matchers: str | None
+) -> None:
+    """Check the settings of Prometheus; the parameters are these settings."""
+    given = {
+        "prometheus_token_file": token_file,
+        "prometheus_ca": ca,
+        "prometheus_matchers": matchers,
+    }
+    for name, value in given.items():
+        if value and prometheus_url is None:
             raise Contradiction(
                 f"{name} is set without prometheus_url; set both. "
                 "Example: prometheus_url: https://prometheus.monitoring:9090",
                 name,
             )
-    url = urlsplit(settings.prometheus_url or "")
-    if (
-        settings.prometheus_token_file is not None
-        and url.scheme == "http"
-        and not is_loopback(url.hostname or "")
-    ):
+    url = urlsplit(prometheus_url or "")
+    if token_file is not None and url.scheme == "http" and not is_loopback(url.hostname or ""):
         raise Contradiction(
             "prometheus_token_file is set and prometheus_url is not encrypted, so others could "
             f"read the token; use https. Example: prometheus_url: https://{url.hostname}:9090",
@@ -167,7 +170,7 @@ def _prometheus_needs_url(settings: "Settings") -> None:
         )
 
 
-def _open_debug_needs_loopback(settings: "Settings") -> None:
+def _open_debug_needs_loopback(settings: PortSettings) -> None:
     name, host = settings.listen_address("debug_host")
     if settings.debug_open and not is_loopback(host):
         raise Contradiction(
@@ -178,7 +181,7 @@ def _open_debug_needs_loopback(settings: "Settings") -> None:
         )
 
 
-def _remote_verbs_need_tls(settings: "Settings") -> None:
+def _remote_verbs_need_tls(settings: PortSettings) -> None:
     name, host = settings.listen_address("verbs_host")
     if is_loopback(host):
         return
@@ -192,7 +195,7 @@ def _remote_verbs_need_tls(settings: "Settings") -> None:
         )
 
 
-def check_scheduler_is_authenticated(settings: "Settings") -> None:
+def check_scheduler_is_authenticated(settings: PortSettings) -> None:
     """Raise ``BadSettings`` if any process on the loopback could bind the pods of a cluster.
 
     A loopback address is not a credential, because ``kubectl port-forward`` reaches the loopback of
@@ -206,7 +209,7 @@ def check_scheduler_is_authenticated(settings: "Settings") -> None:
         )
 
 
-def _tls_is_complete(settings: "Settings") -> None:
+def _tls_is_complete(settings: PortSettings) -> None:
     for prefix in ("", "debug_", "webhook_"):
         cert, key = f"{prefix}tls_cert", f"{prefix}tls_key"
         if (getattr(settings, cert) is None) != (getattr(settings, key) is None):
@@ -226,8 +229,9 @@ def _tls_is_complete(settings: "Settings") -> None:
         )
 
 
-def _peers_need_a_ca(settings: "Settings") -> None:
-    if settings.extenders and settings.debug_tls_cert is not None and settings.peer_ca is None:
+def peers_need_a_ca(settings: PortSettings, extenders: Sequence[str]) -> None:
+    """Check that a console can verify the ``extenders`` that it connects to."""
+    if extenders and settings.debug_tls_cert is not None and settings.peer_ca is None:
         raise Contradiction(
             "extenders and debug_tls_cert are set, so a console connects over TLS, "
             "but peer_ca, the CA that it trusts, is not set. "
@@ -237,10 +241,8 @@ def _peers_need_a_ca(settings: "Settings") -> None:
 
 
 #: Each rule raises ``Contradiction``. The rules run in this order, and the first error is reported.
-RULES: tuple[Callable[["Settings"], None], ...] = (
-    _prometheus_needs_url,
+PORT_RULES: tuple[Callable[[PortSettings], None], ...] = (
     _open_debug_needs_loopback,
     _remote_verbs_need_tls,
     _tls_is_complete,
-    _peers_need_a_ca,
 )

@@ -17,7 +17,7 @@ from headroom.core.journal.decision_records import DEFAULT_BOUNDS, Bounds
 from headroom.core.placement.policy import MIB, Rules, VisibleDevices
 from headroom.runtime.promql import Queries
 from headroom.runtime.settings.constraints import (
-    RULES,
+    PORT_RULES,
     Addresses,
     LargestDevices,
     LinkTemplate,
@@ -25,6 +25,8 @@ from headroom.runtime.settings.constraints import (
     QuantityBytes,
     Url,
     largest_device,
+    peers_need_a_ca,
+    prometheus_needs_url,
 )
 from headroom.runtime.settings.ports import PortSettings
 from headroom.runtime.settings.score_weights import ScoreWeights
@@ -350,8 +352,11 @@ class Settings(PortSettings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        for rule in RULES:
+        needing_url = self.prometheus_token_file, self.prometheus_ca, self.prometheus_matchers
+        prometheus_needs_url(self.prometheus_url, *needing_url)
+        for rule in PORT_RULES:
             rule(self)
+        peers_need_a_ca(self, self.extenders)
         return self
 
     @property
