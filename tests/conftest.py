@@ -71,7 +71,7 @@ def valid_states() -> Iterator[None]:
 
 #: Tests that may be skipped even if CI is true: test id -> reason.
 SKIPS_ALLOWED = {
-    "tests/demo/test_trace.py::test_the_built_in_figures_are_those_of_the_trace": (
+    "tests/demo/test_trace.py::test_the_built_in_figures_equal_the_trace": (
         "needs the research trace, which stays out of the repository and of a plain clone"
     ),
     "tests/benchmarks/test_packing.py::test_reference_results_are_reproduced_on_a_small_cluster": (

@@ -1,4 +1,4 @@
-"""The whole demo, with the real server in its own process."""
+"""Runs the whole demo, with the real server in its own process."""
 
 import os
 import re
@@ -37,7 +37,7 @@ def environment(**more: str) -> dict[str, str]:
 @pytest.fixture(scope="module")
 @starts_processes
 def small() -> subprocess.CompletedProcess[str]:
-    """The make target of docs/get-started/local-cluster.md, with fewer pods and seeds."""
+    """Run the make target of docs/get-started/local-cluster.md with fewer pods and seeds."""
     (step,) = steps(*blocks_of("get-started/local-cluster.md", "demo"))
     make, target = step.command.split()
     arguments = f"RUN={sys.executable}", f"ARGS={' '.join(SMALL)}"
@@ -66,7 +66,7 @@ def test_no_device_is_overcommitted_and_the_last_line_reports_it(
     )
 
 
-def test_the_page_shows_what_the_demo_prints(small: subprocess.CompletedProcess[str]) -> None:
+def test_the_page_shows_the_output_of_the_demo(small: subprocess.CompletedProcess[str]) -> None:
     play("get-started/local-cluster.md", "demo", lambda _: (small.stdout, small.returncode))
 
 
@@ -112,9 +112,11 @@ def test_exit_status_is_1_if_any_device_is_overcommitted(ours: list[int], status
 @pytest.fixture
 @starts_processes
 def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """A demo on a terminal, which waits for Ctrl-C, and the port of its debug API."""
+    """Start a demo on a terminal, which waits for Ctrl-C. Yield it and the port of its debug
+    API.
+    """
     terminal, far_end = os.openpty()
-    # A killed demo cannot delete its temporary files: pytest deletes them.
+    # A killed demo cannot delete its temporary files, so pytest deletes them.
     demo = subprocess.Popen(
         command("--pods", "40", "--seeds", "1"),
         env=environment(TMPDIR=str(tmp_path), TERM="dumb"),

@@ -1,4 +1,4 @@
-"""The referee chooses devices like the plugin, and detects overcommitment."""
+"""Checks that the referee chooses devices like the plugin, and detects overcommitment."""
 
 import ast
 import sys
@@ -66,8 +66,8 @@ def placed_landings(gpus: list[Gpu], seed: int) -> list[Landed]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_picks_the_device_with_the_fewest_pods_regardless_of_memory(seed: int) -> None:
-    """`distributed` counts replicas: it picks a full device if that has fewer pods."""
+def test_the_device_with_the_fewest_pods_is_chosen_regardless_of_memory(seed: int) -> None:
+    """`distributed` counts replicas, so it chooses a full device if that has fewer pods."""
     referee = Referee({"n": [SHARED] * 4}, seed)
     for i in range(3):
         referee.bound(f"p{i}", "n", 1, GIB)
@@ -127,7 +127,7 @@ def test_overcommitment_is_detected_and_measured() -> None:
     assert verdict.worst_excess_bytes == 36 * GIB
 
 
-def test_ratio_and_excess_are_of_one_device() -> None:
+def test_ratio_and_excess_are_computed_per_device() -> None:
     """The small device has the highest ratio, the large one the most bytes in excess."""
     small, large = Gpu(8 * GIB, 4), Gpu(80 * GIB, 4)
     referee = Referee({"small": [small], "large": [large]}, 0)
@@ -139,7 +139,7 @@ def test_ratio_and_excess_are_of_one_device() -> None:
     assert Referee({"n": [small]}, 0).verdict(0).worst_excess_bytes == 0
 
 
-def test_exactly_full_is_not_overcommitted_and_one_byte_more_is() -> None:
+def test_a_full_device_is_not_overcommitted_but_one_more_byte_is() -> None:
     referee = placed([SHARED], 16, 8)
     assert referee.verdict(0).devices_overcommitted == 0
     assert referee.verdict(0).worst_ratio == 1
@@ -149,14 +149,14 @@ def test_exactly_full_is_not_overcommitted_and_one_byte_more_is() -> None:
     assert referee.verdict(0).worst_excess_bytes == 1
 
 
-def test_a_pod_that_does_not_fit_dies_and_a_later_pod_that_fits_runs() -> None:
+def test_a_pod_that_does_not_fit_is_killed_and_a_later_pod_that_fits_runs() -> None:
     verdict = placed([SHARED], 16, 20, 16, 8).verdict(0)
     assert verdict.died == {"p1", "p2"}
     assert verdict.too_large == frozenset()
     assert verdict.working_bytes == 24 * GIB
 
 
-def test_a_pod_larger_than_its_device_dies() -> None:
+def test_a_pod_larger_than_its_device_is_killed() -> None:
     verdict = placed([SHARED], 25).verdict(0)
     assert verdict.died == verdict.too_large == {"p0"}
     assert verdict.devices_overcommitted == 1
@@ -171,7 +171,9 @@ def test_a_pod_larger_than_its_device_dies() -> None:
         pytest.param((16, 20, 2, 2), 4, id="dead pods keep their replica but not their memory"),
     ],
 )
-def test_stranded_memory(sizes_gib: tuple[int, ...], stranded_gib: int) -> None:
+def test_stranded_memory_is_free_memory_that_no_pod_can_use(
+    sizes_gib: tuple[int, ...], stranded_gib: int
+) -> None:
     assert placed([SHARED], *sizes_gib).verdict(10 * GIB).stranded_bytes == stranded_gib * GIB
 
 

@@ -1,4 +1,4 @@
-"""Reading a trace, and error messages that name the file, the column and an example."""
+"""Reads a trace, and checks that errors name the file and the column with an example."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -52,7 +52,7 @@ def test_an_invalid_file_raises_with_file_column_and_example(
 
 
 @pytest.mark.skipif(not OPENB.is_dir(), reason="the research trace stays out of the repository")
-def test_the_built_in_figures_are_those_of_the_trace() -> None:
+def test_the_built_in_figures_equal_the_trace() -> None:
     from benchmarks.demo.fleet import PUBLISHED
     from benchmarks.demo.workload import PUBLISHED_PODS, published
 

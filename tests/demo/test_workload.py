@@ -1,4 +1,4 @@
-"""The generated fleet and workload have the published counts and proportions."""
+"""Checks that the generated fleet and workload have the published counts and proportions."""
 
 from collections import Counter
 
@@ -63,7 +63,7 @@ def test_sharing_pods_request_80_to_90_percent_of_the_shared_pool(pods: int) -> 
     assert fleet.gpus == 6212
 
 
-def test_the_fleet_file_names_the_same_nodes_as_the_demo() -> None:
+def test_the_fleet_file_has_the_same_nodes_as_the_demo() -> None:
     """The server derives the same node names from the fleet file."""
     from headroom.runtime.settings.fleet_file import Fleet as ServedFleet
 

@@ -1,9 +1,9 @@
-"""The manifests with cert-manager's certificates, by a real cert-manager on a real API server.
+"""Installs the manifests with certificates of a real cert-manager on a real API server.
 
     python -m tests.deploy.cert_manager
 
-By hand, as it compiles cert-manager for minutes: the last one whose commands Go builds by
-themselves. Prints what was found as a line of JSON, or fails.
+Run it by hand, because it compiles cert-manager for minutes, in the last version whose commands Go
+can build. Prints the result as a line of JSON, or fails.
 """
 
 import base64
@@ -41,7 +41,7 @@ BODY = json.dumps({"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "
 
 
 class Plane(ControlPlane):
-    """Its Services have addresses as kubeadm's have, of which one is asked for by name."""
+    """A control plane with Service addresses as in kubeadm, one of which is requested by name."""
 
     def spawn_apiserver(self, *flags: str) -> None:
         super().spawn_apiserver(*flags, "--service-cluster-ip-range=10.96.0.0/12")
@@ -100,7 +100,9 @@ def check(plane: ControlPlane) -> dict[str, Any]:
 
 
 def rendered(folder: Path) -> str:
-    """As a user adds it to an overlay, with the verbs served to the cluster's own scheduler."""
+    """Return the objects as a user adds the component to an overlay, with the verbs served to the
+    cluster's own scheduler.
+    """
     mine = folder / "overlay"
     mine.mkdir()
     overlay, *components = (
@@ -113,7 +115,7 @@ def rendered(folder: Path) -> str:
 
 
 def apply(plane: ControlPlane, what: str, text: str) -> bool:
-    """False while kinds that it names are not served yet."""
+    """Apply the objects. Return False while some of their kinds are not served yet."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml", dir=plane.folder) as file:
         file.write(text)
         file.flush()
@@ -136,7 +138,7 @@ def start_cert_manager(plane: ControlPlane) -> None:
 
 
 def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
-    """Its files; none while it is not there."""
+    """Return the files of the Secret, or none if it does not exist."""
     there = {each["metadata"]["name"]: each for each in plane.call("GET", SECRETS)["items"]}
     data = there.get(name, {}).get("data", {})
     files = {key: base64.b64decode(text) for key, text in data.items()}
@@ -144,7 +146,7 @@ def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
 
 
 def injected(plane: ControlPlane) -> bool:
-    """Whether the API server trusts who signed for the webhook."""
+    """Return whether the API server trusts the CA of the webhook."""
     trusted = base64.b64encode(secret(plane, "headroom-webhook-tls")["ca.crt"]).decode()
     bundles = [
         hook["clientConfig"].get("caBundle")
@@ -157,7 +159,7 @@ def injected(plane: ControlPlane) -> bool:
 
 
 def mount(plane: ControlPlane, etc: Path) -> None:
-    """The Secrets that kubelets mount into the pods of kube-scheduler and the extender."""
+    """Write the Secrets that kubelets mount into the pods of kube-scheduler and the extender."""
     for folder, name in (("tls", "headroom-extender-tls"), ("client", "headroom-scheduler-client")):
         for key, content in secret(plane, name).items():
             file = etc / folder / key
@@ -183,7 +185,7 @@ def start_extender(plane: ControlPlane, etc: Path) -> int:
 
 
 def bind(port: int, etc: Path, client: tuple[Path, Path] | None) -> int | str:
-    """The status of the answer, or what the connection ended with."""
+    """Return the status of the response, or the error of the connection."""
     context = trusting(etc)
     if client:
         context.load_cert_chain(*client)
@@ -198,7 +200,7 @@ def bind(port: int, etc: Path, client: tuple[Path, Path] | None) -> int | str:
 
 
 def serial(port: int, etc: Path) -> str:
-    """The expiry of the certificate on the verbs' port."""
+    """Return the expiry of the certificate on the verbs' port."""
     context = trusting(etc)
     context.load_cert_chain(etc / "client/tls.crt", etc / "client/tls.key")
     with connected(port, context) as tls:
@@ -217,7 +219,9 @@ def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
 
 
 def renew(plane: ControlPlane, name: str) -> None:
-    """As ``cmctl renew`` does; returns when the Secret has another certificate."""
+    """Renew the certificate as ``cmctl renew`` does. Return when the Secret has another
+    certificate.
+    """
     before = secret(plane, name)["tls.crt"]
     condition = {
         "type": "Issuing",

@@ -1,4 +1,4 @@
-"""An API server that serves every kind of Headroom's manifests."""
+"""An API server that serves every kind in Headroom's manifests."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from tests.processes import starts_processes
 
 
 class Plane(ControlPlane):
-    """Its API server accepts privileged containers, as those of all real clusters do."""
+    """A control plane whose API server accepts privileged containers, as in real clusters."""
 
     def spawn_apiserver(self, *flags: str) -> None:
         super().spawn_apiserver(*flags, "--allow-privileged=true")
@@ -20,10 +20,13 @@ class Plane(ControlPlane):
 @pytest.fixture(scope="module")
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """The kinds of other projects and Headroom's namespace exist; no controller runs. One for each
-    module, because objects of one would change what another finds."""
+    """An API server with the kinds of other projects and Headroom's namespace, but without
+    controllers.
+
+    Each module has its own, because objects of one module would affect another.
+    """
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes
+    with capture.global_and_fixture_disabled():  # The first build takes minutes.
         built("etcd", "kube-apiserver", "kubectl", "helm", "argocd-diff", "flux-apply")
     plane = Plane()
     try:

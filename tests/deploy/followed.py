@@ -19,7 +19,7 @@ from tests.deploy.rendered import NAMESPACE
 from tests.e2e.nodes import node_manifest
 from tests.waiting import until
 
-#: Words of the pages -> the words that the reader writes.
+#: Words on the pages, and the words that the reader writes instead.
 WORDS = {"REGISTRY": "registry.example", "VERSION": "0.1.0", "RELEASE": "prom"}
 CONFIG = f"/api/v1/namespaces/{NAMESPACE}/configmaps/headroom-config"
 DAEMONSETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
@@ -40,7 +40,9 @@ def settings(plane: AuditedPlane) -> dict[str, Any]:
 
 
 def the_plugin_shows_nodes_and_decisions(installation: Installation) -> None:
-    """The plugin connects to the console directly: the API server here reaches no pods."""
+    """Run the plugin with a direct connection to the console, because this API server reaches no
+    pods.
+    """
     plane, name = installation.plane, "reader"
     plane.kubectl("create", "serviceaccount", name)
     of_reader = "create", "clusterrolebinding", name, f"--serviceaccount=default:{name}"
@@ -71,7 +73,7 @@ def helm_follows_the_pages_from_install_to_uninstall(installation: Installation)
     assert not steered_by_default(plane)
     run(f"helm uninstall headroom -n {NAMESPACE}")
     kept = plane.kubectl("get", "crd", "gpunodes.headroom.gpu", "-o", "name").split()
-    assert len(kept) == 1  # and with it every GPUNode
+    assert len(kept) == 1  # together with every GPUNode
     label = "--selector=app.kubernetes.io/part-of=headroom"
     kinds = "deployments,daemonsets,services,clusterroles,validatingwebhookconfigurations"
     assert plane.kubectl("get", kinds, "-A", label, "-o", "name") == ""
@@ -80,7 +82,9 @@ def helm_follows_the_pages_from_install_to_uninstall(installation: Installation)
 
 
 def commands_of_the_notes_work(run: Run) -> None:
-    """All but the plugin's, and the one about a pod that the reader has yet to create."""
+    """Run all commands of the notes except the plugin's, and except the one about a pod that the
+    reader has yet to create.
+    """
     shown, _ = run(f"helm get notes headroom -n {NAMESPACE}")
     typed = [line.strip() for line in shown.splitlines() if line.startswith("  kubectl ")]
     assert [line.split()[1] for line in typed if "headroom doctor" not in line] == [
@@ -93,7 +97,7 @@ def commands_of_the_notes_work(run: Run) -> None:
     for line in typed:
         if line.split()[1] in ("label", "get"):
             assert run(line)[1] == 0
-        if "rollout status" in line:  # nothing runs pods here
+        if "rollout status" in line:  # No pods run here.
             output, status = run(line.replace("--timeout=5m", "--timeout=1s"))
             assert (status, "timed out waiting for the condition" in output) == (1, True)
 
@@ -192,7 +196,7 @@ def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> N
 
 
 def the_control_plane_has_an_image_of_kube_scheduler(plane: AuditedPlane, run: Run) -> None:
-    """As kubeadm labels it."""
+    """Create the pod of kube-scheduler with the labels of kubeadm."""
     container = {"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.37.2"}
     pod: Mapping[str, Any] = {
         "metadata": {"name": "kube-scheduler-a", "labels": {"component": "kube-scheduler"}},

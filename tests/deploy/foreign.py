@@ -18,7 +18,7 @@ PROMETHEUS_OPERATOR = (
     "github.com/prometheus-operator/prometheus-operator",
     "example/prometheus-operator-crd",
 )
-#: Kinds that Headroom's manifests use -> their names in the API.
+#: Names in the API of the kinds that Headroom's manifests use.
 KINDS = {
     "ServiceMonitor": "servicemonitors.monitoring.coreos.com",
     "PodMonitor": "podmonitors.monitoring.coreos.com",

@@ -1,7 +1,7 @@
-"""Headroom installed on a real API server, whose request log shows the calls of each account.
+"""Installs Headroom on a real API server, whose audit log shows the calls of each account.
 
-No pods run here. Each process runs as its manifests specify: with its account's token, its flags
-and its files, but with other ports and folders.
+No pods run here. Each process runs as its manifests specify, with its account's token, flags and
+files, but with other ports and folders.
 """
 
 import http.client
@@ -39,7 +39,7 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 USERS_PODS = "/api/v1/namespaces/default/pods"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
-#: Namespaces are deleted by a controller, and pods of Deployments by another.
+#: Controllers that delete namespaces and the pods of Deployments.
 _CONTROLLERS = "namespace-controller,garbage-collector-controller"
 _AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
@@ -53,7 +53,7 @@ _AUDIT = {
 
 
 class AuditedPlane(ControlPlane):
-    """Its API server writes down what accounts of our namespace ask for."""
+    """A control plane whose API server logs the calls of accounts in our namespace."""
 
     @property
     def audit_log(self) -> Path:
@@ -66,13 +66,13 @@ class AuditedPlane(ControlPlane):
         super().spawn_apiserver(*flags, *logged, "--audit-log-mode=blocking")
 
     def asked(self, account: str) -> list[dict[str, Any]]:
-        """The calls of that account so far."""
+        """Return the calls of this account so far."""
         events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
         user = f"system:serviceaccount:{NAMESPACE}:{account}"
         return [event for event in events if event["user"]["username"] == user]
 
     def start_deleting(self) -> None:
-        """The controllers that carry deletions out."""
+        """Start the controllers that carry out deletions."""
         name = "kube-controller-manager"
         self.spawn(
             name,
@@ -85,7 +85,7 @@ class AuditedPlane(ControlPlane):
 
 
 class InstalledNodes(Nodes):
-    """Their agents have the account of the manifests, each with the token of its own pod."""
+    """Nodes whose agents use the account of the manifests, each with the token of its own pod."""
 
     def __init__(self, plane: ControlPlane, names: Sequence[str], shape: Shape) -> None:
         super().__init__(plane, names, shape, seed=1)
@@ -102,7 +102,7 @@ class InstalledNodes(Nodes):
             client.close()
 
     def _token(self, node: str) -> str:
-        """The files that the kubelet of the node mounts into its agent."""
+        """Write the files that the node's kubelet mounts into its agent."""
         pod = {
             "metadata": {"name": f"agent-on-{node}"},
             "spec": {
@@ -119,7 +119,7 @@ class InstalledNodes(Nodes):
         return KubernetesPublisher(of_client(self.clients[name]), name, NAMESPACE, heartbeat_s=30)
 
     def look_around(self) -> None:
-        """Calls of an agent other than reports."""
+        """Make the calls of an agent that are not reports."""
         for name in self.names:
             publisher = self.publisher(name)
             publisher.held()
@@ -139,7 +139,7 @@ def token(plane: ControlPlane, account: str, bound: dict[str, Any] | None = None
 
 
 class Installation:
-    """An overlay, applied; then the processes of its pods."""
+    """An applied overlay, and the processes of its pods."""
 
     def __init__(self, plane: AuditedPlane, platform: str, *names: str) -> None:
         self.plane = plane
@@ -152,7 +152,7 @@ class Installation:
 
     @classmethod
     def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
-        """Another one in the same cluster, after the first is gone."""
+        """Return another installation in the same cluster, after this one is removed."""
         for name in ("etc", "webhook", "console"):
             shutil.rmtree(plane.folder / name, ignore_errors=True)
         return cls(plane, platform, *names)
@@ -162,8 +162,9 @@ class Installation:
         return self.plane.kubectl("apply", *server_side, *flags)
 
     def make_certificates(self) -> str:
-        """Run the Job's command with its account; also for the address at which the API server
-        finds the webhook here."""
+        """Run the Job's command with its account, with the address at which the API server finds
+        the webhook here as an additional name.
+        """
         spec = self.objects["Job", NAMESPACE, "headroom-certs-first"]["spec"]["template"]["spec"]
         _, *arguments = spec["containers"][0]["command"]
         env = self._environment(spec["serviceAccountName"])
@@ -172,8 +173,9 @@ class Installation:
         return done.stdout
 
     def start(self, replica: str = "") -> None:
-        """Both containers of one more of the scheduler's pods, one more of the webhook's and of the
-        console's; returns when they are ready, and they answer from then on."""
+        """Start both containers of a further scheduler pod, a further webhook and a further
+        console. Return when they are ready.
+        """
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
         verbs_port, self.journal_port, self.scheduler_port = free_ports(3)
@@ -192,7 +194,7 @@ class Installation:
             each["urlPrefix"] = f"https://127.0.0.1:{verbs_port}"
             for key, path in each["tlsConfig"].items():
                 each["tlsConfig"][key] = path.replace("/etc/headroom", str(folder))
-        # In a cluster there is none, and it takes the account of its pod.
+        # In a cluster there is no kubeconfig, and it uses the account of its pod.
         content["clientConnection"] = {"kubeconfig": str(self._kubeconfig(EXTENDER))}
         configured.write_text(json.dumps(content))
         flags = [flag.replace("/etc/headroom", str(folder)) for flag in flags]
@@ -200,7 +202,7 @@ class Installation:
         self.plane.spawn(f"{name}{replica}", str(built(name)[name]), *flags)
 
     def end(self, replica: str = "") -> None:
-        """As a pod ends that is deleted."""
+        """End a pod as its deletion does."""
         for name in ("kube-scheduler", "extender", "webhook", "console"):
             if self.plane.runs(f"{name}{replica}"):
                 self.plane.end(f"{name}{replica}")
@@ -230,7 +232,7 @@ class Installation:
         folder: Path,
         ports: dict[str, int],
     ) -> None:
-        """The process of a container of ours, on these ports of the loopback."""
+        """Start the process of one of our containers with these loopback ports."""
         command, config, file = container["args"]
         settings = folder / Path(file).relative_to("/etc/headroom")
         text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
@@ -252,7 +254,9 @@ class Installation:
         )
 
     def _find_webhook(self, port: int) -> None:
-        """No Service works here; the Job of the certificates provides the CA."""
+        """Point the webhook configuration to loopback, because no Service works here. The Job of
+        the certificates provides the CA.
+        """
         for kind in ("mutating", "validating"):
             path = f"{ADMISSION}/{kind}webhookconfigurations/headroom"
             changes = []
@@ -273,7 +277,7 @@ class Installation:
             self.plane.call("PATCH", path, changes, "application/json-patch+json")
 
     def mounted(self, spec: dict[str, Any], name: str) -> Path:
-        """A folder that has what the pod has in /etc/headroom."""
+        """Return a folder with the pod's content of /etc/headroom."""
         root = self.plane.folder / name
         where = {
             mount["name"]: root / Path(mount["mountPath"]).relative_to("/etc/headroom")
@@ -296,7 +300,7 @@ class Installation:
         return root
 
     def _secret(self, source: Mapping[str, Any]) -> dict[str, bytes]:
-        """The files of a Secret; none if an optional one does not exist."""
+        """Return the files of a Secret, or none if an optional Secret does not exist."""
         try:
             name = source.get("secretName") or source["name"]
             secret = self.plane.call("GET", f"{SECRETS}/{name}")
@@ -310,19 +314,21 @@ class Installation:
     def answers(
         self, path: str, as_token: str | None = None, session: str | None = None
     ) -> tuple[int, str]:
-        """The debug API over TLS, trusted by the CA of its Secret and the name of its Service."""
+        """Return whether the debug API answers over TLS with the CA of its Secret and the name of
+        its Service.
+        """
         service = f"headroom-debug.{NAMESPACE}.svc"
         return self._get(self.debug_port, service, path, as_token, session)
 
     def journal_answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
-        """The extender's second port."""
+        """Return whether the extender's second port answers."""
         return self._get(self.journal_port, f"headroom-journal.{NAMESPACE}.svc", path, as_token)
 
     def webhook_answers(self, path: str) -> tuple[int, str]:
         return self._get(self.webhook_port, f"{WEBHOOK}.{NAMESPACE}.svc", path)
 
     def webhook_probes_answer(self, path: str, as_token: str | None = None) -> tuple[int, str]:
-        """The webhook's second port."""
+        """Return whether the webhook's second port answers."""
         return self._get(self.webhook_probes_port, f"{WEBHOOK}.{NAMESPACE}.svc", path, as_token)
 
     def _get(
@@ -353,7 +359,7 @@ class Installation:
             return 0, ""
 
     def settle(self) -> None:
-        """All nodes are reported and initialised."""
+        """Wait until all nodes are reported and initialised."""
 
         def initialised() -> bool:
             there = {each["metadata"]["name"]: each for each in self.listed(GPUNODES)}
@@ -363,7 +369,7 @@ class Installation:
         self.nodes.report(self.nodes.names)
         until(initialised, "GPUNodes are initialised")
 
-    # Pods of users, in namespace default.
+    # User pods in namespace default.
 
     def create_pod(self, name: str, vram: str) -> None:
         pod = pod_manifest(vram)
@@ -374,7 +380,9 @@ class Installation:
         return self.plane.call("GET", f"{USERS_PODS}/{name}")
 
     def rejection(self, name: str) -> str:
-        """Return why the pod is not scheduled; empty if it is, or was not tried yet."""
+        """Return why the pod is not scheduled, or an empty string if it is, or was not tried
+        yet.
+        """
         for condition in self.pod(name)["status"].get("conditions", ()):
             if condition["type"] == "PodScheduled":
                 message: str = condition.get("message", "")

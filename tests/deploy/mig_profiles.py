@@ -1,9 +1,9 @@
-"""MIG profiles that NVIDIA documents, and the resource names that its plugin makes of them.
+"""MIG profiles that NVIDIA documents, with their resource names in the device plugin.
 
 Sources: the MIG user guide ("Supported MIG profiles") and the MIG manager's default configuration.
 """
 
-#: Profile names end in what follows the slices and the memory: media extensions, graphics, neither.
+#: Suffixes of profile names after slices and memory: media extensions, graphics, or none.
 _DATACENTER = ("1g.{}gb", "1g.{}gb+me", "1g.{}gb", "2g.{}gb", "3g.{}gb", "4g.{}gb", "7g.{}gb")
 
 
@@ -44,7 +44,9 @@ PROFILES: dict[str, tuple[str, ...]] = {
 
 
 def resource_names() -> set[str]:
-    """Extended resources of whole GPUs and of every profile, also with ``renameByDefault``."""
+    """Return the extended resources of whole GPUs and of every profile, also with
+    ``renameByDefault``.
+    """
     profiles = {profile.replace("+", ".") for names in PROFILES.values() for profile in names}
     names = {"nvidia.com/gpu", *(f"nvidia.com/mig-{profile}" for profile in profiles)}
     return names | {f"{name}.shared" for name in names}

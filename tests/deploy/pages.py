@@ -1,8 +1,8 @@
 """The commands of docs pages, with the output that each page shows.
 
-Comments mark parts of a page: ``<!-- NAME -->`` and ``<!-- end of NAME -->``. A test plays a part
-with ``play("get-started/helm.md", "install", ...)``; tests/deploy/test_get_started.py finds these
-calls, so both names must be written there as they are.
+Comments mark parts of a page: ``<!-- NAME -->`` and ``<!-- end of NAME -->``. A test executes a
+part by ``play("get-started/helm.md", "install", ...)``. tests/deploy/test_get_started.py searches
+for these calls, so both names must be literals.
 """
 
 import os
@@ -18,20 +18,20 @@ from pathlib import Path
 from tests.controlplane import ROOT, built
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-#: Patterns of text that differs from run to run -> the text that replaces it in both outputs.
+#: Patterns of text that differs between runs, and the text that replaces it in both outputs.
 _VARIABLE = (
-    (re.compile(r"-[a-f0-9]{8,10}-[a-z0-9]{5}\b"), "-HASH"),  # a pod of a Deployment
+    (re.compile(r"-[a-f0-9]{8,10}-[a-z0-9]{5}\b"), "-HASH"),  # A pod of a Deployment.
     (re.compile(r"(headroom-agent)-[a-z0-9]{5}\b"), r"\1-HASH"),
-    # A node of the tests: kube-scheduler chooses at random between nodes with the same score.
+    # A node of the tests, because kube-scheduler chooses at random between nodes with equal scores.
     (re.compile(r"\bgpu-[\da-z]\b"), "gpu-N"),
     # On a busy machine probes fail, and the kubelet restarts containers.
     (re.compile(r"(\d/\d +\w+ +)\d+( \(\w+ ago\))?"), r"\1RESTARTS"),
     (re.compile(r"\b\d+[smhd](\d+[smh])?(?=\s|$)"), "AGE"),
-    (re.compile(r" +"), " "),  # columns are as wide as their longest value
+    (re.compile(r" +"), " "),  # Columns are as wide as their longest value.
     (re.compile(r" +$", re.MULTILINE), ""),
 )
 
-#: Executes commands of a shell; returns what they print on stdout, and the exit status.
+#: Executes shell commands. Returns their stdout and exit status.
 Run = Callable[[str], tuple[str, int]]
 
 
@@ -41,14 +41,14 @@ class Block:
 
     language: str
     text: str
-    #: The name of the marks around it; empty if there are none.
+    #: The name of the marks around it, or empty.
     mark: str
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     command: str
-    #: The output that the page shows; None if it shows none.
+    #: The output that the page shows, or None.
     output: str | None = None
 
 
@@ -101,10 +101,10 @@ def steps(block: Block) -> Iterator[Step]:
 
 
 def matches(output: str, shown: str) -> bool:
-    """Return whether an output is the one that a page shows.
+    """Return whether an output matches the output on a page.
 
-    ``...`` stands for any text, and as a whole line for any lines. Names of pods that Kubernetes
-    generates, names of nodes, ages and the width of columns may differ.
+    ``...`` stands for any text, and as a whole line for any lines. Generated pod names, node names,
+    ages and the width of columns may differ.
     """
     for pattern, instead in _VARIABLE:
         output, shown = pattern.sub(instead, output), pattern.sub(instead, shown)
@@ -114,9 +114,9 @@ def matches(output: str, shown: str) -> bool:
 
 
 def play(page: str, mark: str, run: Run, words: Mapping[str, str] | None = None) -> None:
-    """Enter the commands of a marked part, in order, and compare what they print.
+    """Execute the commands of a marked part in order, and compare their outputs.
 
-    ``words``: what a reader writes for words of the page, such as NODE, and sees for others.
+    ``words`` replaces words on the page, such as NODE, in commands and outputs.
     """
     for step in [step for block in blocks_of(page, mark) for step in steps(block)]:
         command, shown = _with(words, step.command), _with(words, step.output)
@@ -127,7 +127,7 @@ def play(page: str, mark: str, run: Run, words: Mapping[str, str] | None = None)
 
 
 def _with(words: Mapping[str, str] | None, text: str | None) -> str:
-    """Return the text with other words, all replaced at once."""
+    """Return the text with all words replaced at once."""
     if not words:
         return text or ""
     pattern = rf"\b({'|'.join(map(re.escape, words))})\b"
@@ -151,8 +151,8 @@ def tools(folder: Path, *names: str) -> Path:
 def shell(folder: Path, kubeconfig: Path, work: Path = ROOT, **more: str) -> Run:
     """Return a shell in the folder ``work``, with helm and kubectl for a cluster.
 
-    ``folder`` keeps the tools, and is the home. ``more``: further variables. After a command that
-    fails, its output includes stderr.
+    ``folder`` keeps the tools, and is the home directory. ``more`` are further variables. After a
+    failed command, its output includes stderr.
     """
     environment = {
         "PATH": f"{tools(folder, 'kubectl', 'helm')}:{os.environ['PATH']}",

@@ -16,7 +16,7 @@ from tests.controlplane import ROOT, built
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart/headroom"
 NAMESPACE = "headroom-system"
-#: Image name in deploy/ -> name in the tests.
+#: Image names in the tests for the image names in deploy/.
 IMAGES = {
     "set-me.invalid/headroom-extender:set-me": "registry.example/headroom-extender:0.1.0",
     "set-me.invalid/headroom-agent:set-me": "registry.example/headroom-agent:0.1.0",
@@ -27,15 +27,15 @@ IMAGE_VALUES = {
     "agent": {"repository": "registry.example/headroom-agent", "tag": "0.1.0"},
     "kubeScheduler": {"repository": "registry.example/kube-scheduler", "tag": "v1.37.2"},
 }
-#: Overlays, each of which has a file of values of the same name.
+#: Overlays, each of which has a values file of the same name.
 PLATFORMS = (
     *("gpu-operator", "device-plugin", "k3s", "openshift"),
     *("gke", "eks", "aks", "trial"),
     "multi-tenant",
 )
-#: Files of values without an overlay -> the overlay that they start from.
+#: Values files without an overlay, and the overlay that they extend.
 CHART_ONLY = {"kubeadm": "device-plugin"}
-#: A component of deploy/components -> the chart's values that do the same.
+#: Values of the chart that have the same effect as each component of deploy/components.
 COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "privileged": {"agent": {"privileged": True}},
     "control-on-gpu-nodes": {"onGpuNodes": True},
@@ -55,7 +55,7 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "openshift": {"securityContextConstraints": True},
     "webhook-host-network": {"webhook": {"hostNetwork": True}},
     "console-host-network": {"console": {"hostNetwork": True}},
-    # The chart's Job stays without it.
+    # Without it, the chart's Job stays.
     "gitops": {},
 }
 
@@ -101,11 +101,11 @@ INSTEAD: dict[str, Any] = {
     "agent": {"privileged": True},
 }
 
-#: Values with which the chart equals the overlays. These leave the gate to a component, because
-#: they do not know the version of kube-scheduler.
+#: Values with which the chart equals the overlays. The overlays leave the gate to a component,
+#: because they do not know the version of kube-scheduler.
 AS_OVERLAYS: dict[str, Any] = {"kubeScheduler": {"backoffGate": False}}
 
-#: Kinds that run pods for as long as they are installed, and those that run some now and then.
+#: Kinds that run pods permanently, and kinds that run pods from time to time.
 SERVING = ("Deployment", "DaemonSet")
 WORKLOADS = (*SERVING, "Job", "CronJob")
 
@@ -114,13 +114,15 @@ Objects = dict[Key, dict[str, Any]]
 
 
 class Refused(Exception):
-    """The command ended with an error; the text is its output."""
+    """The command ended with an error, whose text is its output."""
 
 
 def run(command: Sequence[str | Path], home: Path) -> str:
-    """Standard output; it finds no cluster, whatever the machine is set up for."""
+    """Return the standard output of a command that finds no cluster, whatever the machine's
+    configuration.
+    """
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": os.devnull}
-    environment["GOGC"] = "off"  # it ends before it uses much memory
+    environment["GOGC"] = "off"  # It ends before it uses much memory.
     done = subprocess.run(
         [str(part) for part in command],
         env=environment,
@@ -135,12 +137,12 @@ def run(command: Sequence[str | Path], home: Path) -> str:
 
 @functools.cache
 def overlay(folder: Path) -> str:
-    """The output of ``kubectl kustomize`` for a folder."""
+    """Return the output of ``kubectl kustomize`` for a folder."""
     return run([built("kubectl")["kubectl"], "kustomize", folder], Path(os.devnull))
 
 
 def with_components(folder: Path, components: Iterable[str]) -> str:
-    """An overlay of a user's own in the empty ``folder``: the plain one with these components."""
+    """Write a user's overlay into the empty ``folder``: the plain overlay with these components."""
     kustomization = {
         "resources": [os.path.relpath(DEPLOY / "overlays/device-plugin", folder)],
         "components": [os.path.relpath(DEPLOY / "components" / c, folder) for c in components],
@@ -150,7 +152,7 @@ def with_components(folder: Path, components: Iterable[str]) -> str:
 
 
 def helm(home: Path, *arguments: str | Path, values: Mapping[str, Any] | None = None) -> str:
-    """Standard output of helm; ``values`` are the last ones that count."""
+    """Return the standard output of helm. The last ``values`` win."""
     more: list[str | Path] = []
     if values is not None:
         (home / "values.json").write_text(json.dumps(values))
@@ -165,7 +167,7 @@ def template(
     namespace: str = NAMESPACE,
     flags: Sequence[str] = (),
 ) -> str:
-    """``helm template`` with images, the values of a platform, and these."""
+    """Return the output of ``helm template`` with images, a platform's values, and these values."""
     command: list[str | Path] = ["template", "headroom", CHART, "--namespace", namespace, *flags]
     if platform:
         command += ["--values", CHART / f"platforms/{platform}.yaml"]
@@ -173,7 +175,9 @@ def template(
 
 
 def objects(text: str) -> Objects:
-    """By kind, namespace and name; one that is there twice fails. The caller may change them."""
+    """Return the objects by kind, namespace and name. A repeated object is an error. The caller may
+    change them.
+    """
     found: Objects = pickle.loads(_pickled_objects(text))
     return found
 
@@ -191,14 +195,14 @@ def _pickled_objects(text: str) -> bytes:
 
 
 def named_images(text: str) -> str:
-    """With images of the tests, as a user's ``images:`` does it."""
+    """Set the images of the tests, as a user's ``images:`` does."""
     for placeholder, image in IMAGES.items():
         text = text.replace(placeholder, image)
     return text
 
 
 def pod_specs(found: Objects) -> dict[Key, dict[str, Any]]:
-    """The pod templates of all objects that create pods."""
+    """Return the pod templates of all objects that create pods."""
     specs = {key: each["spec"] for key, each in found.items() if key[0] in WORKLOADS}
     return {
         key: spec.get("jobTemplate", {"spec": spec})["spec"]["template"]["spec"]

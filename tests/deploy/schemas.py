@@ -1,7 +1,7 @@
-"""The API servers' own schemas (OpenAPI v3) of the minors that the tests build.
+"""The API servers' own OpenAPI v3 schemas, in the minors that the tests build.
 
-They are part of the Go module from which the binaries are built. Made strict: a field that a schema
-does not name is a mistake, where the API server would only warn.
+They are part of the Go module of the binaries. They are made strict: an unknown field is an error,
+while the API server would only warn.
 """
 
 import functools
@@ -21,7 +21,7 @@ _MODULE = "k8s.io/kubernetes"
 
 
 def folder(minor: str) -> Path:
-    """The folder of that minor's schemas; fetched if it is missing."""
+    """Return the folder with the minor's schemas, which is fetched if it is missing."""
     return go_modules.folder(build.MODULES / minor, _MODULE) / "api/openapi-spec/v3"
 
 
@@ -49,18 +49,19 @@ def _validator(minor: str, api_version: str, kind: str) -> jsonschema.Draft7Vali
     for name, schema in document["components"]["schemas"].items():
         if wanted in schema.get("x-kubernetes-group-version-kind", ()):
             start = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-            # "nullable" and x-kubernetes-* are no part of JSON Schema, and ours need none of them.
+            # "nullable" and x-kubernetes-* are not part of JSON Schema, and our objects need
+            # neither.
             return jsonschema.Draft7Validator(start)
     return None
 
 
 def serves(minor: str, each: dict[str, Any]) -> bool:
-    """Whether an API server of that minor has the kind built in."""
+    """Return whether an API server of this minor has the kind built in."""
     return _validator(minor, each["apiVersion"], each["kind"]) is not None
 
 
 def mistakes(minor: str, each: dict[str, Any]) -> list[str]:
-    """The errors of the object by the schema of its kind."""
+    """Return the errors of the object according to the schema of its kind."""
     validator = _validator(minor, each["apiVersion"], each["kind"])
     assert validator is not None, f"{minor} does not serve {each['apiVersion']} {each['kind']}"
     return [f"{error.json_path}: {error.message}" for error in validator.iter_errors(each)]

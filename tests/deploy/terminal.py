@@ -1,4 +1,4 @@
-"""A shell that a test enters commands into, one after another, as a person does."""
+"""A shell into which a test enters commands one after another, as a person does."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from uuid import uuid4
 
 
 class Terminal:
-    """A shell: variables, functions and the folder stay from one command to the next."""
+    """A shell that keeps variables, functions and the folder between commands."""
 
     def __init__(self, shell: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self._shell = subprocess.Popen(

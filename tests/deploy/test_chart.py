@@ -1,4 +1,6 @@
-"""Helm's values reach images, settings and pods, and messages name the values to set."""
+"""Checks that Helm's values reach images, settings and pods, and that messages name the values to
+set.
+"""
 
 import shutil
 from pathlib import Path
@@ -118,7 +120,7 @@ def test_kube_scheduler_has_the_version_of_the_cluster(
     ("image", "note"),
     [
         ({"tag": "v1.38.9"}, ""),
-        ({"tag": "v1.32.13"}, ""),  # retries with back-off anyway
+        ({"tag": "v1.32.13"}, ""),  # It retries with back-off anyway.
         ({"tag": "v1.39.0"}, "kube-scheduler v1.39.0 is newer than 1.38, so the chart"),
         (
             {"digest": f"sha256:{'0' * 64}"},
@@ -128,7 +130,7 @@ def test_kube_scheduler_has_the_version_of_the_cluster(
     ],
     ids=lambda each: str(each)[:24],
 )
-def test_the_notes_show_what_happens_without_the_feature_gate(
+def test_the_notes_explain_a_missing_feature_gate(
     image: dict[str, str], note: str, tmp_path: Path
 ) -> None:
     scheduler = {"repository": "registry.example/kube-scheduler", **image}
@@ -139,7 +141,7 @@ def test_the_notes_show_what_happens_without_the_feature_gate(
     assert note in shown
 
 
-def test_without_agents_their_image_is_not_needed(tmp_path: Path) -> None:
+def test_without_agents_the_agent_image_is_not_required(tmp_path: Path) -> None:
     images = {**IMAGE_VALUES, "agent": {"repository": ""}}
     found = objects(template(tmp_path, {"images": images, "agent": {"enabled": False}}))
     assert ("DaemonSet", NAMESPACE, "headroom-agent") not in found
@@ -155,7 +157,7 @@ def test_without_agents_their_image_is_not_needed(tmp_path: Path) -> None:
         pytest.param({"stale_after_s": 1000000}, 1000000, 1000060, id="a number with many digits"),
     ],
 )
-def test_an_agent_that_may_steer_can_wait_until_it_is_stale(
+def test_the_grace_period_of_a_steering_agent_covers_a_stale_report(
     settings: dict[str, float], waits: float | None, grace_s: int, tmp_path: Path
 ) -> None:
     values = {"settings": settings, "agent": {"steering": {"permitted": True}}}
@@ -167,7 +169,7 @@ def test_an_agent_that_may_steer_can_wait_until_it_is_stale(
     assert pod["terminationGracePeriodSeconds"] == grace_s
 
 
-def test_a_pool_of_nodes_has_agents_with_values_of_their_own(tmp_path: Path) -> None:
+def test_agents_of_a_node_pool_have_their_own_values(tmp_path: Path) -> None:
     label = {"key": "pool", "value": "gpu-canary"}
     steering = {"permitted": True, "byDefault": True}
     both = [{"name": "B", "value": "2"}, {"name": "C", "value": "3"}]
@@ -256,7 +258,7 @@ def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
     assert not {"NetworkPolicy", "CustomResourceDefinition"} & {key[0] for key in found}
 
 
-def test_another_configuration_of_the_scheduler_rolls_its_pods(tmp_path: Path) -> None:
+def test_a_changed_scheduler_configuration_rolls_its_pods(tmp_path: Path) -> None:
     def annotations(values: dict[str, Any]) -> dict[str, str]:
         found = objects(template(tmp_path, values))
         deployment = found["Deployment", NAMESPACE, "headroom-scheduler"]
@@ -264,18 +266,19 @@ def test_another_configuration_of_the_scheduler_rolls_its_pods(tmp_path: Path) -
         return annotated
 
     usual = annotations({})
-    assert usual == annotations({"settings": {"policy": "spread"}})  # read again without a restart
+    # It is reloaded without a restart.
+    assert usual == annotations({"settings": {"policy": "spread"}})
     assert usual != annotations({"kubeScheduler": {"config": {"podMaxBackoffSeconds": 60}}})
 
 
-def test_a_chart_without_its_links_explains_what_to_use(tmp_path: Path) -> None:
+def test_a_chart_without_its_links_names_the_packaged_chart(tmp_path: Path) -> None:
     copy = tmp_path / "headroom"
     shutil.copytree(CHART, copy, ignore=shutil.ignore_patterns("files"))
     with pytest.raises(Refused, match="Use a clone, or a package made by: helm package"):
         helm(tmp_path, "template", "headroom", copy, values={"images": IMAGE_VALUES})
 
 
-def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
+def test_a_packaged_chart_renders_the_same_objects(tmp_path: Path) -> None:
     helm(tmp_path, "package", CHART, "--destination", tmp_path)
     (package,) = tmp_path.glob("headroom-*.tgz")
     values = {"images": IMAGE_VALUES, "monitors": {"enabled": True}}
@@ -285,7 +288,7 @@ def test_a_packaged_chart_renders_the_same(tmp_path: Path) -> None:
     assert len(packaged) > 60
 
 
-def test_links_of_the_chart_lead_to_what_kustomize_reads() -> None:
+def test_links_of_the_chart_lead_to_the_files_of_kustomize() -> None:
     links = {each.name: each.resolve() for each in (DEPLOY / "chart/headroom/files").iterdir()}
     assert links == {
         "values.yaml": CHART / "values.yaml",

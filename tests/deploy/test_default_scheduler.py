@@ -1,4 +1,4 @@
-"""Headroom for the cluster's own kube-scheduler: the rendered objects fit its configuration."""
+"""Checks that the rendered objects for the cluster's own kube-scheduler fit its configuration."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ VARIANT = DEPLOY / "default-scheduler"
 @pytest.fixture(scope="module")
 @starts_processes
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    """As a user adds it to an overlay."""
+    """Return the objects as a user adds the component to an overlay."""
     folder = tmp_path_factory.mktemp("overlay")
     paths = [os.path.relpath(path, folder) for path in (DEPLOY / "overlays/device-plugin", VARIANT)]
     kustomization = {"resources": paths[:1], "components": paths[1:]}
@@ -33,7 +33,7 @@ def scheduler() -> dict[str, Any]:
     return content
 
 
-def test_the_deployment_serves_the_verbs_with_the_files_that_its_settings_name(
+def test_the_deployment_mounts_the_files_for_serving_the_verbs(
     rendered: Objects, tmp_path: Path
 ) -> None:
     assert ("Deployment", NAMESPACE, "headroom-scheduler") not in rendered
@@ -52,7 +52,8 @@ def test_the_deployment_serves_the_verbs_with_the_files_that_its_settings_name(
     assert settings.tls.client_ca is not None
     client = secrets[str(settings.tls.client_ca.parent)]
     assert client["secretName"] == "headroom-scheduler-client"
-    assert [each["key"] for each in client["items"]] == ["ca.crt"]  # not what others sign with
+    # not the CA of other certificates
+    assert [each["key"] for each in client["items"]] == ["ca.crt"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports["verbs"] == settings.verbs_port
     assert settings.scheduler_name == "default-scheduler"
@@ -70,7 +71,7 @@ def test_kube_scheduler_finds_the_service_and_expects_its_certificate(rendered: 
     assert service["selector"].items() <= labels["labels"].items()
 
 
-def test_the_files_that_kube_scheduler_reads_are_those_that_are_brought(rendered: Objects) -> None:
+def test_the_files_that_kube_scheduler_reads_are_delivered(rendered: Objects) -> None:
     spec = rendered["DaemonSet", NAMESPACE, "headroom-scheduler-files"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     secret, host = spec["volumes"]
@@ -88,7 +89,7 @@ def test_the_files_that_kube_scheduler_reads_are_those_that_are_brought(rendered
     assert brought[tls["caFile"]] == ("headroom-extender-tls", "ca.crt")
 
 
-def test_nothing_of_a_kube_scheduler_of_its_own_is_left(rendered: Objects) -> None:
+def test_no_object_of_headrooms_own_kube_scheduler_remains(rendered: Objects) -> None:
     left = [key for key in rendered if "kube-scheduler" in key[2] or "volume-scheduler" in key[2]]
     assert left == []
     assert ("ConfigMap", NAMESPACE, "headroom-scheduler-config") not in rendered

@@ -1,4 +1,4 @@
-"""The pages name what is there: folders, values of the chart, components."""
+"""Checks that folders, chart values and components on the pages exist."""
 
 import os
 import re
@@ -32,7 +32,7 @@ PAGES = (
 )
 
 
-def test_paths_of_the_repository_are_there() -> None:
+def test_repository_paths_on_the_pages_exist() -> None:
     named = {
         (page, path)
         for page in PAGES
@@ -46,7 +46,7 @@ def test_paths_of_the_repository_are_there() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_lead_somewhere(page: str) -> None:
+def test_links_have_a_target(page: str) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", read(page)):
         name, _, anchor = target.partition("#")
         linked = ROOT / "docs" / page if not name else (ROOT / "docs" / page).parent / name
@@ -59,7 +59,7 @@ def test_links_lead_somewhere(page: str) -> None:
         assert not anchor or anchor in headings, target
 
 
-def test_every_component_and_platform_is_in_the_page_with_its_value() -> None:
+def test_every_component_and_platform_is_on_the_page_with_its_value() -> None:
     page = read("get-started/kustomize.md")
     platforms = read("get-started/platforms.md")
     values = yaml.safe_load((DEPLOY / "chart/headroom/values.yaml").read_text())
@@ -86,15 +86,15 @@ def flat(values: Any, begin: str = "") -> list[tuple[str, Any]]:
     ]
 
 
-def test_helm_is_given_the_images_that_the_chart_requires() -> None:
+def test_documented_helm_commands_set_the_required_images() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     required = {name for name, image in values["images"].items() if not image["repository"]}
     named = re.findall(r"--set images\.(\w+)\.repository=", read("get-started/helm.md"))
     assert set(named) == required
 
 
-def test_helm_and_kustomize_let_the_same_prometheus_in(tmp_path: Path) -> None:
-    """The first two blocks of the page, for kube-prometheus-stack."""
+def test_helm_and_kustomize_allow_the_same_prometheus(tmp_path: Path) -> None:
+    """Compares the first two blocks of the page, for kube-prometheus-stack."""
     values, patches, *_ = (
         yaml.safe_load(block.text)
         for block in blocks("get-started/monitoring.md")
@@ -125,7 +125,7 @@ def test_helm_and_kustomize_let_the_same_prometheus_in(tmp_path: Path) -> None:
         assert labelled == [True] * 7
 
 
-def test_the_chart_and_the_page_agree_on_what_a_pod_needs(tmp_path: Path) -> None:
+def test_the_chart_and_the_page_agree_on_the_requirements_of_a_pod(tmp_path: Path) -> None:
     notes = (CHART / "templates/NOTES.txt").read_text()
     begin = notes.index("apiVersion: v1")
     shown = textwrap.dedent(f"  {notes[begin:].split(chr(10) * 2)[0]}")
@@ -134,13 +134,13 @@ def test_the_chart_and_the_page_agree_on_what_a_pod_needs(tmp_path: Path) -> Non
     assert "schedulerName" not in notes
 
 
-def test_annotations_of_users_stay_after_uninstalling() -> None:
+def test_uninstalling_keeps_annotations_of_users() -> None:
     (kept,) = re.findall(r"' headroom\.gpu/\(([\w|-]+)\)\$'", read("operate/uninstall.md"))
     of_webhook = {VRAM_FROM, VRAM_REQUESTED}
     assert {PREFIX + key for key in kept.split("|")} == set(USER_ANNOTATIONS) - of_webhook
 
 
-def test_what_the_agent_may_is_in_the_page() -> None:
+def test_the_permissions_of_the_agent_are_on_the_page() -> None:
     page = read("operate/security.md").split("## Permissions of the agent on its node")[1]
     (daemonset,) = yaml.safe_load_all((DEPLOY / "base/agent.yaml").read_text())
     spec = daemonset["spec"]["template"]["spec"]
@@ -153,7 +153,7 @@ def test_what_the_agent_may_is_in_the_page() -> None:
     assert "`hostPID`" in page
 
 
-def test_the_files_of_usual_changes_exist() -> None:
+def test_the_files_for_usual_changes_exist() -> None:
     text = (ROOT / "docs/design/where-to-change.md").read_text()
     named = re.findall(r"`((?:[\w-]+/)+[\w.-]+)`", text)
     assert len(named) > 20
@@ -161,7 +161,7 @@ def test_the_files_of_usual_changes_exist() -> None:
 
 
 _FILE = re.compile(r"(?<![\w./$~{}\"'-])(?:[\w-]+/)+[\w-]+\.(?:py|md|yaml|toml|sh|js)\b")
-#: Paths in a user's clone, in the unpacked chart, and of a test about paths that do not exist.
+#: Paths in a user's clone and in the unpacked chart, and missing paths in a test.
 _ELSEWHERE = {
     "headroom/deploy/base/headroom.yaml",
     *("files/base/crd.yaml", "files/base/crd-vramprofile.yaml"),
@@ -169,7 +169,7 @@ _ELSEWHERE = {
 }
 
 
-def test_files_that_docs_and_code_name_exist() -> None:
+def test_files_in_docs_and_code_exist() -> None:
     """A path may begin below a folder of the repository: `core/placement/fit.py`."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],

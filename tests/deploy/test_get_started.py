@@ -1,4 +1,4 @@
-"""A test executes every command block of docs/get-started."""
+"""Checks that a test executes every command block of docs/get-started."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 from tests.controlplane import ROOT
 from tests.deploy.pages import Block, blocks, matches
 
-#: Page and mark of each part that no test can execute here -> the reason.
+#: Page and mark of each part that no test can execute here, with the reason.
 NOT_HERE: Mapping[tuple[str, str], str] = {
     (
         "local-cluster.md",
@@ -23,7 +23,7 @@ NOT_HERE: Mapping[tuple[str, str], str] = {
     ("platforms.md", "gke"): "needs a project of Google's cloud, and its command line",
 }
 PAGES = sorted(path.name for path in (ROOT / "docs/get-started").glob("*.md"))
-#: This module, and one that `make test` does not run.
+#: This module, and a module that `make test` does not run.
 LEFT_OUT = (Path(__file__).name, "newcomer.py")
 #: Functions of tests.deploy.pages that get a page and a mark.
 PLAYERS = ("play", "commands")
@@ -51,7 +51,7 @@ def played(tests: Path) -> set[tuple[str, str]]:
     return found
 
 
-def test_every_command_block_is_executed_or_listed_with_its_reason() -> None:
+def test_every_command_block_is_executed_or_listed_with_a_reason() -> None:
     executed = played(ROOT / "tests")
     neither = [
         (page, block.mark, block.text.splitlines()[0])
@@ -63,13 +63,13 @@ def test_every_command_block_is_executed_or_listed_with_its_reason() -> None:
     assert executed & NOT_HERE.keys() == set()
 
 
-def test_every_listed_part_is_in_its_page() -> None:
+def test_every_listed_part_is_on_its_page() -> None:
     there = {(page, block.mark) for page in PAGES for block in shells(page)}
     assert NOT_HERE.keys() <= there
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_has_its_four_parts(page: str) -> None:
+def test_the_parts_of_a_page_are_found(page: str) -> None:
     text = (ROOT / "docs/get-started" / page).read_text(encoding="utf-8")
     assert re.search(r"^You need ", text, re.MULTILINE)
     headings = re.findall(r"^## (.*)$", text, re.MULTILINE)
@@ -78,7 +78,7 @@ def test_a_page_has_its_four_parts(page: str) -> None:
     assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_an_output_may_differ_only_in_names_ages_restarts_and_widths() -> None:
+def test_outputs_may_differ_only_in_names_ages_restarts_and_widths() -> None:
     shown = "NAME       READY   AGE\na-6f9d8c7b5-4tq8n   1/1     52s\n"
     assert matches("NAME      READY  AGE\na-7d8f9b6c45-x2zp9  1/1    3m1s\n", shown)
     assert not matches("NAME      READY  AGE\na-7d8f9b6c45-x2zp9  0/1    3m1s\n", shown)
@@ -94,7 +94,7 @@ def test_an_output_may_differ_only_in_names_ages_restarts_and_widths() -> None:
     assert matches("node gpu-2 is full\n", "node ... is full\n")
 
 
-def test_an_executor_is_found_only_with_a_page_and_a_mark(tmp_path: Path) -> None:
+def test_an_executed_part_is_found_only_with_a_literal_page_and_mark(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text(
         'play("get-started/helm.md", "install", run)\n'
         'commands("get-started/helm.md", "top")\n'

@@ -1,7 +1,8 @@
-"""A real API server accepts all objects, and GitOps tools find no difference after a sync.
+"""Checks that a real API server accepts all objects, and that GitOps tools find no difference after
+a sync.
 
-They find none whatever the cluster adds to the objects. The engines of Argo CD and Flux themselves
-apply and compare (tests/gobin/argocd-diff and flux-apply).
+This holds despite the cluster's changes to the objects. The engines of Argo CD and Flux apply and
+compare (tests/gobin/argocd-diff and flux-apply).
 """
 
 import functools
@@ -63,10 +64,10 @@ def manifests(kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def test_the_api_server_accepts_every_object_of_the_chart_field_by_field(
+def test_the_api_server_accepts_every_field_of_every_object_of_the_chart(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
-    """For each platform, and with all options. Objects that several have are applied once."""
+    """Covers each platform, and all options. Equal objects are applied once."""
     texts = [template(tmp_path, {}, platform) for platform in (*PLATFORMS, *CHART_ONLY)]
     texts += [template(tmp_path, values) for values in (EVERYTHING, INSTEAD)]
     different: dict[str, None] = {}
@@ -87,7 +88,7 @@ def environment(plane: ControlPlane) -> dict[str, str]:
 
 
 class ArgoCD:
-    """The engine of Argo CD, in one process: like Argo CD, it loads the cluster's schema once."""
+    """The engine of Argo CD in one process, which loads the cluster's schema once like Argo CD."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -152,20 +153,20 @@ def trusted(plane: ControlPlane) -> list[bool]:
 
 
 @pytest.mark.parametrize(("kind", "strategy"), PAIRS)
-def test_argo_cd_finds_nothing_out_of_sync_after_a_sync(
+def test_argo_cd_finds_no_object_out_of_sync_after_a_sync(
     kind: str, strategy: str, plane: ControlPlane, argo_cd: ArgoCD
 ) -> None:
     wanted = manifests(kind)
     argo_cd.sync(strategy, wanted)
     change_as_a_cluster_does(plane, wanted)
     assert argo_cd.out_of_sync(strategy, wanted) == []
-    # The next sync finds the other objects as the first one left them.
+    # The next sync finds the objects as the first sync left them.
     changed = [each for each in wanted if each["kind"] in CHANGED_KINDS]
     argo_cd.sync(strategy, changed)
     assert trusted(plane) == [True] * 5
     assert argo_cd.out_of_sync(strategy, changed) == []
     if kind == "chart":
-        # So the empty differences above mean something.
+        # This shows that the empty differences above mean something.
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"
         patch = {"spec": {"replicas": 7}}
         plane.call("PATCH", path, patch, "application/merge-patch+json")
@@ -176,7 +177,7 @@ def test_argo_cd_finds_nothing_out_of_sync_after_a_sync(
 
 
 def flux(plane: ControlPlane, wanted: list[dict[str, Any]]) -> list[str]:
-    """Reconcile as Flux does; return what was created or changed."""
+    """Reconcile as Flux does. Return the created and changed objects."""
     done = subprocess.run(
         [str(built("flux-apply")["flux-apply"])],
         env=environment(plane),
@@ -190,7 +191,7 @@ def flux(plane: ControlPlane, wanted: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", ["chart", "kustomize"])
-def test_flux_changes_nothing_after_its_first_reconciliation(
+def test_flux_changes_no_object_after_its_first_reconciliation(
     kind: str, plane: ControlPlane
 ) -> None:
     wanted = manifests(kind)

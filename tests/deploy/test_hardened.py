@@ -1,4 +1,4 @@
-"""Permissions of the pods on a node; every exception has a comment with its reason."""
+"""Checks the permissions of pods on a node. Every exception has a comment with its reason."""
 
 import re
 from typing import Any
@@ -25,7 +25,7 @@ def spec_of(platform: str, key: tuple[str, str, str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "deployment", [SCHEDULER, WEBHOOK, CONSOLE, RECORDER], ids=lambda key: key[2]
 )
-def test_deployments_keep_to_the_restricted_level(
+def test_deployments_satisfy_the_restricted_pod_security_standard(
     platform: str, deployment: tuple[str, str, str]
 ) -> None:
     spec = spec_of(platform, deployment)
@@ -45,7 +45,7 @@ def test_deployments_keep_to_the_restricted_level(
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_jobs_are_as_confined(platform: str) -> None:
+def test_jobs_satisfy_the_restricted_pod_security_standard(platform: str) -> None:
     jobs = {
         key: spec
         for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items()
@@ -61,7 +61,9 @@ def test_jobs_are_as_confined(platform: str) -> None:
 
 
 @pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
-def test_the_agent_may_what_it_needs_and_is_privileged_on_gke_alone(platform: str) -> None:
+def test_the_agent_has_only_the_required_privileges_and_is_privileged_only_on_gke(
+    platform: str,
+) -> None:
     spec = spec_of(platform, AGENT)
     (container,) = spec["containers"]
     security = container["securityContext"]
@@ -80,8 +82,8 @@ def test_the_agent_may_what_it_needs_and_is_privileged_on_gke_alone(platform: st
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_no_pod_has_the_services_of_its_namespace_in_its_environment(platform: str) -> None:
-    """Service headroom-debug would make a variable HEADROOM_DEBUG_PORT, a setting's name."""
+def test_no_pod_has_service_variables_in_its_environment(platform: str) -> None:
+    """Service headroom-debug would set a variable HEADROOM_DEBUG_PORT, the name of a setting."""
     for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items():
         assert spec["enableServiceLinks"] is False, key
 
@@ -109,7 +111,7 @@ def test_only_gpu_nodes_have_an_agent() -> None:
 
 
 @pytest.mark.parametrize("platform", [each for each in PLATFORMS if each != "trial"])
-def test_the_agent_reads_its_environment(platform: str) -> None:
+def test_the_agent_reads_the_variables_of_its_manifest(platform: str) -> None:
     (container,) = spec_of(platform, AGENT)["containers"]
     env = {each["name"]: each.get("value", "of-the-pod") for each in container["env"]}
     settings = read_settings([], env)
@@ -138,7 +140,7 @@ _QUESTIONABLE = re.compile(
 )
 
 
-def test_whatever_the_agent_sees_of_its_node_has_its_reason_above() -> None:
+def test_every_host_path_and_privilege_of_the_agent_has_its_reason_above() -> None:
     files = [
         DEPLOY / "base/agent.yaml",
         *DEPLOY.glob("overlays/*/kustomization.yaml"),

@@ -1,6 +1,6 @@
-"""Rendered objects are applied to a real API server, and its processes run with their settings.
+"""Applies the rendered objects to a real API server, and runs their processes with their settings.
 
-One installation, from its first object to its removal: each step needs those before it.
+There is one installation, from its first object to its removal. Each step needs the previous steps.
 """
 
 import json
@@ -49,31 +49,31 @@ BINARIES = (
     *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
     *("kubectl", "helm"),
 )
-#: The replica that an upgrade brings.
+#: The replica that an upgrade adds.
 UPGRADED = "-upgraded"
 VIEWER_TOKEN = "viewer-of-the-tests"
-#: Rights that are not used without faults: pods that do not fit are evicted, a Binding without an
-#: answer is checked, a certificate expires. An Event that is applied is created by a patch,
-#: which takes both rights.
+#: Rights that are not used without faults: pods that do not fit are evicted, a Binding without a
+#: response is checked, a certificate expires. An applied Event is created by a patch, which
+#: requires both rights.
 NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
     EXTENDER: {
         ("", "pods/eviction", "create", ""),
         ("", "pods", "get", ""),
         ("", "events", "create", ""),
-        # If a pod has to wait; tests/e2e/test_following.py asks with this role.
+        # If a pod has to wait. tests/e2e/test_following.py uses this role.
         ("", "events", "patch", ""),
         ("coordination.k8s.io", "leases", "get", NAMESPACE),
-        # If a group is bound in part; tests/e2e/test_partial_groups.py asks with this role.
+        # If a group is bound in part. tests/e2e/test_partial_groups.py uses this role.
         ("scheduling.k8s.io", "podgroups", "get", ""),
         ("scheduling.x-k8s.io", "podgroups", "get", ""),
     },
     WEBHOOK: set(),
     CONSOLE: {
-        # When a pod that waits could be changed; tests/e2e/test_following.py asks with this role.
+        # If a pending pod could be changed. tests/e2e/test_following.py uses this role.
         ("", "resourcequotas", "list", ""),
     },
     AGENT: {
-        # When Prometheus scrapes; tests/agent/test_agent_permissions.py asks with this role.
+        # If Prometheus scrapes. tests/agent/test_agent_permissions.py uses this role.
         ("authentication.k8s.io", "tokenreviews", "create", ""),
         ("authorization.k8s.io", "subjectaccessreviews", "create", ""),
     },
@@ -81,7 +81,7 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         ("", "secrets", "patch", NAMESPACE),
     },
 }
-#: Asked for, not given, and done without (agent/probes/node_probe.py).
+#: Requested, but not granted. The agent works without them (agent/probes/node_probe.py).
 REFUSED: dict[str, set[Right]] = {
     EXTENDER: set(),
     WEBHOOK: set(),
@@ -95,7 +95,8 @@ REFUSED: dict[str, set[Right]] = {
 @starts_processes
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
+    # The first build takes minutes, so show its progress.
+    with capture.global_and_fixture_disabled():
         built(*BINARIES)
     plane = AuditedPlane()
     try:
@@ -108,12 +109,12 @@ def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
 
 
 def the_api_server_takes_every_object_and_warns_of_none(installation: Installation) -> None:
-    namespace = {"metadata": {"name": NAMESPACE}}  # what is in it can be tried in no other way
+    namespace = {"metadata": {"name": NAMESPACE}}  # Its content cannot be tested otherwise.
     installation.plane.call("POST", "/api/v1/namespaces", namespace)
     shown = installation.apply("--dry-run=server").splitlines()
     assert len(shown) == len(installation.objects)
     assert all(line.endswith("serverside-applied (server dry run)") for line in shown)
-    assert installation.listed(GPUNODES) == []  # nothing was done
+    assert installation.listed(GPUNODES) == []  # Nothing was done.
     installation.apply()
 
 
@@ -125,7 +126,7 @@ def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> 
     installation.start()
     installation.create_pod(
         "one", "16Gi"
-    )  # the webhook answers; waits already, as at a first installation
+    )  # The webhook answers. It already waits, as in a first installation.
     installation.settle()
     installation.nodes.look_around()
     installation.create_pod("two", "16Gi")
@@ -142,7 +143,7 @@ def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> 
 
 
 def only_kube_scheduler_may_call_the_extender_on_loopback(installation: Installation) -> None:
-    """As a user who may forward ports to the pod reaches it."""
+    """Connect as a user who may forward ports to the pod."""
     port = installation.verbs_port
     binding = {"PodName": "two", "PodNamespace": "default", "PodUID": "", "Node": "gpu-b"}
     with pytest.raises(httpx.TransportError):
@@ -157,7 +158,7 @@ def kube_scheduler_was_elected_with_our_lease(installation: Installation) -> Non
 
 
 def probes_are_answered_without_showing_who_one_is(installation: Installation) -> None:
-    """As a kubelet asks: whatever certificate is shown is as good."""
+    """Probe as a kubelet does, with any client certificate."""
     deployment = installation.objects["Deployment", NAMESPACE, "headroom-scheduler"]
     webhook = installation.objects["Deployment", NAMESPACE, WEBHOOK]
     console = installation.objects["Deployment", NAMESPACE, CONSOLE]
@@ -205,7 +206,7 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
     installation.plane.call("DELETE", f"{CSRS}/{csr_name(secret)}")
     assert "headroom_console_ready 1.0" in installation.answers("/metrics", VIEWER_TOKEN)[1]
     assert "headroom_ready 1.0" in installation.journal_answers("/metrics", VIEWER_TOKEN)[1]
-    # Nothing else of the extender's is for people, and without a token nothing at all.
+    # The extender serves nothing else to people, and nothing at all without a token.
     assert installation.journal_answers("/v1/nodes", VIEWER_TOKEN)[0] == 404
     assert installation.journal_answers("/v1/journal")[0] == 401
     assert installation.journal_answers("/v1/journal", STRANGER_TOKEN)[0] == 403
@@ -216,12 +217,12 @@ def the_debug_api_lets_in_who_may_and_tells_others_why_not(
 
 
 def received(installation: Installation) -> Any:
-    """The extenders that the console follows."""
+    """Return the extenders that the console follows."""
     return json.loads(installation.answers("/v1/status", VIEWER_TOKEN)[1])["peers"]
 
 
 def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
-    """The calls of an account about our roles' kinds, with the statuses."""
+    """Return the calls of an account about the kinds in our roles, with their statuses."""
     found: dict[Right, set[int]] = {}
     for event in installation.plane.asked(account):
         reference = event.get("objectRef", {})
@@ -254,12 +255,12 @@ def is_served(right: Right) -> bool:
     return group != "resource.k8s.io" or is_at_least("1.34")
 
 
-#: Resources that Kubernetes grants to every user, or to every service account (1.37).
+#: Resources that Kubernetes grants to every user or every service account (1.37).
 GRANTED_TO_ALL = ("selfsubject", "clustertrustbundles")
 
 
 def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
-    """As the API server itself computes it, from all bindings that there are."""
+    """Compare the API server's list of permissions, computed from all bindings."""
     plane = installation.plane
     (file,) = (plane.folder / "agent.kubeconfig",)
     plane.write_kubeconfig(file, {"token": token(plane, AGENT)}, NAMESPACE)
@@ -311,7 +312,7 @@ def nobody_reads_secrets_or_what_is_none_of_its_business(installation: Installat
 
 
 def created(installation: Installation, name: str, vram: str) -> bool:
-    """As a controller does it: a webhook that did not answer is asked again."""
+    """Create an object as a controller does, with retries if a webhook does not answer."""
     try:
         installation.create_pod(name, vram)
     except ApiRefused as err:
@@ -322,8 +323,9 @@ def created(installation: Installation, name: str, vram: str) -> bool:
 
 
 def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installation) -> None:
-    """As the Deployment does it: the new pod is ready before the old one is ended; pods are created
-    all the time."""
+    """Upgrade as the Deployment does: the new pod is ready before the old pod ends, and pods are
+    created all the time.
+    """
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
     plane = installation.plane
     before = plane.call("GET", lease)["spec"]["holderIdentity"]
@@ -334,7 +336,7 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
         for i, name in enumerate(names):
             until(lambda name=name: created(installation, name, "256Mi"), f"{name} is created")
             if i < len(names) // 2:
-                upgraded.wait(0.2)  # half of them before, or for as long as it takes
+                upgraded.wait(0.2)  # Half of them before the upgrade, or as long as it takes.
 
     with ThreadPoolExecutor(1) as hands:
         loading = hands.submit(load)
@@ -346,7 +348,7 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
     def bound() -> bool:
         pods = installation.listed(USERS_PODS)
         installation.nodes.observe(pods)
-        # As agents do. On a busy machine the upgrade takes longer than reports remain fresh.
+        # As agents do, because on a busy machine the upgrade takes longer than reports stay fresh.
         installation.nodes.report(installation.nodes.names)
         return all(pod["spec"].get("nodeName") for pod in pods)
 
@@ -362,7 +364,7 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
         if each.get("objectRef", {}).get("subresource") == "binding"
     ]
     assert codes.count(201) == len(names) + len(("one", "two"))
-    assert set(codes) <= {201, 409}  # of which the latter are tried again
+    assert set(codes) <= {201, 409}  # The latter are retried.
     sits: Counter[str] = Counter()
     for each in installation.listed(GPUNODES):
         status = decode_gpunode(json.dumps(each).encode()).status
@@ -377,13 +379,13 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
 def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     installation: Installation,
 ) -> None:
-    """The commands of docs/operate/uninstall.md, as they stand there."""
+    """Run the commands of docs/operate/uninstall.md unchanged."""
     plane = installation.plane
     nodes = {
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
     }
     plane.start_deleting()
-    # What Deployment and DaemonSet had ends with them: here no kubelet sees to it.
+    # Stop the processes of Deployment and DaemonSet, because no kubelet does it here.
     installation.end(UPGRADED)
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
@@ -412,7 +414,9 @@ def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
     assert after == nodes
 
 
-def test_the_life_of_an_installation(installation: Installation, subtests: pytest.Subtests) -> None:
+def test_an_installation_works_from_its_first_object_to_its_removal(
+    installation: Installation, subtests: pytest.Subtests
+) -> None:
     for step in (
         the_api_server_takes_every_object_and_warns_of_none,
         pods_are_placed_with_what_the_manifests_give,

@@ -1,4 +1,6 @@
-"""Each part has its own key, which no other part mounts, and clients expect its name."""
+"""Checks that each component has its own key, which no other component mounts, and that clients
+expect its name.
+"""
 
 from collections.abc import Iterator
 from typing import Any
@@ -33,7 +35,7 @@ def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def mounted_keys(spec: dict[str, Any]) -> Iterator[str]:
-    """Return the Secrets of which a pod mounts the private key."""
+    """Return the Secrets whose private key a pod mounts."""
     for volume in spec.get("volumes", ()):
         sources = volume.get("projected", {}).get("sources", [volume])
         for source in (each["secret"] for each in sources if "secret" in each):
@@ -43,7 +45,9 @@ def mounted_keys(spec: dict[str, Any]) -> Iterator[str]:
                 yield name
 
 
-def test_no_two_parts_mount_one_key_and_no_pod_that_of_a_ca(rendered: Objects) -> None:
+def test_no_two_components_mount_the_same_key_and_no_pod_mounts_the_key_of_a_ca(
+    rendered: Objects,
+) -> None:
     keys = {key[2]: sorted(mounted_keys(spec)) for key, spec in pod_specs(rendered).items()}
     mounted = [name for names in keys.values() for name in names]
     assert sorted(mounted) == sorted(WANTED)
@@ -52,7 +56,7 @@ def test_no_two_parts_mount_one_key_and_no_pod_that_of_a_ca(rendered: Objects) -
         assert keys[f"headroom-{part}"] == [f"headroom-{part}-tls"]
 
 
-def test_the_containers_of_the_scheduler_do_not_mount_the_key_of_each_other(
+def test_the_containers_of_the_scheduler_do_not_mount_each_others_keys(
     rendered: Objects,
 ) -> None:
     spec = rendered["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]["spec"]
@@ -66,7 +70,7 @@ def test_the_containers_of_the_scheduler_do_not_mount_the_key_of_each_other(
         assert list(mounted_keys({"volumes": volumes})) == [key]
 
 
-def test_the_jobs_name_the_secrets_that_they_write(rendered: Objects) -> None:
+def test_the_jobs_refer_to_the_secrets_that_they_write(rendered: Objects) -> None:
     every = sorted([AUTHORITIES, *WANTED])
     for name, may_write in (("headroom-certs", every), ("headroom-certs-renewal", sorted(WANTED))):
         rules = rendered["Role", NAMESPACE, name]["rules"]
@@ -77,7 +81,7 @@ def test_the_jobs_name_the_secrets_that_they_write(rendered: Objects) -> None:
     assert all(f'"{name}"' in validation["expression"] for name in every)
 
 
-def test_prometheus_expects_the_certificate_of_the_part(rendered: Objects) -> None:
+def test_prometheus_expects_the_certificate_of_each_component(rendered: Objects) -> None:
     monitors = [each for key, each in rendered.items() if key[0] in MONITORED]
     assert monitors
     for monitor in monitors:
@@ -90,12 +94,12 @@ def test_prometheus_expects_the_certificate_of_the_part(rendered: Objects) -> No
                 assert endpoint["tlsConfig"]["serverName"] in WANTED[secret["name"]].names
 
 
-def test_no_name_is_in_the_certificates_of_two_parts() -> None:
+def test_no_name_is_in_the_certificates_of_two_components() -> None:
     names = [name for each in WANTED.values() for name in each.names]
     assert len(names) == len(set(names))
 
 
-def test_cert_manager_makes_the_same_certificates() -> None:
+def test_cert_manager_issues_equivalent_certificates() -> None:
     file = DEPLOY / "components/cert-manager/certificates.yaml"
     certificates = {
         each["spec"]["secretName"]: each["spec"]

@@ -1,9 +1,9 @@
-"""Roles give what the code uses and nothing else, with the reasons.
+"""Checks that roles grant exactly the permissions that the code uses, with their reasons.
 
-Every place in the code that names a method or a path of the API, or bounds a call of the kubernetes
-package in time, is found in its source; what it
-asks for is stated here, beside it. Together that has to be what the roles give, verb for verb: one
-permission that is missing is found before a cluster rejects it, and an unused one is removed.
+The test finds every place in the source that names a method or a path of the API, or sets a timeout
+for a call of the kubernetes package. The permissions that each place needs are listed here.
+Together they must equal the roles, verb for verb. So a missing permission is found before a cluster
+rejects a call, and an unused permission is removed.
 """
 
 import ast
@@ -33,7 +33,7 @@ FILES = (
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
 _VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
-#: Group, resource with its subresource, verb, and where: "" everywhere, else a namespace.
+#: Group, resource with its subresource, verb, and a namespace or "" for all namespaces.
 Right = tuple[str, str, str, str]
 
 
@@ -59,19 +59,19 @@ WATCHED = (
 TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
 CSRS = rights("certificates.k8s.io", "certificatesigningrequests", "get")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
-#: The calls of parts that authorize readers of their metrics (headroom/runtime/debug_port.py).
+#: Calls of components that authorize readers of their metrics (headroom/runtime/debug_port.py).
 REVIEWS: dict[str, set[Right]] = {
     "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
 }
 
-#: Module and function -> what it asks the API server for, of the role of that name.
+#: Permissions that each module and function needs from the role.
 EXTENDER: dict[str, set[Right]] = {
     "headroom.runtime.kube.client:KubeApi.stream": set(),  # of its callers
     "headroom.runtime.kube.client:KubeApi._list": set(),
-    # Applied, which creates what is not there: create and patch.
+    # Server-side apply creates missing objects, so it needs create and patch.
     "extender.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
-    # An extender has no users: only its metrics and its journal are behind the same check.
+    # An extender has no users. Only its metrics and its journal have the same check.
     "headroom.runtime.server.reviews:KubeReviews.creator": set(),
     "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
@@ -112,7 +112,7 @@ CONSOLE: dict[str, set[Right]] = {
         "", "configmaps", "get", where="kube-system"
     ),
 }
-#: ``serve_webhook`` names no path: it watches three of the kinds of ``watched_kinds``.
+#: ``serve_webhook`` names no path, because it watches three of the kinds in ``watched_kinds``.
 WEBHOOK: set[Right] = (
     rights("", "nodes", "list", "watch")
     | rights("", "namespaces", "list", "watch")
@@ -120,7 +120,7 @@ WEBHOOK: set[Right] = (
 )
 RECORDER: dict[str, set[Right]] = {
     **REVIEWS,
-    # It watches two of the kinds of ``watched_kinds``.
+    # It watches two of the kinds in ``watched_kinds``.
     "headroom.runtime.kube.resources:watched_kinds": (
         rights("", "pods", "list", "watch") | rights(*GPUNODES, "list", "watch")
     ),
@@ -145,7 +145,7 @@ RECORDER: dict[str, set[Right]] = {
 RULES = "resource.k8s.io", "devicetaintrules"
 DEVICE_TAINTS: dict[str, set[Right]] = {
     **REVIEWS,
-    # It watches four of the kinds of ``watched_kinds``.
+    # It watches four of the kinds in ``watched_kinds``.
     "headroom.runtime.kube.resources:watched_kinds": (
         rights(*GPUNODES, "list", "watch")
         | rights(*LEASES, "list", "watch", where=NAMESPACE)
@@ -185,7 +185,7 @@ AGENT: dict[str, set[Right]] = {
         rights(*LEASES, "create", "patch", where=NAMESPACE)
     ),
     "agent.probes.node_probe:NodeApi._labels": rights("", "nodes", "get"),
-    # Optional: without it the agent reports that (agent/probes/node_probe.py).
+    # Optional, because the agent reports a missing permission (agent/probes/node_probe.py).
     "agent.probes.node_probe:NodeApi._configz": set(),
     "agent.probes.node_probe:NodeApi._mirror": set(),
     "agent.probes.node_probe:NodeApi._get": set(),
@@ -202,7 +202,7 @@ CERTS: dict[str, set[Right]] = {
         | rights(WEBHOOKS, "mutatingwebhookconfigurations", "get", "patch")
     ),
 }
-#: It writes only Secrets that exist.
+#: It writes only existing Secrets.
 CERTS_RENEWAL: dict[str, set[Right]] = {
     "headroom.certs.cluster_secrets:Certificates._read": rights(
         "", "secrets", "get", where=NAMESPACE
@@ -231,18 +231,18 @@ ROLES = {
     "headroom-certs-renewal": CERTS_RENEWAL,
     "headroom-extender-mirror": MIRROR,
 }
-#: Callables without a call to the cluster, or with the rights of the user of the command.
+#: Callables that do not call the cluster, or use the rights of the command's user.
 OTHERS = {
-    "headroom.contract.console:",  # the path that the console and the plugin use
+    "headroom.contract.console:",  # The path that the console and the plugin use.
     "headroom.planner.prometheus_source:read_prometheus",
     "headroom.webhook.endpoints:webhook_app",
-    "extender.scheduler.server:",  # the header Allow of an answer
+    "extender.scheduler.server:",  # The header Allow of a response.
     "extender.scheduler.server:VerbsApp.__call__",
     "headroom.runtime.debug_port:probes_app",
     "headroom.console.feed.journal_follower:_Stream._read",
     "headroom.doctor.collect:list_environment",  # headroom doctor
     "headroom.doctor.tenants:list_tenancy",  # the same
-    "headroom.doctor.tenants:",  # the paths of its lists
+    "headroom.doctor.tenants:",  # The paths of its lists.
     "headroom.doctor.tenants:_items",  # headroom doctor
     "headroom.doctor.tenants:_read_settings",  # the same
     "agent.probes.dcgm:Exporter._scrape",
@@ -253,8 +253,9 @@ OTHERS = {
 
 @functools.cache
 def places() -> set[str]:
-    """Every module and function that names a method of HTTP or a path of the API, or gives a call a
-    ``_request_timeout``; without ``kubectl headroom``, which has the rights of its user."""
+    """Yield every module and function that names an HTTP method or an API path, or passes a
+    ``_request_timeout``, without ``kubectl headroom``, which has the rights of its user.
+    """
     found: set[str] = set()
     for package in ("extender", "agent", "headroom"):
         for file in sorted((ROOT / package).rglob("*.py")):
@@ -287,7 +288,7 @@ def roles() -> Iterator[dict[str, Any]]:
 
 
 def given(role: str) -> set[Right]:
-    """The rights of the roles of that name."""
+    """Return the rights of the roles with that name."""
     found: set[Right] = set()
     for manifest in roles():
         if manifest["metadata"]["name"] != role:
@@ -300,7 +301,7 @@ def given(role: str) -> set[Right]:
     return found
 
 
-def test_every_place_that_asks_the_api_server_is_known_here() -> None:
+def test_every_place_that_calls_the_api_server_is_listed_here() -> None:
     known = OTHERS.union(*ROLES.values())
     unknown = places() - known
     assert not unknown, (
@@ -312,13 +313,13 @@ def test_every_place_that_asks_the_api_server_is_known_here() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_a_role_gives_what_the_code_uses_and_nothing_else(role: str) -> None:
+def test_a_role_grants_exactly_the_rights_that_the_code_uses(role: str) -> None:
     used = set().union(*ROLES[role].values())
     assert used - given(role) == set(), "used, and not given"
     assert given(role) - used == set(), "given, and not used"
 
 
-def test_no_role_has_a_wildcard_or_reaches_others_secrets_and_roles() -> None:
+def test_no_role_has_a_wildcard_or_rights_to_secrets_and_roles_of_others() -> None:
     for manifest in roles():
         for rule in manifest["rules"]:
             name = manifest["metadata"]["name"]
@@ -332,7 +333,7 @@ def test_no_role_has_a_wildcard_or_reaches_others_secrets_and_roles() -> None:
 
 
 def rules(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Each rule with its line and the comment right above it."""
+    """Yield each rule with its line and the comment directly above it."""
     lines = file.read_text().splitlines()
     for i, line in enumerate(lines):
         if not re.match(r"  - \{?(apiGroups|nonResourceURLs):", line):

@@ -1,4 +1,4 @@
-"""Every port of the manifests has its row in docs/design/security.md."""
+"""Checks that every port in the manifests has a row in docs/design/security.md."""
 
 import re
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ def documented() -> set[int]:
 
 
 def named(value: Any) -> Iterator[int]:
-    """Ports of containers and probes, wherever a manifest has them."""
+    """Return the ports of containers and probes in all manifests."""
     if isinstance(value, list):
         for each in value:
             yield from named(each)
@@ -36,19 +36,19 @@ def named(value: Any) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_each_port_has_its_row_in_the_page(platform: str) -> None:
+def test_each_port_has_its_row_on_the_page(platform: str) -> None:
     found = set(named(list(pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).values())))
     assert found
     assert found <= documented()
 
 
-def test_the_page_names_the_ports_of_the_loopback_too() -> None:
+def test_the_page_also_lists_the_ports_on_loopback() -> None:
     settings = read_settings([], {"NODE_NAME": "n"})
     assert {8888, 8889, 9443, settings.port, settings.local_port} <= documented()
 
 
 @pytest.mark.parametrize("platform", WITH_AGENT)
-def test_no_pod_reaches_what_the_probes_of_the_agent_ask(platform: str) -> None:
+def test_no_pod_reaches_the_endpoints_of_the_agents_probes(platform: str) -> None:
     """A port that the kubelet reaches is reached by every pod."""
     spec = spec_of(platform, AGENT)
     assert "hostNetwork" not in spec

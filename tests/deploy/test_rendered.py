@@ -1,4 +1,6 @@
-"""Kustomize and Helm install the same, on every platform, and nothing that was to be filled in."""
+"""Checks that Kustomize and Helm install the same objects on every platform, without
+placeholders.
+"""
 
 import re
 from pathlib import Path
@@ -30,24 +32,25 @@ from tests.deploy.rendered import (
 pytestmark = pytest.mark.slow
 
 
-#: Written by Helm alone: its labels, and a checksum, because no other program rolls the pods.
+#: Written only by Helm: its labels, and a checksum, because no other program rolls the pods.
 _HELMS_LABELS = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
 _CHECKSUM = "checksum/scheduler-config"
 
 
-#: CEL, in which kustomize breaks lines where the manifest has none.
+#: CEL expressions, in which kustomize breaks lines.
 _CEL = ("expression", "messageExpression")
 
 
-#: Lists whose order has no meaning, by the field that names their entries.
+#: Lists without a meaningful order, with the field that names their entries.
 _UNORDERED = {"env": "name", "volumes": "name", "volumeMounts": "mountPath"}
 
 
 def plain(found: Objects) -> Objects:
-    """The objects without fields that only Helm writes, without the Namespace, which Helm creates
-    by itself, and with one spelling of equal values."""
+    """Return the objects without fields that only Helm writes, without the Namespace, which Helm
+    creates itself, and with one spelling for equal values.
+    """
     plain_objects = [_plain(each) for key, each in found.items() if key[0] != "Namespace"]
     return {
         (each["kind"], each["metadata"].get("namespace", ""), each["metadata"]["name"]): each
@@ -59,13 +62,13 @@ def _plain(each: dict[str, Any]) -> dict[str, Any]:
     metadata = each["metadata"]
     for name in _HELMS_LABELS:
         metadata.get("labels", {}).pop(name, None)
-    if each["kind"] == "Job":  # how it survives an upgrade: test_jobs_stay_for_gitops_tools
+    if each["kind"] == "Job":  # How it survives an upgrade: test_jobs_stay_for_gitops_tools.
         metadata["name"] = re.sub("-[0-9a-f]{8}$", "", metadata["name"])
         metadata.pop("annotations", None)
         each["spec"].pop("ttlSecondsAfterFinished", None)
     if each["kind"] == "Deployment":
         each["spec"]["template"]["metadata"].get("annotations", {}).pop(_CHECKSUM, None)
-    if each["kind"] == "ConfigMap":  # the text is laid out in another way
+    if each["kind"] == "ConfigMap":  # The text has another layout.
         each["data"] = {name: yaml.safe_load(text) for name, text in each["data"].items()}
     ordered: dict[str, Any] = _in_order(each)
     return ordered
@@ -90,14 +93,14 @@ def same(kustomized: Objects, templated: Objects) -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_kustomize_and_helm_install_the_same(platform: str, tmp_path: Path) -> None:
+def test_kustomize_and_helm_render_the_same_objects(platform: str, tmp_path: Path) -> None:
     kustomized = objects(named_images(overlay(DEPLOY / "overlays" / platform)))
     templated = objects(template(tmp_path, AS_OVERLAYS, platform))
     assert ("Deployment", NAMESPACE, "headroom-scheduler") in kustomized
     same(kustomized, templated)
 
 
-#: Each component once, those together that do not undo one another.
+#: Each component once. Components that do not conflict are combined.
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard", "openshift", "gitops"),
     ("control-on-gpu-nodes",),
@@ -108,7 +111,7 @@ TOGETHER = (
 
 
 @pytest.mark.parametrize("components", TOGETHER, ids=" ".join)
-def test_each_component_is_a_value_of_the_chart(
+def test_each_component_has_an_equivalent_value_of_the_chart(
     components: tuple[str, ...], tmp_path: Path
 ) -> None:
     values: dict[str, Any] = dict(AS_OVERLAYS)
@@ -119,7 +122,7 @@ def test_each_component_is_a_value_of_the_chart(
     same(kustomized, objects(template(tmp_path, values)))
 
 
-def test_the_variant_for_a_cluster_s_own_scheduler_is_a_value_of_the_chart(tmp_path: Path) -> None:
+def test_the_variant_for_the_clusters_own_scheduler_has_an_equivalent_value(tmp_path: Path) -> None:
     kustomized = objects(named_images(with_components(tmp_path, ["../default-scheduler"])))
     templated = template(tmp_path, {"defaultScheduler": {"enabled": True}})
     same(kustomized, objects(templated))
@@ -147,7 +150,7 @@ def test_every_overlay_and_component_is_compared() -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_images_are_impossible_names_until_a_user_sets_them(platform: str) -> None:
+def test_images_have_impossible_names_until_a_user_sets_them(platform: str) -> None:
     specs = pod_specs(objects(overlay(DEPLOY / "overlays" / platform)))
     images = {
         container["image"]
@@ -181,7 +184,7 @@ def test_processes_that_read_prometheus_mount_its_token_and_ca(tmp_path: Path) -
         assert {container for _, container in mounting} == {"extender", "console", "recorder"}
 
 
-def test_the_operators_rules_are_those_of_prometheus() -> None:
+def test_the_rules_for_the_operator_equal_those_for_prometheus() -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus/rules.yaml").read_text())
     resource = yaml.safe_load((DEPLOY / "components/rules/rules.yaml").read_text())
     assert resource["spec"] == rules
@@ -189,7 +192,7 @@ def test_the_operators_rules_are_those_of_prometheus() -> None:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_everything_of_ours_is_found_again_by_its_label(platform: str) -> None:
+def test_every_object_has_headrooms_label(platform: str) -> None:
     found = objects(overlay(DEPLOY / "overlays" / platform))
     unlabelled = [
         key
@@ -204,7 +207,7 @@ OF_KUBERNETES = ("system:", "extension-apiserver-authentication-reader")
 
 
 def references(specs: dict[Key, dict[str, Any]]) -> set[tuple[str, str]]:
-    """ConfigMaps, accounts and classes that the pods name."""
+    """Yield the ConfigMaps, accounts and classes to which the pods refer."""
     found: set[tuple[str, str]] = set()
     for spec in specs.values():
         found.add(("ServiceAccount", spec["serviceAccountName"]))
@@ -217,7 +220,7 @@ def references(specs: dict[Key, dict[str, Any]]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-def test_what_one_object_names_another_is(platform: str) -> None:
+def test_every_referenced_object_exists(platform: str) -> None:
     found = objects(overlay(DEPLOY / "overlays" / platform))
     there = {(kind, name) for kind, _, name in found}
     assert references(pod_specs(found)) <= there
@@ -247,13 +250,13 @@ def test_what_one_object_names_another_is(platform: str) -> None:
 
 
 @pytest.mark.parametrize("file", sorted(DEPLOY.glob("**/headroom.yaml")), ids=str)
-def test_settings_that_are_shipped_can_be_used(file: Path) -> None:
+def test_the_shipped_settings_are_valid(file: Path) -> None:
     settings, problems = check_settings(file, {}, {})
     assert settings is not None
     assert problems == []
 
 
-def test_the_trial_differs_from_the_base_by_labels_that_stand_in() -> None:
+def test_the_trial_overlay_differs_from_the_base_by_stand_in_labels() -> None:
     base = yaml.safe_load((DEPLOY / "base/headroom.yaml").read_text())
     trial = yaml.safe_load((DEPLOY / "overlays/trial/headroom.yaml").read_text())
     assert trial == base | {"require_report": False}

@@ -1,5 +1,6 @@
-"""Rights that the installation gives, by SubjectAccessReviews of a real API server, and the table
-of docs/operate/security.md about them."""
+"""Checks the rights that the installation grants with SubjectAccessReviews of a real API server,
+and the table in docs/operate/security.md.
+"""
 
 import json
 import re
@@ -26,7 +27,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 TEAM = "team"
-#: Subjects that the installation must not help: user or account -> groups.
+#: Users or accounts that must get no rights from the installation, with their groups.
 OTHERS = {
     "tenant": ("system:authenticated",),
     f"system:serviceaccount:{TEAM}:default": (
@@ -36,7 +37,7 @@ OTHERS = {
     ),
     "stranger": ("system:authenticated",),
     "system:anonymous": ("system:unauthenticated",),
-    # Not an account of Headroom's parts.
+    # Not an account of a Headroom component.
     f"system:serviceaccount:{NAMESPACE}:default": (
         "system:serviceaccounts",
         f"system:serviceaccounts:{NAMESPACE}",
@@ -46,13 +47,13 @@ OTHERS = {
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 OWN_KINDS = ("gpunodes", "gpunodes/status", "vramprofiles")
 
-#: Group, resource with subresource, verb, name, namespace; or "", path, verb.
+#: Group, resource with subresource, verb, name and namespace, or "", path and verb.
 Question = tuple[str, str, str, str, str] | tuple[str, str]
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    """Every object that any supported set of options installs."""
+    """Return every object that any supported set of options installs."""
     home = tmp_path_factory.mktemp("home")
     found: Objects = {}
     for text in (
@@ -64,7 +65,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Objects:
 
 
 def questions(installed: Objects) -> set[Question]:
-    """Everything that one of the installed roles permits, and every verb of Headroom's kinds."""
+    """Return everything that an installed role permits, and every verb of Headroom's kinds."""
     asked: set[Question] = set()
     for (kind, _, _), obj in installed.items():
         if kind not in ("Role", "ClusterRole"):
@@ -115,7 +116,7 @@ def is_allowed(plane: ControlPlane, user: str, groups: tuple[str, ...], question
 
 
 def create(plane: ControlPlane, installed: Objects) -> None:
-    """Create all objects but pods and what makes them."""
+    """Create all objects except pods and their controllers."""
     file = plane.folder / "rights.json"
     kinds = ("Certificate", "Issuer", *WORKLOADS)
     items = [each for (kind, *_), each in installed.items() if kind not in kinds]
@@ -123,7 +124,9 @@ def create(plane: ControlPlane, installed: Objects) -> None:
     plane.kubectl("apply", "--server-side", "--force-conflicts", f"--filename={file}")
 
 
-def test_the_installation_gives_no_right_to_others(plane: ControlPlane, installed: Objects) -> None:
+def test_the_installation_grants_no_right_to_other_subjects(
+    plane: ControlPlane, installed: Objects
+) -> None:
     asked = questions(installed)
     # It completes the roles view, edit and admin.
     plane.controllers = ("clusterrole-aggregation-controller",)
@@ -150,7 +153,7 @@ def test_the_installation_gives_no_right_to_others(plane: ControlPlane, installe
     after = {user: allowed(plane, user, asked) for user in OTHERS}
     for user in OTHERS:
         assert after[user] == before[user], user
-    # A permission that a binding gives to all would have been found.
+    # This shows that a permission bound to all users would have been found.
     wide = "create", "clusterrolebinding", "wide", "--clusterrole=headroom-viewer"
     plane.kubectl(*wide, "--group=system:authenticated")
     question = ("/v1/nodes", "get")
@@ -165,7 +168,7 @@ def named(kinds: str, text: str) -> Iterator[tuple[str, str]]:
 
 
 def table() -> set[tuple[str, str]]:
-    """Kind and name of each object in the table: kinds, then the names that they apply to."""
+    """Return the kind and name of each object in the table."""
     page = (ROOT / "docs/operate/security.md").read_text()
     (rows,) = re.findall(r"\| objects \|.*\n\|---\|---\|\n((?:\|.*\n)+)", page)
     kinds = r"(?:[A-Z][a-z]+(?:[A-Z][a-z]+)*)"
@@ -178,13 +181,13 @@ def table() -> set[tuple[str, str]]:
     }
 
 
-def test_the_table_lists_every_object_outside_of_headrooms_namespace(installed: Objects) -> None:
+def test_the_table_lists_every_object_outside_headrooms_namespace(installed: Objects) -> None:
     outside = {(kind, name) for kind, namespace, name in installed if namespace != NAMESPACE}
     assert table() == outside
 
 
-def test_no_role_joins_those_of_kubernetes(installed: Objects) -> None:
-    """A label would give its rules to every holder of view, edit or admin."""
+def test_no_role_is_aggregated_to_the_roles_of_kubernetes(installed: Objects) -> None:
+    """A label would grant its rules to every holder of view, edit or admin."""
     for (kind, _, name), obj in installed.items():
         if kind in ("Role", "ClusterRole"):
             labels = obj["metadata"].get("labels", {})

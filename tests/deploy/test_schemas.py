@@ -1,4 +1,4 @@
-"""Every object that is rendered is one that API servers of the three newest minors take."""
+"""Checks that API servers of the three newest minors accept every rendered object."""
 
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ from tests.processes import starts_processes
 
 pytestmark = pytest.mark.slow
 
-#: Kinds of other projects, which no API server has.
+#: Kinds of other projects, which no API server has built in.
 FOREIGN = foreign.KINDS
 
 
 def all_objects(folder: Path) -> list[dict[str, Any]]:
-    """Objects of overlays and components; the chart's are the same (test_rendered.py)."""
+    """Return the objects of overlays and components. The chart's objects are equal
+    (test_rendered.py).
+    """
     texts = [overlay(DEPLOY / "overlays" / platform) for platform in PLATFORMS]
-    apart = {"privileged"}  # it conflicts with other components in the same place
+    apart = {"privileged"}  # It conflicts with other components in the same folder.
     for name, components in (
         ("one", {*apart, "../default-scheduler"}),
         ("all", COMPONENTS.keys() - apart),
@@ -44,7 +46,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("minor", MINORS)
-def test_the_schemas_take_every_object(minor: str, rendered: list[dict[str, Any]]) -> None:
+def test_every_object_satisfies_the_schemas(minor: str, rendered: list[dict[str, Any]]) -> None:
     checked = 0
     for each in rendered:
         what = f"{each['kind']} {each['metadata']['name']}"
@@ -57,7 +59,7 @@ def test_the_schemas_take_every_object(minor: str, rendered: list[dict[str, Any]
 
 
 @pytest.mark.parametrize("minor", MINORS)
-def test_the_schemas_are_strict(minor: str) -> None:
+def test_the_schemas_reject_unknown_fields(minor: str) -> None:
     pod = {
         "apiVersion": "v1",
         "kind": "Pod",

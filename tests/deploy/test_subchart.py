@@ -1,4 +1,4 @@
-"""The chart as a dependency of another chart, and values that are null."""
+"""Tests the chart as a dependency of another chart, and values that are null."""
 
 import shutil
 from collections.abc import Iterator, Mapping
@@ -52,19 +52,19 @@ def test_a_dependency_renders_the_same_objects_twice(tmp_path: Path) -> None:
     assert objects(found) == objects(template(tmp_path, {}))
 
 
-def test_a_dependency_that_is_switched_off_renders_nothing(tmp_path: Path) -> None:
+def test_a_disabled_dependency_renders_nothing(tmp_path: Path) -> None:
     chart = parent(tmp_path, {"enabled": False}, **CONDITION)
     assert objects(rendered(tmp_path, chart)) == {}
     assert len(objects(rendered(tmp_path, chart, "--set", "headroom.enabled=true"))) > 60
 
 
-def test_a_dependency_without_a_condition_cannot_be_switched_off(tmp_path: Path) -> None:
+def test_a_dependency_without_a_condition_cannot_be_disabled(tmp_path: Path) -> None:
     chart = parent(tmp_path, {"enabled": False})
     with pytest.raises(Refused, match=r"Add to its dependency: `condition: headroom\.enabled`"):
         rendered(tmp_path, chart)
 
 
-def test_a_dependency_can_have_another_name(tmp_path: Path) -> None:
+def test_a_dependency_can_have_an_alias(tmp_path: Path) -> None:
     chart = parent(tmp_path, {}, alias="gpu", condition="gpu.enabled")
     found = objects(rendered(tmp_path, chart, "--set", "gpu.enabled=true"))
     usual = objects(template(tmp_path, {}))
@@ -73,7 +73,7 @@ def test_a_dependency_can_have_another_name(tmp_path: Path) -> None:
     assert labels == {"gpu-0.0.0"}
 
 
-def test_labels_are_valid_if_the_version_has_metadata(tmp_path: Path) -> None:
+def test_labels_are_valid_if_the_version_has_build_metadata(tmp_path: Path) -> None:
     """Flux appends the commit to the version."""
     helm(tmp_path, "package", CHART, "--version", "1.2.3+abc.1", "--destination", tmp_path)
     (package,) = tmp_path.glob("headroom-*.tgz")
@@ -84,7 +84,7 @@ def test_labels_are_valid_if_the_version_has_metadata(tmp_path: Path) -> None:
 
 
 def nulls(values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the values with null for each value at this depth; images keep theirs."""
+    """Yield the values with null for each value at this depth. Images keep their values."""
     for name, value in values.items():
         if name in ("images", "labels"):
             continue
@@ -96,7 +96,7 @@ def nulls(values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("as_dependency", [False, True], ids=["alone", "as a dependency"])
-def test_null_is_the_default(depth: int, as_dependency: bool, tmp_path: Path) -> None:
+def test_null_means_the_default(depth: int, as_dependency: bool, tmp_path: Path) -> None:
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
     without = dict(nulls(defaults, depth))
     assert without
@@ -123,7 +123,7 @@ def test_null_removes_a_default_limit(limits: Any, tmp_path: Path) -> None:
     assert found["resources"]["requests"] == {"cpu": "50m", "memory": "128Mi"}
 
 
-def test_null_removes_a_setting_that_the_chart_has(tmp_path: Path) -> None:
+def test_null_removes_a_setting_of_the_chart(tmp_path: Path) -> None:
     def config(name: str, values: Mapping[str, Any]) -> Any:
         found = objects(template(tmp_path, values))["ConfigMap", NAMESPACE, f"headroom-{name}"]
         (text,) = found["data"].values()
@@ -137,13 +137,13 @@ def test_null_removes_a_setting_that_the_chart_has(tmp_path: Path) -> None:
         assert config(name, given) == {k: v for k, v in usual.items() if k != key}
 
 
-def test_a_label_that_is_null_is_named(tmp_path: Path) -> None:
+def test_a_null_label_is_rejected_with_its_name(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="at '/agent/podLabels/team': got null, want string"):
         template(tmp_path, {"agent": {"podLabels": {"team": None}}})
 
 
 def test_a_copy_without_links_has_the_defaults(tmp_path: Path) -> None:
-    """A copy of the folder whose links are resolved, as vendoring tools make it."""
+    """Vendoring tools make copies of the folder with resolved links."""
     copy = tmp_path / "headroom"
     shutil.copytree(CHART, copy)
     command = "template", "headroom", copy, "--namespace", NAMESPACE

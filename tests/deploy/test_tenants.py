@@ -1,4 +1,6 @@
-"""Network policies and nodes of the parts, in clusters whose tenants do not trust each other."""
+"""Checks network policies and nodes of the components, in clusters whose tenants do not trust each
+other.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,7 @@ def admits(expression: dict[str, Any], labels: dict[str, str]) -> bool:
 
 
 def may_run(spec: dict[str, Any], labels: dict[str, str]) -> bool:
-    """Whether the pod's required node affinity selects a node with these labels."""
+    """Return whether the pod's required node affinity selects a node with these labels."""
     affinity = spec.get("affinity", {}).get("nodeAffinity", {})
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution")
     if required is None:
@@ -74,14 +76,14 @@ def test_only_agents_run_on_gpu_nodes_by_default(platform: str) -> None:
 
 
 @pytest.mark.parametrize("platform", [*PLATFORMS, *CHART_ONLY])
-def test_the_chart_keeps_them_off_too(platform: str, tmp_path: Path) -> None:
+def test_the_chart_also_keeps_other_pods_off_gpu_nodes(platform: str, tmp_path: Path) -> None:
     for key, spec in pod_specs(objects(template(tmp_path, {}, platform))).items():
         if key[0] != "DaemonSet":
             everywhere = platform in ON_GPU_NODES
             assert may_run(spec, {"nvidia.com/gpu.present": "true"}) == everywhere, key
 
 
-def test_every_pod_has_a_policy_for_both_directions(tmp_path: Path) -> None:
+def test_every_pod_has_a_network_policy_for_both_directions(tmp_path: Path) -> None:
     found = objects(template(tmp_path, EVERYTHING))
     selected = [each["podSelector"]["matchLabels"] for each in policies(found).values()]
     assert all(each["policyTypes"] == ["Ingress", "Egress"] for each in policies(found).values())
@@ -104,7 +106,7 @@ def peers(found: Objects) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_no_policy_trusts_a_label_that_a_tenant_can_set(tmp_path: Path) -> None:
-    """Labels of pods count only in a namespace that is named by the label that Kubernetes sets."""
+    """Labels of pods count only in a namespace selected by the label that Kubernetes sets."""
     components = tmp_path / "with"
     components.mkdir()
     rendered = objects(with_components(components, ["device-taints"]))
@@ -119,7 +121,7 @@ def test_no_policy_trusts_a_label_that_a_tenant_can_set(tmp_path: Path) -> None:
                 assert selector == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}
 
 
-def test_values_name_prometheus_and_the_api_server(tmp_path: Path) -> None:
+def test_values_set_the_addresses_of_prometheus_and_the_api_server(tmp_path: Path) -> None:
     values = {
         "monitors": {"prometheus": {"namespace": "theirs"}},
         "networkPolicies": {"apiServerCidrs": ["10.0.0.2/32"], "apiServerPorts": [7443]},

@@ -1,4 +1,4 @@
-"""docs/how-to/own-nodes.md, entered literally into a shell, to its last line."""
+"""Enters the commands of docs/how-to/own-nodes.md into a shell, up to its last line."""
 
 import os
 import subprocess
@@ -21,8 +21,7 @@ SERVE = ".venv/bin/python -m headroom serve"
 
 
 class Isolated(Terminal):
-    """In a network namespace of its own: ports of the machine, which may be in use, do not
-    matter."""
+    """A shell in its own network namespace, so that ports in use on the machine do not matter."""
 
     def __init__(self) -> None:
         settings = ("http_proxy", "https_proxy", "all_proxy", "KUBECONFIG")

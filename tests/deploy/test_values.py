@@ -1,4 +1,6 @@
-"""The chart's values: all are described, unknown ones are rejected, and each reaches its pods."""
+"""Checks that all values of the chart are described, unknown values are rejected, and each value
+reaches its pods.
+"""
 
 import functools
 import json
@@ -15,7 +17,7 @@ from tests.deploy.rendered import CHART, NAMESPACE, Refused, objects, pod_specs,
 pytestmark = pytest.mark.slow
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-#: A part of the chart's values -> the objects with its pods.
+#: The objects with the pods of each part of the chart's values.
 PARTS = {
     "scheduler": {"headroom-scheduler"},
     "webhook": {"headroom-webhook"},
@@ -25,7 +27,7 @@ PARTS = {
     "certificates": {"headroom-certs", "headroom-certs-authority", "headroom-certs-first"},
     "agent": {"headroom-agent"},
 }
-#: A container's part of the chart's values -> object and container.
+#: Object and container of each container's part of the chart's values.
 CONTAINERS = {
     "extender": {("headroom-scheduler", "extender")},
     "kubeScheduler": {("headroom-scheduler", "kube-scheduler")},
@@ -44,19 +46,19 @@ WHOLE: dict[str, Any] = {"deviceTaints": {"enabled": True}}
 
 @functools.cache
 def rendered() -> str:
-    """Return what the chart renders with all its parts, without other values except the images."""
+    """Return the output of the chart with all its parts, without other values except the images."""
     with tempfile.TemporaryDirectory() as home:
         return template(Path(home), WHOLE)
 
 
 def with_parts(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values of all parts, with these for some."""
+    """Return the values of all parts, with these values for some parts."""
     merged = {part: {**WHOLE.get(part, {}), **values} for part, values in parts.items()}
     return {**WHOLE, **merged}
 
 
 def templates(text: str) -> dict[str, dict[str, Any]]:
-    """Return the pod templates by the name of their object, without the hash of the Job's."""
+    """Return the pod templates by the name of their object, without the hash in the Job's name."""
     found = {}
     for (kind, _, name), each in objects(text).items():
         spec = each["spec"] if kind in ("Deployment", "DaemonSet", "Job", "CronJob") else {}
@@ -67,7 +69,7 @@ def templates(text: str) -> dict[str, dict[str, Any]]:
 
 
 def values_of(part: str) -> dict[str, Any]:
-    """Return values for the pods of a part, which differ from those for other parts."""
+    """Return values for the pods of a part, which differ from the values of other parts."""
     toleration = {"key": "dedicated", "operator": "Equal", "value": part, "effect": "NoSchedule"}
     preferred = {
         "weight": 1,
@@ -98,7 +100,7 @@ def rendered_with_values_of_all_parts() -> str:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_values_of_a_part_reach_its_pods_and_no_others(part: str) -> None:
+def test_values_of_a_part_reach_only_its_pods(part: str) -> None:
     before, after = templates(rendered()), templates(rendered_with_values_of_all_parts())
     assert after.keys() == before.keys() == set().union(*PARTS.values())
     for name in PARTS[part]:
@@ -121,7 +123,7 @@ def test_values_of_a_part_reach_its_pods_and_no_others(part: str) -> None:
             assert constraint == spread(part)
             assert selected
             assert selected.items() <= metadata["labels"].items()
-        # All else is as it is without values.
+        # Everything else is as without values.
         assert _without_values(after[name]) == _without_values(before[name])
 
 
@@ -140,7 +142,7 @@ def rendered_with_values_of_all_containers() -> str:
 
 
 def container_values(part: str) -> dict[str, Any]:
-    """Return values for the containers of a part, which differ from those for other parts."""
+    """Return values for the containers of a part, which differ from the values of other parts."""
     number = list(CONTAINERS).index(part)
     return {
         "extraEnv": [
@@ -155,7 +157,7 @@ def container_values(part: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", CONTAINERS)
-def test_values_of_a_container_reach_it_and_no_other(part: str) -> None:
+def test_values_of_a_container_reach_only_that_container(part: str) -> None:
     def containers(text: str) -> dict[tuple[str, str], dict[str, Any]]:
         return {
             (name, each["name"]): each
@@ -186,7 +188,7 @@ def test_every_pod_pulls_with_the_same_secrets(tmp_path: Path) -> None:
         assert {key for key, spec in specs.items() if spec["imagePullSecrets"] != wanted} == set()
 
 
-def test_monitors_and_rules_have_the_labels_by_which_prometheus_selects(tmp_path: Path) -> None:
+def test_monitors_and_rules_have_the_labels_that_prometheus_selects(tmp_path: Path) -> None:
     on = {"enabled": True, "labels": {"release": "prom"}}
     account = {"namespace": "observability", "serviceAccount": "prom-prometheus"}
     values = {"monitors": {**on, "prometheus": account}, "rules": on}
@@ -203,7 +205,7 @@ def test_monitors_and_rules_have_the_labels_by_which_prometheus_selects(tmp_path
     }
 
 
-def test_prometheus_sends_the_token_of_a_secret_instead_of_a_file(tmp_path: Path) -> None:
+def test_prometheus_can_send_a_token_from_a_secret_instead_of_a_file(tmp_path: Path) -> None:
     values = {"monitors": {"enabled": True, "tokenSecret": "metrics-reader"}}
     found = objects(template(tmp_path, values))
     endpoints = [
@@ -218,7 +220,7 @@ def test_prometheus_sends_the_token_of_a_secret_instead_of_a_file(tmp_path: Path
     assert all(each.get("authorization") == credentials for each in endpoints)
 
 
-def test_each_version_of_the_first_certificates_job_has_its_own_name(tmp_path: Path) -> None:
+def test_the_job_of_the_first_certificates_has_a_name_for_each_version(tmp_path: Path) -> None:
     def job(values: dict[str, Any]) -> dict[str, Any]:
         (found,) = [e for k, e in objects(template(tmp_path, values)).items() if k[0] == "Job"]
         return found
@@ -249,9 +251,7 @@ def test_each_version_of_the_first_certificates_job_has_its_own_name(tmp_path: P
         ({"monitors": True}, "at '/monitors': got boolean, want object"),
     ],
 )
-def test_values_that_the_chart_does_not_have_are_rejected(
-    values: dict[str, Any], shown: str, tmp_path: Path
-) -> None:
+def test_unknown_values_are_rejected(values: dict[str, Any], shown: str, tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         template(tmp_path, values)
     assert shown in str(refused.value)
@@ -269,7 +269,7 @@ def test_every_value_is_described_and_in_the_schema() -> None:
     for path in _schema_paths(SCHEMA):
         here: Any = yaml.safe_load(text)
         for name in path:
-            here = here[name]  # a KeyError names a value that is only in the schema
+            here = here[name]  # A KeyError shows a value that is only in the schema.
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
@@ -299,7 +299,7 @@ def _schema_of(path: tuple[str, ...]) -> dict[str, Any]:
 def _schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, each in schema.get("properties", {}).items():
         resolved = _resolved(each)
-        if name == "global":  # Helm's own
+        if name == "global":  # Helm's own.
             continue
         yield (*path, name)
         if "$ref" not in each or name == "steering":

@@ -1,4 +1,4 @@
-"""The doctor's findings about the pods around Headroom, and about schedulers' ConfigMaps."""
+"""Tests the doctor's findings about the pods around Headroom, and about schedulers' ConfigMaps."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,7 +24,7 @@ def neighbour(
     tag: str = "v0.20.0",
     labels: dict[str, str] | None = None,
 ) -> ComponentPod:
-    """Ready, unless it waits for something."""
+    """Return a pod that is ready, unless it waits for something."""
     waiting = {"state": {"waiting": {"reason": waits}}}
     return msgspec.convert(
         {
@@ -67,7 +67,7 @@ def test_a_healthy_environment_has_no_findings() -> None:
 
 
 @pytest.mark.parametrize("app", APPS)
-def test_the_part_that_is_broken_is_named_with_its_nodes(app: str) -> None:
+def test_a_broken_component_is_reported_with_its_nodes(app: str) -> None:
     broken = [neighbour(app, name, "CrashLoopBackOff") for name in ("m", "n")]
     (one,) = examined([*operator("n", "m", but=[app]), *broken])
     assert one.nodes == ("m", "n")
@@ -76,7 +76,7 @@ def test_the_part_that_is_broken_is_named_with_its_nodes(app: str) -> None:
     assert (one.weight is Weight.ADVICE) == (app == "nvidia-dcgm-exporter")
 
 
-def test_of_parts_that_wait_for_each_other_the_first_is_the_broken_one() -> None:
+def test_of_components_that_wait_for_each_other_the_first_one_is_reported() -> None:
     waiting = ["nvidia-device-plugin-daemonset", "gpu-feature-discovery"]
     pods = [
         *operator("n", but=["nvidia-container-toolkit-daemonset", *waiting]),
@@ -88,19 +88,19 @@ def test_of_parts_that_wait_for_each_other_the_first_is_the_broken_one() -> None
     assert one.found.endswith(f"; these parts may wait for it: {', '.join(waiting)}")
 
 
-def test_a_part_is_missing_if_the_operator_deploys_it_and_other_nodes_have_it() -> None:
+def test_a_component_is_missing_if_the_operator_deploys_it_and_other_nodes_have_it() -> None:
     there = operator("n", "m", but=["gpu-feature-discovery"])
     (one,) = examined([*there, neighbour("gpu-feature-discovery", "m")])
     assert one.nodes == ("n",)
     assert "gpu-feature-discovery has no pod on the node" in one.found
-    # Turned off for the whole cluster, or made by hand on this node.
+    # It is disabled for the whole cluster, or was created by hand on this node.
     assert examined(there) == []
     by_hand = node("n", **{"nvidia.com/gpu.deploy.driver": "pre-installed"})
     pods = [*operator("n", but=["nvidia-driver-daemonset"]), *operator("m")]
     assert examined(pods, nodes=[by_hand, node("m")]) == []
 
 
-def test_while_a_part_is_replaced_its_ready_pod_counts() -> None:
+def test_during_a_replacement_the_ready_pod_counts() -> None:
     old = neighbour(APPS[0], "n", "ContainerCreating")
     assert examined([*operator("n", "m"), old]) == []
     assert examined([old, *operator("n", "m")]) == []
@@ -109,7 +109,7 @@ def test_while_a_part_is_replaced_its_ready_pod_counts() -> None:
 def test_device_plugins_of_several_versions_are_distinguished() -> None:
     chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
     pods = [neighbour("a", "n", tag="v0.19.2", labels=chart), neighbour("b", "m", tag="v0.20.0")]
-    assert examined(pods) == []  # the second has no label of a plugin
+    assert examined(pods) == []  # The second has no label of a plugin.
     pods = [pods[0], neighbour("nvidia-device-plugin-daemonset", "m")]
     newer, older = examined(pods, nodes=[])
     assert {newer.nodes, older.nodes} == {("n",), ("m",)}
@@ -122,7 +122,7 @@ def test_device_plugins_of_several_versions_are_distinguished() -> None:
     "labels",
     [{"app": "cluster-autoscaler"}, {"app.kubernetes.io/name": "karpenter"}],
 )
-def test_an_autoscaler_counts_replicas(labels: dict[str, str]) -> None:
+def test_an_autoscaler_that_counts_replicas_is_reported(labels: dict[str, str]) -> None:
     (one,) = examined([neighbour("scaler", "n", labels=labels)])
     assert (one.weight, one.nodes) == (Weight.ADVICE, ("gpu-operator/scaler-n",))
     assert "counts replicas, not memory" in one.found
@@ -133,7 +133,7 @@ def test_karpenter_is_detected_by_its_nodes_if_the_cloud_runs_it() -> None:
     assert one.nodes == ("Karpenter",)
 
 
-def test_an_extender_of_another_version_is_named() -> None:
+def test_an_extender_of_another_version_is_reported() -> None:
     ours = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
     recorder = neighbour("r", "n", labels=ours | {"app.kubernetes.io/component": "recorder"})
     (one,) = examined([neighbour("e", "n", tag="v0.9", labels=ours), recorder])
@@ -153,7 +153,7 @@ def test_an_extender_of_another_version_is_named() -> None:
         (["set-me"], {"preempt_for_memory": True}, ""),
     ],
 )
-def test_kube_scheduler_can_do_what_preempt_for_memory_says(
+def test_kube_scheduler_must_support_the_setting_preempt_for_memory(
     tags: Sequence[str], settings: dict[str, Any], found: str
 ) -> None:
     labels = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
@@ -186,7 +186,7 @@ def scheduler(**how: Any) -> dict[str, Any]:
     }
 
 
-def test_mistakes_in_a_schedulers_config_map_are_named_with_it() -> None:
+def test_mistakes_in_a_schedulers_config_map_are_reported_with_its_name() -> None:
     where = "ConfigMap kube-system/scheduler, config.yaml"
     (one,) = examined(schedulers={where: scheduler(ignorable=True)})
     assert (one.weight, one.nodes) == (Weight.WARNING, (f"{where} extenders[0]",))
@@ -194,7 +194,7 @@ def test_mistakes_in_a_schedulers_config_map_are_named_with_it() -> None:
     assert examined(schedulers={where: scheduler()}) == []
 
 
-def test_a_scheduler_without_headroom_is_reported_if_no_scheduler_has_it() -> None:
+def test_schedulers_without_headroom_are_reported_only_if_no_scheduler_has_it() -> None:
     other = {"kind": "KubeSchedulerConfiguration", "extenders": []}
     (one,) = examined(schedulers={"b": other, "a": other})
     assert (one.weight, one.nodes) == (Weight.ADVICE, ("a", "b"))

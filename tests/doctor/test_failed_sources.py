@@ -1,4 +1,4 @@
-"""The doctor's findings about missing sources of an agent, versions and clocks."""
+"""Tests the doctor's findings about missing sources of an agent, versions and clocks."""
 
 import re
 from datetime import UTC, datetime, timedelta
@@ -81,7 +81,7 @@ KNOWN = Plugin(
 
 
 def status(*sources: tuple[str, ...], plugin: Plugin | None = None) -> GPUNodeStatus:
-    """Return a report with sources: name, state, message and codes of each."""
+    """Return a report with sources, each with name, state, message and codes."""
     rows = [
         Source(name=name, state=state, message=message, codes=[*codes])  # type: ignore[arg-type]
         for name, state, message, *codes in sources
@@ -110,14 +110,16 @@ def status(*sources: tuple[str, ...], plugin: Plugin | None = None) -> GPUNodeSt
         pytest.param(NO_EXPORTER, Weight.ADVICE, "dcgm-exporter's pod", id="no exporter"),
     ],
 )
-def test_the_fix_of_a_source(source: tuple[str, ...], weight: Weight, mends: str) -> None:
+def test_each_failed_source_has_its_fix(
+    source: tuple[str, ...], weight: Weight, mends: str
+) -> None:
     ((weighs, found, do),) = source_findings(status(source))
     assert weighs is weight
     assert f"source {source[0]} is {source[1]} ({source[2]})" in found
     assert mends in do
 
 
-def test_without_both_sources_of_holdings_there_is_one_finding() -> None:
+def test_two_missing_sources_of_holdings_give_one_finding() -> None:
     ((weighs, found, do),) = source_findings(status(NO_FILE, NO_SOCKET))
     assert weighs is Weight.WARNING
     assert "neither the kubelet's checkpoint nor its PodResources" in found
@@ -125,7 +127,7 @@ def test_without_both_sources_of_holdings_there_is_one_finding() -> None:
     assert "/var/lib/kubelet/pod-resources" in do
 
 
-def test_data_missing_from_the_checkpoint_alone_has_that_fix() -> None:
+def test_data_missing_only_from_the_checkpoint_has_its_own_fix() -> None:
     """PodResources is read, and replicas are counted by it."""
     nameless = "lists pods without their uids, and there is no checkpoint to look them up"
     sources = status(NO_FILE, ("podresources", "degraded", nameless, "no_checkpoint")).sources
@@ -149,11 +151,13 @@ def test_data_missing_from_the_checkpoint_alone_has_that_fix() -> None:
         pytest.param(("proc", "ok", ""), id="nothing is missing"),
     ],
 )
-def test_what_is_known_all_the_same_is_not_missed(source: tuple[str, ...]) -> None:
+def test_data_that_another_source_provides_is_not_reported_as_missing(
+    source: tuple[str, ...],
+) -> None:
     assert list(source_findings(status(source, plugin=KNOWN))) == []
 
 
-def test_gkes_plugin_is_not_missing_if_labels_describe_its_sharing() -> None:
+def test_gkes_plugin_is_not_reported_as_missing_if_labels_describe_its_sharing() -> None:
     why = "it is GKE's own plugin; the labels of the node show how it shares"
     source = ("plugin", "absent", why, "gke_plugin")
     assert list(source_findings(status(source, plugin=Plugin(source="labels")))) == []
@@ -161,7 +165,7 @@ def test_gkes_plugin_is_not_missing_if_labels_describe_its_sharing() -> None:
 
 
 def test_every_documented_fault_of_the_agent_has_a_fix() -> None:
-    """The sources in docs/design/agent.md, which the agent's tests compare with the agent."""
+    """The agent's tests compare the sources in docs/design/agent.md with the agent."""
     rows = (ROOT / "docs/design/agent.md").read_text().splitlines()
     cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
     fault = re.compile(
@@ -200,7 +204,7 @@ def test_missing_data_of_a_report_is_reported_for_its_node() -> None:
     assert (one.weight, one.nodes) == (Weight.WARNING, ("n",))
 
 
-def test_an_agent_of_another_version_is_named() -> None:
+def test_an_agent_of_another_version_is_reported() -> None:
     (one,) = findings(whole(agent_version="0.9"), "1.0")
     assert one.weight is Weight.ADVICE
     assert one.found == "the agent has version 0.9, and this doctor has version 1.0"
@@ -212,8 +216,8 @@ def test_an_agent_of_another_version_is_named() -> None:
     ("ahead_s", "says"),
     [(4, None), (25, "about 20 s"), (250, "about 4 min"), (10_000, "about 3 h")],
 )
-def test_a_report_from_the_future_is_a_matter_of_clocks(ahead_s: int, says: str | None) -> None:
-    """Also one that is further ahead than a report may be old: it is not called stale."""
+def test_a_report_from_the_future_is_a_clock_finding(ahead_s: int, says: str | None) -> None:
+    """Even a report further ahead than the age limit is not called stale."""
     stamp = (datetime.fromisoformat(STAMP) + timedelta(seconds=ahead_s)).astimezone(UTC)
     found = findings(whole(observed_at=stamp.isoformat()))
     assert [one.weight for one in found] == ([Weight.ADVICE] if says else [])

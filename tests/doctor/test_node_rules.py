@@ -1,4 +1,4 @@
-"""The doctor's findings about a node, and nodes without findings."""
+"""Tests the doctor's findings about a node, and nodes without findings."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -37,7 +37,7 @@ SOUND = Plugin(
 
 
 def sliced(replicas: int = 3, **how: Any) -> GPUNode:
-    """Two unused GPUs of 24 GiB."""
+    """Return two unused GPUs of 24 GiB."""
     plugin = msgspec.structs.replace(SOUND, **how)
     return gpunode(shared("a", replicas), shared("b", replicas), plugin=plugin)
 
@@ -87,7 +87,7 @@ def test_a_healthy_node_has_no_findings(node: GPUNode, size: str) -> None:
     assert findings(node, pods=asking(*[size] * 6)) == []
 
 
-def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
+def test_nodes_without_managed_gpus_are_skipped() -> None:
     assert findings(offers={"cpu": "8"}) == []
 
 
@@ -196,7 +196,7 @@ def test_nodes_without_gpus_of_ours_are_passed_over() -> None:
         ),
     ],
 )
-def test_each_rule(
+def test_each_rule_gives_its_finding(
     nodes: list[GPUNode], how: dict[str, Any], weight: Weight, says: str, helps: str
 ) -> None:
     found = only(findings(*nodes, **how))
@@ -217,8 +217,8 @@ def test_alignment_costs_memory_on_several_numa_nodes(policy: str, says: str) ->
     assert findings(gpunode(*apart[:1], plugin=plugin)) == []
 
 
-def test_replicas_for_like_pods_make_every_surprise_harmless() -> None:
-    """24 GiB, pods of 6 to 8: three replicas are worth 8 GiB each."""
+def test_no_surprise_harms_if_replicas_match_pods_of_similar_size() -> None:
+    """Pods of 6 to 8 GiB run on 24 GiB, and three replicas have a share of 8 GiB each."""
     alike = asking("6Gi", *["8Gi"] * 5)
     found = only(findings(sliced(10), pods=alike))
     assert "set replicas: 3" in found.do
@@ -226,11 +226,11 @@ def test_replicas_for_like_pods_make_every_surprise_harmless() -> None:
     assert findings(sliced(3), pods=alike) == []
 
 
-def test_many_replicas_cost_nothing_if_pods_differ() -> None:
+def test_many_replicas_cost_no_memory_if_pods_differ_in_size() -> None:
     assert findings(sliced(10), pods=asking(*["4Gi"] * 5, "20Gi")) == []
 
 
-def test_many_replicas_cost_much_if_the_plugin_packs() -> None:
+def test_many_replicas_cost_much_memory_if_the_plugin_packs() -> None:
     pods = asking(*["4Gi"] * 5, "20Gi")
     packs, replicas = findings(sliced(10, allocation_policy="packed"), pods=pods)
     assert "policy packed" in packs.found
@@ -238,12 +238,12 @@ def test_many_replicas_cost_much_if_the_plugin_packs() -> None:
     assert "set replicas: 6" in replicas.do
 
 
-def test_a_few_pods_are_not_typical() -> None:
+def test_a_few_pods_give_no_finding() -> None:
     ended = pod("4Gi", uid="ended", name="ended", phase="Succeeded")
     assert findings(sliced(2), pods=[*asking(*["4Gi"] * 4), ended]) == []
 
 
-def test_pods_without_an_annotation_are_charged_little_with_many_replicas() -> None:
+def test_pods_without_an_annotation_get_a_small_share_with_many_replicas() -> None:
     pods = asking(*["8Gi"] * 5, "20Gi", None, None)
     found = only(findings(sliced(10), pods=pods))
     assert found.weight is Weight.WARNING
@@ -252,7 +252,7 @@ def test_pods_without_an_annotation_are_charged_little_with_many_replicas() -> N
     assert findings(sliced(3), pods=pods) == []
 
 
-def test_what_mps_never_lets_fit() -> None:
+def test_pods_that_never_fit_because_of_mps_are_reported() -> None:
     served = shared("a", sharing="mps", replicas=Replicas(free=4))
     found = only(findings(gpunode(served, plugin=SOUND), pods=asking(*["4Gi"] * 5, "8Gi")))
     assert "each process of nvidia.com/gpu to 6Gi (4 replicas)" in found.found
@@ -280,7 +280,7 @@ def test_warnings_come_first() -> None:
     ("count_bytes", "text"),
     [(8 * GIB, "8Gi"), (79 * GIB - 1, "78.9Gi"), (100_000_000, "95.3Mi"), (5, "5")],
 )
-def test_bytes_for_people(count_bytes: int, text: str) -> None:
+def test_bytes_are_formatted_for_people(count_bytes: int, text: str) -> None:
     assert rounded(count_bytes) == text
 
 
@@ -294,7 +294,7 @@ STEERED_ANNOTATION = {DEVICE_CHOICE: "steered"}
         pytest.param({"choice_obstacle": "not permitted"}, "not permitted", id="an obstacle"),
     ],
 )
-def test_a_node_that_asks_to_be_steered_and_is_not_is_named(
+def test_a_node_that_requests_steering_but_is_not_steered_is_reported(
     plugin: dict[str, Any], why: str
 ) -> None:
     found = only(findings(sliced(**plugin), annotations=STEERED_ANNOTATION))
@@ -310,8 +310,8 @@ def test_a_steered_node_has_no_findings() -> None:
     assert findings(sliced(steered=[GPU]), annotations=STEERED_ANNOTATION) == []
 
 
-def test_containers_are_counted_and_not_their_pods() -> None:
-    """Three pods of two containers each are enough to be typical."""
+def test_containers_are_counted_instead_of_pods() -> None:
+    """Three pods of two containers each are enough for a finding."""
     both = [container("main"), container("helper")]
     pods = [pod("4Gi", *both, uid=f"u{i}", name=f"p{i}") for i in range(3)]
     found = only(findings(sliced(2), pods=pods))
@@ -321,7 +321,7 @@ def test_containers_are_counted_and_not_their_pods() -> None:
     )
 
 
-def test_a_compute_mode_that_time_slicing_does_not_work_with_is_named() -> None:
+def test_a_compute_mode_that_conflicts_with_time_slicing_is_reported() -> None:
     exclusive = [shared(each, compute_mode="exclusive-process") for each in "ab"]
     sharing = gpunode(*exclusive, plugin=SOUND)
     found = only(findings(sharing, offers={GPU: "6"}))
@@ -339,7 +339,7 @@ def test_a_compute_mode_that_time_slicing_does_not_work_with_is_named() -> None:
     )
 
 
-def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> None:
+def test_unmanaged_gpu_resources_are_a_warning() -> None:
     labels = {"nvidia.com/gpu.count": "2"}
     one = only(findings(offers={"nvidia.com/a100": "2"}, labels=labels))
     assert (one.weight, one.nodes) == (Weight.WARNING, ("n",))
@@ -347,7 +347,7 @@ def test_gpus_under_a_name_that_the_settings_do_not_manage_are_a_warning() -> No
     assert "add nvidia.com/a100 to the setting resources" in one.do
 
 
-def test_a_node_that_offers_gpus_by_plugin_and_by_dra() -> None:
+def test_a_node_that_offers_gpus_by_plugin_and_by_dra_is_reported() -> None:
     state = state_of(
         dra.node(allocatable={GPU: "8"}),
         dra.slice_of(),
@@ -360,7 +360,7 @@ def test_a_node_that_offers_gpus_by_plugin_and_by_dra() -> None:
     assert "remove the device plugin" in found.do
 
 
-def test_the_plugin_is_gone_and_its_pods_are_not() -> None:
+def test_a_missing_plugin_with_remaining_pods_is_reported() -> None:
     held = {"old": reservation({"a": GIB})}
     report = gpunode(shared("a"), reservations=held, plugin=SOUND)
     state = state_of(dra.node(), dra.slice_of(), dra.class_of(), GPUNodeSeen(report, NOW_S))
@@ -368,7 +368,7 @@ def test_the_plugin_is_gone_and_its_pods_are_not() -> None:
 
 
 @pytest.mark.parametrize("allocatable", [{}, {GPU: "0"}])
-def test_a_node_where_dra_alone_allocates_has_no_findings(allocatable: dict[str, str]) -> None:
+def test_a_node_where_only_dra_allocates_has_no_findings(allocatable: dict[str, str]) -> None:
     report = gpunode(shared("a", 0, resource=""), plugin=SOUND)
     state = state_of(
         dra.node(allocatable=allocatable),

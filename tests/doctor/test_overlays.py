@@ -1,4 +1,4 @@
-"""NodeOverlays for Karpenter, compared with Karpenter's own schema."""
+"""Compares NodeOverlays for Karpenter with Karpenter's own schema."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ MIG = "nvidia.com/mig-1g.5gb"
 
 
 def valid(text: str) -> list[dict[str, Any]]:
-    """Return the documents; each must match the schema and have no field that it lacks."""
+    """Return the documents, each of which must match the schema without unknown fields."""
     found: list[dict[str, Any]] = list(yaml.safe_load_all(text))
     for each in found:
         schema = VERSION["schema"]["openAPIV3Schema"]
@@ -50,7 +50,7 @@ def capacities(*arguments: str, config: dict[str, Any] | None = None) -> Iterato
 @pytest.mark.parametrize(
     ("given", "config", "expected"),
     [
-        # 24 GB, of which the driver is assumed to reserve 1 GiB; 4 of them.
+        # Four GPUs of 24 GB, of which the driver is assumed to reserve 1 GiB.
         ("g6.12xlarge", {}, {GPU: "4", "headroom.gpu/vram": "87456"}),
         ("g6.12xlarge", SHARED, {GPU: "16", "headroom.gpu/vram": "87456"}),
         ("vm=2x48Gi", SHARED, {GPU: "8", "headroom.gpu/vram": "96256"}),
@@ -75,7 +75,7 @@ def capacities(*arguments: str, config: dict[str, Any] | None = None) -> Iterato
         ),
     ],
 )
-def test_replicas_and_mig_devices_of_named_types(
+def test_overlays_have_replicas_and_mig_devices_of_the_given_types(
     given: str, config: dict[str, Any], expected: dict[str, str]
 ) -> None:
     assert [*capacities(given, config=config)] == [expected]
@@ -113,7 +113,7 @@ def test_types_with_equal_resources_share_an_overlay() -> None:
         (["vm=2x9Gi"], {"sharing": {"mps": {"resources": [{"name": "gpu"}]}}}, "'replicas'"),
     ],
 )
-def test_an_unclear_type_is_rejected_with_an_example(
+def test_an_ambiguous_type_is_rejected_with_an_example(
     given: list[str], config: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(BadSettings) as failed:
@@ -152,7 +152,7 @@ def test_types_of_the_clusters_nodes_have_their_smallest_amounts() -> None:
     assert [each["metadata"]["name"] for each in valid(text)] == ["headroom-a", "headroom-b"]
 
 
-def test_the_command_prints_overlays_of_named_types(tmp_path: Path) -> None:
+def test_the_command_prints_overlays_of_the_given_types(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(SHARED))
     arguments = ["overlays", "g6.xlarge", "--plugin-config", str(file), "--no-mirror"]

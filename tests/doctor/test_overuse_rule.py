@@ -1,4 +1,4 @@
-"""The doctor's finding about pods that take memory which other pods have reserved."""
+"""Tests the doctor's finding about pods that use memory which other pods have reserved."""
 
 import pytest
 

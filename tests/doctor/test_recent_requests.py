@@ -1,4 +1,4 @@
-"""Advice on replicas follows the pods that came, as a real console lists their decisions."""
+"""Checks that the advised replicas follow recent pods, as a real console lists their decisions."""
 
 from typing import Any
 from urllib.parse import urlencode
@@ -68,12 +68,12 @@ def test_at_most_the_newest_5000_decisions_are_read(console: Console) -> None:
     assert [each.uid for each in found.requests] == ["u5", "u4", "u3", "u2"]
 
 
-def test_replicas_follow_the_pods_that_came_and_not_only_those_that_exist() -> None:
-    """Two pods of 20 GiB run now; in the last hours, jobs of 4 GiB came and ended."""
+def test_advised_replicas_follow_recent_pods_and_not_only_existing_ones() -> None:
+    """Two pods of 20 GiB run now. In the last hours, jobs of 4 GiB started and ended."""
     present = asking("20Gi", "20Gi")
     assert findings(sliced(2), pods=present) == []
     came = tuple(requested(f"job{number}", 4 * GIB) for number in range(6))
-    # A pod that exists counts once.
+    # An existing pod counts once.
     requests = (requested("u0", 20 * GIB), *came)
     recent = RecentRequests(requests, 5.24 * HOUR_S)
     (found,) = findings(sliced(2), pods=present, recent=recent)

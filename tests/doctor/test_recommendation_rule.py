@@ -1,4 +1,6 @@
-"""The doctor's findings about requests beside their recommendations, and about the recorder."""
+"""Tests the doctor's findings about requests compared with their recommendations, and about the
+recorder.
+"""
 
 import msgspec
 
@@ -40,8 +42,8 @@ def found(asked: Asked, *profiles: object) -> list[str]:
     ]
 
 
-def test_requests_of_twice_the_recommendation_are_named_by_namespace() -> None:
-    """Five lives of 8 GiB: 9.65 GiB are recommended."""
+def test_requests_of_twice_the_recommendation_are_reported_by_namespace() -> None:
+    """Five runs of 8 GiB lead to a recommendation of 9.65 GiB."""
     asked = Asked()
     bound(asked, "large", "40Gi")
     bound(asked, "larger", "50Gi")
@@ -53,14 +55,14 @@ def test_requests_of_twice_the_recommendation_are_named_by_namespace() -> None:
     ]
 
 
-def test_requests_near_the_recommendation_or_without_one_are_no_finding() -> None:
+def test_requests_near_the_recommendation_or_without_one_give_no_finding() -> None:
     asked = Asked()
     bound(asked, "near", "15Gi")
     bound(asked, "new", "40Gi", owner="chat")
     assert found(asked, profile(), profile("chat", lives=2)) == []
 
 
-def test_pods_with_auto_whose_owner_has_no_profile_after_an_hour_are_named() -> None:
+def test_pods_with_auto_whose_owner_has_no_profile_after_an_hour_are_reported() -> None:
     asked = Asked()
     auto = {"headroom.gpu/vram-requested": "auto,default=8Gi"}
     bound(asked, "unseen", "8Gi", owner="chat", **auto)

@@ -1,4 +1,4 @@
-"""The advised replicas, and the device plugin's ConfigMap with them."""
+"""Tests the advised numbers of replicas, and the device plugin's ConfigMap with them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def config(gpunodes: dict[str, GPUNode], pods: Sequence[Pod], resource: str = GP
     return advised_plugin_config(Settings(), [*nodes, *named, *map(PodSeen, pods)])
 
 
-def test_small_pods_decide_how_many_replicas_are_enough() -> None:
+def test_the_advised_number_of_replicas_suffices_for_small_pods() -> None:
     """A device of 24 GiB holds 2 median pods of 10 GiB, but 6 small pods of 4 GiB."""
     mixed = asking(*["4Gi"] * 3, *["10Gi"] * 3, "20Gi")
     (found,) = findings(sliced(4), pods=mixed)
@@ -47,7 +47,7 @@ def test_small_pods_decide_how_many_replicas_are_enough() -> None:
 
 
 @pytest.mark.parametrize("policy", ["distributed", "packed"])
-def test_no_more_replicas_are_advised_than_pods_can_run_on_a_node(policy: str) -> None:
+def test_at_most_as_many_replicas_are_advised_as_pods_can_run_on_a_node(policy: str) -> None:
     """The author of these pods has left out the unit: 25 bytes."""
     found = findings(sliced(4, allocation_policy=policy), pods=asking(*["25"] * 6))
     advised = [each.do for each in found if "replicas run out" in each.found]
@@ -87,7 +87,7 @@ def test_nothing_is_printed_if_the_replicas_match() -> None:
 
 
 def whole(free: int = 2, **how: Any) -> GPUNode:
-    """Two GPUs of 80 GiB that are not shared, ``free`` of them without a pod."""
+    """Return two unshared GPUs of 80 GiB, of which ``free`` have no pod."""
     return gpunode(
         *(
             device(
@@ -99,7 +99,7 @@ def whole(free: int = 2, **how: Any) -> GPUNode:
     )
 
 
-def test_a_gpu_that_is_not_shared_is_named_if_small_pods_wait() -> None:
+def test_sharing_an_unshared_gpu_is_advised_if_small_pods_are_pending() -> None:
     (found,) = findings(whole(), pods=asking(*["8Gi"] * 5, "20Gi", "60Gi"), offers={GPU: "2"})
     assert found.weight is Weight.ADVICE
     assert found.found == (
@@ -122,11 +122,11 @@ def test_a_gpu_that_is_not_shared_is_named_if_small_pods_wait() -> None:
         pytest.param([], 0, id="no pods"),
     ],
 )
-def test_other_pods_give_no_reason_to_share_a_gpu(pods: list[Pod], free: int) -> None:
+def test_other_pending_pods_give_no_reason_to_share_a_gpu(pods: list[Pod], free: int) -> None:
     assert findings(whole(free), pods=pods, offers={GPU: "2"}) == []
 
 
-def test_only_pods_that_may_run_on_the_node_and_wait_for_memory_count() -> None:
+def test_only_pods_that_can_run_on_the_node_and_lack_memory_count() -> None:
     gated = [SchedulingGate("quota")]
     elsewhere = {"zone": "b"}
     for name, value in (("scheduling_gates", gated), ("node_selector", elsewhere)):
@@ -141,19 +141,19 @@ def test_only_pods_that_may_run_on_the_node_and_wait_for_memory_count() -> None:
     assert findings(whole(0), pods=bound, offers={GPU: "2"}) == []
 
 
-def test_two_waiting_pods_are_enough_and_shares_of_the_memory_count() -> None:
+def test_two_pending_pods_are_enough_and_shares_of_memory_count() -> None:
     (found,) = findings(whole(0), pods=asking("25%", "8Gi"), offers={GPU: "2"})
     assert "2 GPU containers that wait request 20Gi or less" in found.found
     assert found.do.startswith("set replicas: 10 in")
 
 
-def test_the_configmap_shares_a_gpu_for_which_small_pods_wait() -> None:
+def test_the_configmap_shares_a_gpu_for_pending_small_pods() -> None:
     text = config({"n": whole(0)}, asking(*["8Gi"] * 6))
     (key,) = yaml.safe_load(text)["data"]
     slicing = yaml.safe_load(yaml.safe_load(text)["data"][key])["sharing"]["timeSlicing"]
     assert slicing["resources"] == [{"name": "nvidia.com/gpu", "replicas": 10}]
 
 
-def test_an_unhealthy_gpu_is_not_advised_to_be_shared() -> None:
+def test_sharing_an_unhealthy_gpu_is_not_advised() -> None:
     found = findings(whole(0, healthy=False), pods=asking(*["8Gi"] * 6), offers={GPU: "2"})
     assert [each for each in found if "not shared" in each.found] == []

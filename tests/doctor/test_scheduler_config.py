@@ -1,4 +1,4 @@
-"""The doctor's findings about a KubeSchedulerConfiguration; the shipped one has none."""
+"""Tests the doctor's findings about a KubeSchedulerConfiguration. The shipped one has none."""
 
 import contextlib
 import copy
@@ -32,7 +32,7 @@ SETTINGS = Settings(bind_deadline_s=0.01)
 
 
 def ours(config: Any) -> dict[str, Any]:
-    """The entry that filters and binds."""
+    """Return the entry that filters and binds."""
     (entry,) = (each for each in config["extenders"] if each.get("bindVerb"))
     found: dict[str, Any] = entry
     return found
@@ -47,7 +47,7 @@ def test_shipped_files_have_no_findings() -> None:
 
 
 def parts(of: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path of each part of a configuration; of long lists, only of the first ones."""
+    """Yield the path of each part of a configuration, and of long lists only the first parts."""
     yield path
     items = (
         of.items() if isinstance(of, dict) else enumerate(of[:3]) if isinstance(of, list) else ()
@@ -66,9 +66,7 @@ def replaced(of: Any, path: tuple[str | int, ...], value: object) -> Any:
 
 @pytest.mark.parametrize("value", [None, -1, True, "x", [1], ["a"], {"a": 1}], ids=repr)
 @pytest.mark.parametrize("config", [SHIPPED, DEFAULT], ids=["own", "default"])
-def test_a_part_of_another_type_does_not_hide_the_other_findings(
-    config: Any, value: object
-) -> None:
+def test_a_part_of_another_type_does_not_hide_other_findings(config: Any, value: object) -> None:
     """kube-scheduler itself rejects such a configuration."""
     settings = SETTINGS.model_copy(update={"count_vram": True, "preempt_for_memory": True})
     for path in parts(config):
@@ -80,7 +78,7 @@ def test_a_part_of_another_type_does_not_hide_the_other_findings(
     ("timeout", "deadline_s", "late"),
     [("5s", 4.0, False), ("4s", 4.0, True), ("500ms", 4.0, True), (None, 5.0, True)],
 )
-def test_a_bind_ends_before_kube_scheduler_gives_it_up(
+def test_a_bind_must_end_before_kube_scheduler_times_out(
     timeout: str | None, deadline_s: float, late: bool
 ) -> None:
     config = copy.deepcopy(SHIPPED)
@@ -93,7 +91,7 @@ def test_a_bind_ends_before_kube_scheduler_gives_it_up(
 
 
 @pytest.mark.parametrize("folder", ["base", "default-scheduler"])
-def test_the_shipped_deadlines_suit_the_shipped_schedulers(folder: str) -> None:
+def test_the_shipped_deadlines_match_the_shipped_schedulers(folder: str) -> None:
     config, settings = (
         yaml.load((ROOT / "deploy" / folder / name).read_text(encoding="utf-8"), yaml.CSafeLoader)
         for name in ("kube-scheduler.yaml", "headroom.yaml")
@@ -115,7 +113,7 @@ def test_the_shipped_deadlines_suit_the_shipped_schedulers(folder: str) -> None:
     ],
     ids=lambda each: next(iter(each)) if isinstance(each, dict) else "",
 )
-def test_each_mistake_is_named_with_its_place_and_what_to_write(
+def test_each_mistake_is_reported_with_its_position_and_the_fix(
     change: dict[str, Any], weight: Weight, says: str
 ) -> None:
     config = copy.deepcopy(SHIPPED)
@@ -125,7 +123,7 @@ def test_each_mistake_is_named_with_its_place_and_what_to_write(
     assert says in finding.do
 
 
-def test_without_a_bind_verb_nothing_is_reserved() -> None:
+def test_a_missing_bind_verb_is_reported_because_nothing_is_reserved() -> None:
     config = copy.deepcopy(DEFAULT)
     del ours(config)["bindVerb"]
     (finding,) = found(config)
@@ -137,7 +135,7 @@ def test_without_a_bind_verb_nothing_is_reserved() -> None:
     assert "does not call Headroom" in finding.found
 
 
-def test_a_profile_that_counts_what_only_quotas_count_is_a_warning() -> None:
+def test_a_profile_that_counts_a_resource_only_for_quotas_is_a_warning() -> None:
     counting = Settings(count_vram=True)
     config = copy.deepcopy(SHIPPED)
     assert examine_scheduler(config, counting) == []
@@ -172,14 +170,14 @@ def test_headrooms_own_scheduler_calls_headroom_for_every_resource() -> None:
     assert examine_scheduler(SHIPPED, SETTINGS, {"nvidia.com/mig-9g.999gb": ["n"]}) == []
 
 
-def test_a_resource_that_kube_scheduler_does_not_count_is_a_warning() -> None:
+def test_a_resource_that_kube_scheduler_ignores_is_a_warning() -> None:
     config = copy.deepcopy(DEFAULT)
     ours(config)["managedResources"][0]["ignoredByScheduler"] = True
     (finding,) = found(config)
     assert (finding.weight, finding.do) == (Weight.WARNING, "set ignoredByScheduler: false")
 
 
-def test_a_resource_that_nodes_offer_and_the_scheduler_does_not_name_is_a_warning() -> None:
+def test_a_resource_of_nodes_that_the_scheduler_does_not_manage_is_a_warning() -> None:
     mig, own = "nvidia.com/mig-9g.999gb", "nvidia.com/gpu"
     nodes = [
         Node(metadata=ObjectMeta(name=name), status=NodeStatus(allocatable={mig: "7", own: "0"}))
@@ -208,12 +206,12 @@ def test_a_weight_of_zero_is_reported_if_headroom_prioritizes() -> None:
 
 
 @pytest.mark.parametrize("percentage", [None, 0, 50])
-def test_a_sample_of_the_nodes_is_warned_of(percentage: int | None) -> None:
+def test_examining_only_a_sample_of_nodes_is_a_warning(percentage: int | None) -> None:
     config = copy.deepcopy(SHIPPED) | {"percentageOfNodesToScore": percentage}
     (finding,) = found(config)
     assert (finding.weight, finding.nodes) == (Weight.WARNING, ())
     assert finding.do == "set percentageOfNodesToScore: 100"
-    # One that a profile sets for itself is as good.
+    # A profile may set it as well.
     config["profiles"][0]["percentageOfNodesToScore"] = 100
     assert found(config) == []
 

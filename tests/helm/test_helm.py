@@ -1,4 +1,4 @@
-"""The real helm runs here and renders a chart without a network or a cluster."""
+"""Runs the real helm, which renders a chart without a network or a cluster."""
 
 import os
 import subprocess
@@ -15,7 +15,8 @@ from tests.processes import starts_processes
 @starts_processes
 def binary(request: pytest.FixtureRequest) -> Path:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
+    # The first build takes minutes, so show its progress.
+    with capture.global_and_fixture_disabled():
         return built("helm")["helm"]
 
 

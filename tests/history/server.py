@@ -15,14 +15,14 @@ from tests.agent.exporter import StandIn
 from tests.processes import Processes, free_ports
 from tests.waiting import PATIENCE_S, until
 
-#: Labels that Prometheus gives each target, as the GPU Operator's ServiceMonitor does.
+#: Labels that Prometheus adds to each target, as with the GPU Operator's ServiceMonitor.
 TARGET = {"namespace": "gpu-operator", "pod": "dcgm-exporter", "container": "exporter"}
 _SCRAPED_EVERY_S = 1
 _JOB = "dcgm"
 
 
 class Prometheus:
-    """Its data is on disk, so it is still there after ``kill`` and ``run``."""
+    """A Prometheus whose data is on disk, so that it remains after ``kill`` and ``run``."""
 
     def __init__(self, processes: Processes, port: int) -> None:
         self.port = port
@@ -40,8 +40,9 @@ class Prometheus:
         )
 
     def scrape(self, jobs: Sequence[Mapping[str, Any]], rules: Path | None = None) -> None:
-        """Scrape these jobs, in the form of Prometheus' configuration, and evaluate rules, every
-        second."""
+        """Scrape these jobs, in the form of Prometheus' configuration, and evaluate rules every
+        second.
+        """
         often = {f"{what}_interval": f"{_SCRAPED_EVERY_S}s" for what in ("scrape", "evaluation")}
         config = {
             "global": {**often, "scrape_timeout": "1s"},
@@ -51,7 +52,7 @@ class Prometheus:
         (self._folder / "prometheus.yml").write_text(json.dumps(config))
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """The data of a successful answer of its API."""
+        """Return the data of a successful response of its API."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
@@ -62,12 +63,12 @@ class Prometheus:
         return answer["data"]
 
     def remember(self, lines: Sequence[str], longest_block: str = "2h") -> None:
-        """Put samples of the past into its memory, as series with their time, before it runs.
+        """Put series with past samples into its storage before it runs.
 
-        ``longest_block``: 2h times a power of 3; long ones take less time for long histories.
+        ``longest_block`` is 2h times a power of 3. Longer blocks save time for long histories.
         """
         file = self._folder / "past.om"
-        # Samples of one series stand together and in their order.
+        # Samples of one series are adjacent and in order.
         file.write_text("\n".join(lines) + "\n# EOF\n")
         command = [self._tool, "tsdb", "create-blocks-from", "openmetrics", str(file), "data"]
         command.append(f"--max-block-duration={longest_block}")
@@ -102,7 +103,7 @@ class Prometheus:
 
 @contextmanager
 def prometheus(port: int | None = None) -> Iterator[Prometheus]:
-    """One that is neither configured nor running yet. Raises ``Unavailable``."""
+    """A Prometheus that is neither configured nor running yet. Raise ``Unavailable``."""
     processes = Processes("headroom-prometheus-")
     try:
         yield Prometheus(processes, port or free_ports(1)[0])
@@ -115,7 +116,9 @@ def address(exporter: StandIn) -> str:
 
 
 def past(line: str, exporter: StandIn, values: Sequence[float], every_s: float = 30) -> list[str]:
-    """The series of a line of the exporter as Prometheus keeps it, with these values until now."""
+    """Return the series of an exporter's line as Prometheus stores it, with these values until
+    now.
+    """
     series, _, _ = line.rpartition(" ")
     for name in TARGET:
         series = series.replace(f",{name}=", f",exported_{name}=")
@@ -127,7 +130,7 @@ def past(line: str, exporter: StandIn, values: Sequence[float], every_s: float =
 
 
 def recorded_lines(file: Path, of: str, **renamed: str) -> list[str]:
-    """Lines of one metric in a recorded exposition, its GPUs under other names."""
+    """Return lines of one metric in a recorded exposition, with other GPU names."""
     found = []
     for line in file.read_text().splitlines():
         if line.startswith(f"{of}{{"):
@@ -138,5 +141,5 @@ def recorded_lines(file: Path, of: str, **renamed: str) -> list[str]:
 
 
 def saying(line: str, value: object, at: str = "") -> str:
-    """The line with another value, and perhaps with a time in milliseconds."""
+    """Return the line with another value, and optionally with a time in milliseconds."""
     return f"{line.rpartition(' ')[0]} {value} {at}".rstrip()

@@ -1,4 +1,4 @@
-"""Days of the past are read without values that are impossible."""
+"""Checks that days of the past are read without impossible values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,7 +28,9 @@ def read(
     values: Mapping[str, float],
     labels: Sequence[Mapping[str, str]] = (GPU,),
 ) -> tuple[Answers, list[str]]:
-    """Return the answers about one day of devices, and the queries. ``values``: PromQL -> value."""
+    """Return the results about one day of devices, and the queries. ``values`` has the value of
+    each query.
+    """
     asked: list[str] = []
 
     def ask(query: Asked) -> list[Sample]:
@@ -44,7 +46,7 @@ def found(answers: Answers, name: str) -> list[float]:
     return [sample.value for sample in answers[name]]
 
 
-def test_possible_values_are_not_asked_for_again() -> None:
+def test_possible_values_are_not_queried_again() -> None:
     answers, asked = read(
         USED | SM, {"total": 1000.0, USED["used"].promql: 1000.0, SM["sm"].promql: 0.5}
     )
@@ -53,7 +55,7 @@ def test_possible_values_are_not_asked_for_again() -> None:
 
 
 @pytest.mark.parametrize("value", [1011.0, 1e12, float("inf"), float("nan"), -1.0])
-def test_a_maximum_that_is_impossible_is_asked_for_again(value: float) -> None:
+def test_a_maximum_is_queried_again_if_it_is_impossible(value: float) -> None:
     answers, asked = read(USED, {"total": 1000.0, USED["used"].promql: value, USED_AGAIN: 700.0})
     assert (found(answers, "used"), asked[-1]) == ([700.0], USED_AGAIN)
     answers, _ = read(USED, {"total": 1000.0, USED["used"].promql: value})
@@ -63,7 +65,7 @@ def test_a_maximum_that_is_impossible_is_asked_for_again(value: float) -> None:
 @pytest.mark.parametrize(
     ("mean", "is_suspect"), [(0.4, True), (float("nan"), False), (2.0, True), (-0.1, True)]
 )
-def test_a_mean_of_impossible_values_is_asked_for_again(mean: float, is_suspect: bool) -> None:
+def test_a_mean_of_impossible_values_is_queried_again(mean: float, is_suspect: bool) -> None:
     values = {SM["sm"].promql: mean, SM_AGAIN: 0.01} | ({SM_SUSPECTS: 1372.0} if is_suspect else {})
     answers, asked = read(SM, values)
     assert (found(answers, "sm"), asked[-1]) == ([0.01], SM_AGAIN)
@@ -76,13 +78,13 @@ def test_a_device_of_unknown_size_has_the_limit_of_the_metric() -> None:
     assert found(answers, "used") == []
 
 
-def test_label_names_that_a_selector_cannot_have_are_left_out() -> None:
+def test_label_names_that_are_invalid_in_a_selector_are_skipped() -> None:
     values = {USED["used"].promql: -1.0, USED_AGAIN.replace("1010", "10000000"): 5.0}
     answers, _ = read(USED, values, [{**GPU, "k8s.node": "n"}])
     assert found(answers, "used") == [5.0]
 
 
-def test_the_repetitions_are_bounded() -> None:
+def test_the_number_of_repeated_queries_is_limited() -> None:
     labels = [{"UUID": f"GPU-{number}"} for number in range(MAX_REPEATED + 50)]
     _, asked = read(USED, {USED["used"].promql: -1.0}, labels)
     assert len(asked) == 2 + MAX_REPEATED

@@ -1,4 +1,4 @@
-"""Every query selects one cluster, and reads labels that Prometheus has renamed."""
+"""Checks that every query selects one cluster, and reads labels that Prometheus has renamed."""
 
 import re
 
@@ -44,7 +44,7 @@ def test_without_matchers_no_selector_is_empty() -> None:
     "text",
     ["", 'cluster="a"', 'cluster=~"a|b", env!="test"', ' c = "a" ', r'a="\"}"', 'a!~"x,y"'],
 )
-def test_matchers_are_those_of_a_selector(text: str) -> None:
+def test_matchers_are_parsed_as_in_a_selector(text: str) -> None:
     assert check_matchers(text) == text.strip()
 
 
@@ -62,7 +62,7 @@ def test_other_text_is_rejected_with_an_example(text: str) -> None:
     assert 'Example: cluster="eu-1"' in str(raised.value)
 
 
-def test_the_setting_is_checked_and_needs_an_address() -> None:
+def test_the_setting_is_validated_and_requires_an_address() -> None:
     url = "http://prometheus:9090"
     found = load_settings(None, prometheus_url=url, prometheus_matchers='cluster="a"')
     assert found.queries == Queries('cluster="a"', found.resources)
@@ -87,7 +87,7 @@ def test_resources_have_the_names_of_kube_state_metrics(name: str, matches: bool
     assert (re.fullmatch(Queries().gpu_resources, name) is not None) == matches
 
 
-def test_labels_are_the_metric_s_own() -> None:
+def test_the_metrics_own_labels_are_read() -> None:
     labels = {"namespace": "monitoring", "exported_namespace": "ml", "pod": "a"}
     assert own_labels(labels)["namespace"] == own_label(labels, "namespace") == "ml"
     assert own_labels(labels)["pod"] == own_label(labels, "pod") == "a"

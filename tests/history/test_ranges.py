@@ -1,4 +1,4 @@
-"""Ranges of more than an hour come from a real Prometheus, in the form of the last hour."""
+"""Checks that costs of more than an hour come from a real Prometheus."""
 
 import os
 import threading
@@ -70,7 +70,8 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
                 *sample(f"headroom_device_sm_activity_ratio{DEVICE}", [0.5] * 36, first_s),
                 *sample(f"headroom_pod_used_bytes{POD}", [7.0] * 18, first_s),
                 *sample('headroom_fleet_used_bytes{instance="a"}', [40.0] * 36, first_s),
-                # Two consoles, which export the same, in the last four hours; team b left early.
+                # Two consoles, which export the same metrics, ran in the last four hours. Team b
+                # left early.
                 "# TYPE headroom_held_gpus gauge",
                 *(
                     line
@@ -137,7 +138,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             assert a["used_gpu_hours"] == pytest.approx(8.0, abs=0.1)
             assert a["idle_gpu_hours"] == pytest.approx(2.0, abs=0.05)
             assert a["unused_gib_days"] == pytest.approx(4.0, abs=0.05)
-            # Prometheus takes a series for present until five minutes after its last value.
+            # For Prometheus, a series is present until five minutes after its last value.
             assert b["unmeasured_gpu_hours"] == pytest.approx(1 + 5 / 60, abs=0.05)
             assert b["used_gpu_hours"] == b["idle_gpu_hours"] == 0.0
     except Unavailable as err:
@@ -146,7 +147,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
         pytest.skip(f"no Prometheus can be had here: {err}")
 
 
-def test_without_an_answer_the_reason_is_given() -> None:
+def test_without_a_response_the_reason_is_reported() -> None:
     asked = asking(None)
     answer = asked.get("/v1/history/fleet?since=2h")
     assert answer.status_code == 503

@@ -1,8 +1,8 @@
-"""SM activity from a real Prometheus: what decides, and whatever becomes of it.
+"""SM activity from a real Prometheus: its effect, and placement during its faults.
 
-Two exporters serve GPUs as dcgm-exporter 4.5, 4.6, 4.9.0 and 4.2 with MIG did; Prometheus
-remembers a quarter of an hour. Headroom asks it through a proxy that can be stalled or be led
-elsewhere, and every agent's own sample is the opposite of the history.
+Two exporters serve GPUs as dcgm-exporter 4.5, 4.6, 4.9.0 and 4.2 with MIG did. Prometheus stores a
+quarter of an hour. Headroom queries it through a proxy that can be stalled or redirected, and every
+agent's own sample is the opposite of the history.
 """
 
 import json
@@ -36,7 +36,7 @@ prometheus_refresh_s: 1
 prometheus_timeout_s: 2
 prometheus_stale_after_s: 4
 """
-#: Samples of the agents: node -> device -> activity.
+#: Samples of the agents: activity by node and device.
 SAMPLES = {"steered": (0.1, 0.6), "left": (0.1,), "right": (0.6,), "odd": (0.15,) * 8}
 HISTORY = "dcgm-history"
 
@@ -46,12 +46,14 @@ def shared_line(uuid: str) -> list[str]:
 
 
 def renamed_line(uuid: str) -> str:
-    """``uuid`` and ``hostname`` in lower case, its pod under ``exported_``."""
+    """Return the line with ``uuid`` and ``hostname`` in lower case, and its pod under
+    ``exported_``.
+    """
     return recorded_lines(EXPOSITIONS / "4.6.0-renamed.txt", SM, b=uuid)[1]
 
 
 def new_line(uuid: str) -> str:
-    """Under the name since 4.9.0."""
+    """Return the line with the metric name since 4.9.0."""
     return recorded_lines(EXPOSITIONS / "4.9.0-new-names.txt", NEW_SM, a=uuid)[0]
 
 
@@ -68,8 +70,8 @@ def told_by_one(now_ms: int) -> list[str]:
         saying(renamed_line("GPU-right-0"), 0.2),
         saying(odd[0], "NaN"),
         saying(odd[1], 0.3),
-        saying(odd[2], 140737488355330.0),  # DCGM's mark for a figure that it does not have
-        saying(odd[3], 0.7, at=str(now_ms - 20_000)),  # later than what is remembered
+        saying(odd[2], 140737488355330.0),  # DCGM's mark for a missing value.
+        saying(odd[3], 0.7, at=str(now_ms - 20_000)),  # later than the stored samples
         saying(odd[4], 0.7, at=str(now_ms + 300_000)),
         saying(odd[5], "+Inf"),
         saying(new_line("GPU-odd-6"), 0.0),
@@ -83,7 +85,7 @@ def told_by_the_other() -> list[str]:
 
 
 def remembered(one: StandIn) -> list[str]:
-    """Busy until a moment ago, and quiet all the time."""
+    """Devices that were busy until a moment ago, and devices that were always idle."""
     busy, quiet = [0.9, 0.8] * 15, [0.2] * 30
     series = [
         (line, busy) for uuid in ("steered-0", "left-0") for line in shared_line(f"GPU-{uuid}")
@@ -96,7 +98,7 @@ def remembered(one: StandIn) -> list[str]:
 @dataclass
 class World:
     prometheus: Prometheus
-    #: The proxy in front of it.
+    #: The proxy in front of Prometheus.
     proxy: Service
     wire: Wire
     server: Server
@@ -115,7 +117,7 @@ class World:
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     def placed(self, *nodes: str) -> dict[str, Any]:
-        """On what a pod is placed just now: the device as it is explained."""
+        """Return the explained device on which a pod is placed now."""
         asking = pod("asking", "2Gi")
         answer = self.server.post("/filter", offer(asking, *nodes)).json()
         assert answer["NodeNames"], answer
@@ -134,7 +136,7 @@ class World:
 
 
 def report(server: Server) -> None:
-    """Reports of all agents: the pods of each device, and the current SM activity."""
+    """Report all agents, with the pods of each device and the current SM activity."""
     nodes = {each["name"]: each for each in server.get("/v1/nodes").json()["nodes"]}
     reports = []
     for name, samples in SAMPLES.items():
@@ -182,7 +184,7 @@ def bind(server: Server, name: str, node: str) -> None:
 @pytest.fixture(scope="module")
 @starts_processes
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """Each GPU but the odd ones holds one pod of the same size."""
+    """A cluster in which each GPU, except those with odd samples, has one pod of the same size."""
     config = tmp_path_factory.mktemp("config") / "config.yaml"
     try:
         with prometheus() as real, StandIn().serving() as one, StandIn().serving() as other:
@@ -207,15 +209,15 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 @pytest.fixture
 def shown(world: World) -> World:
-    """The same, when all history has come in."""
-    # Of each exporter one that comes last, since it moves on with the others.
+    """Return the explanation when all history has arrived."""
+    # The last series of each exporter, because it changes together with the others.
     waited_for = ("right", 0), ("odd", 7), ("odd", 2)
     until(lambda: {world.witness(*each) for each in waited_for} == {HISTORY}, "history comes in")
     until(lambda: world.device("odd", 1)["sm_activity_ratio"] != 0.3, "the other's as well")
     return world
 
 
-def test_the_quieter_device_is_chosen_by_history_and_not_by_a_moment(shown: World) -> None:
+def test_the_idler_device_is_chosen_by_history_and_not_by_the_last_sample(shown: World) -> None:
     assert {shown.device("steered", i)["headroom_bytes"] for i in (0, 1)} == {16 * GIB}
     device = shown.placed("steered")
     assert device["uuid"] == "GPU-steered-1"
@@ -228,8 +230,8 @@ def test_the_quieter_device_is_chosen_by_history_and_not_by_a_moment(shown: Worl
     assert loud["sm_activity_ratio"] == pytest.approx(0.9, abs=0.05)
 
 
-def test_so_is_the_node_with_the_quieter_device(shown: World) -> None:
-    """As much is held on both, and on their only devices."""
+def test_the_node_with_the_idler_device_is_chosen(shown: World) -> None:
+    """The only devices of both nodes have equal reservations."""
     for order in (("left", "right"), ("right", "left")):
         device = shown.placed(*order)
         assert (device["uuid"], device["sm_activity_source"]) == ("GPU-right-0", HISTORY)
@@ -253,19 +255,21 @@ def test_so_is_the_node_with_the_quieter_device(shown: World) -> None:
         pytest.param(7, 0.713002, HISTORY, id="a GPU instance, by its parent"),
     ],
 )
-def test_odd_figures(shown: World, index: int, ratio: float, source: str) -> None:
+def test_impossible_and_missing_values_are_ignored(
+    shown: World, index: int, ratio: float, source: str
+) -> None:
     device = shown.device("odd", index)
-    # Prometheus computes the quantile in doubles of its own.
+    # Prometheus computes the quantile in its own doubles.
     assert device["sm_activity_ratio"] == pytest.approx(ratio)
     assert device["sm_activity_source"] == source
 
 
-def test_labels_in_lower_case_and_exported_ones_are_read(shown: World) -> None:
+def test_lower_case_and_exported_labels_are_read(shown: World) -> None:
     right = shown.device("right")
     assert (right["sm_activity_ratio"], right["sm_activity_source"]) == (0.2, HISTORY)
 
 
-def test_max_sm_uses_history_and_shows_that(shown: World) -> None:
+def test_the_sm_limit_uses_history_and_the_explanation_shows_it(shown: World) -> None:
     asking = pod("calm", "1Gi")
     asking["metadata"]["annotations"]["headroom.gpu/max-sm"] = "50%"
     answer = shown.server.post("/filter", offer(asking, "left", "right")).json()
@@ -277,7 +281,7 @@ def test_max_sm_uses_history_and_shows_that(shown: World) -> None:
     assert any(line.startswith("SM activity 9") and line.endswith(over) for line in lines)
 
 
-def test_placement_goes_on_whatever_becomes_of_prometheus(shown: World) -> None:
+def test_placement_continues_during_any_fault_of_prometheus(shown: World) -> None:
     world, real, wire = shown, shown.prometheus, shown.wire
 
     def placed_by(source: str, why: str) -> dict[str, Any]:

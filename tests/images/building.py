@@ -1,8 +1,7 @@
 """Builds Headroom's images with buildah, on a base image that is made from Debian packages.
 
-No registry is used. The base image and the layers of earlier builds are kept outside git, beside
-the binaries of ``tests.gobin``. The base image stays as old as it is: it is made again when its
-recipe changes.
+No registry is used. The base image and the layers of earlier builds are kept outside git, next to
+the binaries of ``tests.gobin``. The base image is made again only if its recipe changes.
 """
 
 import hashlib
@@ -23,14 +22,15 @@ from tests.gobin.build import default_cache, locked, say
 PACKAGES = ("python3", "python3-pip")
 SUITE = platform.freedesktop_os_release()["VERSION_CODENAME"]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: Limit of images and containers in the storage, which then starts empty: builds of changed sources
-#: leave layers that are never used again (6 GB), and a killed test leaves its container.
+#: Maximum size of images and containers in the storage, which is emptied above it. Builds of
+#: changed sources leave layers that are never used again (6 GB), and a killed test leaves its
+#: container.
 MOST_KEPT = 200
-#: Files by which pip on this machine finds a mirror and trusts it.
+#: Files that give pip on this machine a mirror and trusted certificates.
 _PIP_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 _BASE = "localhost/headroom-base:tests"
-#: buildah, but without compression of archives, which takes most of the CPU of a build. For these
-#: it ignores ``--disable-compression``.
+#: buildah without compression of archives, which takes most of the CPU of a build.
+#: ``--disable-compression`` has no effect for these archives.
 _UNCOMPRESSED = """#!/bin/sh
 [ "$1" = push ] && shift && set -- push --compression-format=gzip --compression-level=0 "$@"
 exec buildah "$@"
@@ -72,10 +72,9 @@ class Builder:
     def build(
         self, version: str, registry: str, command: str = "make --silent images", **more: str
     ) -> str:
-        """Build both images with a command of a shell, and return its output.
+        """Build both images with a shell command, and return its output.
 
-        The command finds ``BASE`` in its environment, and ``more``: further variables of ``make
-        images``.
+        The command gets ``BASE`` and ``more`` in its environment, the variables of ``make images``.
         """
         with self._locked():
             self._bound()
@@ -96,7 +95,9 @@ class Builder:
             self.buildah(*build, stdin=containerfile)
 
     def save(self, image: str, archive: Path) -> None:
-        """Write an archive of Docker's format: its layers are not compressed, which takes long."""
+        """Write an archive in Docker's format with uncompressed layers, because compression takes
+        long.
+        """
         archive.unlink(missing_ok=True)
         self.buildah("push", "--quiet", image, f"docker-archive:{archive}:{image}")
 
@@ -116,7 +117,7 @@ class Builder:
             self.buildah("rm", name)
 
     def base(self) -> str:
-        """Return the base image by digest. It takes about a minute to make."""
+        """Return the base image by digest. Making it takes about a minute."""
         recipe = hashlib.sha256(repr((PACKAGES, SUITE, PATH)).encode()).hexdigest()[:16]
         tarball = self.home / f"base-{recipe}.tar"
         if not tarball.exists():

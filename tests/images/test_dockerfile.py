@@ -1,4 +1,4 @@
-"""The Dockerfile and the locks that it installs, without a build."""
+"""Checks the Dockerfile and the locks that it installs, without a build."""
 
 import re
 
@@ -10,7 +10,8 @@ from tests.controlplane import ROOT
 def locked(lock: str) -> dict[str, str]:
     """Return the entries of a lock by package name: version and hashes, as written.
 
-    Conditions are left out: the tests can need a package on platforms on which the image does not.
+    Conditions are removed, because the tests may need a package on platforms that the image does
+    not have.
     """
     text = re.sub(r" ; .*(?= \\\n)", "", (ROOT / f"requirements/{lock}.txt").read_text().strip())
     return {block.partition("==")[0]: block for block in re.split(r"\n(?=\w)", text)}
@@ -32,7 +33,7 @@ def test_every_stage_uses_the_base_image_by_digest() -> None:
     assert len(stages) == text.count("\nFROM ")
     bases = {base for base in stages.values() if base not in stages}
     assert bases == {"${PYTHON}@${PYTHON_DIGEST}", "scratch"}
-    # The images themselves contain nothing but what is copied into them.
+    # The images themselves contain only copied files.
     assert (stages["extender"], stages["agent"]) == ("scratch", "scratch")
     # The digest has no default.
     assert "ARG PYTHON=python:3.12-slim\nARG PYTHON_DIGEST\n" in text

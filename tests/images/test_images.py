@@ -1,4 +1,6 @@
-"""`make images` with a real builder: both images, their configuration and their files."""
+"""Runs `make images` with a real builder, and checks both images, their configuration and their
+files.
+"""
 
 import json
 import os
@@ -22,7 +24,7 @@ from tests.processes import starts_processes
 
 VERSION = "0.0.0-images"
 REGISTRY = "registry.example"
-#: All programs of an image: the interpreter and Headroom. So there is no shell and no pip.
+#: All programs of an image: the interpreter and Headroom, but no shell and no pip.
 PROGRAM = re.compile(r"/usr(/local)?/bin/python3(\.\d+)?|/opt/headroom/bin/.*")
 INVENTORY = Path(__file__).with_name("inventory.py").read_text()
 
@@ -32,11 +34,12 @@ INVENTORY = Path(__file__).with_name("inventory.py").read_text()
 def archives(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Builder, Path]:
-    """Both images, built, and a folder with their archives."""
+    """Build both images. Return a folder with their archives."""
     if os.geteuid() != 0:
         pytest.skip("building in a chroot needs root")
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints progress
+    # The first build takes minutes, so show its progress.
+    with capture.global_and_fixture_disabled():
         try:
             builder = Builder()
         except Unavailable as err:
@@ -83,7 +86,7 @@ def locked(lock: str, python: str) -> dict[str, str]:
     return found
 
 
-def test_image_configuration(builder: Builder, name: str) -> None:
+def test_images_have_the_expected_configuration(builder: Builder, name: str) -> None:
     config = configuration(builder, name)
     assert config["User"] == "65532:65532"
     assert config["Entrypoint"] == {"extender": ["headroom"], "agent": ["headroom", "agent"]}[name]
@@ -93,7 +96,7 @@ def test_image_configuration(builder: Builder, name: str) -> None:
     assert "PATH=/opt/headroom/bin" in config["Env"]
 
 
-def test_labels_name_version_commit_and_base(builder: Builder, name: str) -> None:
+def test_labels_contain_version_commit_and_base(builder: Builder, name: str) -> None:
     labels = configuration(builder, name)["Labels"]
     prefix = "org.opencontainers.image."
     found = {key.removeprefix(prefix): text for key, text in labels.items() if prefix in key}
@@ -112,7 +115,7 @@ def test_labels_name_version_commit_and_base(builder: Builder, name: str) -> Non
     }
 
 
-def test_image_contents(
+def test_images_contain_only_the_expected_files(
     builder: Builder, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     done = builder.run(image(name), "python", "-c", INVENTORY)
@@ -140,7 +143,7 @@ def test_image_contents(
     assert found["writable"] == []
 
 
-def test_extender_image_reports_what_each_part_misses(builder: Builder) -> None:
+def test_each_command_of_the_extender_image_reports_what_it_lacks(builder: Builder) -> None:
     for command, reason in {
         "extender": "no cluster is configured",
         "console": "no cluster is configured",
@@ -149,18 +152,18 @@ def test_extender_image_reports_what_each_part_misses(builder: Builder) -> None:
         started = builder.run(image("extender"), "headroom", command)
         assert started.returncode == 2
         assert reason in started.stderr
-    # The commands of the Jobs, and of a shell in the container.
+    # The commands of the Jobs, and commands entered in the container.
     for command in ("certs", "why"):
         helped = builder.run(image("extender"), "headroom", command, "--help")
         assert helped.returncode == 0, helped.stderr
 
 
-#: Overlay and components that have all containers of Headroom.
+#: Overlay and components that together have all containers of Headroom.
 EVERY_POD = ("device-taints", "../default-scheduler")
 
 
-def test_images_have_all_that_the_manifests_run(builder: Builder, tmp_path: Path) -> None:
-    """Commands and probes of all pods, without a shell: of commands, only the help is shown."""
+def test_images_can_run_all_commands_of_the_manifests(builder: Builder, tmp_path: Path) -> None:
+    """Runs the commands and probes of all pods, without a shell. Commands only show their help."""
     commands: dict[str, set[tuple[str, ...]]] = {"extender": set(), "agent": set()}
     probes: set[tuple[str, ...]] = set()
     rendered = [with_components(tmp_path, EVERY_POD), overlay(DEPLOY / "overlays/device-plugin")]
@@ -170,7 +173,7 @@ def test_images_have_all_that_the_manifests_run(builder: Builder, tmp_path: Path
             if not name:  # kube-scheduler
                 continue
             given = container.get("command", ["headroom", *container.get("args", [])])
-            # Options are those of the settings of a cluster.
+            # The options come from the settings of a cluster.
             commands[name[0]].add((*[each for each in given[:2] if each[0] not in "-/"], "--help"))
             for field in ("livenessProbe", "readinessProbe", "startupProbe"):
                 action = container.get(field, {}).get("exec")
@@ -192,7 +195,7 @@ def test_images_have_all_that_the_manifests_run(builder: Builder, tmp_path: Path
         assert (done.returncode, "refused" in done.stdout + done.stderr) == (1, True), done
 
 
-def test_agent_image_reports_a_missing_driver(builder: Builder) -> None:
+def test_the_agent_image_reports_a_missing_driver(builder: Builder) -> None:
     started = builder.run(image("agent"), "headroom", "agent", "--once", "--json")
     assert started.returncode == 1, started.stderr
     driver = json.loads(started.stdout)["conditions"][0]
@@ -205,7 +208,7 @@ def test_agent_image_reports_a_missing_driver(builder: Builder) -> None:
         assert "POD_UID is not set" in asked.stdout + asked.stderr
 
 
-def test_archives_name_their_image(archives: tuple[Builder, Path]) -> None:
+def test_archives_contain_the_name_of_their_image(archives: tuple[Builder, Path]) -> None:
     found = sorted(archives[1].iterdir())
     assert [each.name for each in found] == ["headroom-agent.tar", "headroom-extender.tar"]
     for each in found:
@@ -223,7 +226,7 @@ def _member(archive: Path, name: str) -> bytes:
 
 
 @pytest.mark.parametrize("base", ["", "python:3.12-slim", "python:3.12-slim@sha256:"])
-def test_base_image_without_digest_is_rejected(base: str) -> None:
+def test_a_base_image_without_a_digest_is_rejected(base: str) -> None:
     done = subprocess.run(
         [ROOT / "deploy/images.sh"],
         env={"PATH": os.environ["PATH"], "BASE": base},

@@ -1,4 +1,4 @@
-"""An API server whose answers are given in advance, without a network."""
+"""An API server with predefined responses, without a network."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -8,10 +8,10 @@ from headroom.runtime.kube.client import KubeApi
 
 
 class CannedApi(KubeApi):
-    """Each request is answered with the next body; without one, there is no answer."""
+    """Answers each request with the next body. Without a further body, there is no response."""
 
     def __init__(self, *bodies: Iterable[bytes]) -> None:
-        #: Each in the pieces in which it arrives.
+        #: Bodies, each in the pieces in which it arrives.
         self.bodies = list(bodies)
 
     def call(self, method: str, path: str, **_: Any) -> bytes:
@@ -34,6 +34,6 @@ class _Body:
         return next(self._pieces, b"")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, because nothing is open."""
 
     interrupt = close

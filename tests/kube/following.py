@@ -15,7 +15,7 @@ from tests.kube.recorder import Recorder
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 
 KINDS = {kind.name: kind for kind in watched_kinds("headroom-system")}
-#: So long may an answer, and a watch, be silent here. A machine that is busy takes a part of it.
+#: Maximum silence of a response and a watch in these tests, part of which a busy machine needs.
 SILENT_S = 5.0
 QUICK = Pace(page_size=2, watch_s=0, grace_s=SILENT_S, backoff_base_s=1.0, backoff_cap_s=8.0)
 #: For tests in which silence ends a call.
@@ -55,7 +55,7 @@ def watch(*chunks: Any, then: Callable[[Exchange], None] = Exchange.end_stream) 
 
 
 def breaks_off(exchange: Exchange) -> None:
-    """The connection closes inside a chunk."""
+    """Close the connection inside a chunk."""
     exchange.raw(b"ff\r\n{")
 
 
@@ -64,12 +64,12 @@ class Followed:
     reflector: Reflector
     server: ScriptedServer
     seen: Recorder
-    #: Every pause that was taken, in seconds; none is slept.
+    #: Durations of all pauses in seconds. The reflector does not really sleep.
     waits: list[float] = field(default_factory=list)
 
     @property
     def queries(self) -> list[str]:
-        """The requests: ``list``, or ``watch`` with its version."""
+        """Return the requests: ``list``, or ``watch`` with its version."""
         return [
             f"watch {request.query['resourceVersion']}" if "watch" in request.query else "list"
             for request in self.server.requests

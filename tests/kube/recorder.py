@@ -21,9 +21,9 @@ class Recorder:
     def until(
         self, enough: Callable[[list[Event]], object], timeout_s: float = PATIENCE_S
     ) -> list[Event]:
-        """Everything so far, once that is ``enough``; fails after ``timeout_s`` seconds.
+        """Return all events when they are ``enough``. Fail after ``timeout_s`` seconds.
 
-        ``enough`` may look at other things too: it is asked again and again.
+        ``enough`` may also check other state, because it is called repeatedly.
         """
         deadline_s = time.monotonic() + timeout_s
         with self._changed:

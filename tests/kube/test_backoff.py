@@ -11,12 +11,12 @@ from headroom.runtime.kube.reflector import Backoff
         pytest.param(0.0, [0.0] * 6, id="and may be nothing"),
     ],
 )
-def test_waits(drawn: float, waits: list[float]) -> None:
+def test_pauses_grow_up_to_the_limit(drawn: float, waits: list[float]) -> None:
     backoff = Backoff(0.5, 5.0, lambda: drawn)
     assert [backoff.next_s() for _ in waits] == waits
 
 
-def test_it_restarts_after_success() -> None:
+def test_pauses_are_reset_after_a_success() -> None:
     backoff = Backoff(0.5, 5.0, lambda: 1.0)
     assert [backoff.next_s(), backoff.next_s()] == [0.5, 1.0]
     backoff.reset()

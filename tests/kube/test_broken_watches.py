@@ -1,4 +1,4 @@
-"""A watch that breaks resumes or lists again, with growing pauses."""
+"""Checks that a broken watch resumes or lists again, with growing pauses."""
 
 import json
 import threading
@@ -107,7 +107,7 @@ def test_backoff_grows_until_an_event_arrives() -> None:
 
 
 def test_a_long_watch_without_events_resets_the_backoff() -> None:
-    """For an idle kind: the new failure is unrelated to the old one."""
+    """For an idle kind, the new failure is unrelated to the previous one."""
     now_s = 0.0
     readings = threading.Event()
 
@@ -117,7 +117,7 @@ def test_a_long_watch_without_events_resets_the_backoff() -> None:
 
     def goes_on(exchange: Exchange) -> None:
         nonlocal now_s
-        readings.wait(PATIENCE_S)  # until its beginning was dated
+        readings.wait(PATIENCE_S)  # until its start was set back
         now_s += 30.0
         breaks_off(exchange)
 
@@ -151,7 +151,7 @@ def test_an_expired_continue_token_restarts_the_paged_list() -> None:
 
 
 class TestUnreadable:
-    def test_other_objects_are_delivered_and_it_is_logged_once(self) -> None:
+    def test_objects_after_an_invalid_one_are_delivered_and_it_is_logged_once(self) -> None:
         bad = {"spec": {"nodeName": 5}}
         script = watch(
             change("MODIFIED", "b", 6, **bad),

@@ -1,4 +1,4 @@
-"""Connections to the API server are reused, and follow the configuration."""
+"""Checks that connections to the API server are reused, and follow the configuration."""
 
 import asyncio
 import contextlib
@@ -30,11 +30,13 @@ def answering(
     asked: Callable[[], object],
     context: ssl.SSLContext | None = None,
 ) -> Iterator[int]:
-    """Yield the port of a server that answers ``{}`` and calls back per connection and request."""
+    """Yield the port of a server that answers ``{}`` and calls back for each connection and
+    request.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # else each body waits 40 ms for an ACK
+        disable_nagle_algorithm = True  # Otherwise each body waits 40 ms for an ACK.
 
         def setup(self) -> None:
             opened()
@@ -73,7 +75,7 @@ def answering(
 
 
 def get(configuration: Configuration, times: int = 1, rounds: int = 1, **how: float) -> list[bytes]:
-    """Return the answers of the last round of concurrent calls."""
+    """Return the responses of the last round of concurrent calls."""
 
     async def play() -> list[bytes]:
         api = AsyncKubeApi(configuration, **how)
@@ -104,14 +106,14 @@ def test_connections_of_concurrent_calls_are_reused() -> None:
 
 
 def _trickle(exchange: Exchange) -> None:
-    """Send single bytes more often than the read timeout, without an end."""
+    """Send single bytes endlessly, faster than the read timeout."""
     exchange.begin_stream()
-    with contextlib.suppress(OSError):  # until the caller hangs up
+    with contextlib.suppress(OSError):  # Until the caller disconnects.
         while not exchange.released.wait(0.05):
             exchange.chunk(b" ")
 
 
-def test_a_slow_answer_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_response_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     with scripted_server(_trickle) as server, pytest.raises(NoAnswer, match="GET /a: Timeout"):
         get(server.configuration(), read_timeout_s=10.0, total_timeout_s=0.1)
     monkeypatch.setattr(kube_client, "BODY_S", 0.1)
@@ -124,7 +126,7 @@ def test_a_slow_answer_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPatch
 
 def test_no_call_starts_after_close() -> None:
     """Work on thousands of nodes must end with the process."""
-    configuration = at("http://127.0.0.1:1")  # no server listens there
+    configuration = at("http://127.0.0.1:1")  # No server listens there.
     api = KubeApi(configuration)
     with pytest.raises(NoAnswer, match="refused"):
         api.call("GET", "/a")
@@ -150,7 +152,7 @@ def test_no_call_starts_after_close() -> None:
         pytest.param("localhost", r"localhost:2", id="around it"),
     ],
 )
-def test_the_loop_goes_through_the_proxy_that_is_configured(no_proxy: str, message: str) -> None:
+def test_the_loop_uses_the_configured_proxy(no_proxy: str, message: str) -> None:
     configuration = at("http://localhost:2", proxy="http://127.0.0.1:1", no_proxy=no_proxy)
     with pytest.raises(NoAnswer, match=message):
         get(configuration)
@@ -196,7 +198,7 @@ def test_tls_uses_server_and_client_certificates(
 
     outsider = Authority(folder, "outsider").cert
     assert called() == [b"{}"]
-    # Rejected after the handshake, as in TLS 1.3: reported, or found closed as we write.
+    # In TLS 1.3, rejection follows the handshake: it is reported, or the write fails.
     with pytest.raises(NoAnswer, match=r"^GET /a: \w"):
         called(cert_file=None)
     with pytest.raises(NoAnswer, match="certificate verify failed"):

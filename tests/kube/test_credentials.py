@@ -1,4 +1,4 @@
-"""Credentials of the API server: read on a thread, and again before they expire."""
+"""Checks that credentials of the API server are read on a thread, and again before they expire."""
 
 import asyncio
 import threading
@@ -24,7 +24,7 @@ def with_plugin(configuration: Configuration, hook: object) -> Configuration:
     return configuration
 
 
-def test_the_event_loop_goes_on_while_an_exec_plugin_runs() -> None:
+def test_the_event_loop_continues_while_an_exec_plugin_runs() -> None:
     begun, end = threading.Event(), threading.Event()
 
     def plugin(configuration: Configuration) -> None:
@@ -73,7 +73,7 @@ def test_calls_use_the_previous_credentials_while_new_ones_are_read() -> None:
     assert asyncio.run(play()) == [old, old, old, new]
 
 
-def test_a_plugin_that_hangs_does_not_hold_up_a_call() -> None:
+def test_a_hanging_plugin_does_not_delay_a_call() -> None:
     end = threading.Event()
 
     def read() -> dict[str, str]:
@@ -83,7 +83,7 @@ def test_a_plugin_that_hangs_does_not_hold_up_a_call() -> None:
     async def play() -> dict[str, str]:
         credentials = Credentials(read, first_read_s=0.05)
         try:
-            for _ in range(2):  # the second call waits for the same read
+            for _ in range(2):  # The second call waits for the same read.
                 with pytest.raises(OSError, match=r"not read within 0.05 s; does the exec plugin"):
                     await credentials.headers()
         finally:
@@ -110,7 +110,7 @@ def test_fresh_credentials_are_not_read_again() -> None:
     assert len(reads) == 1
 
 
-def test_credentials_that_cannot_be_read_are_an_error_of_the_call() -> None:
+def test_unreadable_credentials_are_an_error_of_the_call() -> None:
     def plugin(configuration: Configuration) -> None:
         raise ConfigException("Token file exists but empty.")
 

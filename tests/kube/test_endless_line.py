@@ -1,4 +1,4 @@
-"""A watch line without an end is not buffered without limit."""
+"""Checks that a watch line without an end is not buffered without limit."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Decoding of invalid GPUNodes."""
+"""Decodes invalid GPUNodes."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The reduced pod has all fields that a decision depends on, and no others."""
+"""Checks that the reduced pod has exactly the fields on which a decision depends."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_the_pending_condition_is_kept_until_the_pod_is_bound(node: str) -> None
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Succeeded", "Failed"])
 @pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
 @pytest.mark.parametrize("container", [RUNNING, OVER], ids=["running", "over"])
-def test_the_reduced_pod_has_ended_if_the_pod_has(
+def test_the_reduced_pod_has_ended_if_the_pod_has_ended(
     node: str, phase: str, which: str, container: Any
 ) -> None:
     sent = raw(node=node, phase=phase, **{which: [container]})

@@ -1,4 +1,4 @@
-"""Paged lists: prefetching of pages, and failures."""
+"""Tests paged lists: prefetching of pages, and failures."""
 
 import time
 from collections.abc import Iterator
@@ -40,7 +40,9 @@ def test_the_next_page_is_requested_while_the_last_is_processed() -> None:
     asked_for: list[int] = []
 
     def take(raw: msgspec.Raw) -> str:
-        """In a list that is taken before more is asked for, there is never a second request."""
+        """Process a page. A list that processes each page before the next request never has a
+        second request here.
+        """
         deadline_s = time.monotonic() + PATIENCE_S
         while read(raw) == "a" and len(server.requests) < 2 and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -54,7 +56,7 @@ def test_the_next_page_is_requested_while_the_last_is_processed() -> None:
     assert asked_for[0] == 2
 
 
-def test_unread_pages_are_not_requested() -> None:
+def test_pages_are_not_requested_ahead_of_unread_ones() -> None:
     with serving(page("a", "b", token="more"), page("b", "c")) as (api, _):
         listing = api.list("/names", lambda raw: None if read(raw) == "b" else raw, page_size=2)
     assert [read(raw) for raw in listing.items] == ["a", "c"]
@@ -74,7 +76,7 @@ def test_a_truncated_page_is_an_error(script: list[Answer]) -> None:
 
 @pytest.mark.parametrize("bad", ["a", "b"])
 def test_an_error_in_the_receiver_is_raised(bad: str) -> None:
-    """In a page that another follows, and in the last."""
+    """Tests a page with a successor, and the last page."""
 
     def take(raw: msgspec.Raw) -> str:
         if read(raw) == bad:

@@ -37,7 +37,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def driver(plane: ControlPlane, node: str) -> Iterator[str]:
-    """A pod of the GPU Operator on the node, which never starts."""
+    """Create a pod of the GPU Operator on the node, which never starts."""
     path, name = "/api/v1/namespaces/default/pods", "nvidia-driver-daemonset-0"
     container = {"name": "driver", "image": "images.example/driver:580"}
     metadata = {"name": name, "labels": {"app": "nvidia-driver-daemonset"}}
@@ -100,7 +100,7 @@ def test_the_doctor_lists_a_cluster(
     assert shown.returncode == 1
 
 
-def test_kinds_without_rights_are_named(
+def test_kinds_without_rights_are_reported(
     plane: ControlPlane, node: str, few_rights: str, scheduler: str
 ) -> None:
     shown = doctor("--kubeconfig", str(plane.kubeconfig(few_rights)))
@@ -117,7 +117,7 @@ def test_kinds_without_rights_are_named(
     assert node in shown.stdout
 
 
-def test_missing_rights_are_named(plane: ControlPlane) -> None:
+def test_missing_rights_are_reported(plane: ControlPlane) -> None:
     shown = doctor("--kubeconfig", str(plane.kubeconfig("unknown-token")))
     assert shown.returncode == 2
     (line,) = shown.stderr.splitlines()
@@ -136,7 +136,7 @@ def kubeconfig_of(server: ScriptedServer, folder: Path) -> str:
     return str(file)
 
 
-def test_a_cluster_without_headroom_is_named(tmp_path: Path) -> None:
+def test_a_cluster_without_headroom_is_reported(tmp_path: Path) -> None:
     def missing(exchange: Exchange) -> None:
         exchange.reply(404, {"kind": "Status", "message": "not here"})
 

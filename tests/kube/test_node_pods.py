@@ -1,4 +1,4 @@
-"""The pods of a node, read from an API server."""
+"""Reads the pods of a node from an API server."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def page(*items: object) -> Answer:
     return lambda exchange: exchange.reply(200, {"metadata": {}, "items": [*items]})
 
 
-def test_the_pods_of_the_node_are_read_without_those_that_cannot_be_decoded() -> None:
+def test_undecodable_pods_of_the_node_are_skipped() -> None:
     head = {"metadata": {"name": "head", "namespace": "ray", "uid": "u"}, "spec": {"nodeName": "n"}}
     with scripted_server(page(head, {"metadata": "none"})) as server:
         api = KubeApi(server.configuration())
@@ -27,7 +27,7 @@ def test_the_pods_of_the_node_are_read_without_those_that_cannot_be_decoded() ->
     assert request.query["resourceVersion"] == "0"
 
 
-def test_an_api_server_that_does_not_list_them_is_an_error() -> None:
+def test_a_failed_list_of_pods_is_an_error() -> None:
     with scripted_server(lambda exchange: exchange.reply(403, {})) as server:
         api = KubeApi(server.configuration())
         try:

@@ -1,4 +1,4 @@
-"""The ResourceQuotas of a namespace, read from an API server."""
+"""Reads the ResourceQuotas of a namespace from an API server."""
 
 import pytest
 
@@ -22,8 +22,8 @@ def names(server: ScriptedServer, namespace: str = "team") -> list[str]:
         api.close()
 
 
-def test_all_pages_are_read() -> None:
-    """A quota that was left out could reject a pod that a suggestion asks to create again."""
+def test_quotas_are_read_from_all_pages() -> None:
+    """A missing quota could reject a pod that a suggestion asks to create again."""
     first = [f"quota-{number}" for number in range(PAGE_SIZE)]
     with scripted_server(page(*first, token="more"), page("last")) as server:
         assert names(server) == [*first, "last"]
@@ -36,7 +36,7 @@ def test_all_pages_are_read() -> None:
         ]
 
 
-def test_a_name_of_no_namespace_asks_for_no_other_path() -> None:
+def test_an_invalid_namespace_requests_no_other_path() -> None:
     with scripted_server(page()) as server:
         assert names(server, "../nodes?") == []
         (request,) = server.requests
@@ -58,6 +58,6 @@ def _breaks_off(exchange: Exchange) -> None:
         ),
     ],
 )
-def test_a_list_that_is_not_whole_is_an_error(last: Answer, error: type[Exception]) -> None:
+def test_an_incomplete_list_is_an_error(last: Answer, error: type[Exception]) -> None:
     with scripted_server(page("first", token="more"), last) as server, pytest.raises(error):
         names(server)

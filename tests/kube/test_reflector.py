@@ -1,4 +1,4 @@
-"""The reflector against a scripted server, byte by byte and without delays."""
+"""Runs the reflector against a scripted server, byte by byte and without delays."""
 
 import threading
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ KINDS["our pods"] = next(
 )
 
 
-def test_a_list_in_pages_then_every_change_in_order() -> None:
+def test_a_paged_list_is_followed_by_every_change_in_order() -> None:
     with following(
         page(4, obj("a", 1), obj("b", 2), token="more"),
         page(5, obj("c", 3)),
@@ -102,7 +102,7 @@ class TestOptionalKind:
         assert followed.waits == [QUICK.absent_s]
         assert followed.reflector.health.reconnects == 0
 
-    def test_other_errors_do_not_mean_a_missing_kind(self) -> None:
+    def test_other_errors_do_not_count_as_a_missing_kind(self) -> None:
         with following(status(403), page(5), HANG, kind="resourceslices") as followed:
             followed.told(1)
         assert [path.split("/")[3] for path in self.paths(followed)[:2]] == ["v1", "v1"]
@@ -146,7 +146,7 @@ def test_a_line_in_several_chunks_is_one_event() -> None:
 
 
 def test_irrelevant_objects_are_not_listed_but_their_changes_are_delivered() -> None:
-    """A list would hold a hundred thousand pods at once; a changed pod can become relevant."""
+    """A list would hold a hundred thousand pods at once, and a changed pod can become relevant."""
     with following(
         page(5, obj("ours-1", 1), obj("x", 2), obj("ours-2", 3)),
         watch(change("MODIFIED", "x", 7), then=Exchange.hang),
@@ -157,7 +157,7 @@ def test_irrelevant_objects_are_not_listed_but_their_changes_are_delivered() -> 
     assert isinstance(second, PodSeen)
 
 
-def test_it_is_synced_only_after_its_first_list_is_delivered() -> None:
+def test_a_reflector_is_synced_only_after_its_first_list_is_delivered() -> None:
     synced: list[bool] = []
 
     def deliver(events: Sequence[Event]) -> None:

@@ -1,4 +1,4 @@
-"""Reports in which an agent lies in every field, also in fields that are added later."""
+"""Draws reports in which an agent lies in every field, including fields that are added later."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from headroom.contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
 from headroom.contract.heartbeat import Confirmation
 from tests.builders import DISTRIBUTED, GIB, STAMP, shared, status, use
 
-#: Devices and pods of honest nodes and of the liar, and texts that mean something somewhere.
+#: Devices and pods of honest nodes and of the liar, and texts with a meaning.
 GPUS = ("GPU-a-0", "GPU-a-1", "GPU-c-0", "GPU-b-0")
 UIDS = ("bound", "stray", "starter", "hog", "neighbour", "waiting", "on-lying-node", "unknown")
 TEXTS = st.sampled_from(
@@ -51,7 +51,7 @@ def of_type(kind: mi.Type) -> st.SearchStrategy[Any]:
     raise AssertionError(f"no lies of type {kind}")
 
 
-#: Devices that are believed, so that everything is computed with them.
+#: Plausible devices, so that everything is computed with them.
 PLAUSIBLE: st.SearchStrategy[Device] = st.builds(
     lambda uuid, memory, used, free, healthy: shared(
         uuid,
@@ -98,7 +98,7 @@ _OTHERS = {
 
 @st.composite
 def lies(draw: st.DrawFn) -> GPUNodeStatus:
-    """Return a report. Most devices and rows are believed, so that they have effects."""
+    """Return a report. Most devices and rows are plausible, so that they have effects."""
     plausible = st.lists(PLAUSIBLE, min_size=1, max_size=3, unique_by=lambda each: each.uuid)
     told = {"observed_at": STAMP, "plugin": DISTRIBUTED, "sources": SOURCES}
     if draw(st.booleans()):

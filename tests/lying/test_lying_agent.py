@@ -1,7 +1,8 @@
-"""An agent that lies in every field changes nothing about other nodes, for any consumer.
+"""Checks that an agent that lies in every field changes nothing about other nodes, for any
+consumer.
 
-Node b lies, nodes a and c are honest. Each consumer of reports must give the same result about a
-and c, and about the pods there, as if the agent of b were silent.
+Node b lies, and nodes a and c are honest. Each consumer of reports must give equal results about a
+and c and the pods there, whether the agent of b lies or is silent.
 """
 
 import json
@@ -57,7 +58,7 @@ from tests.lying.lies import CONFIRMATIONS, lies
 from tests.recording import RecordingState
 
 HONEST = ("a", "c")
-#: The moment of the reports, on the monotonic clock.
+#: Time of the reports on the monotonic clock.
 NOW_S = 0.0
 BOUND_ON = {"bound": "a", "stray": "a", "starter": "a", "hog": "c", "neighbour": "c"}
 RULES = Rules(gate_image=GATE_IMAGE, evict_overuse=True, evict_misses=True)
@@ -88,8 +89,9 @@ def reserved(name: str, gpu: str, gib: int, **of: Any) -> Reservation:
 
 
 def honest_nodes() -> list[GPUNode]:
-    """On a are a pod with a reservation, one without, and one that starts alone; on c a pod takes
-    memory that its neighbour reserved."""
+    """Return the honest nodes: a has a pod with a reservation, one without, and one that starts
+    alone. On c, a pod uses memory that its neighbour reserved.
+    """
 
     def row(uid: str, gpu: str, gib: int, **of: Any) -> Any:
         measured = {"peak_bytes": gib * GIB, "started_at": BEGAN, **of}
@@ -163,7 +165,7 @@ SILENT = gpunode(name="b", uid="gn-b")
 
 
 def decisions(of: World) -> Any:
-    """The terms of each honest node, and what controllers decide from them."""
+    """Return the terms of each honest node, and the decisions of controllers from them."""
     state = of.state
     nodes = [state.gpunode(name) for name in HONEST]
     found = [each for each in nodes if each is not None]
@@ -193,7 +195,7 @@ def evictions(of: World) -> Any:
 
 
 def scores(of: World) -> Any:
-    """The choice between the honest nodes, with every term."""
+    """Return the choice between the honest nodes, with every term."""
     snap = of.state.snapshot()
     request = of.state.understand(WAITING)
     assert isinstance(request, VramRequest)
@@ -205,7 +207,7 @@ def scores(of: World) -> Any:
 
 
 def metrics(of: World) -> Any:
-    """The series with a label of an honest node or of its pods."""
+    """Return the series with a label of an honest node or of its pods."""
     collector = FleetCollector(of.state, of.state.snapshot, Pending, 100, 90.0)
     labels = {*HONEST, *BOUND_ON, "GPU-a-0", "GPU-a-1", "GPU-c-0"}
     return sorted(
@@ -223,7 +225,7 @@ def history(of: World) -> Any:
 
 
 def profiles(of: World) -> Any:
-    """The lives from which VRAMProfiles are made."""
+    """Return the runs from which VRAMProfiles are made."""
     facts = {
         uid: PodFacts("default", uid, "", None, {"main": Program("p", Family.UNKNOWN)}, node=node)
         for uid, node in BOUND_ON.items()
@@ -249,7 +251,7 @@ PATHS = (
     "/v1/costs",
     *(f"/v1/timeline/pods/default/{name}" for name in BOUND_ON),
 )
-#: Fields that differ between any two answers, or that are sums of all nodes.
+#: Fields that differ between any two answers, or that are sums over all nodes.
 OF_ALL = {
     *("generatedAt", "snapshot_generation", "generation", "totals", "total", "nodes_by_state"),
     *("sums", "devices_without_sm_activity", "matching", "overcommitted_bytes"),
@@ -257,7 +259,7 @@ OF_ALL = {
 
 
 def views(of: World) -> Any:
-    """The bodies of the debug API, without node b, its pods, and sums over all nodes."""
+    """Return the bodies of the debug API, without node b, its pods, and sums over all nodes."""
     return {path: without_b(json.loads(of.asked.get(path).text)) for path in PATHS}
 
 
@@ -272,7 +274,7 @@ def without_b(body: Any) -> Any:
 def is_of_b(body: Any) -> bool:
     if not isinstance(body, dict):
         return body == "b"
-    is_unknown = body.get("namespace") == ""  # a pod that the API server does not know
+    is_unknown = body.get("namespace") == ""  # a pod that the API server does not have
     return is_unknown or "b" in (body.get("node"), body.get("name")) or "liars" in body.values()
 
 
@@ -318,7 +320,7 @@ def silence() -> dict[str, Any]:
 
 
 def told(report: GPUNodeStatus, confirmation: Confirmation | None) -> World | None:
-    """Return the world in which b reports this; None if the report cannot be read at all."""
+    """Return the world in which b sends this report, or None if the report is unreadable."""
     try:
         lie = decode_gpunode(msgspec.json.encode(msgspec.structs.replace(SILENT, status=report)))
     except BadReport:
@@ -343,7 +345,7 @@ def test_an_agent_that_lies_in_every_field_changes_nothing_about_other_nodes(
 @settings(max_examples=10, phases=[Phase.explicit, Phase.generate])
 @given(lies(), st.none() | CONFIRMATIONS)
 @example(ABSURD, None)
-def test_nor_do_the_views_of_the_console_change(
+def test_a_lying_agent_does_not_change_console_views_of_other_nodes(
     silence: dict[str, Any], report: GPUNodeStatus, confirmation: Confirmation | None
 ) -> None:
     if (lied := told(report, confirmation)) is not None:
@@ -351,8 +353,8 @@ def test_nor_do_the_views_of_the_console_change(
         assert found == {name: silence[name] for name in SLOW_CONSUMERS}
 
 
-def test_its_own_node_it_does_change() -> None:
-    """Otherwise the test above would prove nothing: figures of b follow the report of b."""
+def test_a_lying_agent_changes_values_of_its_own_node() -> None:
+    """Otherwise the test above would prove nothing."""
     seen = []
     for pods in ([], [use("bound", "GPU-b-0", 20 * GIB)]):
         lie = gpunode(shared("GPU-b-0"), name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)

@@ -1,7 +1,7 @@
 """The cluster that the model explores, and a judge that is independent of the ledger's code.
 
-Nodes have one shared device of 10 bytes, pods ask for so many bytes in their annotation. What fits
-is decided by the extender's own ``ClusterWriter``; ``wrong_with`` only reads what the server holds.
+Nodes have one shared device of 10 bytes, and pods request bytes in their annotation. The extender's
+own ``ClusterWriter`` decides which pods fit. ``wrong_with`` only reads the server's state.
 """
 
 import itertools
@@ -87,7 +87,9 @@ _fitted: dict[bytes, Placement | Reason] = {}
 
 
 def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
-    """``ClusterWriter.judge``, remembered: it is a function of its arguments."""
+    """Return the result of ``ClusterWriter.judge``, cached because it depends only on its
+    arguments.
+    """
     key = msgspec.json.encode((pod, node))
     if key not in _fitted:
         _fitted[key] = _STATE.judge(pod, node, 0.0)
@@ -117,7 +119,7 @@ def binds(
     held: World | None = None,
     code: ModuleType = real_ledger,
 ) -> Program:
-    """Bind a pod, knowing what ``held`` shows of it and of the node; nothing where it is None."""
+    """Bind a pod with the copies of the pod and the node in ``held``, or without a copy if None."""
     metadata = pod.metadata
 
     shown = held.pods[metadata.name] if held else None
@@ -162,11 +164,11 @@ def initialises(name: str, node: str, code: ModuleType = real_ledger) -> Program
     return lambda store: ledger(store, name, code).initialise(nodes)
 
 
-# Writes of others.
+# Writes of other clients.
 
 
 def edits(name: str, asked_bytes: int) -> Deed:
-    """The user changes what an unbound pod asks for."""
+    """The user changes the request of an unbound pod."""
 
     def deed(world: World) -> World | None:
         held = world.pods.get(name)
@@ -181,7 +183,7 @@ def edits(name: str, asked_bytes: int) -> Deed:
 
 
 def recreates(name: str, asked_bytes: int) -> Deed:
-    """The user deletes the pod and makes another of that name."""
+    """The user deletes the pod and creates another with the same name."""
     return lambda world: world.with_pod(pod(name, asked_bytes, uid=f"{name}-heir"))
 
 
@@ -190,7 +192,7 @@ def deletes(name: str) -> Deed:
 
 
 def ends(name: str) -> Deed:
-    """The pod's containers end, once it is bound."""
+    """The containers of the bound pod end."""
 
     def deed(world: World) -> World | None:
         held = world.pods.get(name)
@@ -202,7 +204,7 @@ def ends(name: str) -> Deed:
 
 
 def settles(name: str) -> Deed:
-    """The pod becomes ready, once it is bound."""
+    """The bound pod becomes ready."""
 
     def deed(world: World) -> World | None:
         held = world.pods.get(name)
@@ -226,7 +228,7 @@ def goes_around_us(name: str, node: str) -> Deed:
 
 
 def loses_the_object(node: str) -> Deed:
-    """A user deletes the GPUNode by force; it is created again and its agent reports to it."""
+    """A user deletes the GPUNode by force. It is created again, and its agent reports to it."""
     return lambda world: world.without_gpunode(node).with_gpunode(gpunode(node, initialised=False))
 
 
@@ -249,16 +251,18 @@ def asked_bytes(pod: Pod) -> int:
 
 
 def wrong_with(world: World, code: ModuleType = real_ledger) -> str:
-    """Errors of a world as it is, or in the end, after ``code`` has reconciled it."""
+    """Return the errors of a world in its current state, or after ``code`` has reconciled it."""
     return _wrong(world) or _wrong(tidied := _tidy(world, code), settled=True) or _left_over(tidied)
 
 
 def _wrong(world: World, settled: bool = False) -> str:
-    """``settled``: time enough has passed for pods that others bound to be seen and charged."""
+    """Return the errors. ``settled`` means that pods bound by others had time to be seen and
+    charged.
+    """
     for name, node in world.gpunodes.items():
         there = [*world.pods.values(), *world.ghosts.values()]
         sitting = [p for p in there if p.node == name and not p.ended]
-        # Unreserved pods may overcommit: that is not our error.
+        # Unreserved pods may overcommit, which is not our error.
         ours = ((name, asked_bytes(p)) for p in sitting if _bound_by_us(p))
         if over := excess(ours, {name: MEMORY_BYTES}):
             return f"{name} is overcommitted: by {over[name]} bytes"
@@ -290,8 +294,9 @@ def _bound_by_us(pod: Pod) -> bool:
 
 
 def _tidy(world: World, code: ModuleType) -> World:
-    """All actors have crashed, all messages are lost, what ran on has ended and samples prove it:
-    reconciling checks every reservation, and every pod without one."""
+    """Reconcile every reservation, and every pod without a reservation, after all actors have
+    crashed, all messages are lost, remaining containers have ended, and samples prove it.
+    """
     store = WorldStore(replace(world, ghosts={}))
     housekeeper = ledger(store, "housekeeper", code)
     for pod in world.pods.values():
@@ -315,15 +320,16 @@ def _reservations(world: World) -> Iterator[tuple[str, str]]:
 
 
 def protocol_with(changes: Mapping[str, str]) -> ModuleType:
-    """The module of the ledger with passages of the protocol written otherwise; each must be in
-    one of ``MODULES``, once."""
+    """Return the module of the ledger with changed passages of the protocol. Each passage must
+    occur once in one of ``MODULES``.
+    """
     sources = {module.__name__: Path(str(module.__file__)).read_text() for module in MODULES}
     for before, after in changes.items():
         found = [name for name, source in sources.items() for _ in range(source.count(before))]
         assert len(found) == 1, f"the protocol does not contain this once:\n{before}"
         sources[found[0]] = sources[found[0]].replace(before, after)
     rewritten = {name: ModuleType(name) for name in sources}
-    with patch.dict(sys.modules, rewritten):  # they import each other
+    with patch.dict(sys.modules, rewritten):  # The modules import each other.
         for name, source in sources.items():
             exec(compile(source, f"rewritten {name}", "exec"), rewritten[name].__dict__)
     return rewritten[real_ledger.__name__]

@@ -1,9 +1,9 @@
 """Explores every order in which the calls of several actors can reach the server.
 
-An actor is the real code, and that is deterministic: what it does next depends on nothing but the
-answers it got so far. So an actor's state is the list of those answers, and to find its next call
-it is run again from the start over a store that repeats them and stops at the first call that has
-none. There are no threads, every state is a value, and equal states are explored once.
+An actor is the real code, which is deterministic: its next action depends only on the responses so
+far. So an actor's state is the list of these responses. To find its next call, it is run again from
+the start over a store that repeats them and stops at the first call without a response. There are
+no threads, every state is a value, and equal states are explored once.
 
 A step is one of
   * a call of one actor reaches the server and is answered;
@@ -12,9 +12,9 @@ A step is one of
   * such a message arrives;
   * an action of another client: a user, a kubelet, an administrator.
 
-A crash needs no step of its own: an actor that is never chosen again has crashed, and every state
-is judged. A message that is lost, or done and not answered, is one that never arrives, or arrives
-at once.
+A crash needs no separate step, because an actor that is never chosen again has crashed, and every
+state is judged. A message that is lost, or executed and not answered, is one that never arrives, or
+arrives at once.
 """
 
 from collections import deque
@@ -30,9 +30,9 @@ from tests.model.world import Call, Seam, World, again
 
 #: The code of an actor, over the store that it gets.
 Program = Callable[[SyncStore], object]
-#: A single action of another client; None while it is not possible.
+#: A single action of another client, or None while it is impossible.
 Deed = Callable[[World], World | None]
-#: Errors of a world; empty if there are none.
+#: Errors of a world, or empty.
 Judge = Callable[[World], str]
 T = TypeVar("T", World, Call)
 
@@ -42,13 +42,15 @@ class Scenario:
     world: World
     actors: Mapping[str, Program]
     deeds: Mapping[str, Deed]
-    #: How many writing calls may be lost from sight.
+    #: Maximum number of writing calls whose result the actor does not get.
     losses: int = 0
 
 
 @dataclass(frozen=True)
 class Explored:
-    """``wrong`` is empty, or what is wrong at the end of ``story``, the shortest to get there."""
+    """The result of an exploration: ``wrong`` has the errors at the end of ``story``, the shortest
+    way there.
+    """
 
     states: int
     steps: int
@@ -61,14 +63,14 @@ class Explored:
         return f"{self.states} states, {self.steps} steps, {self.worlds} worlds{told}"
 
 
-#: The mind of an actor that has nothing left to do.
+#: The state of an actor that has finished.
 _DONE = -1
 
 
 class _State(NamedTuple):
     #: Number of the world (``_Server``).
     world: int
-    #: For each actor the number of its list of answers (``_Actors``).
+    #: For each actor, the number of its list of responses (``_Actors``).
     minds: tuple[int, ...]
     #: Numbers of the calls that may still arrive, in ascending order.
     under_way: tuple[int, ...]
@@ -78,7 +80,7 @@ class _State(NamedTuple):
 
 class _Answer(NamedTuple):
     given: Any
-    #: Equal for equal answers.
+    #: Equal for equal responses.
     key: bytes
     #: Short form for the story.
     text: str
@@ -118,7 +120,7 @@ class _Server:
         return number
 
     def perform(self, world: int, call: int) -> tuple[int, _Answer]:
-        """The number of the world after the call, and its answer."""
+        """Return the number of the world after the call, and the call's response."""
         key = world, call
         if key not in self._performed:
             after, answer = self.worlds[world].perform(self.calls[call])
@@ -127,7 +129,7 @@ class _Server:
 
 
 class _Actors:
-    """Runs actors, and numbers the lists of answers that they have got."""
+    """Runs actors, and numbers their lists of responses."""
 
     def __init__(self, programs: list[Program], server: _Server) -> None:
         self._programs = programs
@@ -137,7 +139,7 @@ class _Actors:
         self._next: dict[tuple[int, int], int | None] = {}
 
     def next_call(self, actor: int, mind: int) -> int | None:
-        """The number of the next call of the actor; None if it is done."""
+        """Return the number of the actor's next call, or None if it has finished."""
         if mind == _DONE:
             return None
         key = actor, mind
@@ -147,7 +149,9 @@ class _Actors:
         return self._next[key]
 
     def told(self, actor: int, mind: int, answer: _Answer) -> int:
-        """The list of answers with one more; how an actor came to its end does not matter."""
+        """Return the list of responses with a further response. How a finished actor came to its
+        end does not matter.
+        """
         key = mind, answer.key
         if key not in self._number_of:
             self._number_of[key] = len(self._answers)
@@ -173,14 +177,16 @@ class _Actors:
 
 
 class _Waits(BaseException):
-    """Stops an actor at a call; no ``Exception``, so that no actor handles it."""
+    """Stops an actor at a call. It is not an ``Exception``, so that no actor handles it."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
 
 
 def explore(scenario: Scenario, judge: Judge, most_states: int = 1_000_000) -> Explored:
-    """Visit every state, nearest first, until one is wrong; too many of them is an error."""
+    """Visit every state, the nearest first, until a state has errors. Too many states are an
+    error.
+    """
     server = _Server()
     names, actors = list(scenario.actors), _Actors(list(scenario.actors.values()), server)
     world = server.world(scenario.world)

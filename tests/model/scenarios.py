@@ -1,7 +1,8 @@
-"""The scenarios of the explorer: few actors, chosen so that every pair of rules meets.
+"""Defines the scenarios of the explorer, with few actors, chosen so that every pair of rules
+interacts.
 
-Every pod asks for 6 of the 10 bytes of the only device, so that two of them never fit together,
-or for 2 if its user changes it or creates it again.
+Every pod requests 6 of the 10 bytes of the only device, so that two pods never fit together, or 2
+bytes if its user changes or recreates it.
 """
 
 from collections.abc import Callable, Mapping
@@ -55,7 +56,7 @@ def one_pod_on_two_nodes(code: ModuleType, losses: int) -> Scenario:
 
 
 def one_pod_bound_twice_to_a_node(code: ModuleType, losses: int) -> Scenario:
-    """kube-scheduler gave up waiting for one replica, and asks another."""
+    """kube-scheduler times out on one replica, and calls another."""
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "B binds p": binds("B", P, "n1", HELD, code),
@@ -74,7 +75,7 @@ def two_removals_under_a_bind(code: ModuleType, losses: int) -> Scenario:
 
 
 def a_request_that_grows(code: ModuleType, losses: int) -> Scenario:
-    """A has seen the pod as it was, B sees it as its user changed it."""
+    """A has seen the pod before its user changed it, and B after."""
     actors = {
         "A binds p": binds("A", P, "n1", SMALL, code),
         "B binds p": binds("B", P, "n1", None, code),
@@ -119,7 +120,7 @@ def two_set_up_the_lost_object(code: ModuleType, losses: int) -> Scenario:
 
 
 def the_object_is_missing_for_a_while(code: ModuleType, losses: int) -> Scenario:
-    """A has cached the object that was deleted, and R removes a reservation from it."""
+    """A has cached the deleted GPUNode, and R removes a reservation from it."""
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "I": initialises("I", "n1", code),
@@ -133,7 +134,7 @@ def the_object_is_missing_for_a_while(code: ModuleType, losses: int) -> Scenario
 
 
 def a_pod_goes_around_us(code: ModuleType, losses: int) -> Scenario:
-    """Both replicas see it and charge it, while one of them binds another."""
+    """Both replicas see the pod and charge it, while one of them binds another pod."""
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "C": charges("C", "n1", Q, code),
@@ -188,7 +189,7 @@ def pods_that_start_alone(code: ModuleType, losses: int) -> Scenario:
 
 
 def a_starting_pod_is_deleted(code: ModuleType, losses: int) -> Scenario:
-    """Its containers may run on."""
+    """Its containers may continue to run."""
     actors = {
         "A binds p": binds("A", FIRST, "n1", STARTERS, code),
         "B binds q": binds("B", SECOND, "n1", None, code),

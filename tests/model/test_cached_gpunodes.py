@@ -1,8 +1,8 @@
-"""Explores every order of writes, deletions, watch events and late answers about one GPUNode.
+"""Explores every order of writes, deletions, watch events and late responses about one GPUNode.
 
-The extender's own ledger, store and cache run over a server in memory. The answer of each call
-waits until the explorer delivers it. In the meantime other clients delete the GPUNode and create it
-again under its name, and the watch reports that at any later time.
+The extender's own ledger, store and cache run over a server in memory. The response of each call
+waits until the explorer delivers it. Meanwhile other clients delete and recreate the GPUNode, and
+the watch reports that at any later time.
 """
 
 import itertools
@@ -42,12 +42,12 @@ def _until_delivered() -> Generator[None]:
 
 
 class LateStore:
-    """Performs each call at once. The answer arrives when the explorer continues the caller."""
+    """Performs each call at once. The response arrives when the explorer continues the caller."""
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store
         self.running = ""
-        #: Task -> its calls and their results (uid and version, or an error), and each arrival.
+        #: Calls of each task with their results (uid and version, or an error), and each arrival.
         self.history: dict[str, list[object]] = {}
 
     def __getattr__(self, operation: str) -> Callable[..., Awaitable[Any]]:
@@ -144,7 +144,9 @@ class Replica:
                 self.server.delete_gpunode("n")
 
     def wrong(self) -> str:
-        """Return how the cache differs from the server although the watch has reported all."""
+        """Return how the cache differs from the server although the watch has reported
+        everything.
+        """
         held, cached = self.server.read_gpunode("n"), self.cluster.gpunode("n")
         if self.watch or held == cached:
             return ""
@@ -171,7 +173,7 @@ class Replica:
 
 
 def explore(written: Callable[[GPUNode], Event]) -> tuple[int, tuple[str, ...], str]:
-    """Return the number of states, and the first story that ends wrong, with what is wrong."""
+    """Return the number of states, and the first story that ends with an error."""
     ahead, seen = [tuple[str, ...]()], set[bytes]()
     while ahead:
         story, replica = ahead.pop(), Replica(written)
@@ -199,14 +201,14 @@ def test_no_late_answer_makes_the_cache_differ_from_the_server() -> None:
     assert states > 900
 
 
-def test_an_answer_that_counts_like_a_watch_event_revives_a_deleted_gpunode() -> None:
+def test_a_response_used_like_a_watch_event_would_revive_a_deleted_gpunode() -> None:
     _, story, wrong = explore(lambda gpunode: GPUNodeSeen(gpunode, 0.0))
     assert "the GPUNode is deleted" in story
     assert "the API server has NoneType" in wrong
 
 
 @pytest.mark.parametrize("operation", ["read_gpunode", "write_spec", "remove_finalizer"])
-def test_an_object_that_a_call_does_not_find_leaves_the_cache(operation: str) -> None:
+def test_a_gpunode_that_a_call_does_not_find_leaves_the_cache(operation: str) -> None:
     replica = Replica(lambda gpunode: GPUNodeWritten(gpunode, 0.0))
     replica.close()
     store = FollowedStore(
@@ -227,7 +229,7 @@ def test_an_object_that_a_call_does_not_find_leaves_the_cache(operation: str) ->
     assert replica.cluster.gpunode("n") is None
 
 
-def test_an_object_that_was_created_meanwhile_stays_in_the_cache() -> None:
+def test_a_gpunode_created_meanwhile_stays_in_the_cache() -> None:
     replica = Replica(lambda gpunode: GPUNodeWritten(gpunode, 0.0))
     replica.close()
     replica.server.delete_gpunode("n")

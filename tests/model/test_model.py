@@ -1,8 +1,8 @@
-"""Every order of events, and every rule of DESIGN section 6 dropped once.
+"""Explores every order of events, also without each rule of DESIGN section 6.
 
-The protocol of these explorations retries at most ``attempts`` times, where the real one does
-8 times: that is the only passage of it that is changed, and it bounds the exploration. Together
-some 400,000 states and a million steps are visited, in half a minute.
+Here the protocol retries at most ``attempts`` times instead of 8 times. This is its only change,
+and it bounds the exploration. Together some 400,000 states and a million steps are visited in half
+a minute.
 """
 
 import functools
@@ -40,7 +40,7 @@ def attempts(number: int) -> dict[str, str]:
         pytest.param(3, 0, id="more attempts, nothing is lost"),
     ],
 )
-def test_reservations_hold_whatever_happens(play: str, tries: int, losses: int) -> None:
+def test_reservations_hold_in_every_order_of_events(play: str, tries: int, losses: int) -> None:
     explored = explore(PLAYS[play](protocol_with(attempts(tries)), losses), wrong_with)
     log.info("%s: %s", play, explored)
     assert not explored.wrong, explored
@@ -50,7 +50,7 @@ def test_reservations_hold_whatever_happens(play: str, tries: int, losses: int) 
 @pytest.mark.parametrize(
     "play", ["two pods for one device", "one pod on two nodes", "a request that grows"]
 )
-def test_no_memory_is_reserved_twice_when_two_answers_are_lost(play: str) -> None:
+def test_no_memory_is_reserved_twice_when_two_responses_are_lost(play: str) -> None:
     explored = explore(PLAYS[play](protocol_with(attempts(2)), 2), wrong_with)
     log.info("%s: %s", play, explored)
     assert not explored.wrong, explored
@@ -190,7 +190,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                gpunode = msgspec.structs.replace(gpunode, metadata=held)\n",
     ),
 }
-#: Needs the list to be made elsewhere as well.
+#: Needs a change to the list elsewhere as well.
 _LISTS_TOO_EARLY = {
     "        # Bindings in flight have their reservations": (
         "        early = await self._store.list_pods()\n"
@@ -206,22 +206,22 @@ def test_the_model_notices_that_fit_ignores_starting_pods(monkeypatch: pytest.Mo
     assert explored.wrong == "on n1 these pods start at the same time: ['p', 'q']"
 
 
-#: Found in the scenarios of starting pods, which show no other rule.
+#: Found in the scenarios of starting pods, which reveal no other rule.
 _OF_STARTS = (
     "a pod that starts alone is reserved like any other",
     "the end of a start is written without the resourceVersion",
 )
 
 
-#: Scenarios are explored until one shows that the rule is dropped. This one comes first, because
-#: the others take long: the number of lost calls, and the scenario.
+#: Scenarios are explored until one reveals the dropped rule. This one comes first, because the
+#: others take long: the number of lost calls, and the scenario.
 _FOUND_IN = {
     "initialising gives up a touch that may not have been done": (1, "the object is lost"),
 }
 
 
 @pytest.mark.parametrize("dropped", RULES_DROPPED)
-def test_the_model_notices_a_rule_that_is_dropped(dropped: str) -> None:
+def test_the_model_notices_a_dropped_rule(dropped: str) -> None:
     changes = dict([RULES_DROPPED[dropped]]) | attempts(2)
     if "lists the bound pods before" in dropped:
         changes |= _LISTS_TOO_EARLY
@@ -238,7 +238,7 @@ def test_the_model_notices_a_rule_that_is_dropped(dropped: str) -> None:
 
 
 class WorldStage:
-    """The server of the model, held to what every store does."""
+    """The server of the model, which must pass the tests of every store."""
 
     def __init__(self) -> None:
         self.store = self._world = WorldStore(World())

@@ -1,7 +1,7 @@
 """A small API server as a value: every operation turns one world into the next.
 
-The explorer keeps many worlds at once, which a store with a lock and watchers cannot do; the store
-below it is here to be held, by ``tests.ledger.store_behaviour``, to what every store does.
+The explorer keeps many worlds at once, which a store with a lock and watchers cannot do.
+``tests.ledger.store_behaviour`` checks that the store below behaves like every store.
 """
 
 import functools
@@ -18,7 +18,7 @@ from headroom.contract.gpunode import GPUNode, GPUNodeSpec
 from headroom.contract.kube import Pod
 from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
-#: A resourceVersion that is always the newest: for protocols that leave a precondition out.
+#: A resourceVersion that is always the newest, for protocols without a precondition.
 ANY = "*"
 
 changed = msgspec.structs.replace
@@ -26,7 +26,7 @@ changed = msgspec.structs.replace
 
 @dataclass(frozen=True)
 class Call:
-    """One message to the server."""
+    """A message to the server."""
 
     operation: str
     arguments: tuple[Any, ...]
@@ -44,11 +44,11 @@ class Call:
 class World:
     """The state of the server. Maps are never changed in place.
 
-    Each object counts its own versions, for ever, so that what commutes leads to equal worlds.
+    Each object counts its own versions permanently, so that commuting steps lead to equal worlds.
     """
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    #: Pods, by uid, that were deleted while their containers ran: they run on.
+    #: Uids of pods that were deleted while their containers continued to run.
     ghosts: Mapping[str, Pod] = field(default_factory=dict)
     gpunodes: Mapping[str, GPUNode] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
@@ -59,14 +59,14 @@ class World:
         return msgspec.json.encode(held, order="sorted")
 
     def perform(self, call: Call) -> "tuple[World, Any]":
-        """The world after the call, and its answer, which may be an error."""
+        """Return the world after the call, and its response, which may be an error."""
         try:
             done: tuple[World, Any] = getattr(self, f"_{call.operation}")(*call.arguments)
             return done
         except StoreError as err:
             return self, err
 
-    # The hands of users, agents and administrators.
+    # Actions of users, agents and administrators.
 
     def with_pod(self, pod: Pod) -> "World":
         version, after = self._haunted(pod.metadata.name, by=pod.metadata.uid)._versioned(
@@ -86,7 +86,9 @@ class World:
         return replace(self._haunted(name), pods=pods)
 
     def _haunted(self, name: str, by: str = "") -> "World":
-        """With the ghost of the pod of that name, unless its successor ``by`` is the same pod."""
+        """Return the world with the remaining containers of the pod of that name, unless its
+        successor ``by`` is the same pod.
+        """
         pod = self.pods.get(name)
         if pod is None or not pod.node or pod.ended or pod.metadata.uid == by:
             return self
@@ -100,7 +102,7 @@ class World:
         versions = {**self.versions, f"{kind} {name}": number}
         return f"v{number}", replace(self, versions=versions)
 
-    # The operations of the seam.
+    # Operations of the store.
 
     def _read_gpunode(self, name: str) -> "tuple[World, GPUNode | None]":
         return self, self.gpunodes.get(name)
@@ -148,7 +150,7 @@ class World:
         return after, after.pods[pod.metadata.name]
 
     def _guarded(self, name: str, uid: str, version: str) -> Pod:
-        """The pod, if both preconditions hold."""
+        """Return the pod, if both preconditions hold."""
         held = self.pods.get(name)
         if held is None:
             raise StoreNotFound(f"pod {name} does not exist")
@@ -158,7 +160,7 @@ class World:
 
 
 class Seam:
-    """A store ``SyncStore`` whose every call is handed to one function."""
+    """A store ``SyncStore`` that passes every call to one function."""
 
     def __init__(self, call: Callable[[Call], Any]) -> None:
         self._call = call
@@ -195,14 +197,16 @@ class Seam:
 
 
 def again(answer: Any) -> Any:
-    """Return an answer, or raise it as a copy, because an exception records where it was raised."""
+    """Return a response, or raise it as a copy, because an exception records where it was
+    raised.
+    """
     if isinstance(answer, StoreError):
         raise type(answer)(*answer.args)
     return answer
 
 
 class WorldStore(Seam):
-    """One world that changes under the calls, in the order in which they come."""
+    """A world that changes with the calls, in the order of their arrival."""
 
     def __init__(self, world: World) -> None:
         super().__init__(self._perform)

@@ -1,10 +1,10 @@
-"""Node groups that a real Cluster Autoscaler scales: docs/how-to/autoscaling.md."""
+"""Runs node groups that a real Cluster Autoscaler scales (docs/how-to/autoscaling.md)."""
 
 from benchmarks.autoscaling.__main__ import play
 from benchmarks.autoscaling.scenarios import SCENARIOS, failures, table
 from tests.e2e.conftest import Tell
 
-#: Seconds without a new node or a bound pod after which the rest waits for ever.
+#: Seconds without a new node or a bound pod after which the remaining pods wait forever.
 SETTLE_S = 60.0
 
 

@@ -1,4 +1,4 @@
-"""DRA with a real kube-scheduler, kubelet and driver, beside Headroom: docs/how-to/dra.md."""
+"""Runs DRA with a real kube-scheduler, kubelet and driver next to Headroom (docs/how-to/dra.md)."""
 
 import json
 import os
@@ -34,13 +34,14 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-#: A device is tainted, and cleared, within so many seconds of the use.
+#: A device is tainted, and the taint is removed, within this number of seconds after a change of
+#: the use.
 TAINTED_LIMIT_S, CLEARED_LIMIT_S = 10.0, 15.0
 
 
 @pytest.mark.parametrize("version", RULES_VERSIONS)
 def test_rules_are_written_in_the_version_that_the_api_server_serves(version: str) -> None:
-    """A kube-scheduler reads the first version only, so the other is tried without one."""
+    """kube-scheduler reads only the first version, so the other is tested without it."""
     plane = DraPlane(version)
     try:
         plane.start()
@@ -65,7 +66,7 @@ def test_rules_are_written_in_the_version_that_the_api_server_serves(version: st
             ({}, rule["spec"], "with label app.kubernetes.io/managed-by"),
         ):
             body = {"metadata": metadata | {"name": "another"}, "spec": spec}
-            # The API server takes a moment to read a new policy.
+            # The API server needs a moment to read a new policy.
             until(partial(is_rejected, api, plane, body, message), message, 30.0)
         plane.call("POST", plane.rules_path, {"metadata": {"name": "other"}, "spec": strong})
         with pytest.raises(ApiStatus, match="with label"):
@@ -77,7 +78,7 @@ def test_rules_are_written_in_the_version_that_the_api_server_serves(version: st
 
 
 def created(rules: TaintRules, device: DraDevice) -> bool:
-    """Create a rule; return False if the API server has not read the roles yet."""
+    """Create a rule. Return False if the API server has not read the roles yet."""
     try:
         rules.create(device, "n", "GPU-0")
     except ApiStatus as err:
@@ -97,7 +98,7 @@ def is_rejected(api: KubeApi, plane: DraPlane, body: Mapping[str, Any], message:
     return False
 
 
-def test_claims_beside_use_and_taints_of_devices(tell: Tell) -> None:
+def test_claims_are_compared_with_use_and_devices_are_tainted(tell: Tell) -> None:
     if os.geteuid() != 0:
         pytest.fail("a kubelet needs root. Run as root: make neighbours")
     with scene() as played:
@@ -112,7 +113,9 @@ def test_claims_beside_use_and_taints_of_devices(tell: Tell) -> None:
 
 
 def claims_appear_in_drift(played: Scene, tell: Tell) -> tuple[str, str]:
-    """Pods a and b of 30 and 20 GiB share one device, c of 60 GiB has the other; return both."""
+    """Pods a and b of 30 and 20 GiB share one device, and c of 60 GiB has the other. Return both
+    devices.
+    """
     devices: dict[str, str] = {}
     for name, memory in (("a", "30Gi"), ("b", "20Gi"), ("c", "60Gi")):
         played.claim(name, memory)
@@ -137,7 +140,7 @@ def claims_appear_in_drift(played: Scene, tell: Tell) -> tuple[str, str]:
 
 
 def unknown_processes_taint(played: Scene, tell: Tell, first: str, second: str) -> None:
-    """Only pod d of 25 GiB has to wait: it fits on the first device alone."""
+    """Only pod d of 25 GiB has to wait, because it fits only on the first device."""
     played.unknown_process(first, 5 * GIB)
     took_s = played.seconds_until(lambda: played.tainted() == {first}, "the taint", 30.0)
     tell(f"tainted {took_s:.1f} s after a process of no pod used 5 GiB")
@@ -171,7 +174,7 @@ def use_beyond_a_claim_taints(played: Scene, tell: Tell, first: str) -> None:
 
 
 def changing_use_does_not_flap(played: Scene, tell: Tell) -> None:
-    """Excess for 3 s in every 6 s, for 90 s."""
+    """Cause excess for 3 s in every 6 s, for 90 s."""
     counted = Counter(played)
     for _ in range(15):
         played.use("b", 24 * GIB)
@@ -184,7 +187,7 @@ def changing_use_does_not_flap(played: Scene, tell: Tell) -> None:
 
 
 def pods_that_end_do_not_taint(played: Scene, tell: Tell) -> None:
-    """For seconds the report shows use of pods whose claims are deallocated already."""
+    """For some seconds the report shows the use of pods whose claims are already deallocated."""
     counted = Counter(played)
     for name in ("c", "e"):
         played.plane.call("DELETE", f"{PODS}/{name}")

@@ -1,8 +1,8 @@
-"""Extended resources that DRA serves, with a real kube-scheduler, kubelet and driver:
-docs/how-to/dra.md.
+"""Runs extended resources that DRA serves, with a real kube-scheduler, kubelet and driver
+(docs/how-to/dra.md).
 
-The driver is dra-example-driver under the name of NVIDIA's. It offers two GPUs of 80 GiB, each as a
-whole. kube-scheduler calls Headroom, as shipped.
+The driver is dra-example-driver under the name of NVIDIA's. It offers two whole GPUs of 80 GiB.
+kube-scheduler calls Headroom, as shipped.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ RESOURCE = "nvidia.com/gpu"
 
 
 class Played:
-    """The cluster, and what is asked of it."""
+    """The cluster, with requests and checks."""
 
     def __init__(self, plane: DraPlane, node: DraNode, cluster: Cluster) -> None:
         self.plane, self.node, self.cluster = plane, node, cluster
@@ -41,7 +41,7 @@ class Played:
         self.plane.call("POST", PODS, manifest)
 
     def run(self, name: str) -> list[str]:
-        """Wait until the pod runs; return the uuids of the GPUs that its container got."""
+        """Wait until the pod runs. Return the UUIDs of the GPUs in its container."""
         self.node.wait(lambda: self.node.runtime.running(name), f"{name} to run")
         container = self.node.runtime.running(name)["main"]
         return list(container.devices)
@@ -53,7 +53,7 @@ class Played:
         until(lambda: why in self.rejection(name), f"{name} is rejected: {why}", 60.0, 0.1)
 
     def claimed(self) -> dict[str, str]:
-        """Return pod -> uuid of the GPU that its claim holds."""
+        """Return the UUID of the GPU in each pod's claim."""
         uuids = self.node.devices()
         return {
             claim["metadata"]["ownerReferences"][0]["name"]: uuids[result["device"]]
@@ -67,7 +67,7 @@ class Played:
         return {each.name: each for each in reservations.values()}
 
     def uses(self, pod: str, gib: int) -> None:
-        """Let the pod use so many GiB, and wait until the agent reports that."""
+        """Let the pod use this many GiB, and wait until the agent reports it."""
         self.node.runtime.use(self.node.runtime.running(pod)["main"], gib * GIB)
         uid = self.node.uid(pod)
 
@@ -108,7 +108,7 @@ def played(**settings: Any) -> Iterator[Played]:
         plane.stop()
 
 
-def test_whole_gpus_by_dra_in_mode_enforce(tell: Tell) -> None:
+def test_whole_gpus_are_allocated_by_dra_in_mode_enforce(tell: Tell) -> None:
     with played() as scene:
         scene.ask("amount", "8Gi")
         scene.rejected("amount", "headroom convert --to dra")
@@ -129,7 +129,7 @@ def test_whole_gpus_by_dra_in_mode_enforce(tell: Tell) -> None:
         tell("a kubelet ran pods with whole GPUs by DRA, without reservations")
 
 
-def test_mode_observe_charges_the_claim(tell: Tell) -> None:
+def test_mode_observe_charges_the_devices_of_the_claim(tell: Tell) -> None:
     with played(mode="observe") as scene:
         scene.ask("amount", "1Gi")
         (uuid,) = scene.run("amount")

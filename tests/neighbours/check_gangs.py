@@ -1,4 +1,4 @@
-"""PodGroups of a real kube-scheduler with the Coscheduling plugin: docs/how-to/gangs.md."""
+"""Runs PodGroups of a real kube-scheduler with the Coscheduling plugin (docs/how-to/gangs.md)."""
 
 import contextlib
 import time
@@ -20,7 +20,7 @@ MODULE = "sigs.k8s.io/scheduler-plugins"
 GROUPS = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{NAMESPACE}/podgroups"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 GROUP = "scheduling.x-k8s.io/pod-group"
-#: How long the plugin lets the first pods of a group wait for the others.
+#: Time for which the plugin lets the first pods of a group wait for the others.
 PERMIT_S = 10
 BINDS = "headroom_binds_total"
 FILTERED = 'headroom_verb_duration_seconds_count{verb="filter"}'
@@ -85,7 +85,9 @@ def bound(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def test_a_group_that_fits_exactly_is_bound_at_once(new_cluster: NewCluster, tell: Tell) -> None:
-    """Each pod is named other memory, although none is reserved before the last pod has a node."""
+    """Each pod gets different memory, although nothing is reserved before the last pod has a
+    node.
+    """
     cluster = new_cluster(6, Shape())
     with coscheduling(cluster), kubelets(cluster):
         began_s = time.monotonic()
@@ -98,9 +100,12 @@ def test_a_group_that_fits_exactly_is_bound_at_once(new_cluster: NewCluster, tel
         tell(f"12 pods of 12 GiB on 6 GPUs: all bound after {took_s:.1f} s, no bind declined")
 
 
-def test_a_group_that_fits_in_part_holds_no_memory(new_cluster: NewCluster, tell: Tell) -> None:
-    """Six pods on space for four, tried again soon after their rejection. A single pod gets the
-    memory. The group is bound when all of it fits."""
+def test_a_group_that_fits_only_in_part_holds_no_memory(
+    new_cluster: NewCluster, tell: Tell
+) -> None:
+    """The group has six pods, and there is memory for four. It is retried soon after its rejection.
+    A single pod gets the memory. The group is bound when all of it fits.
+    """
     cluster = new_cluster(3, Shape())
     with coscheduling(cluster), kubelets(cluster):
         cluster.create_pod("first", "24Gi")
@@ -130,7 +135,7 @@ def test_a_group_that_fits_in_part_holds_no_memory(new_cluster: NewCluster, tell
 
 
 def try_again(cluster: PlayedCluster, name: str, turn: int) -> None:
-    """Let the plugin try the five pods of a group that it needs to reject it.
+    """Let the plugin retry the five pods of a group after which it rejects the group.
 
     It waits for a change that may help, such as an update of the PodGroup.
     """
@@ -140,10 +145,10 @@ def try_again(cluster: PlayedCluster, name: str, turn: int) -> None:
     cluster.until(lambda: cluster.metric(FILTERED) > before + 4, "the group is tried again")
 
 
-def test_of_two_groups_that_need_the_same_memory_one_is_bound(
+def test_one_of_two_groups_that_need_the_same_memory_is_bound(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
-    """Their pods are created in turn. The other group is bound when the first one has ended."""
+    """Their pods are created alternately. The other group is bound when the first one has ended."""
     cluster = new_cluster(3, Shape())
     names = "left", "right"
     with coscheduling(cluster), kubelets(cluster):

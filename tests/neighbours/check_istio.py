@@ -1,7 +1,7 @@
-"""Gates in pods into which the real injector of Istio puts its proxy.
+"""Tests gates in pods into which the real injector of Istio puts its proxy.
 
-The injector is istiod's own code, with the configuration that Istio's chart renders. Both webhooks
-serve the same API server, which calls Headroom's first, by the order of their names.
+The injector is istiod's own code, with the configuration that Istio's chart renders. The API server
+calls both webhooks in the order of their names, so Headroom's comes first.
 """
 
 import base64
@@ -28,7 +28,7 @@ from tests.waiting import until
 INJECTOR = "istio-injector"
 NAMESPACE = f"/api/v1/namespaces/{TEAM}"
 LEVEL = "pod-security.kubernetes.io/enforce"
-#: Fields that Pod Security restricted requires of a container.
+#: Fields that the restricted Pod Security standard requires in a container.
 STRICT = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -40,7 +40,7 @@ STRICT = {
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A namespace into whose pods Istio puts its proxy, and a webhook that adds gates."""
+    """A namespace with injection of Istio's proxy, and a webhook that adds gates."""
     with installed(plane) as site:
         site.send("PATCH", NAMESPACE, {"metadata": {"labels": {"istio-injection": "enabled"}}})
         site.serve_webhook(gate_image=GATE_IMAGE)
@@ -139,7 +139,7 @@ def listens(port: int) -> bool:
 
 
 def pod(gated: bool) -> dict[str, Any]:
-    """A pod that Pod Security restricted accepts, with a GPU if it is ``gated``."""
+    """Return a pod that satisfies the restricted standard, with a GPU if it is ``gated``."""
     amounts = {"cpu": "1", "memory": "1Gi"} | ({"nvidia.com/gpu": "1"} if gated else {})
     main = container(resources={"limits": amounts, "requests": amounts}, securityContext=STRICT)
     own = container("own", 0, securityContext=STRICT)
@@ -149,7 +149,7 @@ def pod(gated: bool) -> dict[str, Any]:
 
 
 def create(site: Site, gated: bool = True) -> dict[str, Any]:
-    """Create the pod by a dry run, and return what would be stored."""
+    """Create the pod in a dry run. Return the object that would be stored."""
     reply = site.send("POST", f"{PODS}?dryRun=All", pod(gated))
     assert reply.status == 201, reply.message
     return reply.body
@@ -160,7 +160,7 @@ def names(stored: dict[str, Any], key: str = "") -> list[str]:
     return [each["name"] for key in keys for each in stored["spec"].get(key, ())]
 
 
-def test_the_gate_counts_and_runs_before_the_proxy(
+def test_the_gate_is_recognised_and_runs_before_the_proxy(
     istio: Site, is_native: bool, has_cni: bool
 ) -> None:
     stored = create(istio)
@@ -175,7 +175,7 @@ def test_the_gate_counts_and_runs_before_the_proxy(
     assert {key: gate[key] for key in own} == own
 
 
-def test_the_proxy_leaves_the_gate_s_connections_alone(istio: Site) -> None:
+def test_the_proxy_does_not_redirect_connections_of_the_gate(istio: Site) -> None:
     """The CNI plugin reads the annotation, and istio-init has an argument."""
     stored = create(istio)
     key = "traffic.sidecar.istio.io/excludeOutboundPorts"
@@ -186,7 +186,9 @@ def test_the_proxy_leaves_the_gate_s_connections_alone(istio: Site) -> None:
             assert arguments[arguments.index("-o") + 1] == str(PORT)
 
 
-def test_pod_security_restricted_takes_both(istio: Site, has_cni: bool) -> None:
+def test_the_restricted_pod_security_standard_accepts_gate_and_proxy(
+    istio: Site, has_cni: bool
+) -> None:
     """It rejects istio-init, which changes the network of the pod."""
     istio.send("PATCH", NAMESPACE, {"metadata": {"labels": {LEVEL: "restricted"}}})
     try:
@@ -203,11 +205,12 @@ def test_pod_security_restricted_takes_both(istio: Site, has_cni: bool) -> None:
         istio.send("PATCH", NAMESPACE, {"metadata": {"labels": {LEVEL: None}}})
 
 
-def test_an_injector_that_always_has_the_last_word_is_named(
+def test_an_injector_that_always_runs_last_is_reported(
     site: Site, charts: Path, tmp_path: Path
 ) -> None:
     """Istio puts its native sidecar before all others. The API server calls each webhook at most
-    twice, in the order of their names, so Istio's is the last one."""
+    twice, in the order of their names, so Istio's is the last one.
+    """
     with injecting(site, charts, tmp_path, True, True, "IfNeeded"):
         reply = site.send("POST", f"{PODS}?dryRun=All", pod(gated=True))
     assert reply.status == 422

@@ -1,4 +1,4 @@
-"""Queues of a real Kueue that count GPU memory: docs/how-to/kueue.md."""
+"""Runs queues of a real Kueue that count GPU memory (docs/how-to/kueue.md)."""
 
 import time
 from collections.abc import Iterator
@@ -67,8 +67,10 @@ def test_a_queue_counts_the_memory_of_pods_jobs_and_deployments(four: PlayedClus
         four.until(lambda: len(bound_pods_of(four, "second")) == 1, "the second Job is admitted")
 
 
-def test_a_team_borrows_and_gives_back(four: PlayedCluster, tell: Tell) -> None:
-    """Kueue evicts what was borrowed, and its memory is free before the owner's pods come."""
+def test_a_team_borrows_memory_and_returns_it(four: PlayedCluster, tell: Tell) -> None:
+    """Kueue evicts pods on borrowed quota, and their memory is free before the owner's pods
+    start.
+    """
     with queues(four.plane, {"team-a": 48, "team-b": 48}), kubelets(four):
         job(four, "large", "team-a", "20Gi", pods=4)
         four.until(lambda: len(bound_pods_of(four, "large")) == 4, "team a borrows 32 GiB")
@@ -82,7 +84,7 @@ def test_a_team_borrows_and_gives_back(four: PlayedCluster, tell: Tell) -> None:
         four.until(lambda: len(bound_pods_of(four, "large")) == 4, "the quota is borrowed again")
 
 
-def test_a_pod_that_needs_more_than_the_queue_has_waits_there(four: PlayedCluster) -> None:
+def test_a_pod_that_needs_more_than_its_queue_waits_there(four: PlayedCluster) -> None:
     with queues(four.plane, {"team-a": 24}), kubelets(four):
         job(four, "large", "team-a", "50%", pods=3)
         four.until(lambda: bool(workload_of(four, "large")), "it has a workload")
@@ -93,10 +95,10 @@ def test_a_pod_that_needs_more_than_the_queue_has_waits_there(four: PlayedCluste
         assert pods_of(four, "large") == []
 
 
-def test_half_of_a_gang_gives_its_memory_back(
+def test_an_incomplete_gang_releases_its_memory(
     plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path, tell: Tell
 ) -> None:
-    """Two Jobs of three pods fit their quota, and not both at once on four GPUs.
+    """Two Jobs of three pods fit their quota, but not both at once on four GPUs.
 
     With waitForPodsReady, Kueue evicts a Job whose pods are not all ready in time.
     """

@@ -1,4 +1,6 @@
-"""Checks beside real components of others. They are heavy: only ``make neighbours`` runs them."""
+"""Checks with real components of other projects. They are heavy, so only ``make neighbours`` runs
+them.
+"""
 
 from tests.e2e.conftest import binaries, new_cluster, plane, tell
 

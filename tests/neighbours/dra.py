@@ -1,8 +1,8 @@
-"""A cluster whose GPUs a DRA driver allocates: kube-scheduler, kubelet and driver are real.
+"""A cluster with a real kube-scheduler, kubelet and DRA driver, which allocates its GPUs.
 
 The driver is dra-example-driver under the name of NVIDIA's, whose devices Headroom reads. The GPUs
-are a table behind a fake NVML library, with the uuids that the driver publishes. The agent has its
-default intervals, and the controller of device taints the rights of its own ServiceAccount.
+are a table behind a fake NVML library, with the UUIDs that the driver publishes. The agent has its
+default intervals, and the controller of device taints has the rights of its own ServiceAccount.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from tests.processes import free_ports
 from tests.waiting import until
 
 GIB = 1 << 30
-#: Versions of DeviceTaintRules: the first of them is the one that kube-scheduler reads.
+#: Versions of DeviceTaintRules, the first of which kube-scheduler reads.
 RULES_VERSIONS = ("v1",) if version_tuple(UNDER_TEST) >= (1, 37) else ("v1beta2", "v1alpha3")
 NODE = "dra-1"
 PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 COMPONENT = ROOT / "deploy/components/device-taints/device-taints.yaml"
 ACCOUNT = "headroom-device-taints"
-#: Kind of an object -> the path at which it is created.
+#: Paths at which objects of each kind are created.
 FOLDERS = {
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -72,7 +72,7 @@ class DraPlane(ControlPlane):
         )
 
     def start_plain_scheduler(self) -> None:
-        """A kube-scheduler without our extender, which schedules all pods."""
+        """Start a kube-scheduler without our extender, which schedules all pods."""
         name = "kube-scheduler"
         self.spawn(
             name,
@@ -89,7 +89,7 @@ class DraPlane(ControlPlane):
 
 
 class Scene:
-    """The cluster, and what is asked of it."""
+    """The cluster, with requests and checks."""
 
     def __init__(self, plane: DraPlane, node: DraNode, cluster: Cluster) -> None:
         self.plane, self.node, self.cluster = plane, node, cluster
@@ -115,14 +115,14 @@ class Scene:
         }
         text = headroom("convert", "--to=dra", "-f-", text=json.dumps(pod))
         template, converted = yaml.safe_load_all(text)
-        # This driver would give the claim all of the device's compute.
+        # Otherwise this driver would give the claim all of the device's compute.
         (request,) = template["spec"]["spec"]["devices"]["requests"]
         request["exactly"]["capacity"]["requests"]["compute"] = "1"
         self.create(template)
         self.create(converted)
 
     def device_of(self, pod: str) -> str:
-        """The device of the pod's claim; empty while it is not allocated."""
+        """Return the device of the pod's claim, or an empty string before its allocation."""
         for claim in self.plane.call("GET", CLAIMS)["items"]:
             status = claim.get("status", {})
             if any(each["name"] == pod for each in status.get("reservedFor", ())):
@@ -131,7 +131,7 @@ class Scene:
         return ""
 
     def run(self, pod: str) -> str:
-        """Wait until the pod runs; return its device."""
+        """Wait until the pod runs. Return its device."""
         self.node.wait(lambda: self.node.runtime.running(pod), f"{pod} to run")
         return self.device_of(pod)
 
@@ -140,7 +140,7 @@ class Scene:
         self.node.runtime.use(container, used_bytes)
 
     def unknown_process(self, device: str, used_bytes: int) -> None:
-        """A process of no pod uses so much of a device; 0 ends it."""
+        """Let a process without a pod use this much of a device. 0 ends it."""
         pid = 77
         folder = self.node.runtime.proc / str(pid)
         folder.mkdir(exist_ok=True)
@@ -158,7 +158,7 @@ class Scene:
         return {each["spec"]["deviceSelector"]["device"] for each in self.plane.rules()}
 
     def seconds_until(self, done: Callable[[], object], what: str, limit_s: float) -> float:
-        """Return how long it takes; fail after the limit."""
+        """Return the seconds until the condition holds. Fail after the limit."""
         began_s = time.monotonic()
         until(done, what, limit_s, 0.05, self.node.logs)
         return time.monotonic() - began_s
@@ -226,7 +226,7 @@ def create(plane: ControlPlane, manifest: Mapping[str, Any]) -> None:
 
 
 def install(plane: ControlPlane) -> str:
-    """Create the component's objects, except its pods; return a token of its account."""
+    """Create the component's objects except its pods. Return a token of its account."""
     for manifest in yaml.safe_load_all(COMPONENT.read_text()):
         if manifest["kind"] in FOLDERS:
             create(plane, manifest)
@@ -287,7 +287,7 @@ class Counter:
 
 
 def pending(scene: Scene, pod: str) -> str:
-    """Why the scheduler cannot place a pod; empty while it did not try."""
+    """Return why the scheduler cannot place a pod, or an empty string before it has tried."""
     conditions = scene.plane.call("GET", f"{PODS}/{pod}")["status"].get("conditions", ())
     return next((each.get("message", "") for each in conditions if each["status"] == "False"), "")
 

@@ -1,4 +1,4 @@
-"""A node whose GPUs a real DRA driver allocates: kubelet, dra-example-driver, and our agent."""
+"""A node with a real kubelet, dra-example-driver as the DRA driver, and our agent."""
 
 import re
 from typing import Any
@@ -15,9 +15,9 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class DraRuntime(Runtime):
-    """Gives a container the GPUs that the driver's CDI devices name by an environment variable."""
+    """Passes the GPUs of the driver's CDI devices to a container as environment variable."""
 
-    #: Name of a device in the ResourceSlice -> uuid.
+    #: UUID of each device name in the ResourceSlice.
     uuids: dict[str, str]
 
     def _resolved(self, config: Any) -> list[str]:
@@ -34,9 +34,9 @@ class DraRuntime(Runtime):
 
 
 class DraNode(Node):
-    """``start`` returns when the driver has published its devices.
+    """A node whose ``start`` returns when the driver has published its devices.
 
-    The driver names itself like NVIDIA's and offers GPUs of 80 GiB, in parts of 1 GiB if they are
+    The driver uses the name of NVIDIA's and offers GPUs of 80 GiB, in parts of 1 GiB if they are
     ``shared``.
     """
 
@@ -72,7 +72,7 @@ class DraNode(Node):
         self.plane.call("PATCH", path, taints, "application/merge-patch+json")
 
     def devices(self) -> dict[str, str]:
-        """Name -> uuid, as the driver publishes them."""
+        """Return the UUID of each published device by name."""
         return {
             device["name"]: device["attributes"]["uuid"]["string"]
             for each in self.plane.call("GET", SLICES)["items"]
@@ -81,5 +81,5 @@ class DraNode(Node):
         }
 
     def _show(self, process: str) -> None:
-        if process in self._processes:  # it has no device plugin
+        if process in self._processes:  # It has no device plugin.
             super()._show(process)

@@ -1,7 +1,7 @@
-"""A real Kueue beside a cluster of the tests, and the pods of its queues.
+"""A real Kueue in a test cluster, and the pods of its queues.
 
-Its manifests are those of its module; its webhooks are reached on loopback. Its rights are not
-tested: it has those of an administrator.
+Its manifests come from its module, and its webhooks are reached on loopback. It has the rights of
+an administrator, because its rights are not under test.
 """
 
 import base64
@@ -28,10 +28,10 @@ API = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS = f"{API}/namespaces/{NAMESPACE}/workloads"
 QUEUE = "kueue.x-k8s.io/queue-name"
 COUNTED = "headroom.gpu/vram-bytes"
-#: Webhooks of the kinds that the tests use; the API server does not know the others.
+#: Webhooks of the kinds that the tests use. The API server does not have the others.
 _KINDS = ("pod", "job", "deployment", "clusterqueue", "cohort", "resourceflavor", "workload")
 PATIENCE_S = 120.0
-#: Runs a command that sees a folder laid over /etc: Kueue reads a certificate there.
+#: Runs a command with an overlay over /etc, from which Kueue reads a certificate.
 IN_OWN_ETC = (
     "unshare",
     "--mount",
@@ -43,7 +43,7 @@ IN_OWN_ETC = (
 
 @contextlib.contextmanager
 def kueue(plane: ControlPlane, scratch: Path, **configuration: Any) -> Iterator[None]:
-    """Run Kueue with these entries of its configuration; returns when its queues are served."""
+    """Run Kueue with these entries of its configuration. Return when its queues are served."""
     webhook_port, health_port = free_ports(2)
     authority = Authority(scratch, "kueue-ca")
     certificate = authority.sign("kueue")
@@ -148,7 +148,7 @@ PATHS = {
 
 @contextlib.contextmanager
 def _created(plane: ControlPlane, manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Create an object, and delete it at the end; namespaces stay."""
+    """Create an object, and delete it at the end. Namespaces stay."""
     path = PATHS[manifest["kind"]]
     try:
         plane.call("POST", path, manifest)
@@ -181,7 +181,8 @@ def _served(plane: ControlPlane) -> bool:
 
 @contextlib.contextmanager
 def queues(plane: ControlPlane, teams_gib: Mapping[str, int], gpus: int = 100) -> Iterator[None]:
-    """One ClusterQueue and LocalQueue for each team, with these GiB of GPU memory, in one cohort.
+    """Create one ClusterQueue and LocalQueue for each team, with these GiB of GPU memory, in one
+    cohort.
 
     Kueue evicts what others borrowed from a team when it needs its quota, and a workload of higher
     priority evicts others of its team.
@@ -252,7 +253,9 @@ def _emptied(plane: ControlPlane) -> None:
 def job(
     cluster: PlayedCluster, name: str, team: str, vram: str, pods: int = 1, priority: str = ""
 ) -> None:
-    """Submit a Job with so many pods of one GPU replica each. ``priority``: of its workload."""
+    """Submit a Job with this number of pods with one GPU replica each. ``priority`` is its
+    workload's.
+    """
     labels = {QUEUE: team}
     if priority:
         labels["kueue.x-k8s.io/priority-class"] = priority
@@ -271,7 +274,9 @@ def job(
 
 
 def workload_of(cluster: PlayedCluster, name: str) -> dict[str, Any]:
-    """Return the Workload of a Job, pod or Deployment's only pod; empty while it has none."""
+    """Return the Workload of a Job, pod or Deployment's only pod, or an empty object if it has
+    none.
+    """
     for each in cluster.plane.call("GET", WORKLOADS)["items"]:
         owners = each["metadata"].get("ownerReferences", ())
         if any(owner["name"].startswith(name) for owner in owners):
@@ -303,7 +308,7 @@ def bound_pods_of(cluster: PlayedCluster, job: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def kubelets(cluster: PlayedCluster) -> Iterator[None]:
-    """Start bound pods, end those that are being deleted, and report GPUs, until the end."""
+    """Start bound pods, end terminating pods, and report GPUs, until the end of the context."""
     stop = Event()
 
     def work() -> None:
@@ -330,7 +335,7 @@ def _start(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
     ready = {"type": "Ready", "status": "True"}
     status = {"phase": "Running", "conditions": [*pod["status"].get("conditions", ()), ready]}
     path = f"{PODS}/{pod['metadata']['name']}/status"
-    # A pod that has ended meanwhile does not run again.
+    # A pod that has ended meanwhile is not started again.
     version = {"resourceVersion": pod["metadata"]["resourceVersion"]}
     cluster.plane.call("PATCH", path, {"metadata": version, "status": status}, MERGE)
 

@@ -1,4 +1,4 @@
-"""NVIDIA's device plugin and GPU feature discovery, both real, on a driver without GPUs.
+"""NVIDIA's real device plugin and GPU feature discovery, on a driver without GPUs.
 
 Both read the same configuration file, so one ``sharing`` serves both.
 """
@@ -31,7 +31,9 @@ TIMEOUT_S = PATIENCE_S
 
 
 def sharing(strategy: str, replicas: int, **more: Any) -> dict[str, Any]:
-    """The configuration of a node whose GPUs are shared; ``strategy`` as the file spells it."""
+    """Return the configuration of a node with shared GPUs. ``strategy`` is spelled as in the
+    file.
+    """
     resource = {"name": RESOURCE, "replicas": replicas}
     return {"sharing": {strategy: {"resources": [resource], **more}}}
 
@@ -42,14 +44,14 @@ class Advertised:
 
     resource: str
     socket: str
-    #: Replica -> Healthy or Unhealthy.
+    #: Health of each replica: Healthy or Unhealthy.
     replicas: Mapping[str, str]
 
 
 class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[misc]
-    """As much of one as a plugin sees when it registers, and the plugin, in its folder.
+    """The part of a kubelet that a plugin needs to register, and the plugin, in its folder.
 
-    The plugin's paths are fixed: it runs in a mount namespace of its own.
+    The plugin's paths are fixed, so it runs in its own mount namespace.
     """
 
     def __init__(self) -> None:
@@ -82,19 +84,19 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         )
 
     def _cover(self, gpus: list[Gpu]) -> None:
-        """Files that the plugin needs in addition to the driver's library."""
+        """Return files that the plugin needs in addition to the driver library."""
         minors = self.folder / "over/proc/driver/nvidia-caps/mig-minors"
         minors.parent.mkdir(parents=True)
         minors.write_text(mig_minors(gpus))
         write_mounts(self.folder, ["/proc/driver"])
-        # The control daemon of MPS answers whatever it is asked.
+        # A control daemon of MPS that accepts every command.
         control = self.folder / "bin/nvidia-cuda-mps-control"
         control.parent.mkdir()
         control.write_text("#!/bin/sh\ncat > /dev/null\necho 100.0\n")
         control.chmod(0o755)
 
     def allocate(self, registered: Any, *replicas: str) -> Any:
-        """The plugin's answer for a container that is given these replicas."""
+        """Return the plugin's response for a container with these replicas."""
         asked = {"container_requests": [{"devices_ids": list(replicas)}]}
         with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
             plugin = api_services.DevicePluginStub(channel)
@@ -103,7 +105,7 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         return container
 
     def advertised(self, registered: Any = None) -> Advertised:
-        """The replicas of the given registration, or the next one."""
+        """Return the replicas of the given registration, or of the next one."""
         registered = registered or self.registered()
         with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
             plugin = api_services.DevicePluginStub(channel)
@@ -138,7 +140,8 @@ def driver_environment(folder: Path, gpus: list[Gpu]) -> dict[str, str]:
 @starts_processes
 def binaries(request: pytest.FixtureRequest) -> dict[str, Path]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints that
+    # The first build takes minutes, so show its progress.
+    with capture.global_and_fixture_disabled():
         return built("gpu-feature-discovery", "nvidia-device-plugin")
 
 
@@ -150,7 +153,7 @@ def root() -> None:
 
 @pytest.fixture
 def start_plugin(root: None, binaries: dict[str, Path]) -> Iterator[Callable[..., Kubelet]]:
-    """Run the plugin on these GPUs with this configuration, before a kubelet of its own."""
+    """Run the plugin on these GPUs with this configuration and its own kubelet."""
     with ExitStack() as stack:
 
         def start(gpus: list[Gpu], config: Mapping[str, Any]) -> Kubelet:
@@ -164,9 +167,9 @@ def start_plugin(root: None, binaries: dict[str, Path]) -> Iterator[Callable[...
 
 @pytest.fixture
 def discover(binaries: dict[str, Path], tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Run GPU feature discovery once; the labels that it gives the node.
+    """Run GPU feature discovery once. Return the labels that it sets.
 
-    ``statements`` follow those of the last GPU in the driver's table.
+    ``statements`` follow the last GPU in the driver's table.
     """
 
     def run(gpus: list[Gpu], config: Mapping[str, Any], *statements: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Answers of NVIDIA's device plugin, kept with its version: python -m tests.nvidia.recorded"""
+"""Records answers of NVIDIA's device plugin with its version: python -m tests.nvidia.recorded"""
 
 import random
 import re
@@ -11,21 +11,21 @@ from tests.nvidia.stock import StockPlugin
 
 TESTS = Path(__file__).parents[1]
 RECORDED = TESTS / "recorded/device-plugin/preferred.json"
-#: GPUs, replicas of each, states.
+#: Numbers of GPUs, of replicas on each, and of states.
 ASKED = [(1, 2, 10), (2, 16, 150), (3, 5, 250), (4, 4, 300), (5, 3, 200), (6, 8, 200), (8, 10, 150)]
-#: Answers in a state with unconfirmed pods: how often none or some of them were admitted.
+#: Numbers of answers in a state with unconfirmed pods, with none or some of them admitted.
 WALKS = 40
 
 
 class Recording(msgspec.Struct, array_like=True):
     replicas: int
-    #: By device: numbers of the free replicas, how many are sick, the NUMA node.
+    #: For each device: numbers of the free replicas, number of unhealthy replicas, and NUMA node.
     gpus: list[tuple[list[int], int, int]]
     aligned: bool
     size: int
-    #: Unconfirmed pods, of which any number was admitted before the question.
+    #: Unconfirmed pods, of which any number was admitted before the request.
     waiting: int
-    #: Every device of which a replica was given, in hundreds of answers.
+    #: Every device that was chosen in hundreds of answers.
     given: list[int]
 
     def state(self) -> State:
@@ -40,7 +40,7 @@ class Recordings(msgspec.Struct):
 
 
 def pinned_version() -> str:
-    """The version of the plugin that the tests build and run."""
+    """Return the version of the plugin that the tests build and run."""
     required = (TESTS / "gobin/nvidia-device-plugin/go.mod").read_text()
     match = re.search(r"github\.com/NVIDIA/k8s-device-plugin (v\S+)", required)
     assert match is not None
@@ -52,7 +52,7 @@ def recorded() -> Recordings:
 
 
 def record() -> list[Recording]:
-    """Asks each question many times over, whatever we expect."""
+    """Record many answers to each request, whatever our prediction."""
     recordings: list[Recording] = []
     draw = random.Random(1)
     for gpus, replicas, count in ASKED:

@@ -1,4 +1,4 @@
-"""Nodes in random states: our code's prediction for the plugin, and the plugin's answer."""
+"""Compares our prediction for nodes in random states with the plugin's answer."""
 
 import random
 from collections import Counter
@@ -15,14 +15,16 @@ from tests.builders import FRESH_S, container, device, judged, pod, reservation,
 from tests.nvidia.stock import StockPlugin
 from tests.standin.plugin import Plugin, Settings
 
-#: Answers to the same question after which a device that never came is taken never to come.
+#: Number of equal requests after which a device that was never chosen counts as impossible.
 ENOUGH = 600
 AT_ONCE = 30
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """Numbers of the replicas that could be given; all others but the sick ones are allocated."""
+    """A GPU with the numbers of its free replicas. All others are allocated, except unhealthy
+    ones.
+    """
 
     free: tuple[int, ...]
     unhealthy: int = 0
@@ -36,11 +38,11 @@ class State:
     aligned: bool
     #: The request of the next container.
     size: int
-    #: Pods bound before it that wait for a replica each, of which any may come first.
+    #: Pods bound before it that need a replica each, and may be admitted in any order.
     waiting: int = 0
 
     def ids(self, numas: Sequence[int]) -> list[str]:
-        """The free replicas of some NUMA nodes, as the kubelet offers them."""
+        """Return the free replicas on some NUMA nodes, as the kubelet offers them."""
         return [
             f"GPU-{index}::{number}" if self.replicas > 1 else f"GPU-{index}"
             for index, gpu in enumerate(self.gpus)
@@ -49,7 +51,7 @@ class State:
         ]
 
     def offers(self) -> Iterator[list[str]]:
-        """The replicas that the topology manager could allow; all if it has no policy."""
+        """Return the replicas that the topology manager could allow, or all without a policy."""
         numas = sorted({gpu.numa for gpu in self.gpus})
         for count in range(1, len(numas) + 1) if self.aligned else [len(numas)]:
             for some in combinations(numas, count):
@@ -57,7 +59,7 @@ class State:
                     yield ids
 
     def predicted(self) -> set[int]:
-        """The candidates of a pod with one container, from the report of such a node."""
+        """Return the candidates of a pod with one container, from the report of this node."""
         devices = []
         rows = []
         for index, gpu in enumerate(self.gpus):
@@ -81,14 +83,14 @@ class State:
 
 
 def states(replicas: int, gpus: int, seed: int, count: int) -> Iterator[State]:
-    """Random ones, from empty to nearly full."""
+    """Return random states, from empty to nearly full."""
     draw = random.Random(seed)
     while count:
         crowd = draw.choice([0.0, 0.3, 0.6, 0.9])
         level = draw.randint(0, replicas)
         some: list[Gpu] = []
         for _ in range(gpus):
-            if draw.random() < 0.5:  # as the plugin leaves them: level
+            if draw.random() < 0.5:  # As the plugin leaves them: level.
                 taken = min(replicas, max(0, level + draw.choice([-1, 0, 0, 1])))
             else:
                 taken = sum(draw.random() < crowd for _ in range(replicas))
@@ -109,8 +111,9 @@ def devices_of(answer: Sequence[str]) -> list[int]:
 
 
 def answered(plugin: StockPlugin, state: State, expected: set[int]) -> Counter[int]:
-    """How often each device was given to the next container; asked until all that are expected
-    came, or often enough."""
+    """Return how often each device was given to the next container. Repeat until all expected
+    devices came, or often enough.
+    """
     seen = Counter[int]()
     for offer in state.offers():
         here = set(devices_of(offer))
@@ -120,21 +123,23 @@ def answered(plugin: StockPlugin, state: State, expected: set[int]) -> Counter[i
                 seen.update(devices_of(answer))
             asked += AT_ONCE
             if len(state.gpus) > 1 and len(list(state.offers())) > 1 and asked >= 2 * AT_ONCE:
-                break  # a union of NUMA nodes gives less than each of them
+                break  # A union of NUMA nodes gives fewer devices than each node.
     return seen
 
 
 def _asked(plugin: StockPlugin, state: State, offer: Sequence[str]) -> list[list[str]]:
     if state.size < len(offer):
         return plugin.prefer(offer, [], state.size, AT_ONCE)
-    # The kubelet takes all that is aligned without asking, then asks for the rest of all.
+    # The kubelet takes all aligned replicas without a call, then calls for the rest of all
+    # replicas.
     every = state.ids([gpu.numa for gpu in state.gpus])
     return plugin.prefer(every, offer[: state.size], state.size)
 
 
 def modelled(state: State, release: int) -> set[int]:
-    """The devices of which a plugin of this release, 19 or 20, may give some to the next container,
-    by the model of ``tests/standin``."""
+    """Return the devices that a plugin of this release, 19 or 20, may give to the next container,
+    by the model in ``tests/standin``.
+    """
     gpus = [driver.Gpu(f"GPU-{index}") for index in range(len(state.gpus))]
     plugin = Plugin(gpus, Settings(state.replicas, release=release))
     every = state.ids([gpu.numa for gpu in state.gpus])
@@ -150,7 +155,7 @@ def modelled(state: State, release: int) -> set[int]:
 
 
 def walked(plugin: StockPlugin, state: State, draw: random.Random) -> int:
-    """The device given to the newcomer after some of those that wait were admitted, one by one."""
+    """Return the device of the new pod after some waiting pods were admitted one by one."""
     left = {f"GPU-{i}::{number}" for i, gpu in enumerate(state.gpus) for number in gpu.free}
     for _ in range(draw.randint(0, state.waiting)):
         left -= set(_one(plugin, state, left, draw))

@@ -1,4 +1,4 @@
-"""NVIDIA's device plugin, the real one, asked as the kubelet asks it which replicas to take."""
+"""NVIDIA's real device plugin, called as the kubelet calls it to choose replicas."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE_S
 
 
 class StockPlugin:
-    """It has ``gpus`` devices, GPU-0 and so on, of ``replicas`` each."""
+    """A plugin with ``gpus`` devices, GPU-0 and so on, with ``replicas`` each."""
 
     def __init__(self, gpus: int, replicas: int) -> None:
         self._kubelet = Kubelet()
@@ -32,7 +32,7 @@ class StockPlugin:
     def prefer(
         self, available: Sequence[str], required: Sequence[str], size: int, times: int = 1
     ) -> list[list[str]]:
-        """Its answers to the same question, asked so many times in one call."""
+        """Return this number of answers to the same request, from one call."""
         question = {
             "available_deviceIDs": available,
             "must_include_deviceIDs": required,

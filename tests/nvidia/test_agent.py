@@ -1,4 +1,4 @@
-"""The agent's view of sharing equals the real plugin's replicas and the real labels."""
+"""Checks that the agent's view of sharing equals the real plugin's replicas and the real labels."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -33,7 +33,7 @@ SHARED = f"{RESOURCE}.shared"
         ),
     ],
 )
-def test_devices_are_shared_as_the_plugin_advertises_them(
+def test_sharing_is_reported_as_the_plugin_advertises_it(
     start_plugin: Callable[..., Kubelet],
     tmp_path: Path,
     gpus: list[Gpu],
@@ -44,7 +44,7 @@ def test_devices_are_shared_as_the_plugin_advertises_them(
 ) -> None:
     kubelet = start_plugin(gpus, config)
     advertised = kubelet.advertised()
-    # Of this machine's processes only this plugin's.
+    # Of this machine's processes, only this plugin's are visible.
     pid = kubelet._processes["nvidia-device-plugin"].pid
     (tmp_path / str(pid)).symlink_to(f"/proc/{pid}")
     probe = ConfigurationProbe(tmp_path, kubelet.plugins)
@@ -85,7 +85,7 @@ def test_devices_are_shared_as_the_plugin_advertises_them(
         pytest.param(sharing("mps", 5), PluginReading("labels", "mps", {RESOURCE: 5}), id="mps"),
     ],
 )
-def test_labels_of_the_real_feature_discovery_agree(
+def test_labels_of_the_real_feature_discovery_agree_with_the_plugin(
     discover: Callable[..., dict[str, str]],
     gpus: list[Gpu],
     config: dict[str, Any],

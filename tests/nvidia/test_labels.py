@@ -1,4 +1,4 @@
-"""Labels of the real GPU feature discovery, and how far a scheduler can rely on them.
+"""Checks labels of the real GPU feature discovery, and how far a scheduler can rely on them.
 
 Its labels describe physical GPUs, not replicas, and only one model.
 """
@@ -34,7 +34,7 @@ H200S = gpus(2, "NVIDIA H200", H200_MIB * MIB, first=3)
 
 
 def of_gpu(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels that schedulers read."""
+    """Return the labels that schedulers read."""
     names = ("count", "replicas", "memory", "product", "sharing-strategy")
     shown = {name: labels[f"nvidia.com/gpu.{name}"] for name in names}
     return shown | {"mps.capable": labels["nvidia.com/mps.capable"]}
@@ -90,31 +90,32 @@ def of_gpu(labels: Mapping[str, str]) -> dict[str, str]:
         ),
     ],
 )
-def test_gpus_are_counted_and_measured_as_if_they_were_not_shared(
+def test_labels_describe_shared_gpus_as_if_they_were_not_shared(
     discover: Discover, config: dict[str, Any], expected: dict[str, str]
 ) -> None:
     whole = {"count": "3", "memory": str(L4_MIB), "mps.capable": "false"}
     labels = discover(L4S, config)
     assert of_gpu(labels) == whole | expected
-    # Whatever the resource is called, its labels are those of nvidia.com/gpu.
+    # Whatever the name of the resource, its labels have the prefix nvidia.com/gpu.
     assert not [name for name in labels if name.startswith("nvidia.com/gpu.shared")]
 
 
-def test_one_of_several_models_is_described_by_labels_and_not_always_the_same(
+def test_labels_describe_a_random_model_if_there_are_several(
     discover: Discover,
 ) -> None:
     one = {"replicas": "4", "sharing-strategy": "time-slicing", "mps.capable": "false"}
     l4 = one | {"count": "3", "memory": str(L4_MIB), "product": "NVIDIA-L4-SHARED"}
     h200 = one | {"count": "2", "memory": str(H200_MIB), "product": "NVIDIA-H200-SHARED"}
     seen = []
-    while not (l4 in seen and h200 in seen):  # the same one 60 times: never in our lives
+    while not (l4 in seen and h200 in seen):  # The same model 60 times is practically impossible.
         assert len(seen) < 60, f"always {seen[0]}"
         seen.append(of_gpu(discover(L4S + H200S, sharing("timeSlicing", 4))))
     assert all(each in (l4, h200) for each in seen)
 
 
-def test_memory_that_the_driver_does_not_report_is_no_label(discover: Discover) -> None:
-    unsupported = "fail nvmlDeviceGetMemoryInfo 3"  # as where it is the machine's own memory
+def test_memory_that_the_driver_does_not_report_has_no_label(discover: Discover) -> None:
+    # For example, GPUs that use the machine's own memory.
+    unsupported = "fail nvmlDeviceGetMemoryInfo 3"
     labels = discover(gpus(1, "NVIDIA GB10", 128 * GIB), {}, unsupported)
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-GB10"
     assert "nvidia.com/gpu.memory" not in labels
@@ -139,7 +140,7 @@ def test_without_mig_no_strategy_is_reported(discover: Discover) -> None:
         pytest.param(sharing("mps", 5), 5, "mps", id="mps"),
     ],
 )
-def test_labels_and_what_the_plugin_offers_are_read_back_together(
+def test_labels_and_the_plugins_resources_are_read_together(
     discover: Discover,
     start_plugin: Callable[..., Kubelet],
     config: dict[str, Any],
@@ -157,7 +158,7 @@ def test_labels_and_what_the_plugin_offers_are_read_back_together(
         (offered.resource, shared, replicas)
     ] * len(L4S)
     assert {d.memory_bytes for d in status.devices} == {L4_MIB * MIB}
-    # One replica fewer, and it is not known whose.
+    # One replica fewer, of an unknown GPU.
     fewer = msgspec.structs.replace(
         node, status=NodeStatus(allocatable={offered.resource: str(len(offered.replicas) - 1)})
     )

@@ -1,4 +1,6 @@
-"""MIG devices as the real plugin advertises them and the real feature discovery labels them."""
+"""Checks MIG devices as the real plugin advertises them and the real feature discovery labels
+them.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -35,7 +37,7 @@ def strategy(name: str) -> dict[str, Any]:
 
 ALIKE = [gpu(instance(1), instance(2), instance(3))]
 MIXED = [gpu(instance(1), instance(2), instance(3, LARGE))]
-#: Two compute instances of one GPU instance, whose memory they share.
+#: Two compute instances of one GPU instance, which share its memory.
 PARTS = [gpu(instance(3, PART, 0, "MIG-3a"), instance(3, PART, 1, "MIG-3b"))]
 
 
@@ -56,7 +58,7 @@ def readings(gpus: list[Gpu]) -> list[DeviceReading]:
         pytest.param(PARTS, ["MIG-3a", "MIG-3b"], id="compute instances of one"),
     ],
 )
-def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
+def test_with_strategy_single_an_instance_is_a_gpu_and_its_uuid_is_the_replica(
     start_plugin: Callable[..., Kubelet], gpus: list[Gpu], uuids: list[str]
 ) -> None:
     kubelet = start_plugin(gpus, strategy("single"))
@@ -64,7 +66,7 @@ def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
     advertised = kubelet.advertised(registered)
     assert advertised.resource == "nvidia.com/gpu"
     assert advertised.replicas == dict.fromkeys(uuids, "Healthy")
-    # The variable means it by the same uuid, so a pod can do so too.
+    # The variable uses the same UUID, so a pod can use it too.
     answer = kubelet.allocate(registered, uuids[-1])
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuids[-1]
     shown = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
@@ -74,7 +76,7 @@ def test_under_single_an_instance_is_a_gpu_and_its_uuid_the_replica(
     assert found == dict.fromkeys(uuids, share)
 
 
-def test_shared_instances_have_replicas_of_their_own(start_plugin: Callable[..., Kubelet]) -> None:
+def test_shared_instances_have_separate_replicas(start_plugin: Callable[..., Kubelet]) -> None:
     kubelet = start_plugin(ALIKE, strategy("single") | sharing("timeSlicing", 2))
     registered = kubelet.registered()
     advertised = kubelet.advertised(registered)
@@ -85,7 +87,9 @@ def test_shared_instances_have_replicas_of_their_own(start_plugin: Callable[...,
     assert kubelet.allocate(registered, "MIG-2::1").envs["NVIDIA_VISIBLE_DEVICES"] == "MIG-2"
 
 
-def test_under_mixed_each_profile_is_a_resource(start_plugin: Callable[..., Kubelet]) -> None:
+def test_with_strategy_mixed_each_profile_is_a_resource(
+    start_plugin: Callable[..., Kubelet],
+) -> None:
     kubelet = start_plugin(MIXED, strategy("mixed"))
     advertised = [kubelet.advertised() for _ in range(2)]
     shown = [
@@ -101,10 +105,10 @@ def test_under_mixed_each_profile_is_a_resource(start_plugin: Callable[..., Kube
     }
 
 
-def test_under_mixed_parts_of_an_instance_are_offered_as_if_each_were_the_whole(
+def test_with_strategy_mixed_compute_instances_are_offered_as_if_each_had_all_memory(
     start_plugin: Callable[..., Kubelet],
 ) -> None:
-    """Two devices of 40 GB by their name, and 40 GB of memory between them."""
+    """There are two devices of 40 GB by their name, but they share 40 GB of memory."""
     advertised = start_plugin(PARTS, strategy("mixed")).advertised()
     assert advertised.resource == "nvidia.com/mig-3g.40gb"
     assert sorted(advertised.replicas) == ["MIG-3a", "MIG-3b"]
@@ -121,7 +125,7 @@ def labelled(labels: dict[str, str], **allocatable: str) -> Node:
     )
 
 
-def test_labels_of_a_layout_of_equals_are_enough_to_place_by(
+def test_labels_of_a_layout_with_equal_instances_are_sufficient_for_placement(
     discover: Callable[..., dict[str, str]],
 ) -> None:
     labels = discover(ALIKE, strategy("single"))
@@ -140,7 +144,7 @@ def test_labels_of_a_layout_of_equals_are_enough_to_place_by(
         pytest.param([gpu(instance(1)), gpu(number=1)], id="a whole GPU beside"),
     ],
 )
-def test_a_layout_that_single_cannot_offer_is_called_invalid_and_closes_the_node(
+def test_a_layout_that_single_cannot_offer_is_labelled_invalid_and_closes_the_node(
     discover: Callable[..., dict[str, str]], gpus: list[Gpu]
 ) -> None:
     labels = discover(gpus, strategy("single"))
@@ -149,11 +153,11 @@ def test_a_layout_that_single_cannot_offer_is_called_invalid_and_closes_the_node
     assert obstacle[0] is Reason.MIG_INVALID
 
 
-def test_under_mixed_labels_describe_profiles_and_not_gpus(
+def test_with_strategy_mixed_labels_describe_profiles_and_not_gpus(
     discover: Callable[..., dict[str, str]],
 ) -> None:
     labels = discover(MIXED, strategy("mixed"))
     assert labels["nvidia.com/mig-1g.10gb.memory"] == str(10 * 1024)
     assert labels["nvidia.com/mig-1g.10gb.count"] == "2"
-    # Who reads only these takes nothing for sure: several resources, several memories.
+    # From these labels alone nothing is certain, because there are several resources and memories.
     assert believed(labelled(labels, **{"mig-1g.10gb": "1", "mig-3g.40gb": "1"}), Rules()) is None

@@ -1,12 +1,11 @@
-"""Candidates against NVIDIA's own plugin: its answers lie inside, and every one of them comes.
+"""Compares our candidates with NVIDIA's own plugin: its answers are among them, and each occurs.
 
-Of several replicas for one container v0.19.3 takes the later ones, where devices are equal by then,
-from the device it took the one before from: Go leaves what is in order as it is. v0.20.0 does the
-opposite, and no report shows which of them runs. So we allow for either, and there are no more
-candidates than those of the two together.
+For a container with several replicas, v0.19.3 prefers the device of the previous replica among
+equal devices, because Go keeps sorted elements in order. v0.20.0 does the opposite, and no report
+shows which version runs. So our candidates allow for both versions, and there are no others.
 
-This one is v0.19.3, which has the policy ``distributed`` only. v0.20.0, which added ``packed``,
-cannot be built here: its behaviour is transcribed from its source.
+The tests run v0.19.3, which only has the policy ``distributed``. v0.20.0, which added ``packed``,
+cannot be built here, so its behaviour is transcribed from its source.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ import pytest
 from tests.nvidia.states import answered, devices_of, modelled, states, walked
 from tests.nvidia.stock import StockPlugin
 
-#: GPUs and replicas of the plugins that are asked, and how many states of each.
+#: GPUs and replicas of the tested plugins, and the number of states of each.
 ASKED = [(1, 2, 20), (2, 16, 400), (3, 5, 600), (4, 4, 700), (5, 3, 500), (6, 8, 500), (8, 10, 400)]
 WALKS = 5
 
@@ -33,7 +32,7 @@ def stock_plugin(gpus: int, replicas: int) -> Iterator[StockPlugin]:
 
 
 @pytest.mark.usefixtures("root", "binaries")
-def test_its_answers_are_our_candidates() -> None:
+def test_the_plugins_answers_are_our_candidates() -> None:
     tried = inside = single = tight = walks = answers = 0
     draw = random.Random(1)
     for gpus, replicas, count in ASKED:
@@ -67,7 +66,7 @@ def test_its_answers_are_our_candidates() -> None:
 
 @pytest.mark.usefixtures("root", "binaries")
 def test_whole_gpus_are_all_candidates() -> None:
-    """It takes the same devices each time, by their NVLinks: we allow for any."""
+    """The plugin chooses the same devices each time, by their NVLinks, but we allow for any."""
     with stock_plugin(4, 1) as plugin:
         for state in states(1, 4, seed=1, count=40):
             if not state.waiting and not state.aligned:

@@ -41,7 +41,7 @@ def test_each_report_has_no_difference(folder: Path) -> None:
 
 
 @recorded
-def test_the_agent_reported_what_nvidia_smi_showed(folder: Path) -> None:
+def test_the_agent_reported_the_values_of_nvidia_smi(folder: Path) -> None:
     (gpu,) = parse((folder / "smi.xml").read_text()).gpus
     (device,) = read(folder, "agent.json")["devices"]
     assert (gpu.memory.total_mib, gpu.memory.reserved_mib) == MODELS[folder.name]
@@ -74,7 +74,7 @@ def test_the_entries_of_the_driver_are_read_as_24_bytes_a_process(folder: Path, 
     for raw in read(folder, name)["raw"].values():
         written, count = bytes.fromhex(raw["bytes"]), raw["count"]
         expected = [struct.unpack_from("<I4xQ", written, 24 * entry) for entry in range(count)]
-        # The array was longer: what is not recorded of it holds the fill pattern.
+        # The array was longer. The part that is not recorded has the fill pattern.
         assert _process_list(written + b"\xa5" * 32, count, count + 1) == expected
         found += count
     assert found >= 6
@@ -87,20 +87,21 @@ def test_mps_limits_the_memory_of_a_client_including_its_context(folder: Path) -
     assert {case: limit["limit"] >> 30 for case, limit in limits.items()} == {
         "no variable": 4,
         "2 GiB": 2,
-        "8 GiB": 4,  # a client can lower the limit and not raise it
+        "8 GiB": 4,  # A client can lower the limit but not raise it.
     }
     assert all(0.9 < ratio <= 1 for ratio in listed.values()), listed
 
 
 @recorded
-def test_a_plan_computes_the_measured_speed_of_two_processes_that_share_by_time_slicing(
+def test_a_plan_computes_the_measured_speed_of_two_time_slicing_processes(
     folder: Path,
 ) -> None:
     measured = read(folder, "contention.json")
     for pair in measured["time-slicing"]["pairs"]:
         first, second = pair["loads"]
         if first == second == "half of the time":
-            # Started together, their kernels collide each time; means over time cannot show this.
+            # Kernels of processes that start together collide each time, which means over time
+            # cannot show.
             assert all(0.6 < kept < 0.7 for kept in pair["kept"])
             continue
         contentions = Contentions([1.0])
@@ -114,7 +115,7 @@ def test_a_plan_computes_the_measured_speed_of_two_processes_that_share_by_time_
 
 
 @recorded
-def test_a_cluster_observed_what_the_docs_state(folder: Path) -> None:
+def test_the_observations_in_a_cluster_match_the_docs(folder: Path) -> None:
     total_mib, _ = MODELS[folder.name]
     checks, by_mps = read(folder, "cluster.json"), read(folder, "cluster-mps.json")
     assert all(check["ok"] for check in (*checks.values(), *by_mps.values()))

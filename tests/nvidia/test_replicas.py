@@ -1,6 +1,7 @@
-"""Replicas that the real device plugin offers: every GPU of the node, as often as configured.
+"""Checks the replicas that the real device plugin offers: every GPU of the node, as often as
+configured.
 
-A shared replica is ``<uuid>::<number>``: it has no memory of its own.
+A shared replica is ``<uuid>::<number>``, without its own memory.
 """
 
 from collections.abc import Callable
@@ -53,7 +54,7 @@ def test_every_gpu_is_offered_whatever_its_model(
     assert start_plugin(GPUS, config).advertised() == expected
 
 
-def test_a_name_or_a_choice_of_devices_of_ones_own_is_ignored(start_plugin: StartPlugin) -> None:
+def test_a_custom_resource_name_or_choice_of_devices_is_ignored(start_plugin: StartPlugin) -> None:
     own = {"name": "nvidia.com/gpu", "replicas": 2, "rename": "nvidia.com/mine", "devices": [0]}
     config = {"sharing": {"timeSlicing": {"resources": [own]}}}
     kubelet = start_plugin(GPUS, config)
@@ -66,7 +67,7 @@ def test_a_name_or_a_choice_of_devices_of_ones_own_is_ignored(start_plugin: Star
 MPS = sharing("mps", 4)
 
 
-def test_replicas_by_mps_are_offered_like_any_and_answered_with_the_way_to_its_server(
+def test_replicas_by_mps_are_offered_like_others_and_get_the_path_to_the_mps_server(
     start_plugin: StartPlugin,
 ) -> None:
     kubelet = start_plugin(GPUS, MPS)

@@ -1,4 +1,4 @@
-"""Lives whose use grows or jumps after their first day."""
+"""Tests runs whose use grows or jumps after their first day."""
 
 import random
 
@@ -8,11 +8,12 @@ GIB = 1 << 30
 
 
 def followed(*peaks_gib: float) -> Growth:
-    """Return the growth of a life with these peaks at the ends of its days."""
+    """Return the growth of a run with these peaks at the ends of its days."""
     growth = Growth()
     for day, peak_gib in enumerate(peaks_gib, 1):
         growth = growth.until(day * DAY_S, int(peak_gib * GIB))
-        growth = growth.until((day + 0.5) * DAY_S, int(2 * peak_gib * GIB))  # the day has not ended
+        # The day has not ended.
+        growth = growth.until((day + 0.5) * DAY_S, int(2 * peak_gib * GIB))
     return growth
 
 
@@ -22,11 +23,11 @@ def test_a_leak_is_unsettled_from_the_end_of_its_third_day() -> None:
         assert followed(8, 8 * (1 + a_day), 8 * (1 + 2 * a_day)).unsettled
 
 
-def test_a_life_that_reaches_its_peak_once_is_settled() -> None:
+def test_a_run_that_reaches_its_peak_once_is_settled() -> None:
     assert not followed(8, 8, 8, 8).unsettled
     assert not followed(8, 9, 9, 9).unsettled
     assert not followed(8, 8.01, 8.02, 8.03).unsettled
-    # Records of equal days: two in a row after the first day are rare.
+    # With equal days, two new peaks in a row after the first day are rare.
     lots, unsettled = random.Random(1), 0
     for _ in range(500):
         peaks, peak = [], 0.0
@@ -42,5 +43,5 @@ def test_a_jump_after_the_first_day_is_remembered() -> None:
     assert swapped.unsettled
     assert swapped.jumped
     assert not followed(8, 9.1, 9.1, 9.1).unsettled
-    # A recorder that begins to follow an old life has not seen it grow.
+    # A recorder that begins to follow an old run has not seen it grow.
     assert not Growth().until(9.2 * DAY_S, 11 * GIB).unsettled

@@ -1,4 +1,4 @@
-"""Recommendations from lives: the numbers, censored lives, programs, and bounds."""
+"""Tests recommendations from runs: the numbers, censored runs, programs, and limits."""
 
 import random
 from dataclasses import replace
@@ -41,13 +41,13 @@ def asked_gib(profile: ContainerProfile) -> float | None:
     return None if found.request_bytes is None else round(found.request_bytes / GIB, 2)
 
 
-def test_students_t_at_many_and_few_degrees_of_freedom() -> None:
+def test_students_t_is_computed_for_many_and_few_degrees_of_freedom() -> None:
     assert student_t(0.9996, 1e9) == pytest.approx(3.353, abs=0.001)
     assert student_t(0.975, 10) == pytest.approx(2.228, abs=0.001)
     assert student_t(0.9996, 10) == pytest.approx(4.72, abs=0.05)
 
 
-def test_margin_shrinks_with_the_number_of_lives_and_grows_with_their_spread() -> None:
+def test_the_margin_shrinks_with_the_number_of_runs_and_grows_with_their_spread() -> None:
     def asked(spread: float) -> list[float | None]:
         rng = random.Random(1)
         peaks = [8 * rng.lognormvariate(0, spread) for _ in range(100)]
@@ -58,7 +58,7 @@ def test_margin_shrinks_with_the_number_of_lives_and_grows_with_their_spread() -
     assert asked(0.2) == [47.79, 16.69, 13.41, 15.15]
 
 
-def test_fewer_than_three_lives_give_no_recommendation() -> None:
+def test_fewer_than_three_runs_give_no_recommendation() -> None:
     two = recorded(life(4), life(4, 3))
     found = two.recommendation("p", 2 * DAY_S)
     assert (found.request_bytes, found.missing, found.lives) == (None, Missing.FEW_LIVES, 2)
@@ -70,7 +70,7 @@ def test_fewer_than_three_lives_give_no_recommendation() -> None:
 
 
 def programs(first: list[float], second: list[float]) -> ContainerProfile:
-    """Record lives with these peaks in GiB of program o, and then of program p."""
+    """Record runs with these peaks in GiB of program o, and then of program p."""
     profile = ContainerProfile()
     for program, peaks in (("o", first), ("p", second)):
         for peak in peaks:
@@ -78,8 +78,8 @@ def programs(first: list[float], second: list[float]) -> ContainerProfile:
     return profile
 
 
-def test_the_spread_of_other_programs_counts_for_a_new_one() -> None:
-    """One life is enough, if the other programs have shown how much peaks differ."""
+def test_the_spread_of_other_programs_counts_for_a_new_program() -> None:
+    """One run is enough, if the other programs have shown how much peaks vary."""
 
     def asked(spread: float) -> list[float | None]:
         rng = random.Random(3)
@@ -90,20 +90,20 @@ def test_the_spread_of_other_programs_counts_for_a_new_one() -> None:
     assert asked(0.1) == [None, 13.64, 12.43]
 
 
-def test_few_lives_of_other_programs_show_too_little() -> None:
+def test_a_few_runs_of_other_programs_are_not_sufficient() -> None:
     few = programs([4.0] * 8, [8, 8])
     found = few.recommendation("p", 2 * DAY_S)
     assert (found.request_bytes, found.missing, found.lives) == (None, Missing.FEW_LIVES, 2)
     assert asked_gib(programs([4.0] * 9, [8, 8])) is not None
 
 
-def test_lives_of_a_new_program_are_tested_from_the_second_on() -> None:
+def test_runs_of_a_new_program_are_tested_from_the_second_on() -> None:
     found = programs([4.0] * 9, [8, 8, 16]).recommendation("p", 2 * DAY_S)
     assert (found.tested, found.missed) == (2, 1)
 
 
 @pytest.mark.parametrize("ending", [each for each in Ending if each is not Ending.COMPLETED])
-def test_lives_cut_short_can_only_raise(ending: Ending) -> None:
+def test_censored_runs_can_only_raise_the_recommendation(ending: Ending) -> None:
     complete = [life(8), life(8.1), life(7.9)]
     before = asked_gib(recorded(*complete))
     assert before is not None
@@ -114,7 +114,7 @@ def test_lives_cut_short_can_only_raise(ending: Ending) -> None:
     assert asked_gib(recorded(*[life(8, ending=ending)] * 5)) is None
 
 
-def test_an_eviction_after_a_day_is_a_complete_life_and_an_oom_kill_is_not() -> None:
+def test_a_run_evicted_after_a_day_is_complete_but_an_oom_killed_run_is_not() -> None:
     assert not life(8, 24, Ending.EVICTED).censored
     assert life(8, 23.9, Ending.EVICTED).censored
     assert life(8, 48, Ending.OOM_KILLED).censored
@@ -123,7 +123,7 @@ def test_an_eviction_after_a_day_is_a_complete_life_and_an_oom_kill_is_not() -> 
     assert life(8, 1, None).censored
 
 
-def test_lives_that_run_count_after_a_day_and_raise_before() -> None:
+def test_active_runs_count_after_a_day_and_can_raise_before() -> None:
     profile = recorded(life(8), life(8))
     profile.replace_running([("p", life(8, 25, None))])
     first = profile.recommendation("p", 2 * DAY_S)
@@ -138,10 +138,11 @@ def test_lives_that_run_count_after_a_day_and_raise_before() -> None:
     assert profile.recommendation("p", 2 * DAY_S).missing is Missing.FEW_LIVES
 
 
-def test_misses_that_recommendations_would_have_caused_are_counted() -> None:
+def test_the_misses_of_past_recommendations_are_counted() -> None:
     profile = recorded(life(8), life(8), life(8), life(8), life(12), life(8, ending=Ending.FAILED))
     found = profile.recommendation("p", 2 * DAY_S)
-    # The first three had no recommendation; the life of 12 GiB was above that of 8 GiB.
+    # The first three runs had no recommendation. The run of 12 GiB exceeded the recommendation from
+    # 8 GiB.
     assert (found.tested, found.missed, found.lives) == (3, 1, 5)
     assert found.above_ratio == 0.0
 
@@ -155,7 +156,7 @@ def test_old_peaks_are_forgotten() -> None:
     assert found.request_bytes < 9 * GIB
 
 
-def test_a_life_that_is_recorded_late_weighs_what_it_weighs_by_then() -> None:
+def test_a_run_that_is_recorded_late_has_its_decayed_weight() -> None:
     track = Track()
     track.record(life(8, started_s=21 * DAY_S))
     track.record(life(4, started_s=11 * DAY_S))
@@ -164,7 +165,7 @@ def test_a_life_that_is_recorded_late_weighs_what_it_weighs_by_then() -> None:
 
 
 def test_a_request_is_at_most_the_memory_of_the_device() -> None:
-    """Else no node could take the pod."""
+    """Otherwise no node could take the pod."""
     profile = recorded(life(4), life(11), life(5), life(9))
     found = profile.recommendation("p", 2 * DAY_S)
     assert found.request_bytes is not None
@@ -172,7 +173,7 @@ def test_a_request_is_at_most_the_memory_of_the_device() -> None:
     assert not found.whole_device
     profile.memory_bytes = 24 * GIB - MIB
     found = profile.recommendation("p", 2 * DAY_S)
-    # A multiple of 64 MiB, so that it is not rounded up to more than the device has.
+    # A multiple of 64 MiB, so that it is not rounded up above the device's memory.
     assert found.request_bytes == 24 * GIB - 64 * MIB
     assert found.whole_device
     profile.memory_bytes = 1 << 42
@@ -198,7 +199,7 @@ def test_a_changed_program_gets_no_recommendation_from_the_old_one() -> None:
     assert profile.recommendation("p", 2 * DAY_S).highest_bytes < 9 * GIB
 
 
-def test_programs_that_differ_from_life_to_life_are_taken_together() -> None:
+def test_programs_that_change_with_every_run_are_merged() -> None:
     profile = ContainerProfile()
     for n in range(MAX_PROGRAMS + 1):
         profile.record(f"lr={n}", life(8))
@@ -209,7 +210,7 @@ def test_programs_that_differ_from_life_to_life_are_taken_together() -> None:
     assert profile.recommendation("lr=99", 2 * DAY_S).lives == MAX_PROGRAMS + 3
 
 
-def test_merged_tracks_have_the_lives_of_both() -> None:
+def test_merged_tracks_have_the_runs_of_both() -> None:
     both, tracks = Track(), (Track(), Track())
     for track, gib in zip(tracks, (4, 10), strict=True):
         for factor in (1, 1, 1, 2):
@@ -226,7 +227,7 @@ def test_merged_tracks_have_the_lives_of_both() -> None:
 
 
 @pytest.mark.parametrize("days", [range(1, MAX_PROGRAMS + 2), range(MAX_PROGRAMS + 1, 0, -1)])
-def test_programs_that_are_taken_together_keep_the_time_of_all_their_lives(days: range) -> None:
+def test_merged_programs_keep_the_time_of_all_their_runs(days: range) -> None:
     profile = ContainerProfile()
     for day in days:
         profile.record(f"lr={day}", life(8, started_s=day * DAY_S))
@@ -234,7 +235,7 @@ def test_programs_that_are_taken_together_keep_the_time_of_all_their_lives(days:
     assert found.span_s == MAX_PROGRAMS * DAY_S + HOUR_S
 
 
-def test_programs_with_enough_lives_stay_apart_and_the_oldest_is_dropped() -> None:
+def test_programs_with_enough_runs_stay_separate_and_the_oldest_is_dropped() -> None:
     profile = ContainerProfile()
     for n in range(MAX_PROGRAMS + 1):
         for _ in range(3):
@@ -243,14 +244,14 @@ def test_programs_with_enough_lives_stay_apart_and_the_oldest_is_dropped() -> No
     assert list(profile.tracks) == [f"release-{n}" for n in range(1, MAX_PROGRAMS + 1)]
 
 
-def test_many_programs_that_run_at_once_are_taken_together() -> None:
+def test_many_concurrent_programs_are_merged() -> None:
     profile = ContainerProfile()
     profile.replace_running((f"lr={n}", life(8, 25, None)) for n in range(50))
     assert profile.varies
     assert profile.recommendation("lr=1", 2 * DAY_S).lives == 50
 
 
-def test_a_profile_has_a_maximum_of_containers() -> None:
+def test_the_number_of_containers_in_a_profile_is_limited() -> None:
     profile = Profile()
     for n in range(MAX_CONTAINERS + 5):
         profile.container(f"c{n}", "L4").record("p", life(8, started_s=n * DAY_S))
@@ -263,7 +264,7 @@ PEAKS = st.lists(st.integers(64 * MIB, 80 * GIB), min_size=3, max_size=60)
 
 
 @given(PEAKS, st.lists(st.integers(64 * MIB, 80 * GIB), max_size=20))
-def test_a_request_covers_all_peaks_and_censored_lives_never_lower_it(
+def test_a_request_covers_all_peaks_and_censored_runs_never_lower_it(
     peaks: list[int], censored: list[int]
 ) -> None:
     track = Track()
@@ -287,8 +288,10 @@ def test_an_estimate_of_huge_differences_is_finite() -> None:
     assert estimate(histogram.weights, 3).request_bytes > 1 << 40
 
 
-def test_no_request_is_below_a_recorded_peak_without_saying_so() -> None:
-    """Random lives of up to three programs: own peaks are covered, those of others are counted."""
+def test_a_request_below_a_recorded_peak_is_marked() -> None:
+    """Uses random runs of up to three programs. Peaks of the own program are covered, and those of
+    others are counted.
+    """
     said = 0
     for seed in range(300):
         lots = random.Random(seed)
@@ -314,24 +317,24 @@ def test_no_request_is_below_a_recorded_peak_without_saying_so() -> None:
     assert said > 20
 
 
-def test_a_program_whose_lives_grow_or_jump_late_keeps_its_request() -> None:
+def test_a_program_whose_runs_grow_or_jump_late_keeps_its_request() -> None:
     profile = recorded(*(life(8) for _ in range(8)))
     late = replace(life(9, hours=120), unsettled=True)
     profile.record("p", late)
     found = profile.recommendation("p", 6 * DAY_S)
-    assert found.request_bytes is not None  # one such life can be an accident
+    assert found.request_bytes is not None  # One such run can be an accident.
     assert found.request_bytes > 9 * GIB
     profile.replace_running([("p", replace(late, ending=None))])
     found = profile.recommendation("p", 6 * DAY_S)
     assert (found.request_bytes, found.missing) == (None, Missing.UNSETTLED)
     assert (found.lives, found.unsettled) == (10, 2)
-    # Settled lives of a later release outweigh them.
+    # Settled runs of a later release outweigh them.
     for _ in range(20):
         profile.record("p", life(8))
     assert profile.recommendation("p", 6 * DAY_S).request_bytes is not None
 
 
-def test_one_life_that_outgrows_all_before_it_after_its_first_day_is_enough() -> None:
+def test_one_run_that_outgrows_all_earlier_runs_after_its_first_day_is_enough() -> None:
     def missing(past: int, first_day_gib: float, peak_gib: float, *, ends: bool) -> Missing | None:
         profile = recorded(*(life(8) for _ in range(past)))
         late = life(peak_gib, hours=120)
@@ -345,20 +348,20 @@ def test_one_life_that_outgrows_all_before_it_after_its_first_day_is_enough() ->
     for ends in (True, False):
         assert missing(8, 8, 9.5, ends=ends) is Missing.UNSETTLED
         assert missing(8, 8, 8.7, ends=ends) is None
-        # It needed so much on its first day, or had grown before that to what is known.
+        # It needed this much on its first day, or had grown before to a known peak.
         assert missing(8, 9.5, 9.6, ends=ends) is None
         assert missing(8, 5, 8, ends=ends) is None
         assert missing(8, 0, 9.5, ends=ends) is None  # younger than a day
-        # One in many is an accident.
+        # One in many runs is an accident.
         assert missing(60, 8, 9.5, ends=ends) is None
 
 
-def test_lives_above_a_recommendation_widen_the_next_ones() -> None:
+def test_runs_above_a_recommendation_widen_the_next_ones() -> None:
     assert [margin_after(100, missed) for missed in (0, 1, 2, 9)] == pytest.approx(
         [0.0, 0.18, 0.2, 0.2]
     )
-    assert margin_after(5000, 5) == 0.0  # 1 in 1,000 is accepted
-    # A program is also widened by those of another one, within what its own lives allow.
+    assert margin_after(5000, 5) == 0.0  # 1 in 1,000 is accepted.
+    # Runs of another program also widen it, within the limits of its own runs.
     for of_other, ratio in ((0, 1.02), (2, 1.2)):
         profile = recorded(*[life(8)] * 200)
         profile.record("other", life(4))

@@ -1,4 +1,4 @@
-"""A life that runs counts as one life with its peak so far, also where no life has ended."""
+"""Checks that an active run counts as one run with its peak so far, even if no run has ended."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def running(peak_gib: float) -> Life:
 
 
 @pytest.mark.parametrize("peak_gib", [8.0, 8.1, 9.0, 12.0])
-def test_a_running_life_weighs_as_much_as_a_life_that_ended_now(peak_gib: float) -> None:
+def test_an_active_run_weighs_as_much_as_a_run_that_ended_now(peak_gib: float) -> None:
     with_running, with_ended = Track(), Track()
     for track in (with_running, with_ended):
         for _ in range(6):
@@ -29,7 +29,7 @@ def test_a_running_life_weighs_as_much_as_a_life_that_ended_now(peak_gib: float)
     assert with_running.estimate() == with_ended.estimate()
 
 
-def test_the_share_of_lives_above_the_request_counts_each_running_life_once() -> None:
+def test_the_share_of_runs_above_the_request_counts_each_active_run_once() -> None:
     container = ContainerProfile(memory_bytes=9 * GIB)
     for _ in range(6):
         container.record("p", ended(8.0))

@@ -1,4 +1,4 @@
-"""Pods, reports and lives for the tests of the recorder."""
+"""Pods, reports and runs for the tests of the recorder."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Profiles in memory: what is written when, conflicts, and bounds."""
+"""Tests profiles in memory: when they are written, conflicts, and limits."""
 
 import json
 from dataclasses import replace
@@ -37,13 +37,13 @@ def due(book: ProfileBook, now_s: float, at_most: int) -> list[Write]:
 
 
 def answered(write: Write, version: str = "1") -> VRAMProfile:
-    """Return what the API server would answer to a write."""
+    """Return the object that the API server would return for a write."""
     metadata = msgspec.structs.replace(write.profile.metadata, resource_version=version, uid="vp-1")
     stored = msgspec.structs.replace(write.profile, metadata=metadata)
     return decode_profile(msgspec.json.encode(stored))
 
 
-def test_lives_that_ended_are_written_once() -> None:
+def test_ended_runs_are_written_once() -> None:
     book = ProfileBook()
     book.take([owned(8), owned(9)], [])
     (write,) = due(book, NOW_S, 10)
@@ -87,7 +87,7 @@ def test_the_next_write_adds_to_the_version_of_the_api_server() -> None:
     assert (track.ended, track.lives) == (3, 3)
 
 
-def test_a_life_that_ends_during_a_write_is_in_the_next_one() -> None:
+def test_a_run_that_ends_during_a_write_is_in_the_next_one() -> None:
     book = ProfileBook()
     book.take([owned()], [])
     (write,) = due(book, NOW_S, 10)
@@ -96,7 +96,7 @@ def test_a_life_that_ends_during_a_write_is_in_the_next_one() -> None:
     assert book.waiting == 1
 
 
-def test_after_a_conflict_lives_are_added_to_the_other_version() -> None:
+def test_after_a_conflict_runs_are_added_to_the_other_version() -> None:
     book, other = ProfileBook(), ProfileBook()
     for each in (book, other):
         each.take([owned()], [])
@@ -107,7 +107,7 @@ def test_after_a_conflict_lives_are_added_to_the_other_version() -> None:
     assert mine.profile.status.lives == 2
 
 
-def test_running_lives_are_replaced_and_written_when_they_change() -> None:
+def test_active_runs_are_replaced_and_written_when_they_change() -> None:
     book = ProfileBook()
     book.take([], [owned(8, 25, None), owned(8, 1, None)])
     (write,) = due(book, NOW_S, 10)
@@ -125,7 +125,7 @@ def test_running_lives_are_replaced_and_written_when_they_change() -> None:
     assert empty.profile.status.lives == 0
 
 
-def test_lives_that_outgrow_all_before_them_are_kept_in_the_profile() -> None:
+def test_runs_that_outgrow_all_earlier_runs_are_kept_in_the_profile() -> None:
     def late(ending: Ending | None) -> Owned:
         each = owned(9.5, 120, ending)
         life = replace(each.tracked.life, first_day_bytes=8 * GIB)
@@ -145,7 +145,7 @@ def test_lives_that_outgrow_all_before_them_are_kept_in_the_profile() -> None:
         now_s += RUNNING_EVERY_S
 
 
-def test_what_waits_longest_is_written_first_and_failures_come_last() -> None:
+def test_the_longest_waiting_profile_is_written_first_and_failures_come_last() -> None:
     book = ProfileBook()
     names = ["a", "b", "c"]
     owners = [ProfileOwner(kind="Deployment", name=n, api_version="apps/v1") for n in names]
@@ -157,7 +157,7 @@ def test_what_waits_longest_is_written_first_and_failures_come_last() -> None:
     assert [write.key[1] for write in due(book, later, 5)][-1] == "deployment-a"
 
 
-def test_pending_lives_are_bounded_and_survive_a_reload() -> None:
+def test_the_number_of_pending_runs_is_limited_and_they_survive_a_reload() -> None:
     book = ProfileBook()
     book.take([owned() for _ in range(MAX_PENDING + 5)], [])
     assert book.waiting == MAX_PENDING
@@ -165,7 +165,7 @@ def test_pending_lives_are_bounded_and_survive_a_reload() -> None:
     assert book.waiting == MAX_PENDING
 
 
-def test_a_profile_without_lives_for_long_is_forgotten() -> None:
+def test_a_profile_without_runs_for_a_long_time_is_dropped() -> None:
     book = ProfileBook()
     book.take([owned()], [])
     (write,) = due(book, NOW_S, 1)
@@ -180,7 +180,7 @@ def test_a_profile_without_lives_for_long_is_forgotten() -> None:
 
 
 @pytest.mark.slow
-def test_a_status_of_maximum_size_is_bounded() -> None:
+def test_the_size_of_a_status_is_limited() -> None:
     book = ProfileBook()
     program = [Program(f"program-{n:04}", Family.UNKNOWN) for n in range(12)]
     lives = []
@@ -200,8 +200,10 @@ def test_a_status_of_maximum_size_is_bounded() -> None:
     assert len(msgspec.json.encode(write.profile)) < 256 << 10
 
 
-def test_a_device_size_that_no_running_life_has_is_not_kept() -> None:
-    """An agent that reports a false size must not lift the limit of recommendations for ever."""
+def test_a_device_size_without_an_active_run_is_not_kept() -> None:
+    """An agent that reports a false size must not raise the limit of recommendations
+    permanently.
+    """
 
     def size(gib: int) -> int:
         each = owned(ending=None)

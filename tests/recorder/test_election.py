@@ -1,4 +1,4 @@
-"""Leader election: one Lease, two candidates, their clocks, and failures."""
+"""Tests leader election with one Lease, two candidates, their clocks, and failures."""
 
 import json
 from typing import Any
@@ -10,7 +10,7 @@ from headroom.runtime.kube.election import LEASE_S, Election
 
 
 class LeaseServer:
-    """An API server with at most one Lease; writes are on condition of its version."""
+    """An API server with at most one Lease, whose writes depend on its version."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None
@@ -59,7 +59,7 @@ def candidate(server: LeaseServer, name: str, clock: Clock) -> Election:
     )
 
 
-def test_the_first_leads_and_another_takes_over_when_the_lease_has_expired(
+def test_the_first_candidate_leads_and_another_takes_over_when_the_lease_has_expired(
     server: LeaseServer,
 ) -> None:
     clock = Clock()
@@ -95,7 +95,7 @@ def test_renewing_keeps_the_lease_and_the_time_of_its_acquisition(server: LeaseS
     assert server.lease["spec"]["renewTime"] != acquired
 
 
-def test_a_leader_without_an_answer_stops_before_another_can_begin(server: LeaseServer) -> None:
+def test_a_leader_without_a_response_stops_before_another_can_begin(server: LeaseServer) -> None:
     clock = Clock()
     a, b = candidate(server, "a", clock), candidate(server, "b", clock)
     a.attempt()
@@ -113,7 +113,7 @@ def test_a_leader_without_an_answer_stops_before_another_can_begin(server: Lease
     assert b.leads
 
 
-def test_of_two_that_write_at_once_one_leads(server: LeaseServer) -> None:
+def test_one_of_two_concurrent_writers_leads(server: LeaseServer) -> None:
     clock = Clock()
     a, b = candidate(server, "a", clock), candidate(server, "b", clock)
     read = b._read
@@ -122,7 +122,7 @@ def test_of_two_that_write_at_once_one_leads(server: LeaseServer) -> None:
     assert (a.leads, b.leads) == (True, False)
 
 
-def test_release_lets_another_lead_at_once(server: LeaseServer) -> None:
+def test_after_a_release_another_candidate_leads_at_once(server: LeaseServer) -> None:
     clock = Clock()
     a, b = candidate(server, "a", clock), candidate(server, "b", clock)
     a.attempt()
@@ -130,7 +130,7 @@ def test_release_lets_another_lead_at_once(server: LeaseServer) -> None:
     a.release()
     b.attempt()
     assert (a.leads, b.leads) == (False, True)
-    a.release()  # not the leader: nothing happens
+    a.release()  # It is not the leader, so nothing happens.
     assert server.lease is not None
     assert server.lease["spec"]["holderIdentity"] == "b"
     server.is_down = True

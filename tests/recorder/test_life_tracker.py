@@ -1,4 +1,4 @@
-"""Lives from reports: which run, which ended, and how."""
+"""Tests runs from reports: which are active, which ended, and how."""
 
 from typing import Any
 
@@ -29,14 +29,14 @@ def begun(*uses: Any) -> LifeTracker:
     return tracker
 
 
-def test_a_life_runs_with_the_highest_peak_of_its_devices() -> None:
+def test_a_run_has_the_highest_peak_of_its_devices() -> None:
     tracker = begun(use(8), use(9, NOW_S - HOUR_S + 5, device="GPU-1"))
     (running,) = tracker.running
     assert (running.container, running.model, running.program.fingerprint) == ("main", "L4", "p1")
     assert running.life.peak_bytes == 9 * GIB
     assert (running.life.started_s, running.life.until_s) == (NOW_S - HOUR_S, NOW_S)
     assert running.life.ending is None
-    # Without the driver's part.
+    # without the driver's part
     assert running.memory_bytes == 23 * GIB
 
 
@@ -58,7 +58,9 @@ def test_a_life_runs_with_the_highest_peak_of_its_devices() -> None:
         pytest.param(facts(), None, id="the pod runs, the agent does not measure"),
     ],
 )
-def test_ending_of_a_life_that_no_report_shows(pod: PodFacts, ending: Ending | None) -> None:
+def test_the_end_of_a_run_that_no_report_shows_is_recognised(
+    pod: PodFacts, ending: Ending | None
+) -> None:
     tracker = begun()
     found = followed(tracker, report(), {"u1": pod}, now_s=NOW_S + 60)
     assert [each.life.ending for each in found] == ([] if ending is None else [ending])
@@ -73,7 +75,7 @@ def test_ending_of_a_life_that_no_report_shows(pod: PodFacts, ending: Ending | N
         (facts(ends=ended(2)), Ending.FAILED),
     ],
 )
-def test_ending_of_a_pod_that_is_gone(pod: PodFacts, ending: Ending) -> None:
+def test_the_end_of_a_deleted_pod_is_recognised(pod: PodFacts, ending: Ending) -> None:
     tracker = begun()
     (found,) = followed(tracker, report(), {}, {"u1": pod})
     assert (found.life.ending, found.life.peak_bytes) == (ending, 8 * GIB)
@@ -81,7 +83,7 @@ def test_ending_of_a_pod_that_is_gone(pod: PodFacts, ending: Ending) -> None:
     assert followed(tracker, report(), {}) == []
 
 
-def test_a_restart_ends_a_life_and_begins_another() -> None:
+def test_a_restart_ends_a_run_and_begins_another() -> None:
     tracker = begun()
     pod = facts(ends=ended(1, finished_s=NOW_S - 30))
     (found,) = followed(tracker, report(use(3, NOW_S - 20)), {"u1": pod})
@@ -90,7 +92,7 @@ def test_a_restart_ends_a_life_and_begins_another() -> None:
     assert (running.life.peak_bytes, running.life.started_s) == (3 * GIB, NOW_S - 20)
 
 
-def test_a_restart_of_which_the_end_is_unknown_is_censored() -> None:
+def test_a_restart_after_an_unknown_end_is_censored() -> None:
     (found,) = followed(begun(), report(use(3, NOW_S - 20)), {"u1": facts()})
     assert found.life.ending is Ending.UNKNOWN
     assert found.life.censored
@@ -112,11 +114,11 @@ def test_a_peak_never_falls_and_time_without_a_report_does_not_count() -> None:
         use(8, 0.0),
     ],
 )
-def test_use_without_a_pod_a_peak_or_a_start_is_no_life(unusable: Any) -> None:
+def test_use_without_a_pod_a_peak_or_a_start_is_not_a_run(unusable: Any) -> None:
     assert begun(unusable).running == []
 
 
-def test_startup_peak_counts_once_it_has_settled() -> None:
+def test_the_startup_peak_counts_once_it_has_settled() -> None:
     early = begun(use(8, startup_peak_bytes=7 * GIB)).running[0].life
     assert early.startup_peak_bytes is None
     settled = use(8, startup_peak_bytes=8 * GIB, settled_at="2027-01-15T07:30:00Z")
@@ -124,14 +126,14 @@ def test_startup_peak_counts_once_it_has_settled() -> None:
     assert begun(use(8, peak_partial=True)).running[0].life.censored
 
 
-def test_a_startup_peak_is_kept_if_a_restarted_agent_does_not_know_it() -> None:
+def test_a_startup_peak_is_kept_if_a_restarted_agent_lacks_it() -> None:
     settled = use(8, startup_peak_bytes=8 * GIB, settled_at="2027-01-15T07:30:00Z")
     tracker = begun(settled)
     assert followed(tracker, report(use(8)), {"u1": facts()}, now_s=NOW_S + 5) == []
     assert tracker.running[0].life.startup_peak_bytes == 8 * GIB
 
 
-def test_a_pod_that_was_gone_before_it_was_followed_leaves_nothing() -> None:
+def test_a_pod_that_ended_before_it_was_followed_leaves_no_run() -> None:
     tracker = LifeTracker()
     assert followed(tracker, report(use(8)), {}, {"u1": facts()}) == []
     assert tracker.running == []
@@ -146,7 +148,7 @@ def test_a_report_counts_only_for_pods_of_its_node() -> None:
     tracker.follow({"n1": report(use(8)), "another": lie}, pods, {}, NOW_S)
     (running,) = tracker.running
     assert running.life.peak_bytes == 8 * GIB
-    # Neither does it end or restart the life, nor count for a pod that is deleted.
+    # It neither ends nor restarts the run, nor counts for a deleted pod.
     restarted = report(use(1, NOW_S))
     assert tracker.follow({"n1": report(use(8)), "another": restarted}, pods, {}, NOW_S) == []
     (ended,) = tracker.follow({"another": lie}, {}, {"u1": facts()}, NOW_S)
@@ -160,11 +162,11 @@ def test_no_peak_is_larger_than_its_device() -> None:
 
 
 @pytest.mark.parametrize("device", ["GPU-of-no-report", ""])
-def test_a_row_without_a_device_of_the_report_is_ignored(device: str) -> None:
+def test_a_row_with_an_unknown_device_is_ignored(device: str) -> None:
     assert begun(use(8, device=device)).running == []
 
 
-def test_a_life_that_ended_is_not_counted_again_if_a_report_shows_it_again() -> None:
+def test_an_ended_run_is_not_counted_again_if_a_report_shows_it_again() -> None:
     tracker, over = begun(), {"u1": facts(ends=ended(0))}
     assert len(followed(tracker, report(), over)) == 1
     assert followed(tracker, report(use(8)), over) == []
@@ -172,7 +174,7 @@ def test_a_life_that_ended_is_not_counted_again_if_a_report_shows_it_again() -> 
     assert [*followed(tracker, report(use(8, NOW_S + 5)), {"u1": facts()}), *tracker.running] != []
 
 
-def test_a_report_that_changes_between_two_starts_ends_one_life() -> None:
+def test_a_report_that_alternates_between_two_starts_ends_one_run() -> None:
     tracker, pods = begun(), {"u1": facts()}
     ends = [
         life.life.started_s
@@ -191,7 +193,7 @@ def test_a_report_that_changes_between_two_starts_ends_one_life() -> None:
         pytest.param((8, 8.2, 8.2, 8.2), False, id="settled on the second day"),
     ],
 )
-def test_a_life_that_grows_after_its_first_day_is_unsettled(
+def test_a_run_that_grows_after_its_first_day_is_unsettled(
     peaks_gib: tuple[float, ...], unsettled: bool
 ) -> None:
     tracker = begun(use(4))

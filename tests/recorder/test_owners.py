@@ -1,4 +1,4 @@
-"""Owners of pods: the chain of controllers, families, and names of profiles."""
+"""Tests owners of pods: the chain of controllers, families, and names of profiles."""
 
 import json
 from typing import Any
@@ -59,7 +59,7 @@ def test_a_deployment_owns_the_pods_of_its_replica_sets() -> None:
     assert server.asked == [RS]  # once for each ReplicaSet
 
 
-def test_a_foreign_uid_in_an_owner_reference_changes_no_owner_of_that_namespace() -> None:
+def test_a_foreign_uid_in_an_owner_reference_changes_no_owner_in_that_namespace() -> None:
     """An author can write the uid of a controller in another namespace, and any name."""
     reader = OwnerReader(Objects({RS: {"uid": "rs-1"}}))  # type: ignore[arg-type]
     forged = msgspec.structs.replace(REPLICA_SET, name="forged")
@@ -68,7 +68,7 @@ def test_a_foreign_uid_in_an_owner_reference_changes_no_owner_of_that_namespace(
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_a_controller_that_cannot_be_read_is_the_owner(status: int) -> None:
+def test_an_unreadable_controller_counts_as_the_owner(status: int) -> None:
     owner, to = OwnerReader(Objects({RS: status})).owner(facts())  # type: ignore[arg-type]
     assert (owner.kind, owner.name) == ("ReplicaSet", "llm-5d4f")
     assert to is not None
@@ -88,7 +88,7 @@ def test_a_pod_of_another_namespace_cannot_change_the_owner_of_a_controller() ->
     assert (owner.kind, owner.name) == ("Deployment", "llm")
 
 
-def test_an_unanswered_call_is_not_remembered() -> None:
+def test_a_failed_call_is_not_cached() -> None:
     server = Objects({RS: NoAnswer("timeout")})
     reader = OwnerReader(server)  # type: ignore[arg-type]
     with pytest.raises(NoAnswer):
@@ -97,7 +97,7 @@ def test_an_unanswered_call_is_not_remembered() -> None:
     assert reader.owner(facts())[0].name == "llm-5d4f"
 
 
-def test_another_object_of_the_same_name_is_not_followed() -> None:
+def test_another_object_with_the_same_name_is_not_followed() -> None:
     server = Objects(
         {RS: {"uid": "rs-2", "ownerReferences": [reference("Deployment", "x", "apps/v1")]}}
     )
@@ -145,7 +145,9 @@ CHAINS: list[Any] = [
 
 
 @pytest.mark.parametrize(("chain", "owner"), CHAINS)
-def test_chains(chain: list[tuple[str, str, str, str]], owner: ProfileOwner) -> None:
+def test_the_chain_of_controllers_leads_to_the_owner(
+    chain: list[tuple[str, str, str, str]], owner: ProfileOwner
+) -> None:
     objects = {}
     for (api, _, resource, name), above in zip(chain, [*chain[1:], None], strict=True):
         path = f"/apis/{api}/namespaces/team/{resource}/{name}"
@@ -175,7 +177,7 @@ def test_an_owner_reference_leads_to_no_other_path() -> None:
     assert server.asked == ["/apis/apps/v1/namespaces/team/replicasets/..%2F..%2Fx%3Fa%3Db"]
 
 
-def test_a_cycle_ends() -> None:
+def test_a_cycle_of_owners_is_not_followed_forever() -> None:
     loop = {
         "uid": "rs-1",
         "ownerReferences": [{**reference("ReplicaSet", "llm-5d4f", "apps/v1"), "uid": "rs-1"}],
@@ -183,7 +185,7 @@ def test_a_cycle_ends() -> None:
     assert OwnerReader(Objects({RS: loop})).owner(facts())[0].name == "llm-5d4f"  # type: ignore[arg-type]
 
 
-def test_a_pod_without_a_controller_is_a_family() -> None:
+def test_a_pod_without_a_controller_belongs_to_a_family() -> None:
     pod = facts(controller=None, name="jupyter-alice", generate_name="")
     owner, to = OwnerReader(Objects({})).owner(pod)  # type: ignore[arg-type]
     assert (owner, to) == (
@@ -207,11 +209,11 @@ def test_a_pod_without_a_controller_is_a_family() -> None:
         ("20261125", "", "20261125"),
     ],
 )
-def test_family_of_a_name(name: str, generate_name: str, expected: str) -> None:
+def test_the_family_is_derived_from_the_name(name: str, generate_name: str, expected: str) -> None:
     assert family(name, generate_name) == expected
 
 
-def test_names_of_profiles_are_valid_and_different() -> None:
+def test_names_of_profiles_are_valid_and_unique() -> None:
     owners = [
         ProfileOwner(kind="Deployment", name="llm", api_version="apps/v1"),
         ProfileOwner(kind="Job", name="llm", api_version="batch/v1"),

@@ -1,4 +1,6 @@
-"""Lives of the time before the recorder, from metrics: which count, and whose they are."""
+"""Tests runs from before the recorder, read from metrics: which count, and to which owner they
+belong.
+"""
 
 import math
 from typing import Any
@@ -25,7 +27,7 @@ REPLICA_SET = {"owner_kind": "ReplicaSet", "owner_name": "llm-5d4f"}
 
 
 def answers(**given: list[tuple[dict[str, str], float]]) -> dict[str, list[Sample]]:
-    """Return answers to all queries; ``_`` in a name stands for a space."""
+    """Return the results of all queries. ``_`` in a name stands for a space."""
     names = (*QUERIES.totals(14), *QUERIES.ended_lives, *QUERIES.peaks)
     found = {name: list[Sample]() for name in names}
     for name, samples in given.items():
@@ -57,7 +59,7 @@ def both(*parts: dict[str, list[Any]]) -> dict[str, list[Any]]:
 OWNED = {"owner": [(LLM | REPLICA_SET, 1.0)]}
 
 
-def test_a_life_has_the_peak_of_the_agent_and_the_owner_of_kube_state_metrics() -> None:
+def test_a_run_has_the_peak_of_the_agent_and_the_owner_of_kube_state_metrics() -> None:
     image = {"image": [({**LLM, "container": "main", "image_spec": "vllm:1"}, 1.0)]}
     (found,) = past_lives(answers(**both(peaks(), OWNED, image)), NOW_S)
     assert found.owner == Owner("team", "ReplicaSet", "llm-5d4f")
@@ -67,7 +69,7 @@ def test_a_life_has_the_peak_of_the_agent_and_the_owner_of_kube_state_metrics() 
 
 
 @pytest.mark.parametrize("amount", [math.nan, math.inf, 1e308, -1.0])
-def test_a_value_that_is_no_measurement_is_left_out(amount: float) -> None:
+def test_a_value_that_is_not_a_measurement_is_skipped(amount: float) -> None:
     bad = peaks("used", amount, pod="other")
     owner = {"owner": [({**LLM, "pod": "other"} | REPLICA_SET, 1.0)]}
     (found,) = past_lives(answers(**both(peaks(), OWNED, bad, owner)), NOW_S)
@@ -82,7 +84,7 @@ def test_the_largest_peak_of_all_days_and_devices_counts() -> None:
     assert found.life.started_s == NOW_S - 5 * HOUR_S
 
 
-def test_a_new_dcgm_exporter_continues_the_life_in_bytes_under_another_name() -> None:
+def test_a_new_dcgm_exporter_continues_the_run_in_bytes_under_another_name() -> None:
     """The exporter was upgraded to 4.9.0 while the pod ran."""
     began_s, upgraded_s, ended_s = (NOW_S - hours * HOUR_S for hours in (5, 4, 2))
     old = peaks("used", 6000.0, began_s, upgraded_s)
@@ -108,19 +110,19 @@ def test_labels_that_prometheus_renamed_are_read() -> None:
     [
         pytest.param({}, Ending.COMPLETED, id="deleted"),
         pytest.param({"failed": [(LLM, 1.0)]}, Ending.FAILED, id="failed"),
-        # The phase was another one all the time.
+        # The phase was different all the time.
         pytest.param({"failed": [(LLM, 0.0)]}, Ending.COMPLETED, id="not failed"),
         pytest.param({"evicted": [(LLM, 1.0)], "failed": [(LLM, 1.0)]}, Ending.EVICTED),
         pytest.param({"oom": [({**LLM, "container": "main"}, 1.0)]}, Ending.OOM_KILLED),
         pytest.param({"oom": [({**LLM, "container": "side"}, 1.0)]}, Ending.COMPLETED),
     ],
 )
-def test_the_end_of_a_life_is_that_of_its_pod(more: dict[str, Any], ending: Ending) -> None:
+def test_the_end_of_a_run_is_the_end_of_its_pod(more: dict[str, Any], ending: Ending) -> None:
     (found,) = past_lives(answers(**both(peaks(), OWNED, more)), NOW_S)
     assert found.life.ending is ending
 
 
-def test_lives_that_run_and_pods_without_a_known_owner_are_left_out() -> None:
+def test_active_runs_and_pods_without_a_known_owner_are_skipped() -> None:
     assert past_lives(answers(**peaks()), NOW_S) == []
     running = peaks(ended_s=NOW_S - 60)
     assert past_lives(answers(**both(running, OWNED)), NOW_S) == []
@@ -136,7 +138,7 @@ def test_dcgm_exporter_counts_for_pods_without_a_peak_of_the_agent() -> None:
     assert found.life.peak_bytes == 8 * GIB
 
 
-def test_memory_of_a_gpu_that_pods_shared_is_nobodys_peak() -> None:
+def test_memory_of_a_shared_gpu_is_no_pods_peak() -> None:
     other = {"namespace": "team", "pod": "llm-5d4f-other"}
     owners = {"owner": [(LLM | REPLICA_SET, 1.0), (other | REPLICA_SET, 1.0)]}
     beside = peaks("used", began_s=NOW_S - 4 * HOUR_S, ended_s=NOW_S - 3 * HOUR_S, **other)
@@ -147,7 +149,7 @@ def test_memory_of_a_gpu_that_pods_shared_is_nobodys_peak() -> None:
     assert len(past_lives(answers(**both(peaks("used"), elsewhere, owners)), NOW_S)) == 2
 
 
-def test_a_life_of_dcgm_exporter_that_began_before_the_window_is_partial() -> None:
+def test_a_run_of_dcgm_exporter_that_began_before_the_window_is_partial() -> None:
     old = NOW_S - 14 * DAY_S + 60
     (found,) = past_lives(answers(**both(peaks("used", began_s=old), OWNED)), NOW_S)
     assert found.life.partial
@@ -177,7 +179,7 @@ def claimed(lives: list[PastLife], of: Owned, *, is_new: bool = True) -> list[Ow
     return kept.claim([of], lambda _: is_new)
 
 
-def test_lives_of_the_same_replica_set_are_those_of_the_running_program() -> None:
+def test_runs_of_the_same_replica_set_belong_to_the_running_program() -> None:
     (found,) = claimed([past()], running())
     assert found.tracked.life == past().life
     assert (found.tracked.model, found.tracked.program.fingerprint) == ("NVIDIA L4", "p1")
@@ -186,16 +188,16 @@ def test_lives_of_the_same_replica_set_are_those_of_the_running_program() -> Non
 
 
 @pytest.mark.parametrize(("image", "count"), [("vllm:1", 1), ("vllm:2", 0), ("", 0)])
-def test_lives_of_other_owners_need_the_same_image(image: str, count: int) -> None:
+def test_runs_of_other_owners_require_the_same_image(image: str, count: int) -> None:
     lives = [past(image=image, kind="Job", name="train")]
     assert len(claimed(lives, running("Job", "train-20261125"))) == count
 
 
-def test_lives_are_dropped_if_others_are_recorded_already() -> None:
+def test_past_runs_are_dropped_if_other_runs_are_already_recorded() -> None:
     assert claimed([past()], running(), is_new=False) == []
 
 
-def test_lives_are_claimed_once() -> None:
+def test_past_runs_are_claimed_once() -> None:
     kept = PastLives()
     kept.load([past(), past(9)])
     assert len(kept) == 2
@@ -203,7 +205,7 @@ def test_lives_are_claimed_once() -> None:
     assert (len(kept), kept.claim([running()], lambda _: True)) == (0, [])
 
 
-def test_the_newest_lives_of_a_container_are_kept() -> None:
+def test_the_newest_runs_of_a_container_are_kept() -> None:
     kept = PastLives()
     kept.load([past(1)] + [past(2)] * MAX_LIVES)
     found = kept.claim([running()], lambda _: True)
@@ -217,7 +219,7 @@ def test_a_node_cannot_report_peaks_of_pods_on_other_nodes() -> None:
         assert len(past_lives(answers(**given), NOW_S)) == count
 
 
-def test_devices_are_known_by_each_spelling_of_their_uuid() -> None:
+def test_devices_are_recognised_in_each_spelling_of_their_uuid() -> None:
     of = {"uuid": "GPU-1", "UUID": ""}
     (found,) = past_lives(answers(**both(peaks("used", 2048.0, **of), OWNED)), NOW_S)
     assert found.life.peak_bytes == 2 * GIB

@@ -1,4 +1,4 @@
-"""The facts that the recorder keeps of a pod."""
+"""Tests the facts that the recorder keeps of a pod."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from headroom.recorder.pod_facts import End
 from tests.recorder.facts import pod_json, read
 
 
-def test_facts_of_a_running_pod() -> None:
+def test_facts_of_a_running_pod_are_kept() -> None:
     observed = read(pod_json())
     assert (observed.metadata.uid, observed.metadata.resource_version) == ("u1", "7")
     found = observed.facts
@@ -33,7 +33,7 @@ def test_variables_of_headroom_do_not_change_the_program() -> None:
     assert read(pod).facts.programs["main"].fingerprint != before
 
 
-def test_a_pod_without_a_gpu_keeps_its_identity_only() -> None:
+def test_a_pod_without_a_gpu_keeps_only_its_identity() -> None:
     pod = pod_json()
     pod["spec"]["containers"][0]["resources"] = {}
     observed = read(pod)
@@ -42,7 +42,7 @@ def test_a_pod_without_a_gpu_keeps_its_identity_only() -> None:
 
 
 @pytest.mark.parametrize("state", ["state", "lastState"])
-def test_end_of_a_container(state: str) -> None:
+def test_the_end_of_a_container_is_classified(state: str) -> None:
     terminated = {
         "exitCode": 137,
         "reason": "OOMKilled",
@@ -55,7 +55,7 @@ def test_end_of_a_container(state: str) -> None:
     assert observed.facts.ends == {"main": End(137, "OOMKilled", at_s)}
 
 
-def test_disruption_and_deletion() -> None:
+def test_disruption_and_deletion_are_recognised() -> None:
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     pod = pod_json(status={"conditions": [condition]})
     pod["metadata"]["deletionTimestamp"] = "2026-11-25T22:00:00Z"

@@ -1,4 +1,4 @@
-"""Reading past lives from Prometheus: once, softly, and from a real one."""
+"""Reads past runs from Prometheus once, tolerating failures, and from a real Prometheus."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ SOURCE = Source("http://user:secret@127.0.0.1:1", 1.0)
 
 @dataclass
 class Server:
-    """Answers queries from a table, on the last day; ``error`` is raised instead if it is set."""
+    """Answers queries from a table, on the last day. ``error`` is raised instead if it is set."""
 
     table: dict[str, list[Sample]] = field(default_factory=lambda: answers(**both(peaks(), OWNED)))
     error: Exception | None = None
@@ -83,7 +83,7 @@ def test_the_history_is_read_once_while_this_recorder_leads() -> None:
     assert len(read.past) == 1
 
 
-def test_a_failure_is_reported_without_secrets_and_tried_again_later() -> None:
+def test_a_failure_is_reported_without_secrets_and_retried_later() -> None:
     server = Server(error=ConnectionRefusedError(111, "Connection refused"))
     read = Read(server)
     (log,) = read.check()
@@ -101,7 +101,7 @@ def test_a_failure_is_reported_without_secrets_and_tried_again_later() -> None:
     assert read.check()[0]["event"] == "past_lives_read"
 
 
-def test_a_query_that_hangs_is_abandoned_and_no_other_one_begins_beside_it() -> None:
+def test_a_hanging_query_is_abandoned_and_no_other_query_starts_meanwhile() -> None:
     server = Server(wait=threading.Event())
     read = Read(server, Source("http://127.0.0.1:1", -1.9))
     assert "no complete answer within 0.1 s" in read.check()[0]["message"]
@@ -146,7 +146,7 @@ EVERY_S = 60
 
 
 def series(name: str, labels: dict[str, str], values: list[float], end_s: float) -> Iterator[str]:
-    """Yield samples a minute apart, of which the last is at ``end_s``."""
+    """Return samples a minute apart, the last of which is at ``end_s``."""
     text = ",".join(f'{key}="{value}"' for key, value in labels.items())
     for number, value in enumerate(values):
         at_s = end_s - EVERY_S * (len(values) - 1 - number)
@@ -154,8 +154,9 @@ def series(name: str, labels: dict[str, str], values: list[float], end_s: float)
 
 
 def exported(now_s: float) -> list[str]:
-    """A pod of the agent that ended three days ago, one of dcgm-exporter that was killed yesterday,
-    and one that runs."""
+    """Return a pod of the agent that ended three days ago, a pod of dcgm-exporter that was killed
+    yesterday, and a running pod.
+    """
     metrics: dict[str, list[str]] = {}
 
     def add(name: str, labels: dict[str, str], values: list[float], end_s: float) -> None:
@@ -193,7 +194,7 @@ def exported(now_s: float) -> list[str]:
 
 
 @pytest.mark.slow
-def test_past_lives_of_a_real_prometheus() -> None:
+def test_past_runs_are_read_from_a_real_prometheus() -> None:
     now_s = time.time()
     try:
         with prometheus() as real:
@@ -217,6 +218,6 @@ def test_past_lives_of_a_real_prometheus() -> None:
     for each, days in ((first, 3), (second, 1)):
         life = each.tracked.life
         assert each.tracked.model == "NVIDIA L4"
-        # The queries look at steps of five minutes.
+        # The queries have steps of five minutes.
         assert life.until_s == pytest.approx(now_s - days * DAY_S, abs=300)
         assert life.until_s - life.started_s == pytest.approx(HOUR_S, abs=301)

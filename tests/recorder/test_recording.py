@@ -1,4 +1,4 @@
-"""The recorder as a process, against a real API server and with its own permissions."""
+"""Runs the recorder as a process, against a real API server with its own permissions."""
 
 import os
 import subprocess
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.slow
 GIB = 1 << 30
 SYSTEM = "headroom-system"
 CRD = ROOT / "deploy/base/crd-vramprofile.yaml"
-#: A life that began a day and an hour ago.
+#: Start of a run, a day and an hour ago.
 STARTED = stamp(1_790_000_000)
 
 
 @pytest.fixture(scope="module")
 def permitted(plane: ControlPlane) -> str:
-    """Install the CRD, the recorder's account and its roles; return a token of the account."""
+    """Install the CRD, the recorder's account and its roles. Return a token of the account."""
     for manifest in [yaml.safe_load(CRD.read_text()), {"kind": "Namespace", "apiVersion": "v1"}]:
         create(plane, manifest | ({} if "metadata" in manifest else {"metadata": {"name": SYSTEM}}))
     for file in ("accounts.yaml", "rbac.yaml"):
@@ -45,7 +45,7 @@ def permitted(plane: ControlPlane) -> str:
 
 
 def create(plane: ControlPlane, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Create an object; one that exists stays."""
+    """Create an object. An existing object stays."""
     group = manifest["apiVersion"]
     root = "/api/v1" if group == "v1" else f"/apis/{group}"
     namespace = manifest["metadata"].get("namespace")
@@ -136,7 +136,7 @@ class Workload:
         return self._create("v1", "Pod", metadata, spec)
 
     def report(self, *uses: tuple[dict[str, Any], int]) -> None:
-        """Write the agent's report: the peak of each of these pods."""
+        """Write the agent's report with the peak of each of these pods."""
         pods = [
             {
                 "uid": pod["metadata"]["uid"],
@@ -205,7 +205,7 @@ def reference(owner: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def test_lives_of_a_deployment_are_recorded_across_a_change_of_the_leader(
+def test_runs_of_a_deployment_are_recorded_across_a_change_of_the_leader(
     plane: ControlPlane, permitted: str, recorder: subprocess.Popen[str]
 ) -> None:
     workload = Workload(plane)

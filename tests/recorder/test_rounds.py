@@ -1,4 +1,4 @@
-"""Rounds of the recorder: what it asks, writes and counts, and what failures cost."""
+"""Tests rounds of the recorder: its calls, writes and counters, and the effect of failures."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -37,10 +37,10 @@ class Api:
 
     profiles: dict[tuple[str, str], VRAMProfile] = field(default_factory=dict)
     writes: list[VRAMProfile] = field(default_factory=list)
-    #: Raised by the next calls, in this order, by name of the call.
+    #: Exceptions of the next calls in order, by name of the call.
     failures: dict[str, list[Exception]] = field(default_factory=dict)
     version: int = 0
-    #: Owner by name of the pod; of all others ``OWNER``.
+    #: Owner of each pod by name. All other pods have ``OWNER``.
     owners: dict[str, ProfileOwner] = field(default_factory=dict)
 
     def _fail(self, call: str) -> None:
@@ -120,14 +120,14 @@ def world() -> World:
 
 
 def past_days(count: int) -> list[PastLife]:
-    """Return a life of the ReplicaSet of ``facts`` for each of the last days, the oldest first."""
+    """Return a run of the ReplicaSet of ``facts`` for each of the last days, the oldest first."""
     owner, hour_s = Owner("team", "ReplicaSet", "llm-5d4f"), 3600.0
     ends = [NOW_S - day * DAY_S for day in range(count, 0, -1)]
     lives = [Life(8 * GIB, end_s - hour_s, end_s, Ending.COMPLETED) for end_s in ends]
     return [PastLife(owner, "main", "", "L4", life) for life in lives]
 
 
-def test_past_lives_give_a_new_owner_a_recommendation_at_once(world: World) -> None:
+def test_past_runs_give_a_new_owner_a_recommendation_at_once(world: World) -> None:
     world.past.load(past_days(5))
     world.see(facts(), use(4))
     world.round()
@@ -151,7 +151,7 @@ def test_past_lives_give_a_new_owner_a_recommendation_at_once(world: World) -> N
         pytest.param({"write": [ApiStatus("PUT", 429, "later")]}, id="rejected"),
     ],
 )
-def test_each_life_is_counted_once_whatever_answer_is_lost(
+def test_each_run_is_counted_once_whichever_response_is_lost(
     world: World, failures: dict[str, list[Exception]]
 ) -> None:
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_each_life_is_counted_once_whatever_answer_is_lost(
         world.see(facts(ends=ended(0, finished_s=world.now_s)))
         world.api.failures = {call: [*raised] for call, raised in failures.items()}
         world.round()
-        # Another life starts while the fate of the write is not known.
+        # Another run starts while the result of the write is unknown.
         world.see(facts(), use(9, started_s=world.now_s + 30))
         for _ in range(6):
             world.round()
@@ -171,7 +171,7 @@ def test_each_life_is_counted_once_whatever_answer_is_lost(
     assert sum(world.track.complete.values()) == pytest.approx(4000, rel=0.01)
 
 
-def test_an_owner_whose_profile_cannot_be_made_delays_no_other(
+def test_an_owner_whose_profile_cannot_be_created_delays_no_other(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(book: ProfileBook, key: tuple[str, str], now_s: float) -> Write:
@@ -190,7 +190,7 @@ def test_an_owner_whose_profile_cannot_be_made_delays_no_other(
     assert world.counted("headroom_recorder_writes_total", outcome="failed") == 1
 
 
-def test_past_lives_are_not_added_to_recorded_ones(world: World) -> None:
+def test_past_runs_are_not_added_to_recorded_ones(world: World) -> None:
     world.see(facts(), use(8))
     world.round()
     world.see(facts(ends=ended(0)))
@@ -203,7 +203,7 @@ def test_past_lives_are_not_added_to_recorded_ones(world: World) -> None:
     assert len(world.past) == 0
 
 
-def test_a_life_is_written_while_it_runs_and_when_it_has_ended(world: World) -> None:
+def test_a_run_is_written_while_it_is_active_and_when_it_has_ended(world: World) -> None:
     world.see(facts(), use(8))
     world.round()
     assert (world.track.ended, len(world.track.running_censored)) == (0, 1)
@@ -228,7 +228,7 @@ def test_a_pod_that_is_deleted_between_two_rounds_is_recorded(world: World) -> N
     assert world.track.ended == 1
 
 
-def test_a_relist_without_the_pod_ends_its_life(world: World) -> None:
+def test_a_relist_without_the_pod_ends_its_run(world: World) -> None:
     world.see(facts(), use(8))
     world.round()
     world.observed.apply([Relisted(ObservedPod, (), 0.0), Relisted(GPUNode, (), 0.0)])
@@ -236,7 +236,7 @@ def test_a_relist_without_the_pod_ends_its_life(world: World) -> None:
     assert world.track.ended == 1
 
 
-def test_without_the_lease_nothing_is_asked_or_written(world: World) -> None:
+def test_without_the_lease_no_call_is_made(world: World) -> None:
     world.leads = False
     world.api.failures["list"] = [AssertionError("asked")]
     world.see(facts(), use(8))
@@ -262,7 +262,7 @@ def test_a_recorder_that_leads_again_starts_from_the_stored_profiles(world: Worl
 def test_a_conflict_is_resolved_with_the_other_version(world: World) -> None:
     world.see(facts(ends={}), use(8))
     world.round()
-    # Another recorder wrote a life meanwhile.
+    # Another recorder wrote a run meanwhile.
     other = msgspec.structs.replace(world.track, ended=5)
     status = world.api.profiles[KEY].status
     container = msgspec.structs.replace(status.containers[0], tracks=[other])
@@ -289,14 +289,14 @@ def test_a_failed_write_is_repeated(world: World, failure: Exception) -> None:
     assert world.track.ended == 1
 
 
-def test_a_profile_in_a_namespace_that_is_gone_is_dropped(world: World) -> None:
+def test_a_profile_in_a_deleted_namespace_is_dropped(world: World) -> None:
     world.api.failures["write"] = [ApiStatus("POST", 404, "")]
     world.see(facts(), use(8))
     world.round()
     assert world.counted("headroom_recorder_profiles") == 0
 
 
-def test_a_forgotten_profile_that_was_replaced_is_read_again(world: World) -> None:
+def test_a_dropped_profile_that_was_replaced_is_read_again(world: World) -> None:
     world.see(facts(), use(8))
     world.round()
     world.see(facts(ends=ended(0)))
@@ -310,8 +310,8 @@ def test_a_forgotten_profile_that_was_replaced_is_read_again(world: World) -> No
     assert (world.api.profiles, world.counted("headroom_recorder_profiles")) == ({}, 0)
 
 
-def test_a_life_whose_owner_cannot_be_read_waits(world: World) -> None:
-    # As it runs, and when it has ended.
+def test_a_run_waits_while_its_owner_cannot_be_read(world: World) -> None:
+    # While it is active, and when it has ended.
     world.api.failures["owner"] = [NoAnswer("timeout"), NoAnswer("timeout")]
     world.see(facts(), use(8))
     world.round()
@@ -341,10 +341,10 @@ def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: World)
     assert not world.api.failures["owner"]
 
 
-def test_a_pod_that_names_the_controller_of_another_namespace_gets_an_owner_of_its_own(
+def test_a_pod_that_refers_to_a_controller_in_another_namespace_gets_its_own_owner(
     world: World,
 ) -> None:
-    """The uid of an owner reference is what the pod's author wrote."""
+    """The pod's author wrote the uid of the owner reference."""
     world.see(facts(), use(8))
     world.round()
     world.api.failures["owner"] = [NoAnswer("asked again")]
@@ -362,7 +362,7 @@ def test_old_profiles_are_deleted(world: World) -> None:
     assert world.api.profiles == {}
 
 
-def test_probes_and_metrics_are_as_documented(world: World) -> None:
+def test_probes_and_metrics_match_their_documentation(world: World) -> None:
     reasons = [""]
     app = probes_app("Recorder", lambda: reasons[0], dict, world.telemetry.exposition)
 

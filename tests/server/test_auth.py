@@ -1,4 +1,4 @@
-"""Readers of the debug API are authenticated and authorized by the API server."""
+"""Checks that readers of the debug API are authenticated and authorized by the API server."""
 
 import asyncio
 import threading
@@ -33,8 +33,9 @@ EXPLAIN = "/v1/explain/pods/ml/p"
 
 @dataclass
 class Played:
-    """Accepts tokens ``token-of-NAME`` and sessions ``session-of-NAME``, and has the permissions of
-    each name."""
+    """Accepts tokens ``token-of-NAME`` and sessions ``session-of-NAME``, with the permissions of
+    each name.
+    """
 
     rights: dict[str, set[Permission]] = field(default_factory=dict)
     fails: str = ""
@@ -120,7 +121,7 @@ class World:
         ),
     ],
 )
-def test_permissions_that_are_sufficient_for_a_view(
+def test_each_view_accepts_sufficient_permissions(
     method: str, path: str, params: dict[str, str], query: dict[str, str], asked: list[Permission]
 ) -> None:
     assert sufficient_permissions(method, path, params, query) == asked
@@ -152,7 +153,7 @@ def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: s
 def test_permission_for_one_view_does_not_permit_another() -> None:
     world = World(sre=NODES, author=OF_POD)
     assert world.get("/v1/nodes", "sre").status_code == 200
-    assert world.get(EXPLAIN, "author").status_code == 404  # let in: there is no such pod
+    assert world.get(EXPLAIN, "author").status_code == 404  # Admitted, but there is no such pod.
     rejected = world.get("/v1/nodes", "author")
     assert rejected.status_code == 403
     assert rejected.json()["detail"].startswith("author may not get path /v1/nodes; bind ")
@@ -172,8 +173,8 @@ def test_permission_for_one_view_does_not_permit_another() -> None:
     assert world.get("/v1/explain/pods/other/p", "author").status_code == 403
 
 
-def test_a_session_counts_before_a_token_and_is_no_token() -> None:
-    """Otherwise a console could be made to take one for the other."""
+def test_a_session_takes_precedence_over_a_token_and_is_not_a_token() -> None:
+    """Otherwise a console could be tricked into confusing them."""
     world = World(sre=NODES)
 
     def get(**headers: str) -> int:
@@ -186,11 +187,11 @@ def test_a_session_counts_before_a_token_and_is_no_token() -> None:
     assert get(Headroom_Session="x", Authorization="Bearer token-of-sre") == 401
     assert get(Headroom_Session="token-of-sre") == 401
     assert get(Authorization="Bearer session-of-sre") == 401
-    # Headers by which other proxies name a user count for nothing.
+    # Headers in which other proxies name a user have no effect.
     assert get(X_Remote_User="sre", X_Remote_Group="system:masters", Impersonate_User="sre") == 401
 
 
-def test_a_session_that_has_ended_is_rejected_after_a_moment() -> None:
+def test_an_ended_session_is_rejected_after_a_moment() -> None:
     world = World(sre=NODES)
     header = {"Headroom-Session": "session-of-sre"}
     assert world.api.get("/v1/nodes", header).status_code == 200
@@ -240,7 +241,7 @@ def test_only_probes_and_the_page_need_no_authentication(host: str) -> None:
     assert world.reviews.asked == []
 
 
-def test_a_host_header_redirects_no_reader() -> None:
+def test_a_host_header_cannot_redirect_a_reader() -> None:
     answer = World().api.get("/v1/nodes/", {"Host": "elsewhere.example"})
     assert answer.status_code == 404
     assert "location" not in answer.headers
@@ -257,11 +258,11 @@ def test_requests_are_rejected_while_the_api_server_does_not_answer(
     assert answer.headers["retry-after"] == "5"
     assert "it did not answer a TokenReview" in answer.json()["detail"]
     world.reviews.fails = ""
-    assert world.get("/v1/nodes", "sre").status_code == 200  # no failure is kept
+    assert world.get("/v1/nodes", "sre").status_code == 200  # No failure is cached.
     assert [each for each in caplog.records if each.name == "asyncio" and each.exc_info] == []
 
 
-def test_answers_hold_for_a_moment_and_no_longer() -> None:
+def test_reviews_are_cached_only_for_a_moment() -> None:
     world = World(sre=NODES)
     for _ in range(3):
         assert world.get("/v1/nodes", "sre").status_code == 200
@@ -273,7 +274,7 @@ def test_answers_hold_for_a_moment_and_no_longer() -> None:
     assert world.get("/v1/nodes", "sre").status_code == 403
 
 
-def test_kept_answers_are_bounded() -> None:
+def test_the_number_of_cached_reviews_is_limited() -> None:
     world = World(Limits(most_kept=2))
     for name in ("a", "b", "c", "a"):
         world.get("/v1/nodes", name)
@@ -290,7 +291,7 @@ def bearer(name: str) -> HTTPAuthorizationCredentials:
 
 
 class Slow(Played):
-    """Answers nothing before it is let."""
+    """Does not answer before the test allows it."""
 
     def __init__(self) -> None:
         super().__init__({"sre": {NODES}})
@@ -336,7 +337,7 @@ def test_a_review_that_takes_too_long_is_rejected() -> None:
 
 
 @pytest.mark.slow
-def test_kube_scheduler_s_port_serves_none_of_it() -> None:
+def test_the_port_of_kube_scheduler_does_not_serve_the_debug_api() -> None:
     with serving("nodes: [{name: n, gpus: 1, memory: 24Gi}]") as server:
         for path in server.get("/openapi.json").json()["paths"]:
             answer = httpx.get(server.verbs + path, trust_env=False)

@@ -1,4 +1,4 @@
-"""A port with a thread of its own."""
+"""Tests a port with its own thread."""
 
 from pathlib import Path
 
@@ -24,14 +24,14 @@ def port(number: int = 0) -> Port:
     return Port("probes", "127.0.0.1", number, app, LimitedProtocol)
 
 
-def test_it_answers_while_no_other_event_loop_runs() -> None:
+def test_the_port_answers_while_no_other_event_loop_runs() -> None:
     with serve_beside(port()) as address:
         assert httpx.get(f"{address}/healthz", trust_env=False).text == "ok"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"{address}/healthz", trust_env=False)
 
 
-def test_a_port_that_is_taken_is_reported() -> None:
+def test_a_port_in_use_is_reported() -> None:
     with listening_socket("127.0.0.1", 0, backlog=1) as taken:
         number = taken.getsockname()[1]
         with (
@@ -41,7 +41,7 @@ def test_a_port_that_is_taken_is_reported() -> None:
             pass
 
 
-def test_an_event_loop_that_stands_still_is_reported() -> None:
+def test_a_blocked_event_loop_is_reported() -> None:
     now_s = [100.0]
     beat = Heartbeat(lambda: now_s[0])
     now_s[0] += 30
@@ -51,7 +51,7 @@ def test_an_event_loop_that_stands_still_is_reported() -> None:
 
 
 @pytest.mark.parametrize("probe", ["livenessProbe", "readinessProbe", "startupProbe"])
-def test_the_kubelet_asks_the_port_of_the_probes(probe: str) -> None:
+def test_the_kubelet_probes_this_port(probe: str) -> None:
     manifest = Path(__file__).parents[2] / "deploy/base/webhook-server.yaml"
     _, _, found = manifest.read_text().partition(f"{probe}:\n")
     assert "port: probes-tls, scheme: HTTPS" in found.partition("\n")[0]

@@ -1,4 +1,6 @@
-"""The CA of client certificates: kept if the API server does not answer, dropped if unpublished."""
+"""Checks that the CA of client certificates is kept if the API server does not answer, and dropped
+if it is unpublished.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -22,7 +24,7 @@ def rejected(status: int) -> Answer:
 
 
 def lost(exchange: Exchange) -> None:
-    """Close the connection without an answer."""
+    """Close the connection without a response."""
 
 
 CUT_OFF = partial(Exchange.reply, status=200, body=b"{")
@@ -30,7 +32,7 @@ NO_CA = partial(Exchange.reply, status=200, body={"data": {}})
 
 
 def rounds(answers: Sequence[Answer], know: Callable[[str | None], None]) -> None:
-    """Plays a round for each of these answers."""
+    """Run a round with each of these responses."""
 
     async def all_rounds(api: KubeApi) -> None:
         kept = ClientCa(api, know)
@@ -63,7 +65,9 @@ def rounds(answers: Sequence[Answer], know: Callable[[str | None], None]) -> Non
         pytest.param([published("no PEM"), published("a")], ["no PEM", "a"], id="unusable"),
     ],
 )
-def test_the_ca_after_each_answer(answers: list[Answer], known: list[str | None]) -> None:
+def test_the_ca_is_kept_or_dropped_after_each_response(
+    answers: list[Answer], known: list[str | None]
+) -> None:
     shown: list[str | None] = []
 
     def know(ca: str | None) -> None:

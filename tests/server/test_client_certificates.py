@@ -1,4 +1,4 @@
-"""The user of a client certificate, and the requests that it authenticates."""
+"""Tests the user of a client certificate, and the requests that it authenticates."""
 
 import asyncio
 
@@ -37,7 +37,7 @@ NOW_S = 1000.0
         pytest.param([[("commonName", "")]], None, id="an empty name"),
     ],
 )
-def test_the_subject_names_user_and_groups(
+def test_the_subject_contains_user_and_groups(
     subject: list[list[tuple[str, str]]], user: User | None
 ) -> None:
     assert user_of(subject, SHA256) == user
@@ -72,7 +72,7 @@ def held_by(user: User | None, not_after_s: float = NOW_S + 1) -> Peer:
     return Peer(True, Certificate(user, not_after_s, SHA256))
 
 
-def test_a_client_with_a_certificate_is_its_user() -> None:
+def test_a_client_with_a_certificate_acts_as_its_user() -> None:
     assert status(held_by(ANN)) == (200, "")
     assert status(held_by(User("bob")))[0] == 403
     assert status(held_by(ANN), path="/v1/drift")[0] == 403
@@ -91,7 +91,7 @@ def test_a_client_with_a_certificate_is_its_user() -> None:
         ),
     ],
 )
-def test_a_certificate_that_names_no_user_is_rejected_with_the_reason(
+def test_a_certificate_without_a_user_is_rejected_with_the_reason(
     peer: Peer | None, token: str, says: str
 ) -> None:
     code, detail = status(peer, token)

@@ -1,4 +1,4 @@
-"""Clients that send too slowly, too much or nothing are disconnected."""
+"""Checks that clients that send too slowly, too much or nothing are disconnected."""
 
 import contextlib
 import os
@@ -40,7 +40,7 @@ def served(protocol: type[LimitedProtocol] = LimitedProtocol, grace_s: int = 1) 
 
 
 class Counting(LimitedProtocol):
-    """Counts the requests of which something has come."""
+    """Counts the requests that have begun to arrive."""
 
     begun = 0
 
@@ -55,7 +55,7 @@ def limited(**limits: float) -> type[Counting]:
 
 
 def everything(port: int, sent: bytes) -> bytes:
-    """All output of the server, until it ends the connection."""
+    """Return all output of the server until it ends the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         client.sendall(sent)
         answer = b""
@@ -75,18 +75,18 @@ def everything(port: int, sent: bytes) -> bytes:
         ),
     ],
 )
-def test_a_request_that_is_not_sent_whole_is_ended(sent: bytes) -> None:
+def test_an_incomplete_request_is_ended(sent: bytes) -> None:
     with served(limited(request_s=0.05)) as port:
         assert everything(port, sent).startswith(b"HTTP/1.1 408 ")
 
 
 def test_a_client_that_sends_no_request_is_disconnected() -> None:
-    # It checks every ``request_s``.
+    # The server checks every ``request_s``.
     with served(limited(request_s=0.05, idle_s=0.1)) as port:
         assert everything(port, b"") == b""
 
 
-def test_half_a_request_does_not_keep_it_from_ending() -> None:
+def test_an_incomplete_request_does_not_block_shutdown() -> None:
     counting = limited()
     with contextlib.ExitStack() as after, served(counting, grace_s=0) as port:
         client = after.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -94,20 +94,20 @@ def test_half_a_request_does_not_keep_it_from_ending() -> None:
         until(lambda: counting.begun == 1, "half a request has come")
 
 
-def test_the_others_are_answered_meanwhile(port: int) -> None:
+def test_other_clients_are_answered_meanwhile(port: int) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as slow:
         slow.sendall(HALF)
         whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
         assert everything(port, whole).endswith(b'"2"')
 
 
-def test_an_answer_without_a_body_is_sent_all_the_same(port: int) -> None:
+def test_a_response_without_a_body_is_sent(port: int) -> None:
     head = everything(port, b"HEAD /p HTTP/1.1\r\nConnection: close\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 405 ")
     assert everything(port, b"no request at all\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
-def test_a_body_that_comes_in_parts_is_passed_on_unchanged_and_its_cpu_is_counted() -> None:
+def test_a_body_in_parts_is_passed_on_unchanged_and_its_cpu_time_is_counted() -> None:
     counter, content = Counter("cpu_seconds", "Of the test.", registry=None), os.urandom(300_000)
     app = FastAPI()
 
@@ -161,13 +161,13 @@ LONG = b"x" * 100_000
         ),
     ],
 )
-def test_headers_that_are_too_long_are_rejected(port: int, sent: bytes) -> None:
+def test_too_long_headers_are_rejected(port: int, sent: bytes) -> None:
     assert b"HTTP/1.1 431 " in everything(port, sent)
 
 
 @pytest.mark.parametrize(("too_many", "status"), [(0, b"405"), (1, b"431")])
 def test_headers_may_have_exactly_the_limit(too_many: int, status: bytes) -> None:
-    others = b"Connection: close\r\nA: \r\n"  # counted with 4 bytes for separators each
+    others = b"Connection: close\r\nA: \r\n"  # 4 bytes for separators are counted with each.
     text = b"x" * (1000 - len(b"/p") - len(others) + too_many)
     sent = b"GET /p HTTP/1.1\r\n" + others.replace(b"A: ", b"A: " + text) + b"\r\n"
     with served(limited(max_header_bytes=1000)) as port:
@@ -184,18 +184,18 @@ def test_a_long_body_does_not_count_as_headers(port: int, size: int) -> None:
         assert everything(port, head + sent).endswith(b'"%d"' % size)
 
 
-def test_requests_that_come_together_do_not_count_as_headers(port: int) -> None:
+def test_pipelined_requests_do_not_count_as_headers(port: int) -> None:
     whole = b"POST /p HTTP/1.1\r\nContent-Length: 50000\r\n\r\n" + b"x" * 50_000
     last = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
     assert everything(port, whole * 5 + last).count(b'"50000"') == 5
 
 
 def ended(*clients: socket.socket) -> bool:
-    """Whether the server has ended any of these connections, none of which it answers."""
+    """Return whether the server has ended any of these unanswered connections."""
     return bool(select.select(clients, [], [], 0)[0])
 
 
-def test_of_too_many_connections_those_that_wait_longest_are_dropped() -> None:
+def test_with_too_many_connections_the_longest_waiting_are_dropped() -> None:
     counting = limited(max_connections=4)
     whole = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}"
     with served(counting) as port, contextlib.ExitStack() as after:
@@ -211,7 +211,7 @@ def test_of_too_many_connections_those_that_wait_longest_are_dropped() -> None:
         until(lambda: ended(*clients), "a connection that waits has ended")
 
 
-def test_of_bodies_beyond_the_budget_the_largest_unfinished_is_dropped() -> None:
+def test_beyond_the_budget_the_largest_unfinished_body_is_dropped() -> None:
     head = b"POST /p HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with contextlib.ExitStack() as after, served(limited(max_bodies_bytes=1_000_000)) as port:
         large = after.enter_context(

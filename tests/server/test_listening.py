@@ -1,4 +1,4 @@
-"""The ports of all programs in networks with IPv4, with IPv6 and with both."""
+"""Tests the ports of all programs in networks with IPv4, with IPv6 and with both."""
 
 import json
 import socket
@@ -13,8 +13,8 @@ from tests.controlplane import ROOT
 
 _V4, _V6 = "10.9.8.7", "fd00:9:8::7"
 
-#: Starts the agent's server and the ports of the extender, console and webhook, with the settings
-#: that are shipped, and asks each of them at each address.
+#: Starts the agent's server and the ports of the extender, console and webhook with the shipped
+#: settings, and sends a request to each at each address.
 _IN_A_NETWORK = """
 import asyncio, http.client, json, sys, threading
 from pathlib import Path
@@ -102,7 +102,7 @@ _PROGRAMS = {"agent": 200, "gate": True, "verbs": 200, "debug": 200, "webhook": 
 @pytest.mark.parametrize(
     "addresses", [[_V4], [_V6], [_V4, _V6]], ids=["IPv4, no IPv6", "IPv6", "both"]
 )
-def test_every_port_is_reached_on_every_address(addresses: list[str]) -> None:
+def test_every_port_is_reachable_at_every_address(addresses: list[str]) -> None:
     assert _reached(addresses, "") == {
         f"{name} {address}": answer for name, answer in _PROGRAMS.items() for address in addresses
     }
@@ -129,7 +129,7 @@ def _reached(addresses: list[str], listen: str) -> dict[str, object]:
     return found
 
 
-def test_an_address_that_is_not_there_is_an_error() -> None:
+def test_a_missing_address_is_an_error() -> None:
     with pytest.raises(OSError, match="assign"):
         listening_socket("fd00::99", 0, 1)
 
@@ -138,13 +138,13 @@ def test_the_settings_accept_brackets() -> None:
     assert load_settings(None, host="[::1]", debug_open=True).debug_at == "::1"
 
 
-def test_an_address_of_a_url_has_brackets_if_it_needs_them() -> None:
+def test_an_address_in_a_url_has_brackets_if_it_needs_them() -> None:
     assert [host_port("::1", 80), host_port("10.9.8.7", 80)] == ["[::1]:80", "10.9.8.7:80"]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::", "localhost"])
-def test_a_small_answer_does_not_wait_for_an_acknowledgement(host: str) -> None:
-    """A client delays it by 40 ms, and an answer is sent in two parts."""
+def test_a_small_response_does_not_wait_for_an_acknowledgement(host: str) -> None:
+    """A client delays it by 40 ms, and a response is sent in two parts."""
     with listening_socket(host, 0, 1) as listening:
         with socket.create_connection(("localhost", listening.getsockname()[1])):
             connection, _ = listening.accept()

@@ -1,4 +1,4 @@
-"""Questions of the console to the API server about a reader: requests, answers and failures."""
+"""Tests the console's reviews of a reader at the API server: requests, responses and failures."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ OF_ANN = {"username": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes":
 
 
 def says(status: object) -> Answer:
-    """Answer with this status and the spec that was asked about."""
+    """Answer with this status and the spec of the review."""
     return lambda asked: asked.reply(200, json.loads(asked.body) | {"status": status})
 
 
@@ -67,7 +67,7 @@ def asked(server: ScriptedServer) -> list[tuple[str, str, Any]]:
         pytest.param({"authenticated": True}, None, id="without a name"),
     ],
 )
-def test_the_user_of_a_token(status: dict[str, Any], user: User | None) -> None:
+def test_a_token_review_returns_the_user(status: dict[str, Any], user: User | None) -> None:
     with reviews(says(status)) as (api_server, server):
         assert api_server.authenticate("secret") == user
         assert asked(server) == [("POST", "tokenreviews", {"token": "secret"})]
@@ -196,7 +196,7 @@ def test_the_user_of_a_session_is_the_creator_of_its_request(
 @pytest.mark.parametrize(
     "secret", ["", "short", "s" * 42 + "/", "s" * 44, "s" * 42 + "\n", "é" * 43]
 )
-def test_what_cannot_be_a_secret_is_not_looked_up(secret: str) -> None:
+def test_an_impossible_secret_is_not_looked_up(secret: str) -> None:
     with reviews() as (api, server):
         assert api.creator(secret) is None
         assert not server.requests
@@ -217,7 +217,7 @@ def test_what_cannot_be_a_secret_is_not_looked_up(secret: str) -> None:
         pytest.param(session({"groups": "all"}), "cannot be read", id="odd groups"),
     ],
 )
-def test_a_request_that_cannot_be_read_permits_nothing(answer: Answer, why: str) -> None:
+def test_an_unreadable_certificate_request_permits_nothing(answer: Answer, why: str) -> None:
     with reviews(answer) as (api, server):
         with pytest.raises(ReviewFailed, match=why):
             api.creator(SECRET)

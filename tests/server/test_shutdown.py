@@ -1,4 +1,4 @@
-"""No request fails because its client does not know yet that the server ends."""
+"""Checks that no request fails because its client has not noticed the shutdown of the server."""
 
 import contextlib
 import socket
@@ -26,7 +26,7 @@ class QuickToClose(LimitedProtocol):
 
 @pytest.fixture(params=["HTTP", "HTTPS"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, drain_s: float) -> Iterator[Served]:
-    """A client of a server, and a function that ends the server and waits for its end."""
+    """A client of a server, and a function that shuts the server down and waits."""
     app, tls, context = FastAPI(), None, None
 
     @app.get("/p")
@@ -66,8 +66,8 @@ def refuses(port: int) -> bool:
 
 
 @pytest.mark.parametrize("drain_s", [PATIENCE_S])
-def test_a_request_that_arrives_then_is_answered_with_a_request_to_close(served: Served) -> None:
-    """For example a call of the API server to a webhook that is upgraded."""
+def test_a_request_during_shutdown_is_answered_with_connection_close(served: Served) -> None:
+    """For example, a call of the API server to a webhook that is upgraded."""
     client, end = served
     assert connection_header(client) is None
     ending = threading.Thread(target=end)
@@ -79,7 +79,7 @@ def test_a_request_that_arrives_then_is_answered_with_a_request_to_close(served:
 
 
 @pytest.mark.parametrize("drain_s", [0.1])
-def test_an_idle_client_does_not_keep_it_from_ending(served: Served) -> None:
+def test_an_idle_client_does_not_block_shutdown(served: Served) -> None:
     client, end = served
     assert connection_header(client) is None
     idle = client.sock

@@ -1,4 +1,4 @@
-"""TLS handshakes are limited in time and number, and delay no other client."""
+"""Checks that TLS handshakes are limited in time and number, and delay no other client."""
 
 import asyncio
 import contextlib
@@ -59,12 +59,12 @@ def silent(port: int, count: int) -> Iterator[list[socket.socket]]:
 
 
 def dropped(clients: list[socket.socket]) -> list[int]:
-    """Which of them the server has disconnected, by number."""
+    """Return the numbers of the clients that the server has disconnected."""
     ready, _, _ = select.select(clients, [], [], 0)
     return [number for number, client in enumerate(clients) if client in ready]
 
 
-def test_of_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
+def test_with_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
     files: TlsFiles, authority: Authority
 ) -> None:
     with served(ServerTls(files, max_handshakes=3)) as port, silent(port, 10) as clients:
@@ -78,17 +78,17 @@ def test_a_handshake_that_takes_too_long_is_ended(files: TlsFiles) -> None:
         until(lambda: dropped(clients) == [0, 1], "both are dropped")
 
 
-def test_a_port_ends_while_handshakes_are_under_way(files: TlsFiles) -> None:
+def test_a_port_shuts_down_during_handshakes(files: TlsFiles) -> None:
     with contextlib.ExitStack() as held:
         with served(ServerTls(files)) as port:
             clients = held.enter_context(silent(port, 5))
         until(lambda: dropped(clients) == [0, 1, 2, 3, 4], "all are dropped")
 
 
-def test_connections_are_accepted_again_when_one_could_not_be(
+def test_connections_are_accepted_again_after_a_failed_accept(
     monkeypatch: pytest.MonkeyPatch, files: TlsFiles
 ) -> None:
-    """As when there are no file descriptors left for a moment."""
+    """For example, there were no free file descriptors for a moment."""
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:

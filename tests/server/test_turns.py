@@ -1,4 +1,4 @@
-"""Turns of clients: who waits for whom."""
+"""Tests the turns of clients, which decide the order of their requests."""
 
 import asyncio
 from collections.abc import Iterable
@@ -78,7 +78,7 @@ def test_a_client_that_disconnects_or_fails_blocks_no_other_client() -> None:
     assert asyncio.run(run()) == ["fails", "last", "later"]
 
 
-def test_a_client_that_leaves_when_its_turn_comes_passes_it_on() -> None:
+def test_a_client_that_disconnects_at_its_turn_passes_the_turn_on() -> None:
     async def run() -> list[str]:
         turns, served = Turns(), list[str]()
 
