@@ -23,7 +23,9 @@ PATIENCE_S = 120.0
 
 
 def now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does no I/O and return its result. It may yield (``sleep(0)``)."""
+    """Run a coroutine that does no I/O, and return its result. The coroutine may yield
+    (``sleep(0)``).
+    """
     while True:
         try:
             awaited = work.send(None)

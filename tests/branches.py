@@ -13,7 +13,7 @@ _MEMORY_V2 = ("nvmlDeviceGetMemoryInfo_v2",)
 _LIMITS = ("nvmlDeviceGetMemoryLimits_v1",)
 
 NOT_SUPPORTED, INVALID_ARGUMENT = 3, 2
-#: Bytes of an entry as nvml.h declares it: of v1, and of v2 and v3.
+#: Size of an entry in nvml.h, for v1, and for v2 and v3.
 V1_BYTES, V3_BYTES = 16, 24
 
 
@@ -27,12 +27,12 @@ class Branch:
     missing: tuple[str, ...] = _LIMITS
     #: Bytes that ``_v3`` of the process lists writes for each process.
     entry_bytes: int = V3_BYTES
-    #: NVML error code for the field of the recovery action; 0: the field is supported.
+    #: NVML error code for the field of the recovery action, or 0 if the field is supported.
     recovery_code: int = 0
 
     @property
     def play(self) -> str:
-        """Lines for the device table of the fake library."""
+        """Return the lines for the device table of the fake library."""
         return f"driver {self.driver}\nentries {self.entry_bytes}\nfield {self.recovery_code}\n"
 
     @property

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-#: Suite -> seconds, added up over workers. Six workers share two cores; all binaries are built.
+#: Seconds for each suite, added up over workers. Six workers share two cores, and all binaries are
+#: built.
 BUDGETS_S = {
-    # Five of its modules need an API server, 6 s each: that many workers start one.
+    # Five of its modules need an API server, which takes 6 s each, so five workers start one.
     "admission": 50,
     "agent": 195,
     "benchmarks": 325,
@@ -49,7 +50,7 @@ BUDGETS_S = {
     "release": 90,
     "samples": 5,
     "scheduler": 85,
-    # With the tests of who may read, which were among those of the console.
+    # Includes the tests of authorization, which were part of the console's tests before.
     "server": 30,
     "soak": 150,
     "standin": 105,

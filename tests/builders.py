@@ -124,7 +124,7 @@ def following(of: Container, index: int = 0) -> Container:
 
 
 def choosing(of: Container, variable: EnvVar | None = None) -> Container:
-    """Return the container with its own NVIDIA_VISIBLE_DEVICES; by default all devices."""
+    """Return the container with its own NVIDIA_VISIBLE_DEVICES, by default with all devices."""
     given = variable or EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
     return msgspec.structs.replace(of, env=[given])
 
@@ -144,7 +144,7 @@ def pod(
     created: str | None = None,
     priority: int | None = None,
 ) -> Pod:
-    """Return a pod; by default unbound, with one GPU container."""
+    """Return a pod, by default unbound and with one GPU container."""
     written = {**({} if vram is None else {VRAM: vram}), **(annotations or {})}
     return Pod(
         metadata=ObjectMeta(
@@ -169,7 +169,9 @@ def pod(
 def request(
     of: Pod | str | None = "8Gi", default_vram: str | None = None, rules: Rules | None = None
 ) -> VramRequest:
-    """Return the request of a pod, which must be valid. Text is the annotation of a default pod."""
+    """Return the request of a pod, which must be valid. A text is the annotation of a default
+    pod.
+    """
     asked = of if isinstance(of, Pod) else pod(of)
     understood = understand(asked, default_vram, rules or Rules(gate_image=GATE_IMAGE))
     assert isinstance(understood, VramRequest), understood
@@ -231,7 +233,7 @@ def weighed(
     obeys_environment: bool = True,
     **how: Any,
 ) -> NodeTerms:
-    """Return a node's terms; ``how`` goes to ``terms``."""
+    """Return a node's terms. ``how`` is passed to ``terms``."""
     return NodeTerms(
         name,
         reason,

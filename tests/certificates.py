@@ -38,10 +38,10 @@ class Authority:
     ) -> Certificate:
         """Sign a certificate for a client and for a server at 127.0.0.1.
 
-        ``name`` is its common name and file name; ``groups`` are the groups of a Kubernetes user.
+        ``name`` is its common name and file name. ``groups`` are the groups of a Kubernetes user.
         """
         signed = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
-        # Go clients such as kube-scheduler need the address; client certificates need no more.
+        # Go clients such as kube-scheduler need the address. Client certificates need nothing else.
         _openssl(
             *("req", "-x509", "-CA", self.cert, "-CAkey", self._key, *_new_key(signed.key)),
             *("-days", str(days)),
@@ -53,7 +53,7 @@ class Authority:
 
 
 def make_api_certificate(cert: Path, address: str) -> None:
-    """Make the certificate of an API server at this address, and its key beside it.
+    """Make the certificate of an API server at this address, and its key next to it.
 
     The API server uses these files if they exist. Its own RSA keys take more CPU per connection.
     """

@@ -18,14 +18,15 @@ from tests.state.validation import violations, watch_states
 
 pytest_plugins = ["tests.budgets"]
 
-# Processes of tests import the same sources many times: let them cache bytecode.
+# Test processes import the same sources many times, so let them cache bytecode.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Let the Go processes use more memory: garbage collection takes an eighth of their CPU otherwise.
 os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMEMLIMIT", "1GiB")
-# Let each Go process run on one core: a fifth of their CPU is the search of idle threads for work.
+# Let each Go process run on one core, because idle threads that search for work use a fifth of
+# their CPU.
 os.environ.setdefault("GOMAXPROCS", "1")
-# Let numpy start no second thread: it spins for 25 ms of CPU at each start of a process.
+# Let numpy start no second thread, because it spins for 25 ms of CPU at each start of a process.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Collect garbage less often: with Python's defaults it takes an eighth of the CPU of quick tests.
 gc.set_threshold(5_000, 20, 100)
@@ -33,7 +34,7 @@ gc.set_threshold(5_000, 20, 100)
 # Without rich, which takes 0.1 s of CPU to show a traceback with all its variables.
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
-# No deadline per example: it depends on the machine. Benchmarks measure time.
+# No deadline per example, because it would depend on the machine. Benchmarks measure time.
 hypothesis.settings.register_profile("headroom", deadline=None, max_examples=examples(250))
 hypothesis.settings.load_profile("headroom")
 watch_states()
@@ -44,7 +45,8 @@ watch_states()
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     """A real API server with the CRD, shared by the session. Use unique object names."""
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # the first build takes minutes and prints progress
+    # The first build takes minutes, so show its progress.
+    with capture.global_and_fixture_disabled():
         built("etcd", "kube-apiserver")
     with control_plane() as running:
         yield running
@@ -132,7 +134,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(trylast=True)  # pytest sorts by fixtures
+@pytest.hookimpl(trylast=True)  # pytest sorts by fixtures.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("reversed"):
         items.reverse()
@@ -143,7 +145,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def exists_yet(item: pytest.Item) -> bool:
-    """Return whether the minor of Kubernetes under test has what a test is about."""
+    """Return whether the minor of Kubernetes under test has the tested feature."""
     since = item.get_closest_marker("since")
     return since is None or is_at_least(*since.args)
 

@@ -1,6 +1,6 @@
 """A real etcd and kube-apiserver on loopback, for one test session.
 
-RBAC and TLS are on; clients trust the API server's self-signed certificate. Tests have a
+RBAC and TLS are on, and clients trust the API server's self-signed certificate. Tests have a
 cluster-admin token. The ServiceAccount admission plugin is off, because no controller creates the
 service accounts that it requires. kube-scheduler, kube-controller-manager and other processes can
 be started as well, each with its own user.
@@ -30,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 ADMIN_TOKEN = "admin-of-the-tests"
 #: Token of an authenticated user without any rights.
 STRANGER_TOKEN = "stranger-of-the-tests"
-#: Token -> user. Kubernetes creates the roles of its own components; Headroom's need roles.
+#: User of each token. Kubernetes creates the roles of its own components, but Headroom's need
+#: roles.
 TOKENS = {
     STRANGER_TOKEN: "stranger",
     "scheduler-of-the-tests": "system:kube-scheduler",
@@ -44,9 +45,10 @@ TOKENS = {
     "certs-of-the-tests": "headroom-certs",
     "certs-renewal-of-the-tests": "headroom-certs-renewal",
 }
-#: The only scheduler: pods that name another one stay pending.
+#: The only scheduler, so pods that name another scheduler stay pending.
 SCHEDULER_NAME = "headroom"
-#: The controllers that run. Without node-lifecycle: it would taint nodes without a kubelet.
+#: The running controllers. node-lifecycle is not among them, because it would taint nodes without a
+#: kubelet.
 CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
@@ -58,7 +60,7 @@ START_TIMEOUT_S = 180.0
 
 @cache
 def built(*names: str) -> dict[str, Path]:
-    """Return the paths of pinned binaries by name. Builds missing ones; progress goes to stderr."""
+    """Return the paths of pinned binaries by name. Build missing ones, with progress on stderr."""
     build = str(ROOT / "tests/gobin/build.py")
     targets = [of_version(name) for name in names]
     command = ["env", "-u", "GOMAXPROCS", sys.executable, build, *targets]  # compile on all cores
@@ -98,7 +100,7 @@ class ControlPlane(Processes):
 
     @cached_property
     def binaries(self) -> dict[str, Path]:
-        """The binaries that ``start`` needs; the first use builds them if they are missing."""
+        """Return the binaries that ``start`` needs. The first use builds missing ones."""
         return built("etcd", "kube-apiserver")
 
     @property
@@ -111,7 +113,7 @@ class ControlPlane(Processes):
 
     @property
     def certificate(self) -> Certificate:
-        """The API server's certificate for its address, signed by itself an hour in the past."""
+        """Make the API server's self-signed certificate for its address, valid from an hour ago."""
         return Certificate(self.folder / "certs/apiserver.crt", self.folder / "certs/apiserver.key")
 
     def configuration(self, token: str = ADMIN_TOKEN) -> Configuration:
@@ -138,7 +140,7 @@ class ControlPlane(Processes):
         self.start_apiserver()
 
     def spawn_etcd(self) -> None:
-        """Start etcd; after ``kill("etcd")`` with the same data."""
+        """Start etcd. After ``kill("etcd")`` it has the same data."""
         client = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{self._peer_port}"
         self.spawn(
@@ -157,7 +159,9 @@ class ControlPlane(Processes):
         )
 
     def start_apiserver(self, patience_s: float = START_TIMEOUT_S, *flags: str) -> None:
-        """Start the API server and wait until it is ready; after a ``kill`` on the same port."""
+        """Start the API server and wait until it is ready. After a ``kill`` it has the same
+        port.
+        """
         self.spawn_apiserver(*flags)
         self._wait_ready(patience_s)
 
@@ -179,7 +183,7 @@ class ControlPlane(Processes):
             f"--service-account-key-file={key}",
             f"--service-account-signing-key-file={key}",
             "--service-cluster-ip-range=10.0.0.0/24",
-            "--endpoint-reconciler-type=none",  # no pod uses the Service kubernetes
+            "--endpoint-reconciler-type=none",  # No pod uses the Service kubernetes.
             f"--disable-admission-plugins={','.join(self.without_admission)}",
             *apiserver_flags(),
             *flags,
@@ -188,7 +192,9 @@ class ControlPlane(Processes):
     def kubeconfig(
         self, token: str = ADMIN_TOKEN, namespace: str = "default", port: int | None = None
     ) -> Path:
-        """Write a kubeconfig for a token. ``port``: the port of a proxy before the API server."""
+        """Write a kubeconfig for a token. ``port`` is the port of a proxy in front of the API
+        server.
+        """
         path = self.folder / f"{token}.{namespace}.{port or self.port}.kubeconfig"
         self.write_kubeconfig(path, {"token": token}, namespace, port)
         return path
@@ -200,7 +206,7 @@ class ControlPlane(Processes):
         namespace: str = "default",
         port: int | None = None,
     ) -> None:
-        """Write a kubeconfig. ``user`` is its user entry: credentials and impersonation."""
+        """Write a kubeconfig. ``user`` is its user entry with credentials and impersonation."""
         server = f"https://{self.address}:{port or self.port}"
         context = {"cluster": "tests", "user": "tests", "namespace": namespace}
         cluster = {"server": server, "certificate-authority": str(self.ca_file)}
@@ -212,7 +218,7 @@ class ControlPlane(Processes):
             "contexts": [{"name": "tests", "context": context}],
             "current-context": "tests",
         }
-        # Replace the file atomically: another process may be reading it.
+        # Replace the file atomically, because another process may be reading it.
         new = path.with_name(f"{path.name}.{uuid4().hex}")
         new.write_text(json.dumps(content))
         new.replace(path)
@@ -228,9 +234,10 @@ class ControlPlane(Processes):
     ) -> None:
         """Start one of the built kube-schedulers with our extender, configured as shipped.
 
-        It has no port of its own. Several binaries can run at once. ``tls`` is the extender's
-        tlsConfig; without it, plain HTTP is used. ``timeout_s`` is the limit of each call: as
-        shipped, a pod is placed without our scores if prioritize takes 0.5 s, as on a busy machine.
+        It has no port of its own, and several binaries can run at once. ``tls`` is the extender's
+        tlsConfig. Without it, plain HTTP is used. ``timeout_s`` is the timeout of each call. With
+        the shipped 0.5 s for prioritize, a pod on a busy machine would be placed without our
+        scores.
         """
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
         content = scheduler_configuration(extender_url, kubeconfig, tls, one_entry)
@@ -282,7 +289,7 @@ class ControlPlane(Processes):
         content_type: str = "application/json",
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Send a request as the cluster's admin; raises ``ApiRefused`` unless it succeeds."""
+        """Send a request as the cluster's admin. Raise ``ApiRefused`` unless it succeeds."""
         answer = self._http.request(
             method,
             self.url + path,
@@ -309,7 +316,7 @@ class ControlPlane(Processes):
         until(served, "GPUNodes are served", START_TIMEOUT_S, 0.05)
 
     def compact(self) -> int:
-        """Compact etcd's history up to now; return the revision."""
+        """Compact etcd's history up to now. Return the revision."""
         etcd = f"http://127.0.0.1:{self.etcd_port}/v3"
         answer = self._http.request("POST", f"{etcd}/kv/range", json={"key": "AA=="})
         revision = int(answer.json()["header"]["revision"])
@@ -362,8 +369,8 @@ def scheduler_configuration(
 ) -> dict[str, Any]:
     """Return the shipped KubeSchedulerConfiguration, changed to use an extender of the tests.
 
-    ``one_entry``: merge the two extender entries, and call the extender only for pods that request
-    one of the ``managedResources`` of deploy/default-scheduler.
+    ``one_entry`` merges the two extender entries, so that the extender is called only for pods that
+    request one of the ``managedResources`` of deploy/default-scheduler.
     """
     content: dict[str, Any] = yaml.load(
         (ROOT / "deploy/base/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
@@ -376,7 +383,7 @@ def scheduler_configuration(
         content["extenders"] = [first | moved | {"managedResources": managed_resources()}]
     for extender in content["extenders"]:
         extender["urlPrefix"] = extender_url
-        del extender["enableHTTPS"], extender["tlsConfig"]  # those of the shipped certificates
+        del extender["enableHTTPS"], extender["tlsConfig"]  # The names in the shipped certificates.
         if tls is not None:
             # ``tls`` must have a caFile, otherwise kube-scheduler accepts any certificate.
             extender |= {"enableHTTPS": True, "tlsConfig": tls}

@@ -2,7 +2,7 @@
 
 apt downloads a package and checks its signature. It uses separate folders: nothing is installed, no
 privileges are needed, and the machine's package lists are not changed. The unpacked files are kept
-outside git, beside the binaries that ``tests.gobin`` builds.
+outside git, next to the binaries that ``tests.gobin`` builds.
 """
 
 import os
@@ -33,11 +33,12 @@ def prometheus() -> tuple[str, str]:
 def chromium(package: str = "chromium") -> tuple[str, dict[str, str]]:
     """Return the path of Chromium and an environment in which it finds its libraries.
 
-    ``package``: "chromium-headless-shell" is Chromium without windows, with half the CPU time.
+    The ``package`` "chromium-headless-shell" is Chromium without windows, which uses half the CPU
+    time.
     """
     if here := shutil.which(package) or shutil.which("chromium"):
         return here, dict(os.environ)
-    # 120 MB to fetch and 400 to keep, in half a minute.
+    # The download has 120 MB and the unpacked files 400 MB. It takes half a minute.
     packages = package, "fonts-dejavu-core"
     unpacked = _unpacked(package, packages, with_what_it_needs=True)
     machine = unpacked / f"usr/lib/{platform.machine()}-linux-gnu"
@@ -58,13 +59,13 @@ def ip() -> tuple[str, ...]:
 
 
 def containers() -> str:
-    """Return a shell command that adds what builds and runs containers to /usr.
+    """Return a shell command that adds the programs for building and running containers to /usr.
 
-    Run it in a mount namespace of its own, as root: buildah, containerd, CNI's plugins
-    (/usr/lib/cni), iptables-nft, mmdebstrap and runc are then found as if they were installed.
+    Run it as root in a separate mount namespace. Then buildah, containerd, CNI's plugins
+    (/usr/lib/cni), iptables-nft, mmdebstrap and runc are found as if they were installed.
     """
     packages = "buildah", "containerd", "containernetworking-plugins", "mmdebstrap", "runc"
-    # 50 MB to fetch and 180 to keep.
+    # The download has 50 MB and the unpacked files 180 MB.
     unpacked = _unpacked("containers", packages, with_what_it_needs=True, again=True)
     return f"mount -t overlay overlay -o lowerdir={unpacked}/usr:/usr /usr"
 
@@ -74,8 +75,8 @@ def _unpacked(
 ) -> Path:
     """Return the folder with the unpacked packages.
 
-    ``with_what_it_needs``: include the dependencies that this machine does not have. ``again``:
-    include packages that are installed.
+    ``with_what_it_needs`` includes the dependencies that this machine lacks. ``again`` includes
+    packages that are installed.
     """
     folder = default_cache().parent / "debian" / name
     with locked(folder.parent / f"{name}.lock"):

@@ -1,6 +1,6 @@
-"""Strategies of hypothesis for use inside of draws.
+"""Strategies of hypothesis for use inside draws.
 
-Building a strategy takes longer than drawing from it, so each one is built once.
+Building a strategy takes longer than drawing from it, so each strategy is built once.
 """
 
 import functools

@@ -19,8 +19,8 @@ SOURCE = Path(__file__).with_name("fake_nvml.c")
 CUDA_SOURCE = Path(__file__).with_name("fake_cuda.c")
 GIB = 1 << 30
 _TESTS = Path(__file__).parent
-#: PYTHONPATH of agents. Like the image of the agent, they have no rich, which takes a fifth of
-#: the CPU of their start.
+#: PYTHONPATH of agents. Like the agent's image, it lacks rich, which takes a fifth of the CPU of
+#: their start.
 AGENT_PATH = f"{_TESTS / 'without_rich'}{os.pathsep}{_TESTS.parent}"
 
 
@@ -35,7 +35,9 @@ def library_folder(missing: Sequence[str] = ()) -> Path:
 
 
 def cuda_folder() -> Path:
-    """Return a folder with libcuda.so.1; the fake NVML library reports the memory it allocates."""
+    """Return a folder with libcuda.so.1. The fake NVML library reports the memory that it
+    allocates.
+    """
     return _built(CUDA_SOURCE, "cuda", "libcuda.so.1")
 
 
@@ -65,13 +67,14 @@ def _built(source: Path, kind: str, name: str, missing: Sequence[str] = ()) -> P
         if done.returncode:
             raise RuntimeError(f"the fake driver library does not compile:\n{done.stderr}")
         script.unlink()
-        built.rename(library)  # at once, so that sessions side by side see all of it or nothing
+        # Rename at once, so that parallel sessions see the complete folder or none.
+        built.rename(library)
     return folder
 
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """A MIG device; those of one GPU instance share its memory."""
+    """A MIG device. Devices of one GPU instance share its memory."""
 
     uuid: str
     gpu_instance: int
@@ -87,7 +90,7 @@ class Gpu:
     memory_bytes: int = 80 * GIB
     reserved_bytes: int = GIB // 2
     model: str = "NVIDIA H100 80GB HBM3"
-    #: The NUMA node of the GPU; None if the machine does not report it.
+    #: The NUMA node of the GPU, or None if the machine does not report it.
     numa: int | None = None
     #: nvmlDeviceArchitecture: 6 Turing, 7 Ampere, 9 Hopper, 10 Blackwell.
     architecture: int = 9
@@ -134,9 +137,9 @@ class Driver:
         self._used: dict[int, Mapping[str, int]] = {}
         #: uuid -> its XID events
         self._xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in gpus}
-        #: uuid -> minimum of free bytes so far; negative after an overcommitment.
+        #: Minimum of the free bytes so far by UUID, negative after an overcommitment.
         self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
-        #: uuid (empty: the whole driver) -> further lines of the table, see fake_nvml.c
+        #: Further lines of the table by UUID (empty for the whole driver), see fake_nvml.c.
         self._said: dict[str, tuple[str, ...]] = {}
         self._lock = threading.RLock()
         self._batches = 0
@@ -169,7 +172,7 @@ class Driver:
             self._write()
 
     def use(self, pid: int, used: Mapping[str, int]) -> None:
-        """Set the bytes that the process uses, by device. An empty mapping: the process ended."""
+        """Set the bytes that the process uses, by device. An empty mapping ends the process."""
         with self._lock:
             self._used.pop(pid, None)
             if used:

@@ -1,8 +1,8 @@
 """Connects a real API server to servers on loopback that stand for pods.
 
-The API server rejects a loopback address as the address of a pod. So it dials pods through a proxy,
-as clusters with Konnectivity do (``EgressSelectorConfiguration``). The proxy leads each address of
-a pod to a port on loopback.
+The API server rejects a loopback address as the address of a pod. So it connects to pods through a
+proxy, as clusters with Konnectivity do (``EgressSelectorConfiguration``). The proxy maps each pod
+address to a port on loopback.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class _Connect(socketserver.StreamRequestHandler):
         assert method == "CONNECT"
         while self.rfile.readline().strip():
             pass
-        # A webhook of a test listens on loopback under its own port.
+        # A webhook of a test listens on loopback on its own port.
         host, _, port = address.rpartition(":")
         to_port = self.server.pods.get(address, int(port) if host == "127.0.0.1" else 0)
         try:
@@ -88,7 +88,7 @@ class ProxyingPlane(ControlPlane):
         self.egress.server_close()
 
     def publish(self, namespace: str, service: str, port: str, to_port: int) -> None:
-        """Create a Service whose one ready pod is the server on this port of loopback."""
+        """Create a Service whose only ready pod is the server on this loopback port."""
         address = f"10.99.0.{len(self.egress.pods) + 1}"
         self.egress.pods[f"{address}:{to_port}"] = to_port
         of_namespace = f"namespaces/{namespace}"

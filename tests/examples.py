@@ -1,7 +1,8 @@
 """The number of random examples per property.
 
-By default two fifths of the given number, because each run draws different examples. With
-TEST_THOROUGH=1 in the environment: all. With TEST_QUICK=1, which ``make check`` sets: a tenth.
+By default it is two fifths of the given number, because each run draws different examples. With
+TEST_THOROUGH=1 in the environment, it is the whole number. With TEST_QUICK=1, which ``make check``
+sets, it is a tenth.
 """
 
 import os

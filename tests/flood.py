@@ -1,7 +1,7 @@
-"""Ask one server without a pause: python -m tests.flood URL
+"""Sends requests to one server without a pause: python -m tests.flood URL
 
-A console (http) is asked for its expensive views, a webhook (https) to review pods of 100 KiB. No
-answer matters, and a server that does not answer is asked again.
+A console (http) gets requests for its expensive views, and a webhook (https) reviews of pods with
+100 KiB. The responses do not matter, and requests without a response are repeated.
 """
 
 import asyncio

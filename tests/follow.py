@@ -1,4 +1,4 @@
-"""Follows one kind of object directly at the API server, through any outage."""
+"""Follows one kind of object directly in the API server, through any outage."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +30,7 @@ class Follower:
         self._http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
         self._thread = threading.Thread(target=self._run, name=f"follow {path}", daemon=True)
         self.synced = threading.Event()
-        #: An exception of a listener: a mistake of the tests.
+        #: An exception of a listener, which is a bug in the tests.
         self.failure: Exception | None = None
         self._objects: dict[str, Object] = {}
 
@@ -67,7 +67,7 @@ class Follower:
                 return
 
     def _events(self, version: str) -> Iterator[Object]:
-        """Yield events until the server is silent for 5 s; a new watch costs nothing."""
+        """Yield events until the server is silent for 5 s, because a new watch is cheap."""
         answer, rest = self._get(f"?watch=1&resourceVersion={version}"), b""
         try:
             if answer.status == 410:

@@ -1,8 +1,9 @@
 """Runs Headroom's commands like ``python -m``, in forked processes that need no imports.
 
 A new interpreter takes two seconds of CPU to import all of Headroom. So one process per session
-imports it, and forks the others. Do not use it for commands that need LD_PRELOAD, which is read
-when a program starts, that execute themselves again, or whose memory or imports a test looks at.
+imports it, and forks the others. Do not use forks for commands that need LD_PRELOAD, which is read
+when a program starts, for commands that execute themselves again, or if a test checks their memory
+or imports.
 """
 
 import ctypes
@@ -28,7 +29,8 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.frozen"])
 
 
-#: Held to start a process or to ask for its end, which multiprocessing lets only one thread do.
+#: Held to start a process or to request its end, because multiprocessing lets only one thread do
+#: it.
 _lock = threading.Lock()
 
 
@@ -48,9 +50,9 @@ def pipe() -> tuple[Connection, Connection]:
 def run(
     module: str, *arguments: str, env: Mapping[str, str], timeout_s: float = PATIENCE_S
 ) -> "subprocess.CompletedProcess[str]":
-    """Run ``python -m module`` in an empty folder; return its status and output.
+    """Run ``python -m module`` in an empty folder. Return its status and output.
 
-    Raises ``subprocess.TimeoutExpired`` after killing the process.
+    Raise ``subprocess.TimeoutExpired`` after killing the process.
     """
     with tempfile.TemporaryDirectory() as folder:
         stdout, stderr = Path(folder, "stdout"), Path(folder, "stderr")
@@ -80,11 +82,11 @@ class Forked:
     ) -> None:
         """Start the command in the folder of ``log``. ``env`` is its whole environment.
 
-        Its output is appended to ``log``; standard output goes to ``stdout`` if that is given. The
+        Its output is appended to ``log``, and standard output goes to ``stdout`` if given. The
         process calls ``inside`` before the command.
         """
         parameters = (module, list(arguments), log, dict(env), stdout, stdin, inside)
-        # Daemonic: this process can end without waiting for it.
+        # Daemonic, so that this process can end without waiting for it.
         self._process = _forks.Process(target=_run, args=parameters, daemon=True)
         with _lock:
             self._process.start()
@@ -99,7 +101,7 @@ class Forked:
             return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Raises ``subprocess.TimeoutExpired``."""
+        """Wait for the end. Raise ``subprocess.TimeoutExpired`` after the timeout."""
         wait([self._process.sentinel], timeout)
         if (status := self.poll()) is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
@@ -125,8 +127,8 @@ def _run(
     stdin: Connection | None,
     inside: Callable[[], None] | None,
 ) -> None:
-    # End with the fork server. It ends when the last copy of this descriptor is closed, so that the
-    # session must have the only one.
+    # End with the fork server, which ends when the last copy of this descriptor is closed.
+    # Therefore only the session may have a copy.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setsid()
@@ -142,7 +144,7 @@ def _run(
     if stdin is not None:
         with stdin:
             os.dup2(stdin.fileno(), 0)
-        sys.stdin = os.fdopen(0)  # multiprocessing has replaced it
+        sys.stdin = os.fdopen(0)  # multiprocessing has replaced it.
     for each in filter(None, env.get("PYTHONWARNINGS", "").split(",")):
         warnings.simplefilter(each)  # type: ignore[arg-type]
     _load_libraries(env)

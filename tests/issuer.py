@@ -57,8 +57,9 @@ class Issuer:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def flags(self) -> tuple[str, ...]:
-        """Return the flags of an API server that accepts the tokens; users and groups get the
-        prefix ``oidc:``."""
+        """Return the flags of an API server that accepts the tokens. Users and groups get the
+        prefix ``oidc:``.
+        """
         return (
             *(f"--oidc-issuer-url={self.url}", f"--oidc-client-id={CLIENT}"),
             *(f"--oidc-ca-file={self.ca_file}", "--oidc-groups-claim=groups"),
@@ -66,7 +67,7 @@ class Issuer:
         )
 
     def token(self, user: str, lasts_s: float = 3600, **claims: Any) -> str:
-        """Return a token; ``claims`` are added, or replace others."""
+        """Return a token. ``claims`` are added, or replace others."""
         now_s = int(time.time())
         of_user = {"iss": self.url, "aud": CLIENT, "sub": user, "iat": now_s - 7200}
         body: Mapping[str, Any] = {**of_user, "exp": now_s + int(lasts_s), **claims}

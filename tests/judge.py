@@ -8,10 +8,10 @@ M = TypeVar("M", bound=Hashable)
 
 
 def excess(taken: Iterable[tuple[M, int]], has: Mapping[M, int]) -> dict[M, int]:
-    """Return by memory how far its use exceeds its size. Memories without an excess are left out.
+    """Return by memory how far its use exceeds its size, without memories that have no excess.
 
     ``taken`` has a memory and an amount for each pod, container or process on it. ``has`` maps each
-    memory to its size; a missing one raises ``KeyError``. All amounts have the same unit.
+    memory to its size, and a missing memory raises ``KeyError``. All amounts have the same unit.
     """
     total = Counter[M]()
     for memory, amount in taken:

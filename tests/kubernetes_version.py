@@ -1,10 +1,10 @@
 """The minor of Kubernetes that the tests run on: the newest, or ``TEST_KUBERNETES=1.34``.
 
-Names of components without a version stand for this minor. A pre-release of which only some
-components can be built runs beside the newest minor.
+Names of components without a version refer to this minor. A pre-release for which only some
+components can be built runs with the newest minor.
 
 ``TEST_GATES=AllBeta=true`` sets feature gates of the API server and of the kube-scheduler of this
-minor, and serves the APIs of that stage: docs/design/kube-scheduler.md has what gates change.
+minor, and serves the APIs of that stage. docs/design/kube-scheduler.md shows the effects of gates.
 """
 
 import os
@@ -28,9 +28,9 @@ def of_version(name: str, minor: str = UNDER_TEST) -> str:
 
 
 def not_newer(*names: str) -> tuple[str, ...]:
-    """Return those of the components that are not newer than the minor under test.
+    """Return the components that are not newer than the minor under test.
 
-    A kube-scheduler that is newer than its API server can wait for ever for an API.
+    A kube-scheduler newer than its API server can wait forever for an API.
     """
     return tuple(name for name in names if _minor(name) <= version_tuple(UNDER_TEST))
 
@@ -44,7 +44,7 @@ def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
     """Return the flags that cannot be set in deploy/base/kube-scheduler.yaml, as shipped.
 
     ``name`` is the build target of a kube-scheduler. A comment in that file explains the flag.
-    ``own_gates`` are further feature gates; they override all others.
+    ``own_gates`` are further feature gates, which override all others.
     """
     backoff = [BACKOFF_GATE] if has_backoff_gate(name) else []
     # An older kube-scheduler can need alpha APIs that a newer API server does not serve.
@@ -54,7 +54,9 @@ def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
 
 
 def has_backoff_gate(name: str) -> bool:
-    """Return whether a kube-scheduler has the gate of the back-off (a build target)."""
+    """Return whether the kube-scheduler of this build target has the feature gate of the
+    back-off.
+    """
     return accepts_gate(_minor(name))
 
 

@@ -29,10 +29,10 @@ PYTHON = ("agent", "benchmarks", "extender", "headroom", "reference", "tests")
 EXCEPT = (":!tests/language.py", ":!tests/test_language.py")
 OTHERS = ("deploy/*.yaml", "deploy/*.json", "Dockerfile", "Makefile")
 
-#: Words that a docstring must not start with: it starts with a verb or a noun.
+#: Words that a docstring must not start with, because it starts with a verb or a noun.
 OPENING = re.compile(r"(Of|Who|Whom|Whose|What|Where|That which)\b")
 _OPENING_COMMENT = re.compile(rf"#[#: ]*{OPENING.pattern}")
-#: Patterns of words to avoid -> what to write: the table of vale, which checks the docs.
+#: Patterns of words to avoid, and the words to write: the table of vale, which checks the docs.
 _TABLE = ROOT / ".vale/Headroom/Words.yml"
 WORDS: dict[str, str] = yaml.safe_load(_TABLE.read_text())["swap"]
 _WORDS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): use for pattern, use in WORDS.items()}
@@ -54,8 +54,8 @@ class Finding:
 def product_findings() -> list[Finding]:
     """Return the findings in the product.
 
-    Does not parse files whose contents had no findings before, because it takes 6 s of CPU to parse
-    all files. The cache is outside of the clone, as that of mypy is.
+    Skip files whose contents had no findings before, because parsing all files takes 6 s of CPU.
+    The cache is outside the clone, like the cache of mypy.
     """
     cache = default_cache().parent / "files-without-findings"
     known = set(cache.read_text().split()) if cache.exists() else set()
@@ -131,14 +131,16 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 
 
 def _may_have_finding(line: str) -> bool:
-    """Return whether a comment of the line may have one."""
+    """Return whether a comment in the line may have a finding."""
     return "#" in line and bool(_OPENING_COMMENT.search(line) or _ANY_WORD.search(line))
 
 
 def _messages(
     nodes: Sequence[ast.AST], docstrings: Collection[tuple[int, str]]
 ) -> Iterator[tuple[int, str]]:
-    """Yield strings of at least three words, except docstrings. Of f-strings: the fixed parts."""
+    """Yield strings of at least three words except docstrings. For f-strings, yield the fixed
+    parts.
+    """
     lines = {line for line, _ in docstrings}
     for node in nodes:
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str):

@@ -29,7 +29,7 @@ def listening(
     protocol: type[LimitedProtocol] = LimitedProtocol,
     **limits: Any,
 ) -> Iterator[int]:
-    """Serve ``app`` on a free loopback port and yield the port. Stops and waits at the end."""
+    """Serve ``app`` on a free loopback port and yield the port. Stop and wait at the end."""
     server = QuickToEnd(Port("tests", "127.0.0.1", 0, app, protocol, tls, **limits))
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)

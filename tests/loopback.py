@@ -1,6 +1,7 @@
 """An HTTP client for servers that tests start on loopback, with or without TLS.
 
-``httpx.get`` reads all certificate authorities of the machine for each call: 20 ms of CPU.
+``httpx.get`` reads all certificate authorities of the machine for each call, which takes 20 ms of
+CPU.
 """
 
 import httpx

@@ -1,4 +1,4 @@
-"""Mutation test: change one place of the product at a time and run the quick tests that use it.
+"""Mutation test: changes one place of the product at a time and runs the quick tests that use it.
 
     python -m tests.mutation --seed 1 --count 40
     python -m tests.mutation --seed 1 --count 40 --only 7
@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agent", "extender", "headroom")
-#: Files that a copy leaves out.
+#: Files that are not copied.
 LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
 TIMEOUT_S = 600.0
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -48,7 +48,7 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """``becomes`` replaces the bytes from ``begin`` to ``end`` of the file."""
+    """A change that replaces the bytes from ``begin`` to ``end`` of the file by ``becomes``."""
 
     file: str
     line: int
@@ -98,7 +98,7 @@ def _replacement(node: ast.AST) -> str | None:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Return whether it joins texts: these have no other operator."""
+    """Return whether the operation joins texts, which have no other operator."""
     return any(
         isinstance(each, ast.JoinedStr)
         or (isinstance(each, ast.Constant) and isinstance(each.value, str | bytes))
@@ -180,7 +180,7 @@ def killer(mutant: Mutant, copy: Path) -> str | None:
                 )
             except subprocess.TimeoutExpired:
                 return "timeout"
-            if done.returncode not in (0, 5):  # 5: no quick test
+            if done.returncode not in (0, 5):  # 5 means that there is no quick test.
                 failed = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
                 return (failed or [done.stdout[-300:] + done.stderr[-300:]])[0]
         return None

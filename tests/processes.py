@@ -1,6 +1,6 @@
 """Starts real processes for tests, with a folder for their files. Both end with the session.
 
-The kernel kills the processes when the process that started them ends, however it ends. ``stop``
+The kernel kills the processes when the process that started them ends for any reason. ``stop``
 deletes the folder. If ``stop`` was not called, the next ``Processes`` of the same kind deletes it.
 """
 
@@ -26,8 +26,8 @@ F = TypeVar("F", bound=Callable[..., object])
 
 _YOUNG_S = 60.0
 #: Runs a command that the kernel kills when its parent dies or is already dead. The first argument
-#: is the parent's id. No ``preexec_fn``: Python code between fork and exec is not safe with the
-#: threads of gRPC.
+#: is the parent's ID. There is no ``preexec_fn``, because Python code between fork and exec is not
+#: safe with the threads of gRPC.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ $PPID = "$0" ] && exec "$@"')
 
 
@@ -38,7 +38,7 @@ def starts_processes(fixture: F) -> F:
 
 
 class Processes:
-    """Processes by name. ``kind`` is the prefix of the folder; logs are ``<process name>.log``."""
+    """Processes by name. ``kind`` is the prefix of the folder. Logs are ``<process name>.log``."""
 
     def __init__(self, kind: str) -> None:
         _sweep(kind)
@@ -67,7 +67,7 @@ class Processes:
                 stderr=log,
                 cwd=self.folder,
                 env=None if env is None else {**os.environ, **env},
-                start_new_session=True,  # Ctrl-C reaches only the tests
+                start_new_session=True,  # Ctrl-C reaches only the tests.
             )
 
     def fork(
@@ -96,7 +96,9 @@ class Processes:
         process.wait(timeout=PATIENCE_S)
 
     def pause(self, name: str) -> None:
-        """Stop the process (SIGSTOP): connections stay open, but it does not answer any more."""
+        """Stop the process (SIGSTOP), so that connections stay open, but nothing is answered any
+        more.
+        """
         self._processes[name].send_signal(signal.SIGSTOP)
         until(lambda: _stopped(self.pid(name)), f"{name} is frozen")
 
@@ -128,11 +130,11 @@ class Processes:
                 raise RuntimeError(f"{name} ended by itself:\n{self.logs()}")
 
 
-#: Below Linux's range for outgoing connections, which could take a port before its server listens.
+#: Below Linux's range for outgoing connections, which could use a port before its server listens.
 #: Each test worker has its own part of the range.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
 _PORTS = range(15_000 + 2_000 * _WORKER, 17_000 + 2_000 * _WORKER)
-#: Recently returned ports, and the newest of them with a socket each that claims it.
+#: Recently returned ports. The newest ones have a socket each that claims them.
 _chosen: deque[int] = deque(maxlen=1_000)
 _claims: deque[int] = deque()
 _MOST_CLAIMS = 200
@@ -141,7 +143,7 @@ _MOST_CLAIMS = 200
 def free_ports(count: int) -> list[int]:
     """Return different free ports, also different from recently returned ones.
 
-    No other session of tests on this machine gets them, also before anything listens on them.
+    No other test session on this machine gets them, even before a server listens on them.
     """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
@@ -158,7 +160,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def _claim(port: int) -> None:
-    """Claim the port until this process ends; raise ``OSError`` if another session has it.
+    """Claim the port until this process ends. Raise ``OSError`` if another session has it.
 
     The name of an abstract socket is unique in the network namespace, as ports are.
     """
@@ -179,7 +181,7 @@ def alive(pid: int) -> bool:
 
 def _stopped(pid: int) -> bool:
     """Return whether all threads of the process are stopped."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it is ending
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It is ending.
         return all(_state(each / "stat") == "T" for each in Path(f"/proc/{pid}/task").iterdir())
     return False
 
@@ -192,7 +194,7 @@ def _state(stat: Path) -> str:
 def _sweep(kind: str) -> None:
     """Delete the folders of sessions that were killed.
 
-    A locked folder is in use. Process ids would not work across containers. A folder younger than a
+    A locked folder is in use. Process IDs would not work across containers. A folder younger than a
     minute is kept, because it may not be locked yet.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):

@@ -1,4 +1,4 @@
-"""Runs ``promtool check metrics``, which checks what Prometheus' naming conventions require."""
+"""Runs ``promtool check metrics``, which checks Prometheus' naming conventions."""
 
 import subprocess
 
@@ -7,14 +7,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian import prometheus
 
-#: Labels that the Prometheus Operator gives to targets. An empty label is no label for Prometheus.
+#: Labels that the Prometheus Operator adds to targets. For Prometheus, an empty label is a missing
+#: label.
 _OF_TARGETS = {"namespace", "pod", "container", "node"}
 
 
 def complaints(text: str) -> list[str]:
-    """Return promtool's complaints about the body of /metrics, and series that it has no check for.
+    """Return promtool's complaints about the body of /metrics, and complaints about series that it
+    does not check.
 
-    Raises ``tests.debian.Unavailable``.
+    Raise ``tests.debian.Unavailable``.
     """
     done = subprocess.run(
         [prometheus()[1], "check", "metrics"],

@@ -1,4 +1,4 @@
-"""A state that keeps the effects of its changes until a test asks for them."""
+"""A state that keeps the effects of its changes until a test reads them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""HTTP reverse proxies: addresses in front of real servers, served on a thread of their own.
+"""HTTP reverse proxies: addresses in front of real servers, served on a separate thread.
 
 A *wire* leads to a server. It can be slow, stalled or cut.
 """
@@ -20,21 +20,21 @@ from tests.certificates import Certificate
 from tests.waiting import PATIENCE_S
 
 MAX_BODY_BYTES = 1 << 26
-#: Headers of one connection, which a proxy does not pass on.
+#: Headers of one connection, which a proxy does not forward.
 _OWN_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding")
 
 
 class Broken(Exception):
-    """The connection must end without an answer."""
+    """The connection must end without a response."""
 
 
 class Wire:
     def __init__(self) -> None:
-        #: Faults that it has now, and the force of each (0..1).
+        #: Current faults, with the severity of each (0..1).
         self.faults: Mapping[str, float] = {}
         #: Number of requests and connections that had each fault.
         self.done: Counter[str] = Counter()
-        #: Connection with a request in progress -> whether it is a watch, and the loop.
+        #: Connections with a request in progress, whether it is a watch, and the loop.
         self._open: dict[asyncio.Transport, tuple[bool, asyncio.AbstractEventLoop]] = {}
 
     @contextlib.contextmanager
@@ -46,7 +46,7 @@ class Wire:
             del self._open[connection]
 
     async def passes(self) -> None:
-        """Return when a request, or a part of an answer, may pass."""
+        """Return when a request, or a part of a response, may pass."""
         if (force := self.faults.get("slow")) is not None:
             await asyncio.sleep((0.05 + 2.5 * force**3) * random.uniform(0.5, 1.5))
         while "stalled" in self.faults:  # noqa: ASYNC110 - set by another thread
@@ -63,10 +63,10 @@ class Wire:
 
 
 class Service:
-    """An address in front of servers (URL -> wire); subclasses change what passes.
+    """An address in front of servers (URL -> wire). Subclasses change the traffic.
 
-    Each connection prefers the next server. Another server gets the request if that does not
-    listen, or is cut off.
+    Each connection prefers the next server. Another server gets the request if the preferred one
+    does not listen, or is cut off.
     """
 
     #: Set when it is served.
@@ -76,7 +76,7 @@ class Service:
 
     def __init__(self, wires: Mapping[str, Wire]) -> None:
         self.wires = wires
-        #: Port of a client -> number of its connection.
+        #: Number of the connection of each client port.
         self._connections: dict[int, int] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -93,7 +93,7 @@ class Service:
                     with contextlib.suppress(aiohttp.ClientConnectorError), used:
                         return await self.pass_on(request, url, wire)
             connection.abort()
-        return web.Response(status=502)  # no client receives it
+        return web.Response(status=502)  # No client receives it.
 
     async def pass_on(self, request: web.Request, url: str, wire: Wire) -> web.StreamResponse:
         await wire.passes()
@@ -112,7 +112,7 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def sent(self, request: web.Request, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send the request to the server; yield its answer when its head has arrived."""
+        """Send the request to the server. Yield its response when the head has arrived."""
         async with self.session.request(
             request.method,
             URL(url + request.raw_path, encoded=True),
@@ -123,20 +123,22 @@ class Service:
             yield answer
 
     async def before(self, request: web.Request, wire: Wire) -> web.Response | None:
-        """Return when the request may pass to the server, or what the client gets instead."""
+        """Return when the request may pass to the server, or return a response for the client
+        instead.
+        """
         return None
 
     def after(self, request: web.Request, wire: Wire) -> web.Response | None:
-        """Return what the client gets instead of the server's answer, whose head has arrived."""
+        """Return the response for the client instead of the server's, whose head has arrived."""
         return None
 
     async def part_passes(self, request: web.Request, wire: Wire, part: bytes) -> None:
-        """Return when this part of an answer may pass to the client."""
+        """Return when this part of a response may pass to the client."""
         await wire.passes()
 
 
 class Proxies:
-    """Serves services. ``certificate`` is theirs with TLS, and that of the servers they trust."""
+    """Serves services. ``certificate`` is used for TLS, and trusted in the servers."""
 
     def __init__(self, certificate: Certificate | None = None) -> None:
         self._server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)

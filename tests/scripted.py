@@ -1,6 +1,6 @@
-"""An HTTP server on loopback whose answers a test scripts, byte by byte if needed.
+"""An HTTP server on loopback whose responses a test scripts, byte by byte if needed.
 
-It simulates faults of an API server: broken connections, hanging requests, invalid answers.
+It simulates faults of an API server: broken connections, hanging requests, and invalid responses.
 """
 
 import json
@@ -27,14 +27,14 @@ class Exchange:
     body: bytes
     handler: socketserver.StreamRequestHandler
     released: threading.Event
-    #: By their names in lower case.
+    #: Headers by name in lower case.
     headers: dict[str, str]
 
     def raw(self, data: bytes) -> None:
         self.handler.wfile.write(data)
 
     def reply(self, status: int, body: Any, **headers: str) -> None:
-        """Send a whole answer; ``body`` is encoded as JSON unless it is bytes."""
+        """Send a complete response. ``body`` is encoded as JSON unless it is bytes."""
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         extra = "".join(f"{name.replace('_', '-')}: {text}\r\n" for name, text in headers.items())
         self.raw(
@@ -47,7 +47,7 @@ class Exchange:
         self.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
 
     def chunk(self, data: Any) -> None:
-        """Send one chunk: bytes unchanged, anything else as one line of JSON."""
+        """Send one chunk: bytes unchanged, and anything else as one line of JSON."""
         piece = data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"
         self.raw(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 

@@ -29,11 +29,11 @@ class Reply:
 class Server:
     verbs: str
     debug: str
-    #: Log file, with one JSON object a line.
+    #: Log file with one JSON object per line.
     log: Path
 
     def post(self, path: str, body: bytes | object, headers: Mapping[str, str] = {}) -> Reply:
-        """POST to kube-scheduler's port; anything but bytes is sent as JSON."""
+        """Send a POST to kube-scheduler's port. Anything except bytes is sent as JSON."""
         return self._send(self.verbs, "POST", path, body, headers)
 
     def debug_post(self, path: str, body: object) -> Reply:
@@ -62,9 +62,9 @@ class Server:
 def serving(
     fleet_yaml: str, *options: str, program: Sequence[str] = ("headroom",)
 ) -> Iterator[Server]:
-    """Serve the fleet on free loopback ports; the process ends with the context.
+    """Serve the fleet on free loopback ports. The process ends with the context.
 
-    ``program``: the module that runs the command, and arguments that precede it. Raises
+    ``program`` is the module that runs the command, with its first arguments. Raise
     ``TimeoutError`` if it does not end within ``PATIENCE_S`` of SIGTERM.
     """
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,6 @@
-"""A dictionary of limited size drops its oldest entries.
+"""Checks that a dictionary of limited size drops its oldest entries.
 
-Whether the processes themselves are limited is measured in tests/soak.
+tests/soak measures the memory of whole processes.
 """
 
 from headroom.bounded import Bounded

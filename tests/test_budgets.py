@@ -1,4 +1,4 @@
-"""Every suite has a time budget, and a test run reports the time of each suite."""
+"""Checks that every suite has a time budget, and that a test run reports the time of each suite."""
 
 import re
 import shutil
@@ -67,7 +67,7 @@ def test_fixtures_count_and_exceeding_a_budget_is_a_warning(tmp_path: Path) -> N
     done = run(tmp_path, "budgets.BUDGETS_S.update(state=0, agent=1000)")
     assert done.returncode == 0, done.stdout
     (state,) = re.findall(r"^state +(\S+) +0  WARNING: over its budget$", done.stdout, re.MULTILINE)
-    assert float(state) >= 0.6  # what sleeps, in setup, test and teardown
+    assert float(state) >= 0.6  # The time of the sleeps in setup, test and teardown.
     assert re.search(r"^agent +\S+ +1000$", done.stdout, re.MULTILINE)
 
 
@@ -81,4 +81,4 @@ def test_budgets_match_the_suites_and_their_sum_is_limited() -> None:
     folders = {path.parent for path in ROOT.glob("tests/**/test_*.py")}
     suites = {suite_of(str((folder / "x").relative_to(ROOT))) for folder in folders}
     assert set(BUDGETS_S) == suites
-    assert sum(BUDGETS_S.values()) <= 6 * WARM_LIMIT_S  # six run side by side
+    assert sum(BUDGETS_S.values()) <= 6 * WARM_LIMIT_S  # six in parallel

@@ -1,4 +1,4 @@
-"""Errors of the command line: what is wrong, where, and what to do."""
+"""Checks that errors of the command line show the mistake, its position, and the fix."""
 
 import socket
 import subprocess
@@ -19,13 +19,15 @@ def headroom(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return run("headroom", *arguments, env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent", **env})
 
 
-def test_no_command_shows_the_commands() -> None:
+def test_headroom_without_a_command_lists_the_commands() -> None:
     shown = headroom()
     assert "serve" in shown.stdout + shown.stderr
     assert "console" in shown.stdout + shown.stderr
 
 
-def test_bad_fleet_file_is_one_line_without_a_stack_trace(tmp_path: Path) -> None:
+def test_an_invalid_fleet_file_is_reported_in_one_line_without_a_stack_trace(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text("nodes: []")
     rejected = headroom("serve", "--embedded", str(path))
@@ -53,7 +55,7 @@ def test_the_embedded_server_rejects_other_hosts_than_loopback(tmp_path: Path) -
     assert "Example: host: 127.0.0.1" in line
 
 
-def test_taken_port_is_named(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "fleet.yaml"
     path.write_text(FLEET)
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -85,7 +87,7 @@ def test_the_doctor_checks_a_fleet_file(tmp_path: Path) -> None:
     assert reported.stderr.startswith("headroom: no node needs other replicas")
 
 
-def test_the_doctor_names_sources_that_it_could_not_read(tmp_path: Path) -> None:
+def test_the_doctor_reports_unreadable_sources(tmp_path: Path) -> None:
     for arguments in ([], ["--fleet", str(tmp_path / "none.yaml")]):
         reported = headroom("doctor", *arguments)
         assert reported.returncode == 2
@@ -101,7 +103,7 @@ def test_an_unknown_log_level_is_rejected_with_the_valid_ones() -> None:
 
 
 def test_the_demo_does_not_import_the_kubernetes_client() -> None:
-    """The demo's environment has none."""
+    """The environment of the demo does not contain it."""
     hidden = (
         "import sys; sys.modules['kubernetes'] = None; import headroom.commands, benchmarks.demo"
     )

@@ -1,4 +1,4 @@
-"""Sources of settings, and errors that name the position and a valid example."""
+"""Tests the sources of settings, and errors that show the position and a valid example."""
 
 from pathlib import Path
 
@@ -34,14 +34,14 @@ def problems(path: Path | None, env: dict[str, str] | None = None, **flags: obje
     return [str(problem).replace(f"{path}", "FILE") for problem in found]
 
 
-def test_command_line_overrides_environment_overrides_file(file: Path) -> None:
+def test_the_command_line_overrides_the_environment_which_overrides_the_file(file: Path) -> None:
     env = {"HEADROOM_STALE_AFTER_S": "40", "HEADROOM_VERBS_PORT": "1", "HEADROOM_POLICY": "pack"}
     settings = load_settings(file, env, verbs_port=2, debug_port=None)
     assert (settings.stale_after_s, settings.verbs_port) == (40, 2)
     assert (settings.policy.value, settings.debug_port) == ("pack", 8889)
 
 
-def test_the_environment_can_override_a_part_of_a_setting(file: Path) -> None:
+def test_the_environment_can_override_a_single_field_of_a_setting(file: Path) -> None:
     weights = load_settings(file, {"HEADROOM_SCORE_WEIGHTS__SLACK": "7"}).score_weights
     assert (weights.packing, weights.slack, weights.sm_activity) == (3, 7, 2)
     whole = load_settings(None, {"HEADROOM_SCORE_WEIGHTS": '{"packing": 9}'}).score_weights
@@ -57,7 +57,7 @@ def test_lists_in_the_environment_are_written_with_commas_or_as_json(text: str) 
 
 
 def test_service_variables_of_the_namespace_are_ignored() -> None:
-    """The kubelet sets them in each pod, with the same prefix as ours."""
+    """The kubelet sets them in each pod, with the prefix of our settings."""
     links = {
         "HEADROOM_DEBUG_SERVICE_HOST": "10.96.0.7",
         "HEADROOM_DEBUG_SERVICE_PORT": "8889",

@@ -1,4 +1,4 @@
-"""The tests' control plane leaves no processes or files, however its session ends."""
+"""Checks that the tests' control plane leaves no processes or files, however its session ends."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ from tests.controlplane import ROOT, ControlPlane
 from tests.processes import alive, free_ports
 from tests.waiting import until
 
-#: Starts a control plane and a fork, prints its folder and processes, then waits until it is ended.
+#: Starts a control plane and a fork, prints its folder and processes, and waits until it is ended.
 SESSION = """
 import os, signal, sys
 from tests.controlplane import control_plane
@@ -37,10 +37,10 @@ with control_plane() as plane:
         pytest.param(signal.SIGKILL, False, id="killed, its files go with the next one"),
     ],
 )
-def test_no_process_or_folder_is_left(
+def test_an_ended_session_leaves_no_process_or_folder(
     ending: signal.Signals, tidy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # other folders must not be deleted
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Other folders must not be deleted.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     command = [sys.executable, "-c", SESSION]
@@ -97,10 +97,10 @@ input()
 """
 
 
-def test_sessions_that_run_at_the_same_time_get_different_ports(
+def test_concurrent_sessions_get_different_ports(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing listens on a port yet when the other session asks for some."""
+    """No server listens on a port yet when the other session requests some."""
     monkeypatch.setattr("tests.processes._PORTS", range(14_000, 14_040))
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_SESSION],

@@ -1,4 +1,4 @@
-"""If a program cannot be downloaded, the reason is reported and no partial files remain."""
+"""Checks that a failed download of a program is reported and leaves no partial files."""
 
 from pathlib import Path
 

@@ -1,6 +1,7 @@
-"""Every table of measured figures in the design notes has a command and the date of its run.
+"""Checks that every table of measured figures in the design notes has a command and the date of its
+run.
 
-The commands that the notes name exist.
+The commands in the notes must exist.
 """
 
 import re
@@ -24,7 +25,7 @@ NAMED = re.compile(
     re.MULTILINE,
 )
 TARGETS = frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-#: Sections with figures that are settings, limits or examples, and no results of a run.
+#: Sections whose figures are settings, limits or examples instead of results of a run.
 NOT_MEASURED = {
     ("admission.md", "Limits on one pod"): "limits of the webhook",
     ("agent.md", "When something fails"): "texts that tests compare with the agent's",
@@ -39,7 +40,9 @@ NOT_MEASURED = {
 
 
 def sections(page: str) -> list[tuple[str, str, str]]:
-    """The title of each section, its text, and its text below that of the sections around it."""
+    """Yield the title of each section, its text, and its text without that of the enclosing
+    sections.
+    """
     unquoted = FENCE.sub(lambda code: re.sub(r"(?m)^[#|]", " ", code[0]), page)
     parts = re.split(r"^(#+) (.+)\n", unquoted, flags=re.MULTILINE)
     around: dict[int, str] = {}
@@ -52,7 +55,7 @@ def sections(page: str) -> list[tuple[str, str, str]]:
 
 
 def untraceable(page: str) -> list[str]:
-    """The sections with measured tables that lack a command or a date."""
+    """Return the sections with measured tables that lack a command or a date."""
     return [
         title
         for title, text, context in sections(page)
@@ -62,7 +65,7 @@ def untraceable(page: str) -> list[str]:
 
 
 def missing(page: str) -> list[str]:
-    """The modules, files and targets of make that the page names and that do not exist."""
+    """Return the modules, files and targets of make on the page that do not exist."""
     found = []
     for module, file, target in NAMED.findall(page):
         path = module.replace(".", "/")
@@ -79,7 +82,7 @@ def test_each_table_of_figures_has_a_command_and_a_date() -> None:
     assert {note.name: named for note in notes if (named := missing(note.read_text()))} == {}
 
 
-def test_tables_without_a_command_or_a_date_are_found() -> None:
+def test_tables_without_a_command_or_a_date_are_reported() -> None:
     table = "| nodes | p50 |\n|---|---|\n| 100 | 1.8 ms |\n"
     run = "Run on 2026-11-26 with `python -m benchmarks.page`:\n\n"
     heading = "| nodes | p50, ms |\n|---|---|\n| 100 | 1.8 |\n"
@@ -90,7 +93,7 @@ def test_tables_without_a_command_or_a_date_are_found() -> None:
     assert untraceable(f"# Page\n\n## A\n\n{table.replace('1.8 ms', '`1.8 ms`')}") == []
 
 
-def test_commands_that_do_not_exist_are_found() -> None:
+def test_missing_commands_are_reported() -> None:
     named = "`make bench`, `python -m benchmarks.packing --churn`, tests/test_figures.py"
     assert missing(named) == []
     gone = "`make banch`, `python -m benchmarks.packings`, tests/test_figure.py"

@@ -1,4 +1,4 @@
-"""A fleet file is read, or rejected with the position, the error and an example."""
+"""Checks that a fleet file is read, or rejected with the position, the error and an example."""
 
 from datetime import UTC, datetime
 from pathlib import Path

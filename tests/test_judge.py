@@ -1,4 +1,4 @@
-"""The judge of overcommitted memory, which other tests depend on."""
+"""Tests the judge of overcommitted memory, which other tests depend on."""
 
 import ast
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Client certificates at the debug port: which are requested and accepted, as the CA changes.
+"""Tests which client certificates the debug port requests and accepts, as the CA changes.
 
 Both ends are in this process and exchange bytes in memory.
 """
@@ -21,7 +21,7 @@ def server(tmp_path: Path) -> ServerTls:
 
 
 def met(server: ServerTls, client: Certificate | None) -> Peer:
-    """Return the peer of a TLS handshake. Raises ``ssl.SSLError`` if the server rejects it."""
+    """Return the peer of a TLS handshake. Raise ``ssl.SSLError`` if the server rejects it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if client is not None:
@@ -61,7 +61,7 @@ def test_known_clients_change_with_the_ca(server: ServerTls, tmp_path: Path) -> 
     with pytest.raises(ssl.SSLError, match="CERTIFICATE_VERIFY_FAILED"):
         met(server, bob)
 
-    both = first.cert.read_text() + second.cert.read_text()  # while the CA is exchanged
+    both = first.cert.read_text() + second.cert.read_text()  # while the CA is being replaced
     server.request_client_certificates(both)
     assert (name(met(server, ann)), name(met(server, bob))) == ("ann", "bob")
 
@@ -95,7 +95,7 @@ def test_a_certificate_without_client_usage_is_not_accepted(
         met(server, clients.sign("server-s", usage="serverAuth"))
 
 
-def test_errors_of_files_name_their_setting(tmp_path: Path) -> None:
+def test_errors_in_files_name_their_setting(tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     with pytest.raises(BadSettings, match=f"^debug_tls_cert: {absent}: cannot be read"):
         ServerTls(TlsFiles(absent, absent, setting="debug_tls"))

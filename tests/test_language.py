@@ -1,4 +1,4 @@
-"""The wording lint detects its patterns, and the product has no findings."""
+"""Checks that the wording lint detects its patterns, and that the product has no findings."""
 
 import subprocess
 from pathlib import Path
@@ -13,7 +13,7 @@ def test_the_product_has_no_findings() -> None:
     assert [str(each) for each in language.product_findings()] == []
 
 
-def test_only_files_without_findings_are_remembered(
+def test_only_files_without_findings_are_cached(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path / "cache"))

@@ -1,4 +1,4 @@
-"""The generated pages of docs/reference match the code, which describes all that they list."""
+"""Checks that the generated pages of docs/reference match the code, which describes all entries."""
 
 import re
 import subprocess
@@ -57,7 +57,7 @@ def test_each_setting_appears_once_with_a_description() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_only_files_are_described_as_paths() -> None:
+def test_only_settings_of_files_are_described_as_paths() -> None:
     paths = {name for name, field in Settings.model_fields.items() if unit(name, field) == "path"}
     assert paths == {
         *("tls_cert", "tls_key", "tls_client_ca", "debug_tls_cert", "debug_tls_key"),
@@ -66,11 +66,11 @@ def test_only_files_are_described_as_paths() -> None:
     }
 
 
-#: Names that are no annotations: formats of files, and the version of the API.
+#: Names that are not annotations: formats of files, and the version of the API.
 _FORMATS = {"v1", "v1alpha1", "snapshot/v1", "recording/v1alpha1", "plan/v1alpha1"}
 # `headroom plan` recognizes files by their format without the version.
 _FORMATS |= {"snapshot", "recording"}
-# The signer that CertificateSigningRequests of users name, which is on no object of Headroom.
+# The signer that CertificateSigningRequests of users name. No object of Headroom has it.
 _FORMATS |= {"console"}
 _NAME = re.compile(r"\bheadroom\.gpu/([a-z0-9]+(?:[/-][a-z0-9]+)*)")
 
@@ -85,7 +85,7 @@ def test_every_name_in_code_and_manifests_is_described() -> None:
     )
     files = [ROOT / name for name in listed.stdout.split() if not (ROOT / name).is_symlink()]
     used = {name for file in files for name in _NAME.findall(file.read_text(errors="replace"))}
-    assert {"vram", "pool", "device-choice"} <= used  # otherwise the pattern finds nothing
+    assert {"vram", "pool", "device-choice"} <= used  # Otherwise the pattern finds nothing.
     described = {key.name.partition("/")[2].rstrip(".") for key in KEYS}
     assert used - _FORMATS - described == set()
 

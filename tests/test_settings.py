@@ -1,4 +1,4 @@
-"""Settings are valid as a whole, or rejected with the key and the error."""
+"""Checks that settings are valid as a whole, or rejected with the key and the error."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from headroom.runtime.settings.loading import load_settings
 from headroom.runtime.settings.settings import Settings
 
 
-def test_defaults() -> None:
+def test_default_settings_are_valid() -> None:
     settings = load_settings(None)
     assert (settings.verbs_port, settings.debug_port) == (8888, 8889)
     assert settings.rules.manages("nvidia.com/mig-1g.10gb")
@@ -78,7 +78,7 @@ def test_every_setting_has_a_description() -> None:
     assert all(field.description for field in Settings.model_fields.values())
 
 
-def test_the_password_of_a_url_is_never_shown() -> None:
+def test_the_password_in_a_url_is_never_shown() -> None:
     sound = Settings(prometheus_url="https://u:s3cret@p:9090/prefix")
     assert "s3cret" not in f"{sound} {sound!r}"
     with pytest.raises(BadSettings) as caught:
@@ -93,7 +93,7 @@ def test_the_debug_api_may_be_open_on_loopback(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "extender.example"])
-def test_the_debug_api_is_not_open_to_others(host: str) -> None:
+def test_the_debug_api_cannot_be_open_to_other_hosts(host: str) -> None:
     assert load_settings(None, debug_host=host).debug_at == host
     with pytest.raises(BadSettings, match=r"set debug_host: 127\.0\.0\.1"):
         load_settings(None, debug_host=host, debug_open=True)
@@ -101,7 +101,7 @@ def test_the_debug_api_is_not_open_to_others(host: str) -> None:
 
 @pytest.mark.parametrize("name", ["host", "verbs_host"])
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "extender.example"])
-def test_the_verbs_need_a_client_certificate_off_loopback(name: str, host: str) -> None:
+def test_the_verbs_require_a_client_certificate_outside_loopback(name: str, host: str) -> None:
     tls = {"tls_cert": Path("a"), "tls_key": Path("b"), "tls_client_ca": Path("c")}
     for given, missing in (
         ({}, "tls_cert and tls_key and tls_client_ca are not set"),
@@ -116,7 +116,7 @@ def test_the_verbs_need_a_client_certificate_off_loopback(name: str, host: str) 
         load_settings(None, **{name: host}, insecure_verbs=True)
 
 
-def test_the_verbs_of_a_cluster_need_a_client_certificate_on_loopback_too() -> None:
+def test_the_verbs_in_a_cluster_require_a_client_certificate_on_loopback_too() -> None:
     tls = {"tls_cert": Path("a"), "tls_key": Path("b")}
     for given in ({}, tls):
         with pytest.raises(BadSettings, match="tls_client_ca is not set"):

@@ -1,4 +1,6 @@
-"""Every link of the docs leads to a file and to a heading, and the site can be built."""
+"""Checks that every link of the docs leads to an existing file and heading, and that the site can
+be built.
+"""
 
 import os
 import re
@@ -22,7 +24,7 @@ def pages() -> list[Path]:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of the headings of a page, as GitHub makes them."""
+    """Return the anchors of the headings on a page, as GitHub makes them."""
     headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text()), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings}
 
@@ -44,7 +46,7 @@ def test_links_lead_to_files_and_headings(page: Path) -> None:
     assert dead_links(page) == []
 
 
-def test_dead_links_are_found(tmp_path: Path) -> None:
+def test_dead_links_are_reported(tmp_path: Path) -> None:
     (tmp_path / "b.md").write_text("# A `b` page\n```\n# no heading\n```\n")
     page = tmp_path / "a.md"
     page.write_text("[1](b.md#a-b-page) [2](b.md#no-heading) [3](c.md) [4](#none) [5](b.md)")

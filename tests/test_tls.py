@@ -1,6 +1,7 @@
-"""TLS on kube-scheduler's port: errors at start-up, accepted clients, and certificate renewal.
+"""Tests TLS on kube-scheduler's port: errors at start-up, accepted clients, and certificate
+renewal.
 
-The server runs in its own process; the clients are Python's.
+The server runs in its own process, and the clients are Python's.
 """
 
 import contextlib
@@ -48,7 +49,7 @@ def clients(authority: Authority, stranger: Authority) -> dict[str, Certificate]
 
 @pytest.fixture
 def files(authority: Authority, stranger: Authority, tmp_path: Path) -> TlsFiles:
-    """Files for one test: server certificate, key, and client CA."""
+    """The files of one test: server certificate, key, and client CA."""
     signed, mine = authority.sign("server"), Certificate(tmp_path / "tls.crt", tmp_path / "tls.key")
     mine.put(signed)
     client_ca = tmp_path / "ca.crt"
@@ -65,7 +66,7 @@ def server(files: TlsFiles) -> Iterator[Server]:
 
 
 class Caller:
-    """A connection like kube-scheduler's: it trusts one CA and may have a client certificate."""
+    """A connection like kube-scheduler's, which trusts one CA and may have a client certificate."""
 
     def __init__(
         self,
@@ -85,9 +86,11 @@ class Caller:
         )
 
     def call(self) -> str:
-        """Returns the name in the server's certificate; raises ``OSError`` where either side does
-        not want the other."""
-        self._http.request("POST", "/bind", b"{}")  # in TLS 1.3 we are rejected only after this
+        """Return the name in the server's certificate. Raise ``OSError`` if either side rejects the
+        other.
+        """
+        # In TLS 1.3, the server rejects the client only after this.
+        self._http.request("POST", "/bind", b"{}")
         connection = self._http.sock
         assert isinstance(connection, ssl.SSLSocket)
         certificate = connection.getpeercert()
@@ -119,7 +122,7 @@ def test_only_clients_with_a_certificate_of_the_ca_get_an_answer(
     for nobody in (None, clients["unknown"]):
         with pytest.raises(OSError, match=REJECTED):
             shown(server, authority, nobody)
-    # In TLS 1.2 a session is resumed, without a ticket too, for whom a CA knew that is gone.
+    # In TLS 1.2, a session could be resumed for a client of a removed CA, even without a ticket.
     with (
         closing(Caller(server, authority, clients["known"], ssl.TLSVersion.TLSv1_2)) as old,
         pytest.raises(OSError, match=r"alert protocol version|closed|reset|EOF occurred"),
@@ -132,7 +135,7 @@ def test_only_clients_with_a_certificate_of_the_ca_get_an_answer(
     ]
 
 
-def test_a_reason_why_handshakes_fail_is_logged_once_a_minute_with_their_number() -> None:
+def test_a_reason_for_failed_handshakes_is_logged_once_a_minute_with_their_number() -> None:
     now_s = 0.0
     rejections = Rejections(lambda: now_s)
     expired, unknown = (ssl.SSLCertVerificationError(1, "failed") for _ in range(2))
@@ -151,7 +154,7 @@ def test_a_reason_why_handshakes_fail_is_logged_once_a_minute_with_their_number(
     ]
 
 
-def test_a_client_that_is_rejected_again_and_again_does_not_fill_the_log(
+def test_a_repeatedly_rejected_client_does_not_fill_the_log(
     server: Server, authority: Authority
 ) -> None:
     for _ in range(20):
@@ -210,7 +213,7 @@ def test_without_a_certificate_bind_is_unreachable_in_any_protocol(
         "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
     ]
     assert rejected[2:] == ["HTTP_REQUEST"]
-    # Of all these one was answered: that its body names no pod.
+    # Exactly one of these requests was answered, with the error that its body contains no pod.
     assert len(logged(server, "bind_error")) == 1
 
 
@@ -283,19 +286,19 @@ def test_an_open_connection_survives_a_renewal(
 def test_shutdown_does_not_wait_for_the_tls_close_of_a_client(
     files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
 ) -> None:
-    """For example an API server that no longer reads from the connection."""
+    """For example, an API server that no longer reads from the connection."""
     options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     with contextlib.ExitStack() as after:
         with serving(FLEET, *options, "--tls-client-ca", str(files.client_ca)) as server:
             silent = after.enter_context(closing(Caller(server, authority, clients["known"])))
             assert silent.call() == "server"
             told_s = time.monotonic()
-        assert time.monotonic() - told_s < 25  # asyncio itself would wait for 30 s
+        assert time.monotonic() - told_s < 25  # asyncio itself would wait for 30 s.
         with pytest.raises(OSError, match=REJECTED):
             silent.call()
 
 
-def test_errors_of_files_name_the_file(
+def test_errors_in_files_contain_the_name_of_the_file(
     files: TlsFiles, authority: Authority, tmp_path: Path
 ) -> None:
     absent, text = tmp_path / "absent", tmp_path / "text"

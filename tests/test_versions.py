@@ -1,4 +1,4 @@
-"""The results of the tests on versions of Kubernetes: how they are read and shown."""
+"""Tests how the results on versions of Kubernetes are read and shown."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_a_result_has_only_the_tests_of_its_component() -> None:
     assert outcome_of(REPORT, ["tests/e2"])["failed"] == {}
 
 
-def test_readme_names_the_versions_on_which_all_tests_passed() -> None:
+def test_the_readme_lists_the_versions_on_which_all_tests_passed() -> None:
     assert kubernetes_versions.support_row() in (ROOT / "README.md").read_text().splitlines()
 
 
@@ -65,7 +65,9 @@ def test_a_version_counts_as_tested_only_if_no_test_failed() -> None:
         pytest.param("etcd", "1.36", "etcd", id="not of Kubernetes"),
     ],
 )
-def test_a_component_stands_for_the_minor_under_test(name: str, minor: str, expected: str) -> None:
+def test_a_component_without_a_version_is_that_of_the_minor_under_test(
+    name: str, minor: str, expected: str
+) -> None:
     assert kubernetes_version.of_version(name, minor) == expected
 
 

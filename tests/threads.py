@@ -1,4 +1,4 @@
-"""Threads of tests: one that repeats a step, and those that were started since a point in time."""
+"""Threads of tests: a thread that repeats a step, and threads started since a point in time."""
 
 import abc
 import threading
@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 
 class Repeated(threading.Thread, abc.ABC):
-    """Calls ``step`` until ``stop``. It returns the seconds until the next call."""
+    """Calls ``step`` until ``stop``. Each call returns the seconds until the next one."""
 
     def __init__(self, first_s: float = 0.0) -> None:
-        """``first_s``: seconds until the first call."""
+        """``first_s`` are the seconds until the first call."""
         super().__init__(daemon=True)
         self._first_s = first_s
         self._stopping = threading.Event()
-        #: The exception of a step: no other step follows.
+        #: The exception of a step, after which no other step follows.
         self.failure: Exception | None = None
 
     @abc.abstractmethod
@@ -37,8 +37,8 @@ class Repeated(threading.Thread, abc.ABC):
 def begun_since(prefix: str) -> Callable[[], list[str]]:
     """Return a function that returns the sorted names of running threads with this prefix.
 
-    Threads that run now are not included. The total number of threads is not reliable: the test
-    runner and servers start threads at any time.
+    Threads that run now are not included. The total number of threads is not reliable, because the
+    test runner and servers start threads at any time.
     """
     before = set(threading.enumerate())
 

@@ -1,7 +1,7 @@
 """TCP connections to a server through a port that is closed until a test opens it.
 
-TLS passes through, client certificates too. A kubelet behind a closed port starts, and the plugin
-finds it, before it receives any pod.
+TLS passes through, including client certificates. A kubelet behind a closed port starts, and the
+plugin finds it, before it receives any pod.
 """
 
 import contextlib
@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 
 class Tunnel:
-    """``port`` rejects connections until ``open``; ``cut`` and ``close`` end the existing ones."""
+    """A tunnel whose ``port`` rejects connections until ``open``. ``cut`` and ``close`` end
+    existing connections.
+    """
 
     def __init__(self, to_port: int) -> None:
         self.to_port = to_port

@@ -1,10 +1,10 @@
-"""Run the tests of real components on each minor of Kubernetes, and record the results.
+"""Runs the tests of real components on each minor of Kubernetes, and records the results.
 
     python -m tests.versions [MINOR ...] [--workers N]    all minors when none is named
     python -m tests.versions --report report.xml MINOR    what `make test` has run already
 
-The results of a component replace its earlier ones in tests/recorded/kubernetes-versions.json, from
-which `make docs` writes docs/reference/kubernetes-versions.md.
+The results of a component replace its earlier results in tests/recorded/kubernetes-versions.json,
+from which `make docs` writes docs/reference/kubernetes-versions.md.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.gobin.kubernetes import VERSIONS, built_components, minor_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests/recorded/kubernetes-versions.json"
-#: The component that a set of tests is about -> the tests, which also use the other components.
+#: The tests of each component, which also use the other components.
 SUITES = {
     "kube-apiserver": (
         "tests/admission",
@@ -35,7 +35,7 @@ SUITES = {
     "kube-scheduler": ("tests/e2e",),
     "kubelet": ("tests/kubelet",),
 }
-#: The longest error that is recorded for a failed test, in characters.
+#: Maximum number of recorded characters of a failed test's error.
 ERROR_MAX = 300
 
 
@@ -79,8 +79,9 @@ def run(minor: str, components: Iterable[str], workers: int) -> str:
 
 
 def outcome_of(report: str, tests: Sequence[str]) -> dict[str, Any]:
-    """Return the result of some files or folders of tests from a JUnit report: the date, the number
-    of passed tests, and the error of each failed test."""
+    """Return the result of some test files or folders from a JUnit report: the date, the number of
+    passed tests, and the error of each failed test.
+    """
     passed = 0
     failed: dict[str, str] = {}
     for case in ET.fromstring(report).iter("testcase"):

@@ -15,10 +15,10 @@ def until(
     every_s: float = 0.02,
     logs: Callable[[], str] = str,
 ) -> float:
-    """Wait until ``true()`` is true; return the seconds that it took.
+    """Wait until ``true()`` is true. Return the seconds that it took.
 
-    It asks every ``every_s``: more often in the beginning, because most waits are short, and less
-    often in a long wait, because answers take CPU. Raises ``AssertionError`` with ``what`` and the
+    Polls every ``every_s``, but more often at the beginning, because most waits are short, and less
+    often in a long wait, because polling uses CPU. Raise ``AssertionError`` with ``what`` and the
     text of ``logs()`` after ``within_s``.
     """
     began_s = time.monotonic()

@@ -1,8 +1,9 @@
-"""A cluster in memory, in which nothing happens by itself: a state, a store, a ledger, one clock.
+"""A cluster in memory with a state, a store, a ledger and one clock, in which nothing happens by
+itself.
 
 Tests of the controllers, the state and kube-scheduler's calls share it. Pods and GPUNodes are
-written to the store, which delivers them to the state; other objects are applied to the state. A
-controller does what a test asks it to do.
+written to the store, which delivers them to the state. Other objects are applied to the state. A
+controller runs when a test calls it.
 """
 
 import contextlib
@@ -36,8 +37,8 @@ from tests.state.states import EPOCH_S, STALE_AFTER_S
 class Evictor:
     """Records evictions, and changes nothing in the store.
 
-    ``forbidden`` is raised by each check and eviction of the pod of a uid, and ``errors`` by its
-    next eviction only. ``meanwhile`` runs after each eviction.
+    ``forbidden`` is raised by each check and eviction of a pod by uid, and ``errors`` only by its
+    next eviction. ``meanwhile`` runs after each eviction.
     """
 
     def __init__(self) -> None:
@@ -66,7 +67,7 @@ class Evictor:
 
 
 class World:
-    """``epoch_s`` is the wall clock's time when the monotonic clock was 0."""
+    """A cluster. ``epoch_s`` is the wall clock's time when the monotonic clock was 0."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class World:
         self.journal = Journal()
         self.evictor = Evictor()
         self.posted: list[Notice] = []
-        #: Whether Events can be written; the number of attempts.
+        #: Whether Events can be written, and the number of attempts.
         self.takes_events, self.attempts = True, 0
 
     def _deliver(self, events: Sequence[Event]) -> None:
@@ -102,7 +103,7 @@ class World:
 
     @contextlib.contextmanager
     def late_watch(self) -> Iterator[None]:
-        """Deliver no changes of the store while the context lasts."""
+        """Deliver no changes of the store during the context."""
         self._watch_is_late = True
         yield
         self._watch_is_late = False
@@ -119,7 +120,7 @@ class World:
 
     @functools.cached_property
     def telemetry(self) -> Telemetry:
-        return Telemetry(CollectorRegistry())  # takes longer than all the rest
+        return Telemetry(CollectorRegistry())  # takes longer than everything else
 
     @functools.cached_property
     def event_recorder(self) -> EventRecorder:
@@ -133,7 +134,7 @@ class World:
 
     @property
     def events(self) -> list[tuple[str, str]]:
-        """The uid and the reason of each Event."""
+        """Return the uid and the reason of each Event."""
         return [(notice.about.uid, notice.reason) for notice in self.posted]
 
     @property
@@ -170,5 +171,5 @@ class World:
         return bound
 
     def sample(self, name: str, **labels: str) -> float:
-        """Return a value of the metrics; 0 if it does not exist."""
+        """Return a value of the metrics, or 0 if it does not exist."""
         return self.telemetry.registry.get_sample_value(name, labels) or 0.0
