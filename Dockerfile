@@ -27,7 +27,7 @@ FROM build AS agent-wheel
 COPY headroom/*.py headroom/
 COPY headroom/client/ headroom/client/
 COPY headroom/contract/ headroom/contract/
-COPY headroom/host/ headroom/host/
+COPY headroom/system/ headroom/system/
 COPY agent/ agent/
 RUN pip --python /opt/build/bin/python wheel --no-index --no-deps --no-build-isolation --wheel-dir /dist .
 

@@ -36,7 +36,7 @@ from agent.sampler import SAMPLES_APART_S, Sampler, apart_s, device_probe_of, ne
 from agent.settings import Settings, read_settings
 from headroom.contract.annotations import DeviceChoice
 from headroom.contract.gpunode import GPUNodeStatus
-from headroom.host.malloc import keep_small
+from headroom.system.malloc import keep_small
 
 if TYPE_CHECKING:
     from agent.gate_service import GateService
@@ -150,9 +150,9 @@ class _Cluster:
 def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event) -> _Cluster:
     """Build the components that use the API server. Raises ``_CannotStart``."""
     try:
-        from agent.api_server import NoCluster, connect
         from agent.gate_service import GateService
         from agent.gate_starts import GateStarts
+        from agent.kube_client import NoCluster, connect
         from agent.kube_publisher import KubernetesPublisher
         from agent.metrics_access import KubeReview, MetricsAccess
         from agent.overuse import overuse

@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from agent.exposition import rendered
 from agent.gate_decision import Verdict
 from agent.http_connection import Answer, Request
-from agent.http_port import HttpPort, Route
+from agent.http_server import HttpPort, Route
 from agent.metrics import AgentCollector, Sample, SampleCollector
 from headroom.contract.gpunode import GPUNodeStatus
 

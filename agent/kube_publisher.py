@@ -8,9 +8,9 @@ from typing import Any
 import msgspec
 import urllib3
 
-from agent.api_server import ApiServer, NotReached, request
+from agent.kube_client import ApiServer, NotReached, request
 from agent.status_builder import rfc3339
-from headroom.client.api_server import retry_after_s, status_message
+from headroom.client.kube_protocol import retry_after_s, status_message
 from headroom.contract.annotations import OBSERVED_AT
 from headroom.contract.gpunode import (
     API_VERSION,

@@ -7,7 +7,7 @@ its own metrics in the same way. Answers are cached, so one Prometheus causes on
 two minutes. The token itself is never stored.
 
 Any pod can send tokens, so reviews of tokens that were never accepted are rate limited. After each
-such review the client's connection is closed, and ``agent.http_port`` limits new connections per
+such review the client's connection is closed, and ``agent.http_server`` limits new connections per
 address. A token that was accepted before is always reviewed again, so a flood of requests cannot
 block Prometheus.
 """
@@ -20,10 +20,10 @@ from typing import TypeVar
 
 import msgspec
 
-from agent.api_server import ApiServer, NotReached, request
 from agent.http_connection import Answer
+from agent.kube_client import ApiServer, NotReached, request
 from agent.rate_limit import RateLimit
-from headroom.client.api_server import status_message
+from headroom.client.kube_protocol import status_message
 
 #: Seconds for which an answer of the API server is cached.
 ALLOWED_S = 120.0

@@ -11,7 +11,7 @@ from agent.settings_errors import errors, pool_bytes
 from headroom.contract.annotations import DEVICE_CHOICE, UNIFIED_MEMORY, DeviceChoice
 from headroom.contract.gpunode import Sharing
 from headroom.contract.service_links import service_links
-from headroom.host.listening import without_brackets
+from headroom.system.listening import without_brackets
 
 _CHECKPOINT = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 _POD_RESOURCES = "/var/lib/kubelet/pod-resources/kubelet.sock"

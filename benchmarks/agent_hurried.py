@@ -20,8 +20,8 @@ from pathlib import Path
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent import __main__ as agent
-from agent import api_server as client
 from agent import http_endpoints, metrics
+from agent import kube_client as client
 
 #: Figures of so many samples are kept.
 MOST_SAMPLES = 5_000

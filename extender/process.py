@@ -13,7 +13,7 @@ from extender.ledger.ledger import Ledger
 from extender.preemption.writer import PreemptionWriter
 from extender.serving import serve
 from headroom.runtime.debug_port import debug_port
-from headroom.runtime.follow.api_server import ApiServer
+from headroom.runtime.follow.cluster_connection import ApiServer
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
 from headroom.runtime.memory_policy import limit_heap

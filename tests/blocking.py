@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from kubernetes.client import Configuration
 
 from extender.ledger import ledger
+from extender.ledger.embedded_store import AsyncStore, SyncStore
 from extender.ledger.kube_store import KubernetesStore
-from extender.ledger.memory_store import AsyncStore, SyncStore
 from headroom.contract.gpunode import GPUNode
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.runtime.kube.async_client import AsyncKubeApi

@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.event_recorder import EventRecorder
 from extender.ledger.bind_call import BindRequest, Outcome
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore, Fault, no_fault
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore, Fault, no_fault
 from extender.metrics import Telemetry
 from extender.scheduler.server import Verbs
 from headroom.contract.gpunode import GPUNode

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import structlog
 
-from agent.api_server import ApiServer, NotReached, watch_lines
+from agent.kube_client import ApiServer, NotReached, watch_lines
 from agent.probes.readings import ObstacleReading, Reading
 from headroom.contract.annotations import DEVICE_CHOICE, DeviceChoice
 from headroom.contract.gpunode import GROUP, PLURAL, VERSION, GPUNodeSpec, Reservation

@@ -19,7 +19,7 @@ from typing import TypeVar
 import msgspec
 import structlog
 
-from agent.api_server import ApiServer, NotReached, request
+from agent.kube_client import ApiServer, NotReached, request
 from agent.probes.cause import Cause
 from agent.probes.cgroup import is_static
 from agent.probes.readings import (

@@ -16,7 +16,7 @@ from benchmarks.device_truth.rules import Report, Scheduler
 from benchmarks.device_truth.world import MAIN, Sample, Shape, World
 from extender.eviction.controller import Evictions
 from extender.ledger.bind_call import BindRequest, Bound
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from extender.reconcile.queue import Orphan, orphans
 from headroom.contract.annotations import DEVICE_CHOICE, VRAM, DeviceChoice
 from headroom.contract.gate import GATE, gate_container

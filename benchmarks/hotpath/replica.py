@@ -25,7 +25,7 @@ from benchmarks.hotpath.bodies import JSON
 from benchmarks.hotpath.fleet import MIB, Fleet
 from benchmarks.hotpath.machine import quiet
 from extender.extender import Extender
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from extender.scheduler.extender_v1 import decode_offer
 from headroom.contract.kube import Node, Pod
 from headroom.contract.watched import Relisted

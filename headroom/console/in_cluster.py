@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from headroom.console.console import Console
 from headroom.console.quota_reader import KubeQuotas
 from headroom.core.rules.pod_requests import ResourceQuota
-from headroom.runtime.follow.api_server import ApiServer
+from headroom.runtime.follow.cluster_connection import ApiServer
 from headroom.runtime.kube.api_errors import ApiError
 from headroom.runtime.kube.resources import profile_kind
 from headroom.runtime.server.client_ca import ClientCa

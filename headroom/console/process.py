@@ -8,7 +8,7 @@ from headroom.console.console import Console
 from headroom.console.in_cluster import app_for, followed_through
 from headroom.console.node_pods import NodePods
 from headroom.runtime.debug_port import debug_port
-from headroom.runtime.follow.api_server import ApiServer
+from headroom.runtime.follow.cluster_connection import ApiServer
 from headroom.runtime.follow.cluster_view import ClusterView
 from headroom.runtime.follow.pending_counter import PendingPods
 from headroom.runtime.kube.client import authorization

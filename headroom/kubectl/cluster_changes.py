@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from headroom.client.api_server import status_of
+from headroom.client.kube_protocol import status_of
 from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
 from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 

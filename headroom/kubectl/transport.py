@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headroom.client import kubeconfig as kubeconfigs
-from headroom.client.api_server import authentication, status_of
+from headroom.client.kube_protocol import authentication, status_of
 from headroom.contract.commands import command
 from headroom.contract.console import AUDIENCE, CSRS, HEADER, PROXIED, audiences
 from headroom.kubectl.debug_api_client import (

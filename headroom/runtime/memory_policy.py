@@ -9,7 +9,7 @@ frozen at the start, and a full collection runs once an hour.
 import asyncio
 import gc
 
-from headroom.host.malloc import keep_small
+from headroom.system.malloc import keep_small
 
 #: Blocks of at least this size are mapped separately, and returned to the system when they are
 #: freed. A call of kube-scheduler and its answer are smaller, so they need no system call. A page

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from extender.extender import Extender
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from headroom.console.views.embedded_routes import add_embedded_routes
 from headroom.contract.gpunode import GPUNodeStatus
 from headroom.contract.kube import Namespace, Node

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.probes.driver_limits_probe import LimitsProbe
 from agent.probes.nvml import Gate

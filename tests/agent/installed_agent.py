@@ -9,7 +9,7 @@ import pytest
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from headroom.contract.gpunode import (
     API_VERSION,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.api_server import NoCluster, connect, in_cluster
+from agent.kube_client import NoCluster, connect, in_cluster
 
 ENVIRONMENT = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
@@ -52,7 +52,7 @@ def test_a_request_without_a_token_reports_the_missing_file(
 
 def test_in_a_pod_the_kubernetes_package_is_not_imported(account: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from agent.api_server import in_cluster;"
+        "import sys; from pathlib import Path; from agent.kube_client import in_cluster;"
         "import agent.kube_publisher, agent.probes.node_probe;"
         "import agent.probes.node_probe, agent.steering.preferred_allocation;"
         f"in_cluster({ENVIRONMENT!r}, Path({str(account)!r}));"

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.status_writer import StatusWriter
 from headroom.contract.gpunode import GPUNodeStatus

@@ -8,7 +8,7 @@ import pytest
 from kubernetes.client import ApiClient
 from structlog.testing import capture_logs
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.probes.gpunode_watch import GPUNodeWatch
 from tests.agent.installed_agent import (
     GPUNODES,

@@ -8,7 +8,7 @@ import pytest
 from kubernetes import client
 from structlog.testing import capture_logs
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.probes.gpunode_watch import GPUNodeWatch
 from agent.probes.readings import ObstacleReading
 from tests.agent.scripted import ApiServer

@@ -5,7 +5,7 @@ import pytest
 from kubernetes import client
 from kubernetes.config import ConfigException
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import KubernetesPublisher, NotDelivered, NotThereYet, status_patch
 from headroom.contract.gpunode import GPUNodeStatus, PodUse
 from tests.agent.scripted import GPUNODE, LEASES, ApiServer, merged

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from agent import http_port
-from agent.api_server import NotReached
+from agent import http_server
 from agent.http_connection import Answer
 from agent.http_endpoints import MetricsPort, Server
+from agent.kube_client import NotReached
 from agent.metrics_access import (
     ALLOWED_S,
     REJECTED_S,
@@ -274,7 +274,7 @@ def test_a_client_that_never_completes_its_handshake_is_closed(
 ) -> None:
     import socket
 
-    monkeypatch.setattr(http_port, "REQUEST_S", 0.2)
+    monkeypatch.setattr(http_server, "REQUEST_S", 0.2)
     assert server.metrics_port is not None
     with socket.create_connection(("127.0.0.1", server.metrics_port)) as silent:
         silent.settimeout(PATIENCE_S)

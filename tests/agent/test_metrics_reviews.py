@@ -12,9 +12,9 @@ import pytest
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
 from agent.http_connection import Answer
 from agent.http_endpoints import MetricsPort, Server
+from agent.kube_client import of_client
 from agent.metrics_access import KubeReview, MetricsAccess
 from agent.serving_tls import ServingTls
 from headroom.contract.gpunode import GPUNodeStatus

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.probes.node_probe import NodeApi, of_k3s
 from agent.probes.readings import (
     HoldingReading,

@@ -12,7 +12,7 @@ import msgspec
 
 from extender.extended_resource import ExtendedResourceController
 from extender.extender import Extender
-from extender.ledger.memory_store import AsyncStore
+from extender.ledger.embedded_store import AsyncStore
 from extender.preemption.writer import PreemptionWriter
 from extender.starting_alone.controller import StartsController
 from headroom.contract.annotations import ON_OVERUSE, STARTUP

@@ -12,7 +12,7 @@ import structlog
 
 from extender import extended_resource, pending_events
 from extender.extender import Extender
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.overuse import controller as overuse
 from extender.preemption import controller as preemption
 from extender.reconcile import controller as reconcile

@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from extender.extender import Extender
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from headroom.contract.annotations import VRAM
 from headroom.contract.decision import decision_of
 from headroom.contract.kube import Pod

@@ -13,8 +13,8 @@ from structlog.testing import capture_logs
 
 from extender import extender
 from extender.extender import Extender
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from extender.ledger.ledger import Ledger
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
 from extender.reconcile import controller as reconcile
 from headroom.contract.annotations import FINALIZER
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec, Reservation

@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from extender.extender import Extender
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from headroom.console.views.process import process_status
 from headroom.runtime.follow.process_monitor import ProcessMonitor
 from headroom.runtime.kube.readiness import unready

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from kubernetes.client import ApiClient
 from msgspec.structs import replace
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.status_writer import StatusWriter
 from tests.e2e.nodes import SYSTEM_NAMESPACE

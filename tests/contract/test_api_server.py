@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headroom.client.api_server import (
+from headroom.client.kube_protocol import (
     LineTooLong,
     retry_after_s,
     status_message,

@@ -8,7 +8,7 @@ import pytest
 #: Prints the number of arenas, and of large blocks with their own mapping.
 PROGRAM = """
 import ctypes, os, tempfile, threading
-from headroom.host.malloc import keep_small
+from headroom.system.malloc import keep_small
 
 libc = ctypes.CDLL(None)
 if not hasattr(libc, "malloc_info"):

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.event_recorder import EventRecorder
 from extender.eviction.controller import EvictionController, Evictions
-from extender.ledger.memory_store import AsyncStore
+from extender.ledger.embedded_store import AsyncStore
 from extender.metrics import Telemetry
 from headroom.contract.gate import GATE
 from headroom.contract.gpunode import EVICTED, GPUNode

@@ -10,7 +10,7 @@ import pytest
 
 from extender.extender import Extender
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from extender.preemption.controller import PreemptionController
 from extender.preemption.writer import PreemptionWriter
 from headroom.contract.kube import Pod, PodCondition, PodStatus

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.preemption.writer import PreemptionResult, PreemptionWriter
 from headroom.contract.annotations import PREEMPTING
 from headroom.contract.kube import Pod

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import KubernetesPublisher
 from agent.probes.gpunode_watch import GPUNodeWatch
 from agent.probes.node_probe import NodeApi

@@ -172,8 +172,8 @@ DEVICE_TAINTS: dict[str, set[Right]] = {
 }
 AGENT: dict[str, set[Right]] = {
     "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),
-    "agent.api_server:request": set(),  # of its callers
-    "agent.api_server:watch_lines": set(),
+    "agent.kube_client:request": set(),  # of its callers
+    "agent.kube_client:watch_lines": set(),
     "agent.metrics_access:KubeReview._create": TOKEN_REVIEWS | ACCESS_REVIEWS,
     "agent.kube_publisher:KubernetesPublisher.__init__": set(),
     "agent.kube_publisher:KubernetesPublisher.report": rights(
@@ -247,7 +247,7 @@ OTHERS = {
     "headroom.doctor.tenants:_read_settings",  # the same
     "agent.probes.dcgm:Exporter._scrape",
     "agent.gate_client:ask",
-    "agent.http_port:HttpPort.respond",
+    "agent.http_server:HttpPort.respond",
 }
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import Held, KubernetesPublisher
 from benchmarks.demo.referee import Gpu, Landed, Referee
 from headroom.contract.gpunode import (

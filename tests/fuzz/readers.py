@@ -19,9 +19,9 @@ import jsonschema_rs
 import msgspec
 
 from agent import gate_client
-from agent.api_server import ApiServer
 from agent.gate_decision import Limits, judge
 from agent.http_endpoints import LatestSample, Server
+from agent.kube_client import ApiServer
 from agent.kube_publisher import KubernetesPublisher, NotDelivered
 from agent.probes import readings
 from agent.probes.checkpoint import BadCheckpoint, parse_checkpoint

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.metrics import Telemetry
 from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.scheduler.server import VerbsApp

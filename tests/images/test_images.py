@@ -130,7 +130,7 @@ def test_images_contain_only_the_expected_files(
         assert rooms == {
             *("agent", "headroom", "headroom.client"),
             "headroom.contract",
-            "headroom.host",
+            "headroom.system",
         }
     else:
         assert {"extender", "headroom.console", "headroom.core", "headroom.webhook"} < rooms

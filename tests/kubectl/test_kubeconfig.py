@@ -500,7 +500,7 @@ mount -t tmpfs none /run && mkdir -p "$ACCOUNT" && cp "$0"/* "$ACCOUNT" && exec 
 #: Sends one request as each program of Headroom, with the variables of each input line.
 PROGRAMS = """
 import json, os, sys
-from agent import api_server
+from agent import kube_client
 from headroom.client.kubeconfig import BadKubeconfig
 from headroom.errors import BadSettings
 from headroom.runtime.kube.client import load_configuration
@@ -515,15 +515,15 @@ for line in sys.stdin:
     for connect in (
         lambda: ask(core_api(None, None).api_client.configuration, default_namespace(None, None)),
         lambda: ask(load_configuration(), default_namespace(None, None)),
-        lambda: api_server.request(
-            api_server.connect(), "POST", "/apis/x", 10.0, body=default_namespace(None, None)
+        lambda: kube_client.request(
+            kube_client.connect(), "POST", "/apis/x", 10.0, body=default_namespace(None, None)
         ),
     ):
         try:
             connect()
-        except (BadSettings, CommandError, api_server.NoCluster):
+        except (BadSettings, CommandError, kube_client.NoCluster):
             pass
-    api_server.request(api_server.in_cluster(first), "POST", "/end", 10.0, body="default")
+    kube_client.request(kube_client.in_cluster(first), "POST", "/end", 10.0, body="default")
 """
 #: Variables of a pod, and what kubectl reaches.
 IN_A_POD: Sequence[tuple[Mapping[str, str], Reached | None]] = (

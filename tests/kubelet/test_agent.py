@@ -15,7 +15,7 @@ import msgspec
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.probes.cgroup import is_static
 from agent.probes.checkpoint import read_checkpoint
 from agent.probes.kubelet import KubeletProbe

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from extender.ledger.bind_call import BindRequest, Outcome
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.reconcile.queue import (
     Orphan,
     Unmarked,

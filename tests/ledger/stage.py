@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from extender.ledger.bind_call import BindRequest, Outcome
-from extender.ledger.memory_store import EmbeddedStore, Fault, no_fault
+from extender.ledger.embedded_store import EmbeddedStore, Fault, no_fault
 from headroom.contract.annotations import PLACEMENT, VRAM
 from headroom.contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from headroom.contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from extender.ledger.bind_call import Bound, Declined, Failed
-from extender.ledger.memory_store import no_fault
+from extender.ledger.embedded_store import no_fault
 from headroom.contract.annotations import PLACEMENT, TOUCHED
 from headroom.contract.reasons import Reason
 from headroom.errors import OutcomeUnknown, StoreConflict, StoreError, StoreRejected

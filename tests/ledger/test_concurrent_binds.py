@@ -8,7 +8,7 @@ import pytest
 
 from extender.ledger import ledger as ledger_module
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Outcome
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.ledger.store import Store
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec
 from headroom.contract.kube import ObjectMeta, Pod

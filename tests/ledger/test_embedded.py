@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from headroom.contract.annotations import RETRY, TOUCHED
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from headroom.contract.kube import ObjectMeta, Pod, PodSpec

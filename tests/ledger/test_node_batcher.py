@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 
 from extender.ledger.bind_call import BindRequest, Bound, Declined, Failed, Outcome
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.ledger.ledger import Ledger
-from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from headroom.contract.kube import ObjectMeta, Pod

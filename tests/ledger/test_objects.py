@@ -11,7 +11,7 @@ import urllib3
 import yaml
 from kubernetes.client import ApiClient
 
-from agent.api_server import of_client
+from agent.kube_client import of_client
 from agent.kube_publisher import KubernetesPublisher
 from headroom.contract.gpunode import (
     Charge,

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from extender.ledger.bind_call import Bound, Failed
-from extender.ledger.memory_store import no_fault
+from extender.ledger.embedded_store import no_fault
 from extender.ledger.store import Binding
 from headroom.contract.annotations import RETRY, VRAM
 from headroom.contract.gpunode import Charge, GPUNode, PodUse

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from extender.ledger.bind_call import BindRequest, Bound
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.reconcile.queue import Orphan, orphans, uninitialised
 from headroom.contract.annotations import VRAM
 from headroom.contract.gpunode import GPUNodeStatus

@@ -17,7 +17,7 @@ import msgspec
 
 from extender.ledger import bind, initialise, reservations
 from extender.ledger import ledger as real_ledger
-from extender.ledger.memory_store import SyncStore
+from extender.ledger.embedded_store import SyncStore
 from headroom.contract.annotations import PLACEMENT, STARTUP, VRAM
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec, GPUNodeStatus
 from headroom.contract.kube import (

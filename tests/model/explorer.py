@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from extender.ledger.memory_store import SyncStore
+from extender.ledger.embedded_store import SyncStore
 from headroom.errors import OutcomeUnknown, StoreError
 from tests.model.world import Call, Seam, World, again
 

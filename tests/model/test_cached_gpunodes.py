@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry
 
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.ledger.followed_store import FollowedStore
 from extender.ledger.ledger import Ledger
-from extender.ledger.memory_store import EmbeddedStore
 from extender.ledger.store import Store
 from extender.metrics import Telemetry
 from extender.reconcile.queue import uninitialised

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.ledger.ledger import Ledger
-from extender.ledger.memory_store import EmbeddedStore
 from extender.scheduler.server import Verbs
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Affinity, Pod, SchedulingGroup

@@ -8,9 +8,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
-from headroom.host.listening import listening_socket
 from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.ports import Port, serve_beside
+from headroom.system.listening import listening_socket
 from headroom.webhook.process import Heartbeat
 
 

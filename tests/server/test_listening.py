@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from headroom.host.listening import host_port, listening_socket
 from headroom.runtime.settings.loading import load_settings
+from headroom.system.listening import host_port, listening_socket
 from tests.controlplane import ROOT
 
 _V4, _V6 = "10.9.8.7", "fd00:9:8::7"

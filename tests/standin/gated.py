@@ -11,7 +11,7 @@ from hypothesis.strategies import DataObject
 from agent.gate_decision import Limits, Verdict, judge
 from extender.eviction.controller import Evictions
 from extender.ledger.bind_call import BindRequest
-from extender.ledger.memory_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
 from extender.reconcile.queue import unreserved_pods
 from headroom.contract.gate import GATE
 from headroom.contract.gpunode import (

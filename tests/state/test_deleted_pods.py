@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from structlog.testing import capture_logs
 
 from agent.status_writer import StatusWriter
-from extender.ledger.memory_store import SyncStore
+from extender.ledger.embedded_store import SyncStore
 from extender.reconcile.queue import Orphan, orphans
 from headroom.contract.gpunode import GPUNodeStatus, Source
 from headroom.contract.kube import Pod

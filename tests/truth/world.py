@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from extender.ledger.bind_call import BindRequest, Bound
-from extender.ledger.memory_store import EmbeddedStore
+from extender.ledger.embedded_store import EmbeddedStore
 from extender.reconcile.queue import Orphan, orphans
 from headroom.contract.annotations import DEVICE_CHOICE, VRAM
 from headroom.contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, Source

@@ -28,9 +28,9 @@ from headroom.console.feed.journals import Followed
 from headroom.core.cluster.changes import Event, HoldsSeen
 from headroom.core.journal.decision_records import Bounds
 from headroom.core.journal.journal import Journal
-from headroom.host.listening import host_port
 from headroom.runtime.follow.journal_stream import BadLine, Copy
 from headroom.runtime.loops import Loops
+from headroom.system.listening import host_port
 
 log = structlog.get_logger()
 

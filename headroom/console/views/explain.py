@@ -37,7 +37,7 @@ from headroom.console.views.devices import (
     overuse_views,
 )
 from headroom.console.views.pending import verdict_of
-from headroom.console.views.recommended import lower_as_recommended, with_recorded_peaks
+from headroom.console.views.pod_recommendation import lower_as_recommended, with_recorded_peaks
 from headroom.console.views.requested_pods import pod_named
 from headroom.console.views.score import NearestView, nearest_view
 from headroom.contract.annotations import PREFIX

@@ -30,7 +30,7 @@ from headroom.console.responses import (
 )
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, NewestWithHolds
-from headroom.console.views.device_views import DeviceViews, shared_views
+from headroom.console.views.device_view_cache import DeviceViews, shared_views
 from headroom.console.views.devices import (
     CapView,
     DeviceView,

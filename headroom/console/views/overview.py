@@ -10,8 +10,8 @@ from headroom.console.responses import Body, encoded
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.console.views.broken import BrokenView, broken
+from headroom.console.views.pending_by_cause import WaitingGroups, WaitingView
 from headroom.console.views.risks import RiskView, risks
-from headroom.console.views.waiting import WaitingGroups, WaitingView
 from headroom.core.placement.snapshot import Snapshot
 
 Limit = Annotated[

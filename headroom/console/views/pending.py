@@ -24,7 +24,7 @@ from headroom.console.responses import (
 )
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
-from headroom.console.views.recommended import recommended, recommended_text
+from headroom.console.views.pod_recommendation import recommended, recommended_text
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.contract.reasons import Reason

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from headroom.client.api_server import retry_after_s, status_message
+from headroom.client.kube_protocol import retry_after_s, status_message
 
 
 class ApiError(Exception):

@@ -19,7 +19,7 @@ from kubernetes.client import Configuration
 from kubernetes.client.rest import should_bypass_proxies
 from yarl import URL
 
-from headroom.client.api_server import authentication
+from headroom.client.kube_protocol import authentication
 from headroom.errors import BadSettings
 from headroom.runtime.kube.api_errors import NoAnswer, describe, rejection
 from headroom.runtime.kube.client import JSON, USER_AGENT

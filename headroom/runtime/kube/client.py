@@ -23,7 +23,7 @@ from kubernetes.client import Configuration as Configuration
 from kubernetes.client.exceptions import ApiException
 
 from headroom.client import kubeconfig as kubeconfigs
-from headroom.client.api_server import authentication
+from headroom.client.kube_protocol import authentication
 from headroom.errors import BadSettings
 from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 

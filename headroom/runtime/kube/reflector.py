@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
-from headroom.client.api_server import LineTooLong, whole_lines
+from headroom.client.kube_protocol import LineTooLong, whole_lines
 from headroom.contract.kube import ObjectMeta
 from headroom.contract.watched import Relisted, WatchEvent
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus, NoAnswer, StatusBody, Unreadable

@@ -13,9 +13,9 @@ import msgspec
 import uvicorn
 from starlette.types import ASGIApp
 
-from headroom.host.listening import host_port, listening_socket
 from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.tls import Handshakes, ServerTls
+from headroom.system.listening import host_port, listening_socket
 
 #: Seconds after which the server closes an idle connection. kube-scheduler closes it before that,
 #: after 90 s. If the server closed it first, a call that is sent at that time would fail, and with

@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
 
-from headroom.host.listening import without_brackets
 from headroom.runtime.server.tls import TlsFiles
+from headroom.system.listening import without_brackets
 
 #: A host name or an IP address. Brackets around an IPv6 address are removed.
 ListenAddress = Annotated[str, AfterValidator(without_brackets)]

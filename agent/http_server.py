@@ -30,7 +30,7 @@ import structlog
 
 from agent.http_connection import Answer, Connection, Request
 from agent.rate_limit import RateLimit
-from headroom.host.listening import listening_socket
+from headroom.system.listening import listening_socket
 
 _log = structlog.get_logger()
 

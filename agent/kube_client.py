@@ -16,7 +16,7 @@ import msgspec
 import urllib3
 
 from headroom.client import kubeconfig
-from headroom.client.api_server import LineTooLong, authentication, status_message, whole_lines
+from headroom.client.kube_protocol import LineTooLong, authentication, status_message, whole_lines
 from headroom.client.kubeconfig import ACCOUNT
 
 #: Number of connections that are kept open. The watch occupies one of them, and samples, gates and
