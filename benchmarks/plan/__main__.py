@@ -132,6 +132,9 @@ def of_families(
     tuned_seed: Annotated[int, typer.Option(help="First seed of the tuned families.")] = 100,
     judged_seed: Annotated[int, typer.Option(help="First seed of all families, judged.")] = 500,
     days: Annotated[int, typer.Option(help="Days of a history, and of the one after it.")] = 7,
+    family: Annotated[
+        list[str] | None, typer.Option(help="Only this family is judged. Can be repeated.")
+    ] = None,
 ) -> None:
     """Print coverage and width of the stated ranges on each family of clusters."""
 
@@ -148,12 +151,12 @@ def of_families(
     typer.echo(f"{machine_line()}; last week: ± {factors[0]:.0%} unshared, {factors[1]:.0%} shared")
     both = "covered | width | last week: covered | width"
     typer.echo(
-        f"\n| family | weeks | too small | days differ | unshared: {both} | shared: {both} | "
-        f"saved: covered |\n{'|---' * 13}|"
+        f"\n| family | weeks | too small | days differ | dates | unshared: {both} | shared: {both} "
+        f"| saved: covered |\n{'|---' * 14}|"
     )
     for name, some in tuned.items():
         typer.echo(family_weeks.row(f"{name}, tuned", some, factors))
-    for name in families.TUNED | families.JUDGED:
+    for name in family or families.TUNED | families.JUDGED:
         kind = "other seeds" if name in families.TUNED else "judged"
         found = played_weeks(name, judged_seed)
         typer.echo(family_weeks.row(f"{name}, {kind}", found, factors))

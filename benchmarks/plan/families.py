@@ -291,6 +291,25 @@ def restarts(cluster: Cluster) -> Iterator[Drawn]:
         yield f"notebook-{int(lots.integers(0, 6))}", at_s, ended_s, cluster.mib(0.04, 0.3), 1
 
 
+def renders(cluster: Cluster) -> Iterator[Drawn]:
+    """A render farm: each show renders its shots at night, and towards its delivery by day too."""
+    lots = cluster.lots
+    shows = int(lots.integers(2, 6))
+    for show in range(shows):
+        first = -int(lots.integers(0, 20))
+        while first < cluster.days:
+            length, mib = int(lots.integers(8, 36)), cluster.mib(0.1, 0.7)
+            level = cluster.size / shows * lots.uniform(0.5, 1.5)
+            for day in range(max(0, first), min(cluster.days, first + length)):
+                done = (day - first + 1) / length
+                for hour in (20.0, 11.0) if done > 0.7 else (20.0,):
+                    for _ in range(lots.poisson(level * (0.4 + 0.6 * done))):
+                        at_s = (24 * day + hour + lots.exponential(1.0)) * HOUR_S
+                        ended_s = at_s + lots.lognormal(math.log(3), 0.5) * HOUR_S
+                        yield f"show-{show}", at_s, ended_s, int(mib * lots.uniform(0.85, 1)), 1
+            first += length + int(lots.integers(0, 7))
+
+
 def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
     """Services that always run, with a few restarts."""
     lots = cluster.lots
@@ -323,6 +342,7 @@ JUDGED: dict[str, Family] = {
     "customers": customers,
     "commits": commits,
     "restarts": restarts,
+    "renders": renders,
 }
 
 

@@ -125,8 +125,11 @@ def _rival_covered(some: Sequence[Stated], at: int, factor: float) -> float:
 def row(name: str, some: Sequence[Stated], factors: tuple[float, float]) -> str:
     """Return a row of the table of docs/design/plan.md; widths are parts of the need."""
     with_range = [each for each in some if each.ranges]
-    differ = sum("differ too much" in each.why_none for each in some)
-    cells = [name, str(len(some)), str(len(some) - len(with_range) - differ), str(differ)]
+    differ, dates = (
+        sum(why in each.why_none for each in some) for why in ("differ too much", "follow dates")
+    )
+    small = len(some) - len(with_range) - differ - dates
+    cells = [name, str(len(some)), str(small), str(differ), str(dates)]
     if len(with_range) < _LEAST_SHOWN:
         return f"| {' | '.join([*cells, *['-'] * 9])} |"
     for at, factor in enumerate(factors):

@@ -10,6 +10,9 @@ The *swing* of a workload, or of all pods, is how far its largest day is above i
 the swing is large, the load depends on something that one history does not show, such as a date.
 Then no range can be computed. A *campaign* is a workload that hardly runs on most days, but runs
 several pods together when it does. The next campaign may be several times larger than the last one.
+
+If almost all pods are short, a quiet week before a date looks like any other week. Then a range
+needs a sign that the load follows the week: two days that are clearly quieter than the other days.
 """
 
 import math
@@ -32,6 +35,13 @@ LEAST_DAYS, LEAST_PODS = 7, 40
 MOST_SWING, LONG_DAYS = 0.35, 14
 #: The reach of short pods is smaller by this factor in a long history, because it shows more days.
 LONG_REACH = 0.7
+#: If short pods use at least this ratio of the GPU time, ranges need a load that follows the week,
+#: unless the history has so many days that it shows most dates.
+MOSTLY_SHORT, DATES_DAYS = 0.9, 28
+#: A load follows the week if days are equal within the first factor, or if two days are quiet.
+#: Each quiet day has at most the second ratio of the work of every other day. Their mean is
+#: below the mean of the other days by the third value, in standard deviations.
+EQUAL, QUIET, CLEARLY = 1.1, 0.8, 3.0
 #: Minimum reach. Its square is added to the squares of the other reaches.
 LEAST_REACH = 0.05
 #: Reach if all GPU time belongs to short pods: a constant part, and a factor for the standard
@@ -40,6 +50,7 @@ SHORT_REACH, DAYS_REACH = 0.15, 1.5
 #: Pods that a workload creates within this time are a batch, because controllers create the pods of
 #: a Job within seconds.
 BATCH_S = 60.0
+_WEEK = 7
 #: Ratio of the days that count as the largest, because weekends differ from working days.
 _WORKING = 5 / 7
 #: Number of standard deviations by which the number of GPUs in use can differ by chance.
@@ -103,11 +114,55 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
             f"{100 * median[most] / largest:.0f} % on its median day. Another period may need far "
             "less, or several times more."
         )
+    days = history.days
+    gpu_s, is_short = _gpu_time(created_s, ended_s, taken, days)
+    share = float(gpu_s[is_short].sum() / gpu_s.sum())
+    if days < DATES_DAYS and share >= MOSTLY_SHORT:
+        run_s, ends_s = ended_s - created_s, np.arange(days + 1) * DAY_S
+        until = [taken @ np.clip(end_s - created_s, 0, run_s) for end_s in ends_s]
+        if not follows_the_week(np.diff(until)):
+            return Variation(
+                missing=f"Figures have no ranges, because {100 * share:.0f} % of the GPU time is "
+                f"that of pods that begin and end within these {days} days, and no two days of "
+                "the week are clearly quieter than the others. Such a load can follow dates, which "
+                f"a history of {DATES_DAYS} days would show."
+            )
     half = _reach(codes, created_s, ended_s, taken, demand[-1])
     at_once = daily(np.ones(len(codes))).max(axis=1)
     campaign = (median <= _RARE * top) & (at_once >= _CAMPAIGN_PODS)
     grown = _CAMPAIGN_GROWTH * float(top[campaign].max(initial=0.0)) / largest
     return Variation(Reach(half, math.hypot(half, math.log1p(grown))))
+
+
+def _gpu_time(
+    created_s: NDArray[np.float64],
+    ended_s: NDArray[np.float64],
+    taken: NDArray[np.float64],
+    days: int,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Return the GPU time of each pod within the history, and whether it is a short pod."""
+    end_s = _end(created_s, ended_s, days)
+    gpu_s = taken * (np.minimum(ended_s, end_s) - created_s)
+    return gpu_s, (created_s > 0) & (ended_s < end_s)
+
+
+def _end(created_s: NDArray[np.float64], ended_s: NDArray[np.float64], days: int) -> float:
+    # Days count from the first creation, which may be late on the first day.
+    return min(float(ended_s.max()), float(created_s.min()) + days * DAY_S)
+
+
+def follows_the_week(work: NDArray[np.float64]) -> bool:
+    """Return whether days are equal, or two days of the week that follow each other have clearly
+    less work than the others. ``work``: of each day, at least a week."""
+    if work.max() <= EQUAL * work.min():
+        return True
+    week = np.array([work[day::_WEEK].mean() for day in range(_WEEK)])
+    for day in range(_WEEK):
+        quiet, others = np.split(np.roll(week, -day), [2])
+        below = others.mean() - quiet.mean()
+        if quiet.max() <= QUIET * others.min() and below > CLEARLY * others.std(ddof=1):
+            return True
+    return False
 
 
 def _reach(
@@ -118,15 +173,13 @@ def _reach(
     by_day: NDArray[np.float64],
 ) -> float:
     """Return the reach of a need. ``by_day`` has the largest demand of each day."""
-    # Days are counted from the first creation, which may be late on the first calendar day.
-    end_s = min(float(ended_s.max()), float(created_s.min()) + len(by_day) * DAY_S)
-    begins, ends = created_s > 0, ended_s < end_s
-    gpu_s = taken * (np.minimum(ended_s, end_s) - created_s)
-    short = float(gpu_s[begins & ends].sum() / gpu_s.sum())
+    end_s = _end(created_s, ended_s, len(by_day))
+    gpu_s, is_short = _gpu_time(created_s, ended_s, taken, len(by_day))
+    short = float(gpu_s[is_short].sum() / gpu_s.sum())
     largest = np.sort(by_day)[-round(_WORKING * len(by_day)) :]
     differ = float(largest.std(ddof=1) / largest.mean())
     # Batches are independent, so the number of them at a time has a Poisson distribution.
-    some = begins | ends
+    some = (created_s > 0) | (ended_s < end_s)
     squares = _squares(codes[some], created_s[some], np.minimum(ended_s, end_s)[some], taken[some])
     variance = squares / end_s
     chance = math.sqrt(variance) / float(by_day.max())

@@ -91,7 +91,11 @@ def test_ranges_cover_all_replays(files: tuple[Path, Path], tmp_path: Path) -> N
 def test_a_saving_that_only_some_replays_have_starts_at_0(tmp_path: Path) -> None:
     prices = tmp_path / "prices.yaml"
     prices.write_text("L40S: 1.2\n")
-    files = generated.write(tmp_path, generated.rows(8, 37, 0.1), 8)
+    # Some pods run all the time, because few short ones have no range.
+    stay = [
+        generated.Row(f"stay-{n}", "stay", 1, 44_000, 0.1, 0, 8 * generated.DAY_S) for n in range(3)
+    ]
+    files = generated.write(tmp_path, [*stay, *generated.rows(8, 108, 0.1)], 9)
     few = ("--replicas", "4", "--mode", "predicted", "--vram", "pod-peaks", "--seeds", "2")
     once = json.loads(run(files, *few, "--seeds", "1", "--json")[1])
     low, high = once["configurations"][0]["gpus_range"]

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from headroom.planner.demand import demand
@@ -24,6 +25,7 @@ from headroom.planner.rhythm import (
     LONG_REACH,
     SHORT_REACH,
     Variation,
+    follows_the_week,
     variation,
 )
 from headroom.planner.workload import DAY_S, History, Life, Machine, Vram
@@ -205,8 +207,8 @@ def test_two_weeks_have_a_narrower_range_than_one_week() -> None:
 
 def test_pods_after_the_last_whole_day_count() -> None:
     # The history covers eight days from 9:00 of the first one. Its last pods run on the ninth day.
-    half = half_of(8 / 8.6, math.sqrt(6 * 8.6 / 8.3) / 6)
-    found = variation_of_weeks(weeks("web", [6] * 8), running("last", 6, 8.2, 8.3))
+    half = half_of(8 / 8.9, math.sqrt(6 * 8.9 / 8.35) / 6)
+    found = variation_of_weeks(weeks("web", [6] * 8), running("last", 6, 8.2, 8.35))
     assert found == Variation(Reach(half, half))
 
 
@@ -269,7 +271,7 @@ def test_a_history_with_too_different_days_has_no_range() -> None:
 
 
 def test_two_weeks_of_few_pods_may_vary_as_much_as_by_chance() -> None:
-    few = [9, 6, 5, 4, 5, 6, 5]
+    few = [9, 6, 5, 5, 6, 1, 1]
     assert variation_of_weeks(weeks("web", few)).reach is None
     assert variation_of_weeks(weeks("web", few * 2)).reach is not None
     # Chance explains less of the variation of many pods.
@@ -296,10 +298,55 @@ def test_a_history_dominated_by_a_campaign_has_no_range_and_a_small_campaign_wid
 
 
 def test_a_pod_that_runs_for_several_days_counts_on_each() -> None:
-    long = weeks("train", [4, 0, 0, 0, 0, 0, 0, 0], hours=24 * 6)
-    assert variation_of_weeks(long, weeks("web", [6] * 8)).reach is not None
-    once = weeks("train", [4, 0, 0, 0, 0, 0, 0, 0])
-    assert "train used" in variation_of_weeks(once, weeks("web", [6] * 8)).missing
+    others = running("stay", 4, 0, 9) + weeks("web", [6] * 8)
+    long = weeks("train", [6, 0, 0, 0, 0, 0, 0, 0], hours=24 * 6)
+    assert variation_of_weeks(long, others).reach is not None
+    once = weeks("train", [6, 0, 0, 0, 0, 0, 0, 0])
+    assert "train used" in variation_of_weeks(once, others).missing
+
+
+def test_short_pods_that_do_not_follow_the_week_have_no_range() -> None:
+    def of(by_day: list[int], *more: list[Life]) -> Variation:
+        # One pod runs to the end, so all others end before it.
+        last = running("last", 1, len(by_day) - 0.4, len(by_day))
+        return variation_of_weeks(weeks("web", by_day), last, *more)
+
+    # The days before a date, which no earlier week shows.
+    before = [10, 10, 11, 10, 12, 11, 13]
+    found = of(before)
+    assert found.reach is None
+    assert (
+        "97 % of the GPU time is that of pods that begin and end within these 7 days, and no two "
+        "days of the week are clearly quieter than the others"
+    ) in found.missing
+    assert found.missing.endswith("which a history of 28 days would show.")
+    assert of(before * 3).reach is None
+    assert of(before * 4).reach is not None
+    # Pods that run all the time do not follow dates.
+    assert of(before, running("stay", 1, 0, 8)).reach is not None
+    # Two quiet days that are far apart are no weekend. The last day and the first one can be.
+    assert of([10, 11, 10, 5, 11, 10, 5]).reach is None
+    assert of([5, 10, 11, 10, 11, 10, 5]).reach is not None
+
+
+@pytest.mark.parametrize(
+    ("work", "follows"),
+    [
+        ([10, 10, 10, 10, 10, 10, 10], True),
+        ([10, 10, 10.9, 10, 10, 10, 10], True),
+        ([10, 10, 11.1, 10, 10, 10, 10], False),
+        ([10, 11, 10, 11, 10, 7.9, 7.9], True),
+        ([10, 11, 10, 11, 10, 8.1, 8.1], False),
+        # The others differ so much that the two may be lower by chance.
+        ([10, 16, 11, 15, 10, 7.9, 7.9], False),
+        # Days of the same name count together.
+        ([10, 16, 11, 15, 10, 7, 7, 13, 10, 15, 11, 16, 7, 7], True),
+    ],
+)
+def test_days_follow_the_week_if_they_are_equal_or_two_are_clearly_quieter(
+    work: list[float], follows: bool
+) -> None:
+    assert follows_the_week(np.array(work)) is follows
 
 
 def test_a_history_whose_pods_use_no_gpu_in_a_configuration_has_a_range() -> None:
