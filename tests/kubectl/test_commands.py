@@ -20,24 +20,6 @@ from tests.waiting import PATIENCE_S, until
 __all__ = ["server"]
 
 
-def test_top_shows_reserved_and_free_memory_of_each_node(server: Server) -> None:
-    shown = run(server.debug, "top")
-    assert shown.returncode == 0
-    header, *lines = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
-    assert header == ["NODE", "GPUS", "RESERVED", "USED", "HEADROOM", "WORST GPU", "STATE"]
-    assert [line[0] for line in lines[:3]] == NODES
-    # The plugin may choose either device for the pod, so 7 GiB are kept free on both.
-    assert lines[0][1:] == ["2", "14.0 GiB", "0.0 GiB", "34.0 GiB", "17.0 GiB", "ok"]
-    assert lines[2][1:] == ["1", "0.0 GiB", "0.0 GiB", "80.0 GiB", "80.0 GiB", "ok"]
-    assert shown.stdout.splitlines()[4:] == [
-        "TOTAL  3 nodes, 5 GPUs, 176.0 GiB allocatable",
-        "       RESERVED   14.0 GiB    8 %  [##------------------]",
-        "       USED        0.0 GiB    0 %  [--------------------]",
-        "       HEADROOM  162.0 GiB   92 %  [##################--]",
-    ]
-    assert "\x1b" not in shown.stdout  # Colours appear only on a terminal.
-
-
 def test_top_lists_gpus_and_pods(server: Server) -> None:
     gpus = run(server.debug, "top", "gpus").stdout.splitlines()
     assert len(gpus) == 1 + 2 * 2 + 1 + 4
@@ -109,12 +91,6 @@ def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> 
     assert "--vram: 'much' is not valid: it has no digits. Example: 8Gi" in bad.stderr
 
 
-def test_capacity_by_node_has_a_line_for_each_node(server: Server) -> None:
-    shown = run(server.debug, "capacity", "--vram", "20Gi", "--by-node").stdout
-    fitting = re.findall(r"^(\S+) +(\d+) +\S+ GiB", shown, re.MULTILINE)
-    assert dict(fitting) == {"shared-0000": "1", "shared-0001": "2", "whole": "1"}
-
-
 def test_top_sums_up_the_gpus_of_a_model(server: Server) -> None:
     shown = run(server.debug, "top", "model")
     header, l4, h100, *_ = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
@@ -136,14 +112,6 @@ def test_top_sorts_and_selects_nodes(server: Server) -> None:
     assert names("--sort-by", "headroom")[1:4] == ["shared-0000", "shared-0001", "whole"]
     nothing = run(server.debug, "top", "--troubled")
     assert (nothing.stdout, nothing.stderr) == ("", "no node matches\n")
-
-
-def test_pending_shows_what_each_pod_lacks(server: Server) -> None:
-    shown = run(server.debug, "pending", "-n", "team-a").stdout
-    waits = next(line for line in shown.splitlines() if " large " in line)
-    assert re.search(
-        r"^team-a +large +- +90Gi +10.0 GiB  whole  +no node can take the pod: ", waits
-    )
 
 
 @pytest.mark.parametrize(
