@@ -29,7 +29,7 @@ from headroom.core.placement.prediction_outcome import Result, Surprise
 from tests.driver import GIB
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
-from tests.truth.world import World, gpus
+from tests.truth.world import Predicted, gpus
 
 GPUS, MEMORY_GIB, REPLICAS = 4, 80, 4
 SIZES_GIB = (4, 8, 12, 16, 20, 24, 32, 40, 48, 60)
@@ -105,7 +105,7 @@ class Churn:
             f"n{n}": StandIn(gpus(GPUS, MEMORY_GIB), Settings(REPLICAS), seed=seed + n)
             for n in range(nodes)
         }
-        self.world = World(self.nodes, choice)
+        self.world = Predicted(self.nodes, choice)
         self.pods = pods
         self.tally = Tally()
         self.ids = itertools.count(1)

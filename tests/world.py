@@ -81,7 +81,7 @@ class World:
         #: Called before and after each operation of the store (see ``tests.ledger.stage.once``).
         self.fault: Fault = no_fault
         self.store = EmbeddedStore(
-            self._deliver, self.monotonic_s, lambda operation, when: self.fault(operation, when)
+            self.deliver, self.monotonic_s, lambda operation, when: self.fault(operation, when)
         )
         self._watch_is_late = False
         self.ledger = ledger_over(
@@ -97,7 +97,8 @@ class World:
         #: Whether Events can be written, and the number of attempts.
         self.takes_events, self.attempts = True, 0
 
-    def _deliver(self, events: Sequence[Event]) -> None:
+    def deliver(self, events: Sequence[Event]) -> None:
+        """Apply changes of the store to the state."""
         if not self._watch_is_late:
             self.state.apply(events)
 

@@ -28,7 +28,7 @@ from headroom.core.journal.decision_records import (
 )
 from headroom.core.journal.journal import Decision, Journal, pod_bytes
 from tests.builders import NOW_S, pod
-from tests.fuzz.world import NODES, World
+from tests.fuzz.world import NODES, Attacked
 from tests.serving import binding, offer
 from tests.serving import pod as sent
 from tests.state.states import EPOCH_S
@@ -115,7 +115,7 @@ def test_invalid_long_names_displace_no_other_decision() -> None:
 
 
 def test_all_verbs_of_an_attempt_are_one_record_whose_name_is_on_the_pod() -> None:
-    world = World()
+    world = Attacked()
     shown = sent("half", "12Gi", version="1")
     shown["spec"]["priority"] = 5
     world.call("filter", json.dumps(offer(shown, *NODES)).encode())
@@ -224,7 +224,7 @@ def test_no_pod_takes_more_memory_than_estimated(manifest: Callable[[int], dict[
 
 
 def test_filter_keeps_only_annotations_that_are_read() -> None:
-    world = World()
+    world = Attacked()
     shown = sent("noted", "1Gi")
     shown["metadata"]["annotations"]["example.com/manifest"] = "x" * 200_000
     world.call("filter", json.dumps(offer(shown, *NODES)).encode())

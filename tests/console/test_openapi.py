@@ -9,9 +9,9 @@ from hypothesis import HealthCheck
 
 from headroom.console.app import _VIEWS, _metrics, _probes
 from tests.examples import examples
-from tests.fuzz.world import World
+from tests.fuzz.world import Attacked
 
-_world = World()
+_world = Attacked()
 _app = _world.console
 #: A constant, because computing the document takes each worker 1 s of CPU.
 OPERATIONS = [

@@ -41,16 +41,16 @@ from tests.controlplane import ApiRefused, ControlPlane
 from tests.examples import examples
 from tests.fuzz.samples import BAD
 from tests.fuzz.watch import WatchTarget
-from tests.fuzz.world import World
+from tests.fuzz.world import Attacked
 from tests.recorder.facts import NODE, NOW_S, facts, report, use
 from tests.recorder.test_recording import asked, create
 from tests.recorder.test_rounds import KEY
-from tests.recorder.test_rounds import World as Recording
+from tests.recorder.test_rounds import Attacked as Recording
 from tests.waiting import until
 
 ROOT = "/apis/headroom.gpu/v1alpha1"
 PROFILE_CRD = REPOSITORY / "deploy/base/crd-vramprofile.yaml"
-CONSOLE, CLUSTER = World(), WatchTarget("gpunodes", listed=False)
+CONSOLE, CLUSTER = Attacked(), WatchTarget("gpunodes", listed=False)
 SEEDS = st.integers(0, 1 << 32)
 _PROFILES = jsonschema_rs.Draft7Validator(PROFILE)
 _GPUNODES = jsonschema_rs.Draft7Validator(GPUNODE)

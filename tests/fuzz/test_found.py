@@ -19,7 +19,7 @@ from headroom.core.placement.policy import Rules
 from headroom.errors import BadSettings
 from headroom.runtime.settings.loading import load_settings
 from tests.fuzz.verbs import ForgedTarget
-from tests.fuzz.world import NODES, World
+from tests.fuzz.world import NODES, Attacked
 from tests.serving import binding, offer
 from tests.serving import pod as sent_pod
 
@@ -40,7 +40,7 @@ def test_the_reservation_uses_the_request_of_the_pod_in_the_cluster(shown: objec
 
 
 def test_a_bind_requires_the_exact_names_of_the_pod() -> None:
-    world = World()
+    world = Attacked()
     asked = binding(sent_pod("half"), NODES[1]) | {"PodName": "small"}
     reply = world.call("bind", json.dumps(asked).encode())
     assert "pod default/small is not the pod of uid uid-half" in json.loads(reply.body)["Error"]
@@ -114,7 +114,7 @@ def test_a_reason_of_the_gate_is_a_single_printable_line() -> None:
 
 @pytest.mark.parametrize("amount", [1 << 64, -(1 << 70)])
 def test_a_number_beyond_64_bits_is_rejected_with_its_position(amount: int) -> None:
-    world = World()
+    world = Attacked()
     pods = [sent_pod("large", "8Gi") for _ in range(3)]
     pods[0]["spec"]["priority"] = amount
     pods[1]["spec"]["containers"][0]["ports"] = [{"hostPort": amount}]
@@ -151,7 +151,7 @@ def _many(vram: str) -> dict[str, Any]:
     ],
 )
 def test_large_input_is_rejected_with_a_short_message(shown: dict[str, Any], why: str) -> None:
-    world = World()
+    world = Attacked()
     reply = world.call("filter", json.dumps(offer(shown, *NODES)).encode())
     answer = json.loads(reply.body)
     assert answer["NodeNames"] == []

@@ -9,7 +9,7 @@ import msgspec
 from headroom.contract.kube import Pod
 from tests.fuzz.samples import recorded, rich_pod
 from tests.fuzz.watchdog import Harm, Target
-from tests.fuzz.world import NODES, RESERVED_BYTES, World, waiting
+from tests.fuzz.world import NODES, RESERVED_BYTES, Attacked, waiting
 from tests.serving import Reply, binding, offer
 from tests.serving import pod as sent_pod
 
@@ -26,7 +26,7 @@ class VerbTarget(Target):
         # Whole nodes are large, so these calls are rare.
         small = [body for body in recorded_seeds if not body.get("Nodes")]
         self.seeds = [*recorded_seeds, *(small + _own(verb)) * 9]
-        self.world = World()
+        self.world = Attacked()
 
     def check(self) -> None:
         self.world.unharmed()

@@ -22,7 +22,7 @@ from tests.console.asking import answer
 from tests.fuzz.hostile import RAW
 from tests.fuzz.samples import BAD, OBJECTS
 from tests.fuzz.watchdog import Harm, Target
-from tests.fuzz.world import NODES, World
+from tests.fuzz.world import NODES, Attacked
 from tests.kube.canned import CannedApi
 from tests.kube.following import KINDS
 from tests.serving import offer
@@ -79,7 +79,7 @@ class WatchTarget(Target):
 
     def _renew(self) -> None:
         """Start a world in which the objects of the hostile node are valid."""
-        self.world = World()
+        self.world = Attacked()
         for name, kind in _KINDS.items():
             if name == "resourceslices" and self._kind.name != "resourceclaims":
                 continue  # DRA would manage the node, which would then take no pods.

@@ -12,7 +12,6 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from extender.ledger.embedded_store import EmbeddedStore
 from extender.metrics import Telemetry
 from extender.scheduler.journal_endpoint import JournalSource, journal_routes
 from extender.scheduler.server import VerbsApp
@@ -24,7 +23,6 @@ from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod
 from headroom.contract.watched import NamespaceSeen, NodeSeen
 from headroom.core.cluster.changes import Event
-from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.journal.decision_records import Bounds
 from headroom.core.journal.journal import Journal
 from headroom.runtime.follow.claims import Claims
@@ -32,13 +30,13 @@ from headroom.runtime.follow.journal_stream import StateLine
 from headroom.runtime.kube.profiles import Profiles
 from headroom.runtime.settings.settings import Settings
 from tests import builders as make
-from tests.blocking import ledger_over, now
-from tests.builders import GIB, NOW_S
+from tests.blocking import now
+from tests.builders import GIB
 from tests.fuzz.watchdog import Harm
-from tests.scheduler.verbs_on import verbs_on
 from tests.serving import Reply, offer
 from tests.serving import pod as sent_pod
 from tests.state.states import EPOCH_S
+from tests.world import World
 
 #: The same as in the recorded calls.
 NODES = [f"gpu-a100-{index:04d}" for index in range(1, 6)]
@@ -86,26 +84,24 @@ def _sound_calls() -> list[tuple[str, str, bytes]]:
     return calls
 
 
-class World:
+class Attacked(World):
     def __init__(self) -> None:
-        self.now_s = NOW_S
         settings = Settings()
+        self.claims = Claims(self.monotonic_s)
         # No report becomes stale here.
-        self.cluster = ClusterWriter(settings.rules, 1e9, EPOCH_S)
-        self.store = EmbeddedStore(self.deliver, self._clock_s)
-        self.ledger = ledger_over(self.cluster, self.store, self._clock_s, epoch_s=EPOCH_S)
-        self.profiles, self.claims = Profiles(), Claims(self._clock_s)
+        super().__init__(settings.rules, stale_after_s=1e9)
+        self.cluster, self.profiles = self.state, Profiles()
         self.journal = Journal(Bounds(decisions=64))
-        binder, clock_s = self.ledger.awaited.binder, self._clock_s
-        self.verbs = verbs_on(self.cluster, clock_s, binder, self.journal, _TELEMETRY, EPOCH_S)
-        self._endpoints = VerbsApp(self.verbs, _TELEMETRY, settings.max_body).endpoints
+        self.telemetry = _TELEMETRY
+        calls = self.verbs(telemetry=_TELEMETRY)
+        self._endpoints = VerbsApp(calls, _TELEMETRY, settings.max_body).endpoints
         context = Context(
             self.cluster,
             Journals("one", self.journal),
             _TELEMETRY,
             str,
-            self._clock_s,
-            lambda: EPOCH_S + self.now_s,
+            self.monotonic_s,
+            self.wall_s,
             profiles=self.profiles,
             claims=self.claims,
             answers=SharedAnswers(0.0),
@@ -125,14 +121,11 @@ class World:
             self._admit(name, vram)
         self._before = self._state()
 
-    def _clock_s(self) -> float:
-        return self.now_s
-
     def _admit(self, name: str, vram: str | None, **how: Any) -> None:
         self.store.admit(make.pod(vram, uid=f"uid-{name}", name=name, **how))
 
     def deliver(self, events: Sequence[Event]) -> None:
-        self.cluster.apply(events)
+        super().deliver(events)
         self.claims.apply(events)
 
     def deliver_for_people(self, events: Sequence[Event]) -> None:

@@ -17,7 +17,7 @@ from headroom.core.placement.prediction_outcome import Result, Surprise
 from tests.examples import examples
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
-from tests.truth.world import World, gpus, report
+from tests.truth.world import Predicted, gpus, report
 
 MEMORY_GIB = 12
 REPLICAS = 4
@@ -36,7 +36,7 @@ class Machine(RuleBasedStateMachine):
     def start(self, count: int, packed: bool, seed: int, sizes: list[int]) -> None:
         how = Settings(REPLICAS, policy="packed", release=20) if packed else Settings(REPLICAS)
         self.node = StandIn(gpus(count, MEMORY_GIB), how, seed=seed)
-        self.world = World({"n": self.node})
+        self.world = Predicted({"n": self.node})
         self.number = 0
         #: Events that can change the prediction of an unconfirmed pod.
         self.provoked: set[Surprise] = set()

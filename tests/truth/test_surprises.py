@@ -14,12 +14,12 @@ from headroom.core.placement.prediction_outcome import Result, Surprise
 from tests.driver import GIB
 from tests.standin.node import StandIn
 from tests.standin.plugin import Settings
-from tests.truth.world import World, gpus
+from tests.truth.world import Predicted, gpus
 
 
-def node_with_a_large_pod(choice: str = "predicted", small_on_1: int = 0) -> World:
+def node_with_a_large_pod(choice: str = "predicted", small_on_1: int = 0) -> Predicted:
     """A node with a pod of 20 GiB on GPU-1, and ``small_on_1`` pods of 1 GiB on each GPU."""
-    world = World({"n": StandIn(gpus(2), Settings(4))}, choice)
+    world = Predicted({"n": StandIn(gpus(2), Settings(4))}, choice)
     for uid, gib, gpu in [
         ("large", 20, 1),
         *((f"small-{n}-{gpu}", 1, gpu) for n in range(small_on_1) for gpu in (0, 1)),
@@ -32,25 +32,25 @@ def node_with_a_large_pod(choice: str = "predicted", small_on_1: int = 0) -> Wor
     return world
 
 
-def released(world: World) -> None:
+def released(world: Predicted) -> None:
     """Two pods of GPU-1 end by themselves."""
     for uid in ("small-0-1", "small-1-1"):
         world.finish(uid, "n")
 
 
-def unhealthy(world: World) -> None:
+def unhealthy(world: Predicted) -> None:
     """Two replicas of GPU-0 turn unhealthy."""
     for replica in sorted(free_replicas(world, "GPU-0"))[:2]:
         world.nodes["n"].fail(replica)
 
 
-def bypassed(world: World) -> None:
+def bypassed(world: Predicted) -> None:
     """Two pods bound by another scheduler are admitted first."""
     for uid in ("other-1", "other-2"):
         world.bypass(uid, 1, "n", towards="GPU-0")
 
 
-def bypassed_and_heard_of(world: World) -> None:
+def bypassed_and_heard_of(world: Predicted) -> None:
     """Two pods of another scheduler are admitted first, and the watch delivers them before the
     report.
     """
@@ -59,12 +59,12 @@ def bypassed_and_heard_of(world: World) -> None:
         world.hear_of(uid, "n")
 
 
-def configured_anew(world: World) -> None:
+def configured_anew(world: Predicted) -> None:
     """The plugin restarts with the policy ``packed``."""
     world.nodes["n"].start_plugin(Settings(4, policy="packed", release=20))
 
 
-def free_replicas(world: World, device: str) -> list[str]:
+def free_replicas(world: Predicted, device: str) -> list[str]:
     return [each for each in world.nodes["n"].devices.available if each.startswith(device)]
 
 
@@ -79,7 +79,7 @@ CASES = [
 
 @pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
 def test_a_surprise_is_recognised_and_the_reservation_moves_to_the_observed_device(
-    happen: Callable[[World], None], small_on_1: int, surprise: Surprise
+    happen: Callable[[Predicted], None], small_on_1: int, surprise: Surprise
 ) -> None:
     world = node_with_a_large_pod(small_on_1=small_on_1)
     assert world.bind("p", 8, node="n") == "n"
@@ -101,7 +101,7 @@ def test_a_surprise_is_recognised_and_the_reservation_moves_to_the_observed_devi
 
 @pytest.mark.parametrize(("happen", "small_on_1", "surprise"), CASES)
 def test_a_miss_without_a_cause_has_no_surprise(
-    happen: Callable[[World], None], small_on_1: int, surprise: Surprise
+    happen: Callable[[Predicted], None], small_on_1: int, surprise: Surprise
 ) -> None:
     world = node_with_a_large_pod(small_on_1=small_on_1)
     world.bind("p", 8, node="n")
@@ -112,7 +112,7 @@ def test_a_miss_without_a_cause_has_no_surprise(
 
 
 def test_replicas_that_are_healthy_again_are_a_surprise() -> None:
-    world = World({"n": StandIn(gpus(2), Settings(4))})
+    world = Predicted({"n": StandIn(gpus(2), Settings(4))})
     node = world.nodes["n"]
     world.bind("large", 20, node="n")
     world.admit("large", towards="GPU-1")
@@ -145,7 +145,7 @@ def test_a_change_that_is_undone_before_the_next_report_stays_unknown() -> None:
 def test_a_pod_deleted_before_admission_is_not_a_surprise() -> None:
     """The prediction allows for each unconfirmed pod never being admitted."""
     for choice in ("GPU-0", "GPU-1"):
-        world = World({"n": StandIn(gpus(2), Settings(4))})
+        world = Predicted({"n": StandIn(gpus(2), Settings(4))})
         for uid in ("a", "b", "c"):
             assert world.bind(uid, 6, node="n") == "n"
         world.hear_of_end("b")
@@ -158,7 +158,7 @@ def test_a_pod_deleted_before_admission_is_not_a_surprise() -> None:
 
 def test_two_pods_on_a_device_with_memory_for_one_make_the_second_a_miss() -> None:
     """Each pod is on one of its candidate devices, but the prediction excludes both together."""
-    world = World({"n": StandIn(gpus(2), Settings(4))})
+    world = Predicted({"n": StandIn(gpus(2), Settings(4))})
     for uid, gpu in (("x", 0), ("y", 1)):
         world.bind(uid, 1, node="n")
         world.admit(uid, towards=f"GPU-{gpu}")
@@ -176,7 +176,7 @@ def test_two_pods_on_a_device_with_memory_for_one_make_the_second_a_miss() -> No
 
 
 def test_a_pod_overtaken_by_a_later_pod_is_not_a_surprise() -> None:
-    world = World({"n": StandIn(gpus(2), Settings(4))})
+    world = Predicted({"n": StandIn(gpus(2), Settings(4))})
     world.bind("x", 1, node="n")
     world.admit("x", towards="GPU-1")
     world.report("n")
@@ -193,7 +193,7 @@ def test_a_pod_overtaken_by_a_later_pod_is_not_a_surprise() -> None:
 
 def test_a_pod_end_delivered_before_the_binding_is_not_a_surprise() -> None:
     """The prediction includes both cases, with the ending pod and without it."""
-    world = World({"n": StandIn(gpus(2), Settings(4))})
+    world = Predicted({"n": StandIn(gpus(2), Settings(4))})
     for uid, gpu in (("x", 0), ("y", 1), ("z", 1)):
         world.bind(uid, 1, node="n")
         world.admit(uid, towards=f"GPU-{gpu}")
@@ -216,7 +216,7 @@ def test_a_pod_end_delivered_before_the_binding_is_not_a_surprise() -> None:
     ],
 )
 def test_of_several_surprises_the_one_that_explains_the_miss_is_reported(
-    happen: Callable[[World], None], surprise: Surprise
+    happen: Callable[[Predicted], None], surprise: Surprise
 ) -> None:
     """A pod of GPU-0 also ends, which makes GPU-1 less likely."""
     world = node_with_a_large_pod()

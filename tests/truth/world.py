@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from extender.ledger.bind_call import BindRequest, Bound
-from extender.ledger.embedded_store import EmbeddedStore
 from extender.reconcile.queue import Orphan, orphans
 from headroom.contract.annotations import DEVICE_CHOICE, VRAM
 from headroom.contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, Replicas, Source
@@ -28,19 +27,18 @@ from headroom.contract.kube import Pod as KubePod
 from headroom.contract.watched import NodeSeen, PodSeen
 from headroom.core.cluster.trackers.prediction_tracker import Outcome
 from headroom.core.placement.fit import fit
-from headroom.core.placement.policy import Rules, Weights
+from headroom.core.placement.policy import Weights
 from headroom.core.placement.prediction_outcome import Result
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.score import rank
-from tests.blocking import ledger_over
 from tests.driver import GIB, Gpu
 from tests.judge import excess
-from tests.recording import RecordingState
 from tests.standin import allocations as standin
 from tests.standin.allocations import RESOURCE, Ids, Lots, Preferred
 from tests.standin.lots import first
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin, device_of
+from tests.world import World
 
 #: Agents report only on request of a test.
 NEVER_STALE_S = 1e12
@@ -66,17 +64,14 @@ class Towards:
         return frozenset(wished[:count])
 
 
-class World:
+class Predicted(World):
     """One replica of the extender. ``choice`` is the annotation of the nodes. ``twin`` is another
     replica that binds nothing.
     """
 
     def __init__(self, nodes: Mapping[str, StandIn], choice: str = "predicted") -> None:
+        super().__init__(stale_after_s=NEVER_STALE_S, epoch_s=0.0)
         self.nodes = nodes
-        self.now_s = 0.0
-        self.state = RecordingState(Rules(), NEVER_STALE_S, epoch_s=0.0)
-        self.store = EmbeddedStore(self.state.apply, lambda: self.now_s)
-        self.ledger = ledger_over(self.state, self.store, lambda: self.now_s)
         #: Bytes that each pod allocates on each of its devices.
         self.sizes: dict[str, int] = {}
         self.outcomes: dict[str, Outcome] = {}
