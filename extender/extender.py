@@ -79,7 +79,9 @@ class Extender(ClusterView):
             self.unready,
             self.name,
         )
-        self.scheduling = SchedulingState(self.cluster, self.journal, self.telemetry, self, time)
+        self.scheduling = SchedulingState(
+            self.cluster, self.calls, self.journal, self.telemetry, self, time
+        )
         #: None if this process must not preempt pods.
         self._preemption_writer: PreemptionWriter | None = None
         #: None until ``verbs`` is called.

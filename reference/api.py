@@ -67,7 +67,7 @@ _Schema = Mapping[str, Any]
 
 def document() -> dict[str, Any]:
     """Return the OpenAPI document of a console that also serves the journal."""
-    cluster = ClusterWriter(Rules(), 90.0, 0.0)
+    cluster = ClusterWriter(Rules(), 90.0, 0.0).cluster
     stream = JournalSource("", Journal(), lambda: StateLine("", "", 0.0, 0, "", ""))
     journals = Journals("", stream.journal, lambda: [])
     context = Context(

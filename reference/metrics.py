@@ -131,7 +131,7 @@ def _of(telemetry: ProcessTelemetry) -> list[Described]:
 
 
 def _fleet() -> Iterator[Described]:
-    cluster = ClusterWriter(Rules(), 90.0, 0.0)
+    cluster = ClusterWriter(Rules(), 90.0, 0.0).cluster
     return _families([FleetCollector(cluster, cluster.snapshot, Pending, 0, 90.0)])
 
 

@@ -67,8 +67,8 @@ def ledger_over(
     numbers = itertools.count()
     return Ledger(
         store,
-        lambda pod, gpunode: state.judge(pod, gpunode, now_s()),
-        state.adopt,
+        lambda pod, gpunode: state.cluster.judge(pod, gpunode, now_s()),
+        state.cluster.adopt,
         written,
         wall_s=wall_s or (lambda: epoch_s + now_s()),
         new_id=lambda: f"id-{next(numbers)}",

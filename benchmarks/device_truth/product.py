@@ -62,7 +62,8 @@ class Product(Scheduler):
     def __init__(self, world: World, rules: Rules = RULES) -> None:
         self._world = world
         self._now_s = 0.0
-        self._cluster = ClusterWriter(rules, NEVER_S, EPOCH_S)
+        self._writer = ClusterWriter(rules, NEVER_S, EPOCH_S)
+        self._cluster = self._writer.cluster
         self._weighings = FitCache(self._cluster.rules.weights)
         #: Changes of the store since the last decision, which are applied together.
         self._inbox: list[Event] = []
@@ -89,7 +90,7 @@ class Product(Scheduler):
         assert isinstance(request, VramRequest)
         snap = self._cluster.snapshot()
         rows = snap.rows([name_of(node) for node in nodes])
-        usual = self._cluster.usual
+        usual = self._writer.parts.calls.demand
         usual.prepare(request, snap)
         usual.see(request, pod, snap, rows)
         cached = self._weighings.weigh(request, snap)
@@ -194,7 +195,7 @@ class Product(Scheduler):
 
     def _take_news(self) -> None:
         news, self._inbox[:] = list(self._inbox), []
-        self._cluster.apply(news)
+        self._writer.apply(news)
 
 
 class Gated(Product):
@@ -222,7 +223,7 @@ class Gated(Product):
         """As ``extender.eviction.controller`` does it."""
         self._now_s = now_s
         self._catch_up()
-        self._cluster.apply([TimePassed(now_s)])
+        self._writer.apply([TimePassed(now_s)])
         for name in self._cluster.crowded:
             gpunode = self._read(name)
             marked = any(EVICTED in each.flags for each in gpunode.spec.reservations.values())

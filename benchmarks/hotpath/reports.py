@@ -35,7 +35,7 @@ def cost_of_reports(nodes: int, pods_per_device: int = 2) -> Report:
     state.apply([Relisted(Node, tuple(map(fleet.kube_node, fleet.names)), 0.0)])
     state.apply([Relisted(Pod, pods, 0.0)])
     state.apply([GPUNodeSeen(fleet.gpunode(name), 0.0) for name in fleet.names])
-    state.snapshot()
+    state.cluster.snapshot()
     weighed, shown = list[int](), list[int]()
     versions = itertools.count(1)
     for number in range(_REPORTS):
@@ -45,7 +45,7 @@ def cost_of_reports(nodes: int, pods_per_device: int = 2) -> Report:
             began = time.perf_counter_ns()
             state.apply([event])
             applied = time.perf_counter_ns()
-            state.snapshot()
+            state.cluster.snapshot()
             weighed.append(applied - began)
             shown.append(time.perf_counter_ns() - applied)
     return Report(

@@ -54,6 +54,7 @@ from headroom.contract.gpunode import (
 )
 from headroom.contract.kube import Node, ObjectMeta
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.journal.journal import Journal
 from headroom.core.placement.fit_cache import CachedFit, FitCache
@@ -140,7 +141,8 @@ def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
         unready=lambda: "",
         deliver=fleet.state.apply,
     )
-    return Verbs(SchedulingState(fleet.state, Journal(), telemetry, replica, time), NoBinds())
+    cluster, calls = fleet.state.cluster, fleet.state.parts.calls
+    return Verbs(SchedulingState(cluster, calls, Journal(), telemetry, replica, time), NoBinds())
 
 
 class Stopwatch:
@@ -148,7 +150,7 @@ class Stopwatch:
 
     PARTS = (
         ("decode", extender_v1, "decode_offer"),
-        ("understand the pod", ClusterWriter, "understand"),
+        ("understand the pod", Cluster, "understand"),
         ("look up names", Snapshot, "rows"),
         ("weigh what changed", FitCache, "weigh"),
         ("pick the verdicts", CachedFit, "codes"),
@@ -206,7 +208,7 @@ def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
         began = time.perf_counter_ns()
         fleet.bind_one()
         # As the wiring does after a bind.
-        fleet.state.snapshot()
+        fleet.state.cluster.snapshot()
         return Response(str(time.perf_counter_ns() - began))
 
     async def parts(_: Request) -> Response:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
-from headroom.core.cluster.cluster import Cluster
+from headroom.core.cluster.assumed_binds import AssumedBinds
 from headroom.core.groups.membership import Group, group_of
 
 #: Seconds between two checks whether the pods that have not called bind yet are still expected.
@@ -53,8 +53,8 @@ class _Attempt:
 class GroupBinds:
     """Coordinates the groups that are being bound. Runs on the event loop of the calls."""
 
-    def __init__(self, cluster: Cluster, monotonic_s: Callable[[], float]) -> None:
-        self._cluster = cluster
+    def __init__(self, assumed: AssumedBinds, monotonic_s: Callable[[], float]) -> None:
+        self._assumed = assumed
         self._monotonic_s = monotonic_s
         self._attempts: Bounded[str, _Attempt] = Bounded(MAX_PODS)
         #: The groups whose last attempt was declined.
@@ -67,11 +67,11 @@ class GroupBinds:
         attempt = self._attempts.get(uid)
         group = group_of(pod) if pod is not None else None
         if attempt is None and group is not None:
-            members = self._cluster.holds.members(group, now_s) | {uid}
+            members = self._assumed.members(group, now_s) | {uid}
             attempt = _Attempt(group, set(filter(self._is_free, members)))
             for member in attempt.expected:
                 self._attempts[member] = attempt
-        self._cluster.holds.call_bind(uid, now_s)
+        self._assumed.call_bind(uid, now_s)
         if attempt is None:
             return True
         if attempt.verdict is False:
@@ -105,7 +105,7 @@ class GroupBinds:
         now_s = self._monotonic_s()
         if now_s > until_s:
             attempt.decide(True)
-        expected = (self._cluster.holds.may_follow(uid, now_s) for uid in attempt.expected)
+        expected = (self._assumed.may_follow(uid, now_s) for uid in attempt.expected)
         if not attempt.unreserved and not any(expected):
             attempt.decide(True)
 
@@ -120,7 +120,7 @@ class GroupBinds:
         elif attempt.verdict is None:
             attempt.decide(False)
             self._declined[attempt.group] = None
-            self._cluster.holds.end_group(attempt.group)
+            self._assumed.end_group(attempt.group)
 
     def withdraw(self, uid: str) -> None:
         """Record that filter is asked about the pod again, so no bind follows from the last

@@ -79,7 +79,7 @@ class Filter:
             self._pods.admit(offered.pod)
             snap = state.cluster.settled()
         request = state.cluster.understand(offered.pod)
-        state.cluster.holds.ask(offered.pod, began_s)
+        state.calls.assumed.ask(offered.pod, began_s)
         state.group_binds.withdraw(offered.pod.metadata.uid)
         best_only = not observes and self._may_name_best(offered.pod, request)
         if best_only and len(offered.names_json) == self._json_bytes(snap.names):
@@ -125,7 +125,7 @@ class Filter:
             codes = state.codes(managed, rows, snap, began_s)
             reserved = state.held_memory.admit_reserved(managed, rows, codes, snap, began_s)
             sure = not state.held_memory.reject_nodes(pod, managed, rows, codes, snap, began_s)
-            state.cluster.usual.prepare(managed, snap)
+            state.calls.demand.prepare(managed, snap)
             if offered.objects and (rows < 0).any():
                 unknown = np.flatnonzero(rows < 0)
                 templates = [offered.objects[i] for i in unknown.tolist()]
@@ -147,11 +147,11 @@ class Filter:
                 passed, answered_codes = passed[[best.place]], np.zeros_like(codes)
             if len(passed) == 1:  # then prioritize is not called
                 node = offered.names[passed[0]]
-                state.cluster.holds.assume(pod, managed, node, state.clock.monotonic())
+                state.calls.assumed.assume(pod, managed, node, state.clock.monotonic())
         if not len(passed):
-            state.cluster.holds.reject(pod, began_s)
+            state.calls.assumed.reject(pod, began_s)
         if managed is not None:  # not for a wrong guess, whose rows were not offered
-            state.cluster.usual.see(managed, pod, snap, rows)
+            state.calls.demand.see(managed, pod, snap, rows)
         if managed is None or len(passed):
             answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
         elif self._is_crowded(pod, began_s):

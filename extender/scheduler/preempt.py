@@ -52,7 +52,7 @@ class Preempt:
             state.candidate_nodes.searched(pod, request, found, began_s)
         answer = answered(found)
         if found.best is not None and not observes:
-            state.cluster.holds.nominate(pod, found.best.node, began_s)
+            state.calls.assumed.nominate(pod, found.best.node, began_s)
         took_us = micros(state.clock.monotonic() - began_s)
         part = recorded(found, state.clock.time(), took_us, len(offered), len(answer))
         state.journal.note(pod, part, part.at_s)

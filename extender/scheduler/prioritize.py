@@ -39,5 +39,5 @@ class Prioritize:
         if best is None or observes:
             return NO_PREFERENCE
         winner = best.contenders[0].node
-        state.cluster.holds.assume(pod, request, winner, state.clock.monotonic())
+        state.calls.assumed.assume(pod, request, winner, state.clock.monotonic())
         return extender_v1.encode_priorities(winner)

@@ -13,6 +13,7 @@ from extender.scheduler.extender_v1 import Offered
 from headroom.bounded import Bounded
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
+from headroom.core.cluster.assumed_binds import Calls
 from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.journal.decision_records import TERMS, Candidate, Candidates, Ranked
@@ -102,19 +103,21 @@ class SchedulingState:
     def __init__(
         self,
         cluster: Cluster,
+        calls: Calls,
         journal: Journal,
         telemetry: Telemetry,
         replica: Replica,
         clock: Clock,
     ) -> None:
         self.cluster = cluster
+        self.calls = calls
         self.journal = journal
         self.telemetry = telemetry
         self.replica = replica
         self.clock = clock
         self.held_memory = HeldMemory(cluster)
         self.candidate_nodes = CandidateNodes(cluster)
-        self.group_binds = GroupBinds(cluster, clock.monotonic)
+        self.group_binds = GroupBinds(calls.assumed, clock.monotonic)
         self._rules = cluster.rules
         self._fit_cache = FitCache(cluster.rules.weights)
         #: Uid -> the nodes that the last filter call rejected. kube-scheduler may call preempt for
@@ -146,7 +149,7 @@ class SchedulingState:
 
         None if the pod fits on no node, or only on nodes where kube-scheduler allocates the GPUs.
         """
-        market = self.cluster.usual.market
+        market = self.cluster.market
         cached = self.fit_cache().weigh(request, snap)
         ranking = cached.rank(request, snap, rows, now_s, market)
         if ranking.winner is None or cached.standing.by_dra[rows[ranking.winner]]:

@@ -75,7 +75,7 @@ class Console:
         ours = view.name if own is not None else ""
         self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
         self._recorder = HistoryRecorder(view.cluster, History(), time.time)
-        self._users = GpuUserReader(view.cluster, pods_on) if pods_on is not None else None
+        self._users = GpuUserReader(view.cluster, pods_on, view.deliver) if pods_on else None
         view.event_queue.reactions.append(self._publish_misses)
         view.telemetry.registry.register(
             FleetCollector(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from headroom.contract.kube import Pod
+from headroom.core.cluster.changes import Event, GpuUsersSeen
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.trackers.gpu_users import unreserved_users
 from headroom.core.placement.updated_nodes import UpdatedNodes
@@ -27,11 +28,17 @@ AGAIN_AFTER_S = 60.0
 
 
 class GpuUserReader:
-    """Looks up pods. ``pods_on`` returns the pods bound to a node. It blocks, and raises
-    ``StoreError``."""
+    """``pods_on`` returns the pods bound to a node. It blocks, and raises ``StoreError``.
+    ``deliver`` applies changes."""
 
-    def __init__(self, cluster: Cluster, pods_on: Callable[[str], Sequence[Pod]]) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        pods_on: Callable[[str], Sequence[Pod]],
+        deliver: Callable[[Sequence[Event]], None],
+    ) -> None:
         self._cluster = cluster
+        self._deliver = deliver
         self._pods_on = pods_on
         self._updated = UpdatedNodes()
         #: Node -> uids of the pods in its report that the state does not contain.
@@ -53,8 +60,8 @@ class GpuUserReader:
         self._follow(now_s)
         wanted = {uid for uids in self._wanted.values() for uid in uids}
         self._tries = {uid: tried for uid, tried in self._tries.items() if uid in wanted}
-        users = self._cluster.gpu_users
-        found = {uid: pod for uid, pod in users.pods.items() if uid in wanted}
+        known = self._cluster.gpu_users
+        found = {uid: pod for uid, pod in known.items() if uid in wanted}
         due = [
             node
             for node, uids in self._wanted.items()
@@ -71,8 +78,8 @@ class GpuUserReader:
                 log.warning("gpu_users_not_read", node=node, message=str(err))
                 continue
             found |= {pod.metadata.uid: pod for pod in pods if pod.metadata.uid in uids}
-        if found != users.pods:
-            users.replace(found)
+        if found != known:
+            self._deliver([GpuUsersSeen(found)])
 
     def _is_due(self, uid: str, now_s: float) -> bool:
         times, next_s = self._tries.get(uid, (0, now_s))

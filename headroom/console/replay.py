@@ -72,7 +72,7 @@ def _replayed(state: Cluster, pod: Pod, now_s: float, sized: bool) -> Replayed:
     snap = state.snapshot()
     rows = np.arange(len(snap.nodes), dtype=np.int64)
     verdicts = fit(of_size(request) if sized else request, snap, rows, now_s)
-    found = explain(verdicts, state.rules.weights, market=state.usual.market)
+    found = explain(verdicts, state.rules.weights, market=state.market)
     reasons = [verdicts.reason(i) for i in range(len(rows))]
     return Replayed(
         pod=_key(pod),

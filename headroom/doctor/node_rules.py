@@ -25,8 +25,10 @@ from headroom.contract.reasons import Reason
 from headroom.contract.timestamps import age
 from headroom.contract.vramprofile import VRAMProfile
 from headroom.contract.watched import Relisted, WatchEvent
+from headroom.core.cluster.changes import GpuUsersSeen
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.trackers.gpu_users import gpu_users
 from headroom.core.placement.snapshot_builder import reach
 from headroom.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from headroom.doctor.pod_rules import (
@@ -53,10 +55,6 @@ def examine_nodes(
 ) -> list[Finding]:
     """Examine the nodes and pods of the cluster that ``events`` describe."""
     state = state_of(settings, events)
-    objects = (each for event in events if isinstance(event, Relisted) for each in event.objects)
-    pods = (each for each in objects if isinstance(each, Pod))
-    others = (pod for pod in pods if state.pod(pod.metadata.uid) is None)
-    state.gpu_users.find(state.gpunodes(), others)
     found = examine(state, time.monotonic(), own_version(), recent)
     return [*found, *examine_recommendations(state, profiles, time.time())]
 
@@ -70,9 +68,14 @@ def advised_plugin_config(
 
 def state_of(settings: Settings, events: Sequence[WatchEvent]) -> Cluster:
     """Return the state of the cluster that ``events`` describe."""
-    state = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
-    state.apply(events)
-    return state
+    writer = ClusterWriter(settings.rules, settings.stale_after_s, time.time() - time.monotonic())
+    writer.apply(events)
+    cluster = writer.cluster
+    objects = (each for event in events if isinstance(event, Relisted) for each in event.objects)
+    pods = (each for each in objects if isinstance(each, Pod))
+    others = (pod for pod in pods if cluster.pod(pod.metadata.uid) is None)
+    writer.apply([GpuUsersSeen(gpu_users(cluster.gpunodes(), others))])
+    return cluster
 
 
 def examine(

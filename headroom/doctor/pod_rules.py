@@ -75,7 +75,7 @@ def examine_starts(state: Cluster) -> Iterator[Finding]:
 
 def examine_users(state: Cluster) -> Iterator[Finding]:
     """Yield a finding about pods that use GPUs and request none."""
-    pods, manages = state.gpu_users.pods.values(), state.rules.manages
+    pods, manages = state.gpu_users.values(), state.rules.manages
     users = [pod for pod in pods if not unmanaged_requests(pod, manages)]
     if users:
         yield Finding(

@@ -13,8 +13,9 @@ from typing import Protocol
 
 import numpy as np
 
-from headroom.contract.annotations import MAX_SM, VRAM
+from headroom.contract.annotations import MAX_SM, VRAM, ScoringPolicy
 from headroom.contract.kube import Container, ObjectMeta, Pod, PodSpec, ResourceRequirements
+from headroom.core.placement.demand_pricing import DemandTracker
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Rows
 from headroom.core.rules.eligible_nodes import Eligible
@@ -95,6 +96,7 @@ class ByHeadroom:
         self._machines = machines
         self._row_of = {machine.name: row for row, machine in enumerate(machines)}
         self._cluster, self._simulation = simulation_of(machines, sharing, _KINDS)
+        self._demand = DemandTracker(self._cluster.rules.policy is ScoringPolicy.FRAGMENTATION)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
         #: (machine, device) -> reported SM activity; missing if it is 0.
         self._activity: dict[tuple[int, int], float] = {}
@@ -106,10 +108,10 @@ class ByHeadroom:
     ) -> Spot | None:
         kind, pod = self._kind(request.gpus, request.need_bytes, request.max_sm)
         asked = replace(kind, uid=uid, name=uid)
-        usual = self._cluster.usual
-        usual.prepare(asked, self._simulation.snapshot())
-        self._simulation.market = usual.market
-        usual.see(asked, pod, self._simulation.snapshot(), rows)
+        demand = self._demand
+        demand.prepare(asked, self._simulation.snapshot())
+        self._simulation.market = demand.market
+        demand.see(asked, pod, self._simulation.snapshot(), rows)
         at = self._simulation.place(asked, Eligible(rows, {}))
         if not isinstance(at, Placed):
             return None

@@ -48,21 +48,22 @@ def device_uuid(machine: Machine, index: int) -> str:
 def simulation_of(
     machines: Sequence[Machine], sharing: Sharing, kinds: int
 ) -> tuple[Cluster, Simulation]:
-    """Return the state of these machines, idle, unshared and with the stock device plugin, and a
-    simulation in which they share GPUs. ``kinds`` is passed to ``Simulation``."""
-    state = ClusterWriter(Rules(), _NEVER_STALE_S, 0.0)
-    state.apply(
+    """Return the state of these machines, idle and unshared, with the stock device plugin on each,
+    and a simulation on it in which they share. ``kinds`` is that of ``Simulation``."""
+    writer = ClusterWriter(Rules(), _NEVER_STALE_S, 0.0)
+    writer.apply(
         event
         for machine in machines
         for event in (NodeSeen(_node(machine)), GPUNodeSeen(_gpunode(machine), 0.0))
     )
-    simulation = Simulation(state, state.snapshot(), 0.0, kinds)
+    cluster = writer.cluster
+    simulation = Simulation(cluster, cluster.snapshot(), 0.0, kinds)
     if sharing.replicas > 1:
         for machine in machines:
             simulation.set_replicas(machine.name, sharing.replicas)
             if sharing.steered:
                 simulation.set_mode(machine.name, DeviceChoice.STEERED)
-    return state, simulation
+    return cluster, simulation
 
 
 def _node(machine: Machine) -> Node:

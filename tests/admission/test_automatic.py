@@ -261,8 +261,8 @@ def test_no_more_is_requested_than_a_device_has_without_the_reserve() -> None:
         status=reserving.status,
     )
     state = state_of(NodeSeen(reserving.node), GPUNodeSeen(held, NOW_S))
-    assert reason_for(amount, state.snapshot().nodes[0]) is None
-    assert reason_for("24065Mi", state.snapshot().nodes[0]) is Reason.MEMORY_ON_ANY
+    assert reason_for(amount, state.cluster.snapshot().nodes[0]) is None
+    assert reason_for("24065Mi", state.cluster.snapshot().nodes[0]) is Reason.MEMORY_ON_ANY
 
 
 def test_only_candidate_devices_of_the_pod_count() -> None:

@@ -239,9 +239,11 @@ class TestLargestDevices:
                     GPUNodeSeen(gpunode(device, name="n", plugin=DISTRIBUTED), 0.0),
                 ]
             )
-            request = state.understand(asking(vram))
+            request = state.cluster.understand(asking(vram))
             assert isinstance(request, VramRequest)
-            verdicts = fit(request, state.snapshot(), state.snapshot().rows(["n"]), 0.0)
+            verdicts = fit(
+                request, state.cluster.snapshot(), state.cluster.snapshot().rows(["n"]), 0.0
+            )
             placed.add(bool(verdicts.fits.any()))
             if verdicts.fits.any():
                 (verdict,) = verdicts.asks

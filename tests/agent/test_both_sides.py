@@ -69,7 +69,7 @@ def extender_promises(unattributed_bytes: int, reserve_bytes: int, folder: Path)
     node = gpunode(device(unattributed_bytes))
     asked = kube_node(annotations={RESERVE: str(reserve_bytes)})
     state.apply([NodeSeen(asked), GPUNodeSeen(node, NOW_S)])
-    return isinstance(state.judge(pod("20Gi"), node, NOW_S), Placement)
+    return isinstance(state.cluster.judge(pod("20Gi"), node, NOW_S), Placement)
 
 
 class Ledger:

@@ -48,7 +48,7 @@ def test_a_console_without_an_extender_ends_back_offs_and_shows_overuse() -> Non
         (before,) = view.cluster.snapshot().nodes
         view.start()
         try:
-            await until_then(lambda: not view.cluster.back_offs.holds("n"), "the back-off ends")
+            await until_then(lambda: not view.cluster.backs_off("n"), "the back-off ends")
             await until_then(lambda: view.cluster.overuses.lasting, "the overuse is shown")
             await view.event_queue.idle()
             (after,) = view.cluster.snapshot().nodes

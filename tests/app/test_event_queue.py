@@ -179,9 +179,9 @@ def test_a_node_with_several_changes_is_weighed_once() -> None:
 def test_a_replicas_own_change_causes_no_second_weighing_of_its_node() -> None:
     state = state_of()
     assert list(state.steps([NodeSeen(kube_node("n000")), *reports(names=["n000"])]))
-    assert state.has_unweighed
+    assert state.parts.queue.is_due
     state.apply([BindBegun(pod("1Gi"), "n000")])
-    assert not state.has_unweighed
+    assert not state.parts.queue.is_due
 
 
 def test_a_replica_is_not_ready_before_it_has_processed_the_lists() -> None:

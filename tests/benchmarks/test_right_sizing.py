@@ -69,10 +69,10 @@ def placed(pods: list[Pod], chance: random.Random) -> list[tuple[str, int]]:
     The device plugin chooses one of the devices with the fewest pods.
     """
     state = empty()
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     found = []
     for each in pods:
-        request = state.understand(each)
+        request = state.cluster.understand(each)
         assert isinstance(request, VramRequest)
         at = simulation.place(request, simulation.eligible(each))
         if isinstance(at, Placed):

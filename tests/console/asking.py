@@ -17,6 +17,7 @@ from headroom.console.feed.journals import Followed, Journals
 from headroom.console.shared_answers import SharedAnswers
 from headroom.console.view_context import Context, no_quotas
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.journal.journal import Journal
 from headroom.core.placement.policy import Rules
@@ -37,7 +38,7 @@ class Asked:
     """A debug API with a test clock. ``now_s`` is the time on every clock since the reports."""
 
     now_s: float = 0.0
-    cluster: ClusterWriter = field(
+    writer: ClusterWriter = field(
         default_factory=lambda: ClusterWriter(RULES, STALE_AFTER_S, epoch_s=WALL_S)
     )
     journal: Journal = field(default_factory=Journal)
@@ -48,12 +49,14 @@ class Asked:
     #: Answers are not shared, because tests change the state and read it at the same time.
     answers: SharedAnswers = field(default_factory=lambda: SharedAnswers(0.0))
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
+    cluster: Cluster = field(init=False)
     context: Context = field(init=False)
     stream: JournalSource = field(init=False)
     app: FastAPI = field(init=False)
 
     def __post_init__(self) -> None:
         replica = f"replica-{next(_NUMBERS)}"
+        self.cluster = self.writer.cluster
         self.context = Context(
             self.cluster,
             Journals(replica, self.journal, lambda: self.followed),
@@ -84,7 +87,7 @@ class Asked:
     def add_node(self, name: str) -> None:
         """Add a node with two shared GPUs, reported now."""
         devices = shared(f"GPU-{name}-0"), shared(f"GPU-{name}-1", 1)
-        self.cluster.apply(
+        self.writer.apply(
             [
                 NodeSeen(kube_node(name)),
                 GPUNodeSeen(gpunode(*devices, name=name, plugin=DISTRIBUTED), self.now_s),

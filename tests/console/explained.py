@@ -46,7 +46,7 @@ def owned(who: Pod, kind: str, name: str, deleted: bool = False, **labels: str) 
 
 def asked(*events: Event, waits: Pod = WAITS) -> Asked:
     found = Asked()
-    found.cluster.apply([*events, PodSeen(waits)])
+    found.writer.apply([*events, PodSeen(waits)])
     return found
 
 

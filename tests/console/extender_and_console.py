@@ -43,7 +43,7 @@ class Pair:
 
     def __init__(self) -> None:
         self.extender, self.console = state(), state()
-        self.coming = self.extender.holds
+        self.coming = self.extender.parts.calls.assumed
         self.now_s = NOW_S
         self._versions = count(2)
         #: Events of the API server that the console has not read yet.
@@ -74,10 +74,10 @@ class Pair:
         return Followed("x", self.copy.journal, None, 0.1, "", holds=self.copy.holds)
 
     def line(self) -> HoldsLine:
-        return holds_line(self.extender, self.now_s)
+        return holds_line(self.extender.cluster, self.now_s)
 
     def expect(self, name: str, node: str) -> None:
-        request = self.extender.understand(self.pods[name])
+        request = self.extender.cluster.understand(self.pods[name])
         assert isinstance(request, VramRequest)
         self.coming.assume(self.pods[name], request, node, self.now_s)
         self.assumed.add(name)
@@ -95,7 +95,7 @@ class Pair:
         """Write the reservation, and the pod on its node."""
         if (node := self.begun.get(name)) is None or not self.waits(name):
             return
-        assumed = self.extender.holds.binding_to(node).get(name)
+        assumed = self.extender.cluster.holds.binding_to(node).get(name)
         if assumed is not None:
             self._reserve(node, {**self.gpunodes[node].spec.reservations, name: assumed})
             spec = replace(self.pods[name].spec, node_name=node)
@@ -114,7 +114,7 @@ class Pair:
     def foretell(self, name: str, node: str) -> None:
         """Announce that kube-scheduler is going to nominate the pod."""
         if self.waits(name):
-            self.extender.holds.nominate(self.pods[name], node, self.now_s)
+            self.extender.parts.calls.assumed.nominate(self.pods[name], node, self.now_s)
 
     def delete(self, name: str) -> None:
         self.gone.add(name)
@@ -126,7 +126,7 @@ class Pair:
 
     def pass_s(self, seconds: float) -> None:
         self.now_s += seconds
-        self.extender.holds.nominees(self.now_s)  # as every filter call does
+        self.extender.cluster.holds.nominees(self.now_s)  # as every filter call does
 
     def _reserve(self, node: str, reservations: dict[str, Reservation]) -> None:
         spec = replace(self.gpunodes[node].spec, reservations=reservations)

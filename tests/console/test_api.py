@@ -159,8 +159,8 @@ def test_nodes_that_take_no_pods_come_first_and_then_the_fullest_across_pages(
         gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", reservations={"uid-p": half}),
         gpunode(unhealthy, name="gpu-d", version="9"),
     ):
-        fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
-    fleet.cluster.apply([NodeSeen(kube_node("closed", {"headroom.gpu/reserve": "much"}))])
+        fleet.writer.apply([GPUNodeSeen(node, 0.0)])
+    fleet.writer.apply([NodeSeen(kube_node("closed", {"headroom.gpu/reserve": "much"}))])
     order, after = [], ""
     while after is not None:
         body = fleet.get(f"/v1/nodes?order=fullest&limit=2&continue={after}").json()
@@ -176,15 +176,15 @@ def test_fleet_totals_are_the_sums_over_nodes(fleet: Asked) -> None:
         gpunode(shared("GPU-gpu-c-0"), name="gpu-c", version="9", reservations=reserved),
         gpunode(shared("GPU-gpu-d-0", healthy=False), name="gpu-d", version="9"),
     ):
-        fleet.cluster.apply([GPUNodeSeen(node, 0.0)])
-    fleet.cluster.apply([NodeSeen(kube_node("gpu-a", {"headroom.gpu/reserve": "much"}))])
+        fleet.writer.apply([GPUNodeSeen(node, 0.0)])
+    fleet.writer.apply([NodeSeen(kube_node("gpu-a", {"headroom.gpu/reserve": "much"}))])
     sums_add_up(fleet)
 
 
 def test_nodes_with_stale_reports_add_no_headroom_to_the_totals(fleet: Asked) -> None:
     fleet.now_s = 2 * STALE_AFTER_S
     new = gpunode(shared("GPU-new"), name="new", observed_at="2026-11-21T00:03:00Z")
-    fleet.cluster.apply([NodeSeen(kube_node("new")), GPUNodeSeen(new, fleet.now_s)])
+    fleet.writer.apply([NodeSeen(kube_node("new")), GPUNodeSeen(new, fleet.now_s)])
     sums_add_up(fleet)
     body = fleet.get("/v1/fleet").json()
     (closed,) = body["closed"]
@@ -236,7 +236,7 @@ def test_nodes_with_a_stale_report_are_sorted_first_and_found_by_their_reason(fl
     for name in ("fresh-a", "fresh-b"):
         devices = shared(f"GPU-{name}")
         node = gpunode(devices, name=name, observed_at="2026-11-21T00:01:31Z")
-        fleet.cluster.apply([NodeSeen(kube_node(name)), GPUNodeSeen(node, fleet.now_s)])
+        fleet.writer.apply([NodeSeen(kube_node(name)), GPUNodeSeen(node, fleet.now_s)])
     stale = ["another", "gpu-a", "gpu-b", "gpu-c", "gpu-d"]
 
     def names(query: str) -> list[str]:
@@ -254,7 +254,7 @@ def test_unknown_use_counts_as_zero_in_fleet_totals() -> None:
     fleet = Asked()
     lost = shared("GPU-b", used_bytes=-1, memory_bytes=-1)
     node = gpunode(shared("GPU-a", used_bytes=5 * GIB), lost)
-    fleet.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(node, 0.0)])
+    fleet.writer.apply([NodeSeen(kube_node("n")), GPUNodeSeen(node, 0.0)])
     (model,) = fleet.get("/v1/fleet").json()["models"]
     assert (model["devices"], model["used_bytes"]) == (2, 5 * GIB)
 
@@ -268,7 +268,7 @@ def test_memory_shared_by_compute_instances_counts_once_in_fleet_totals() -> Non
         reservations={"uid-p": reservation({"MIG-0": 4 * GIB}, name="p")},
         pods=[use("uid-p", "MIG-0", 5 * GIB, replica="MIG-0")],
     )
-    fleet.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(node, 0.0)])
+    fleet.writer.apply([NodeSeen(kube_node("n")), GPUNodeSeen(node, 0.0)])
     (model,) = fleet.get("/v1/fleet").json()["models"]
     assert (model["devices"], model["replicas_free"]) == (4, 4)
     in_gib = {name: model[f"{name}_bytes"] // GIB for name in ("allocatable", "used", "headroom")}
@@ -295,5 +295,5 @@ def test_a_node_shows_what_prevents_steering_it(
     fleet = Asked()
     node = kube_node("n", {DEVICE_CHOICE: choice} if choice else None)
     status = gpunode(shared("a", 4), name="n", plugin=plugin)
-    fleet.cluster.apply([NodeSeen(node), GPUNodeSeen(status, 0.0)])
+    fleet.writer.apply([NodeSeen(node), GPUNodeSeen(status, 0.0)])
     assert fleet.get("/v1/nodes/n").json()["steering_obstacle"] == obstacle

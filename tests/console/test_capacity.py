@@ -23,7 +23,7 @@ def fleet() -> Asked:
     )
     empty = gpunode(shared("C"), shared("D"), name="empty", plugin=DISTRIBUTED)
     for each in (held, empty):
-        asked.cluster.apply([NodeSeen(kube_node(each.name)), GPUNodeSeen(each, 0.0)])
+        asked.writer.apply([NodeSeen(kube_node(each.name)), GPUNodeSeen(each, 0.0)])
     return asked
 
 
@@ -63,7 +63,7 @@ def test_without_a_size_a_pod_requests_the_share_of_a_replica(fleet: Asked) -> N
 
 def test_a_cordoned_node_takes_no_pods(fleet: Asked) -> None:
     node = msgspec.structs.replace(kube_node("empty"), spec=NodeSpec(unschedulable=True))
-    fleet.cluster.apply([NodeSeen(node)])
+    fleet.writer.apply([NodeSeen(node)])
     body = fleet.get("/v1/capacity?vram=25Gi").json()
     assert (body["pods"], body["fullness"]) == (0, "fragmented")
     assert body["ineligible"] == [

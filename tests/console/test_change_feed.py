@@ -28,7 +28,7 @@ class Looking:
         journal = Journal(Bounds())
         self.records = journal.records
         self.feed = Feed(lambda: EPOCH_S, lambda: 1)
-        self.watching = ChangeFeed(self.state, Journals("ours", journal), self.feed, "ours")
+        self.watching = ChangeFeed(self.state.cluster, Journals("ours", journal), self.feed, "ours")
         self.version = 0
         self.state.apply([NodeSeen(kube_node("n"))])
 
@@ -86,11 +86,11 @@ def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, ca
 
 
 def test_an_assumed_reservation_is_reported_when_it_is_written(looking: Looking) -> None:
-    held = looking.state.gpunode("n")
+    held = looking.state.cluster.gpunode("n")
     assert held is not None
     looking.state.apply([HoldsSeen([HeldFor("uid-p", "n", Why.BINDING, made())])])
     assert looking.told() == []
-    before = looking.state.snapshot()
+    before = looking.state.cluster.snapshot()
     replace = msgspec.structs.replace
     written = replace(
         held,
@@ -98,7 +98,7 @@ def test_an_assumed_reservation_is_reported_when_it_is_written(looking: Looking)
         spec=replace(held.spec, reservations={"uid-p": made()}),
     )
     looking.state.apply([GPUNodeSeen(written, 0.0)])
-    assert looking.state.settled().nodes is before.nodes, "the node was not weighed again"
+    assert looking.state.cluster.settled().nodes is before.nodes, "the node was not weighed again"
     assert looking.told() == [("reservation_made", "uid-p", "bind")]
 
 

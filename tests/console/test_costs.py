@@ -128,7 +128,7 @@ def test_pods_of_a_stale_report_hold_their_gpus_until_they_are_deleted(team: Ask
     assert recorder.held["ml"].unmeasured_bytes == 20 * GIB
     trainer = team.cluster.pod("u-trainer")
     assert trainer is not None
-    team.cluster.apply([PodGone(trainer.metadata.uid)])
+    team.writer.apply([PodGone(trainer.metadata.uid)])
     assert recorded(team, 1).held["ml"].unmeasured_gpus == pytest.approx(1 / 2)
 
 

@@ -17,6 +17,7 @@ from headroom.console.responses import chunked, json_parts
 from headroom.console.view_context import Context
 from headroom.contract.kube import ObjectMeta, Pod
 from headroom.contract.watched import NodeSeen, PodSeen
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.journal.journal import Journal
 from headroom.core.placement.policy import Rules
@@ -127,16 +128,16 @@ def test_embedded_routes_reject_invalid_requests_and_change_nothing(server: Serv
     assert [node["devices"] for node in after] == [node["devices"] for node in before]
 
 
-def context(cluster: ClusterWriter) -> Context:
+def context(cluster: Cluster) -> Context:
     telemetry, clocks = Telemetry(CollectorRegistry()), (lambda: 0.0, lambda: 0.0)
     return Context(cluster, Journals("one", Journal()), telemetry, lambda: "", *clocks)
 
 
-class Owned(ClusterWriter):
+class Owned(Cluster):
     """Records the thread that requests a snapshot, as if the snapshot had to be built."""
 
-    def __init__(self) -> None:
-        super().__init__(Rules(), stale_after_s=90.0, epoch_s=0.0)
+    def __init__(self, writer: ClusterWriter) -> None:
+        super().__init__(writer.parts)
         self.asked_by: list[int] = []
 
     def snapshot(self) -> Snapshot:
@@ -152,9 +153,10 @@ def test_only_the_event_loop_builds_snapshots(path: str) -> None:
     """A snapshot built by another thread during a change would hide the changed nodes forever."""
 
     async def play() -> None:
-        cluster = Owned()
+        writer = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
+        cluster = Owned(writer)
         waits = Pod(metadata=ObjectMeta(name="p", namespace="default", uid="u"))
-        cluster.apply([NodeSeen(kube_node()), PodSeen(waits)])
+        writer.apply([NodeSeen(kube_node()), PodSeen(waits)])
         app = console_app(context(cluster))
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://debug") as client:

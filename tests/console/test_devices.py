@@ -62,7 +62,7 @@ def fleet() -> Asked:
     )
     node = msgspec.structs.replace(node, status=status)
     bound = {"node": "n", "phase": "Running"}
-    asked.cluster.apply(
+    asked.writer.apply(
         [
             NodeSeen(kube_node("n")),
             PodSeen(pod("2Gi", uid="u-runs", name="runs", priority=9, **bound)),
@@ -134,7 +134,7 @@ def capped(
     node = msgspec.structs.replace(node, status=msgspec.structs.replace(node.status, limits=rows))
     annotations = {} if share is None else {"headroom.gpu/share": share}
     bound = pod("4Gi", uid=uid, name="p", node="n", phase="Running", annotations=annotations)
-    asked.cluster.apply([NodeSeen(kube_node("n")), PodSeen(bound), GPUNodeSeen(node, 0.0)])
+    asked.writer.apply([NodeSeen(kube_node("n")), PodSeen(bound), GPUNodeSeen(node, 0.0)])
     explained = asked.get("/v1/explain/pods/default/p").json()["caps"]
     body = asked.get(f"/v1/nodes/n/devices/{devices[0].uuid}").json()
     assert [holder["cap"] for holder in body["holders"]] == explained[:1]

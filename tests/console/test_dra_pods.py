@@ -26,7 +26,7 @@ def asked() -> Asked:
     full = gpunode(shared("GPU-full", 0, 1), name="full", plugin=DISTRIBUTED)
     devices = [shared("GPU-0", 0, resource="", used_bytes=5 * GIB), shared("GPU-1", 0, resource="")]
     rows = [use("uid-whole", "GPU-0", 5 * GIB, namespace="default", name="whole")]
-    asked.cluster.apply(
+    asked.writer.apply(
         [
             node("full", {GPU: "1"}),
             GPUNodeSeen(full, 0.0),

@@ -157,7 +157,7 @@ def test_drift_sums_the_reservations_of_a_pods_containers_on_a_device() -> None:
     status = GPUNodeStatus(pods=[PodUse("u", "A", "A::0"), PodUse("u", "B", "B::0")])
     cluster = ClusterWriter(Rules(), 90.0, 0.0)
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
-    (shown,) = drift_views(cluster)
+    (shown,) = drift_views(cluster.cluster)
     assert {on.uuid: on.reservation_bytes for on in shown.observed} == {"A": 10 * GI, "B": 8 * GI}
 
 
@@ -168,7 +168,7 @@ def test_drift_shows_claims_of_dra_next_to_measured_use() -> None:
     claims = Claims(lambda: 0.0)
     claims.apply([SliceSeen(piece()), SliceSeen(piece("unreported", name="t"))])
     claims.apply([ClaimSeen(claim("c", "a", "8Gi")), ClaimSeen(claim("d", "b", "16Gi"))])
-    context = cast(Context, SimpleNamespace(cluster=cluster, claims=claims))
+    context = cast(Context, SimpleNamespace(cluster=cluster.cluster, claims=claims))
     rows = [view.model_dump() for view in claim_views(context)]
     where = {"node": "n", "uuid": "GPU-0", "pool": "n", "device": "gpu-0"}
     assert rows == [
@@ -191,6 +191,6 @@ def test_drift_shows_overuse_that_has_lasted_for_a_minute() -> None:
     device = shared("a", free=2, allocated=2, used_bytes=11 * GI)
     cluster.apply([GPUNodeSeen(gpunode(device, pods=uses, reservations=reservations), 0.0)])
     for now_s, overuse in ((0.0, 0), (LASTING_S, 2 * GI)):
-        cluster.overuses.update(now_s)
-        shown = {each.uid: each.overuse_bytes for each in drift_views(cluster)}
+        cluster.parts.overuses.update(now_s)
+        shown = {each.uid: each.overuse_bytes for each in drift_views(cluster.cluster)}
         assert shown == {"u": overuse, "v": 0}

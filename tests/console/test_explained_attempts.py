@@ -180,7 +180,7 @@ def test_a_request_larger_than_every_device_has_its_own_message() -> None:
 def test_a_cordoned_node_is_shown_at_once_without_a_new_snapshot() -> None:
     fleet = asked(*node("a"))
     before = fleet.get("/v1/nodes")
-    fleet.cluster.apply([closed("a", unschedulable=True, taints=[TEAM])])
+    fleet.writer.apply([closed("a", unschedulable=True, taints=[TEAM])])
     after = fleet.get("/v1/nodes", {"If-None-Match": before.headers["ETag"]})
     (shown,) = after.json()["nodes"]
     assert (shown["cordoned"], shown["taints"]) == (True, ["team=x:NoSchedule"])

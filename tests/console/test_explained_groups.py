@@ -30,10 +30,10 @@ def fleet() -> Asked:
         held = {uid: reservation({name: 12 * GIB}, name=uid) for uid in uids}
         device = shared(name, memory_bytes=24 * GIB)
         report = gpunode(device, name=name, uid=f"gn-{name}", reservations=held)
-        fleet.cluster.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, 0.0)])
-        fleet.cluster.apply([PodSeen(member(uid, node=name)) for uid in uids])
-    fleet.cluster.apply([PodSeen(member(f"p{i}")) for i in range(3, 8)])
-    fleet.cluster.apply([PodSeen(member("q0", "4Gi", group="other")), PodSeen(pod(name="alone"))])
+        fleet.writer.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, 0.0)])
+        fleet.writer.apply([PodSeen(member(uid, node=name)) for uid in uids])
+    fleet.writer.apply([PodSeen(member(f"p{i}")) for i in range(3, 8)])
+    fleet.writer.apply([PodSeen(member("q0", "4Gi", group="other")), PodSeen(pod(name="alone"))])
     return fleet
 
 
@@ -50,17 +50,17 @@ def test_a_partly_bound_group_reports_what_it_waits_for_and_where_that_fits(
     part = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; "
     for name in ("p0", "p7"):
         assert explained(fleet, name) == part + "3 of the first 5 would fit on c, b"
-    fleet.cluster.apply([PodGone("p6"), PodGone("p7")])
+    fleet.writer.apply([PodGone("p6"), PodGone("p7")])
     assert explained(fleet, "p0") == (
         "3 of 6 pods of group train are bound, waiting for 3 x 12Gi; all would fit on c, b"
     )
-    fleet.cluster.apply([PodGone(f"p{i}") for i in range(3, 6)])
+    fleet.writer.apply([PodGone(f"p{i}") for i in range(3, 6)])
     assert explained(fleet, "p0") == "3 of 3 pods of group train are bound"
 
 
 def test_the_overview_lists_a_group_as_one_entry(fleet: Asked) -> None:
     """Its pods may differ, and need no common controller."""
-    fleet.cluster.apply([PodSeen(member("q1", "80Gi", group="other"))])
+    fleet.writer.apply([PodSeen(member("q1", "80Gi", group="other"))])
     listed = {each["owner_name"]: each for each in fleet.get("/v1/overview").json()["waiting"]}
     assert listed.keys() == {"train", "other", "alone"}
     train, other = listed["train"], listed["other"]
@@ -69,8 +69,8 @@ def test_the_overview_lists_a_group_as_one_entry(fleet: Asked) -> None:
     assert train["verdict"] == "rejected"
     assert train["message"] == explained(fleet, "p3")
     assert (other["pods"], other["request"], other["verdict"]) == (2, "", "rejected")
-    fleet.cluster.apply([PodGone(f"p{i}") for i in range(6, 8)])
-    fleet.cluster.apply([PodGone("q1")])
+    fleet.writer.apply([PodGone(f"p{i}") for i in range(6, 8)])
+    fleet.writer.apply([PodGone("q1")])
     fleet.now_s += 60
     listed = {each["owner_name"]: each for each in fleet.get("/v1/overview").json()["waiting"]}
     assert {name: listed[name]["verdict"] for name in ("train", "other")} == {
@@ -79,7 +79,7 @@ def test_the_overview_lists_a_group_as_one_entry(fleet: Asked) -> None:
     }
     gated = member("q2", group="other")
     gates = [SchedulingGate("later")]
-    fleet.cluster.apply([PodSeen(replace(gated, spec=replace(gated.spec, scheduling_gates=gates)))])
+    fleet.writer.apply([PodSeen(replace(gated, spec=replace(gated.spec, scheduling_gates=gates)))])
     fleet.now_s += 60
     waiting = fleet.get("/v1/overview").json()["waiting"]
     verdicts = sorted(each["verdict"] for each in waiting if each["owner_name"] == "other")
@@ -121,12 +121,12 @@ def test_a_long_list_searches_nodes_only_for_the_first_pods(
 
 
 def test_pods_of_different_sizes_are_counted_separately(fleet: Asked) -> None:
-    fleet.cluster.apply([PodSeen(member("q1", "80Gi", group="other"))])
+    fleet.writer.apply([PodSeen(member("q1", "80Gi", group="other"))])
     assert explained(fleet, "q1") == (
         "0 of 2 pods of group other are bound, waiting for 1 x 4Gi, 1 x 80Gi; "
         "1 of the first 2 would fit on b"
     )
-    fleet.cluster.apply([PodGone("q0")])
+    fleet.writer.apply([PodGone("q0")])
     assert explained(fleet, "q1") == (
         "0 of 1 pods of group other are bound, waiting for 1 x 80Gi; none of these fits now"
     )
@@ -138,7 +138,7 @@ def test_memory_that_is_held_for_the_group_counts_as_free_for_it(fleet: Asked) -
         assert waiting is not None
         request = fleet.cluster.understand(waiting)
         assert isinstance(request, VramRequest)
-        fleet.cluster.holds.assume(waiting, request, "c", 0.0)
+        fleet.writer.parts.calls.assumed.assume(waiting, request, "c", 0.0)
     sentence = explained(fleet, "p7")
     assert sentence is not None
     assert sentence.endswith("3 of the first 5 would fit on c, b")
@@ -153,14 +153,14 @@ def test_the_metric_counts_only_partly_bound_groups(fleet: Asked) -> None:
         return registry.get_sample_value("headroom_groups_partly_bound")
 
     assert count() == 1
-    cluster.apply([PodGone(f"p{i}") for i in range(3, 8)])
+    fleet.writer.apply([PodGone(f"p{i}") for i in range(3, 8)])
     assert count() == 0
 
 
 def test_a_group_of_kueue_is_also_shown(fleet: Asked) -> None:
     made = pod("12Gi", uid="k0", name="k0")
     labels = {"kueue.x-k8s.io/pod-group-name": "batch"}
-    fleet.cluster.apply([PodSeen(replace(made, metadata=replace(made.metadata, labels=labels)))])
+    fleet.writer.apply([PodSeen(replace(made, metadata=replace(made.metadata, labels=labels)))])
     assert explained(fleet, "k0") == (
         "0 of 1 pods of group batch are bound, waiting for 1 x 12Gi; all would fit on b"
     )

@@ -72,5 +72,5 @@ def test_the_explanation_shows_whether_a_pod_that_starts_alone_waits(
     held = msgspec.structs.replace(reservation({"a": 4 * GIB}, name="llm"), phase=phase)
     fleet = Asked()
     report = gpunode(shared("a"), name="n", reservations={"u": held})
-    fleet.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(report, 0.0), PodSeen(engine(gate))])
+    fleet.writer.apply([NodeSeen(kube_node("n")), GPUNodeSeen(report, 0.0), PodSeen(engine(gate))])
     assert fleet.get("/v1/explain/pods/default/llm").json()["start"] == start

@@ -32,7 +32,7 @@ def add(asked: Asked, name: str, *, version: str = "1", used_gib: int = 6, **lab
         pods=[use("uid-p", f"{name}-0", GIB)],
         plugin=DISTRIBUTED,
     )
-    asked.cluster.apply([NodeSeen(node), GPUNodeSeen(report, asked.now_s)])
+    asked.writer.apply([NodeSeen(node), GPUNodeSeen(report, asked.now_s)])
 
 
 def read(asked: Asked, query: str = "") -> dict[str, Any]:
@@ -97,9 +97,9 @@ def test_a_later_answer_includes_use_that_changed_within_the_reservation() -> No
             pods=[use("uid-p", "GPU-a", used_gib * GIB)],
             plugin=DISTRIBUTED,
         )
-        asked.cluster.apply([GPUNodeSeen(report, asked.now_s)])
+        asked.writer.apply([GPUNodeSeen(report, asked.now_s)])
 
-    asked.cluster.apply([NodeSeen(kube_node("a"))])
+    asked.writer.apply([NodeSeen(kube_node("a"))])
     report("1", 6)
     version = read(asked)["version"]
     report("2", 9)
@@ -122,9 +122,9 @@ def test_cordoned_nodes_are_listed_until_they_are_uncordoned_or_deleted() -> Non
     asked = Asked()
     for name in "abc":
         node = msgspec.structs.replace(kube_node(name), spec=NodeSpec(unschedulable=True))
-        asked.cluster.apply([NodeSeen(node)])
+        asked.writer.apply([NodeSeen(node)])
     assert read(asked)["cordoned"] == ["a", "b", "c"]
-    asked.cluster.apply([NodeSeen(kube_node("a")), NodeGone("b")])
+    asked.writer.apply([NodeSeen(kube_node("a")), NodeGone("b")])
     assert read(asked)["cordoned"] == ["c"]
 
 

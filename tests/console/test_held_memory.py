@@ -46,10 +46,10 @@ class Cluster:
         for name, on_node in zip(NODES, sizes, strict=True):
             pods = {f"{name}-{n}": gib for n, gib in enumerate(on_node)}
             self.apply(*node(name, free=3, **pods))
-        self.verbs = verbs_on(self.fleet.cluster, lambda: self.fleet.now_s)
+        self.verbs = verbs_on(self.fleet.writer, lambda: self.fleet.now_s)
 
     def apply(self, *events: Event) -> None:
-        self.fleet.cluster.apply(events)
+        self.fleet.writer.apply(events)
 
     def hold(self, kind: str, name: str, gib: int, priority: int, on: str) -> None:
         """Hold memory of a node for a pod by a nomination or an assumed bind."""
@@ -62,13 +62,13 @@ class Cluster:
         if kind != "nominated":
             request = self.fleet.cluster.understand(held)
             assert isinstance(request, VramRequest)
-            self.fleet.cluster.holds.assume(held, request, on, self.fleet.now_s)
+            self.fleet.writer.parts.calls.assumed.assume(held, request, on, self.fleet.now_s)
 
     def filter(self, asked: Pod) -> tuple[set[str], dict[str, str]]:
         """Return the nodes that pass, and the reasons of the others, without an assumed bind."""
         body = {"Pod": msgspec.to_builtins(asked), "NodeNames": list(NODES)}
         answer = json.loads(self.verbs.filter(json.dumps(body).encode()))
-        self.fleet.cluster.holds.forget(asked.metadata.uid)
+        self.fleet.writer.parts.calls.assumed.forget(asked.metadata.uid)
         assert not answer.get("Error"), answer
         return set(answer["NodeNames"]), {
             **answer["FailedNodes"],

@@ -25,8 +25,8 @@ class Recorded(Asked):
         super().__post_init__()
         self.recorder = HistoryRecorder(self.cluster, self.context.history, self.context.wall_s)
         self.version = 0
-        self.cluster.apply([NodeSeen(kube_node("n"))])
-        self.cluster.apply([PodSeen(pod("8Gi", uid="uid-a", name="a", namespace="ml", node="n"))])
+        self.writer.apply([NodeSeen(kube_node("n"))])
+        self.writer.apply([PodSeen(pod("8Gi", uid="uid-a", name="a", namespace="ml", node="n"))])
 
     def report(self, used_gib: float, pod_gib: float | None, sm: float = 0.25) -> None:
         """Report the first GPU and record it, one round after the last report."""
@@ -51,7 +51,7 @@ class Recorded(Asked):
             pods=rows,
             reservations={"uid-a": msgspec.structs.replace(held, namespace="ml")},
         )
-        self.cluster.apply([GPUNodeSeen(node, self.now_s)])
+        self.writer.apply([GPUNodeSeen(node, self.now_s)])
         self.record()
 
     def record(self) -> None:
@@ -113,7 +113,7 @@ def test_a_deleted_pod_keeps_its_history() -> None:
 def test_the_history_of_the_fleet_has_sums_and_the_number_of_pending_pods() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
-    asked.cluster.apply([PodSeen(pod("8Gi", uid="uid-b", name="b"))])
+    asked.writer.apply([PodSeen(pod("8Gi", uid="uid-b", name="b"))])
     asked.report(9.0, 8.0)
     body = asked.history("fleet")
     assert body["at_s"] == [WALL_S + 10, WALL_S + 20]
@@ -147,7 +147,7 @@ def test_unknown_devices_and_pods_are_404() -> None:
 def test_a_deleted_node_keeps_its_history_for_an_hour() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
-    asked.cluster.apply([GPUNodeGone("n"), NodeGone("n")])
+    asked.writer.apply([GPUNodeGone("n"), NodeGone("n")])
     asked.now_s += ROUND_S
     asked.record()
     body = asked.history("nodes/n/devices/GPU-0")

@@ -22,7 +22,7 @@ from headroom.console.feed.journal_follower import holds_of
 from headroom.console.feed.journals import Followed
 from headroom.contract.kube import Pod
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from headroom.core.cluster import holds
+from headroom.core.cluster import assumed_binds
 from headroom.core.cluster.changes import BindBegun, HoldsSeen
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.holds import HeldFor, Why
@@ -63,16 +63,16 @@ def counted(state: ClusterWriter) -> dict[str, object]:
                 for each in terms.devices
             ),
         )
-        for terms in state.snapshot().nodes
+        for terms in state.cluster.snapshot().nodes
     }
 
 
 def nominees(pair: Pair) -> Mapping[str, Sequence[Pod]]:
-    return pair.extender.holds.nominees(pair.now_s)
+    return pair.extender.cluster.holds.nominees(pair.now_s)
 
 
 def left_to(state: ClusterWriter, of: Pod, now_s: float) -> dict[str, list[str]]:
-    held = state.holds.nominees_before(of, now_s)
+    held = state.cluster.holds.nominees_before(of, now_s)
     return {node: sorted(each.metadata.uid for each in pods) for node, pods in held.items()}
 
 
@@ -85,19 +85,19 @@ def test_a_console_that_has_caught_up_counts_the_same_holds_as_the_extender(
     for name, *arguments in steps:
         getattr(pair, name)(*arguments)
     pair.catch_up()
-    expected = {node: dict(of) for node, of in pair.extender.holds.all_binding().items()}
+    expected = {node: dict(of) for node, of in pair.extender.cluster.holds.all_binding().items()}
     nominated = {pod.metadata.uid for pods in nominees(pair).values() for pod in pods}
-    for node, held_on in pair.extender.holds.against(None, pair.now_s).items():
-        cached = pair.extender.gpunode(node)
+    for node, held_on in pair.extender.cluster.holds.against(None, pair.now_s).items():
+        cached = pair.extender.cluster.gpunode(node)
         assert cached is not None
         for held in held_on:
             if (uid := held.pod.metadata.uid) in pair.assumed and held.kind is not None:
-                reservation = pair.extender.adopt(held.pod, cached)
+                reservation = pair.extender.cluster.adopt(held.pod, cached)
                 assert reservation is not None
                 expected.setdefault(node, {}).setdefault(uid, reservation)
             else:
                 assert uid in nominated
-    assert pair.console.holds.all_binding() == expected
+    assert pair.console.cluster.holds.all_binding() == expected
     for name in pair.pods:
         of = pair.pods[name]
         at_s = pair.now_s
@@ -121,12 +121,12 @@ def line(*uids: str, node: str = "n0", held: bool = True) -> HoldsLine:
 def test_assumed_binds_of_several_extenders_are_added() -> None:
     console = state()
     console.apply([holds_of([followed(line("a", "b")), followed(line("c", node="n1"))])])
-    seen = console.holds.all_binding()
+    seen = console.cluster.holds.all_binding()
     assert {node: set(of) for node, of in seen.items()} == {"n0": {"a", "b"}, "n1": {"c"}}
-    assert console.holds.node_of("of-c") == "n1"
+    assert console.cluster.holds.node_of("of-c") == "n1"
     both = [followed(line("a", held=False)), followed(line("a")), followed(line("a", held=False))]
     console.apply([holds_of(both)])
-    assert [each.holds for each in console.holds.all(NOW_S) if each.uid == "of-a"] == [True]
+    assert [each.holds for each in console.cluster.holds.all(NOW_S) if each.uid == "of-a"] == [True]
 
 
 def test_assumed_binds_of_a_silent_extender_expire_and_those_of_a_deleted_one_end_at_once() -> None:
@@ -142,23 +142,23 @@ def test_without_an_extender_a_console_counts_the_nominations_in_the_api_server(
     console = state()
     nominee = newcomer(8, name="nominee", nominated="n0")
     console.apply([NodeSeen(kube_node("n0")), PodSeen(nominee)])
-    assert list(console.holds.nominees(NOW_S)) == ["n0"]
+    assert list(console.cluster.holds.nominees(NOW_S)) == ["n0"]
     console.apply([HoldsSeen(())])
-    assert list(console.holds.nominees(NOW_S)) == []
+    assert list(console.cluster.holds.nominees(NOW_S)) == []
     console.apply([HoldsSeen(None)])
-    assert list(console.holds.nominees(NOW_S)) == ["n0"]
+    assert list(console.cluster.holds.nominees(NOW_S)) == ["n0"]
 
 
 def test_an_extender_sends_a_limited_number_of_holds_and_begun_binds_first() -> None:
     extender = state()
     for number in range(MAX_HOLDS + 10):
         extender.apply([PodSeen(newcomer(8, name=f"p{number}", nominated="n0"))])
-    extender.holds.nominees(NOW_S)
+    extender.cluster.holds.nominees(NOW_S)
     extender.apply([PodSeen(newcomer(8, name="late", nominated="n1"))])
     extender.apply([NodeSeen(kube_node("n0")), GPUNodeSeen(gpunode(shared(), name="n0"), NOW_S)])
     for number in range(10):
         extender.apply([BindBegun(newcomer(0, name=f"c{number}"), "n0")])
-    sent = holds_line(extender, NOW_S + 3600.0)
+    sent = holds_line(extender.cluster, NOW_S + 3600.0)
     assert len(sent.holds) == MAX_HOLDS
     assert {each.why for each in sent.holds[:10]} == {Why.BINDING}
     assert sent.holds[10] == HeldFor("late", "n1", Why.NOMINATED)
@@ -171,7 +171,7 @@ def test_an_extender_sends_a_limited_number_of_holds_and_begun_binds_first() -> 
 def test_an_extender_streams_expected_started_and_ended_binds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(holds, "BIND_FOLLOWS_WITHIN_S", 3600.0)
+    monkeypatch.setattr(assumed_binds, "BIND_FOLLOWS_WITHIN_S", 3600.0)
 
     async def play() -> tuple[list[tuple[str, str]], ...]:
         extender = Extender(Settings(), unready=lambda: "")

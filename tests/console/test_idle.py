@@ -44,7 +44,7 @@ def add(asked: Asked, *devices: Device, rows: list[Any], held: dict[str, dict[st
     }
     node = gpunode(*devices, name="n", reservations=reservations, pods=rows)
     pods = [pod("1Gi", uid=f"u-{n}", name=n, namespace="ml", node="n") for n in held]
-    asked.cluster.apply(
+    asked.writer.apply(
         [NodeSeen(kube_node("n")), *map(PodSeen, pods), GPUNodeSeen(node, asked.now_s)]
     )
 
@@ -155,10 +155,10 @@ def test_owners_are_controllers_and_deployments_for_replica_sets() -> None:
     for name in ("a-7f9c-x", "a-7f9c-y"):
         each = asked.cluster.pod(f"u-{name}")
         assert each is not None
-        asked.cluster.apply([PodSeen(owned(each, "ReplicaSet", "a-7f9c", **hashed))])
+        asked.writer.apply([PodSeen(owned(each, "ReplicaSet", "a-7f9c", **hashed))])
     job = asked.cluster.pod("u-job-1")
     assert job is not None
-    asked.cluster.apply([PodSeen(owned(job, "Job", "job"))])
+    asked.writer.apply([PodSeen(owned(job, "Job", "job"))])
     owners = asked.get("/v1/idle").json()["owners"]
     assert [(each["kind"], each["name"], each["pods"]) for each in owners] == [
         ("Deployment", "a", 2),

@@ -27,7 +27,7 @@ def test_the_longest_silent_agent_gives_the_age_and_all_late_agents_are_listed()
     asked.add_node("old")
     asked.now_s = 5.0
     report = gpunode(shared("GPU-x"), name="new", observed_at="2026-11-21T00:00:05Z")
-    asked.cluster.apply([NodeSeen(kube_node("new")), GPUNodeSeen(report, asked.now_s)])
+    asked.writer.apply([NodeSeen(kube_node("new")), GPUNodeSeen(report, asked.now_s)])
     assert (inputs(asked)["agents"]["age_s"], inputs(asked)["agents"]["message"]) == (5.0, None)
     asked.now_s = STALE_AFTER_S + 1.0
     late = inputs(asked)["agents"]
@@ -80,7 +80,7 @@ def test_recorded_and_recomputed_results_have_different_sources() -> None:
     asked = Asked()
     asked.add_node("a")
     waiting = pod("90Gi")
-    asked.cluster.apply([PodSeen(waiting)])
+    asked.writer.apply([PodSeen(waiting)])
     asked.journal.record(Decision(waiting, "uid-p.1", WALL_S, 7, 1, 0, {}))
     explained = asked.get("/v1/explain/pods/default/p").json()
     assert explained["source"] == "recomputed"

@@ -107,7 +107,7 @@ def states(seed: int) -> Iterator[Asked]:
     asked = Asked()
     changes = Changes(seed, asked)
     for _ in range(120):
-        asked.cluster.apply(changes.next())
+        asked.writer.apply(changes.next())
         yield asked
 
 
@@ -169,7 +169,12 @@ def test_each_change_of_a_node_counts_as_an_update(seed: int) -> None:
         rows = list(updated.since_last(snap, asked.now_s))
         for row, node in enumerate(snap.nodes):
             fresh = node.fresh_until_s >= asked.now_s
-            now = node.devices, cluster.gpunode(node.name), cluster.pods_on(node.name), fresh
+            now = (
+                node.devices,
+                cluster.gpunode(node.name),
+                cluster.pods_on(node.name),
+                fresh,
+            )
             before = known.get(node.name, ())
             if not before or any(a is not b for a, b in zip(before, now, strict=True)):
                 assert row in rows
@@ -194,7 +199,7 @@ def test_sums_are_correct_again_after_an_older_snapshot() -> None:
     asked.add_node("n0")
     before = asked.cluster.snapshot()
     asked.add_node("n1")
-    asked.cluster.apply([PodSeen(owned(f"p{each}", "ml", "o", f"n{each}")) for each in range(2)])
+    asked.writer.apply([PodSeen(owned(f"p{each}", "ml", "o", f"n{each}")) for each in range(2)])
     after = asked.cluster.snapshot()
     models, teams, rows = ModelSums(), TeamSums(), GpuPods()
     found = models.of(asked.cluster, after, asked.now_s)
@@ -211,6 +216,6 @@ def test_a_heartbeat_keeps_the_rows_of_its_node() -> None:
     asked.add_node("n0")
     rows = GpuPods()
     before = dict(rows.by_node(asked.cluster, asked.cluster.snapshot()))["n0"]
-    asked.cluster.apply([HeartbeatSeen(Changes(0, asked).lease("n0"), 10.0)])
+    asked.writer.apply([HeartbeatSeen(Changes(0, asked).lease("n0"), 10.0)])
     after = dict(rows.by_node(asked.cluster, asked.cluster.snapshot()))["n0"]
     assert after is before

@@ -30,7 +30,7 @@ def add(asked: Asked, name: str, *devices: Device, held_gib: int = 0, used_gib: 
     )
     report = gpunode(*devices, name=name, reservations=reservations, pods=rows, plugin=DISTRIBUTED)
     bound = [PodSeen(pod("1Gi", uid=uid, name=f"p-{name}", node=name))] if held_gib else []
-    asked.cluster.apply([NodeSeen(kube_node(name)), *bound, GPUNodeSeen(report, asked.now_s)])
+    asked.writer.apply([NodeSeen(kube_node(name)), *bound, GPUNodeSeen(report, asked.now_s)])
 
 
 def of_job(of: Pod, created: str = "2026-11-20T23:00:00Z") -> Pod:
@@ -61,8 +61,8 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
         "soon": (Growing("N", GIB / 3600, 90.0),),
     }
     object.__setattr__(asked.context, "growing", lambda: growing)
-    asked.cluster.overuses.update(0.0)
-    asked.cluster.overuses.update(1e6)
+    asked.writer.parts.overuses.update(0.0)
+    asked.writer.parts.overuses.update(1e6)
     found = [(each["kind"], each["node"]) for each in read(asked)["at_risk"]]
     assert found == [
         ("overcommitted", "full"),
@@ -94,8 +94,8 @@ def test_a_pod_whose_use_overcommits_a_gpu_is_listed() -> None:
         rows=[row("train", "A", 14), row("chat", "A", 6)],
         held={"train": {"A": 10}, "chat": {"A": 12}},
     )
-    asked.cluster.overuses.update(0.0)
-    asked.cluster.overuses.update(1e6)
+    asked.writer.parts.overuses.update(0.0)
+    asked.writer.parts.overuses.update(1e6)
     (risk,) = read(asked)["at_risk"]
     assert risk["kind"] == "overcommitted"
     assert risk["message"] == (
@@ -111,7 +111,7 @@ def test_pending_pods_of_one_owner_with_equal_requests_are_one_group() -> None:
         *(of_job(pod("90Gi", uid=f"u-{number}", name=f"train-{number}")) for number in range(3)),
         of_job(pod("30Gi", uid="u-9", name="train-9"), "2026-11-20T22:00:00Z"),
     ]
-    asked.cluster.apply([PodSeen(each) for each in pods])
+    asked.writer.apply([PodSeen(each) for each in pods])
     body = read(asked)
     assert (body["totals"]["waiting"], body["totals"]["waiting_pods"]) == (2, 4)
     small, large = body["waiting"]
@@ -127,7 +127,7 @@ def test_pods_of_one_owner_with_different_causes_are_different_groups() -> None:
     spec = rejected.spec
     gated = replace(gated, spec=replace(spec, scheduling_gates=[SchedulingGate("quota")]))
     elsewhere = replace(elsewhere, spec=replace(spec, scheduler_name="other"))
-    asked.cluster.apply([PodSeen(each) for each in (rejected, gated, elsewhere)])
+    asked.writer.apply([PodSeen(each) for each in (rejected, gated, elsewhere)])
     found = read(asked)["waiting"]
     assert [(each["name"], each["verdict"]) for each in found] == [
         ("p-a", "rejected"),
@@ -140,7 +140,7 @@ def test_each_group_has_its_cause_and_one_fix() -> None:
     asked = Asked()
     asked.add_node("a")
     asked.journal.asked_by(["default-scheduler"])
-    asked.cluster.apply([PodSeen(pod("30Gi", uid="u", name="large"))])
+    asked.writer.apply([PodSeen(pod("30Gi", uid="u", name="large"))])
     (group,) = read(asked)["waiting"]
     assert group["verdict"] == "rejected"
     assert group["message"].endswith("1 node: insufficient GPU memory on any device")
@@ -153,11 +153,11 @@ def test_each_group_has_its_cause_and_one_fix() -> None:
 def test_explanations_are_shared_until_a_pod_is_added_or_some_seconds_have_passed() -> None:
     asked = Asked()
     asked.add_node("a")
-    asked.cluster.apply([PodSeen(pod("30Gi", uid="u", name="p", created=None))])
+    asked.writer.apply([PodSeen(pod("30Gi", uid="u", name="p", created=None))])
     first = read(asked)["waiting"][0]
     asked.now_s = 4.0
     assert read(asked)["waiting"][0] == first
-    asked.cluster.apply([PodSeen(pod("8Gi", uid="v", name="q"))])
+    asked.writer.apply([PodSeen(pod("8Gi", uid="v", name="q"))])
     assert len(read(asked)["waiting"]) == 2
 
 
@@ -167,7 +167,7 @@ def test_explanations_that_waited_for_the_api_server_are_shared_for_at_most_30_s
 
     asked = Asked(quotas=slow_quotas)
     asked.add_node("a")
-    asked.cluster.apply([PodSeen(of_job(pod("30Gi", uid="u", name="p")))])
+    asked.writer.apply([PodSeen(of_job(pod("30Gi", uid="u", name="p")))])
     first = read(asked)["waiting"][0]
     asked.now_s += 31.0
     assert read(asked)["waiting"][0]["oldest_s"] > first["oldest_s"]

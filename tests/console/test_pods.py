@@ -55,7 +55,7 @@ def fleet() -> Asked:
             if gib is not None
         ]
         labels = {"cloud.google.com/gke-nodepool": pool, "zone": "z"} if pool else {"zone": "z"}
-        asked.cluster.apply(
+        asked.writer.apply(
             [
                 NodeSeen(labelled(node, labels)),
                 *(PodSeen(owned(name, "default", f"of-{name}", node)) for name in mine),
@@ -65,9 +65,9 @@ def fleet() -> Asked:
     waiting = pod(
         "90Gi", uid="u-late", name="late", namespace="web", created="2026-11-20T01:00:00Z"
     )
-    asked.cluster.apply([PodSeen(waiting), PodSeen(owned("stray", "web", "s", "b"))])
-    asked.cluster.overuses.update(0.0)
-    asked.cluster.overuses.update(1e6)
+    asked.writer.apply([PodSeen(waiting), PodSeen(owned("stray", "web", "s", "b"))])
+    asked.writer.parts.overuses.update(0.0)
+    asked.writer.parts.overuses.update(1e6)
     return asked
 
 
@@ -158,7 +158,7 @@ def test_a_reserved_pod_that_is_not_bound_yet_is_listed_once() -> None:
     before = read("", asked)["sums"]
     late = msgspec.structs.replace(reservation({"GPU-c": 20 * GIB}, name="late"), namespace="web")
     node = gpunode(shared("GPU-c"), name="c", reservations={"u-late": late})
-    asked.cluster.apply([NodeSeen(kube_node("c")), GPUNodeSeen(node, 0.0)])
+    asked.writer.apply([NodeSeen(kube_node("c")), GPUNodeSeen(node, 0.0)])
     (row,) = read("?search=late", asked)["pods"]
     assert (row["node"], row["states"], row["reserved_bytes"]) == ("c", ["waiting"], 20 * GIB)
     teams = {each["namespace"]: each for each in asked.get("/v1/teams").json()["teams"]}
@@ -172,7 +172,7 @@ def test_a_pod_with_reservations_on_two_nodes_is_listed_on_both() -> None:
     asked = fleet()
     held = {"u-half": reservation({"GPU-c": 8 * GIB}, name="half")}
     node = gpunode(shared("GPU-c"), name="c", reservations=held)
-    asked.cluster.apply([NodeSeen(kube_node("c")), GPUNodeSeen(node, 0.0)])
+    asked.writer.apply([NodeSeen(kube_node("c")), GPUNodeSeen(node, 0.0)])
     first = read("?search=half&limit=1", asked)
     second = read(f"?search=half&continue={first['continue']}", asked)
     assert [each["node"] for body in (first, second) for each in body["pods"]] == ["a", "c"]
@@ -181,7 +181,7 @@ def test_a_pod_with_reservations_on_two_nodes_is_listed_on_both() -> None:
 def test_a_pod_is_listed_after_it_is_bound() -> None:
     asked = fleet()
     assert read("?node=a", asked)["matching"] == 2
-    asked.cluster.apply([PodSeen(owned("third", "default", "of-third", "a"))])
+    asked.writer.apply([PodSeen(owned("third", "default", "of-third", "a"))])
     assert [each["name"] for each in read("?node=a", asked)["pods"]] == ["half", "new", "third"]
 
 

@@ -74,7 +74,7 @@ def add_pod(asked: Asked, name: str, vram: str | None, owner: str = "llm") -> No
     metadata = msgspec.structs.replace(
         made.metadata, owner_references=[reference], labels={"pod-template-hash": "5d4f"}
     )
-    asked.cluster.apply([PodSeen(msgspec.structs.replace(made, metadata=metadata))])
+    asked.writer.apply([PodSeen(msgspec.structs.replace(made, metadata=metadata))])
 
 
 def test_a_recommendation_has_its_basis_and_the_memory_that_it_frees(asked: Asked) -> None:
@@ -141,7 +141,7 @@ def test_ended_pods_free_no_memory(asked: Asked) -> None:
     add_pod(asked, "a", "16Gi")
     (ended,) = asked.cluster.pods()
     status = PodStatus(phase="Succeeded")
-    asked.cluster.apply([PodSeen(msgspec.structs.replace(ended, status=status))])
+    asked.writer.apply([PodSeen(msgspec.structs.replace(ended, status=status))])
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
     assert (found["pods"], found["reclaimable_bytes"]) == (0, 0)
 
@@ -256,13 +256,13 @@ def bind(
         pods=[use(made.metadata.uid, uuid, GIB, replica=f"{uuid}::0")],
         plugin=DISTRIBUTED,
     )
-    asked.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(seen, 0.0), PodSeen(made)])
+    asked.writer.apply([NodeSeen(kube_node("n")), GPUNodeSeen(seen, 0.0), PodSeen(made)])
 
 
 def test_accepting_recommendations_frees_enough_memory_for_a_pending_pod(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     bind(asked, "a", "16Gi", "GPU-n-0")
-    asked.cluster.apply([PodSeen(pod("12Gi", uid="u-waits", name="waits"))])
+    asked.writer.apply([PodSeen(pod("12Gi", uid="u-waits", name="waits"))])
     body = asked.get("/v1/recommendations?accepted=true").json()
     request = body["recommendations"][0]["request_bytes"]
     found = body["accepted"]

@@ -30,10 +30,10 @@ def fleet() -> Asked:
     taken = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
     none = gpunode(shared("C", free=0, allocated=4, **taken), name="none", plugin=DISTRIBUTED)
     for each in (busy, idle, none):
-        asked.cluster.apply([NodeSeen(kube_node(each.name)), GPUNodeSeen(each, 0.0)])
+        asked.writer.apply([NodeSeen(kube_node(each.name)), GPUNodeSeen(each, 0.0)])
     waits = pod("16Gi", uid="uw", name="waits")
     bound = pod("20Gi", uid="ub", name="bound", node="busy")
-    asked.cluster.apply([PodSeen(waits), PodSeen(bound)])
+    asked.writer.apply([PodSeen(waits), PodSeen(bound)])
     rejected = {Reason.MEMORY_ON_ANY: 1}
     which = decision_id(waits.metadata.uid, waits.metadata.resource_version)
     asked.journal.record(Decision(waits, which, 0.0, 7, offered=2, fits=1, rejected=rejected))
@@ -116,9 +116,9 @@ def test_a_pod_that_kube_scheduler_does_not_try_wins_no_node(
 ) -> None:
     plain = pod("1Gi", uid="uh", name="held")
     held = msgspec.structs.replace(plain, spec=msgspec.structs.replace(plain.spec, **changed))
-    fleet.cluster.apply([PodSeen(plain)])
+    fleet.writer.apply([PodSeen(plain)])
     assert fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]["not_tried"] is None
-    fleet.cluster.apply([PodSeen(held)])
+    fleet.writer.apply([PodSeen(held)])
     live = fleet.get("/v1/score?pod=default/held&node=busy").json()["live"]
     assert live["not_tried"].startswith(message)
     assert (live["rank"], live["winner"], live["wins"]) == (1, "busy", False)

@@ -134,7 +134,7 @@ def fleet() -> Asked:
     secretive = msgspec.structs.replace(container(), env=env)
     applied = {"kubectl.kubernetes.io/last-applied-configuration": f'"value":"{SECRET}"'}
     incoming = pod("20Gi", secretive, uid="u-coming", name="incoming", annotations=applied)
-    asked.cluster.apply(
+    asked.writer.apply(
         [
             NamespaceSeen(namespace("team", {DEFAULT_VRAM: "main=23Gi"})),
             *nodes(),
@@ -257,9 +257,9 @@ def test_equal_states_give_equal_bytes_except_for_the_head(fleet: Asked) -> None
     fleet.now_s += 1.0
     assert body() == before
     other = Asked(now_s=200.0)
-    other.cluster.apply(reversed([e for e in nodes() if isinstance(e, NodeSeen)]))
+    other.writer.apply(reversed([e for e in nodes() if isinstance(e, NodeSeen)]))
     again = Asked(now_s=200.0)
-    again.cluster.apply([e for e in nodes() if isinstance(e, NodeSeen)])
+    again.writer.apply([e for e in nodes() if isinstance(e, NodeSeen)])
     one, two = (
         asked.get("/v1/snapshot").content.partition(b'"settled"')[2] for asked in (other, again)
     )

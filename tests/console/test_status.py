@@ -31,12 +31,12 @@ def test_nodes_are_counted_by_the_state_of_their_reports() -> None:
     asked.now_s = STALE_AFTER_S + 10
     asked.add_node("again")
     report = gpunode(shared("GPU-x"), name="again", version="2", observed_at="2026-11-21T00:01:30Z")
-    asked.cluster.apply([GPUNodeSeen(report, asked.now_s)])
+    asked.writer.apply([GPUNodeSeen(report, asked.now_s)])
     offers = msgspec.structs.replace(
         kube_node("silent"), status=NodeStatus(allocatable={"nvidia.com/gpu": "8"})
     )
     without = msgspec.structs.replace(kube_node("cpu"), status=NodeStatus(allocatable={"cpu": "8"}))
-    asked.cluster.apply([NodeSeen(offers), NodeSeen(without)])
+    asked.writer.apply([NodeSeen(offers), NodeSeen(without)])
     body = status(asked)
     assert body["reports"] == {"fresh": 1, "stale": 1, "missing": 1, "oldest_age_s": 100.0}
     assert (body["counts"]["nodes"], body["counts"]["gpu_nodes"]) == (4, 2)
@@ -98,8 +98,8 @@ def test_ledger_api_server_and_agents_are_compared(
 ) -> None:
     asked = Asked()
     held: GPUNode = gpunode(shared("GPU-0"), shared("GPU-1"), name="n", **node)
-    asked.cluster.apply([NodeSeen(kube_node("n")), GPUNodeSeen(held, 0.0)])
-    asked.cluster.apply([PodSeen(each) for each in pods])
+    asked.writer.apply([NodeSeen(kube_node("n")), GPUNodeSeen(held, 0.0)])
+    asked.writer.apply([PodSeen(each) for each in pods])
     assert [each.value for each in mismatches(asked.cluster, held)] == found
     shown = status(asked)["mismatches"]
     assert {name for name, count in shown.items() if count} == set(found)

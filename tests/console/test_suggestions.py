@@ -100,7 +100,7 @@ def test_a_node_whose_only_obstacle_is_a_fault_is_suggested_for_repair() -> None
         GPUNodeSeen(late, 0.0),
     )
     fleet.now_s = 100.0
-    fleet.cluster.apply([GPUNodeSeen(each, 100.0) for each in (sick, full, small, unknown, mode)])
+    fleet.writer.apply([GPUNodeSeen(each, 100.0) for each in (sick, full, small, unknown, mode)])
     body = explained(fleet)
     repairs = {one["node"]: one["sentence"] for one in body["advice"] if one["kind"] == "repair"}  # type: ignore[attr-defined]
     assert repairs == {
@@ -214,7 +214,7 @@ def test_a_change_that_a_quota_would_reject_is_not_suggested(
     quotas: list[ResourceQuota], first: str
 ) -> None:
     fleet = Asked(quotas=lambda namespace: quotas)
-    fleet.cluster.apply([*node("a", some=20), PodSeen(WAITS)])
+    fleet.writer.apply([*node("a", some=20), PodSeen(WAITS)])
     suggestions = explained(fleet)["suggestions"]
     assert isinstance(suggestions, list)
     lowering = [each for each in suggestions if not each.startswith("wait ")]
@@ -223,7 +223,7 @@ def test_a_change_that_a_quota_would_reject_is_not_suggested(
 
 def test_unreadable_quotas_are_not_checked() -> None:
     fleet = Asked(quotas=lambda namespace: None)
-    fleet.cluster.apply([*node("a", some=20), PodSeen(WAITS)])
+    fleet.writer.apply([*node("a", some=20), PodSeen(WAITS)])
     body = explained(fleet)
     assert "not checked: ResourceQuotas" in body["suggestions"][0]  # type: ignore[index]
 
@@ -243,27 +243,23 @@ def test_waiting_is_suggested_on_a_node_without_an_agent() -> None:
 
     reserved = {"u-holder": reservation({"label-0": 20 * GIB}, name="holder")}
     rules = replace(RULES, require_report=False)
-    fleet = Asked(cluster=ClusterWriter(rules, STALE_AFTER_S, epoch_s=WALL_S))
-    fleet.cluster.apply(
-        [NodeSeen(labelled), PodSeen(holder), ledger("1", reserved), PodSeen(WAITS)]
-    )
+    fleet = Asked(writer=ClusterWriter(rules, STALE_AFTER_S, epoch_s=WALL_S))
+    fleet.writer.apply([NodeSeen(labelled), PodSeen(holder), ledger("1", reserved), PodSeen(WAITS)])
     body = explained(fleet)
     (wait,) = (one for one in body["advice"] if one["kind"] == "wait")  # type: ignore[attr-defined]
     assert wait["wait_for"]["name"] == "holder"
 
     succeeded = msgspec.structs.replace(holder, status=PodStatus(phase="Succeeded"))
-    fleet.cluster.apply([PodSeen(succeeded)])
+    fleet.writer.apply([PodSeen(succeeded)])
     assert orphans(fleet.cluster, WALL_S, 60.0) == [Orphan("n", "u-holder")]
-    fleet.cluster.apply([ledger("2", {})])
+    fleet.writer.apply([ledger("2", {})])
     assert explained(fleet)["verdict"] == "fits"
 
     # The pod was deleted while no watch ran, so the kubelet has ended it after 2 minutes.
-    fleet.cluster.apply(
-        [PodSeen(holder), ledger("3", reserved), PodGone("u-holder", is_last=False)]
-    )
+    fleet.writer.apply([PodSeen(holder), ledger("3", reserved), PodGone("u-holder", is_last=False)])
     (gone,) = orphans(fleet.cluster, WALL_S + fleet.now_s, 60.0)
     assert isinstance(gone, Unmarked)
-    fleet.cluster.apply([DepartureMarked("n", "u-holder", "", fleet.now_s)])
+    fleet.writer.apply([DepartureMarked("n", "u-holder", "", fleet.now_s)])
     later_s = WALL_S + fleet.now_s + 121.0
     assert orphans(fleet.cluster, later_s, 60.0) == [Orphan("n", "u-holder", left=True)]
 
@@ -296,7 +292,7 @@ def test_steering_is_suggested_if_only_the_plugins_choice_rejects_the_pod(
     assert kinds(body) == ["lower", "steer"]
     # Following the suggestion makes the pod fit.
     steered = msgspec.structs.replace(plugin, steered=[GPU])
-    fleet.cluster.apply(
+    fleet.writer.apply(
         [
             NodeSeen(kube_node("a", {DEVICE_CHOICE: "steered"})),
             GPUNodeSeen(gpunode(*devices, name="a", version="2", plugin=steered), 0.0),

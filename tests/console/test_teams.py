@@ -49,7 +49,7 @@ def read(query: str = "") -> dict[str, Any]:
     ]
     bound = [owned(name, each[0], each[1], "n") for name, each in PODS.items()]
     waiting = [owned(f"b-{number}", "ml", "b") for number in (1, 2)]
-    asked.cluster.apply(
+    asked.writer.apply(
         [
             NodeSeen(kube_node("n")),
             *map(PodSeen, [*bound, *waiting]),

@@ -65,13 +65,13 @@ def test_an_invalid_time_is_omitted(text: str) -> None:
     asked.add_node("n")
     node = gpunode(shared("GPU-1"), reservations={"uid-p": held})
     waiting = pod(created=text, node="n", uid="uid-p", name="p")
-    asked.cluster.apply([PodSeen(waiting), GPUNodeSeen(node, 0.0)])
+    asked.writer.apply([PodSeen(waiting), GPUNodeSeen(node, 0.0)])
     assert entries(asked) == []
 
 
 def test_a_pod_without_records_has_only_its_creation() -> None:
     asked = Asked()
-    asked.cluster.apply([PodSeen(pod(created=CREATED))])
+    asked.writer.apply([PodSeen(pod(created=CREATED))])
     assert entries(asked) == [("created", "the pod was created")]
     assert asked.get("/v1/timeline/pods/default/none").status_code == 404
 
@@ -81,7 +81,7 @@ def test_attempts_binds_and_changes_are_sorted_by_time() -> None:
     asked = Asked(feed=feed)
     asked.add_node("a")
     first, second = pod(created=CREATED), pod(created=CREATED, version="2")
-    asked.cluster.apply([PodSeen(second)])
+    asked.writer.apply([PodSeen(second)])
     code = CODE_OF[Reason.NO_REPORT]
     asked.journal.note(first, Filtered(WALL_S + 10, 1, 1, 2, 0, {code: 2}, ()), WALL_S + 10)
     asked.journal.note(second, Filtered(WALL_S + 20, 1, 1, 1, 1, {}, ()), WALL_S + 20)

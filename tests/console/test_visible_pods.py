@@ -49,7 +49,7 @@ def world(
     device = shared("GPU-n", free=8, allocated=len(rows), used_bytes=GIB)
     node = gpunode(device, reservations=reservations, pods=[*rows, STRAY], plugin=DISTRIBUTED)
     pods: list[Event] = [PodSeen(running) for _, running in there.values()]
-    made.api.cluster.apply([NodeSeen(kube_node("n")), *pods, PodSeen(WAITS), GPUNodeSeen(node, 0)])
+    made.api.writer.apply([NodeSeen(kube_node("n")), *pods, PodSeen(WAITS), GPUNodeSeen(node, 0)])
     victims = tuple(
         Victim(space, name, f"u-{name}", 7, False) for space, (name, _) in holders.items()
     )

@@ -148,7 +148,7 @@ def test_a_steered_node_takes_pods_one_after_another(asked: Asked) -> None:
 def test_a_pod_of_a_manifest_is_placed_on_eligible_nodes(asked: Asked) -> None:
     (b,) = (node for node in asked.cluster.nodes() if node.metadata.name == "b")
     taint = Taint(key="team", value="x", effect="NoSchedule")
-    asked.cluster.apply([NodeSeen(msgspec.structs.replace(b, spec=NodeSpec(taints=[taint])))])
+    asked.writer.apply([NodeSeen(msgspec.structs.replace(b, spec=NodeSpec(taints=[taint])))])
     sent = pod("train", "16Gi")
     shown = ask(asked, pods=[{"manifest": sent}])
     (kept_out,) = shown["rejections"][0]["ineligible"]

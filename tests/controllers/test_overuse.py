@@ -53,7 +53,7 @@ class Overuse(World):
 
     def replica(self, **options: Any) -> OveruseController:
         return OveruseController(
-            self.state,
+            self.state.cluster,
             self.async_store,
             self.ledger.awaited,
             self.evictor,
@@ -300,7 +300,7 @@ def test_nodes_with_overuse_are_checked_in_turns_if_they_are_too_many(
     world: Overuse, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.controller = world.replica(most_nodes=2)
-    monkeypatch.setattr(world.state.overuses, "nodes", lambda: ([], ["a", "b", "c", "n"]))
+    monkeypatch.setattr(world.state.cluster.overuses, "nodes", lambda: ([], ["a", "b", "c", "n"]))
     world.report()
     world.round()
     assert world.decided == {}

@@ -51,7 +51,7 @@ class Api:
         self.states = [ClusterWriter(Rules(), 1e12, 0.0) for _ in range(replicas)]
         self.controllers = [
             PartialGroupsController(
-                state,
+                state.cluster,
                 cast(Store, self),
                 self,
                 self,

@@ -30,7 +30,7 @@ class Pending(World):
         #: Times of its clock, in order.
         self.seconds: Iterator[float] = itertools.repeat(0.0)
         self.controller = PendingEventsController(
-            self.state,
+            self.state.cluster,
             self.journal,
             self.event_recorder,
             per_round,
@@ -106,7 +106,7 @@ def test_a_failed_event_ends_the_round_and_is_retried() -> None:
 def test_nothing_is_computed_if_no_event_is_due(per_round: int) -> None:
     world = Pending()
     recorder = EventRecorder(None, world.telemetry) if per_round else world.event_recorder
-    controller = PendingEventsController(world.state, world.journal, recorder, per_round)
+    controller = PendingEventsController(world.state.cluster, world.journal, recorder, per_round)
     world.reject("a")
     asyncio.run(controller.once(0.0))
     assert controller.pending.pods == {"memory_on_any": 1}

@@ -52,7 +52,7 @@ class Preemption(World):
         self.rejected: Sequence[str] = ["n"]
         maker = PreemptionWriter(self.async_store, self.evictor, self.wall_s, lambda: "attempt")
         self.controller = PreemptionController(
-            self.state,
+            self.state.cluster,
             self.journal,
             self.telemetry,
             lambda uid: self.rejected,
@@ -126,7 +126,7 @@ def test_no_budget_is_violated_and_the_setting_is_required() -> None:
 def test_preemption_by_kube_scheduler_is_recorded_once() -> None:
     of = waiting(newcomer(20), nominated="n")
     world = Preemption(of, evicts=False)
-    found = preemption(world.state, of, {}, ["n"], world.now_s)
+    found = preemption(world.state.cluster, of, {}, ["n"], world.now_s)
     assert world.once() == []
     assert world.posted == []  # This replica made no attempt.
     part = recorded(found, world.wall_s(), 1, 1, 1)

@@ -45,7 +45,7 @@ class Starts(World):
     def _replica(self) -> StartsController:
         ledger = self.ledger.awaited
         return StartsController(
-            self.state, ledger, self.telemetry, self.event_recorder, self.wall_s
+            self.state.cluster, ledger, self.telemetry, self.event_recorder, self.wall_s
         )
 
     def report(self, **settled: bool) -> None:
@@ -93,10 +93,10 @@ def test_the_second_pod_is_bound_when_the_first_is_ready(world: Starts) -> None:
     world.round(after_s=30)
     assert world.phases == {"p": "starting"}
     world.becomes_ready("p")
-    generation = world.state.snapshot().generation
+    generation = world.state.cluster.snapshot().generation
     world.round(after_s=10)
     assert world.phases == {"p": "running"}
-    assert world.state.latest_gain > generation  # Pending pods are requeued.
+    assert world.state.cluster.latest_gain > generation  # Pending pods are requeued.
     assert world.bind(alone("q")) == Bound()
     assert world.phases == {"p": "running", "q": "starting"}
     assert (world.counted("ready"), world.posted) == (1, [])

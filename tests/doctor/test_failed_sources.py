@@ -189,7 +189,7 @@ def findings(
 ) -> list[Finding]:
     node = Node(metadata=ObjectMeta(name=name), status=NodeStatus(allocatable={GPU: "1"}))
     whole = msgspec.structs.replace(gpunode(device("a"), name=name), status=reported)
-    return examine(state_of(NodeSeen(node), GPUNodeSeen(whole, NOW_S)), now_s, version)
+    return examine(state_of(NodeSeen(node), GPUNodeSeen(whole, NOW_S)).cluster, now_s, version)
 
 
 def whole(**how: object) -> GPUNodeStatus:

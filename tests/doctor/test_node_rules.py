@@ -68,7 +68,7 @@ def findings(
         *(GPUNodeSeen(one, NOW_S) for one in gpunodes),
         *map(PodSeen, pods),
     )
-    return examine(state, now_s, recent=recent)
+    return examine(state.cluster, now_s, recent=recent)
 
 
 def only(found: Sequence[Finding]) -> Finding:
@@ -354,7 +354,7 @@ def test_a_node_that_offers_gpus_by_plugin_and_by_dra_is_reported() -> None:
         dra.class_of(),
         GPUNodeSeen(sliced(), NOW_S),
     )
-    found = examine(state, NOW_S)[0]
+    found = examine(state.cluster, NOW_S)[0]
     assert (found.weight, found.nodes) == (Weight.WARNING, ("n",))
     assert "offered by a device plugin and by a DRA driver" in found.found
     assert "remove the device plugin" in found.do
@@ -364,7 +364,9 @@ def test_a_missing_plugin_with_remaining_pods_is_reported() -> None:
     held = {"old": reservation({"a": GIB})}
     report = gpunode(shared("a"), reservations=held, plugin=SOUND)
     state = state_of(dra.node(), dra.slice_of(), dra.class_of(), GPUNodeSeen(report, NOW_S))
-    assert "offered by a device plugin and by a DRA driver" in examine(state, NOW_S)[0].found
+    assert (
+        "offered by a device plugin and by a DRA driver" in examine(state.cluster, NOW_S)[0].found
+    )
 
 
 @pytest.mark.parametrize("allocatable", [{}, {GPU: "0"}])
@@ -376,4 +378,4 @@ def test_a_node_where_only_dra_allocates_has_no_findings(allocatable: dict[str, 
         dra.class_of(),
         GPUNodeSeen(report, NOW_S),
     )
-    assert examine(state, NOW_S) == []
+    assert examine(state.cluster, NOW_S) == []

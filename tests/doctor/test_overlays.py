@@ -138,7 +138,7 @@ def test_types_of_the_clusters_nodes_have_their_smallest_amounts() -> None:
             gpunode(shared("a", 4), name="own", uid="4"),
         ),
     )
-    found = of_nodes(state, mirror=True)
+    found = of_nodes(state.cluster, mirror=True)
     assert found == [
         Capacity(
             "a",

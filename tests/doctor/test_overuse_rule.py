@@ -45,4 +45,4 @@ def test_nodes_where_overuse_takes_memory_and_no_pod_is_evicted_are_reported(
     state = RecordingState(rules, 90.0, WALL_S - NOW_S)
     pods = [PodSeen(pod(name)) for name in "pq"]
     state.apply([NodeSeen(kube_node()), *pods, GPUNodeSeen(node, NOW_S)])
-    assert [line(each) for each in examine_overuse(state, NOW_S)] == expected
+    assert [line(each) for each in examine_overuse(state.cluster, NOW_S)] == expected

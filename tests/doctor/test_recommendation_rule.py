@@ -32,7 +32,7 @@ def bound(asked: Asked, name: str, vram: str, owner: str = "llm", **annotations:
     )
     spec = msgspec.structs.replace(made.spec, node_name="n")
     newer: Pod = msgspec.structs.replace(made, metadata=metadata, spec=spec)
-    asked.cluster.apply([NodeSeen(kube_node("n")), PodSeen(newer)])
+    asked.writer.apply([NodeSeen(kube_node("n")), PodSeen(newer)])
 
 
 def found(asked: Asked, *profiles: object) -> list[str]:
@@ -77,7 +77,7 @@ def test_pods_with_auto_whose_owner_has_no_profile_after_an_hour_are_reported() 
     young = asked.cluster.pod("u-unseen")
     assert young is not None
     metadata = msgspec.structs.replace(young.metadata, creation_timestamp=stamp(WALL_S - 60))
-    asked.cluster.apply([PodSeen(msgspec.structs.replace(young, metadata=metadata))])
+    asked.writer.apply([PodSeen(msgspec.structs.replace(young, metadata=metadata))])
     assert found(asked, profile()) == []
 
 

@@ -14,7 +14,7 @@ PROBED = msgspec.structs.replace(container(), startup_probe=Present())
 
 
 def found(*pods: Pod) -> list[str]:
-    return [line(each) for each in examine(state_of(*map(PodSeen, pods)), NOW_S)]
+    return [line(each) for each in examine(state_of(*map(PodSeen, pods)).cluster, NOW_S)]
 
 
 def engine(name: str, *containers: Container, phase: str = "Running", alone: bool = True) -> Pod:

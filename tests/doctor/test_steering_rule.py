@@ -35,7 +35,7 @@ def found(*pods: Pod, names: tuple[str, ...] = ("a", "b"), **how: Any) -> list[s
         *(GPUNodeSeen(uneven(name, **how), NOW_S) for name in names),
         *map(PodSeen, pods),
     )
-    findings = [each for each in examine(state, NOW_S) if "would place" in each.found]
+    findings = [each for each in examine(state.cluster, NOW_S) if "would place" in each.found]
     assert all(each.weight is Weight.ADVICE for each in findings)
     return [line(each) for each in findings]
 

@@ -117,7 +117,7 @@ def console() -> Asked:
         lives = msgspec.structs.replace(lives, status=named)
         asked.context.profiles.apply([ProfileSeen(lives)])
     node = gpunode(*gpus, name="gpu-a", plugin=DISTRIBUTED, reservations=held, pods=rows)
-    asked.cluster.apply([NodeSeen(kube_node("gpu-a")), GPUNodeSeen(node, 0.0), *events])
+    asked.writer.apply([NodeSeen(kube_node("gpu-a")), GPUNodeSeen(node, 0.0), *events])
     return asked
 
 

@@ -84,8 +84,8 @@ class Replica:
         numbers = itertools.count(1)
         self.ledger = Ledger(
             server,
-            lambda pod, gpunode: self.state.judge(pod, gpunode, wall_s.passed_s),
-            self.state.adopt,
+            lambda pod, gpunode: self.state.cluster.judge(pod, gpunode, wall_s.passed_s),
+            self.state.cluster.adopt,
             written=lambda gpunode: self.hear([GPUNodeSeen(gpunode, wall_s.passed_s)]),
             wall_s=lambda: WALL_S + wall_s.passed_s,
             new_id=lambda: f"{self.name}-{next(numbers)}",
@@ -180,11 +180,11 @@ class Cluster:
 
     def fits(self, vram: str) -> Reason | None:
         """Return the verdict of the last replica for a new pod."""
-        state, snap = self.replicas[-1].state, self.replicas[-1].state.snapshot()
-        request = state.understand(pod(vram, uid="newcomer", name="newcomer"))
+        state, snap = self.replicas[-1].state, self.replicas[-1].state.cluster.snapshot()
+        request = state.cluster.understand(pod(vram, uid="newcomer", name="newcomer"))
         assert isinstance(request, VramRequest)
         found = fit(request, snap, snap.rows(["n"]), self.clock.passed_s).reason(0)
-        judged = state.judge(
+        judged = state.cluster.judge(
             pod(vram, uid="newcomer", name="newcomer"), self.node, self.clock.passed_s
         )
         assert isinstance(judged, Placement) == (found is None)
@@ -193,10 +193,10 @@ class Cluster:
     def found_by(self, i: int) -> list[Chore]:
         state = self.replicas[i].state
         return [
-            *unreserved_pods(state),
-            *orphans(state, WALL_S + self.clock.passed_s, ORPHAN_AFTER_S),
-            *being_deleted(state.gpunodes()),
-            *uninitialised(state),
+            *unreserved_pods(state.cluster),
+            *orphans(state.cluster, WALL_S + self.clock.passed_s, ORPHAN_AFTER_S),
+            *being_deleted(state.cluster.gpunodes()),
+            *uninitialised(state.cluster),
         ]
 
     def done_by(self, i: int, tasks: Sequence[Chore]) -> None:

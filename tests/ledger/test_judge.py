@@ -18,7 +18,7 @@ def state() -> ClusterWriter:
     """Node n1 has a reservation for q; then another scheduler binds q to it."""
     state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
     q = pod("q", 6)
-    reservation = state.adopt(q, gpunode("n1"))
+    reservation = state.cluster.adopt(q, gpunode("n1"))
     assert reservation is not None
     held = changed(
         gpunode("n1"), spec=GPUNodeSpec(initialised=True, reservations={"q": reservation})
@@ -34,11 +34,11 @@ def test_a_bound_pod_counts_although_its_reservation_was_removed(
     state: ClusterWriter,
 ) -> None:
     """The GPUNode read from the store is newer than the one in the watch."""
-    assert state.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
+    assert state.cluster.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
 
 
 def test_an_adopted_pod_is_charged_once(state: ClusterWriter) -> None:
-    held = state.gpunode("n1")
+    held = state.cluster.gpunode("n1")
     assert held is not None
-    assert isinstance(state.judge(pod("p", 4), held, 0.0), Placement)
-    assert state.judge(pod("p", 5), held, 0.0) is Reason.MEMORY_ON_ANY
+    assert isinstance(state.cluster.judge(pod("p", 4), held, 0.0), Placement)
+    assert state.cluster.judge(pod("p", 5), held, 0.0) is Reason.MEMORY_ON_ANY

@@ -71,8 +71,8 @@ class Cluster(RuleBasedStateMachine):
     def new_ledger(self) -> Ledger:
         return Ledger(
             self.store,
-            lambda pod, gpunode: self.state.judge(pod, gpunode, 0.0),
-            self.state.adopt,
+            lambda pod, gpunode: self.state.cluster.judge(pod, gpunode, 0.0),
+            self.state.cluster.adopt,
             written=lambda gpunode: None,
             wall_s=lambda: self.wall_s,
             new_id=lambda: f"id-{next(self.numbers)}",
@@ -120,7 +120,7 @@ class Cluster(RuleBasedStateMachine):
         self.watch_catches_up()
         self.chores()
         self.watch_catches_up()
-        assert not uninitialised(self.state)
+        assert not uninitialised(self.state.cluster)
 
     @rule(name=names_of_pods, asked=st.integers(1, 8))
     def user_makes_or_changes_a_pod(self, name: str, asked: int) -> None:
@@ -146,8 +146,8 @@ class Cluster(RuleBasedStateMachine):
         pod = self.pods()[name]
         self.being_bound = name, node
         # The copy in this replica may be old or missing.
-        held = pod if fresh else self.state.pod(pod.metadata.uid)
-        ask = BindRequest("a", name, pod.metadata.uid, node, held, self.state.gpunode(node))
+        held = pod if fresh else self.state.cluster.pod(pod.metadata.uid)
+        ask = BindRequest("a", name, pod.metadata.uid, node, held, self.state.cluster.gpunode(node))
         outcome = self.ledger.bind(ask)
         self.fault = None
         after = self.pods().get(name)
@@ -206,11 +206,11 @@ class Cluster(RuleBasedStateMachine):
 
     @rule()
     def chores(self) -> None:
-        for found in orphans(self.state, self.wall_s, ORPHAN_AFTER_S):
+        for found in orphans(self.state.cluster, self.wall_s, ORPHAN_AFTER_S):
             # This replica sees all pods, which end before they are deleted.
             assert isinstance(found, Orphan)
             self.ledger.remove(found.node, found.uid, found.left)
-        if waiting := uninitialised(self.state):
+        if waiting := uninitialised(self.state.cluster):
             self.ledger.initialise(waiting)
 
     @rule(node=names_of_nodes, name=names_of_pods)

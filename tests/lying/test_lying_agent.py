@@ -75,12 +75,12 @@ class World:
 
     @property
     def state(self) -> RecordingState:
-        assert isinstance(self.asked.cluster, RecordingState)
-        return self.asked.cluster
+        assert isinstance(self.asked.writer, RecordingState)
+        return self.asked.writer
 
     @property
     def terms(self) -> list[NodeTerms]:
-        snap = self.state.snapshot()
+        snap = self.state.cluster.snapshot()
         return [snap.nodes[snap.row_of[name]] for name in HONEST]
 
 
@@ -130,7 +130,7 @@ def honest_nodes() -> list[GPUNode]:
 
 def world(lie: GPUNode, lease: Lease | None = None) -> World:
     state = RecordingState(RULES, 90.0, WALL_S)
-    asked = Asked(cluster=state)
+    asked = Asked(writer=state)
     alone = {"headroom.gpu/startup": "alone"}
     state.apply(
         [
@@ -167,37 +167,39 @@ SILENT = gpunode(name="b", uid="gn-b")
 def decisions(of: World) -> Any:
     """Return the terms of each honest node, and the decisions of controllers from them."""
     state = of.state
-    nodes = [state.gpunode(name) for name in HONEST]
+    nodes = [state.cluster.gpunode(name) for name in HONEST]
     found = [each for each in nodes if each is not None]
     return (
         of.terms,
         [each for each in state.take_outcomes() if each.node in HONEST],
-        [each.pod.metadata.uid for each in unreserved_pods(state, HONEST)],
-        list(orphans(state, 1e9, 60.0, HONEST)),
-        [state.misplaced(each, NOW_S) for each in found],
-        [latest_sample(state, each) for each in found],
-        [name in state.crowded for name in HONEST],
-        rejection_beside(state, state.understand(WAITING), "a", (), NOW_S),
+        [each.pod.metadata.uid for each in unreserved_pods(state.cluster, HONEST)],
+        list(orphans(state.cluster, 1e9, 60.0, HONEST)),
+        [state.cluster.misplaced(each, NOW_S) for each in found],
+        [latest_sample(state.cluster, each) for each in found],
+        [name in state.cluster.crowded for name in HONEST],
+        rejection_beside(state.cluster, state.cluster.understand(WAITING), "a", (), NOW_S),
     )
 
 
 def starts(of: World) -> Any:
-    node = of.state.gpunode("a")
+    node = of.state.cluster.gpunode("a")
     assert node is not None
-    return ended_starts(of.state, node, WALL_S)
+    return ended_starts(of.state.cluster, node, WALL_S)
 
 
 def evictions(of: World) -> Any:
-    nodes = [of.state.gpunode(name) for name in HONEST]
-    decided = [overuse_evictions_on(of.state, each, NOW_S) for each in nodes if each]
+    nodes = [of.state.cluster.gpunode(name) for name in HONEST]
+    decided = [overuse_evictions_on(of.state.cluster, each, NOW_S) for each in nodes if each]
     assert decided[1].selected.keys() == {"hog"}
-    return decided, [list(overusing_pods(of.state, each, NOW_S, False)) for each in of.terms]
+    return decided, [
+        list(overusing_pods(of.state.cluster, each, NOW_S, False)) for each in of.terms
+    ]
 
 
 def scores(of: World) -> Any:
     """Return the choice between the honest nodes, with every term."""
-    snap = of.state.snapshot()
-    request = of.state.understand(WAITING)
+    snap = of.state.cluster.snapshot()
+    request = of.state.cluster.understand(WAITING)
     assert isinstance(request, VramRequest)
     rows = snap.rows(list(HONEST))
     verdicts = fit(request, snap, rows, NOW_S)
@@ -208,7 +210,7 @@ def scores(of: World) -> Any:
 
 def metrics(of: World) -> Any:
     """Return the series with a label of an honest node or of its pods."""
-    collector = FleetCollector(of.state, of.state.snapshot, Pending, 100, 90.0)
+    collector = FleetCollector(of.state.cluster, of.state.cluster.snapshot, Pending, 100, 90.0)
     labels = {*HONEST, *BOUND_ON, "GPU-a-0", "GPU-a-1", "GPU-c-0"}
     return sorted(
         (each.name, sorted(each.labels.items()), each.value)
@@ -358,7 +360,7 @@ def test_a_lying_agent_changes_values_of_its_own_node() -> None:
     seen = []
     for pods in ([], [use("bound", "GPU-b-0", 20 * GIB)]):
         lie = gpunode(shared("GPU-b-0"), name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)
-        snap = world(lie).state.snapshot()
+        snap = world(lie).state.cluster.snapshot()
         (device,) = snap.nodes[snap.row_of["b"]].devices
         seen.append(device.free_bytes)
     own = 8 * GIB

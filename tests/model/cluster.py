@@ -92,7 +92,7 @@ def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
     """
     key = msgspec.json.encode((pod, node))
     if key not in _fitted:
-        _fitted[key] = _STATE.judge(pod, node, 0.0)
+        _fitted[key] = _STATE.cluster.judge(pod, node, 0.0)
     return _fitted[key]
 
 
@@ -104,7 +104,7 @@ def ledger(store: SyncStore, name: str, code: ModuleType) -> Any:
     return Ledger(
         store,
         fitted,
-        _STATE.adopt,
+        _STATE.cluster.adopt,
         written=lambda gpunode: None,
         wall_s=lambda: 0.0,
         new_id=lambda: f"{name}-{next(numbers)}",

@@ -79,8 +79,9 @@ class Replica:
     def __init__(self, written: Callable[[GPUNode], Event]) -> None:
         self.watch: deque[Event] = deque()
         self.server = EmbeddedStore(self.watch.extend, lambda: 0.0)
-        self.cluster = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
-        self.cluster.apply([NodeSeen(kube_node())])
+        self.writer = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
+        self.cluster = self.writer.cluster
+        self.writer.apply([NodeSeen(kube_node())])
         self.server.admit(ENDED)
         self.create()
         self.apply(*self.watch)
@@ -119,7 +120,7 @@ class Replica:
         self.server.report([("n", REPORT)])
 
     def apply(self, *events: Event) -> None:
-        self.cluster.apply(events)
+        self.writer.apply(events)
 
     def steps(self) -> list[str]:
         deeds = self.deeds[:1]

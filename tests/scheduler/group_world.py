@@ -146,8 +146,8 @@ class World:
         numbers = itertools.count()
         self._ledger = Ledger(
             Faraway(self.store, self._meanwhile),
-            lambda pod, gpunode: state.judge(pod, gpunode, self.clock.now_s),
-            state.adopt,
+            lambda pod, gpunode: state.cluster.judge(pod, gpunode, self.clock.now_s),
+            state.cluster.adopt,
             written=lambda gpunode: None,
             wall_s=lambda: self.clock.now_s,
             new_id=lambda: f"{len(self.extenders)}-{next(numbers)}",

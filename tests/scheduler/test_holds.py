@@ -54,7 +54,7 @@ def cluster(node: GPUNode | None = None) -> ClusterWriter:
 
 
 def wanted(state: ClusterWriter, of: Pod) -> VramRequest:
-    request = state.understand(of)
+    request = state.cluster.understand(of)
     assert isinstance(request, VramRequest)
     return request
 
@@ -66,8 +66,8 @@ def asked(
     held: HeldMemory | None = None,
 ) -> Reason | None:
     """Return the reason why the pod is rejected on the only node, on which it would fit alone."""
-    held = held or HeldMemory(state)
-    codes, snap = np.zeros(1, np.int8), state.snapshot()
+    held = held or HeldMemory(state.cluster)
+    codes, snap = np.zeros(1, np.int8), state.cluster.snapshot()
     held.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
     return REASONS[int(codes[0])]
 
@@ -85,24 +85,24 @@ def looks() -> Any:
 @given(st.lists(st.tuples(SIZES, st.booleans()), min_size=1, max_size=12))
 def test_cached_results_equal_recomputed_ones(steps: list[tuple[str, bool]]) -> None:
     state = cluster()
-    held = HeldMemory(state)
+    held = HeldMemory(state.cluster)
     for number, (size, begins) in enumerate(steps):
         who = named(size, f"p{number}")
         assert asked(state, who, held=held) == asked(state, who)
-        state.holds.assume(who, wanted(state, who), "n", NOW_S)
+        state.parts.calls.assumed.assume(who, wanted(state, who), "n", NOW_S)
         if begins:
             state.apply([BindBegun(who, "n")])
-            state.holds.forget(who.metadata.uid)
+            state.parts.calls.assumed.forget(who.metadata.uid)
 
 
 def test_equal_pods_on_an_unchanged_node_are_checked_once() -> None:
     state = cluster()
-    held = HeldMemory(state)
+    held = HeldMemory(state.cluster)
     with looks() as looked:
         for number in range(2):
             who = named("8Gi", f"p{number}")
             asked(state, who, held=held)
-            state.holds.assume(who, wanted(state, who), "n", NOW_S)
+            state.parts.calls.assumed.assume(who, wanted(state, who), "n", NOW_S)
         for number in range(3):
             asked(state, named("8Gi", f"q{number}"), held=held)
         assert looked.call_count == 2  # next to one pod, then next to two
@@ -123,29 +123,29 @@ def test_each_further_pod_of_a_large_group_checks_only_the_last_chosen_node() ->
     for name in names:
         report = gpunode(shared(name), name=name, uid=name)
         state.apply([NodeSeen(kube_node(name)), GPUNodeSeen(report, NOW_S)])
-    held, snap, rows = HeldMemory(state), state.snapshot(), np.arange(40)
+    held, snap, rows = HeldMemory(state.cluster), state.cluster.snapshot(), np.arange(40)
     with looks() as looked:
         for i, name in enumerate(names):
             who = core_member("20Gi", f"p{i}")
             codes = np.zeros(40, np.int8)
             held.reject_nodes(who, wanted(state, who), rows, codes, snap, NOW_S)
             assert [REASONS[code] for code in codes] == [FULL] * i + [None] * (40 - i)
-            state.holds.assume(who, wanted(state, who), name, NOW_S)
+            state.parts.calls.assumed.assume(who, wanted(state, who), name, NOW_S)
     assert looked.call_count == 39
 
 
 def test_results_next_to_a_pod_with_its_own_variable_are_cached_only_for_that_pod() -> None:
     state = cluster(gpunode(shared("A"), plugin=Plugin()))
-    held = HeldMemory(state)
+    held = HeldMemory(state.cluster)
     first = pod("8Gi", choosing(container("a")), uid="first", name="first")
-    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    state.parts.calls.assumed.assume(first, wanted(state, first), "n", NOW_S)
     with looks() as looked:
         for uid in ("second", "third"):
             asked(state, named("8Gi", uid), held=held)
         assert looked.call_count == 1
-        state.holds.forget("first")
+        state.parts.calls.assumed.forget("first")
         another = pod("8Gi", choosing(container("a")), uid="another", name="another")
-        state.holds.assume(another, wanted(state, another), "n", NOW_S)
+        state.parts.calls.assumed.assume(another, wanted(state, another), "n", NOW_S)
         asked(state, named("8Gi", "fourth"), held=held)
         assert looked.call_count == 2
 
@@ -157,7 +157,7 @@ def test_a_pods_own_reservation_does_not_count_against_it() -> None:
         node, spec=replace(node.spec, reservations={"second": reservation({"A": 8 * GIB})})
     )
     state = cluster(held)
-    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    state.parts.calls.assumed.assume(first, wanted(state, first), "n", NOW_S)
     assert asked(state, named("8Gi", "third")) is FULL
     assert asked(state, second) is None
     assert asked(state, named("8Gi", "third")) is FULL
@@ -167,7 +167,7 @@ def test_a_pod_that_is_being_bound_does_not_count_against_itself() -> None:
     first, second = named("16Gi", "first"), named("8Gi", "second")
     state = cluster(gpunode(shared("A")))
     state.apply([BindBegun(second, "n")])
-    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    state.parts.calls.assumed.assume(first, wanted(state, first), "n", NOW_S)
     assert asked(state, named("8Gi", "third")) is FULL
     assert asked(state, second) is None
     state.apply([BindEnded("second", "n")])
@@ -177,7 +177,7 @@ def test_a_pod_that_is_being_bound_does_not_count_against_itself() -> None:
 def test_memory_is_released_if_the_bind_does_not_follow_in_time() -> None:
     first, second = named("16Gi", "first"), named("16Gi", "second")
     state = cluster(gpunode(shared("A")))
-    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    state.parts.calls.assumed.assume(first, wanted(state, first), "n", NOW_S)
     assert asked(state, second) is FULL
     assert asked(state, second, NOW_S + BIND_FOLLOWS_WITHIN_S + 0.01) is None
 
@@ -210,7 +210,7 @@ class Calls:
         self.state = cluster(gpunode(shared("A")))
 
     def filter(self, who: Pod, now_s: float) -> Reason | None:
-        holds = self.state.holds
+        holds = self.state.parts.calls.assumed
         holds.ask(who, now_s)
         reason = asked(self.state, who, now_s)
         if reason is None:
@@ -263,8 +263,8 @@ def test_a_rejection_because_of_its_own_group_does_not_requeue_a_pod(
     calls.filter(make("16Gi", "first"), NOW_S)
     for who, may_change in ((make("16Gi", "second"), False), (named("16Gi", "single"), True)):
         codes, rows = np.zeros(1, np.int8), np.zeros(1, np.int64)
-        request, snap = wanted(calls.state, who), calls.state.snapshot()
-        held = HeldMemory(calls.state)
+        request, snap = wanted(calls.state, who), calls.state.cluster.snapshot()
+        held = HeldMemory(calls.state.cluster)
         assert held.reject_nodes(who, request, rows, codes, snap, NOW_S) == may_change
         assert REASONS[int(codes[0])] is FULL
 
@@ -276,7 +276,7 @@ def test_holds_last_after_a_rejection_while_other_pods_of_the_group_are_tried() 
     assert calls.filter(core_member("16Gi", "second"), NOW_S + 0.1) is FULL
     assert calls.filter(core_member("8Gi", "third"), NOW_S + 0.3) is None
     assert not calls.free(NOW_S + 0.5)
-    calls.state.holds.call_bind("first", NOW_S + 0.5)
+    calls.state.parts.calls.assumed.call_bind("first", NOW_S + 0.5)
     assert asked(calls.state, named("20Gi", "single"), NOW_S + 5.4) is FULL
     assert calls.free(NOW_S + 5.6)
 
@@ -287,9 +287,9 @@ def test_a_new_attempt_of_a_group_releases_the_memory_held_for_all_its_pods() ->
     for uid in ("first", "second", "third"):
         assert calls.filter(core_member("8Gi", uid), NOW_S) is None
     assert calls.filter(core_member("24Gi", "first"), NOW_S + 1) is None
-    assert calls.state.holds.members(Group(GroupKind.KUBERNETES, "default", "g"), NOW_S + 1) == {
-        "first"
-    }
+    assert calls.state.parts.calls.assumed.members(
+        Group(GroupKind.KUBERNETES, "default", "g"), NOW_S + 1
+    ) == {"first"}
 
 
 @pytest.mark.parametrize("make", [member, replica])
@@ -304,7 +304,7 @@ def test_pods_with_a_node_keep_their_holds_while_another_pod_of_the_group_is_ret
         assert calls.filter(make("24Gi", "third"), now_s) is FULL
     group = group_of(make("8Gi", "first"))
     assert group is not None
-    assert calls.state.holds.members(group, NOW_S + 2) == {"first", "second"}
+    assert calls.state.parts.calls.assumed.members(group, NOW_S + 2) == {"first", "second"}
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
@@ -313,22 +313,22 @@ def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() 
     state = cluster(gpunode(shared("A")))
     annotations = {"headroom.gpu/startup": "alone"}
     first = pod("4Gi", uid="first", annotations=annotations)
-    state.holds.assume(first, wanted(state, first), "n", NOW_S)
+    state.parts.calls.assumed.assume(first, wanted(state, first), "n", NOW_S)
     second = pod("4Gi", uid="second", annotations=annotations)
     assert asked(state, second) is Reason.OTHER_STARTING
     assert asked(state, pod("4Gi", uid="third")) is None
     state.apply([BindBegun(first, "n")])
-    assert state.holds.binding_to("n")["first"].phase == "starting"
-    state.holds.forget("first")
+    assert state.cluster.holds.binding_to("n")["first"].phase == "starting"
+    state.parts.calls.assumed.forget("first")
     assert asked(state, second) is None  # The snapshot has it.
     row = np.zeros(1, np.int64)
-    verdict = fit(wanted(state, second), state.snapshot(), row, NOW_S)
+    verdict = fit(wanted(state, second), state.cluster.snapshot(), row, NOW_S)
     assert verdict.reason(0) is Reason.OTHER_STARTING
     # The reservation is written and its start has ended, so the node is weighed again.
-    written = replace(state.holds.binding_to("n")["first"], phase="running")
-    held = state.gpunode("n")
+    written = replace(state.cluster.holds.binding_to("n")["first"], phase="running")
+    held = state.cluster.gpunode("n")
     assert held is not None
     metadata = replace(held.metadata, resource_version="2")
     spec = replace(held.spec, reservations={"first": written})
     state.apply([GPUNodeSeen(replace(held, metadata=metadata, spec=spec), NOW_S)])
-    assert fit(wanted(state, second), state.snapshot(), row, NOW_S).reason(0) is None
+    assert fit(wanted(state, second), state.cluster.snapshot(), row, NOW_S).reason(0) is None

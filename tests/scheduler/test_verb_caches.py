@@ -63,7 +63,7 @@ class Calls(RuleBasedStateMachine):
     def filter_for_the_best(self, vram: str, data: st.DataObject) -> None:
         """Offer all names, or other names with as many bytes. Without spaces, filter does not
         decode them."""
-        offered = data.draw(st.permutations(list(self.state.snapshot().names)))
+        offered = data.draw(st.permutations(list(self.state.cluster.snapshot().names)))
         has_new = bool(offered) and data.draw(st.booleans())
         if has_new:
             offered[0] = "?" * len(offered[0])  # offered instead of another node
@@ -129,7 +129,7 @@ def test_demand_counts_only_the_classes_of_nodes_that_were_offered() -> None:
         return found
 
     assert passed("wrong-guess", "??", "bb", "cc")[0] in ("bb", "cc")
-    (classes,) = state.usual._mix.demand
+    (classes,) = state.parts.calls.demand._mix.demand
     assert [round(size / GIB) for size in classes] == [80]
     assert passed("right-guess", "aa", "bb", "cc") == ["aa"]
-    assert sorted(map(len, state.usual._mix.demand)) == [1, 2]
+    assert sorted(map(len, state.parts.calls.demand._mix.demand)) == [1, 2]

@@ -33,7 +33,7 @@ class Clocks:
 
 @dataclass
 class Replica:
-    cluster: ClusterWriter
+    writer: ClusterWriter
     best_only: bool = False
     observes: bool = False
     preempts_for_memory: bool = False
@@ -43,7 +43,7 @@ class Replica:
         return ""
 
     def deliver(self, events: Sequence[Event]) -> None:
-        self.cluster.apply(events)
+        self.writer.apply(events)
 
 
 class BindsNothing:
@@ -52,7 +52,7 @@ class BindsNothing:
 
 
 def verbs_on(
-    cluster: ClusterWriter,
+    writer: ClusterWriter,
     now_s: Callable[[], float],
     ledger: Binder | None = None,
     journal: Journal | None = None,
@@ -63,11 +63,12 @@ def verbs_on(
     bind_deadline_s: float = inf,
 ) -> Verbs:
     state = SchedulingState(
-        cluster,
+        writer.cluster,
+        writer.parts.calls,
         journal or Journal(),
         telemetry or _UNREAD,
         Replica(
-            cluster,
+            writer,
             best_only,
             preempts_for_memory=preempts_for_memory,
             bind_deadline_s=bind_deadline_s,

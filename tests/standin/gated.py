@@ -97,7 +97,7 @@ class Gated(RuleBasedStateMachine):
             AsyncStore(self.store),
             self.ledger.awaited,
             self,
-            lambda gpunode: self.state.misplaced(gpunode, NOW_S),
+            lambda gpunode: self.state.cluster.misplaced(gpunode, NOW_S),
         )
         #: Bound pods that the kubelet has not seen yet.
         self.coming: dict[str, allocations.Pod] = {}
@@ -184,7 +184,7 @@ class Gated(RuleBasedStateMachine):
     @rule(twice=st.booleans())
     def housekeeping(self, twice: bool) -> None:
         for _ in range(1 + twice):
-            for found in unreserved_pods(self.state):
+            for found in unreserved_pods(self.state.cluster):
                 self.ledger.charge(found.node, found.pod)
             now(self.evictions.evict_misplaced(NAME))
 

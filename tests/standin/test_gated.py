@@ -83,7 +83,7 @@ def test_a_pod_admitted_to_a_full_device_is_evicted_before_it_starts(
         world.housekeeping(twice=True)
     assert uid not in world.node.pods
     assert world.evicted == 1
-    assert world.state.back_offs.holds(NAME)
+    assert world.state.cluster.backs_off(NAME)
     assert uid not in world.gpunode().spec.reservations
 
 

@@ -72,12 +72,12 @@ class Kind:
         state = ClusterWriter(self.rules, stale_after_s=90.0, epoch_s=0.0)
         running = (PodSeen(pod(uid=uid, node="n")) for uid in self.gpunode.spec.reservations)
         state.apply([NodeSeen(node), *running, GPUNodeSeen(self.gpunode, NOW_S)])
-        request: Any = state.understand(self.pod)
-        snap = state.snapshot()
+        request: Any = state.cluster.understand(self.pod)
+        snap = state.cluster.snapshot()
         # Reports of the builders have a fixed time.
         verdicts = fit(request, snap, snap.rows(["n"]), float("-inf"))
         (nearest,) = explain(verdicts, Weights()).nearest
-        judged = state.judge(self.pod, self.gpunode, float("-inf"))
+        judged = state.cluster.judge(self.pod, self.gpunode, float("-inf"))
         assert (judged if isinstance(judged, Reason) else None) is nearest.reason, "bind agrees"
         return explanation_lines(nearest)
 

@@ -76,7 +76,7 @@ class Requeues(World):
 
     def decides(self, who: Pod, fits: int, sure: bool = True) -> None:
         """Record a filter call of this replica in the journal."""
-        generation = self.state.snapshot().generation
+        generation = self.state.cluster.snapshot().generation
         self.journal.record(
             Decision(who, "d", self.wall_s(), generation, 1, fits, {}, sure),
         )
@@ -84,7 +84,7 @@ class Requeues(World):
     def requeued(self, after_s: float = 0.01) -> list[str]:
         """Return the names of the pods that are requeued now."""
         self.now_s += after_s
-        steps = self.hints.due(self.state, self.journal, self.now_s, self.wall_s())
+        steps = self.hints.due(self.state.cluster, self.journal, self.now_s, self.wall_s())
         due = [who for who in steps if who is not None]
         for who in due:
             self.hints.requeued(who.metadata.uid, f"{who.metadata.uid}@{self.now_s}")

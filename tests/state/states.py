@@ -57,8 +57,8 @@ def lease(sampled_at: str, gpunode: str = "gn", observed_at: str = STAMP) -> Lea
 
 
 def reason(state: RecordingState, of: str = "8Gi", at_s: float = NOW_S) -> Reason | None:
-    snap = state.snapshot()
-    asked = state.understand(pod(of))
+    snap = state.cluster.snapshot()
+    asked = state.cluster.understand(pod(of))
     assert isinstance(asked, VramRequest)
     rows = snap.rows(["n"])
     assert (rows >= 0).all()
@@ -66,7 +66,7 @@ def reason(state: RecordingState, of: str = "8Gi", at_s: float = NOW_S) -> Reaso
 
 
 def headroom(state: RecordingState) -> list[int]:
-    (node,) = state.snapshot().nodes
+    (node,) = state.cluster.snapshot().nodes
     return [terms.headroom_bytes // GIB for terms in node.devices]
 
 
@@ -83,5 +83,5 @@ def reserving(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
 
 
 def headroom_of(state: RecordingState, name: str) -> list[int]:
-    snap = state.snapshot()
+    snap = state.cluster.snapshot()
     return [t.headroom_bytes // GIB for t in snap.nodes[snap.row_of[name]].devices]

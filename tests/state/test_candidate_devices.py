@@ -62,7 +62,7 @@ class TestPossibleDevices:
         if how == "has ended":
             pods[-1] = pod("20Gi", uid="uid-ends", name="ends", node="n", phase="Succeeded")
         state = state_of(*seen(kube_node(), self.reported(), *pods))
-        snap = state.snapshot()
+        snap = state.cluster.snapshot()
         assert (snap.columns.reach[0] == 1).tolist() == [True, how != "stays"]
         room = snap.columns.free_bytes[0].tolist()
         assert room == [22 * GIB, 20 * GIB if how != "stays" else 0]
@@ -78,14 +78,14 @@ class TestPossibleDevices:
             # A gate that is not the first container blocks no start.
             (pod("8Gi", init=[Container(name="first"), gate()]), Reason.NO_GATE),
         ):
-            asked = state.understand(made)
+            asked = state.cluster.understand(made)
             assert isinstance(asked, VramRequest)
-            snap = state.snapshot()
+            snap = state.cluster.snapshot()
             assert fit(asked, snap, snap.rows(["n"]), NOW_S).reason(0) is expected
-            judged = state.judge(made, self.reported(), NOW_S)
+            judged = state.cluster.judge(made, self.reported(), NOW_S)
             assert (judged if isinstance(judged, Reason) else None) is expected
         # A pod that requests no GPU does not matter here.
-        other = state.understand(pod(None, Container(name="main")))
+        other = state.cluster.understand(pod(None, Container(name="main")))
         assert isinstance(other, VramRequest)
         assert fit(other, snap, snap.rows(["n"]), NOW_S).reason(0) is None
 
@@ -101,7 +101,7 @@ class TestPossibleDevices:
         node = kube_node(annotations={DEVICE_CHOICE: choice})
         state = state_of(*seen(node, self.reported(), *self.sitting()))
         assert reason(state) is Reason.BAD_NODE_ANNOTATION
-        (terms,) = state.snapshot().nodes
+        (terms,) = state.cluster.snapshot().nodes
         assert terms.detail == (
             f"annotation {DEVICE_CHOICE}: {choice!r} {why}. Example: {DEVICE_CHOICE}: predicted"
         )
@@ -123,8 +123,8 @@ class TestPossibleDevices:
             *seen(gpunode(*even, reservations=full, pods=rows, plugin=DISTRIBUTED)),
         )
         assert reason(state) is Reason.MEMORY_ON_SOME
-        before_it = state.snapshot().generation
+        before_it = state.cluster.snapshot().generation
         rows.append(use("s", "D1", 0, replica="1"))
         after = gpunode(*one_more, version="2", reservations=full, pods=rows, plugin=DISTRIBUTED)
         state.apply(seen(after))
-        assert state.headroom_gains.of("n") > before_it
+        assert state.cluster.headroom_gains.of("n") > before_it

@@ -59,7 +59,7 @@ class Play:
 
     @property
     def reason(self) -> Reason | None:
-        snap = self.state.snapshot()
+        snap = self.state.cluster.snapshot()
         return fit(request("1Gi"), snap, snap.rows(["n"]), self.at_s).reason(0)
 
 

@@ -69,8 +69,8 @@ class TestWholeNode:
         state.apply([NodeGone("n")])
         assert reason(state) is Reason.UNKNOWN_NODE
         state.apply([GPUNodeGone("n")])
-        assert state.snapshot().nodes == ()
-        assert state.gpunode("n") is None
+        assert state.cluster.snapshot().nodes == ()
+        assert state.cluster.gpunode("n") is None
 
 
 class TestGains:
@@ -123,21 +123,21 @@ class TestGains:
         self, before: GPUNode | None, after: GPUNode, grew: bool
     ) -> None:
         state = state_of(*seen(kube_node(), *([before] if before else [])))
-        before_it = state.snapshot().generation
+        before_it = state.cluster.snapshot().generation
         state.apply(seen(after))
-        assert (state.headroom_gains.of("n") > before_it) is grew
-        assert (state.latest_gain > before_it) is grew
-        assert state.headroom_gains.of("n") <= state.snapshot().generation
+        assert (state.cluster.headroom_gains.of("n") > before_it) is grew
+        assert (state.cluster.latest_gain > before_it) is grew
+        assert state.cluster.headroom_gains.of("n") <= state.cluster.snapshot().generation
 
     def test_a_stale_node_counts_as_a_gain_when_it_reports_again(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))
-        before_it = state.snapshot().generation
+        before_it = state.cluster.snapshot().generation
         again = gpunode(device(), version="2", observed_at="2026-11-21T01:00:00+00:00")
         state.apply(seen(again, at_s=NOW_S + STALE_AFTER_S))
-        assert state.headroom_gains.of("n") <= before_it
+        assert state.cluster.headroom_gains.of("n") <= before_it
         later = gpunode(device(), version="3", observed_at="2026-11-21T02:00:00+00:00")
         state.apply(seen(later, at_s=NOW_S + 3 * STALE_AFTER_S))
-        assert state.headroom_gains.of("n") > before_it
+        assert state.cluster.headroom_gains.of("n") > before_it
 
     @pytest.mark.parametrize(
         ("pods", "unsettled"),
@@ -170,27 +170,27 @@ class TestJudge:
     def test_bind_is_judged_on_the_given_version_of_the_gpunode(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         fuller = gpunode(shared("a"), version="2", reservations={"u": reservation({"a": 20 * GIB})})
-        assert state.judge(pod("8Gi"), fuller, NOW_S) is Reason.MEMORY_ON_ANY
-        placement = state.judge(pod("8Gi"), gpunode(shared("a")), NOW_S)
+        assert state.cluster.judge(pod("8Gi"), fuller, NOW_S) is Reason.MEMORY_ON_ANY
+        placement = state.cluster.judge(pod("8Gi"), gpunode(shared("a")), NOW_S)
         assert isinstance(placement, Placement)
         assert placement.charges[0].candidates == {"a": 8 * GIB}
 
     def test_the_pods_own_reservation_does_not_count_against_it(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         own = gpunode(shared("a"), reservations={"uid-p": reservation({"a": 20 * GIB})})
-        assert isinstance(state.judge(pod("20Gi"), own, NOW_S), Placement)
+        assert isinstance(state.cluster.judge(pod("20Gi"), own, NOW_S), Placement)
 
     def test_unreserved_pods_count(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
         state.apply(seen(pod("20Gi", node="n", uid="b", name="b")))
-        assert state.judge(pod("8Gi"), gpunode(shared("a")), NOW_S) is Reason.MEMORY_ON_ANY
+        assert state.cluster.judge(pod("8Gi"), gpunode(shared("a")), NOW_S) is Reason.MEMORY_ON_ANY
 
     def test_bind_rejects_a_pod_that_filter_rejects(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))
-        assert state.judge(pod("lots"), gpunode(shared("a")), NOW_S) is Reason.BAD_VRAM
+        assert state.cluster.judge(pod("lots"), gpunode(shared("a")), NOW_S) is Reason.BAD_VRAM
         late = NOW_S + STALE_AFTER_S + 1
-        assert state.judge(pod(), gpunode(shared("a")), late) is Reason.STALE_REPORT
-        assert state.judge(pod(), gpunode(), NOW_S) is Reason.NO_REPORT
+        assert state.cluster.judge(pod(), gpunode(shared("a")), late) is Reason.STALE_REPORT
+        assert state.cluster.judge(pod(), gpunode(), NOW_S) is Reason.NO_REPORT
 
 
 class TestEviction:
@@ -215,23 +215,25 @@ class TestEviction:
         self, vram: str, victims: set[str], fits: bool
     ) -> None:
         world = self.world()
-        reason = rejection_beside(world, world.understand(pod(vram)), "n", (), NOW_S, victims)
+        reason = rejection_beside(
+            world.cluster, world.cluster.understand(pod(vram)), "n", (), NOW_S, victims
+        )
         assert (reason is None) is fits
 
     def test_an_unknown_node_takes_no_pods(self) -> None:
         world = self.world()
-        request = world.understand(pod())
-        reason = rejection_beside(world, request, "elsewhere", (), NOW_S, {"v", "w"})
+        request = world.cluster.understand(pod())
+        reason = rejection_beside(world.cluster, request, "elsewhere", (), NOW_S, {"v", "w"})
         assert reason is Reason.UNKNOWN_NODE
 
 
 def test_a_returned_snapshot_does_not_change() -> None:
     state = state_of(*seen(kube_node(), gpunode(shared("a"))))
-    snap = state.snapshot()
-    assert state.snapshot() is snap
+    snap = state.cluster.snapshot()
+    assert state.cluster.snapshot() is snap
     state.apply(seen(pod("8Gi", node="n")))
     assert snap.columns.headroom_bytes[0, 0] == 24 * GIB
-    assert state.snapshot().columns.headroom_bytes[0, 0] == 16 * GIB
+    assert state.cluster.snapshot().columns.headroom_bytes[0, 0] == 16 * GIB
 
 
 def test_an_implausible_report_affects_only_its_device() -> None:
@@ -250,13 +252,13 @@ def test_nodes_are_weighed_when_every_required_kind_is_listed() -> None:
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, GPUNode, Pod))
     state.apply([Relisted(Node, (kube_node(),), NOW_S)])
     state.apply([Relisted(GPUNode, (gpunode(shared("a")),), NOW_S)])
-    assert state.snapshot().nodes == ()
+    assert state.cluster.snapshot().nodes == ()
     state.apply([PodSeen(pod())])
-    assert state.snapshot().nodes == ()
+    assert state.cluster.snapshot().nodes == ()
     state.apply([Relisted(Pod, (), NOW_S)])
-    assert [node.name for node in state.snapshot().nodes] == ["n"]
+    assert [node.name for node in state.cluster.snapshot().nodes] == ["n"]
     state.apply([Relisted(Node, (), NOW_S), Relisted(GPUNode, (), NOW_S)])
-    assert state.snapshot().nodes == ()
+    assert state.cluster.snapshot().nodes == ()
 
 
 def test_a_cluster_without_nodes_is_processed_when_it_is_listed() -> None:
@@ -264,10 +266,10 @@ def test_a_cluster_without_nodes_is_processed_when_it_is_listed() -> None:
     for kind, begun in ((Node, False), (Pod, True)):
         for _ in state.steps([Relisted(kind, (), NOW_S)]):
             pass
-        assert state.begun is begun
+        assert state.cluster.begun is begun
     other = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node,))
     for _ in other.steps([Relisted(Node, (kube_node(),), NOW_S)]):
-        assert not other.begun
-    assert not other.begun  # It waits to be weighed first.
+        assert not other.cluster.begun
+    assert not other.cluster.begun  # It waits to be weighed first.
     assert other.weigh_next()
-    assert other.begun
+    assert other.cluster.begun

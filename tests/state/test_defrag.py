@@ -61,12 +61,12 @@ def node(name: str, *devices: Sequence[On], **how: Any) -> list[Event]:
 
 
 def movers(state: ClusterWriter) -> Movers:
-    return Movers(state, state.snapshot(), NOW_S, ["default-scheduler"])
+    return Movers(state.cluster, state.cluster.snapshot(), NOW_S, ["default-scheduler"])
 
 
 def advised(state: ClusterWriter, of: Pod, name: str = "", effort: Effort | None = None) -> Advice:
     state.apply([PodSeen(of)])
-    state.snapshot()
+    state.cluster.snapshot()
     before = digest(state)
     advice = for_pod(movers(state), of, effort or Effort(), name)
     assert digest(state) == before
@@ -109,7 +109,7 @@ def test_a_named_node_may_be_cordoned_but_not_tainted() -> None:
         (NodeSpec(taints=[Taint(key="team", effect="NoSchedule")]), "none"),
     ):
         state = world(*FRAGMENTED)
-        (of_b,) = (each for each in state.nodes() if each.metadata.name == "b")
+        (of_b,) = (each for each in state.cluster.nodes() if each.metadata.name == "b")
         state.apply([NodeSeen(msgspec.structs.replace(of_b, spec=spec))])
         assert advised(state, newcomer(20), "b").outcome == outcome
 
@@ -205,7 +205,7 @@ def test_pods_are_not_moved_to_cordoned_devices_or_nodes() -> None:
     cordoned = node("c", [On("c-8", 8)], annotations={CORDON: "c-0"})
     assert advised(world(*FRAGMENTED[:2], cordoned), newcomer(20)).outcome == "none"
     state = world(*FRAGMENTED)
-    (of_c,) = (each for each in state.nodes() if each.metadata.name == "c")
+    (of_c,) = (each for each in state.cluster.nodes() if each.metadata.name == "c")
     spec = NodeSpec(unschedulable=True)
     state.apply([NodeSeen(msgspec.structs.replace(of_c, spec=spec))])
     assert advised(state, newcomer(20)).outcome == "none"

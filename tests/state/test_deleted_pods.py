@@ -146,10 +146,10 @@ class Departing(RuleBasedStateMachine):
 
     @rule()
     def chores(self) -> None:
-        for found in orphans(self.state, 1000.0, 60.0):
+        for found in orphans(self.state.cluster, 1000.0, 60.0):
             if isinstance(found, Orphan) and not found.left:
                 # It will be touched, if it is still unbound.
-                assert self.state.pod("uid-p") == pod()
+                assert self.state.cluster.pod("uid-p") == pod()
             elif isinstance(found, Orphan):
                 assert not self.runs, "it still runs"
                 assert self.ended, "it is still to come"

@@ -61,19 +61,22 @@ def choosing_pod(vram: str = "8Gi", uid: str = "u", **other: Any) -> Pod:
 def test_an_unreserved_pod_is_charged_on_every_device(plugin: Plugin, charged: list[int]) -> None:
     held = state(reported(plugin=plugin))
     held.apply([PodSeen(choosing_pod(node="n"))])
-    devices = held.snapshot().nodes[0].devices
+    devices = held.cluster.snapshot().nodes[0].devices
     assert [each.reservation_bytes // GIB for each in devices] == charged
 
 
 def test_an_assumed_bind_counts_on_every_device() -> None:
     held = state(reported())
     held.apply([BindBegun(choosing_pod("20Gi"), "n")])
-    assert [each.reservation_bytes // GIB for each in held.snapshot().nodes[0].devices] == [20, 20]
+    assert [each.reservation_bytes // GIB for each in held.cluster.snapshot().nodes[0].devices] == [
+        20,
+        20,
+    ]
 
 
 def test_a_miss_is_also_charged_on_the_device_that_it_uses() -> None:
     rows = [use("u", "b", 9 * GIB, replica="b::0")]
-    a, b = state(reported(*rows, reservations={"u": ON_A})).snapshot().nodes[0].devices
+    a, b = state(reported(*rows, reservations={"u": ON_A})).cluster.snapshot().nodes[0].devices
     assert (a.reservation_bytes, b.reservation_bytes) == (8 * GIB, 9 * GIB)
 
 

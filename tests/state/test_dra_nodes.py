@@ -69,9 +69,9 @@ def reported(**more: Any) -> Any:
 
 
 def reason(state: RecordingState, of: Pod, name: str = "n") -> Reason | None:
-    request = state.understand(of)
+    request = state.cluster.understand(of)
     assert isinstance(request, VramRequest)
-    snap = state.snapshot()
+    snap = state.cluster.snapshot()
     return fit(request, snap, snap.rows([name]), NOW_S).reason(0)
 
 
@@ -82,11 +82,11 @@ def test_a_pod_without_a_memory_request_fits_without_a_reservation(
     state = by_dra(allocatable=allocatable)
     whole = pod(None)
     assert reason(state, whole) is None
-    held = state.gpunode("n")
+    held = state.cluster.gpunode("n")
     assert held is not None
-    assert state.judge(whole, held, NOW_S) == Placement((), {})
-    assert state.likely_reservation(whole, held) is None
-    assert state.adopt(whole, held) is None
+    assert state.cluster.judge(whole, held, NOW_S) == Placement((), {})
+    assert state.cluster.likely_reservation(whole, held) is None
+    assert state.cluster.adopt(whole, held) is None
 
 
 def test_a_pod_without_a_memory_request_fits_on_a_node_without_an_agent() -> None:
@@ -154,10 +154,10 @@ def test_a_device_class_must_name_the_resource() -> None:
 
 def test_a_class_that_names_the_resource_requeues_pending_pods() -> None:
     state = state_of(node(), slice_of(), class_of(None))
-    state.snapshot()
-    before = state.headroom_gains.of("n")
+    state.cluster.snapshot()
+    before = state.cluster.headroom_gains.of("n")
     state.apply([class_of()])
-    assert state.headroom_gains.of("n") > before
+    assert state.cluster.headroom_gains.of("n") > before
 
 
 def test_a_node_that_offers_gpus_by_plugin_and_by_dra_is_closed() -> None:
@@ -182,7 +182,7 @@ def test_a_cordoned_device_closes_a_node_with_dra() -> None:
     state = by_dra(**{CORDON: "GPU-0"})
     assert reason(state, pod(None)) is Reason.CORDONED_DEVICE
     state.apply([claim(), PodSeen(claiming(pod(None, node="n")))])
-    assert unreserved_pods(state) == []
+    assert unreserved_pods(state.cluster) == []
 
 
 class TestBoundPods:
@@ -190,19 +190,19 @@ class TestBoundPods:
 
     def charged(self, state: RecordingState, of: Pod) -> Reservation | None:
         state.apply([PodSeen(of)])
-        held = state.gpunode("n")
+        held = state.cluster.gpunode("n")
         assert held is not None
-        return state.adopt(of, held)
+        return state.cluster.adopt(of, held)
 
     def test_a_pod_without_a_memory_request_is_not_in_the_ledger(self) -> None:
         state = by_dra()
         state.apply([claim()])
         bound = claiming(pod(None, node="n"))
         assert self.charged(state, bound) is None
-        assert unreserved_pods(state) == []
-        held = state.gpunode("n")
+        assert unreserved_pods(state.cluster) == []
+        held = state.cluster.gpunode("n")
         assert held is not None
-        assert Mismatch.BOUND_WITHOUT_RESERVATION not in set(mismatches(state, held))
+        assert Mismatch.BOUND_WITHOUT_RESERVATION not in set(mismatches(state.cluster, held))
         assert reason(state, pod(None, uid="next")) is None
 
     def test_a_pod_with_a_memory_request_is_charged_the_memory_of_its_claim(self) -> None:
@@ -221,11 +221,11 @@ class TestBoundPods:
         state = by_dra()
         bound = claiming(pod("1Gi", node="n"))
         assert self.charged(state, bound) is None
-        assert unreserved_pods(state) == []
+        assert unreserved_pods(state.cluster) == []
         state.apply([claim()])
-        assert [each.pod.metadata.uid for each in unreserved_pods(state)] == ["uid-p"]
+        assert [each.pod.metadata.uid for each in unreserved_pods(state.cluster)] == ["uid-p"]
         state.apply([ClaimGone("default", "p-extended")])
-        assert unreserved_pods(state) == []
+        assert unreserved_pods(state.cluster) == []
 
     def test_a_pod_with_a_memory_request_is_not_charged_before_it_has_a_claim(self) -> None:
         """Mode observe binds it although it does not fit. It is not charged for the devices that a
@@ -234,9 +234,9 @@ class TestBoundPods:
         state = by_dra()
         plugins = gpunode(shared("GPU-0"), shared("GPU-1"), plugin=DISTRIBUTED, version="2")
         state.apply([GPUNodeSeen(plugins, NOW_S)])
-        held = state.gpunode("n")
+        held = state.cluster.gpunode("n")
         assert held is not None
-        assert state.adopt(pod("1Gi"), held) is None
+        assert state.cluster.adopt(pod("1Gi"), held) is None
 
     def test_a_partial_claim_of_a_device_is_charged_its_bytes(self) -> None:
         state = by_dra()
@@ -256,9 +256,9 @@ class TestBoundPods:
         found = self.charged(state, bound)
         assert found is not None
         assert found.charges[0].candidates == {"GPU-0": 24 * GIB}
-        row = state.snapshot().row_of["n"]
-        assert state.snapshot().nodes[row].devices[0].headroom_bytes == -24 * GIB
-        assert state.concerns(bound)
+        row = state.cluster.snapshot().row_of["n"]
+        assert state.cluster.snapshot().nodes[row].devices[0].headroom_bytes == -24 * GIB
+        assert state.cluster.concerns(bound)
 
     def test_a_pod_is_not_charged_on_nodes_with_only_dra(self) -> None:
         state = by_dra()
@@ -281,8 +281,8 @@ class TestBoundPods:
     def test_a_list_of_claims_replaces_the_known_claims(self) -> None:
         state = by_dra()
         state.apply([claim(), PodSeen(claiming(pod("1Gi", node="n")))])
-        assert len(unreserved_pods(state)) == 1
+        assert len(unreserved_pods(state.cluster)) == 1
         state.apply([Relisted(ResourceClaim, (), NOW_S)])
-        assert unreserved_pods(state) == []
+        assert unreserved_pods(state.cluster) == []
         state.apply([Relisted(ResourceClaim, (claim().claim,), NOW_S)])
-        assert len(unreserved_pods(state)) == 1
+        assert len(unreserved_pods(state.cluster)) == 1

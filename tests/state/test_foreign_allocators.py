@@ -159,8 +159,8 @@ def test_foreign_allocators_are_detected_on_pods(
     assert of_pod(given) == managers
     before = reason(state)
     state.apply([PodSeen(given)])
-    kept = state.pod(given.metadata.uid) is not None
-    assert state.concerns(given) == (kept or reason(state) != before)
+    kept = state.cluster.pod(given.metadata.uid) is not None
+    assert state.cluster.concerns(given) == (kept or reason(state) != before)
 
 
 @pytest.mark.parametrize(
@@ -177,10 +177,10 @@ def test_foreign_allocators_are_detected_in_slices(given: ResourceSlice, name: s
 
 
 def reason(state: ClusterWriter) -> Reason | None:
-    request = state.understand(pod("8Gi"))
-    snap = state.snapshot()
-    judged = state.judge(
-        pod("8Gi"), state.gpunode("n") or GPUNode(metadata=ObjectMeta(name="n")), NOW_S
+    request = state.cluster.understand(pod("8Gi"))
+    snap = state.cluster.snapshot()
+    judged = state.cluster.judge(
+        pod("8Gi"), state.cluster.gpunode("n") or GPUNode(metadata=ObjectMeta(name="n")), NOW_S
     )
     found = fit(request, snap, snap.rows(["n"]), NOW_S).reason(0)  # type: ignore[arg-type]
     # Filter and bind agree.
@@ -252,9 +252,9 @@ def test_a_node_of_a_foreign_allocator_counts_as_a_node_with_gpus(state: Cluster
     reports."""
     bare = msgspec.structs.replace(kube_node("n"), status=None)
     state.apply([NodeSeen(bare), GPUNodeGone("n")])
-    assert state.snapshot().spare_bytes.tolist() == [NO_DEVICE]
+    assert state.cluster.snapshot().spare_bytes.tolist() == [NO_DEVICE]
     state.apply([PodSeen(marked(limits={"nvidia.com/gpumem": "3000"}))])
-    assert state.snapshot().spare_bytes.tolist() == [MOST_BYTES]
+    assert state.cluster.snapshot().spare_bytes.tolist() == [MOST_BYTES]
 
 
 @pytest.mark.parametrize("shown", [{GPU: "0"}, {"nvidia.com/mig-1g.10gb": "7"}], ids=str)
@@ -263,9 +263,9 @@ def test_a_node_that_offers_gpus_without_a_report_counts_as_a_node_with_gpus(
 ) -> None:
     silent = msgspec.structs.replace(kube_node("n"), status=NodeStatus(allocatable=shown))
     plain = msgspec.structs.replace(kube_node("p"), status=NodeStatus(allocatable={"cpu": "8"}))
-    found = state_of(NodeSeen(silent), NodeSeen(plain)).snapshot()
+    found = state_of(NodeSeen(silent), NodeSeen(plain)).cluster.snapshot()
     assert found.spare_bytes.tolist() == [MOST_BYTES, NO_DEVICE]
-    held = state_of(NodeSeen(plain), GPUNodeSeen(gpunode(name="p"), NOW_S)).snapshot()
+    held = state_of(NodeSeen(plain), GPUNodeSeen(gpunode(name="p"), NOW_S)).cluster.snapshot()
     assert held.spare_bytes.tolist() == [MOST_BYTES]
 
 

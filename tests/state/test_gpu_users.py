@@ -52,8 +52,12 @@ class ApiServer:
 
 def fleet(*events: object) -> Asked:
     made = Asked(1.0)
-    made.cluster.apply([NodeSeen(kube_node("n")), *events])  # type: ignore[list-item]
+    made.writer.apply([NodeSeen(kube_node("n")), *events])  # type: ignore[list-item]
     return made
+
+
+def reader_of(asked: Asked, api: ApiServer) -> GpuUserReader:
+    return GpuUserReader(asked.cluster, api.on, asked.writer.apply)
 
 
 def round_of(reader: GpuUserReader, now_s: float) -> None:
@@ -76,9 +80,7 @@ def test_all_lists_of_gpu_memory_by_pod_contain_the_pod() -> None:
     metadata = msgspec.structs.replace(USER.metadata, owner_references=[owner])
     asked = fleet(BY_UID)
     assert asked.get("/v1/pods").json()["pods"] == []
-    reader = GpuUserReader(
-        asked.cluster, ApiServer(msgspec.structs.replace(USER, metadata=metadata)).on
-    )
+    reader = reader_of(asked, ApiServer(msgspec.structs.replace(USER, metadata=metadata)))
     round_of(reader, 1.0)
     (row,) = asked.get("/v1/pods").json()["pods"]
     assert (row["namespace"], row["name"], row["node"]) == ("default", "head", "n")
@@ -98,7 +100,7 @@ def test_a_pod_with_an_unmanaged_resource_counts_for_its_own_namespace() -> None
     """The kubelet gave it a replica, so its agent reports its name."""
     other = pod(None, container(resource="nvidia.com/a100"), uid="o", name="other", node="n")
     asked = fleet(report(use("o", "a", GIB, name="other", replica="a::0")))
-    round_of(GpuUserReader(asked.cluster, ApiServer(other).on), 1.0)
+    round_of(reader_of(asked, ApiServer(other)), 1.0)
     (row,) = asked.get("/v1/pods").json()["pods"]
     assert (row["namespace"], row["name"]) == ("default", "other")
     assert row["request"] == "nvidia.com/a100"
@@ -112,20 +114,20 @@ def test_pods_are_listed_once_and_only_for_the_node_of_an_unknown_pod() -> None:
     known = report(use("k", "a", GIB, replica="a::0"), name="other")
     bound = PodSeen(pod("1Gi", uid="k", node="other"))
     asked = fleet(NodeSeen(kube_node("other")), bound, known, BY_UID)
-    reader = GpuUserReader(asked.cluster, api.on)
+    reader = reader_of(asked, api)
     for now_s in (1.0, 11.0, 1000.0):
         round_of(reader, now_s)
     assert api.asked == ["n"]
-    assert set(asked.cluster.gpu_users.pods) == {"ray"}
-    asked.cluster.apply([report()])
+    assert set(asked.cluster.gpu_users) == {"ray"}
+    asked.writer.apply([report()])
     round_of(reader, 1010.0)
-    assert not asked.cluster.gpu_users.pods
+    assert not asked.cluster.gpu_users
 
 
 @pytest.mark.parametrize("api", [ApiServer(), ApiServer(USER, fails=True)], ids=["gone", "fails"])
 def test_a_missing_pod_is_looked_up_a_few_times(api: ApiServer) -> None:
     """A process can outlive its pod."""
-    reader = GpuUserReader(fleet(BY_UID).cluster, api.on)
+    reader = reader_of(fleet(BY_UID), api)
     for number in range(100):
         round_of(reader, 1.0 + number * AGAIN_AFTER_S / 2)
     assert api.asked == ["n"] * MOST_TRIES

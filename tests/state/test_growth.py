@@ -37,7 +37,7 @@ def names_in(state: RecordingState) -> set[str]:
     """Return every text that is reachable from the state, except for the limited list of deleted
     pods."""
     found: set[str] = set()
-    known = {id(state.departures), id(type(state))}
+    known = {id(state.cluster.departures), id(type(state))}
     left: list[object] = [state]
     while left:
         held = left.pop()
@@ -81,7 +81,7 @@ def test_all_data_of_a_deleted_node_is_dropped() -> None:
     state.apply([PodGone("former-sits"), HeartbeatGone(node), GPUNodeGone(node), NodeGone(node)])
     state.take_unsettled()
     state.take_outcomes()
-    state.snapshot()
+    state.cluster.snapshot()
     assert {name for name in names_in(state) if name.startswith("former-")} == set()
 
 
@@ -112,7 +112,7 @@ def names_after_short_pods(idle: Reservation, shown_on: str | None) -> int:
         state.apply([PodGone(uid, ended=True)])
         state.take_outcomes()
     state.take_unsettled()
-    state.snapshot()
+    state.cluster.snapshot()
     return sum(name.startswith("former-") for name in names_in(state))
 
 

@@ -236,8 +236,8 @@ def state(
 
 
 def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
-    request: Any = given.understand(pod(vram))
-    snap = given.snapshot()
+    request: Any = given.cluster.understand(pod(vram))
+    snap = given.cluster.snapshot()
     return fit(request, snap, snap.rows(["n"]), NOW_S)
 
 
@@ -294,10 +294,12 @@ def test_pods_are_placed_on_nodes_with_sufficient_labels(
 def test_reservations_add_up_and_never_exceed_one_gpu() -> None:
     """The devices of pods are not measured, so each pod may be on any GPU."""
     given = state(SLICED, "16", LABELS_DO)
-    held = given.gpunode("n")
+    held = given.cluster.gpunode("n")
     assert held is not None
     bound = 0
-    while isinstance(placed := given.judge(pod("30Gi", uid=f"u{bound}"), held, NOW_S), Placement):
+    while isinstance(
+        placed := given.cluster.judge(pod("30Gi", uid=f"u{bound}"), held, NOW_S), Placement
+    ):
         assert placed.charges
         given.apply([PodSeen(pod("30Gi", uid=f"u{bound}", name=f"p{bound}", node="n"))])
         bound += 1
@@ -317,29 +319,29 @@ def test_an_old_report_of_an_agent_takes_precedence_over_labels() -> None:
     given = state(gfd(), "4", Rules())
     given.apply([GPUNodeSeen(gpunode(device(memory_bytes=24 * GIB), version="2"), NOW_S)])
     assert verdict(given, "60Gi").reason(0) is Reason.MEMORY_ON_ANY
-    request: Any = given.understand(pod("8Gi"))
-    snap = given.snapshot()
+    request: Any = given.cluster.understand(pod("8Gi"))
+    snap = given.cluster.snapshot()
     late = fit(request, snap, snap.rows(["n"]), NOW_S + 3600.0)
     assert late.reason(0) is Reason.STALE_REPORT
 
 
 def test_a_ledger_is_initialised_if_labels_are_sufficient() -> None:
     given = state_of(NodeSeen(node(gfd())))
-    assert uninitialised(given) == [node(gfd())]  # It needs a GPUNode.
+    assert uninitialised(given.cluster) == [node(gfd())]  # It needs a GPUNode.
     assert verdict(given, None).reason(0) is Reason.NOT_INITIALISED
     given.apply([GPUNodeSeen(SILENT, NOW_S)])
-    assert uninitialised(given) == [node(gfd())]
-    assert devices_known(given, SILENT)
+    assert uninitialised(given.cluster) == [node(gfd())]
+    assert devices_known(given.cluster, SILENT)
     shared = state_of(NodeSeen(node(SLICED, gpu="16")), GPUNodeSeen(SILENT, NOW_S))
-    assert uninitialised(shared) == []
-    assert not devices_known(shared, SILENT)
+    assert uninitialised(shared.cluster) == []
+    assert not devices_known(shared.cluster, SILENT)
 
 
 def test_a_previously_bound_pod_is_charged() -> None:
     given = state(SLICED, "16", LABELS_DO)
     given.apply([PodSeen(pod("70Gi", uid="old", node="n"))])
     assert verdict(given, "20Gi").reason(0) is Reason.MEMORY_ON_ANY
-    assert GPU in {each.device.resource for each in given.snapshot().nodes[0].devices}
+    assert GPU in {each.device.resource for each in given.cluster.snapshot().nodes[0].devices}
 
 
 @pytest.mark.parametrize(

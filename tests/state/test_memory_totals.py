@@ -151,7 +151,7 @@ def showing(amount: str | None) -> Node:
 def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[CapacityChange]:
     state = ClusterWriter(Rules(), 90.0, 0.0)
     state.apply([NodeSeen(showing(shows)), GPUNodeSeen(gpunode(*devices), NOW_S)])
-    return list(capacity_changes(state, wanted))
+    return list(capacity_changes(state.cluster, wanted))
 
 
 @pytest.mark.parametrize(
@@ -202,9 +202,9 @@ def test_a_cordoned_device_is_not_part_of_the_extended_resource() -> None:
     state = ClusterWriter(Rules(), 90.0, 0.0)
     node = kube_node("n", {CORDON: "a"})
     state.apply([NodeSeen(node), GPUNodeSeen(gpunode(device("a"), device("b")), NOW_S)])
-    assert list(capacity_changes(state, True)) == [CapacityChange("n", 24 * 1024)]
+    assert list(capacity_changes(state.cluster, True)) == [CapacityChange("n", 24 * 1024)]
     state.apply([NodeSeen(kube_node("n"))])
-    assert list(capacity_changes(state, True)) == [CapacityChange("n", 48 * 1024)]
+    assert list(capacity_changes(state.cluster, True)) == [CapacityChange("n", 48 * 1024)]
 
 
 def test_pods_on_a_cordoned_device_keep_their_part_of_the_extended_resource() -> None:
@@ -217,4 +217,4 @@ def test_pods_on_a_cordoned_device_keep_their_part_of_the_extended_resource() ->
     pods = [use("u", "a", GIB), use("v", "a", GIB, replica="1")]
     node = gpunode(taken, free, reservations=held, pods=pods)
     state.apply([NodeSeen(kube_node("n", {CORDON: "a"})), GPUNodeSeen(node, NOW_S)])
-    assert list(capacity_changes(state, True)) == [CapacityChange("n", (24 + 10) * 1024)]
+    assert list(capacity_changes(state.cluster, True)) == [CapacityChange("n", (24 + 10) * 1024)]

@@ -51,12 +51,12 @@ def test_the_labels_decide_whether_the_mig_layout_is_usable(
 
 def verdict(state: ClusterWriter) -> tuple[Reason | None, str]:
     """Return the reason and its details, and assert that bind agrees."""
-    request: Any = state.understand(pod("4Gi"))
-    snap = state.snapshot()
+    request: Any = state.cluster.understand(pod("4Gi"))
+    snap = state.cluster.snapshot()
     verdicts = fit(request, snap, snap.rows(["n"]), NOW_S)
-    held = state.gpunode("n")
+    held = state.cluster.gpunode("n")
     assert held is not None
-    judged = state.judge(pod("4Gi"), held, NOW_S)
+    judged = state.cluster.judge(pod("4Gi"), held, NOW_S)
     (nearest,) = explain(verdicts, Weights()).nearest
     assert (judged if isinstance(judged, Reason) else None) is nearest.reason
     return nearest.reason, nearest.detail

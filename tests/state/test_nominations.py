@@ -181,9 +181,9 @@ def test_the_hold_ends_when_the_nominated_pod_is_bound_or_deleted() -> None:
     for last in (PodGone("nominee"), PodSeen(bound(nominee(), "elsewhere"))):
         state = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S)
         state.apply([*full_node("n", [On("a", 20, 1)]), PodSeen(nominee())])
-        assert [*state.holds.nominees_before(newcomer(3, 10, "other"), NOW_S)] == ["n"]
+        assert [*state.cluster.holds.nominees_before(newcomer(3, 10, "other"), NOW_S)] == ["n"]
         state.apply([last])
-        assert state.holds.nominees_before(newcomer(3, 10, "other"), NOW_S) == {}
+        assert state.cluster.holds.nominees_before(newcomer(3, 10, "other"), NOW_S) == {}
 
 
 def bound(of: Pod, node: str) -> Pod:

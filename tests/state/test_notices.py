@@ -39,7 +39,7 @@ OURS = {PLACEMENT: '{"node":"n"}'}
 
 
 def reported(state: ClusterWriter, reason: str) -> list[Notice]:
-    return [notice for notice in notices(state) if notice.reason == reason]
+    return [notice for notice in notices(state.cluster) if notice.reason == reason]
 
 
 def strange(*pids: int, used_gib: int = 20) -> GPUNode:
@@ -85,7 +85,7 @@ def test_the_event_of_a_node_names_the_causes_of_overcommitment() -> None:
     )
     ours = pod(uid="uid-q", name="q", node="n", annotations=OURS)
     state = state_of(*seen(kube_node(), grown, ours))
-    assert state.overcommits.now()
+    assert state.cluster.overcommits.now()
     assert reported(state, "GPUOvercommitted") == []
 
 
@@ -131,10 +131,10 @@ def test_a_pod_gets_an_event_after_a_minute_of_overuse() -> None:
     placed = OURS | {"headroom.gpu/placement": '{"decision": "uid-q.7"}'}
     ours = pod(uid="uid-q", name="q", node="n", annotations=placed)
     state = state_of(*seen(kube_node(), using(10), ours))
-    state.overuses.update(NOW_S)
-    state.overuses.update(NOW_S + LASTING_S - 0.5)
+    state.parts.overuses.update(NOW_S)
+    state.parts.overuses.update(NOW_S + LASTING_S - 0.5)
     assert reported(state, "GPUMemoryOveruse") == []
-    state.overuses.update(NOW_S + LASTING_S)
+    state.parts.overuses.update(NOW_S + LASTING_S)
     (notice,) = reported(state, "GPUMemoryOveruse")
     how_much = (
         "uses 10.0 GiB of device a of node n, 2.0 GiB more than the 8.0 GiB that it requested"
@@ -142,25 +142,25 @@ def test_a_pod_gets_an_event_after_a_minute_of_overuse() -> None:
     assert how_much in notice.message
     assert notice.decision_id == "uid-q.7"
     state.apply(seen(using(11)))
-    state.overuses.update(NOW_S + LASTING_S + 5)
+    state.parts.overuses.update(NOW_S + LASTING_S + 5)
     (more,) = reported(state, "GPUMemoryOveruse")
     assert event_name(more) == event_name(notice)  # Not yet twice as much.
     state.apply(seen(using(12)))
-    state.overuses.update(NOW_S + LASTING_S + 10)
+    state.parts.overuses.update(NOW_S + LASTING_S + 10)
     (doubled,) = reported(state, "GPUMemoryOveruse")
     assert event_name(doubled) != event_name(notice)
 
 
 def test_overuse_that_stops_and_starts_again_is_tolerated_for_another_minute() -> None:
     state = state_of(*seen(kube_node(), using(10)))
-    state.overuses.update(NOW_S)
+    state.parts.overuses.update(NOW_S)
     state.apply(seen(using(8)))
-    state.overuses.update(NOW_S + 40)
+    state.parts.overuses.update(NOW_S + 40)
     state.apply(seen(using(12)))
-    state.overuses.update(NOW_S + LASTING_S)
-    assert state.overuses.lasting == ()
-    state.overuses.update(NOW_S + 2 * LASTING_S)
-    assert [each.excess_bytes for each in state.overuses.lasting] == [4 * GIB]
+    state.parts.overuses.update(NOW_S + LASTING_S)
+    assert state.cluster.overuses.lasting == ()
+    state.parts.overuses.update(NOW_S + 2 * LASTING_S)
+    assert [each.excess_bytes for each in state.cluster.overuses.lasting] == [4 * GIB]
 
 
 def weighed(devices: Sequence[DeviceTerms]) -> WeighedNode:

@@ -1,85 +1,61 @@
-"""Only ``ClusterWriter`` changes the state of the cluster. Other code calls only methods that
-read."""
+"""Only ``ClusterWriter`` changes the state of the cluster: a write by a reader is a type error."""
 
-import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+from mypy import api
+
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.cluster_parts import Parts
 from headroom.core.placement.policy import Rules
 from tests.controlplane import ROOT
 
-#: The parts of a ``Cluster`` that its readers can reach, and their methods that read.
-READS = {
-    "activities": {"age_s", "node_of"},
-    "back_offs": {"holds", "holds_in", "marks", "over"},
-    "budgets": {"known", "over"},
-    "sm_decreases": {"of", "since"},
-    "departures": {"ended_by_kubelet", "marked", "precede", "seen"},
-    "dra": set[str](),
-    "edits": {"now", "of"},
-    # In a dump, ``namespaces`` is a dictionary.
-    "namespaces": {
-        *("annotation", "are_exempt", "default_vram", "default_vrams", "items", "known"),
-    },
-    "gpu_users": set[str](),
-    "neighbours": {"known", "match"},
-    "observations": {"is_pending", "of_pod"},
-    "overcommits": {"now"},
-    "overuses": {"nodes", "rejected_lately"},
-    "headroom_gains": {"of", "since"},
-    "holds": {
-        *("against", "all", "all_binding", "binding_to", "may_follow", "members", "node_of"),
-        *("nominees", "nominees_before"),
-    },
-    "least_priority": {"get"},
-    "starting": {"nodes"},
-    "unfinished_binds": {"nodes_of"},
-    "usual": set[str](),
-}
-#: These modules build their own state, or are the writer.
-WRITERS = {
-    *("headroom/core/cluster/cluster_writer.py", "headroom/core/journal/dump.py"),
-    "headroom/doctor/node_rules.py",
-}
-#: Calls of kube-scheduler may add demand and holds.
-BY_CALLS = {
-    "extender/scheduler/filter.py": {
-        *("holds.ask", "holds.assume", "holds.reject", "usual.prepare", "usual.see"),
-    },
-    "extender/groups/binds.py": {"holds.call_bind", "holds.end_group"},
-    "extender/scheduler/preempt.py": {"holds.nominate"},
-    "extender/scheduler/prioritize.py": {"holds.assume"},
+READER = """
+from headroom.contract.kube import Pod
+from headroom.core.cluster.cluster import Cluster
+
+def read(cluster: Cluster, pod: Pod) -> object:
+    return cluster.holds.nominees(0.0), cluster.budgets.unlisted, cluster.overuses.lasting
+
+def write(cluster: Cluster, pod: Pod) -> None:
+"""
+WRITES = {
+    "cluster.apply([])": "apply",
+    "cluster.settle()": "settle",
+    "cluster.holds.end('uid', 'n')": "end",
+    "cluster.holds.assume": "assume",
+    "cluster.overuses.update(0.0)": "update",
+    "cluster.neighbours.pod_seen(pod, True)": "pod_seen",
+    "cluster.budgets.unlisted = False": "unlisted",
+    "cluster.gpu_users = {}": "gpu_users",
+    "cluster.market = None": "market",
 }
 
 
-def test_every_part_of_the_state_is_listed() -> None:
-    state = Cluster(Rules(), 1.0, 0.0)
-    assert {name for name in vars(state) if not name.startswith("_")} == set(READS)
+def checked(lines: Iterable[str], folder: Path) -> dict[int, str]:
+    """Return the message of mypy for each of these lines of a function that has a ``Cluster``."""
+    module, cache = folder / "reader.py", Path(ROOT, ".mypy_cache", "readers")
+    module.write_text(READER + "".join(f"    {line}\n" for line in lines))
+    options = ["--strict", "--follow-imports=silent", "--cache-dir", str(cache)]
+    found, errors, _ = api.run([*options, str(module)])
+    assert not errors
+    said = re.findall(r"reader\.py:(\d+): (?:error|note): (.*)", found)
+    return {int(number) - READER.count("\n") - 1: text for number, text in said}
 
 
-def test_no_reader_calls_a_method_that_writes() -> None:
-    found: dict[str, set[str]] = {}
-    named = re.compile(rf"\.\s*(?:{'|'.join(READS)})\b")
-    files = [
-        path for package in ("extender", "headroom") for path in Path(ROOT, package).rglob("*.py")
-    ]
-    for path in sorted(files):
-        name, text = str(path.relative_to(ROOT)), path.read_text()
-        if not named.search(text):
-            continue  # Parsing is slow.
-        for node in ast.walk(ast.parse(text)):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-                continue
-            part = node.func.value
-            if not isinstance(part, ast.Attribute) or part.attr not in READS:
-                continue
-            if name not in WRITERS and node.func.attr not in READS[part.attr]:
-                found.setdefault(name, set()).add(f"{part.attr}.{node.func.attr}")
-    assert found == BY_CALLS
+def test_mypy_rejects_writes_by_readers_and_nothing_else(tmp_path: Path) -> None:
+    said = checked(WRITES, tmp_path)
+    assert said.keys() == set(range(len(WRITES)))
+    for number, name in enumerate(WRITES.values()):
+        assert f'"{name}"' in said[number]
 
 
-def test_a_reader_has_no_method_of_the_writer() -> None:
-    writes = set(vars(ClusterWriter)) - set(vars(Cluster))
-    assert {"apply", "steps", "weigh_next", "follow"} <= writes
+def test_readers_see_each_part_by_a_protocol(tmp_path: Path) -> None:
+    cluster = Cluster(Parts(Rules(), 1.0, 0.0, ()))
+    shown = [name for name in vars(cluster) if not name.startswith("_")]
+    said = checked([f"reveal_type(cluster.{name})" for name in shown], tmp_path)
+    protocols = {name: text for name, text in zip(shown, said.values(), strict=True)}
+    assert len(protocols) > 10
+    for name, text in protocols.items():
+        assert '"headroom.core.cluster.readers.' in text or "Mapping[" in text, name

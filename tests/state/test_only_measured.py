@@ -116,12 +116,12 @@ def take(state: RecordingState, *events: Event) -> None:
 
 
 def _is_as_it_is(state: RecordingState, held: GPUNode) -> None:
-    snap, anew = state.snapshot(), build([state.terms_of("n", held)])
+    snap, anew = state.cluster.snapshot(), build([state.cluster.terms_of("n", held)])
     assert snap.nodes == anew.nodes
     assert _columns(snap.columns) == _columns(anew.columns)
     for name in ("fresh_until_s", "ageing_from_s", "degraded", "spare_bytes", "node_reason"):
         assert getattr(snap, name).tolist() == getattr(anew, name).tolist(), name
-    over = {each.device: each for each in state.overcommits.now()}
+    over = {each.device: each for each in state.cluster.overcommits.now()}
     for terms in snap.nodes[0].devices:
         beyond = over.get(terms.device.uuid)
         assert (beyond is not None) == (terms.headroom_bytes < 0 and terms.believed)
@@ -158,7 +158,7 @@ def test_pods_on_an_overcommitted_device_are_reported_with_their_use() -> None:
     state = state_of(*seen(kube_node(), shown(GIB, 1, 12 * GIB, reservations=held)))
     for version, used_bytes in ((2, GIB), (3, 3 * GIB)):
         state.apply([GPUNodeSeen(shown(used_bytes, version, 12 * GIB, reservations=held), NOW_S)])
-        (over,) = state.overcommits.now()
+        (over,) = state.cluster.overcommits.now()
         assert [holder.measured_bytes for holder in over.holders] == [used_bytes, None]
 
 
@@ -186,11 +186,11 @@ def test_an_orphaned_reservation_is_checked_when_its_agent_reports(gone: bool) -
 def test_a_heartbeat_after_a_stale_report_counts_as_a_gain() -> None:
     state = state_of(*seen(kube_node(), shown(GIB, 1)))
     state.apply([HeartbeatSeen(lease("2026-11-21T00:00:30Z"), NOW_S + 30)])
-    before = state.snapshot().generation
+    before = state.cluster.snapshot().generation
     state.apply([HeartbeatSeen(lease("2026-11-21T00:01:00Z"), NOW_S + 60)])
-    assert state.headroom_gains.of("n") <= before
+    assert state.cluster.headroom_gains.of("n") <= before
     state.apply([HeartbeatSeen(lease("2026-11-21T00:10:00Z"), NOW_S + 600)])
-    assert state.headroom_gains.of("n") > before
+    assert state.cluster.headroom_gains.of("n") > before
 
 
 def test_a_prediction_is_compared_with_any_report_that_shows_the_pod() -> None:
@@ -199,7 +199,7 @@ def test_a_prediction_is_compared_with_any_report_that_shows_the_pod() -> None:
     state.apply([GPUNodeSeen(empty, NOW_S)])
     reserved = gpunode(shared("D0"), version="2", reservations=PROMISES)
     state.apply([GPUNodeSeen(reserved, NOW_S)])
-    assert state.observations.is_pending("n", "a")
+    assert state.cluster.observations.is_pending("n", "a")
     state.apply([GPUNodeSeen(replace(shown(GIB, 3), spec=reserved.spec), NOW_S)])
-    assert not state.observations.is_pending("n", "a")
+    assert not state.cluster.observations.is_pending("n", "a")
     assert [outcome.uid for outcome in state.take_outcomes()] == ["a"]

@@ -17,7 +17,7 @@ from tests.state.states import seen, state_of
 
 
 def figures(state: ClusterWriter) -> list[tuple[str, str, int]]:
-    return [(over.node, over.device, over.excess_bytes) for over in state.overcommits.now()]
+    return [(over.node, over.device, over.excess_bytes) for over in state.cluster.overcommits.now()]
 
 
 def around_us(uid: str = "uid-p", vram: str = "20Gi") -> Pod:
@@ -25,7 +25,7 @@ def around_us(uid: str = "uid-p", vram: str = "20Gi") -> Pod:
 
 
 def shown(state: ClusterWriter) -> list[tuple[str, str]]:
-    found = [(each.about.uid, each.reason) for each in notices(state)]
+    found = [(each.about.uid, each.reason) for each in notices(state.cluster)]
     return [each for each in found if each[1] == "Overcommitted"]
 
 
@@ -39,13 +39,13 @@ def test_an_unreserved_pod_overcommits_a_device_until_it_is_deleted() -> None:
     state.apply(seen(around_us()))
     assert figures(state) == [("n", "a", 4 * GIB)]
     assert shown(state) == [("uid-p", "Overcommitted")]
-    notice = next(notices(state))
+    notice = next(notices(state.cluster))
     assert "overcommitted by 4.0 GiB (allocatable: 24.0 GiB)" in notice.message
     # The device stays overcommitted when the ledger has the reservation.
     both = {**HALF_FULL.spec.reservations, "uid-p": reservation({"a": 20 * GIB})}
     state.apply(seen(gpunode(shared("a"), reservations=both, version="2")))
     assert figures(state) == [("n", "a", 4 * GIB)]
-    assert next(notices(state)) == notice
+    assert next(notices(state.cluster)) == notice
     state.apply([PodGone("uid-p"), *seen(msgspec.structs.replace(HALF_FULL, metadata=VERSION_3))])
     assert (figures(state), shown(state)) == ([], [])
 
@@ -116,7 +116,7 @@ def test_only_unreserved_pods_get_an_event() -> None:
 def test_the_view_shows_the_terms_of_an_overcommitted_device() -> None:
     state = ClusterWriter(Rules(), 90.0, 0.0)
     state.apply(seen(kube_node(), HALF_FULL, around_us()))
-    (over,) = state.overcommits.now()
-    (terms,) = state.snapshot().nodes[0].devices
+    (over,) = state.cluster.overcommits.now()
+    (terms,) = state.cluster.snapshot().nodes[0].devices
     assert over == Overcommit("n", "a", 4 * GIB, 24 * GIB, terms.holders)
-    assert isinstance(next(notices(state)), Notice)
+    assert isinstance(next(notices(state.cluster)), Notice)

@@ -78,7 +78,7 @@ def apply(state: RecordingState, *events: Event) -> None:
 
 
 def found(node: GPUNode, *pods: Pod, rules: Rules | None = None) -> Misplaced:
-    return state_of(node, *pods, rules=rules).misplaced(node, NOW_S)
+    return state_of(node, *pods, rules=rules).cluster.misplaced(node, NOW_S)
 
 
 LEAVES = Misplaced(frozenset("p"))
@@ -132,21 +132,21 @@ def test_a_terminating_pod_is_not_evicted_again() -> None:
 
 def test_no_pod_is_evicted_from_a_stale_node() -> None:
     state = state_of(crowded(), pod())
-    assert state.misplaced(crowded(), NOW_S + 91) == NOBODY
+    assert state.cluster.misplaced(crowded(), NOW_S + 91) == NOBODY
 
 
 def test_a_node_with_a_pod_to_evict_is_checked_until_it_has_left() -> None:
     state = state_of(crowded(), pod())
-    assert state.crowded == ["n"]
+    assert state.cluster.crowded == ["n"]
     assert "n" in state.take_unsettled()
     apply(state, GPUNodeSeen(crowded(EVICTED, neighbour=16, version="2"), NOW_S))
-    assert state.crowded == ["n"]  # Its mark must still be removed.
+    assert state.cluster.crowded == ["n"]  # Its mark must still be removed.
     apply(state, GPUNodeSeen(crowded(neighbour=16, version="3"), NOW_S))
-    assert state.crowded == []
+    assert state.cluster.crowded == []
 
 
 def rejection(state: RecordingState) -> Reason | None:
-    (node,) = state.snapshot().nodes
+    (node,) = state.cluster.snapshot().nodes
     return node.reason
 
 
@@ -156,12 +156,12 @@ def test_after_an_eviction_the_node_takes_no_pods_for_a_while() -> None:
     marked = crowded(EVICTED, version="2")
     apply(state, GPUNodeSeen(marked, NOW_S))
     assert rejection(state) is Reason.EVICTED_RECENTLY
-    before = state.headroom_gains.of("n")
+    before = state.cluster.headroom_gains.of("n")
     apply(state, TimePassed(NOW_S + 9.9))
     assert rejection(state) is Reason.EVICTED_RECENTLY
     apply(state, TimePassed(NOW_S + 10.0))
     assert rejection(state) is None
-    assert state.headroom_gains.of("n") > before  # Pending pods are requeued.
+    assert state.cluster.headroom_gains.of("n") > before  # Pending pods are requeued.
 
 
 def others(count: int) -> Iterable[Pod]:
@@ -175,9 +175,9 @@ def test_no_pod_is_evicted_during_a_back_off() -> None:
         pods=[use(uid, "a", 0) for uid in ("p", "r0", "r1")],
     )
     state = state_of(node, pod(), *others(2))
-    assert state.misplaced(node, NOW_S) == LEAVES
+    assert state.cluster.misplaced(node, NOW_S) == LEAVES
     apply(state, TimePassed(NOW_S + 10.0))
-    assert state.misplaced(node, NOW_S).leave == {"p", "r1"}
+    assert state.cluster.misplaced(node, NOW_S).leave == {"p", "r1"}
 
 
 def test_an_eviction_mark_of_another_replica_counts_before_the_watch_delivers_it() -> None:
@@ -196,7 +196,7 @@ def test_an_eviction_mark_of_another_replica_counts_before_the_watch_delivers_it
 
     state = state_of(of(), pod(), *others(2))
     newcomer = plain_pod("4Gi", uid="new")
-    assert state.judge(newcomer, of(), NOW_S) is not Reason.EVICTED_RECENTLY
-    assert state.misplaced(of(), NOW_S).leave == {"r1"}
-    assert state.misplaced(of(EVICTED), NOW_S) == LEAVES
-    assert state.judge(newcomer, of(EVICTED), NOW_S) is Reason.EVICTED_RECENTLY
+    assert state.cluster.judge(newcomer, of(), NOW_S) is not Reason.EVICTED_RECENTLY
+    assert state.cluster.misplaced(of(), NOW_S).leave == {"r1"}
+    assert state.cluster.misplaced(of(EVICTED), NOW_S) == LEAVES
+    assert state.cluster.judge(newcomer, of(EVICTED), NOW_S) is Reason.EVICTED_RECENTLY

@@ -90,7 +90,7 @@ def found(
 ) -> OveruseEvictions:
     state = RecordingState(rules, 90.0, WALL_S - NOW_S)
     state.apply([NodeSeen(kube_node()), *map(PodSeen, pods), GPUNodeSeen(node, NOW_S)])
-    return overuse_evictions_on(state, node, NOW_S + after_s)
+    return overuse_evictions_on(state.cluster, node, NOW_S + after_s)
 
 
 def leaking(used_gib: float = 14, **of: Any) -> GPUNode:
@@ -428,9 +428,11 @@ def shown(
     """Return the pods of the node that use more than they reserved, by name."""
     state = RecordingState(rules, 90.0, WALL_S - NOW_S)
     state.apply([NodeSeen(kube_node()), *map(PodSeen, pods), GPUNodeSeen(node, NOW_S)])
-    snap = state.snapshot()
+    snap = state.cluster.snapshot()
     terms = snap.nodes[snap.row_of["n"]]
-    return {each.uid: each for each in overusing_pods(state, terms, NOW_S + after_s, observes)}
+    return {
+        each.uid: each for each in overusing_pods(state.cluster, terms, NOW_S + after_s, observes)
+    }
 
 
 LACKING = "only 8.0 GiB of its GPU are free, and the other pods there need 10.0 GiB"

@@ -44,7 +44,7 @@ def world(*labelled: tuple[str, int, dict[str, str]]) -> ClusterWriter:
 def message(
     state: ClusterWriter, of: Pod, rejected: Mapping[Reason, int] = TWO, again: bool = False
 ) -> str | None:
-    explaining = Explaining(state, state.snapshot(), NOW_S)
+    explaining = Explaining(state.cluster, state.cluster.snapshot(), NOW_S)
     notice = explaining.notice(of, decision(of, rejected), again)
     assert notice is None or notice.decision_id == "id"
     return None if notice is None else notice.message
@@ -78,7 +78,7 @@ def test_a_pod_that_fits_by_now_gets_no_event_unless_a_retry_does_not_help() -> 
 
 def test_equal_pods_each_get_their_own_eligible_nodes() -> None:
     state = world(("far", 20, {"pool": "mine"}), ("near", 8, {}))
-    explaining = Explaining(state, state.snapshot(), NOW_S)
+    explaining = Explaining(state.cluster, state.cluster.snapshot(), NOW_S)
     spec = msgspec.structs.replace(pod("20Gi").spec, node_selector={"pool": "mine"})
     for picky, node in ((False, "near"), (True, "far"), (False, "near")):
         asks = pod("20Gi")
@@ -99,7 +99,7 @@ def test_an_invalid_or_too_large_pod_gets_only_the_reasons() -> None:
         "More: kubectl headroom why -n default p"
     )
     unreported = message(
-        ClusterWriter(state.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2}
+        ClusterWriter(state.cluster.rules, 90.0, 0.0), pod("8Gi"), {Reason.UNKNOWN_NODE: 2}
     )
     assert unreported is not None
     assert "Nearest" not in unreported

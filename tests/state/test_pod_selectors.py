@@ -141,15 +141,15 @@ def test_the_state_keeps_terms_of_pods_without_a_gpu_while_they_exist() -> None:
     state = ClusterWriter(Rules(), 90.0, 0.0)
     speaker = pod("one", affinity=beside(PREFERRED, labelSelector=WEB))
     newcomer = pod("new", labels={"app": "web"})
-    assert state.concerns(speaker)
-    assert not state.concerns(pod("silent"))
+    assert state.cluster.concerns(speaker)
+    assert not state.cluster.concerns(pod("silent"))
     for end in (PodGone("one"), Relisted(Pod, (), 0.0)):
         state.apply([PodSeen(speaker)])
-        assert state.neighbours.match(newcomer)
+        assert state.cluster.neighbours.match(newcomer)
         state.apply([end])
-        assert not state.neighbours.match(newcomer)
+        assert not state.cluster.neighbours.match(newcomer)
     state.apply([Relisted(Pod, (speaker,), 0.0)])
-    assert state.neighbours.match(newcomer)
+    assert state.cluster.neighbours.match(newcomer)
 
 
 def expression(operator: str, *values: str) -> dict[str, Any]:

@@ -32,13 +32,13 @@ def test_only_the_charge_reads_all_containers() -> None:
     large = pod("1Gi", *many())
 
     rules.looks.clear()
-    assert isinstance(state.understand(large), Unreadable)
+    assert isinstance(state.cluster.understand(large), Unreadable)
     assert len(rules.looks) <= MAX_CONTAINERS
 
-    held = state.gpunode("n")
+    held = state.cluster.gpunode("n")
     assert held is not None
     rules.looks.clear()
-    adopted = state.adopt(large, held)
+    adopted = state.cluster.adopt(large, held)
     assert adopted is not None
     assert adopted.charges[0].resource == GPU
     assert len(rules.looks) <= MANY + MAX_CONTAINERS

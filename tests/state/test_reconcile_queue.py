@@ -103,7 +103,7 @@ def test_reservations_without_a_pod_are_found(
     rows = [use("uid-p", "a")] if observed else []
     held = {"uid-p": Reservation(namespace="default", name="p", since=since)}
     state = state_with(gpunode(shared("a"), reservations=held, pods=rows), *pods)
-    assert orphans(state, WALL_S, 60.0) == ([Orphan("n", "uid-p")] if left else [])
+    assert orphans(state.cluster, WALL_S, 60.0) == ([Orphan("n", "uid-p")] if left else [])
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_reservations_without_a_pod_are_found(
 def test_a_reservation_of_an_unknown_pod_is_checked(since: str) -> None:
     reservation = Reservation(namespace="default", name="p", since=since)
     state = state_with(gpunode(reservations={"uid-p": reservation}))  # The node has never reported.
-    assert orphans(state, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
+    assert orphans(state.cluster, WALL_S, 60.0) == [Unmarked("n", "uid-p", reservation)]
 
 
 PROMISE = Reservation(namespace="default", name="p", since=YOUNG)
@@ -161,7 +161,7 @@ def test_the_reservation_of_a_deleted_pod_is_checked(
 ) -> None:
     state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}))
     state.apply(events)
-    assert orphans(state, WALL_S, 60.0) == expected
+    assert orphans(state.cluster, WALL_S, 60.0) == expected
 
 
 def heartbeat(after: str, gpunode: str = "gn", observed_at: str = STAMP) -> HeartbeatSeen:
@@ -235,9 +235,9 @@ def test_a_deleted_pod_is_released_by_a_sample_taken_afterwards(
     reported = msgspec.structs.replace(node.status, sources=sources)
     state = state_with(msgspec.structs.replace(node, status=reported), pod(node="n"))
     state.apply([PodGone("uid-p"), beat])
-    assert orphans(state, WALL_S, 60.0) == AWAITS
+    assert orphans(state.cluster, WALL_S, 60.0) == AWAITS
     state.apply([DepartureMarked("n", "uid-p", "100"), DepartureMarked("n", "uid-p", "200")])
-    assert orphans(state, WALL_S, 60.0) == (LEFT if left else [])
+    assert orphans(state.cluster, WALL_S, 60.0) == (LEFT if left else [])
 
 
 def unreachable(by: bool) -> NodeSeen:
@@ -249,23 +249,23 @@ def test_without_an_agent_a_reachable_kubelet_has_ended_deleted_pods() -> None:
     node = gpunode(reservations={"uid-p": PROMISE})
     state = state_with(node, pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
-    assert orphans(state, WALL_S + KUBELET_ENDS_S, 60.0) == AWAITS
+    assert orphans(state.cluster, WALL_S + KUBELET_ENDS_S, 60.0) == AWAITS
     later_s = WALL_S + KUBELET_ENDS_S + 1.0
-    assert orphans(state, later_s, 60.0) == LEFT
+    assert orphans(state.cluster, later_s, 60.0) == LEFT
     # An unreachable kubelet has ended no pod, and the wait starts again when it is back.
     state.apply([unreachable(True)])
-    assert orphans(state, later_s, 60.0) == AWAITS
+    assert orphans(state.cluster, later_s, 60.0) == AWAITS
     state.apply([DepartureMarked("n", "uid-p", "", NOW_S)])
-    assert orphans(state, later_s, 60.0) == AWAITS
+    assert orphans(state.cluster, later_s, 60.0) == AWAITS
     state.apply([unreachable(False), DepartureMarked("n", "uid-p", "", NOW_S + 100.0)])
-    assert orphans(state, later_s, 60.0) == AWAITS
-    assert orphans(state, later_s + 100.0, 60.0) == LEFT
+    assert orphans(state.cluster, later_s, 60.0) == AWAITS
+    assert orphans(state.cluster, later_s + 100.0, 60.0) == LEFT
 
 
 def test_the_sample_of_an_agent_that_has_reported_is_awaited() -> None:
     state = state_with(gpunode(shared("a"), reservations={"uid-p": PROMISE}), pod(node="n"))
     state.apply([unreachable(False), PodGone("uid-p"), DepartureMarked("n", "uid-p", "", NOW_S)])
-    assert orphans(state, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
+    assert orphans(state.cluster, WALL_S + 10 * KUBELET_ENDS_S, 60.0) == AWAITS
 
 
 def test_marks_are_dropped_together_with_the_reservation() -> None:
@@ -273,9 +273,9 @@ def test_marks_are_dropped_together_with_the_reservation() -> None:
     state = state_with(node)
     for gone in (GPUNodeGone("n"), GPUNodeSeen(gpunode(shared("a"), version="2"), NOW_S)):
         state.apply([GPUNodeSeen(node, NOW_S), DepartureMarked("n", "uid-p", "100")])
-        assert state.departures.marked("n", "uid-p")
+        assert state.cluster.departures.marked("n", "uid-p")
         state.apply([gone])
-        assert not state.departures.marked("n", "uid-p")
+        assert not state.cluster.departures.marked("n", "uid-p")
 
 
 def test_the_number_of_recorded_deleted_pods_is_limited() -> None:
@@ -289,8 +289,10 @@ def test_the_number_of_recorded_deleted_pods_is_limited() -> None:
 def test_only_the_given_nodes_are_checked() -> None:
     held = {"uid-p": Reservation(namespace="default", name="p", since=OLD)}
     state = state_with(gpunode(reservations=held))
-    assert orphans(state, WALL_S, 60.0, ["n", "nowhere"]) == [Unmarked("n", "uid-p", held["uid-p"])]
-    assert orphans(state, WALL_S, 60.0, []) == []
+    assert orphans(state.cluster, WALL_S, 60.0, ["n", "nowhere"]) == [
+        Unmarked("n", "uid-p", held["uid-p"])
+    ]
+    assert orphans(state.cluster, WALL_S, 60.0, []) == []
 
 
 @pytest.mark.parametrize(
@@ -316,8 +318,10 @@ def test_only_the_given_nodes_are_checked() -> None:
 def test_an_unreserved_pod_must_be_charged(node: GPUNode, sitting: Pod, charged: bool) -> None:
     state = state_with(node, sitting)
     found = [] if charged else [UnreservedPod("n", sitting)]
-    assert unreserved_pods(state) == unreserved_pods(state, ["n", "nowhere"]) == found
-    assert unreserved_pods(state, []) == []
+    assert (
+        unreserved_pods(state.cluster) == unreserved_pods(state.cluster, ["n", "nowhere"]) == found
+    )
+    assert unreserved_pods(state.cluster, []) == []
     assert ("n" in state.take_unsettled()) == bool(found)
 
 
@@ -340,16 +344,16 @@ def test_nodes_that_offer_gpus_need_a_gpunode() -> None:
     silent = msgspec.structs.replace(gpunode(name="unreported", initialised=False), status=None)
     state.apply([NodeSeen(kube_node("unreported")), GPUNodeSeen(silent, NOW_S)])
     state.apply([GPUNodeSeen(begun, NOW_S)])
-    assert [node.metadata.name for node in uninitialised(state)] == ["new", "begun"]
+    assert [node.metadata.name for node in uninitialised(state.cluster)] == ["new", "begun"]
 
 
 def test_a_node_whose_gpus_a_dra_driver_manages_gets_a_gpunode() -> None:
     """Without a GPUNode its agent could not report."""
     state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply([NodeSeen(Node(metadata=ObjectMeta(name=name))) for name in ("n", "without-gpus")])
-    assert uninitialised(state) == []
+    assert uninitialised(state.cluster) == []
     state.apply([SliceSeen(piece("n"))])
-    assert [node.metadata.name for node in uninitialised(state)] == ["n"]
+    assert [node.metadata.name for node in uninitialised(state.cluster)] == ["n"]
 
 
 def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
@@ -367,7 +371,7 @@ def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
     ]
     state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply(GPUNodeSeen(node, NOW_S) for node in held)
-    assert being_deleted(state.gpunodes()) == ["held"]
+    assert being_deleted(state.cluster.gpunodes()) == ["held"]
 
 
 @pytest.mark.parametrize(
@@ -403,12 +407,12 @@ def test_settings_that_the_gpunode_lacks_are_found(
     state = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
     state.apply([NodeSeen(kube_node(annotations=annotations)), GPUNodeSeen(held, NOW_S)])
     expected = [] if found is None else [("n", AgentSettings(*found))]
-    assert changed_settings(state, state.gpunodes()) == expected
+    assert changed_settings(state.cluster, state.cluster.gpunodes()) == expected
     without_its_node = RecordingState(Rules(), 90.0, WALL_S - NOW_S)
-    assert changed_settings(without_its_node, [held]) == []
+    assert changed_settings(without_its_node.cluster, [held]) == []
 
 
 def test_a_mark_that_arrives_after_its_gpunode_was_deleted_is_dropped() -> None:
     state = state_with(gpunode(shared(), reservations={"uid-p": PROMISE}), pod(node="n"))
     state.apply([PodGone("uid-p"), GPUNodeGone("n"), DepartureMarked("n", "uid-p", "100")])
-    assert not state.departures.marked("n", "uid-p")
+    assert not state.cluster.departures.marked("n", "uid-p")

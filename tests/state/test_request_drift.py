@@ -21,7 +21,7 @@ def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
     ``now``."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))
-    placement = state.judge(pod(asked), node, NOW_S)
+    placement = state.cluster.judge(pod(asked), node, NOW_S)
     assert isinstance(placement, Placement)
     return state, pod(now, annotations=placement.annotations, node="n")
 
@@ -42,7 +42,7 @@ def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
 def test_an_edited_request_is_reported(asked: str | None, now: str | None, says: str) -> None:
     state, edited = bound(asked, now)
     state.apply([PodSeen(edited)])
-    found = list(notices(state))
+    found = list(notices(state.cluster))
     assert bool(found) == bool(says) == bool(edit(edited))
     for notice in found:
         assert (notice.about, notice.reason) == (pod_subject(edited), "RequestChangeIgnored")
@@ -53,22 +53,22 @@ def test_an_edited_request_is_reported(asked: str | None, now: str | None, says:
 def test_an_edit_is_no_longer_reported_after_it_is_reverted_or_the_pod_ends() -> None:
     state, edited = bound("8Gi", "1Gi")
     state.apply([PodSeen(edited)])
-    assert list(notices(state))
+    assert list(notices(state.cluster))
     annotations = {**(edited.metadata.annotations or {}), VRAM: "8Gi"}
     metadata = msgspec.structs.replace(edited.metadata, annotations=annotations)
     state.apply([PodSeen(msgspec.structs.replace(edited, metadata=metadata))])
-    assert list(notices(state)) == []
+    assert list(notices(state.cluster)) == []
     state.apply([PodSeen(edited), PodGone("uid-p")])
-    assert list(notices(state)) == []
+    assert list(notices(state.cluster)) == []
 
 
 def test_a_second_edit_is_a_separate_event() -> None:
     state, edited = bound("8Gi", "1Gi")
     state.apply([PodSeen(edited)])
-    (first,) = notices(state)
+    (first,) = notices(state.cluster)
     _, again = bound("8Gi", "2Gi")
     state.apply([PodSeen(again)])
-    (second,) = notices(state)
+    (second,) = notices(state.cluster)
     assert first.key != second.key
 
 
@@ -76,7 +76,7 @@ def test_reservations_are_restored_when_the_ledger_is_lost() -> None:
     """When the node is initialised again, it charges the request that the pod had at its bind."""
     state, edited = bound("8Gi", "1Gi")
     state.apply([GPUNodeGone("n")])
-    adopted = state.adopt(edited, gpunode(shared("a")))
+    adopted = state.cluster.adopt(edited, gpunode(shared("a")))
     assert adopted is not None
     assert adopted.charges[0].candidates == {"a": 8 * GIB}
 
@@ -99,7 +99,7 @@ def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
     """Bind an adopted pod, and change its annotation later."""
     node = gpunode(shared("a"))
     state = state_of(*seen(kube_node(), node))
-    reservation = state.adopt(pod(asked, node="n"), node)
+    reservation = state.cluster.adopt(pod(asked, node="n"), node)
     assert reservation is not None
     charged = gpunode(shared("a"), reservations={"uid-p": reservation})
     edited = pod(now, node="n")
@@ -121,10 +121,10 @@ def test_an_edit_of_an_adopted_pod_is_reported_too(
     asked: str | None, now: str | None, says: str
 ) -> None:
     state, edited = adopted_as(asked, now)
-    shown = [notice for notice in notices(state) if notice.reason == "RequestChangeIgnored"]
+    shown = [notice for notice in notices(state.cluster) if notice.reason == "RequestChangeIgnored"]
     assert bool(shown) == bool(says)
     about = pod_subject(edited)
     assert all(notice.about == about and says in notice.message for notice in shown)
-    assert says in state.edits.of("uid-p")
+    assert says in state.cluster.edits.of("uid-p")
     state.apply([PodGone("uid-p")])
-    assert state.edits.of("uid-p") == ""
+    assert state.cluster.edits.of("uid-p") == ""

@@ -48,13 +48,13 @@ def cluster(*pending: Pod) -> ClusterWriter:
 def lowered(state: ClusterWriter, size_gib: int = 6) -> list[Amounts]:
     return [
         Amounts(each, {"main": size_gib * GIB}, (16 - size_gib) * GIB)
-        for each in state.pods()
+        for each in state.cluster.pods()
         if each.node
     ]
 
 
 def outcome(state: ClusterWriter, amounts: list[Amounts], **most: int) -> Outcome:
-    return simulate_requests(state, state.snapshot(), NOW_S, amounts, **most)
+    return simulate_requests(state.cluster, state.cluster.snapshot(), NOW_S, amounts, **most)
 
 
 def test_smaller_requests_free_two_of_four_gpus() -> None:
@@ -83,7 +83,7 @@ def test_the_effect_of_replacement_alone_is_shown_separately() -> None:
     # The pods would already fit next to each other, but their order of creation spread them.
     (a, of_a), (b, of_b) = node("a", 8), node("b", 8)
     state = state_of(*seen(kube_node("a"), kube_node("b"), a, b, *of_a, *of_b))
-    amounts = [Amounts(each, {"main": 6 * GIB}, 2 * GIB) for each in state.pods()]
+    amounts = [Amounts(each, {"main": 6 * GIB}, 2 * GIB) for each in state.cluster.pods()]
     found = outcome(state, amounts)
     assert (found.empty_devices, found.empty_devices_again, found.empty_devices_after) == (0, 2, 2)
 
@@ -112,20 +112,20 @@ def test_the_pods_that_free_the_most_are_simulated_first() -> None:
 
 def test_other_containers_keep_their_requests() -> None:
     both = pod("main=8Gi,side=2Gi", container(), container("side"))
-    found = with_amounts(state_of(), Amounts(both, {"main": 4 * GIB}, 0))
+    found = with_amounts(state_of().cluster, Amounts(both, {"main": 4 * GIB}, 0))
     assert found is not None
     assert [(each.name, each.amount_text) for each in found[1].containers] == [
         ("main", "4Gi"),
         ("side", "2Gi"),
     ]
     share = pod(None, container(), container("side"))
-    found = with_amounts(state_of(), Amounts(share, {"main": 4 * GIB}, 0))
+    found = with_amounts(state_of().cluster, Amounts(share, {"main": 4 * GIB}, 0))
     assert found is not None
     assert [each.amount_text for each in found[1].containers] == ["4Gi", "1 replica"]
 
 
 def test_the_cluster_itself_stays_unchanged() -> None:
     state = cluster()
-    before = state.snapshot()
+    before = state.cluster.snapshot()
     outcome(state, lowered(state))
-    assert state.snapshot() is before
+    assert state.cluster.snapshot() is before

@@ -134,7 +134,7 @@ def test_an_interrupted_pass_has_the_same_result() -> None:
             world.holds(name, 4)
     found: list[str] = []
     steps = 0
-    for named in parts.hints.due(parts.state, parts.journal, parts.now_s, parts.wall_s()):
+    for named in parts.hints.due(parts.state.cluster, parts.journal, parts.now_s, parts.wall_s()):
         steps += 1
         if named is not None:
             found.append(named.metadata.uid)

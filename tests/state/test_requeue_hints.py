@@ -148,24 +148,24 @@ def test_lower_sm_activity_requeues_no_pod_that_did_not_request_it() -> None:
     world = Requeues("n", "m")
     world.holds("n", 4, sm=0.9)
     world.see(rejected("p"))
-    waiting = world.state.pod("p")
+    waiting = world.state.cluster.pod("p")
     assert waiting is not None
     world.requeued()
     world.decides(waiting, fits=0)
     world.now_s += MAX_BACK_OFF_S
-    latest = world.state.latest_gain
+    latest = world.state.cluster.latest_gain
     world.holds("n", 4, sm=0.1)
-    assert world.state.latest_gain == latest  # No pod is checked.
+    assert world.state.cluster.latest_gain == latest  # No pod is checked.
     assert world.requeued() == []
     world.holds("m", 23)  # Pods are checked, but not this pod.
     world.holds("n", 4, sm=0.05)
     assert world.requeued() == []
-    latest = world.state.latest_gain
+    latest = world.state.cluster.latest_gain
     world.holds("n", 4, sm=0.01)
     world.see(wanting_calm("q"))
-    assert world.state.latest_gain > latest
+    assert world.state.cluster.latest_gain > latest
     world.state.apply([PodGone("q")])
-    assert world.state.latest_gain == latest
+    assert world.state.cluster.latest_gain == latest
 
 
 def test_a_pod_that_requests_less_is_checked_again() -> None:

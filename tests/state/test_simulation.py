@@ -112,7 +112,7 @@ def asking(vram: str, uid: str, resource: str = GPU, policy: str = "pack", gpus:
 
 
 def understood(state: ClusterWriter, of: Pod) -> VramRequest:
-    request = state.understand(of)
+    request = state.cluster.understand(of)
     assert isinstance(request, VramRequest)
     return request
 
@@ -127,9 +127,9 @@ def test_a_simulation_leaves_the_state_unchanged(
     fleet: list[World], plugins: list[Plugin], choices: list[str], data: DataObject
 ) -> None:
     state = cluster_of(fleet, plugins, choices)
-    snap = state.snapshot()
+    snap = state.cluster.snapshot()
     before = digest(state)
-    simulation = Simulation(state, snap, NOW_S)
+    simulation = Simulation(state.cluster, snap, NOW_S)
     names = st.sampled_from([node.name for node in snap.nodes])
     for step in range(data.draw(st.integers(1, 6))):
         match data.draw(st.sampled_from(STEPS)):
@@ -156,10 +156,10 @@ def test_a_simulation_leaves_the_state_unchanged(
                 request = understood(state, asking("4Gi", "c"))
                 rows = np.arange(len(snap.nodes))
                 verdicts = fit(request, snap, rows, NOW_S)
-                list(pod_counts(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+                list(pod_counts(state.cluster, verdicts, np.flatnonzero(verdicts.fits).tolist()))
     simulation.snapshot()
     assert digest(state) == before
-    assert state.snapshot() is snap
+    assert state.cluster.snapshot() is snap
 
 
 class Real(World):
@@ -168,20 +168,20 @@ class Real(World):
     def __init__(self, like: ClusterWriter) -> None:
         super().__init__(Rules(gate_image=GATE_IMAGE))
         self._verbs, store = self.verbs(), self.store
-        self.state.apply(NodeSeen(node) for node in like.nodes())
-        for each in like.gpunodes():
+        self.state.apply(NodeSeen(node) for node in like.cluster.nodes())
+        for each in like.cluster.gpunodes():
             made = store.create_gpunode(each)
             store.write_spec(made, each.spec)
             if each.status is not None:
                 store.report([(each.name, each.status)])
-        for known in like.pods():
+        for known in like.cluster.pods():
             store.admit(known)
 
     def place(self, of: Pod) -> str | None:
         """Call filter, prioritize and bind. Return the node, or None if no node takes the pod."""
         self.store.admit(of)
         sent = msgspec.to_builtins(of)
-        names = sorted(node.metadata.name for node in self.state.nodes())
+        names = sorted(node.metadata.name for node in self.state.cluster.nodes())
         body = json.dumps(offer(sent, *names)).encode()
         passed = json.loads(self._verbs.filter(body))["NodeNames"]
         if not passed:
@@ -205,7 +205,7 @@ def test_real_placements_match_the_simulation(
     burst: list[tuple[str, str, str]],
 ) -> None:
     real = Real(cluster_of(fleet, plugins, choices))
-    simulation = Simulation(real.state, real.state.snapshot(), NOW_S)
+    simulation = Simulation(real.state.cluster, real.state.cluster.snapshot(), NOW_S)
     incoming = [asking(vram, f"new-{i}", *how) for i, (vram, *how) in enumerate(burst)]
     shown = [place_in(simulation, real.state, each) for each in incoming]
     assert [each.node if isinstance(each, Placed) else None for each in shown] == [
@@ -224,12 +224,12 @@ def test_counting_pods_equals_placing_them_one_by_one(
     gpus: int,
 ) -> None:
     state = cluster_of(fleet, plugins, choices)
-    snap = state.snapshot()
+    snap = state.cluster.snapshot()
     rows = np.arange(len(snap.nodes))
     verdicts = fit(understood(state, asking(vram, "c", resource, gpus=gpus)), snap, rows, NOW_S)
-    found = dict(pod_counts(state, verdicts, np.flatnonzero(verdicts.fits).tolist()))
+    found = dict(pod_counts(state.cluster, verdicts, np.flatnonzero(verdicts.fits).tolist()))
     for row in rows.tolist():
-        simulation, placed = Simulation(state, snap, NOW_S), 0
+        simulation, placed = Simulation(state.cluster, snap, NOW_S), 0
         while True:
             one = understood(state, asking(vram, f"c{placed}", resource, gpus=gpus))
             if isinstance(simulation.place(one, Eligible(rows[[row]], {})), NotPlaced):
@@ -274,9 +274,9 @@ def place_all(
 
 def test_releasing_a_pod_frees_its_memory_and_its_replica() -> None:
     state = two_nodes()
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     assert place_all(simulation, state, "16Gi", 4) == ["b", "b", None, None]
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     assert simulation.release("ua") == ["a"]
     terms = next(node for node in simulation.snapshot().nodes if node.name == "a")
     assert (terms.devices[0].reservation_bytes, terms.devices[0].device.replicas.free) == (0, 4)
@@ -285,7 +285,7 @@ def test_releasing_a_pod_frees_its_memory_and_its_replica() -> None:
 
 def test_a_drained_node_takes_no_pods_and_its_pods_are_placed_elsewhere() -> None:
     state = two_nodes()
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     moving = simulation.drain("a")
     assert [each.metadata.name for each in moving] == ["b", "a"]  # The pod of a DaemonSet stays.
     placed = [place_in(simulation, state, each) for each in moving]
@@ -296,7 +296,7 @@ def test_a_drained_node_takes_no_pods_and_its_pods_are_placed_elsewhere() -> Non
 
 def test_added_nodes_are_idle_copies_of_the_given_node() -> None:
     state = two_nodes()
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     assert simulation.add("a", 2) == ["a+1", "a+2"]
     assert simulation.add("a", 1) == ["a+3"]
     assert place_all(simulation, state, "24Gi", 9).count(None) == 1
@@ -306,42 +306,44 @@ def test_added_nodes_are_idle_copies_of_the_given_node() -> None:
 
 def test_additional_replicas_take_more_pods_and_keep_allocated_replicas() -> None:
     state = two_nodes()
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     assert place_all(simulation, state, "1Gi", 20).count(None) == 12
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     simulation.set_replicas("b", 8)
     assert place_all(simulation, state, "1Gi", 20).count(None) == 4
     half = gpunode(shared("A0", free=2, allocated=2), name="c")
     crowded = state_of(*seen(kube_node("c"), half))
-    simulation = Simulation(crowded, crowded.snapshot(), NOW_S)
+    simulation = Simulation(crowded.cluster, crowded.cluster.snapshot(), NOW_S)
     with pytest.raises(ValueError, match="A0 has 2 replicas in use or unhealthy"):
         simulation.set_replicas("c", 1)
 
 
 def test_rejections_count_the_nodes_of_each_reason_and_ineligible_nodes() -> None:
     state = two_nodes()
-    (cordoned,) = (node for node in state.nodes() if node.metadata.name == "b")
+    (cordoned,) = (node for node in state.cluster.nodes() if node.metadata.name == "b")
     closed = msgspec.structs.replace(cordoned, spec=NodeSpec(unschedulable=True))
     state.apply([NodeSeen(closed)])
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     shown = place_in(simulation, state, asking("16Gi", "new"))
     assert shown == NotPlaced({Reason.MEMORY_ON_SOME: 1}, [(Obstacle("cordoned"), 1)])
-    assert simulation.eligible(asking("1Gi", "new")).rows.tolist() == [state.snapshot().row_of["a"]]
+    assert simulation.eligible(asking("1Gi", "new")).rows.tolist() == [
+        state.cluster.snapshot().row_of["a"]
+    ]
 
 
 def test_the_number_of_pods_is_limited_by_replicas_and_by_memory() -> None:
     state = two_nodes()
-    b = state.gpunode("b")
+    b = state.cluster.gpunode("b")
     assert b is not None
     for vram, count in (("1Gi", 8), ("8Gi", 6), ("13Gi", 2), ("25Gi", 0)):
-        assert count_pods(state, b, understood(state, asking(vram, "c")), 8, NOW_S) == count
+        assert count_pods(state.cluster, b, understood(state, asking(vram, "c")), 8, NOW_S) == count
 
 
 def test_a_steered_node_takes_the_next_pod_when_the_last_one_is_confirmed() -> None:
     outsider = {"used_bytes": 10 * GIB, "unattributed_bytes": 10 * GIB}
     devices = shared("A"), shared("B", free=3, allocated=1, **outsider)
     state = state_of(*seen(kube_node("n"), gpunode(*devices, plugin=DISTRIBUTED)))
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     simulation.steer("n")
     small, large = asking("8Gi", "small"), asking("20Gi", "large")
     placed = place_in(simulation, state, small)
@@ -362,7 +364,7 @@ def test_a_steered_node_takes_the_next_pod_when_the_last_one_is_confirmed() -> N
 
 def test_a_node_without_shared_devices_cannot_be_steered() -> None:
     state = state_of(*seen(kube_node("n"), gpunode(device("A"))))
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     with pytest.raises(ValueError, match="no device of n is shared"):
         simulation.steer("n")
     with pytest.raises(KeyError):
@@ -372,7 +374,7 @@ def test_a_node_without_shared_devices_cannot_be_steered() -> None:
 def test_pods_that_start_alone_are_placed_as_if_each_had_started() -> None:
     """A start ends by itself, so a what-if only considers memory."""
     state = state_of(NodeSeen(kube_node("n")), GPUNodeSeen(gpunode(shared("a")), NOW_S))
-    simulation = Simulation(state, state.snapshot(), NOW_S)
+    simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)
     alone = {VRAM: "8Gi", "headroom.gpu/startup": "alone"}
     engines = [pod(uid=f"u{i}", name=f"p{i}", annotations=alone) for i in range(4)]
     placed = [place_in(simulation, state, engine) for engine in engines]

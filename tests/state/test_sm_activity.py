@@ -49,11 +49,11 @@ def node_with(*devices: Device, version: str = "1") -> ClusterWriter:
 
 
 def counts(state: ClusterWriter) -> list[tuple[float, str] | None]:
-    (node,) = state.snapshot().nodes
+    (node,) = state.cluster.snapshot().nodes
     found = [None if t.activity is None else (t.activity.ratio, t.activity.source)
              for t in node.devices]  # fmt: skip
     ppm = [-1 if each is None else round(each[0] * 1e6) for each in found]
-    assert state.snapshot().columns.sm_ppm[0].tolist() == ppm
+    assert state.cluster.snapshot().columns.sm_ppm[0].tolist() == ppm
     return found
 
 
@@ -86,10 +86,10 @@ def test_a_mig_device_has_the_history_of_its_gpu_instance() -> None:
 
 def test_new_history_weighs_no_node_and_changes_no_earlier_snapshot() -> None:
     state = node_with(shared("A", sm_activity=BUSY))
-    first = state.snapshot()
+    first = state.cluster.snapshot()
     (weighed,) = first.nodes[0].devices
     brings(state, {("A", None): history(0.1)}, "n")
-    second = state.snapshot()
+    second = state.cluster.snapshot()
     assert second.generation > first.generation
     assert second.changed_in[0] == second.updated_in[0] == second.generation
     assert second.nodes[0].devices[0].holders is weighed.holders
@@ -100,15 +100,15 @@ def test_new_history_weighs_no_node_and_changes_no_earlier_snapshot() -> None:
 
 def test_only_nodes_with_the_given_names_are_checked() -> None:
     state = node_with(shared("A", sm_activity=BUSY))
-    before = state.snapshot()
+    before = state.cluster.snapshot()
     brings(state, {("X", None): history(0.1)}, "who", "nobody")
     brings(state, {})
-    assert state.snapshot() is before
+    assert state.cluster.snapshot() is before
 
 
 def test_a_gpu_is_found_on_the_last_node_that_reported_it() -> None:
     state = node_with(shared("A"), mig("M", 1, "G"))
-    find = state.activities.node_of
+    find = state.cluster.activities.node_of
     assert [find(("A", None)), find(("G", 7)), find(("X", None))] == ["n", "n", None]
     other = gpunode(shared("A"), name="other")
     state.apply([*seen(kube_node("other")), GPUNodeSeen(other, NOW_S)])
@@ -122,15 +122,15 @@ def test_a_gpu_is_found_on_the_last_node_that_reported_it() -> None:
 def test_history_requeues_pods_that_wait_for_lower_sm_activity() -> None:
     state = node_with(shared("A"))
     state.apply(seen(SMALL))
-    generation = state.snapshot().generation
+    generation = state.cluster.snapshot().generation
     brings(state, {("A", None): history(0.7)}, "n")
-    assert state.latest_gain > generation  # Its activity has become known.
-    state.snapshot()
+    assert state.cluster.latest_gain > generation  # Its activity has become known.
+    state.cluster.snapshot()
     brings(state, {("A", None): history(0.8)}, "n")
-    busier = state.snapshot().generation
-    assert state.latest_gain < busier
+    busier = state.cluster.snapshot().generation
+    assert state.cluster.latest_gain < busier
     brings(state, {("A", None): history(0.3)}, "n")
-    assert state.latest_gain > busier
+    assert state.cluster.latest_gain > busier
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_limit_applies_to_the_activity_that_the_explanation_shows(
 ) -> None:
     state = node_with(device("A", sm_activity=sample))
     brings(state, figures, "n")
-    snap = state.snapshot()
+    snap = state.cluster.snapshot()
     verdicts = fit(request(SMALL), snap, snap.rows(["n"]), NOW_S)
     assert verdicts.reason(0) is reason
     (node,) = explain(verdicts, Weights()).nearest
@@ -180,9 +180,9 @@ def test_the_limit_applies_to_the_activity_that_the_explanation_shows(
 def test_bind_and_filter_use_the_same_sm_activity() -> None:
     state = node_with(shared("A", sm_activity=BUSY))
     brings(state, {("A", None): history(0.3)}, "n")
-    assert not isinstance(state.judge(SMALL, state.gpunodes()[0], NOW_S), Reason)
+    assert not isinstance(state.cluster.judge(SMALL, state.cluster.gpunodes()[0], NOW_S), Reason)
     brings(state, {}, "n")
-    assert state.judge(SMALL, state.gpunodes()[0], NOW_S) is Reason.SM_ABOVE_LIMIT
+    assert state.cluster.judge(SMALL, state.cluster.gpunodes()[0], NOW_S) is Reason.SM_ABOVE_LIMIT
 
 
 def test_the_age_belongs_to_the_newest_sample_even_if_its_value_is_equal() -> None:
@@ -190,8 +190,8 @@ def test_the_age_belongs_to_the_newest_sample_even_if_its_value_is_equal() -> No
     wall_s = EPOCH_S + NOW_S
 
     def ages(after_s: float) -> list[float | None]:
-        (node,) = state.snapshot().nodes
-        age_s = state.activities.age_s
+        (node,) = state.cluster.snapshot().nodes
+        age_s = state.cluster.activities.age_s
         return [age_s(terms, NOW_S + after_s, wall_s + after_s) for terms in node.devices]
 
     assert ages(5) == [5.0, None]  # The report was sampled now.
@@ -207,8 +207,8 @@ def test_the_age_belongs_to_the_newest_sample_even_if_its_value_is_equal() -> No
 def test_reservations_of_a_node_survive_concurrent_changes() -> None:
     held = {"q": reservation({"A": 8 << 30})}
     state = state_of(*seen(kube_node(), gpunode(shared("A"), reservations=held)))
-    (before,) = state.snapshot().nodes[0].devices
+    (before,) = state.cluster.snapshot().nodes[0].devices
     brings(state, {("A", None): history(0.1)}, "n")
-    (after,) = state.snapshot().nodes[0].devices
+    (after,) = state.cluster.snapshot().nodes[0].devices
     assert (after.committed_bytes, after.holders) == (before.committed_bytes, before.holders)
     assert after.committed_bytes == 8 << 30

@@ -32,17 +32,17 @@ def test_equal_pods_filtered_during_a_bind_get_the_same_node() -> None:
 def test_confirmed_pods_requeue_pending_pods() -> None:
     first = pod("8Gi", uid="u1", name="p1", node="n")
     state = state_of(*seen(kube_node(), first, empty()))
-    placement = state.judge(pod("8Gi", uid="u1", name="p1"), empty(), NOW_S)
+    placement = state.cluster.judge(pod("8Gi", uid="u1", name="p1"), empty(), NOW_S)
     assert isinstance(placement, Placement)
     reservation = {"u1": Reservation("default", "p1", list(placement.charges))}
     devices = [shared("A"), busy(free=3)]
     incoming = gpunode(*devices, reservations=reservation, version="2", plugin=STEERED)
     state.apply([GPUNodeSeen(incoming, NOW_S)])
     assert reason(state, "20Gi") is Reason.OTHERS_ARRIVING
-    before_it = state.snapshot().generation
+    before_it = state.cluster.snapshot().generation
     devices[1] = busy(free=2)
     rows = [use("u1", "B", replica="B::1")]
     arrived = gpunode(*devices, reservations=reservation, pods=rows, version="3", plugin=STEERED)
     state.apply([GPUNodeSeen(arrived, NOW_S)])
     assert reason(state, "20Gi") is None
-    assert state.headroom_gains.of("n") > before_it
+    assert state.cluster.headroom_gains.of("n") > before_it

@@ -54,7 +54,7 @@ def cluster(
 
 
 def verdict(state: ClusterWriter, size: str) -> Reason | None:
-    snap, request = state.snapshot(), state.understand(pod(size))
+    snap, request = state.cluster.snapshot(), state.cluster.understand(pod(size))
     assert isinstance(request, VramRequest)
     return fit(request, snap, snap.rows(["a"]), NOW_S).reason(0)
 
@@ -74,7 +74,7 @@ def waiting(*sizes: str) -> list[Pod]:
 
 
 def gain_of(state: ClusterWriter, **most: int) -> Gain | None:
-    return steering_gain(state, state.snapshot(), NOW_S, Most(**most))
+    return steering_gain(state.cluster, state.cluster.snapshot(), NOW_S, Most(**most))
 
 
 @pytest.mark.parametrize("choice", ["", "predicted"])
@@ -176,7 +176,7 @@ def test_a_kubelet_that_cannot_be_steered_is_reported_with_the_reason() -> None:
     assert gain_of(cluster(*pods, names=names, plugin=new)) is None
     old = msgspec.structs.replace(PERMITTED, kubelet_version="v1.36.3")
     assert gain_of(cluster(*pods, names=names, plugin=old)) is not None
-    found = steerable(cluster(plugin=new), "a")
+    found = steerable(cluster(plugin=new).cluster, "a")
     assert found is not None
     assert found.obstacle.startswith("steering needs a kubelet older than 1.37")
 
@@ -210,7 +210,7 @@ def test_the_suggestion_depends_on_the_permissions_of_the_agent(
     plugin: dict[str, Any], choice: str, to_do: str
 ) -> None:
     state = cluster(plugin=msgspec.structs.replace(PERMITTED, **plugin), choice=choice)
-    found = steerable(state, "a")
+    found = steerable(state.cluster, "a")
     assert found is not None
     assert found.to_do == to_do
     assert found.known == (plugin.get("steering_permitted", True) is not None)
@@ -219,7 +219,7 @@ def test_the_suggestion_depends_on_the_permissions_of_the_agent(
 def event(state: ClusterWriter, size: str = "16Gi") -> str:
     asks = pod(size, uid="uw", name="waits")
     rejecting = decision(asks, {Reason.MEMORY_ON_SOME: 1})
-    notice = Explaining(state, state.snapshot(), NOW_S).notice(asks, rejecting)
+    notice = Explaining(state.cluster, state.cluster.snapshot(), NOW_S).notice(asks, rejecting)
     assert notice is not None
     return notice.message
 
@@ -260,7 +260,7 @@ def test_the_event_does_not_mention_steering_if_it_does_not_help() -> None:
 
 def test_a_pod_on_a_node_without_a_report_is_not_simulated() -> None:
     state = state_of(*seen(kube_node("bare"), *waiting("16Gi")))
-    assert steerable(state, "bare") is None
+    assert steerable(state.cluster, "bare") is None
     assert gain_of(state) is None
 
 

@@ -53,7 +53,7 @@ def played(event: Event, at_step: int) -> int:
 
 
 def judged(state: ClusterWriter) -> object:
-    return state.judge(pod("1Gi"), NODE, NOW_S)
+    return state.cluster.judge(pod("1Gi"), NODE, NOW_S)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def offering(name: str, *resources: str, labels: dict[str, str] | None = None) -
 
 
 def found(*objects: Node | GPUNode, manages: tuple[str, ...] = (GPU,)) -> dict[str, list[str]]:
-    return unmanaged_gpus(state_of(*seen(*objects), rules=Rules(resources=manages)))
+    return unmanaged_gpus(state_of(*seen(*objects), rules=Rules(resources=manages)).cluster)
 
 
 def test_without_a_managed_resource_the_label_shows_that_the_node_has_gpus() -> None:
@@ -45,7 +45,9 @@ def test_the_metric_counts_the_nodes_by_resource() -> None:
     nodes = [offering(name, "nvidia.com/a100", labels=GPU_LABELS) for name in ("a", "b")]
     state = state_of(*seen(*nodes, offering("managed", GPU, labels=GPU_LABELS)))
     registry = CollectorRegistry()
-    registry.register(FleetCollector(state, state.snapshot, Pending, 10, STALE_AFTER_S))
+    registry.register(
+        FleetCollector(state.cluster, state.cluster.snapshot, Pending, 10, STALE_AFTER_S)
+    )
     metric = "headroom_unmanaged_gpu_nodes"
     assert registry.get_sample_value(metric, {"resource": "nvidia.com/a100"}) == 2
     assert registry.get_sample_value(metric, {"resource": GPU}) is None

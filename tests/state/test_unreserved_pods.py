@@ -68,7 +68,7 @@ class TestUnreserved:
         gpuless = pod(None, container(gpus=0), node="n", uid="other", name="other")
         state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi"), gpuless))
         assert headroom(state) == [24]
-        assert [p.metadata.uid for p in state.pods()] == ["uid-p"]
+        assert [p.metadata.uid for p in state.cluster.pods()] == ["uid-p"]
 
     def test_an_unreserved_pod_is_charged_even_if_it_overcommits_a_device(self) -> None:
         two = [pod("20Gi", node="n", uid=u, name=u) for u in "ab"]
@@ -78,10 +78,10 @@ class TestUnreserved:
 class TestPods:
     def test_a_name_belongs_to_the_newest_pod_with_that_name(self) -> None:
         state = state_of(*seen(pod(uid="old"), pod(uid="new")), PodGone("old"))
-        found = state.pod_named("default", "p")
+        found = state.cluster.pod_named("default", "p")
         assert found is not None
         assert found.metadata.uid == "new"
-        assert state.pod("old") is None
+        assert state.cluster.pod("old") is None
 
     def test_a_bound_pod_is_charged_on_its_node(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a")), pod("8Gi")))

@@ -45,7 +45,7 @@ def found(
 ) -> Preemption:
     state = state or state_of(*(event for events in clusters for event in events))
     offers = {node: Offer(tuple(uids)) for node, uids in (offered or {}).items()}
-    return preemption(state, of, offers, rejected, NOW_S, without_violations=careful)
+    return preemption(state.cluster, of, offers, rejected, NOW_S, without_violations=careful)
 
 
 def shown(result: Preemption) -> dict[str, list[str]]:
@@ -281,7 +281,7 @@ def test_a_disruption_budget_is_honoured_and_its_violations_are_counted() -> Non
     state.apply([BudgetGone("default", "pdb")])
     assert shown(found(state=state, of=of, offered=offered)) == {"n": ["a"]}
     # Until the budgets are listed, it is unknown which pods they protect.
-    state.budgets.unlisted = True
+    state.parts.budgets.unlisted = True
     assert shown(found(state=state, of=of, offered=offered)) == {}
     state.apply([Relisted(PodDisruptionBudget, (budget(0),), NOW_S)])
     assert shown(found(state=state, of=of, offered=offered)) == {"n": ["b"]}

@@ -38,12 +38,12 @@ def node(rules: Rules | None = None, *, ignores: bool = False) -> ClusterWriter:
 
 
 def verdict(state: ClusterWriter, of: Pod) -> Reason | None:
-    request: Any = state.understand(of)
-    snap = state.snapshot()
+    request: Any = state.cluster.understand(of)
+    snap = state.cluster.snapshot()
     reason = fit(request, snap, snap.rows(["n"]), NOW_S).reason(0)
-    held = state.gpunode("n")
+    held = state.cluster.gpunode("n")
     assert held is not None
-    judged = state.judge(of, held, NOW_S)
+    judged = state.cluster.judge(of, held, NOW_S)
     assert (judged if isinstance(judged, Reason) else None) is reason
     return reason
 
@@ -103,9 +103,9 @@ def test_the_variable_is_read_from_a_manifest() -> None:
 
 def test_a_cached_result_is_not_used_for_a_pod_with_a_reservation() -> None:
     state, cached_fits = node(), FitCache(Weights())
-    plain: Any = state.understand(setting())
-    chooses: Any = state.understand(setting(EnvVar(name=NAME, value="all")))
-    snap = state.snapshot()
+    plain: Any = state.cluster.understand(setting())
+    chooses: Any = state.cluster.understand(setting(EnvVar(name=NAME, value="all")))
+    snap = state.cluster.snapshot()
     rows = snap.rows(["n"])
     message = [cached_fits.weigh(r, snap).codes(snap, rows, NOW_S)[0] for r in (plain, chooses)]
     assert message == [0, CODE_OF[Reason.CHOOSES_DEVICES]]
@@ -173,8 +173,8 @@ def test_env_from_is_suspected_only_with_the_setting(asked: Pod, suspected: bool
 
 
 def placed(state: ClusterWriter, of: Pod) -> Placement:
-    held = state.gpunode("n")
+    held = state.cluster.gpunode("n")
     assert held is not None
-    placement = state.judge(of, held, NOW_S)
+    placement = state.cluster.judge(of, held, NOW_S)
     assert isinstance(placement, Placement)
     return placement

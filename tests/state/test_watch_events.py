@@ -24,22 +24,22 @@ from tests.state.states import headroom, headroom_of, lease, reason, seen, state
 class TestVisibleChanges:
     def test_watch_events_wait_for_the_next_snapshot(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("A"))))
-        shown = state.snapshot()
+        shown = state.cluster.snapshot()
         grown = shared("A", used_bytes=8 * GIB, unattributed_bytes=8 * GIB)
         for _ in state.steps([GPUNodeSeen(gpunode(grown, version="2"), NOW_S)]):
             pass
         assert state.weigh_next()
-        assert state.settled() is shown
-        latest = state.snapshot()
+        assert state.cluster.settled() is shown
+        latest = state.cluster.snapshot()
         assert latest is not shown
-        assert state.settled() is latest
+        assert state.cluster.settled() is latest
 
     def test_writes_of_this_process_are_visible_at_once(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("A"))))
-        shown = state.snapshot()
+        shown = state.cluster.snapshot()
         state.apply([BindBegun(pod("8Gi", uid="u"), "n")])
-        assert state.settled() is not shown
-        (node,) = state.settled().nodes
+        assert state.cluster.settled() is not shown
+        (node,) = state.cluster.settled().nodes
         assert node.devices[0].unconfirmed_bytes == 8 * GIB
 
 
@@ -48,18 +48,18 @@ class TestVersions:
         held = {"u": reservation({"D": 8 * GIB})}
         new = gpunode(shared("D"), version="10", reservations=held)
         state = state_of(*seen(kube_node(), new, gpunode(shared("D"), version="9")))
-        assert state.gpunode("n") is new
+        assert state.cluster.gpunode("n") is new
         assert headroom(state) == [16]
 
     def test_a_recreated_object_is_stored_with_any_version(self) -> None:
         other = gpunode(shared("D"), uid="other", version="1")
         state = state_of(*seen(kube_node(), gpunode(shared("D"), version="10"), other))
-        assert state.gpunode("n") is other
+        assert state.cluster.gpunode("n") is other
 
     def test_versions_that_are_not_numbers_are_stored_in_order_of_arrival(self) -> None:
         later = gpunode(shared("D"), version="a")
         state = state_of(*seen(kube_node(), gpunode(shared("D"), version="b"), later))
-        assert state.gpunode("n") is later
+        assert state.cluster.gpunode("n") is later
 
 
 class TestRelist:
@@ -71,16 +71,16 @@ class TestRelist:
         )
         other = pod("4Gi", node="n", uid="other", name="other")
         state.apply([Relisted(Pod, (other,), NOW_S)])
-        assert [p.metadata.uid for p in state.pods()] == ["other"]
+        assert [p.metadata.uid for p in state.cluster.pods()] == ["other"]
         assert headroom_of(state, "n") == [20]
         state.apply([Relisted(Node, (kube_node(),), NOW_S)])
-        assert [node.metadata.name for node in state.nodes()] == ["n"]
+        assert [node.metadata.name for node in state.cluster.nodes()] == ["n"]
         state.apply([Relisted(Namespace, (), NOW_S)])
-        assert state.understand(pod(None)) == state_of().understand(pod(None))
+        assert state.cluster.understand(pod(None)) == state_of().cluster.understand(pod(None))
         state.apply([Relisted(Lease, (), NOW_S)])
         assert reason(state, "1M", at_s=NOW_S + 89) is None
         state.apply([Relisted(GPUNode, (), NOW_S)])
-        assert state.gpunodes() == []
+        assert state.cluster.gpunodes() == []
         assert reason(state) is Reason.NO_REPORT
 
     def test_objects_in_a_list_count_as_seen(self) -> None:

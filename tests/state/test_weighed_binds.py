@@ -71,7 +71,7 @@ class TestAssumedBinds:
         about = kube_node(annotations={DEVICE_CHOICE: choice} if choice else None)
         asked = pod(vram, uid="other")
         state = state_of(*seen(about, node))
-        placed = state.judge(asked, node, NOW_S)
+        placed = state.cluster.judge(asked, node, NOW_S)
         charges = (
             list(placed.charges) if isinstance(placed, Placement) else reservation({"A": 1}).charges
         )
@@ -81,14 +81,14 @@ class TestAssumedBinds:
             metadata=replace(node.metadata, resource_version="2"),
             spec=replace(node.spec, reservations={"other": made}, reserved="8Gi"),
         )
-        anyway = state_of(*seen(about, node), BindBegun(asked, "n")).snapshot().nodes
+        anyway = state_of(*seen(about, node), BindBegun(asked, "n")).cluster.snapshot().nodes
         state.apply([BindBegun(asked, "n")])
         assert state.settle().nodes == anyway
         generation = state.settle().generation
         state.apply([GPUNodeSeen(written, NOW_S), BindEnded("other", "n")])
-        assert state.gpunode("n") == written
+        assert state.cluster.gpunode("n") == written
         assert (state.settle().generation == generation) == isinstance(placed, Placement)
-        from_start = state_of(*seen(about, written)).snapshot()
+        from_start = state_of(*seen(about, written)).cluster.snapshot()
         assert state.settle().nodes == from_start.nodes
 
     @pytest.mark.parametrize(
@@ -126,9 +126,9 @@ class TestAssumedBinds:
         state = state_of(*seen(kube_node(), held))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
         state.apply([BindBegun(pod("20Gi", uid="another"), "n")])
-        assert not state.overcommits.now()
+        assert not state.cluster.overcommits.now()
         state.apply([GPUNodeSeen(reserving(held, other=20, another=20), NOW_S)])
-        assert state.overcommits.now()
+        assert state.cluster.overcommits.now()
 
     def test_a_reservation_of_a_deleted_pod_is_checked(self) -> None:
         held = gpunode(shared("A"))
@@ -150,7 +150,7 @@ class TestAssumedBinds:
         )
         state.apply([PodSeen(pod("20Gi", uid="other")), PodSeen(bound), PodSeen(changed)])
         assert state.settle() is before
-        assert state.unreserved_pods("n") == []
+        assert state.cluster.unreserved_pods("n") == []
         leaving = msgspec.structs.replace(
             bound, metadata=msgspec.structs.replace(bound.metadata, deletion_timestamp="now")
         )
@@ -168,7 +168,7 @@ class TestAssumedBinds:
         node = gpunode(device())
         state = state_of(*seen(kube_node(), node))
         state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
-        assert isinstance(state.judge(pod("20Gi"), node, NOW_S), Placement)
+        assert isinstance(state.cluster.judge(pod("20Gi"), node, NOW_S), Placement)
 
     def test_a_bind_to_an_unknown_node_changes_nothing(self) -> None:
         state = state_of(BindBegun(pod("20Gi"), "gone"), BindEnded("u", "gone"))

@@ -2,7 +2,7 @@
 
 The state is maintained change by change. Here everything is derived again from the objects, and
 each node is weighed again. So a change that was not passed on, or a node that was not marked dirty,
-appears as a difference.
+shows as a difference.
 """
 
 from collections import defaultdict
@@ -10,14 +10,15 @@ from collections.abc import Iterable, Iterator
 
 from headroom.contract.annotations import MAX_SM
 from headroom.core.cluster.changes import Event
-from headroom.core.cluster.cluster import Cluster
+from headroom.core.cluster.cluster_parts import Parts
 from headroom.core.cluster.cluster_writer import ClusterWriter
+from headroom.core.cluster.object_cache import ObjectCache
 from headroom.core.placement.snapshot import NodeTerms
 
 #: States with more nodes are not weighed again, because that takes a second for 5,000 nodes.
 MOST_NODES = 500
-#: The last states changed since ``violations`` was called, by ID. A property test makes a state for
-#: each example, and only the last states are checked.
+#: The last states that were changed since ``violations`` was called, by id. A property test makes a
+#: state for each example, and only the last states are checked.
 _changed: dict[int, ClusterWriter] = {}
 _MOST_STATES = 8
 
@@ -42,24 +43,36 @@ def violations() -> list[str]:
     return [found for state in states for found in violated(state)]
 
 
-def violated(state: Cluster) -> Iterator[str]:
+def violated(writer: ClusterWriter) -> Iterator[str]:
     """Yield a sentence for each violated invariant of the state."""
-    yield from _indexes(state)
-    yield from _members(state)
-    if len(state.nodes()) <= MOST_NODES:
-        yield from _terms(state)
+    parts = writer.parts
+    yield from _shown(writer)
+    yield from _indexes(parts.objects)
+    yield from _reservations(writer)
+    yield from _members(parts)
+    if len(parts.objects.nodes) <= MOST_NODES:
+        yield from _terms(writer)
 
 
-def _indexes(state: Cluster) -> Iterator[str]:
-    objects = state._objects
+def _shown(writer: ClusterWriter) -> Iterator[str]:
+    """Check that readers see the parts that the writer changes."""
+    parts = vars(writer.parts)
+    for name, part in vars(writer.cluster).items():
+        if not name.startswith("_") and name in parts and part is not parts[name]:
+            yield f"the cluster shows another {name} than the writer changes"
+
+
+def _indexes(objects: ObjectCache) -> Iterator[str]:
     pods, on = objects.pods, defaultdict(set)
     for uid, pod in pods.items():
         if pod.node:
             on[pod.node].add(uid)
     unbound = {uid for uid, pod in pods.items() if not pod.node and not pod.ended}
+    least = {name: min(pod.priority for pod in on) for name, on in objects._pods_on.items() if on}
     for name, held, derived in (
         ("unbound", set(objects.unbound), unbound),
         ("uids_on", {name: set(uids) for name, uids in objects.uids_on.items()}, dict(on)),
+        ("lowest_priorities", objects.lowest_priorities, least),
         (
             "with_max_sm",
             objects.with_max_sm,
@@ -79,13 +92,34 @@ def _indexes(state: Cluster) -> Iterator[str]:
             yield f"{namespace}/{name} leads to {uid}, which is another pod"
 
 
-def _members(state: Cluster) -> Iterator[str]:
+def _reservations(writer: ClusterWriter) -> Iterator[str]:
+    """Check what is derived from reservations, and that no bound pod has a chosen node."""
+    parts, objects = writer.parts, writer.parts.objects
+    gpunodes = {n: g for n, g in objects.gpunodes.items() if n not in writer._incomplete}
+    starting = {
+        name
+        for name, gpunode in gpunodes.items()
+        if any(each.is_starting for each in gpunode.spec.reservations.values())
+    }
+    if (held := {*parts.starting.nodes()} - writer._incomplete) != starting:
+        yield f"starting is {held}, and by the objects {starting}"
+    for uid, names in parts.unfinished_binds._nodes.items():
+        for name in names - writer._incomplete:
+            if uid not in objects.reserved(name):
+                yield f"unfinished_binds has {uid} on {name}, which has no reservation of it"
+    for uid in parts.calls.assumed._assumed:
+        pod = objects.pods.get(uid)
+        if pod is not None and (pod.node or pod.ended):
+            yield f"{uid} is bound or has ended, and its bind is still assumed"
+
+
+def _members(parts: Parts) -> Iterator[str]:
     """Check that the table has a row for each node, unless the node waits to be weighed or its
     weighing failed."""
-    known = {*state._objects.nodes, *state._objects.gpunodes}
-    rows = {name for name in state._table._row_of if state._table.get(name) is not None}
-    waiting = {*state._queue._dirty, *state._queue._failed}
-    if state._queue.unlisted:
+    known = {*parts.objects.nodes, *parts.objects.gpunodes}
+    rows = {name for name in parts.table._row_of if parts.table.get(name) is not None}
+    waiting = {*parts.queue._dirty, *parts.queue._failed}
+    if parts.queue.unlisted:
         return
     if missing := known - rows - waiting:
         yield f"nodes without a row: {sorted(missing)}"
@@ -93,19 +127,20 @@ def _members(state: Cluster) -> Iterator[str]:
         yield f"rows of nodes that are gone: {sorted(extra)}"
 
 
-def _terms(state: Cluster) -> Iterator[str]:
+def _terms(writer: ClusterWriter) -> Iterator[str]:
     """Check that weighing a node again gives equal terms."""
-    waiting = {*state._queue._dirty, *state._queue._failed}
-    for name in state._table._row_of:
-        held = state._table.get(name)
-        if held is None or name in waiting or state._queue.unlisted:
+    parts, cluster = writer.parts, writer.cluster
+    waiting = {*parts.queue._dirty, *parts.queue._failed}
+    for name in parts.table._row_of:
+        held = parts.table.get(name)
+        if held is None or name in waiting or parts.queue.unlisted:
             continue
-        pods = [state._objects.pods[uid] for uid in state._objects.uids_on.get(name, ())]
+        pods = [parts.objects.pods[uid] for uid in parts.objects.uids_on.get(name, ())]
         running = {pod.metadata.uid for pod in pods if not pod.ended}
-        if (kept := {pod.metadata.uid for pod in state.pods_on(name)}) != running:
+        if (kept := {pod.metadata.uid for pod in cluster.pods_on(name)}) != running:
             yield f"{name}: pods_on has {kept}, and by the objects {running}"
-        again = state._weigher.terms_of(
-            name, state.gpunode(name), assumed=state.holds.binding_to(name)
+        again = cluster.terms_of(
+            name, cluster.gpunode(name), assumed=cluster.holds.binding_to(name)
         )
         if (before := _memory(held)) != (after := _memory(again)):
             yield f"{name} has {before}, and weighed again {after}"

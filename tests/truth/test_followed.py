@@ -73,11 +73,11 @@ BOUND, HIT = node(1, *IDLE), node(2, *THERE, shown="D0")
 def test_a_prediction_is_compared_when_a_report_shows_the_pod() -> None:
     state = started(seen(BOUND, 10.0))
     assert results(state) == []
-    assert state.observations.is_pending("n", "p")
+    assert state.cluster.observations.is_pending("n", "p")
     state.apply([seen(HIT, 12.5)])
     (outcome,) = state.take_outcomes()
     assert (outcome.result, outcome.window_s) == (Result.HIT, 2.5)
-    assert state.observations.of_pod("n", "p") == outcome
+    assert state.cluster.observations.of_pod("n", "p") == outcome
 
 
 def test_a_prediction_is_compared_once_despite_repeated_reports() -> None:
@@ -95,7 +95,7 @@ def test_a_prediction_is_compared_once_despite_repeated_reports() -> None:
     ):
         state.apply([event])
         assert results(state) == []
-    assert state.observations.totals == {Result.HIT: 1}
+    assert state.cluster.observations.totals == {Result.HIT: 1}
 
 
 def test_a_stale_version_of_the_gpunode_is_ignored() -> None:
@@ -111,7 +111,7 @@ def test_a_pod_already_shown_in_the_first_list_is_not_compared() -> None:
     state = started(Relisted(GPUNode, (node(7, *ASTRAY, shown="D1"),), 0.0))
     state.apply([seen(node(8, *ASTRAY, shown="D1"))])
     assert results(state) == []
-    assert not state.observations.is_pending("n", "p")
+    assert not state.cluster.observations.is_pending("n", "p")
 
 
 def test_a_pod_unconfirmed_at_a_restart_is_compared_with_the_state_at_the_restart() -> None:
@@ -181,7 +181,7 @@ def test_a_reservation_without_a_binding_is_not_compared() -> None:
     state = started(PodSeen(pod(uid="p", name="p")), seen(BOUND))
     state.apply([seen(node(2, *IDLE, reservations={"old": reserved()["old"]}))])
     assert results(state) == []
-    assert not state.observations.is_pending("n", "p")
+    assert not state.cluster.observations.is_pending("n", "p")
 
 
 def recreated_seen_as_gone() -> list[Event]:
@@ -214,7 +214,7 @@ def test_without_reports_the_pod_stays_unconfirmed() -> None:
     for version in range(2, 5):
         state.apply([seen(node(version, *IDLE), 1000.0 * version)])
     assert results(state) == []
-    assert state.observations.is_pending("n", "p")
+    assert state.cluster.observations.is_pending("n", "p")
 
 
 def test_a_device_with_another_resource_name_counts_as_reconfigured() -> None:

@@ -58,7 +58,7 @@ class Machine(RuleBasedStateMachine):
     @property
     def waiting(self) -> list[str]:
         """Return the pods that are bound and not admitted."""
-        pods = self.world.state.pods()
+        pods = self.world.state.cluster.pods()
         return sorted(p.metadata.uid for p in pods if p.metadata.uid not in self.node.pods)
 
     @property
@@ -68,7 +68,7 @@ class Machine(RuleBasedStateMachine):
     @property
     def unseen(self) -> list[str]:
         """Return the pods that are unconfirmed for the extender."""
-        watched = self.world.state.observations
+        watched = self.world.state.cluster.observations
         return [uid for uid in self.world.sizes if watched.is_pending("n", uid)]
 
     @rule(gib=SIZES, containers=st.sampled_from([1, 1, 1, 2]))
@@ -111,7 +111,7 @@ class Machine(RuleBasedStateMachine):
     def _end(self, data: DataObject) -> str:
         uid = data.draw(st.sampled_from(self.sitting), label="ends")
         self.world.finish(uid, "n")
-        if self.world.state.pod(uid) is not None:
+        if self.world.state.cluster.pod(uid) is not None:
             self.ended.append(uid)
         return uid
 
@@ -168,7 +168,7 @@ class Surprised(Machine):
         """Return the last report. It does not show a change that is undone before the next
         report.
         """
-        held = self.world.state.gpunode("n")
+        held = self.world.state.cluster.gpunode("n")
         assert held is not None
         assert held.status is not None
         return held.status
@@ -226,7 +226,7 @@ class Surprised(Machine):
         if not over:
             return
         self.observe()
-        terms = {t.device.uuid: t for t in self.world.state.snapshot().nodes[0].devices}
+        terms = {t.device.uuid: t for t in self.world.state.cluster.snapshot().nodes[0].devices}
         for uuid, excess_bytes in over.items():
             assert terms[uuid].headroom_bytes <= -excess_bytes
             there = {uid for uid, _ in self.node.processes} & self.on(uuid)

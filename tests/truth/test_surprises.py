@@ -93,7 +93,7 @@ def test_a_surprise_is_recognised_and_the_reservation_moves_to_the_observed_devi
     # excess.
     assert outcome.overcommitted_bytes >= world.excess_bytes("n")["GPU-1"]
     # No pod is placed on GPU-1 any more, and GPU-0 no longer has the reservation.
-    one, other = world.state.snapshot().nodes[0].devices
+    one, other = world.state.cluster.snapshot().nodes[0].devices
     assert "p" not in {holder.uid for holder in one.holders}
     assert "p" in {holder.uid for holder in other.holders if holder.observed}
     assert other.headroom_bytes < 0

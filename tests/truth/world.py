@@ -83,7 +83,7 @@ class Predicted(World):
             self.state.apply([NodeSeen(kube_node(name, node, annotations))])
             self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=name)))
             self.report(name)
-        self.ledger.initialise(self.state.nodes())
+        self.ledger.initialise(self.state.cluster.nodes())
 
     def bind(self, uid: str, gib: int, containers: int = 1, node: str | None = None) -> str | None:
         """Place a pod on the best node or on ``node``. Return the node, or None if the pod fits
@@ -93,7 +93,7 @@ class Predicted(World):
         self.sizes[uid] = gib * GIB
         node = node or self.best(pod)
         if node is not None:
-            held = self.state.gpunode(node)
+            held = self.state.cluster.gpunode(node)
             ask = BindRequest("default", uid, uid, node, pod, held)
             if self.ledger.bind(ask) == Bound():
                 return node
@@ -101,8 +101,8 @@ class Predicted(World):
         return None
 
     def best(self, pod: KubePod) -> str | None:
-        snap = self.state.snapshot()
-        request = self.state.understand(pod)
+        snap = self.state.cluster.snapshot()
+        request = self.state.cluster.understand(pod)
         assert isinstance(request, VramRequest)
         verdicts = fit(request, snap, np.arange(len(snap.nodes), dtype=np.int64), self.now_s)
         winner = rank(verdicts, Weights()).winner
@@ -121,7 +121,7 @@ class Predicted(World):
 
     def admit(self, uid: str, towards: str | None = None) -> bool:
         """Let the kubelet admit the pod, on the device ``towards`` if the model allows it."""
-        pod = self.state.pod(uid)
+        pod = self.state.cluster.pod(uid)
         assert pod is not None
         assert pod.node
         return self._admit(pod.node, uid, len(pod.spec.containers or ()), towards)
@@ -143,7 +143,7 @@ class Predicted(World):
         self.tidy()
 
     def tidy(self) -> None:
-        for found in orphans(self.state, self.now_s, 60.0):
+        for found in orphans(self.state.cluster, self.now_s, 60.0):
             if isinstance(found, Orphan):
                 self.ledger.remove(found.node, found.uid, found.left)
 
@@ -154,7 +154,7 @@ class Predicted(World):
 
     def make_anew(self, name: str) -> None:
         """Delete the GPUNode and create it again, so that running pods are adopted."""
-        held = self.state.gpunode(name)
+        held = self.state.cluster.gpunode(name)
         assert held is not None
         self.lost |= held.spec.reservations.keys() - {
             use.uid for use in report(self.nodes[name]).pods
@@ -162,7 +162,7 @@ class Predicted(World):
         self.store.delete_gpunode(name)
         self.store.create_gpunode(GPUNode(metadata=ObjectMeta(name=name)))
         self.report(name)
-        self.ledger.initialise(self.state.nodes())
+        self.ledger.initialise(self.state.cluster.nodes())
 
     def look(self) -> dict[str, Outcome]:
         fresh = {outcome.uid: outcome for outcome in self.state.take_outcomes()}

@@ -70,7 +70,7 @@ def _held(
 ) -> Held:
     """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
     pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
-    user = cluster.gpu_users.pods.get(occupant.uid)
+    user = cluster.gpu_users.get(occupant.uid)
     named = occupant if occupant.name or user is None else user.metadata
     if isinstance(occupant, Holder):
         phase = phase_of(pod, occupant.observed, occupant.starting)

@@ -118,7 +118,7 @@ class GpuPods:
     def on_node(self, cluster: Cluster, node: NodeTerms) -> Sequence[GpuPod]:
         """Return the rows of a node, which are the same object until a row changes."""
         gpunode, pods = cluster.gpunode(node.name), cluster.pods_on(node.name)
-        sources = node.devices, gpunode, pods, cluster.gpu_users.pods
+        sources = node.devices, gpunode, pods, cluster.gpu_users
         known = self._nodes.get(node.name)
         if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
             rows = list(_on_node(cluster, node.name, *sources))

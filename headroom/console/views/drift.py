@@ -20,7 +20,8 @@ from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
 from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.trackers.prediction_tracker import Outcome, PredictionTracker
+from headroom.core.cluster.readers import PredictionTracker
+from headroom.core.cluster.trackers.prediction_tracker import Outcome
 from headroom.core.placement.prediction_outcome import Result, chosen, observed, predicted
 
 

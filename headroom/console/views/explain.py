@@ -233,7 +233,7 @@ def analysed(
     eligible = eligible_nodes(pod, snap, cluster.node)
     candidates = feasible(pod, eligible, on_all_nodes, offered)
     verdicts = verdicts_on(cluster, request, snap, candidates.rows, on_all_nodes.now_s)
-    explanation = explain(verdicts, cluster.rules.weights, market=cluster.usual.market)
+    explanation = explain(verdicts, cluster.rules.weights, market=cluster.market)
     blocking = [blockers(cluster, verdicts, node) for node in explanation.nearest]
     suggestions: list[Suggestion] = []
     if not pod.node:

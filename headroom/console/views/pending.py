@@ -221,7 +221,7 @@ def _view(
     offered = decision.offered_nodes.names() if decision and decision.offered_nodes else None
     candidates = feasible(pod, eligible[key], on_all_nodes, offered)
     verdicts = verdicts_on(cluster, request, snap, candidates.rows, on_all_nodes.now_s)
-    found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.usual.market)
+    found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.market)
     nearest = next(iter(found.nearest), None)
     _, view.message = verdict_of(pod, request, found, candidates, view.asked, context.schedulers())
     view.request = [ask_view(ask) for ask in request.containers]

@@ -300,7 +300,7 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
 def _unmanaged_request(cluster: Cluster, uid: str) -> str:
     """Return the GPU resources that a pod requests but that are not managed; empty if they are not
     known."""
-    pod = cluster.gpu_users.pods.get(uid)
+    pod = cluster.gpu_users.get(uid)
     return (
         ""
         if pod is None

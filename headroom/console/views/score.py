@@ -185,7 +185,7 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
     # Compare the node with all eligible nodes, even if it is not eligible itself.
     rows = np.union1d(eligible.rows, [row])
     verdicts = verdicts_on(cluster, request, snap, rows, now_s)
-    weights, market = cluster.rules.weights, cluster.usual.market
+    weights, market = cluster.rules.weights, cluster.market
     comparison = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
     blocking = blockers(cluster, verdicts, comparison.node)
     obstacles = eligible.obstacles.get(row, ())

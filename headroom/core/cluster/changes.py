@@ -61,6 +61,13 @@ class ActivitySeen:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuUsersSeen:
+    """All known pods that use GPUs without requesting a GPU that Headroom manages, by uid."""
+
+    pods: Mapping[str, Pod]
+
+
+@dataclass(frozen=True, slots=True)
 class BindBegun:
     """This replica received a bind call for the pod and has not written the reservation yet."""
 
@@ -91,6 +98,7 @@ Event = (
     | DepartureMarked
     | TimePassed
     | ActivitySeen
+    | GpuUsersSeen
     | BindBegun
     | BindEnded
     | HoldsSeen

@@ -9,109 +9,70 @@ replaced, never changed in place. All returned objects are immutable, so other t
 read them.
 """
 
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 
 import numpy as np
 
-from headroom.contract.annotations import DeviceChoice, ScoringPolicy
-from headroom.contract.dra import DeviceClass, ResourceClaim
+from headroom.contract.annotations import DeviceChoice
 from headroom.contract.gpunode import GPUNode, GPUNodeStatus, Reservation
 from headroom.contract.heartbeat import Confirmation
-from headroom.contract.kube import Lease, Namespace, Node, Pod, PodDisruptionBudget, ResourceSlice
+from headroom.contract.kube import Node, Pod
 from headroom.contract.pod_limits import has_room_for
 from headroom.contract.reasons import Reason
-from headroom.contract.watched import ObjectKey
-from headroom.core.cluster.adoption import Adoption
-from headroom.core.cluster.headroom_gains import HeadroomGains
-from headroom.core.cluster.holds import Holds
-from headroom.core.cluster.node_weigher import NodeWeigher
-from headroom.core.cluster.object_cache import NOTHING, Namespaces, ObjectCache
-from headroom.core.cluster.trackers.deleted_pods import DeletedPods
-from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators, of_pod
-from headroom.core.cluster.trackers.gpu_users import GpuUsers
-from headroom.core.cluster.trackers.heartbeats import NEVER_S, Heartbeats
-from headroom.core.cluster.trackers.nominations import Nominations
-from headroom.core.cluster.trackers.pod_selectors import Budgets, Neighbours, has_affinity_terms
-from headroom.core.cluster.trackers.prediction_tracker import Circumstances, PredictionTracker
-from headroom.core.cluster.trackers.request_drift import RequestDrift
-from headroom.core.cluster.trackers.sm_activity import Activities
-from headroom.core.cluster.unfinished_binds import UnfinishedBinds
-from headroom.core.cluster.weighing_queue import WeighingQueue
-from headroom.core.eviction.back_offs import BackOffs
+from headroom.core.cluster import readers
+from headroom.core.cluster.cluster_parts import Parts
+from headroom.core.cluster.object_cache import NOTHING
+from headroom.core.cluster.trackers.foreign_allocators import of_pod
+from headroom.core.cluster.trackers.heartbeats import NEVER_S
+from headroom.core.cluster.trackers.pod_selectors import has_affinity_terms
 from headroom.core.eviction.misplaced_pods import Misplaced, idle_on, misplaced
-from headroom.core.overuse.tracker import Overcommits, Overuses
-from headroom.core.placement.demand_pricing import DemandTracker
+from headroom.core.placement.demand_pricing import Market
 from headroom.core.placement.fit import fit
 from headroom.core.placement.placement_record import Placement, charges, place
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import Unreadable, VramRequest, asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
-from headroom.core.placement.snapshot_builder import Table, build
-from headroom.core.starting_alone.tracker import StartingNodes
+from headroom.core.placement.snapshot_builder import build
 
 
 class Cluster:
-    """The objects of the cluster, what was derived from them, and the weighed nodes."""
+    """Shows the state of a ``ClusterWriter``. No method changes the state."""
 
-    def __init__(
-        self, rules: Rules, stale_after_s: float, epoch_s: float, unlisted: Iterable[type] = ()
-    ) -> None:
-        """``epoch_s`` is the Unix time in seconds at which the monotonic clock was 0. It can
-        change. ``unlisted`` are the kinds that must be listed before any node can be weighed."""
-        self._objects = ObjectCache()
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._objects = parts.objects
+        self._queue = parts.queue
+        self._table = parts.table
+        self._heartbeats = parts.heartbeats
+        self._adoption = parts.adoption
+        self._weigher = parts.weigher
         #: Node -> the lowest priority of ``pods_on``. It has no nodes without pods.
-        self.least_priority: Mapping[str, int] = self._objects.lowest_priorities
-        self._queue = WeighingQueue(unlisted)
-        self._table = Table()
-        #: The last snapshot; None after ``apply``, whose changes must be visible at once.
-        self._latest: Snapshot | None = None
-        #: Nodes that gained headroom. Any pod may be requeued for them. Nodes whose SM activity
-        #: decreased. Only pods with ``headroom.gpu/max-sm`` are requeued for them.
-        self.headroom_gains, self.sm_decreases = HeadroomGains(), HeadroomGains()
-        #: Nodes that may have pods to mark for eviction, or marks to remove.
-        self._crowded: dict[str, None] = {}
-        self.usual = DemandTracker(rules.policy is ScoringPolicy.FRAGMENTATION)
-        self.namespaces = Namespaces()
-        self.budgets = Budgets()
-        self.budgets.unlisted = bool(self._queue.unlisted)
-        self._heartbeats = Heartbeats(stale_after_s, epoch_s)
-        self._allocators = ForeignAllocators()
-        #: Objects of DRA: classes, slices and claims.
-        self.dra = self._allocators.allocation
+        self.least_priority: Mapping[str, int] = parts.objects.lowest_priorities
+        #: Nodes that gained headroom. Any pod may be requeued for them.
+        self.headroom_gains: readers.HeadroomGains = parts.headroom_gains
+        #: Nodes whose SM activity decreased. Only pods with ``headroom.gpu/max-sm`` are requeued
+        #: for them.
+        self.sm_decreases: readers.HeadroomGains = parts.sm_decreases
+        self.namespaces: readers.Namespaces = parts.namespaces
+        self.budgets: readers.Budgets = parts.budgets
         #: Deleted pods: their last state, and the proof that their containers have ended.
-        self.departures = DeletedPods()
+        self.departures: readers.DeletedPods = parts.departures
         #: Compares predicted devices with the devices that agents report.
-        self.observations = PredictionTracker(self)
-        self.back_offs = BackOffs()
-        self.overcommits = Overcommits()
+        self.observations: readers.PredictionTracker = parts.observations
+        self.overcommits: readers.Overcommits = parts.overcommits
         #: Pods that use more than they requested.
-        self.overuses = Overuses(rules.overuse_after_s)
+        self.overuses: readers.Overuses = parts.overuses
         #: Nodes with pods that start alone and have not started yet.
-        self.starting = StartingNodes()
+        self.starting: readers.StartingNodes = parts.starting
         #: Pods whose request was changed after they were bound.
-        self.edits = RequestDrift()
+        self.edits: readers.RequestDrift = parts.edits
         #: Preferred affinity between pods, by which kube-scheduler scores nodes.
-        self.neighbours = Neighbours()
-        self._nominations = Nominations(
-            rules.nomination_hold_s, rules.evict_for_memory, self._objects.has_leaving_pod
-        )
+        self.neighbours: readers.Neighbours = parts.neighbours
         #: Nodes with reservations of pods that are not bound yet.
-        self.unfinished_binds = UnfinishedBinds(self._objects)
-        self.activities = Activities()
-        self.gpu_users = GpuUsers()
-        self._adoption = Adoption(rules, self._objects, self.namespaces, self._allocators)
-        self._weigher = NodeWeigher(
-            self._adoption,
-            self._objects,
-            self._heartbeats,
-            self._allocators,
-            self.back_offs,
-            self.activities,
-        )
+        self.unfinished_binds: readers.UnfinishedBinds = parts.unfinished_binds
+        self.activities: readers.Activities = parts.activities
         #: Memory that is held for pods that are not bound yet.
-        self.holds = Holds(
-            self._nominations, self._objects, self._weigher.adopt, lambda: self.epoch_s
-        )
+        self.holds: readers.Holds = parts.holds
 
     @property
     def rules(self) -> Rules:
@@ -131,14 +92,24 @@ class Cluster:
         return self._queue.begun
 
     @property
-    def has_unweighed(self) -> bool:
-        """Whether a node waits to be weighed."""
-        return self._queue.is_due
+    def market(self) -> Market | None:
+        """The prices of device classes; None before the first pod with the policy fragmentation."""
+        return self._parts.calls.demand.market
+
+    @property
+    def dra_resources(self) -> frozenset[str]:
+        """The extended resources that a DeviceClass names."""
+        return self._parts.allocators.allocation.resources
+
+    @property
+    def gpu_users(self) -> Mapping[str, Pod]:
+        """The pods that use GPUs without requesting a GPU that Headroom manages, by uid."""
+        return self._parts.gpu_users
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot of all nodes as they were weighed last."""
-        self._latest = self._table.shown()
-        return self._latest
+        self._parts.latest = self._table.shown()
+        return self._parts.latest
 
     @property
     def generation(self) -> int:
@@ -151,12 +122,9 @@ class Cluster:
         Watch events do not force a new snapshot, because they are late anyway and may wait for the
         next one.
         """
-        return self._latest or self.settle()
-
-    def settle(self) -> Snapshot:
-        """Make the snapshot that calls decide on."""
-        self._latest = self._table.snapshot()
-        return self._latest
+        if self._parts.latest is None:
+            self._parts.latest = self._table.snapshot()
+        return self._parts.latest
 
     @property
     def latest_gain(self) -> int:
@@ -219,21 +187,6 @@ class Cluster:
         pods = [p for p in self.pods_on(name) if p.metadata.uid not in gpunode.spec.reservations]
         return [pod for pod in pods if self.adopt(pod, gpunode) is not None]
 
-    def _known(self, kind: type) -> Iterable[ObjectKey]:
-        """Return the keys of the stored objects of this kind."""
-        objects, allocators = self._objects, self._allocators
-        known: dict[type, Iterable[ObjectKey]] = {
-            Pod: dict.fromkeys([*objects.pods, *allocators.known("pod"), *self.neighbours.known()]),
-            Node: list(objects.nodes),
-            Namespace: self.namespaces.known(),
-            GPUNode: list(objects.gpunodes),
-            **{kind: allocators.allocation.known(kind) for kind in (DeviceClass, ResourceClaim)},
-            ResourceSlice: allocators.known("slice"),
-            PodDisruptionBudget: self.budgets.known(),
-            Lease: self._heartbeats.leased(),
-        }
-        return known[kind]
-
     def confirmation(self, name: str) -> Confirmation | None:
         """Return what the agent's Lease confirms about the current report; None if it confirms
         nothing."""
@@ -249,7 +202,11 @@ class Cluster:
 
     def manager(self, name: str) -> Reason | None:
         """Return the reason that names the foreign allocator of the node's GPUs; None if none."""
-        return self._allocators.manager(name)
+        return self._parts.allocators.manager(name)
+
+    def backs_off(self, name: str) -> bool:
+        """Whether the node takes no pods for a while, because a pod was evicted from it."""
+        return self._parts.back_offs.holds(name)
 
     def concerns(self, pod: Pod) -> bool:
         """Whether the state stores anything about this pod."""
@@ -258,21 +215,6 @@ class Cluster:
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
         """Return what the pod requests, with the default of its namespace applied."""
         return self._adoption.understand(pod)
-
-    def was_bound(self, uid: str, node: str) -> bool:
-        """Whether the pod is, or was when it was last seen, bound to the node."""
-        pod, last = self.pod(uid), self.departures.seen(uid)
-        return (pod is not None and pod.node == node) or (
-            pod is None and last is not None and last.node == node
-        )
-
-    def circumstances(self, gpunode: GPUNode) -> Circumstances:
-        """Return the facts on which the prediction of devices on the node depends."""
-        name, status = gpunode.name, gpunode.status
-        return Circumstances(
-            self._weigher.adopted(gpunode),
-            self._weigher.leaving(status, name) if status else set[str](),
-        )
 
     def terms_of(
         self,
@@ -336,7 +278,7 @@ class Cluster:
     @property
     def crowded(self) -> list[str]:
         """Nodes with an overfull, unhealthy or cordoned device, or a pod marked for eviction."""
-        return list(self._crowded)
+        return list(self._parts.crowded)
 
     def misplaced(self, gpunode: GPUNode, now_s: float) -> Misplaced:
         """Return the pods to evict from the node according to exactly this version of the GPUNode;
@@ -349,4 +291,4 @@ class Cluster:
             return Misplaced()
         devices = self.terms_of(name, gpunode).devices
         leaving = self._weigher.leaving(gpunode.status, name)
-        return misplaced(devices, idle, leaving, not self.back_offs.holds_in(gpunode))
+        return misplaced(devices, idle, leaving, not self._parts.back_offs.holds_in(gpunode))

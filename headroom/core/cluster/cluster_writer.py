@@ -1,8 +1,8 @@
 """Applies all changes to the state of the cluster; no other module changes it.
 
-Only the process's ``EventQueue`` holds a ``ClusterWriter``. Readers hold the same object as a
-``Cluster``, which has no method that applies a change. ``Effects`` lists the work that follows
-from a change for the rest of the process.
+Only the process's ``EventQueue`` holds a ``ClusterWriter``. Readers hold its ``cluster``, which has
+no method that applies a change, and whose parts show only what can be read. ``Effects`` lists the
+work that follows from a change for the rest of the process.
 
 Each change is stored first and then passed to every tracker. If a tracker raises an exception, the
 other trackers still get the change, and the exception is raised afterwards. The caller may then
@@ -39,10 +39,12 @@ from headroom.core.cluster.changes import (
     Effects,
     Event,
     GPUNodeWritten,
+    GpuUsersSeen,
     HoldsSeen,
     TimePassed,
 )
 from headroom.core.cluster.cluster import Cluster
+from headroom.core.cluster.cluster_parts import Parts
 from headroom.core.cluster.headroom_gains import grew
 from headroom.core.cluster.trackers.sm_activity import sm_decreased
 from headroom.core.cluster.weighing_queue import as_assumed, matters, older
@@ -50,33 +52,25 @@ from headroom.core.eviction.misplaced_pods import overfull
 from headroom.core.overuse.tracker import any_overcommitted
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import asks_for_gpu
-from headroom.core.placement.snapshot import NodeTerms
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
 from headroom.core.tracker import LastSeen, Tracker, WeighedNode
 
 
-class ClusterWriter(Cluster):
-    """A ``Cluster`` that can be changed, by the thread that owns it."""
+class ClusterWriter:
+    """Changes the state that ``cluster`` shows. Only the thread that owns the state may call it."""
 
     def __init__(
         self, rules: Rules, stale_after_s: float, epoch_s: float, unlisted: Iterable[type] = ()
     ) -> None:
-        super().__init__(rules, stale_after_s, epoch_s, unlisted)
-        self._trackers: tuple[Tracker, ...] = (
-            self.departures,
-            self.observations,
-            self.back_offs,
-            self._heartbeats,
-            self._allocators,
-            self._nominations,
-            self.holds,
-            self.unfinished_binds,
-            self.neighbours,
-            self.edits,
-            self.overcommits,
-            self.overuses,
-            self.starting,
-            self.activities,
-        )
+        """``epoch_s`` is the Unix time in seconds at which the monotonic clock was 0. It can
+        change. ``unlisted`` are the kinds that must be listed before any node can be weighed."""
+        self.parts = parts = Parts(rules, stale_after_s, epoch_s, unlisted)
+        self.cluster = Cluster(parts)
+        self._objects = parts.objects
+        self._queue = parts.queue
+        self._table = parts.table
+        self._heartbeats = parts.heartbeats
+        self._weigher = parts.weigher
         #: Nodes with a tracker that raised an exception for the last version of their GPUNode.
         self._incomplete: set[str] = set()
         self._effects = Effects()
@@ -84,7 +78,7 @@ class ClusterWriter(Cluster):
     def follow(self, rules: Rules) -> None:
         """Use these rules from now on. Only rules about rejection, scoring and eviction may differ
         from the old rules, because nodes are not weighed again."""
-        self._adoption.rules = rules
+        self.parts.adoption.rules = rules
 
     def set_epoch(self, epoch_s: float) -> None:
         """Set the Unix time at which the monotonic clock was 0. May be called from any thread."""
@@ -95,7 +89,7 @@ class ClusterWriter(Cluster):
 
         These nodes are weighed before any node that was dirty already.
         """
-        self._latest = None
+        self.parts.latest = None
         aside = self._queue.set_aside()
         try:
             for _ in self.steps(events):
@@ -135,6 +129,11 @@ class ClusterWriter(Cluster):
             self._queue.update_begun()
         return True
 
+    def settle(self) -> Snapshot:
+        """Make the snapshot that calls decide on."""
+        self.parts.latest = self._table.snapshot()
+        return self.parts.latest
+
     def weigh_failed_again(self) -> None:
         """Mark the nodes dirty whose weighing raised an exception."""
         self._queue.retry_failed()
@@ -142,7 +141,7 @@ class ClusterWriter(Cluster):
     def take_effects(self) -> Effects:
         """Return the effects of all steps and weighings since the last call."""
         effects, self._effects = self._effects, Effects()
-        effects.outcomes = self.observations.take()
+        effects.outcomes = self.parts.observations.take()
         return effects
 
     # Changes.
@@ -162,10 +161,10 @@ class ClusterWriter(Cluster):
                 self._queue.add(name)
                 self._track(lambda tracker: tracker.node_gone(name))
             case NamespaceSeen(namespace):
-                if self.namespaces.put(namespace):
+                if self.parts.namespaces.put(namespace):
                     self._mark_namespace_dirty(namespace.metadata.name)
             case NamespaceGone(name):
-                if self.namespaces.drop(name):
+                if self.parts.namespaces.drop(name):
                     self._mark_namespace_dirty(name)
             case GPUNodeSeen(gpunode, at_s):
                 self._put_gpunode(gpunode, at_s)
@@ -184,38 +183,40 @@ class ClusterWriter(Cluster):
                 self._heartbeats.lease_gone(name)
                 self._queue.add(name)
             case _ if isinstance(event, DraEvent):
-                nodes, uids = self._allocators.apply(event)
+                nodes, uids = self.parts.allocators.apply(event)
                 self._queue.add(*nodes, *self._objects.nodes_of(uids))
             case BudgetSeen(budget):
-                self.budgets.see(budget)
+                self.parts.budgets.see(budget)
             case BudgetGone(namespace_name, name):
-                self.budgets.lose(namespace_name, name)
+                self.parts.budgets.lose(namespace_name, name)
             case DepartureMarked(name, uid, version, at_s):
                 if uid in self._objects.reserved(name):
-                    self.departures.mark(name, uid, version, at_s)
+                    self.parts.departures.mark(name, uid, version, at_s)
             case TimePassed(at_s):
-                self.overuses.update(at_s)
-                for name in self.back_offs.over(at_s):
-                    self.back_offs.end(name)
+                self.parts.overuses.update(at_s)
+                for name in self.parts.back_offs.over(at_s):
+                    self.parts.back_offs.end(name)
                     self._queue.add(name)
             case ActivitySeen(history, names):
-                self.activities.replace(history)
+                self.parts.activities.replace(history)
                 for name in names:
                     self._move_activity(name)
+            case GpuUsersSeen(pods):
+                self.parts.gpu_users = pods
             case BindBegun(pod, name):
                 self._assume(pod, name)
             case BindEnded(uid, name):
-                self.holds.end(uid, name)
+                self.parts.holds.end(uid, name)
                 if uid not in self._objects.reserved(name):
                     self._queue.add(name)  # the assumed reservation no longer counts
             case HoldsSeen(holds):
-                self._queue.add(*self.holds.follow(holds))
+                self._queue.add(*self.parts.holds.follow(holds))
 
     def _track(self, call: Callable[[Tracker], Iterable[str] | None]) -> None:
         """Pass a change to all trackers, and mark the nodes that they return as dirty. Raise the
         first exception at the end."""
         error: Exception | None = None
-        for tracker in self._trackers:
+        for tracker in self.parts.trackers:
             try:
                 self._queue.add(*(call(tracker) or ()))
             except Exception as err:  # noqa: BLE001 - the other trackers need the change
@@ -225,8 +226,8 @@ class ClusterWriter(Cluster):
 
     def _relist(self, event: Relisted) -> Iterator[None]:
         if event.kind is PodDisruptionBudget:
-            self.budgets.unlisted = False
-        for change in changes_of(event, self._known(event.kind)):
+            self.parts.budgets.unlisted = False
+        for change in changes_of(event, self.parts.known(event.kind)):
             if change is not None:
                 self._apply(change)
             yield
@@ -234,7 +235,7 @@ class ClusterWriter(Cluster):
 
     def _put_pod(self, pod: Pod) -> None:
         uid, objects = pod.metadata.uid, self._objects
-        managed = asks_for_gpu(pod, self.rules)
+        managed = asks_for_gpu(pod, self.parts.adoption.rules)
         gpunode = None if pod.node in self._queue else objects.gpunodes.get(pod.node)
         in_place = managed and not matters(pod, objects.pods.get(uid), gpunode)
         before = objects.drop_pod(uid)
@@ -249,7 +250,7 @@ class ClusterWriter(Cluster):
         # A pod can use a foreign allocator without requesting a resource that Headroom manages.
         self._track(lambda tracker: tracker.pod_seen(pod, managed))
         if in_place and gpunode is not None:
-            self.edits.adopted([pod], gpunode.spec.reservations)
+            self.parts.edits.adopted([pod], gpunode.spec.reservations)
 
     def _drop_pod(self, event: PodGone) -> None:
         uid, last = event.uid, None
@@ -290,7 +291,7 @@ class ClusterWriter(Cluster):
             return False
         # Overcommitment is reported for reservations, not for assumed binds. So an overcommitted
         # node must be weighed again once an assumed bind has become a reservation.
-        assumed = self.holds.binding_to(name)
+        assumed = self.parts.holds.binding_to(name)
         return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
 
     def _put_lease(self, lease: Lease, at_s: float) -> None:
@@ -312,22 +313,23 @@ class ClusterWriter(Cluster):
         """Update the SM activity of a node. Memory is unchanged, so the node is not weighed."""
         before, gpunode = self._table.get(name), self._objects.gpunodes.get(name)
         if before is not None and gpunode is not None and gpunode.status is not None:
-            self._put_measured(before, self.activities.moved(before, gpunode.status.observed_at))
+            activities = self.parts.activities
+            self._put_measured(before, activities.moved(before, gpunode.status.observed_at))
 
     def _put_measured(self, before: NodeTerms, after: NodeTerms) -> None:
         """Store terms that differ only in measurements. The headroom of the node is unchanged."""
         if sm_decreased(before, after):
-            self.sm_decreases.note(after.name, self._table.next_generation)
+            self.parts.sm_decreases.note(after.name, self._table.next_generation)
         self._table.put_measured(after)
         self._table.updated(after.name)
 
     def _assume(self, pod: Pod, name: str) -> None:
-        gpunode = self._objects.gpunodes.get(name)
+        cluster, gpunode = self.cluster, self._objects.gpunodes.get(name)
         if gpunode is None:
             return
-        reservation = self.likely_reservation(pod, gpunode) or self.adopt(pod, gpunode)
+        reservation = cluster.likely_reservation(pod, gpunode) or cluster.adopt(pod, gpunode)
         if reservation is not None:
-            self.holds.begin(pod.metadata.uid, name, reservation)
+            self.parts.holds.begin(pod.metadata.uid, name, reservation)
             self._queue.add(name)
 
     # Weighing.
@@ -347,9 +349,9 @@ class ClusterWriter(Cluster):
 
     def _forget(self, name: str) -> None:
         """Drop everything about a node that has neither a Node nor a GPUNode."""
-        self._crowded.pop(name, None)
-        self.headroom_gains.lose(name)
-        self.sm_decreases.lose(name)
+        self.parts.crowded.pop(name, None)
+        self.parts.headroom_gains.lose(name)
+        self.parts.sm_decreases.lose(name)
         self._table.drop(name)
         self._objects.drop_pods_of(name)
         self._track(lambda tracker: tracker.node_weighed(WeighedNode(name)))
@@ -357,7 +359,7 @@ class ClusterWriter(Cluster):
     def _weigh_again(self, name: str) -> None:
         self._objects.update_pods(name)
         gpunode, before = self._objects.gpunodes.get(name), self._table.get(name)
-        assumed, is_revived = self.holds.binding_to(name), name in self._heartbeats.revived
+        assumed, is_revived = self.parts.holds.binding_to(name), name in self._heartbeats.revived
         terms = self._weigher.terms_of(name, gpunode, assumed=assumed)
         written = terms.devices
         if assumed and any_overcommitted(written):  # assumed binds may never be written
@@ -366,14 +368,14 @@ class ClusterWriter(Cluster):
         weighed = WeighedNode(name, gpunode, pods, terms.devices, written)
         self._track(lambda tracker: tracker.node_weighed(weighed))
         if is_revived or grew(before, terms):
-            self.headroom_gains.note(name, self._table.next_generation)
+            self.parts.headroom_gains.note(name, self._table.next_generation)
         if before is not None and sm_decreased(before, terms):
-            self.sm_decreases.note(name, self._table.next_generation)
-        crowded = overfull(terms.devices) or self.back_offs.marks(name)
+            self.parts.sm_decreases.note(name, self._table.next_generation)
+        crowded = overfull(terms.devices) or self.parts.back_offs.marks(name)
         if crowded:
-            self._crowded[name] = None
+            self.parts.crowded[name] = None
         else:
-            self._crowded.pop(name, None)
+            self.parts.crowded.pop(name, None)
         if crowded or self._objects.has_unsettled(name):
             self._effects.unsettled[name] = None
         self._table.put(terms)

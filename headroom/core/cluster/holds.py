@@ -21,7 +21,7 @@ decides.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 
@@ -29,16 +29,10 @@ import msgspec
 
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Pod
+from headroom.core.cluster.assumed_binds import AssumedBinds
 from headroom.core.cluster.object_cache import NOTHING, ObjectCache
 from headroom.core.cluster.trackers.nominations import Nominations, yields
-from headroom.core.groups.cycles import GroupCycles
-from headroom.core.groups.membership import Group, group_of
-from headroom.core.placement.request import VramRequest
-from headroom.core.placement.visible_devices import Visible
 from headroom.core.tracker import LastSeen, Tracker
-
-#: Seconds after which the bind of a single pod is no longer expected.
-BIND_FOLLOWS_WITHIN_S = 0.25
 
 
 class Why(StrEnum):
@@ -83,42 +77,26 @@ class Hold:
         return f"until it is bound, at the latest until {at:%Y-%m-%dT%H:%M:%SZ}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Assumed:
-    pod: Pod
-    kind: object | None
-    node: str
-    #: When the hold ends. For a pod of a group, ``groups.cycles`` decides when.
-    until_s: float
-    group: Group | None
-    #: The attempt to schedule the group in which the node was chosen.
-    attempt: int = 0
-    #: Whether the hold is over although the pod may still be bound.
-    lapsed: bool = False
-
-
 class Holds(Tracker):
     """All held memory. The thread that owns the cluster's state changes it; any thread may read.
 
-    Each pod was fitted beside the holds before it, so the number of holds is limited by the number
-    of pods that fit. ``reserve`` returns the reservation to expect for a pod on a node. ``epoch_s``
+    ``reserve`` returns the reservation to expect for a pod on a node. ``epoch_s``
     is the Unix time at which the monotonic clock was 0.
     """
 
     def __init__(
         self,
+        assumed: AssumedBinds,
         nominations: Nominations,
         objects: ObjectCache,
         reserve: Callable[[Pod, GPUNode], Reservation | None],
         epoch_s: Callable[[], float],
     ) -> None:
+        self._assumed = assumed
         self._nominations = nominations
         self._objects = objects
         self._reserve = reserve
         self._epoch_s = epoch_s
-        #: By uid, in the order in which they were made.
-        self._assumed: dict[str, _Assumed] = {}
-        self._cycles = GroupCycles()
         #: Node -> pod uid -> reservation that a bind is about to write.
         self._binding: dict[str, dict[str, Reservation]] = {}
         #: The nominees of the extenders that this process follows, by uid; None if it decides
@@ -127,75 +105,12 @@ class Holds(Tracker):
 
     # Changes.
 
-    def ask(self, pod: Pod, now_s: float) -> None:
-        """Record that filter is asked about the pod, so no bind followed the last call.
-
-        If the pod had a node, kube-scheduler has begun again with its whole group.
-        """
-        uid, group = pod.metadata.uid, group_of(pod)
-        held = self._assumed.pop(uid, None)
-        if group is not None and self._cycles.has_lapsed(group, now_s):
-            for member, each in list(self._assumed.items()):
-                if each.group == group:
-                    self._assumed[member] = replace(each, lapsed=True)
-        over = self._cycles.ask(group, uid, held.attempt if held else None, now_s)
-        if group is not None and over is not None:
-            self.end_group(group, over)
-
-    def assume(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
-        """Hold memory for a pod that kube-scheduler is about to bind to the node.
-
-        kube-scheduler does not call bind if it fails, or if a user's preference for another node
-        outweighs the extender's score.
-        """
-        # If the pod's own variable decides its device, its kind does not determine the device.
-        kind = request.kind if request.visible is Visible.BY_PLUGIN else None
-        for uid, each in list(self._assumed.items()):
-            if each.kind == kind:
-                kind = each.kind  # one object for all equal kinds
-            if self._follows_until_s(each) < now_s or uid == request.uid:
-                self._assumed.pop(uid, None)
-        until_s, group = now_s + BIND_FOLLOWS_WITHIN_S, group_of(pod)
-        attempt = self._cycles.choose(group, now_s) if group is not None else 0
-        self._assumed[request.uid] = _Assumed(pod, kind, node, until_s, group, attempt)
-
-    def reject(self, pod: Pod, now_s: float) -> None:
-        """Record that filter has rejected the pod, so kube-scheduler may give up its group."""
-        if (group := group_of(pod)) is not None:
-            self._cycles.reject(group, now_s)
-
-    def call_bind(self, uid: str, now_s: float) -> None:
-        """Record that kube-scheduler has called bind for the pod, so it is no longer assumed. The
-        other pods of its group follow."""
-        held = self._assumed.pop(uid, None)
-        if held is not None and held.group is not None:
-            self._cycles.bind(held.group, now_s)
-
-    def forget(self, uid: str) -> None:
-        """No longer assume a bind of the pod."""
-        self._assumed.pop(uid, None)
-
-    def end_group(self, group: Group, attempt: float = math.inf) -> None:
-        """No longer hold memory for the pods of the group, except for pods that preempt others.
-
-        Memory that was chosen after that attempt stays held.
-        """
-        for uid, each in list(self._assumed.items()):
-            if each.group == group and each.attempt <= attempt:
-                self.forget(uid)
-                self._nominations.give_up(uid)
-
-    def nominate(self, pod: Pod, node: str, now_s: float) -> None:
-        """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's answer
-        to preempt."""
-        self._nominations.expect(pod, node, now_s)
-
     def pod_seen(self, pod: Pod, managed: bool) -> None:
         if pod.node or pod.ended:
-            self.forget(pod.metadata.uid)
+            self._assumed.forget(pod.metadata.uid)
 
     def pod_gone(self, uid: str, last: LastSeen | None) -> None:
-        self.forget(uid)
+        self._assumed.forget(uid)
 
     def begin(self, uid: str, node: str, reservation: Reservation) -> None:
         """Record that a bind is about to write this reservation."""
@@ -228,19 +143,6 @@ class Holds(Tracker):
         ]
 
     # Readers.
-
-    def members(self, group: Group, now_s: float) -> set[str]:
-        """Return the uids of the group's pods that have a node and may be bound next."""
-        return {
-            uid
-            for uid, each in list(self._assumed.items())
-            if each.group == group and self._follows_until_s(each) >= now_s
-        }
-
-    def may_follow(self, uid: str, now_s: float) -> bool:
-        """Return whether the pod has a node and may be bound next."""
-        held = self._assumed.get(uid)
-        return held is not None and self._follows_until_s(held) >= now_s
 
     def binding_to(self, node: str) -> Mapping[str, Reservation]:
         """Return the reservations that binds are about to write for the node, by pod uid."""
@@ -282,8 +184,8 @@ class Holds(Tracker):
         """
         found: dict[str, list[Hold]] = {}
         own, epoch_s = pod.metadata.uid if pod is not None else "", self._epoch_s()
-        for uid, each in list(self._assumed.items()):
-            if (until_s := self._ends_s(each)) >= now_s and uid != own:
+        for uid, each, until_s in self._assumed.current(now_s):
+            if uid != own:
                 held = Hold(each.pod, each.kind, epoch_s + until_s)
                 found.setdefault(each.node, []).append(held)
         nominees = self.nominees(now_s) if pod is None else self.nominees_before(pod, now_s)
@@ -305,9 +207,9 @@ class Holds(Tracker):
             for uid, reservation in binding.items():
                 known.add((uid, node))
                 yield HeldFor(uid, node, Why.BINDING, reservation)
-        for uid, each in list(self._assumed.items()):
+        for uid, each, _ in self._assumed.current(now_s):
             gpunode = self._objects.gpunodes.get(each.node)
-            if self._ends_s(each) < now_s or (uid, each.node) in known or gpunode is None:
+            if (uid, each.node) in known or gpunode is None:
                 continue
             if (expected := self._reserve(each.pod, gpunode)) is not None:
                 yield HeldFor(uid, each.node, Why.ASSUMED, expected)
@@ -322,14 +224,6 @@ class Holds(Tracker):
             else:
                 over.append(HeldFor(uid, node, Why.NOMINATED, holds=False))
         yield from over
-
-    def _ends_s(self, held: _Assumed) -> float:
-        if held.lapsed:
-            return -math.inf
-        return held.until_s if held.group is None else self._cycles.until_s(held.group)
-
-    def _follows_until_s(self, held: _Assumed) -> float:
-        return held.until_s if held.group is None else self._cycles.binds_until_s(held.group)
 
     def _nominees(self, now_s: float) -> Iterable[tuple[Pod, str]]:
         if self._followed is None:

@@ -129,7 +129,7 @@ def on_node(
         reserved_bytes = sum([charge.candidates.get(uuid, 0) for charge in charges])
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         used_bytes = sum(known) if len(known) == len(uses) else None
-        pod = cluster.pod(uid) or cluster.gpu_users.pods.get(uid)
+        pod = cluster.pod(uid) or cluster.gpu_users.get(uid)
         kind, owner = owner_of(pod)
         since = next(filter(None, [use.idle_since for use in uses]), "")
         replicas = sum([bool(use.replica) for use in uses])

@@ -20,7 +20,7 @@ def own_rows(cluster: Cluster, gpunode: GPUNode | None) -> Iterator[PodUse]:
         return
     there = {(p.metadata.namespace, p.metadata.name) for p in cluster.pods_on(gpunode.name)}
     for use in gpunode.status.pods:
-        pod = cluster.pod(use.uid) or cluster.gpu_users.pods.get(use.uid)
+        pod = cluster.pod(use.uid) or cluster.gpu_users.get(use.uid)
         reservation = gpunode.spec.reservations.get(use.uid)
         if pod is not None and pod.node != gpunode.name:
             continue

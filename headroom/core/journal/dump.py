@@ -153,7 +153,7 @@ class Inputs(msgspec.Struct, frozen=True):
 
 def settled(cluster: Cluster) -> Settled:
     """Return the rules, the prices and the defaults of namespaces."""
-    market, prices = cluster.usual.market, None
+    market, prices = cluster.market, None
     if market is not None:
         sizes, costs = market.sizes.tolist(), market.prices.tolist()
         prices = Prices(market.unit_bytes, sizes, costs, market.mean_bytes)
@@ -164,7 +164,7 @@ def settled(cluster: Cluster) -> Settled:
         prices,
         namespaces,
         sorted(filter(cluster.namespaces.are_exempt, cluster.namespaces.known())),
-        sorted(cluster.dra.resources),
+        sorted(cluster.dra_resources),
     )
 
 
@@ -180,7 +180,7 @@ def facts(cluster: Cluster, nodes: Iterable[NodeTerms]) -> Iterator[NodeFacts]:
             gpunode=cluster.gpunode(name),
             reported_at_s=reported_at_s if isfinite(reported_at_s) else None,
             manager=manager.code if manager else None,
-            backs_off=cluster.back_offs.holds(name),
+            backs_off=cluster.backs_off(name),
             binding=dict(sorted(cluster.holds.binding_to(name).items())),
             history=[
                 SmHistory(*key_of(device.device), device.activity)
@@ -258,22 +258,24 @@ def inputs_of(body: bytes, name: str) -> Inputs:
     return inputs
 
 
-def state_of(inputs: Inputs) -> ClusterWriter:
+def state_of(inputs: Inputs) -> Cluster:
     """Return a state that decides about each pod and node as the dumped state did at ``now_s``."""
     head, rest = inputs.head, inputs.settled
-    state = ClusterWriter(rest.rules, rest.stale_after_s, head.epoch_s)
-    state.apply(_events(inputs))
+    writer = ClusterWriter(rest.rules, rest.stale_after_s, head.epoch_s)
+    writer.apply(_events(inputs))
+    back_offs = writer.parts.back_offs
     for each in inputs.nodes:
         if each.backs_off:
-            state.back_offs.note(each.name, {"evicted-pod"}, head.now_s)
+            back_offs.note(each.name, {"evicted-pod"}, head.now_s)
         else:
-            state.back_offs.end(each.name)
+            back_offs.end(each.name)
     # The nodes are weighed again, because other nodes may back off now.
-    state.apply(NodeSeen(each.node) for each in inputs.nodes if each.node is not None)
+    writer.apply(NodeSeen(each.node) for each in inputs.nodes if each.node is not None)
     if (prices := rest.prices) is not None:
         sizes, costs = np.array(prices.sizes, np.int64), np.array(prices.prices)
-        state.usual.market = Market(prices.unit_bytes, sizes, costs, prices.mean_bytes)
-    return state
+        demand = writer.parts.calls.demand
+        demand.market = Market(prices.unit_bytes, sizes, costs, prices.mean_bytes)
+    return writer.cluster
 
 
 def _events(inputs: Inputs) -> Iterator[Event]:

@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from headroom.contract.annotations import ON_OVERUSE, OnOveruse, parse_on_overuse
 from headroom.contract.errors import BadAnnotation
-from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
+from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
 from headroom.contract.heartbeat import Confirmation
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
@@ -27,7 +27,7 @@ from headroom.core.overuse.selection import (
     balance,
     overuse_evictions,
 )
-from headroom.core.overuse.tracker import REJECTED_FOR_S, Overuses
+from headroom.core.overuse.tracker import REJECTED_FOR_S
 from headroom.core.placement.device_accounting import first_of_each_memory
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.snapshot import NodeTerms
@@ -38,6 +38,12 @@ from headroom.core.placement.snapshot import NodeTerms
 MOST_GRACE_S = 120
 
 
+class Rejections(Protocol):
+    def rejected_lately(
+        self, node: str, uid: str, decision: OveruseEviction, now_s: float
+    ) -> bool: ...
+
+
 class Cluster(Protocol):
     """The part of the cluster's state that the decisions read."""
 
@@ -45,7 +51,7 @@ class Cluster(Protocol):
     def rules(self) -> Rules: ...
 
     @property
-    def overuses(self) -> Overuses: ...
+    def overuses(self) -> Rejections: ...
 
     def gpunode(self, name: str) -> GPUNode | None: ...
 

@@ -204,9 +204,10 @@ def codes_of_new(items: Sequence[msgspec.Raw], request: VramRequest, rules: Rule
             decoded[i] = _decode(item)
         except (ValueError, RecursionError):  # msgspec raises UnicodeDecodeError too
             continue
-    state = ClusterWriter(replace(rules, require_report=False), 0.0, 0.0)
-    state.apply(e for node in decoded.values() for e in _as_ready(node, state.rules))
-    snap = state.snapshot()
+    rules = replace(rules, require_report=False)
+    writer = ClusterWriter(rules, 0.0, 0.0)
+    writer.apply(e for node in decoded.values() for e in _as_ready(node, rules))
+    snap = writer.cluster.snapshot()
     rows = snap.rows([node.metadata.name for node in decoded.values()])
     codes[list(decoded)] = fit(request, snap, rows, NEVER_STALE_S).codes
     return codes

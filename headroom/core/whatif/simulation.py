@@ -106,7 +106,7 @@ class Simulation:
         self._cluster = cluster
         self._now_s = now_s
         #: The prices of device classes, as they were at the start unless a caller replaces them.
-        self.market = cluster.usual.market
+        self.market = cluster.market
         self._table = Table.after(snap)
         #: Node -> uid -> reservation: memory that is held for pods that are not bound yet.
         self._beside = dict(snap.held)

@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable, Iterable
 
 from headroom.core.cluster.changes import Effects, TimePassed
-from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.runtime.follow.event_queue import EventQueue
 from headroom.runtime.follow.process_monitor import ProcessMonitor
@@ -47,8 +46,9 @@ class ClusterView:
         self._writer = ClusterWriter(
             settings.rules, settings.stale_after_s, time.time() - time.monotonic(), unlisted
         )
-        #: The same state, through an interface that cannot write.
-        self.cluster: Cluster = self._writer
+        self.cluster = self._writer.cluster
+        #: The state that calls of kube-scheduler change. Only the extender uses it.
+        self.calls = self._writer.parts.calls
         self.loops = Loops(lambda loop: self.telemetry.loop_failures.labels(loop).inc)
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)

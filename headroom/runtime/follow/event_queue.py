@@ -29,15 +29,15 @@ MAX_QUEUED = 1_000
 
 
 class EventQueue:
-    """Serialises all changes of ``cluster`` on the event loop of the thread that created it.
+    """Serialises all changes of the state on the event loop of the thread that created it.
 
     After own changes and after each turn, the effects are passed to all ``reactions``.
     """
 
-    def __init__(self, cluster: ClusterWriter, loops: Loops) -> None:
+    def __init__(self, writer: ClusterWriter, loops: Loops) -> None:
         self._loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
-        self._cluster = cluster
+        self._writer = writer
         self._loops = loops
         self.retry_s, self.together_s = RETRY_S, TOGETHER_S
         #: Whether each turn ends with a snapshot for decisions. Views make their own snapshots.
@@ -62,7 +62,7 @@ class EventQueue:
 
     def deliver(self, events: Sequence[Event]) -> None:
         """Apply own changes at once, in the order of calls. May be called from any thread."""
-        self._cluster.set_epoch(_epoch_s())
+        self._writer.set_epoch(_epoch_s())
         self._own.append(events)
         if threading.get_ident() == self._owner:
             self._apply_own()
@@ -74,7 +74,7 @@ class EventQueue:
 
         May be called from any thread. A thread other than the owner waits while the queue is full.
         """
-        self._cluster.set_epoch(_epoch_s())
+        self._writer.set_epoch(_epoch_s())
         if threading.get_ident() != self._owner:
             self._wait_while_full()
         self._watched.append(events)
@@ -104,7 +104,7 @@ class EventQueue:
             bool(self._watched)
             or bool(self._again)
             or self._applying is not None
-            or self._cluster.has_unweighed
+            or self._writer.parts.queue.is_due
         )
 
     def stuck(self) -> dict[str, float]:
@@ -118,11 +118,11 @@ class EventQueue:
         while self._own:
             events = self._own.popleft()
             try:
-                effects = self._cluster.apply(events)
+                effects = self._writer.apply(events)
             except Exception:  # noqa: BLE001 - later events must be applied even so
                 self._failing()
                 self._again.extend(events)
-                effects = self._cluster.take_effects()
+                effects = self._writer.take_effects()
             self._react(effects)
         self._snapshot_due = True
         self._begin()
@@ -162,14 +162,14 @@ class EventQueue:
         """Run one turn. Return whether any work is left."""
         if self._snapshot_due:
             if self.settles:
-                self._cluster.settle()
+                self._writer.settle()
             self._snapshot_due = False
             self._snapshot_at_s = time.monotonic()
         elif self.is_behind:
             until_s = time.monotonic() + TURN_S
             while self._step() and time.monotonic() < until_s:
                 pass
-            self._react(self._cluster.take_effects())
+            self._react(self._writer.take_effects())
             late = time.monotonic() - self._snapshot_at_s >= self.together_s
             self._snapshot_due = late or not self.is_behind
         return self._snapshot_due or self.is_behind
@@ -181,14 +181,14 @@ class EventQueue:
         """
         if self._again:
             event = self._again.popleft()
-            self._guarded(lambda: self._react(self._cluster.apply([event])))
+            self._guarded(lambda: self._react(self._writer.apply([event])))
             return True
         if self._applying is None and self._watched:
             events = self._watched.popleft()
-            self._applying = events, self._cluster.steps(events)
+            self._applying = events, self._writer.steps(events)
         if self._applying is None:
             try:
-                return self._cluster.weigh_next()
+                return self._writer.weigh_next()
             except Exception:  # noqa: BLE001 - as above
                 self._failing()
                 return True
@@ -203,7 +203,7 @@ class EventQueue:
         return True
 
     def _weigh_failed_again(self) -> None:
-        self._cluster.weigh_failed_again()
+        self._writer.weigh_failed_again()
         self._begin()
 
     def _react(self, effects: Effects) -> None:

@@ -25,7 +25,7 @@ import structlog
 
 from headroom.contract.dcgm import Key
 from headroom.core.cluster.changes import ActivitySeen, Event
-from headroom.core.cluster.trackers.sm_activity import Activities
+from headroom.core.cluster.readers import Activities
 from headroom.core.placement.device_reading import HISTORY, Activity
 from headroom.errors import PrometheusUnreadable, innermost
 from headroom.runtime.follow.sm_source import Answer, QuerySource, Span

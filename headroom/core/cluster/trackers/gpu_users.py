@@ -1,4 +1,4 @@
-"""Tracks pods that use GPUs but do not request a GPU that Headroom manages.
+"""Finds pods that use GPUs but do not request a GPU that Headroom manages.
 
 For example, their image sets NVIDIA_VISIBLE_DEVICES, or they request a resource that the settings
 do not name. The state keeps only pods that request managed GPUs. A report shows the use of all
@@ -6,32 +6,16 @@ pods, but an agent's report is no proof that a pod exists. So the console looks 
 (``console.gpu_user_reader``), and the doctor lists all pods anyway.
 """
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Pod
 
-_NONE: Mapping[str, Pod] = MappingProxyType({})
 
-
-class GpuUsers:
-    """The pods that were found. Any thread may read them."""
-
-    def __init__(self) -> None:
-        #: By uid; replaced as a whole.
-        self.pods: Mapping[str, Pod] = _NONE
-
-    def replace(self, pods: Mapping[str, Pod]) -> None:
-        self.pods = pods
-
-    def find(self, gpunodes: Iterable[GPUNode], pods: Iterable[Pod]) -> None:
-        """Replace the pods by those of ``pods`` that use a GPU of their node without a
-        reservation."""
-        users = {gpunode.name: unreserved_users(gpunode) for gpunode in gpunodes}
-        self.replace(
-            {pod.metadata.uid: pod for pod in pods if pod.metadata.uid in users.get(pod.node, ())}
-        )
+def gpu_users(gpunodes: Iterable[GPUNode], pods: Iterable[Pod]) -> dict[str, Pod]:
+    """Return the pods that use a GPU of their node without a reservation, by uid."""
+    users = {gpunode.name: unreserved_users(gpunode) for gpunode in gpunodes}
+    return {pod.metadata.uid: pod for pod in pods if pod.metadata.uid in users.get(pod.node, ())}
 
 
 def unreserved_users(gpunode: GPUNode) -> frozenset[str]:
