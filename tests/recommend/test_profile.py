@@ -356,6 +356,29 @@ def test_one_run_that_outgrows_all_earlier_runs_after_its_first_day_is_enough() 
         assert missing(60, 8, 9.5, ends=ends) is None
 
 
+def test_three_runs_that_rise_to_one_level_after_their_first_day_are_enough() -> None:
+    def after(*peaks_gib: float, past: int = 12) -> ContainerProfile:
+        profile = recorded(*(life(8) for _ in range(past)))
+        late = [
+            replace(life(peak, hours=120, ending=None), first_day_bytes=8 * GIB)
+            for peak in peaks_gib
+        ]
+        for _ in range(2):  # The recorder sees running lives again and again.
+            profile.replace_running([("p", each) for each in late])
+        return profile
+
+    found = after(8.5, 8.51, 8.52).recommendation("p", 6 * DAY_S)
+    assert (found.missing, found.unsettled, found.lives) == (Missing.UNSETTLED, 3, 15)
+    assert after(8.5, 8.51).recommendation("p", 6 * DAY_S).missing is None
+    assert after(8.3, 8.5, 8.7).recommendation("p", 6 * DAY_S).missing is None
+    assert after(8.2, 8.2, 8.2).recommendation("p", 6 * DAY_S).missing is None
+    assert after(8.5, 8.5, 8.5, past=120).recommendation("p", 6 * DAY_S).missing is None
+    # They still count when they have ended.
+    profile = after(8.5, 8.51, 8.52)
+    profile.replace_running([])
+    assert profile.recommendation("p", 6 * DAY_S).missing is Missing.UNSETTLED
+
+
 def test_runs_above_a_recommendation_widen_the_next_ones() -> None:
     assert [margin_after(100, missed) for missed in (0, 1, 2, 9)] == pytest.approx(
         [0.0, 0.18, 0.2, 0.2]

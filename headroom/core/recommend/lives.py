@@ -8,6 +8,7 @@ follows from the others.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -42,6 +43,10 @@ UNSETTLED_LIVES, UNSETTLED_SHARE = 2, 0.2
 #: A life outgrew the others if its peak is above theirs by more than this factor, and above its own
 #: of the first day. A program is also unsettled if this share of its lives did.
 OUTGROWN, OUTGROWN_SHARE = 1.1, 0.03
+#: Running lives that rose by the first factor after their first day, to peaks that are equal within
+#: the second, rose for one reason, such as another model. At least this number of them is needed.
+#: They count as lives that outgrew the others.
+ROSE, SAME_LEVEL, TOGETHER = 1.03, 1.01, 3
 #: A life is flat if its peak is at most this factor above its startup peak.
 FLAT_WITHIN = 1.02
 
@@ -113,7 +118,8 @@ class Track:
     #: Lives whose use grew or jumped after their first day: that ended, and that run.
     unsettled: int = 0
     running_unsettled: int = 0
-    #: Lives that outgrew all that had ended before: that ended, and that run.
+    #: Lives that outgrew all that had ended before: that ended, and that run. The first also counts
+    #: lives that rose to one level.
     outgrown: int = 0
     running_outgrown: int = 0
 
@@ -159,12 +165,17 @@ class Track:
         """Replace the lives that run."""
         self.running, self.running_censored = Histogram(), Histogram()
         self.running_unsettled = self.running_outgrown = 0
+        risen: list[int] = []
         for life in lives:
+            if 0 < ROSE * life.first_day_bytes < life.peak_bytes:
+                risen.append(life.peak_bytes)
             self.running_unsettled += life.unsettled
             self.running_outgrown += self._outgrew(life)
             (self.running_censored if life.censored else self.running).add(life.peak_bytes)
             self.first_s = min(self.first_s or life.started_s, life.started_s)
             self.last_s = max(self.last_s, life.until_s)
+        # They are counted once, although they are seen again, and stay counted when they end.
+        self.outgrown = max(self.outgrown, _at_one_level(risen))
 
     def decay(self, now_s: float) -> None:
         self.complete.decay(now_s, HALF_LIFE_S)
@@ -219,6 +230,14 @@ class Track:
         ratio = found.request_bytes / found.centre_bytes
         factor = min(CENSORED_MARGIN, max(1 + LEAST_MARGIN, ratio))
         return Estimate(found.centre_bytes, max(found.highest_bytes, beyond), int(beyond * factor))
+
+
+def _at_one_level(peaks_bytes: list[int]) -> int:
+    """Return the number of peaks that are equal within ``SAME_LEVEL``; 0 below ``TOGETHER``."""
+    ordered = sorted(peaks_bytes)
+    counts = (bisect_right(ordered, SAME_LEVEL * low) - at for at, low in enumerate(ordered))
+    most = max(counts, default=0)
+    return most if most >= TOGETHER else 0
 
 
 def _weight(life: Life, among: Histogram) -> float:
