@@ -66,7 +66,9 @@ def test_a_pod_without_a_memory_request_fits_on_a_node_with_dra(asked: Asked) ->
     assert "free devices of DRA" in found["not_checked"]
     (nearest, _) = found["nearest"]
     assert (nearest["node"], nearest["reason"]) == ("n", None)
-    headline = "n: fits, if kube-scheduler finds a free device: DRA allocates GPUs of the node"
+    headline = (
+        "n: fits if kube-scheduler finds a free device, because DRA allocates GPUs of the node"
+    )
     assert (nearest["lines"], nearest["score_ratio"]) == ([headline], None)
     live = asked.get("/v1/score?pod=default/next&node=n").json()["live"]
     assert (live["node"]["fits"], live["terms"], live["failing"]) == (True, [], [])

@@ -106,7 +106,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
                 "peak_bytes": None,
             }
         ]
-        assert b["message"] == "no change in the reports explains it"
+        assert b["message"] == "no change in the reports explains the miss"
         assert shown["results"] == {"hit": 1, "shifted": 0, "miss": 1, "unseen": 0}
         (miss,) = shown["misses"]
         assert (miss["name"], miss["surprise"]) == ("b", "unknown")

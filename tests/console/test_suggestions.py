@@ -108,7 +108,7 @@ def test_a_node_whose_only_obstacle_is_a_fault_is_suggested_for_repair() -> None
         "(not checked: CPU, memory and other resources)",
         "mode": "repair node mode: the pod would fit there, but compute mode of a GPU that the pod "
         "could get lets no further process use it (E: its compute mode is exclusive-process; to "
-        "change that on the node: nvidia-smi -i E -c DEFAULT) (not checked: CPU, memory and other "
+        "change it on the node: nvidia-smi -i E -c DEFAULT) (not checked: CPU, memory and other "
         "resources)",
         "sick": "repair node sick: the pod would fit there, but a GPU that the pod could get is "
         "unhealthy (S: XID 79) (not checked: CPU, memory and other resources)",

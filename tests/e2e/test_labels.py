@@ -32,7 +32,9 @@ def test_whole_gpus_of_a_node_without_an_agent_are_assigned_by_its_labels(
         assert len(cluster.gpunode(NAME).spec.reservations) == 2
         nodes = f"{cluster.debug_url()}/v1/nodes"
         (node,) = LOOPBACK.get(nodes).json()["nodes"]
-        assert node["unmeasured"] == "not measured: taken from labels of GPU feature discovery"
+        assert (
+            node["unmeasured"] == "not measured, but derived from labels of GPU feature discovery"
+        )
         # From now on the GPUs are shared, which the administrator has not allowed without reports.
         shared = {"nvidia.com/gpu.replicas": "8", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
         patch = {"metadata": {"labels": shared}}

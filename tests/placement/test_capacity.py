@@ -49,7 +49,7 @@ def test_headroom_includes_stranded_memory() -> None:
         pytest.param(
             [taken("a", 20)],
             "full",
-            "full: 4.0 GiB are free in total, less than one such pod needs",
+            "full: 4.0 GiB are free in total, which is less than one such pod needs",
             id="less than one pod needs",
         ),
         pytest.param(
@@ -62,13 +62,13 @@ def test_headroom_includes_stranded_memory() -> None:
         pytest.param(
             [weighed(shared(), reason=Reason.NOT_INITIALISED)],
             "closed",
-            "no node with a device of this resource accepts pods now",
+            "no node with a device of this resource accepts pods at the moment",
             id="no node takes pods",
         ),
         pytest.param(
             [weighed(shared(resource="nvidia.com/other"))],
             "closed",
-            "no node with a device of this resource accepts pods now",
+            "no node with a device of this resource accepts pods at the moment",
             id="no node has the resource",
         ),
     ],

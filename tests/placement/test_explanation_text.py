@@ -30,7 +30,7 @@ def test_the_message_shows_that_the_node_has_too_few_gpus() -> None:
     lines = explanation_lines(explain(verdicts, Weights()).nearest[0])
     assert lines[:2] == [
         "n: no free GPU replica",
-        "  the pod requests 16 nvidia.com/gpu; the node has 2 in all",
+        "  the pod requests 16 nvidia.com/gpu; the node has 2 in total",
     ]
     taken = weighed(device("a", replicas=Replicas(free=0, allocated=1)))
     lines = explanation_lines(explain(judged("8Gi", taken)[1], Weights()).nearest[0])

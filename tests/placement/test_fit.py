@@ -179,9 +179,7 @@ def test_a_device_is_closed_by_a_compute_mode_that_excludes_sharing(
     assert reason_for("1M", weighed(closed)) is reason
     if reason is not None:
         (terms,) = weighed(closed).devices
-        detail = (
-            f"its compute mode is {mode}; to change that on the node: nvidia-smi -i a -c DEFAULT"
-        )
+        detail = f"its compute mode is {mode}; to change it on the node: nvidia-smi -i a -c DEFAULT"
         assert terms.health_detail == detail
 
 

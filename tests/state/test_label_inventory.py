@@ -281,10 +281,10 @@ def test_pods_are_placed_on_nodes_with_sufficient_labels(
     (nearest,) = explain(verdicts, Weights()).nearest
     shown = reason not in (Reason.NO_REPORT, Reason.LABELS_INCOMPLETE)
     assert nearest.unmeasured == (
-        "not measured: taken from labels of GPU feature discovery" if shown else ""
+        "not measured, but derived from labels of GPU feature discovery" if shown else ""
     )
     missing = {
-        Reason.NO_REPORT: f"{OF_GFD}describe shared GPUs, which without an agent's report need "
+        Reason.NO_REPORT: f"{OF_GFD}describe shared GPUs, which without an agent's report require "
         "the setting require_report: false",
         Reason.LABELS_INCOMPLETE: NO_LABELS,
     }
@@ -361,5 +361,5 @@ def test_whole_gpus_of_a_cloud_are_used_and_reported_as_unmeasured(
     given = state(labels, "1", Rules())
     (nearest,) = explain(verdict(given, "12Gi"), Weights()).nearest
     assert nearest.reason is None
-    assert nearest.unmeasured == f"not measured: taken from labels of {whose}"
+    assert nearest.unmeasured == f"not measured, but derived from labels of {whose}"
     assert verdict(given, "15Gi").reason(0) is Reason.MEMORY_ON_ANY

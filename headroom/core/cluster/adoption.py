@@ -1,8 +1,8 @@
 """Reads what pods request, and computes reservations for unreserved pods: pods bound by another
 scheduler, and static pods.
 
-The reservation charges each device that the device plugin could have given to the pod, as if the
-pod had been bound by Headroom. It may overcommit a device, because the pod is there anyway.
+The reservation charges each device that the device plugin could have given to the pod, as if
+Headroom had bound the pod. It may overcommit a device, because the pod already uses the node.
 
 A pod that sets ``NVIDIA_VISIBLE_DEVICES`` itself is charged on every device of the node, if the
 variable may take effect there.
@@ -167,10 +167,10 @@ def adopt(
 ) -> Reservation:
     """Return the reservation of an unreserved pod on a node with these devices.
 
-    ``obeys_environment`` is whether the pod's ``NVIDIA_VISIBLE_DEVICES`` may decide which devices
-    it sees. If the pod's annotations cannot be read, the pod is charged as if it had no
+    ``obeys_environment`` states whether the pod's ``NVIDIA_VISIBLE_DEVICES`` may decide which
+    devices it sees. If the pod's annotations cannot be read, the pod is charged as if it had no
     annotations. A pod with more than ``MAX_CONTAINERS`` containers is charged the whole memory of
-    every device it could get.
+    every device that it could get.
     """
     if container_count(pod) > MAX_CONTAINERS:
         return _adopted(pod, _all_memory(pod, devices, rules))
@@ -196,11 +196,11 @@ def adopt(
 def claimed(
     pod: Pod, held: Mapping[str, int | None], devices: Sequence[Device], reserve_bytes: int
 ) -> Reservation:
-    """Return the reservation of a pod that holds GPUs by a ResourceClaim (DRA). It charges the
-    memory that the claim holds of each device.
+    """Return the reservation of a pod that holds GPUs by a ResourceClaim (DRA).
 
-    ``held`` maps each uuid to bytes, or to None for the whole device. Devices that the agent does
-    not report are not charged.
+    It charges the memory that the claim holds on each device. ``held`` maps the UUID of each device
+    to bytes, or to None for the whole device. Devices that the agent does not report are not
+    charged.
     """
     allocatable = device_arrays(devices, reserve_bytes).allocatable_bytes.tolist()
     candidates: dict[str, int] = {}

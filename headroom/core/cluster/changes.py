@@ -1,8 +1,7 @@
-"""The changes that ``ClusterWriter`` applies in addition to the changes from watches, and their
-effects.
+"""The changes that ``ClusterWriter`` applies in addition to watch events, and their effects.
 
-``at_s`` is in seconds of the receiver's monotonic clock. No other clock decides whether a report is
-stale.
+``at_s`` is in seconds of the receiver's monotonic clock. Only this clock decides whether a report
+is stale.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +20,7 @@ from headroom.core.placement.device_reading import Activity
 class GPUNodeWritten:
     """The API server's answer to a write of this process.
 
-    It can arrive after the watch has reported that the object was deleted, and created again. So it
+    It can arrive after the watch has reported that the object was deleted and created again. So it
     replaces only an earlier version of the object with the same uid.
     """
 
@@ -53,7 +52,7 @@ class TimePassed:
 class ActivitySeen:
     """All SM activity from the metrics history that is not stale.
 
-    ``nodes`` have at least one device whose activity has changed.
+    ``nodes`` contains the nodes with at least one device whose activity has changed.
     """
 
     history: Mapping[Key, Activity]
@@ -77,8 +76,8 @@ class BindBegun:
 
 @dataclass(frozen=True, slots=True)
 class BindEnded:
-    """A bind call has ended, with any outcome. If it made a reservation, the GPUNode already has
-    it."""
+    """A bind call has ended with any outcome. If it wrote a reservation, the GPUNode already
+    contains it."""
 
     uid: str
     node: str

@@ -1,12 +1,12 @@
 """The devices that NVIDIA's DRA driver offers, the claims that hold them, and their measured use.
 
 DRA counts the memory that claims consume, and an agent measures the memory that processes use. A
-device has *excess* if its processes use memory that no claim accounts for. This is the use by no
-known pod, by pods without a claim on the device, and by pods beyond their claims. Unused memory of
-other claims does not reduce the excess, because their pods can use it at any time.
+device has *excess* if its processes use memory that no claim accounts for: use by processes outside
+of known pods, by pods without a claim on the device, and by pods beyond their claims. Unused memory
+of other claims does not reduce the excess, because their pods can use it at any time.
 
-The devices of a slice and of a report are matched by uuid. A slice counts only for the reports of
-the node that it names.
+The devices of a slice and of a report are matched by UUID. A slice counts only for reports of the
+node that it names.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -30,13 +30,13 @@ from headroom.contract.watched import (
 #: Seconds for which a claim still accounts for use after it was deallocated, because the report
 #: that shows the end of its processes can arrive later.
 LINGERS_S = 15.0
-#: Maximum numbers of devices, and of holdings of a device, that are kept for this time.
+#: Maximum number of devices, and of holdings per device, that are kept for this time.
 MAX_LINGERING, MAX_OF_DEVICE = 1_000, 16
 
 
 @dataclass(frozen=True, slots=True)
 class DraDevice:
-    """A device as the scheduler names it."""
+    """A device, identified as in the allocation of a claim."""
 
     pool: str
     name: str
@@ -56,8 +56,10 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedUse:
-    """Measured use of one device by one pod, with the claims of the pod. ``uid`` is empty for the
-    use by processes of no known pod."""
+    """Measured use of one device by one pod, with the claims of the pod.
+
+    ``uid`` is empty for the use by processes outside of known pods.
+    """
 
     node: str
     uuid: str
@@ -78,19 +80,19 @@ class ClaimedDevices:
     """Follows slices and claims. One thread writes and reads."""
 
     def __init__(self) -> None:
-        #: Name of a slice -> the node, the pool, and the devices by uuid.
+        #: The node, the pool and the devices by UUID of each slice, by name.
         self._slices: dict[str, tuple[str, str, dict[str, DraDevice]]] = {}
         self._slices_of: dict[str, set[str]] = {}
-        #: Pool -> nodes whose slices name it, with the number of these slices.
+        #: The nodes whose slices name a pool, with the number of these slices, by pool.
         self._pools: dict[str, dict[str, int]] = {}
-        #: Namespace and name of a claim -> the devices and memory that it holds.
+        #: The devices and memory that each claim holds, by namespace and name.
         self._claims: dict[tuple[str, str], list[tuple[DraDevice, Holding]]] = {}
         self._holdings: dict[DraDevice, dict[tuple[str, str], list[Holding]]] = {}
-        #: Device -> holdings that have ended, and when, in seconds of the monotonic clock.
+        #: Holdings that have ended by device, with the time of their end on the monotonic clock.
         self._lingering: Bounded[DraDevice, list[tuple[float, Holding]]] = Bounded(MAX_LINGERING)
 
     def apply(self, events: Iterable[WatchEvent], now_s: float) -> set[str]:
-        """Take the events of watches; return the nodes whose devices or claims changed."""
+        """Apply watch events; return the nodes whose devices or claims changed."""
         changed: set[str] = set()
         for event in events:
             match event:
@@ -121,10 +123,10 @@ class ClaimedDevices:
         return sorted(self._slices_of)
 
     def devices(self, node: str) -> dict[str, DraDevice]:
-        """Return the node's devices by uuid.
+        """Return the node's devices by UUID.
 
-        If slices of another node name the same pool, its devices are left out, because a taint on
-        the pool would affect both nodes.
+        If slices of another node name the same pool, the devices of the pool are omitted, because a
+        taint on the pool would affect both nodes.
         """
         return {
             uuid: device
@@ -299,8 +301,8 @@ def _uses(
 def _excess(
     used: Mapping[str, int | None], claims_of: Mapping[str, list[Holding]], reported: Device
 ) -> dict[str, int]:
-    """Return pod -> use beyond its claims. Pods that share a claim share its bytes, and the excess
-    counts for the last of these pods by uid."""
+    """Return the use of each pod beyond its claims. Pods that share a claim share its bytes, and
+    the excess counts for the last of these pods by uid."""
     excess: dict[str, int] = {}
     left_bytes: dict[Holding, int] = {}
     for uid in sorted(used):

@@ -1,9 +1,9 @@
-"""Follows what kube-scheduler allocates by DRA: DeviceClasses, ResourceSlices and ResourceClaims.
+"""Tracks kube-scheduler's allocations by DRA from DeviceClasses, ResourceSlices and ResourceClaims.
 
 DRA can serve extended resources such as ``nvidia.com/gpu`` (KEP-5004, on by default in Kubernetes
-1.36 and newer). kube-scheduler serves a resource by DRA on each node where the resource is not
-allocatable, if a DeviceClass names the resource. It makes a ResourceClaim for the pod, and writes
-the name of the claim into the status of the pod before it binds the pod.
+1.36 and newer). If a DeviceClass names a resource, kube-scheduler serves it by DRA on each node on
+which the resource is not allocatable. It creates a ResourceClaim for the pod, and writes the name
+of the claim into the pod's status before it binds the pod.
 """
 
 from collections.abc import Mapping
@@ -40,26 +40,26 @@ ClaimKey = tuple[str, str]
 class _Slice:
     node: str
     pool: str
-    #: Name of a device -> its uuid.
+    #: UUID of each device by name.
     uuids: Mapping[str, str]
 
 
 class DraAllocation:
     """The DeviceClasses, the devices of NVIDIA's DRA driver, and the claims that hold them.
 
-    One thread writes. Any thread may call ``resources``, ``held`` and ``nodes``, because values are
-    replaced and never changed in place.
+    Only one thread writes. Any thread may call ``resources``, ``held`` and ``nodes``, because
+    values are replaced and never changed in place.
     """
 
     def __init__(self) -> None:
         #: Extended resources that a DeviceClass names.
         self.resources: frozenset[str] = frozenset()
-        #: DeviceClass -> the resources that it serves.
+        #: The resources that each DeviceClass serves.
         self._classes: dict[str, frozenset[str]] = {}
         self._slices: dict[str, _Slice] = {}
-        #: Node -> its slices.
+        #: The slices of each node.
         self._slices_on: dict[str, tuple[_Slice, ...]] = {}
-        #: Claim -> the devices that it holds, and the uids of its pods.
+        #: The devices that each claim holds, and the uids of its pods.
         self._claims: dict[ClaimKey, tuple[tuple[AllocatedDevice, ...], frozenset[str]]] = {}
 
     def nodes(self) -> set[str]:
@@ -67,9 +67,12 @@ class DraAllocation:
         return set(self._slices_on)
 
     def held(self, pod: Pod, node: str) -> dict[str, int | None]:
-        """Return uuid -> bytes of the devices on the node that the pod holds for its extended
-        resources, with None for a whole device. Empty if the pod holds no devices or its claim is
-        not known."""
+        """Return the bytes that the pod holds on each device of the node for its extended
+        resources.
+
+        The keys are UUIDs, and the value is None for a whole device. The result is empty if the pod
+        holds no devices or its claim is unknown.
+        """
         key = pod.metadata.namespace, claim_name(pod)
         devices, _ = self._claims.get(key, ((), frozenset[str]()))
         found: dict[str, int | None] = {}
@@ -92,7 +95,7 @@ class DraAllocation:
         return list(self._classes if kind is DeviceClass else self._slices)
 
     def apply(self, event: DraEvent) -> tuple[set[str], set[str]]:
-        """Apply a change. Return the nodes, and the uids of the pods, that it affects."""
+        """Apply a change. Return the affected nodes and the uids of the affected pods."""
         match event:
             case ClassSeen(device_class):
                 return self._put_class(device_class.metadata.name, _served(device_class)), set()
@@ -156,7 +159,8 @@ class DraAllocation:
 
 
 def node_of(piece: ResourceSlice) -> str:
-    """Return the node whose GPUs NVIDIA's DRA driver publishes in this slice; empty if none."""
+    """Return the node whose GPUs NVIDIA's DRA driver publishes in this slice; empty if there is
+    none."""
     spec = piece.spec
     if spec.driver != DRIVER or not spec.devices:
         return ""
@@ -164,7 +168,7 @@ def node_of(piece: ResourceSlice) -> str:
 
 
 def holds_gpus_by_claim(pod: Pod, rules: Rules) -> bool:
-    """Return whether a claim, and no device plugin, serves all GPUs that the pod requests."""
+    """Return whether a claim, and not a device plugin, serves all GPUs that the pod requests."""
     claimed = pod.status.extended_resource_claim_status if pod.status else None
     served = {each.resource_name for each in (claimed and claimed.request_mappings) or ()}
     wanted = replicas_requested(pod, rules).keys() if served else ()
@@ -172,8 +176,10 @@ def holds_gpus_by_claim(pod: Pod, rules: Rules) -> bool:
 
 
 def claim_name(pod: Pod) -> str:
-    """Return the name of the claim that holds the pod's extended resources; empty if DRA serves
-    none of them, or before kube-scheduler has allocated them."""
+    """Return the name of the claim that holds the pod's extended resources.
+
+    It is empty if DRA serves none of them, or if kube-scheduler has not allocated them yet.
+    """
     claimed = pod.status.extended_resource_claim_status if pod.status else None
     return claimed.resource_claim_name if claimed else ""
 

@@ -1,5 +1,5 @@
-"""Records the last gain of headroom of each node, as the generation of the first snapshot that has
-it."""
+"""Records when each node last gained headroom, as the generation of the first snapshot with the
+gain."""
 
 from collections.abc import Iterator
 
@@ -15,7 +15,7 @@ class HeadroomGains:
     """The last gain of each node."""
 
     def __init__(self) -> None:
-        #: Node -> generation, the latest gain last.
+        #: Generation of the last gain of each node, latest gain last.
         self._in: dict[str, int] = {}
 
     def note(self, node: str, generation: int) -> None:
@@ -35,7 +35,7 @@ class HeadroomGains:
         return next(reversed(self._in.values()), 0)
 
     def since(self, generation: int) -> Iterator[str]:
-        """Yield the nodes that gained after this generation, the latest first."""
+        """Yield the nodes that gained headroom after this generation, latest gain first."""
         for node in reversed(self._in):
             if self._in[node] <= generation:
                 return
@@ -43,7 +43,7 @@ class HeadroomGains:
 
 
 def grew(before: NodeTerms | None, after: NodeTerms) -> bool:
-    """Whether a pod may fit on the node now that did not fit before."""
+    """Return whether a pod may fit on the node now that did not fit before."""
     if after.by_dra - (before.by_dra if before else frozenset()):
         return True
     if after.reason is not None:
@@ -73,9 +73,9 @@ def _choosers(node: NodeTerms) -> tuple[object, ...]:
 def _figures(terms: DeviceTerms) -> tuple[int, int, int, int, int]:
     """Return five values of a device. A pod that did not fit can fit now only if one of them grows.
 
-    They are whether the device is healthy, the free bytes, the free replicas, the number of
-    replicas to request before the device plugin can choose the device, and how few new pods are
-    kept away by a pod that is starting alone.
+    The values are the device's health, the free bytes, the free replicas, the number of replicas to
+    request before the device plugin can choose the device, and how few new pods must wait for a pod
+    that is starting alone.
     """
     replicas = terms.device.replicas.free - terms.unconfirmed_replicas
     healthy = int(terms.health_issue is None)

@@ -1,9 +1,9 @@
-"""Finds pods that hold GPU memory but use no SM, and computes how long they are idle and how much
-they hold.
+"""Finds pods that hold GPU memory but use no SM, with their idle time and the memory that they
+hold.
 
-The agents report the time since which a pod has been idle (``PodUse.idle_since``). A pod *holds*
-its reservation on a device, or its measured use if that is more. Stale reports are left out,
-because a pod may have become active since.
+Agents report since when a pod has been idle (``PodUse.idle_since``). A pod *holds* its reservation
+on a device, or its measured use if the use is larger. Stale reports are ignored, because a pod may
+have become active since then.
 """
 
 from collections import defaultdict
@@ -24,8 +24,7 @@ from headroom.core.placement.snapshot import Snapshot
 IDLE_AFTER_S = 3600.0
 HELD_BYTES = 1 << 30
 
-#: Label whose value is the suffix in the names of a controller's ReplicaSets -> kind of the
-#: controller.
+#: Kind of a controller by the label whose value is the suffix of the names of its ReplicaSets.
 TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 
 
@@ -40,14 +39,14 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
     #: Kind and name of the controller, such as Deployment and llama; empty if there is none.
     owner_kind: str
     owner_name: str
-    #: None if its use is not known.
+    #: None if its use is unknown.
     used_bytes: int | None
-    #: 0 without a reservation.
+    #: 0 if it has no reservation.
     reservation_bytes: int
-    #: The part of the GPU that no other pod can use. It is the larger of the parts by memory and by
-    #: replicas.
+    #: The fraction of the GPU that no other pod can use, by memory or by replicas, whichever is
+    #: larger.
     gpu_ratio: float
-    #: RFC 3339; empty if it is not idle, or if that is not known.
+    #: RFC 3339; empty if the pod is not idle, or if this is unknown.
     idle_since: str
     idle_s: float
 
@@ -57,7 +56,7 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def gpu_s(self) -> float:
-        """Seconds of a whole GPU that were held and not used."""
+        """Seconds of a whole GPU that were held but not used."""
         return self.gpu_ratio * self.idle_s
 
 
@@ -69,7 +68,7 @@ def idle_pods(
     after_s: float = IDLE_AFTER_S,
     held_bytes: int = HELD_BYTES,
 ) -> list[IdlePod]:
-    """Return the idle pods on all devices, sorted by wasted GPU time, with the largest first.
+    """Return the idle pods on all devices, sorted by wasted GPU time, largest first.
 
     ``now_s`` is the monotonic time, and ``wall_s`` the Unix time. ``after_s`` is the minimum idle
     time in seconds, and ``held_bytes`` the minimum memory held on a device.
@@ -87,8 +86,8 @@ def idle_pods(
 def devices_of_pod(
     cluster: Cluster, snap: Snapshot, now_s: float, wall_s: float, namespace: str, name: str
 ) -> list[IdlePod]:
-    """Return a pod on each of its devices, whether it is idle or not; empty if no fresh report
-    shows it."""
+    """Return an entry for each device of a pod, idle or not; empty if no fresh report shows the
+    pod."""
     return [
         each
         for row, gpunode in _fresh(cluster, snap, now_s)
@@ -112,8 +111,7 @@ def _has_idle_pods(gpunode: GPUNode) -> bool:
 def on_node(
     cluster: Cluster, gpunode: GPUNode, devices: Sequence[DeviceTerms], wall_s: float
 ) -> Iterator[IdlePod]:
-    """Yield each pod on each device of one node, whether it is idle or not, from the node's fresh
-    report."""
+    """Yield each pod on each device of one node, idle or not, from the node's fresh report."""
     rows: dict[tuple[str, str], list[PodUse]] = defaultdict(list)
     for use in own_rows(cluster, gpunode):
         if use.uid:
@@ -156,7 +154,7 @@ def _gpu(terms: DeviceTerms) -> str:
 
 
 def _gpu_bytes(devices: Iterable[DeviceTerms]) -> Mapping[str, int]:
-    """Return physical GPU -> allocatable bytes; with MIG, the sum over its GPU instances."""
+    """Return the allocatable bytes of each physical GPU. With MIG, sum over its GPU instances."""
     memories = {(_gpu(terms), terms.device.gpu_instance): terms for terms in devices}
     found: dict[str, int] = defaultdict(int)
     for (gpu, _), terms in memories.items():
@@ -165,7 +163,7 @@ def _gpu_bytes(devices: Iterable[DeviceTerms]) -> Mapping[str, int]:
 
 
 def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: int) -> float:
-    """Return the part of a GPU with ``gpu_bytes`` that is held, by bytes or by replicas of a
+    """Return the fraction of a GPU with ``gpu_bytes`` that is held by bytes or by replicas of a
     device."""
     if gpu_bytes <= 0:
         return 0.0
@@ -174,8 +172,8 @@ def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: in
 
 
 def owner_of(pod: Pod | None) -> tuple[str, str]:
-    """Return kind and name of the pod's controller. For a ReplicaSet of a Deployment, return the
-    Deployment."""
+    """Return kind and name of the pod's controller, or of the Deployment if it is a ReplicaSet of
+    one."""
     owner = pod.metadata.controller if pod is not None else None
     if pod is None or owner is None:
         return "", ""

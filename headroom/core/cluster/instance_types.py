@@ -1,8 +1,8 @@
 """Lists the GPUs of AWS and Azure instance types.
 
-Managed node groups of EKS and node pools of AKS label their nodes with the instance type, written
-by each cloud's node controller, and with nothing else about their GPUs. Types with fractions of
-GPUs (Azure's NV series, g6f) are left out: the memory of a fraction is known only from the driver.
+On nodes of managed node groups of EKS and node pools of AKS, the cloud's node controller writes a
+label with the instance type, and no other label describes the GPUs. Types with fractions of GPUs
+(Azure's NV series, g6f) are omitted, because only the driver reports the memory of a fraction.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ class Gpus:
 
     model: str
     count: int
-    #: Nominal memory of each GPU in GB (10**9 bytes); all listed models have slightly more.
+    #: Nominal memory of each GPU in GB (10**9 bytes). All listed models have slightly more.
     memory_gb: int
 
 
@@ -31,7 +31,7 @@ _ONE_TO_METAL = {
     "12xlarge": 4,
     "metal": 8,
 }
-#: Family -> model, GB, size -> GPUs.
+#: Model, GB, and number of GPUs by size, for each family.
 _AMAZON: Mapping[str, tuple[str, int, Mapping[str, int]]] = {
     "g4dn": ("T4", 15, _ONE_TO_METAL),
     "g5": ("A10G", 24, _UP_TO_EIGHT),
@@ -46,7 +46,7 @@ _AMAZON: Mapping[str, tuple[str, int, Mapping[str, int]]] = {
     "p5e": ("H200", 141, {"48xlarge": 8}),
     "p5en": ("H200", 141, {"48xlarge": 8}),
 }
-#: Azure's types in lower case, without "Standard_".
+#: Azure's types in lower case without "Standard_".
 _AZURE = {
     **dict.fromkeys(("nc4as_t4_v3", "nc8as_t4_v3", "nc16as_t4_v3"), Gpus("T4", 1, 15)),
     "nc64as_t4_v3": Gpus("T4", 4, 15),

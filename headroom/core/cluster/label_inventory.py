@@ -1,28 +1,27 @@
-"""Derives a GPU report from a node's labels if no agent ever reported the node.
+"""Derives a GPU report from a node's labels if no agent has ever reported the node.
 
-A label describes all GPUs of the node at once. If the GPUs differ, GPU feature discovery (GFD)
-describes a random one of them. So labels are used only if they agree with what the kubelet offers:
-``count x replicas == allocatable``. If the device plugin is down or a replica is unhealthy, the
-node is therefore not usable either.
+A label describes all GPUs of the node together. If the GPUs differ, GPU feature discovery (GFD)
+describes a random GPU among them. So labels are used only if they agree with the resources that the
+kubelet offers: ``count x replicas == allocatable``. For this reason the node is not usable while
+the device plugin is down or a replica is unhealthy.
 
-=============  ================================================================================
-GFD            ``nvidia.com/gpu.{count,replicas,memory,sharing-strategy}``; memory in MiB, of one
+============= ================================================================================ GFD
+``nvidia.com/gpu.{count,replicas,memory,sharing-strategy}``; memory in MiB, of one
                whole GPU or one MIG device (older ones wrote bytes)
-GKE            ``gke-accelerator`` and, if shared, ``gke-max-shared-clients-per-gpu``; the
+GKE ``gke-accelerator`` and, if shared, ``gke-max-shared-clients-per-gpu``; the
                memory of a partition is in its name
-Karpenter,     ``instance-gpu-count`` and ``instance-gpu-memory``, in MiB of one GPU
-EKS Auto Mode
-instance type  the cloud's name of the machine, if there is nothing better: EKS node groups, AKS
+Karpenter, ``instance-gpu-count`` and ``instance-gpu-memory``, in MiB of one GPU EKS Auto Mode
+instance type the cloud's name of the machine, if there is nothing better: EKS node groups, AKS
                node pools
-=============  ================================================================================
+============= ================================================================================
 
 Only GFD and GKE labels describe sharing. The other labels are ignored if the device plugin offers
 more than one replica of each GPU, parts of GPUs, or a resource whose name implies sharing. Other
-labels of AKS and EKS are not enough, because they contain a vendor or a model but neither a count
-nor memory. The sizes in names are nominal, and devices have slightly more or less memory. One GB in
-a name counts as 10**9 bytes, which all but the smallest devices have. No label contains what the
-driver reserves for itself. ``ASSUMED_RESERVED_BYTES`` is subtracted, which is more than drivers are
-known to reserve.
+labels of AKS and EKS are not sufficient, because they contain a vendor or a model but neither a
+count nor memory. Sizes in names are nominal, and devices have slightly more or less memory. One GB
+in a name counts as 10**9 bytes, which all but the smallest devices have. No label contains the
+memory that the driver reserves for itself, so ``ASSUMED_RESERVED_BYTES`` is subtracted, which is
+more than drivers are known to reserve.
 """
 
 import re
@@ -48,7 +47,7 @@ from headroom.core.placement.policy import MIB, Rules
 GIB = 1 << 30
 GB = 10**9
 ASSUMED_RESERVED_BYTES = GIB
-#: Name of the report's source, in place of an agent's probes.
+#: Name of the report's source, which replaces an agent's probes.
 SOURCE = "labels"
 
 _WHOLE = "nvidia.com/gpu"
@@ -61,7 +60,7 @@ _KARPENTERS = {
     "Karpenter": "karpenter.k8s.aws/instance-gpu-",
     "EKS Auto Mode": "eks.amazonaws.com/instance-gpu-",
 }
-#: Labels that are not enough -> a text that states which component sets them and what they contain.
+#: Labels that are not sufficient, with the component that sets them and their content.
 _TOO_LITTLE = {
     "kubernetes.azure.com/accelerator": ("AKS", "a vendor"),
     "karpenter.azure.com/sku-gpu-name": ("AKS", "a model and a count"),
@@ -105,22 +104,22 @@ class _LabelledGPUs:
 def believed(node: Node, rules: Rules) -> GPUNodeStatus | None:
     """Return the report derived from labels; None if they are incomplete or contradictory.
 
-    With ``require_report`` only labels of unshared GPUs are used, because such a GPU belongs to a
-    single pod, whatever else is unknown.
+    With ``require_report`` only labels of unshared GPUs are used, because an unshared GPU belongs
+    to a single pod whatever else is unknown.
     """
     found = _read(node, rules)
     return None if isinstance(found, str) else _status(*found, node.metadata.labels or {})
 
 
 def why_not_believed(node: Node, rules: Rules) -> str:
-    """Return what is missing or wrong in the labels; empty if they are used."""
+    """Return why the labels are not used; empty if they are used."""
     found = _read(node, rules)
     return found if isinstance(found, str) else ""
 
 
 def _read(node: Node, rules: Rules) -> tuple[_LabelledGPUs, str, int] | str:
     """Return the labelled GPUs, their resource and the number of devices, or why the labels are not
-    enough."""
+    used."""
     labels = node.metadata.labels or {}
     gpus = _gfd(labels) or _gke(labels) or _karpenter(labels) or _instance(labels)
     if gpus is None:
@@ -146,7 +145,7 @@ def _read(node: Node, rules: Rules) -> tuple[_LabelledGPUs, str, int] | str:
         return f"{subject} are not valid: {per_gpu} with sharing strategy {gpus.sharing}"
     if rules.require_report and gpus.sharing != "none":
         return (
-            f"{subject} describe shared GPUs, which without an agent's report need the setting "
+            f"{subject} describe shared GPUs, which without an agent's report require the setting "
             "require_report: false"
         )
     if not ASSUMED_RESERVED_BYTES < gpus.memory_bytes <= MAX_DEVICE_BYTES:
@@ -188,7 +187,7 @@ def _status(
             Source(
                 name=SOURCE,
                 state="degraded",
-                message=f"not measured: taken from labels of {gpus.set_by}",
+                message=f"not measured, but derived from labels of {gpus.set_by}",
             )
         ],
     )
@@ -241,8 +240,8 @@ def _karpenter(labels: Mapping[str, str]) -> _LabelledGPUs | None:
     for set_by, prefix in _KARPENTERS.items():
         count, memory_mib = (_number(labels.get(prefix + name)) for name in ("count", "memory"))
         if count and memory_mib and labels.get(f"{prefix}manufacturer", "nvidia") == "nvidia":
-            # A multiple of 1024 is a nominal size: a card with 16384 is sold as 16 GB. Other values
-            # are real MiB: 22888 is 24 GB.
+            # A multiple of 1024 is a nominal size, because a card with 16384 is sold as 16 GB.
+            # Other values are real MiB, such as 22888 for 24 GB.
             nominal = memory_mib % 1024 == 0
             memory_bytes = memory_mib // 1024 * GB if nominal else memory_mib * MIB
             model = labels.get(f"{prefix}name", "")
@@ -265,7 +264,7 @@ def _instance(labels: Mapping[str, str]) -> _LabelledGPUs | None:
 
 
 def _number(text: str | None) -> int | None:
-    """Parse a whole number of at least 1; None for anything else, including no text."""
+    """Parse a whole number of at least 1; None for any other text and for no text."""
     if text is None or not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
         return None
     return int(text) or None
@@ -279,7 +278,8 @@ _INVALID = "-MIG-INVALID"
 
 
 def mig_obstacle(node: Node) -> tuple[Reason, str] | None:
-    """Return why MIG makes the node unusable, and the label that shows it; None if it does not."""
+    """Return why MIG makes the node unusable, and the label that shows this; None if it is
+    usable."""
     labels = node.metadata.labels or {}
     state = labels.get(STATE, _DONE)
     if state != _DONE:

@@ -1,6 +1,6 @@
-"""Sums the memory of devices over the fleet, for metrics, and over a node, for Kubernetes.
+"""Sums the memory of devices, over the fleet for metrics and over a node for Kubernetes.
 
-The sum of a node is its extended resource, in MiB. It is the capacity and not the free memory,
+The sum of a node is its extended resource in MiB. It is the capacity and not the free memory,
 because Kubernetes itself subtracts the requests of pods.
 """
 
@@ -21,7 +21,7 @@ from headroom.core.placement.device_accounting import DeviceTerms, first_of_each
 from headroom.core.placement.policy import MIB
 from headroom.core.placement.snapshot import CODE_OF, REASONS, NodeTerms, Snapshot
 
-#: State of a node that takes pods. The other states are codes of reasons.
+#: State of a node that takes pods. All other states are codes of reasons.
 OPEN = "open"
 STALE, NO_REPORT = Reason.STALE_REPORT.code, Reason.NO_REPORT.code
 
@@ -30,8 +30,8 @@ STALE, NO_REPORT = Reason.STALE_REPORT.code, Reason.NO_REPORT.code
 class Totals:
     """Sums in bytes, and the number of devices.
 
-    Devices that share one memory count once. A device whose values are implausible is counted only
-    in ``devices``.
+    Devices that share one memory count once. A device with implausible values counts only in
+    ``devices``.
     """
 
     devices: int = 0
@@ -48,11 +48,11 @@ class Totals:
     overuse: int = 0
     #: Requested memory that pods do not use.
     underuse: int = 0
-    #: Measured use of pods without a reservation, except where DRA allocates.
+    #: Measured use of pods without a reservation, except on nodes on which DRA allocates.
     unreserved: int = 0
 
     def add(self, terms: DeviceTerms, by_dra: bool = False) -> None:
-        """Add a device. ``by_dra`` is whether kube-scheduler allocates it by DRA, without
+        """Add a device. ``by_dra`` states whether kube-scheduler allocates it by DRA without
         reservations."""
         self.devices += 1
         if not terms.believed:
@@ -85,7 +85,8 @@ def totals(snap: Snapshot) -> Totals:
 
 
 def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
-    """Return the number of nodes by state: ``open``, or the code of the reason for taking no pods.
+    """Return the number of nodes by state, which is ``open`` or the code of the reason against
+    pods.
 
     ``open``, ``STALE`` and ``NO_REPORT`` are always included, even if they are 0.
     """
@@ -131,7 +132,8 @@ def some_devices(snap: Snapshot, max_devices: int) -> Iterator[tuple[str, Device
 
 @dataclass(frozen=True, slots=True)
 class CapacityChange:
-    """The value of the extended resource to write to a node; None to remove the resource."""
+    """The value of the extended resource to be written to a node, or None to remove the
+    resource."""
 
     node: str
     mib: int | None
@@ -140,8 +142,8 @@ class CapacityChange:
 def capacity_changes(cluster: Cluster, wanted: bool) -> Iterator[CapacityChange]:
     """Yield the nodes whose extended resource must change.
 
-    ``wanted`` is whether nodes should have the resource. A node whose devices are unknown keeps its
-    value.
+    ``wanted`` states whether nodes should have the resource. A node whose devices are unknown keeps
+    its value.
     """
     snap = cluster.snapshot()
     for node in cluster.nodes():
@@ -167,14 +169,14 @@ def _capacity_mib(terms: NodeTerms, cluster: Cluster) -> int | None:
 def _offered_mib(terms: DeviceTerms) -> int:
     mib = terms.allocatable_bytes // max(terms.sharers, 1) // MIB
     if terms.cordoned:
-        # kube-scheduler and the kubelet count the requests of the pods there. Without their memory
-        # they would reject pods although other devices are free.
+        # kube-scheduler and the kubelet count the requests of the pods on cordoned devices. Without
+        # the memory of these pods they would reject pods although other devices are free.
         return min(mib, -(-terms.reservation_bytes // max(terms.sharers, 1) // MIB))
     return mib if terms.health_issue is None else 0
 
 
 def _current_mib(node: Node) -> int | None:
-    """Return the current value in MiB; None if there is none, -1 if it is no quantity."""
+    """Return the current value in MiB; None if there is none, and -1 if it is not a quantity."""
     quantity = ((node.status and node.status.allocatable) or {}).get(MIRROR)
     try:
         # The API server returns 80000 as 80k.

@@ -1,4 +1,4 @@
-"""Parses a node's annotations, and finds the reason why a node takes no GPU pods at all."""
+"""Parses a node's annotations, and determines why a node takes no GPU pods."""
 
 from contextlib import suppress
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from headroom.core.placement.policy import Rules
 class NodeSettings:
     """The settings in a node's annotations."""
 
-    #: Memory to keep free on each device.
+    #: Memory that is kept free on each device.
     reserve_bytes: int = 0
     device_choice: DeviceChoice = DeviceChoice.PREDICTED
     #: UUIDs of devices that take no new pods.
     cordoned: frozenset[str] = frozenset()
-    #: Set while one of the annotations is not valid. Then no pod is placed on the node.
+    #: Set if an annotation is not valid. Then no pod is placed on the node.
     reason: Reason | None = None
     #: The invalid annotation, its value, and an example.
     detail: str = ""
@@ -51,9 +51,10 @@ def node_settings(node: Node | None) -> NodeSettings:
 
 @dataclass(frozen=True, slots=True)
 class AgentSettings:
-    """The settings of a Node that its agent reads in the GPUNode, where it sees a change at once.
+    """The settings of a Node that its agent reads from the GPUNode.
 
-    The extender writes them there, because the API server copies nothing.
+    The extender copies them there from the Node, because the agent watches the GPUNode and so sees
+    a change at once.
     """
 
     #: Device choice; empty if the Node has no annotation.
@@ -63,10 +64,9 @@ class AgentSettings:
 
 
 def settings_to_copy(node: Node | None, gpunode: GPUNode) -> AgentSettings | None:
-    """Return the settings to copy from the Node's annotations to its GPUNode.
+    """Return the settings to be copied from the Node's annotations to its GPUNode.
 
-    None if nothing has to be copied, because both agree or there is no Node. An annotation that is
-    not valid changes nothing.
+    Return None if both agree or there is no Node. An annotation that is not valid is ignored.
     """
     if node is None:
         return None
@@ -89,8 +89,10 @@ def offers_gpus(node: Node | None, rules: Rules) -> bool:
 
 
 def has_allocatable(node: Node | None, rules: Rules) -> bool:
-    """Return whether a device plugin offers a GPU of the node. The kubelet keeps a resource without
-    a plugin in the node's allocatable, with the value 0."""
+    """Return whether a device plugin offers a GPU of the node.
+
+    The kubelet keeps a resource without a plugin in the node's allocatable, but with the value 0.
+    """
     allocatable = node.status.allocatable if node and node.status else None
     return any(
         rules.manages(resource) and str(amount).strip() not in ("", "0")
@@ -107,11 +109,11 @@ def obstacle(
     backs_off: bool,
     rules: Rules,
 ) -> tuple[Reason | None, str]:
-    """Return the reason why no pod is placed on the node, and a detail for people.
+    """Return the reason why no pod is placed on the node, and a detail for users.
 
-    The reason is None if pods are placed there. Then the detail is a warning, or empty. ``status``
-    is the node's report, from its agent or its labels. ``manager`` names a foreign allocator.
-    ``backs_off`` is whether a pod was evicted from the node recently.
+    If pods are placed on the node, the reason is None and the detail is a warning or empty.
+    ``status`` is the node's report, from its agent or its labels. ``manager`` names a foreign
+    allocator. ``backs_off`` states whether a pod was evicted from the node recently.
     """
     if node is None:
         return Reason.UNKNOWN_NODE, ""

@@ -1,4 +1,5 @@
-"""Weighs nodes: computes eligibility, and per device the reserved, unconfirmed and free memory."""
+"""Weighs nodes: computes their eligibility, and the reserved, unconfirmed and free memory per
+device."""
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -35,8 +36,8 @@ from headroom.core.placement.occupancy import occupy
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.snapshot import NodeTerms
 
-#: A report is ageing in the last third of the time until it is stale, because by then a heartbeat
-#: is overdue.
+#: A report is ageing in the last third of the time until it becomes stale, because by then a
+#: heartbeat is overdue.
 AGEING_RATIO = 1 / 3
 
 
@@ -67,10 +68,10 @@ class NodeWeigher:
         return self._adoption.rules
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
-        """Return the devices of the node from its agent's last report, however old that is.
+        """Return the devices of the node from its agent's last report, however old it is.
 
-        If no agent ever reported, return what the node's labels show if the rules accept labels.
-        Otherwise return None.
+        If no agent has ever reported, return the devices that the node's labels describe if the
+        rules accept labels. Otherwise return None.
         """
         if gpunode is not None and gpunode.status is not None:
             return gpunode.status
@@ -92,8 +93,10 @@ class NodeWeigher:
         return self._adoption.on(name, self.report(name, gpunode), self.node_settings(name))
 
     def leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
-        """Return uids of pods that the report still shows and that are ending, have ended or are
-        deleted. The kubelet may or may not free their replicas before it admits the next pod."""
+        """Return the uids of pods in the report that are terminating, have ended or are deleted.
+
+        The kubelet may or may not free their replicas before it admits the next pod.
+        """
         staying = {
             pod.metadata.uid
             for pod in self._objects.pods_on(name)
@@ -115,12 +118,12 @@ class NodeWeigher:
         assumed: Mapping[str, Reservation] = NOTHING,
         device_choice: DeviceChoice | None = None,
     ) -> NodeTerms:
-        """Return the terms of one node, without the reservations of the pods ``excluded`` (uids).
+        """Return the terms of one node without the reservations of the pods in ``excluded`` (uids).
 
-        ``assumed`` are the reservations of assumed binds. Only filter passes them, because a bind
-        that counted them could fail because of reservations that are never written.
+        ``assumed`` contains the reservations of assumed binds. Only filter passes them, because
+        otherwise a bind could fail because of reservations that are never written.
 
-        ``device_choice`` replaces the node's annotation, in a simulation.
+        ``device_choice`` replaces the node's annotation in a simulation.
         """
         node, settings = self._objects.nodes.get(name), self.node_settings(name)
         if device_choice is not None:
@@ -163,7 +166,7 @@ class NodeWeigher:
         )
         devices = self._activities.applied(devices)
         by_agent = status is gpunode.status
-        # Labels come without a heartbeat, so they never become stale.
+        # Labels have no heartbeat, so they never become stale.
         fresh_until_s = self.fresh_until_s(name) if by_agent else inf
         return NodeTerms(
             name,
@@ -182,8 +185,11 @@ class NodeWeigher:
     def _has_both(
         self, node: Node | None, gpunode: GPUNode | None, adopted: Mapping[str, Reservation]
     ) -> bool:
-        """Return whether a device plugin offers a GPU of the node, or a pod with a GPU from the
-        plugin still runs there. kube-scheduler would allocate the same GPU by DRA."""
+        """Return whether a device plugin offers a GPU of the node, or a pod with such a GPU still
+        runs there.
+
+        In this case kube-scheduler would allocate the same GPU by DRA.
+        """
         if gpunode is None or has_allocatable(node, self.rules):
             return has_allocatable(node, self.rules)
         return any(

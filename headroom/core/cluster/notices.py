@@ -1,8 +1,8 @@
-"""Notices about pods and nodes; each becomes one Kubernetes Event.
+"""Notices about pods and nodes, each of which becomes one Kubernetes Event.
 
-A notice is derived from the current state, not from a change of it. So a replica that starts late
-or misses the change still reports it. The key of a notice is equal on every replica and differs for
-each occurrence.
+A notice is derived from the current state and not from a change of it. So a replica that starts
+late or misses the change still reports it. The key of a notice is the same on every replica, and
+differs for each occurrence.
 """
 
 from collections.abc import Iterator
@@ -19,13 +19,13 @@ from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.overuse.tracker import Overcommit
 
-#: Maximum number of names in one message. If there are more, the message only states how many.
+#: Maximum number of names in one message. If there are more, the message states only their number.
 _MAX_NAMES = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """The object of an Event; ``namespace`` is empty for a node."""
+    """The object of an Event. ``namespace`` is empty for a node."""
 
     kind: str
     namespace: str
@@ -42,7 +42,7 @@ class Notice:
     key: str
     #: Whether the same Event is updated when the message changes.
     follows: bool = False
-    #: The decision that the notice is about, if any.
+    #: The decision that the notice is about; empty if there is none.
     decision_id: str = ""
 
 
@@ -57,10 +57,10 @@ def pod_notice(pod: Pod, reason: EventReason, message: str, key: str) -> Notice:
 
 
 def notices(state: Cluster) -> Iterator[Notice]:
-    """Yield all notices one by one, because there are tens of thousands of them if a driver fails
+    """Yield all notices one by one, because there can be tens of thousands if a driver fails
     everywhere.
 
-    The state may change between two of them.
+    The state may change between two notices.
     """
     yield from _overcommitting(state)
     yield from _edited(state)
@@ -87,7 +87,7 @@ def _overcommitting(state: Cluster) -> Iterator[Notice]:
             f"This pod was bound without Headroom to a node without enough free GPU memory. Device "
             f"{over.device} of node {over.node} is, or may become, overcommitted by "
             f"{gib(over.excess_bytes, up=True)} (allocatable: {gib(over.allocatable_bytes)}). "
-            "Headroom charges the pod's memory all the same. To place the pod where it fits, "
+            "Headroom charges the pod's memory anyway. To place the pod on a node where it fits, "
             "delete it and create it again with a scheduler that uses Headroom.",
             key=over.node,
         )
@@ -130,8 +130,8 @@ def _overcommitted_nodes(state: Cluster) -> Iterator[Notice]:
         ]
         if not any(causes):
             continue
-        # Name only the largest process, because small processes come and go, and each of them would
-        # be another occurrence.
+        # Name only the largest process, because small processes start and exit often, and each of
+        # them would be a new occurrence.
         causers = sorted(pod.metadata.uid for pod in unreserved)
         causers += [f"pid {each.pid}" for each in processes[:1]]
         yield Notice(
@@ -145,7 +145,7 @@ def _overcommitted_nodes(state: Cluster) -> Iterator[Notice]:
 
 
 def _unattributed(state: Cluster, over: Overcommit) -> list[UnattributedProcess]:
-    """Return the unattributed processes on the device, the largest first."""
+    """Return the unattributed processes on the device, largest first."""
     gpunode = state.gpunode(over.node)
     if gpunode is None or gpunode.status is None:
         return []
@@ -170,8 +170,8 @@ def _unhealthy(state: Cluster) -> Iterator[Notice]:
 
 
 def _overusing(state: Cluster) -> Iterator[Notice]:
-    """Yield notices about pods that use more than they requested, with a new notice each time the
-    excess has doubled."""
+    """Yield notices about pods that use more than they requested, and again whenever the excess
+    doubles."""
     for over in state.overuses.lasting:
         pod = state.pod(over.uid)
         if pod is None:

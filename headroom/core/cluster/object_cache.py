@@ -1,6 +1,6 @@
-"""The objects of the cluster as they were seen last, and the indexes by which they are found.
+"""The objects of the cluster as they were last seen, and the indexes by which they are found.
 
-One thread writes. Any thread may look up single objects, because values are replaced and never
+Only one thread writes. Any thread may look up single objects, because values are replaced and never
 changed in place.
 """
 
@@ -33,13 +33,13 @@ class ObjectCache:
         self.with_max_sm: set[str] = set()
         self.uids_on: dict[str, tuple[str, ...]] = {}
         self._uid_of: dict[tuple[str, str], str] = {}
-        #: Node -> pods bound to it that had not ended when it was weighed last.
+        #: Pods bound to each node that had not ended when the node was last weighed.
         self._pods_on: dict[str, tuple[Pod, ...]] = {}
-        #: Node with pods in ``_pods_on`` -> the lowest priority of these pods.
+        #: The lowest priority of the pods of each node with pods in ``_pods_on``.
         self.lowest_priorities: dict[str, int] = {}
 
     def put_node(self, node: Node) -> Node | None:
-        """Store a node; return its last version."""
+        """Store a node; return its previous version."""
         name = node.metadata.name
         before = self.nodes.get(name)
         if before is None or before.spec != node.spec:
@@ -52,12 +52,12 @@ class ObjectCache:
         return before
 
     def drop_node(self, name: str) -> None:
-        """Remove a node, if it is known."""
+        """Remove a node if it is known."""
         self.nodes.pop(name, None)
         self.cordoned.discard(name)
 
     def uid_of_gpunode(self, name: str) -> str | None:
-        """Return the uid of the GPUNode of this name; None if there is none."""
+        """Return the uid of the GPUNode with this name; None if there is none."""
         gpunode = self.gpunodes.get(name)
         return gpunode.metadata.uid if gpunode else None
 
@@ -67,7 +67,7 @@ class ObjectCache:
         return gpunode.spec.reservations if gpunode else NOTHING
 
     def put_pod(self, pod: Pod) -> None:
-        """Store a pod whose last version was dropped."""
+        """Store a pod whose previous version was dropped."""
         uid = pod.metadata.uid
         self.pods[uid] = pod
         self._uid_of[pod.metadata.namespace, pod.metadata.name] = uid
@@ -99,7 +99,7 @@ class ObjectCache:
         return self.pods.get(self._uid_of.get((namespace, name), ""))
 
     def nodes_of(self, uids: Iterable[str]) -> set[str]:
-        """Return the nodes to which these pods are bound. Unknown pods are left out."""
+        """Return the nodes to which these pods are bound. Unknown pods are skipped."""
         pods = filter(None, map(self.pods.get, uids))
         return {pod.node for pod in pods if pod.node}
 
@@ -138,14 +138,14 @@ class ObjectCache:
         ]
 
     def has_leaving_pod(self, name: str) -> bool:
-        """Whether a pod of the node is being deleted."""
+        """Return whether a pod of the node is being deleted."""
         return any(pod.metadata.deletion_timestamp for pod in self.pods_on(name))
 
     def has_unsettled(self, name: str) -> bool:
-        """Whether the node may have an orphaned or a missing reservation.
+        """Return whether the node may have an orphaned or a missing reservation.
 
-        True if a pod with a reservation is gone, has ended or is on another node, or if a pod on
-        the node has no reservation.
+        This is so if a pod with a reservation is gone, has ended or is on another node, or if a pod
+        on the node has no reservation.
         """
         gpunode = self.gpunodes.get(name)
         if gpunode is None:
@@ -204,5 +204,5 @@ class Namespaces:
         return self._default_vram.get(name)
 
     def default_vrams(self) -> dict[str, str]:
-        """Return namespace -> default VRAM request, of the namespaces that have one."""
+        """Return the default VRAM requests of all namespaces that have one, by namespace."""
         return dict(self._default_vram)

@@ -1,5 +1,4 @@
-"""Selects the rows of a report that count, because a report counts only for pods of its own
-node."""
+"""Selects the rows of a report about pods of the report's own node, because only they count."""
 
 from collections.abc import Iterator
 
@@ -10,11 +9,11 @@ from headroom.core.cluster.cluster import Cluster
 
 
 def own_rows(cluster: Cluster, gpunode: GPUNode | None) -> Iterator[PodUse]:
-    """Yield the rows of the node's report, without those of pods that are not bound to the node.
+    """Yield the rows of the node's report, except rows of pods that are not bound to the node.
 
-    Names are those of the API server. A pod that the API server does not know, such as a deleted
-    pod that still has a process, belongs to no namespace. Its name is the name in the report, with
-    the reported namespace in front. Otherwise an agent could report use of any namespace.
+    Names come from the API server. A pod that does not exist at the API server, such as a deleted
+    pod that still has a process, belongs to no namespace, because otherwise an agent could report
+    use for any namespace. Its name is the reported namespace followed by the reported name.
     """
     if gpunode is None or gpunode.status is None or not gpunode.status.pods:
         return

@@ -1,8 +1,8 @@
 """Tracks which nodes have reservations of pods that are not bound yet.
 
 A bind that times out, or whose extender is killed, leaves its reservation in the ledger. When
-kube-scheduler tries the pod again, this memory belongs to the pod, so the pod must not be rejected
-because the memory is taken.
+kube-scheduler tries the pod again, this memory still belongs to the pod, so the pod must not be
+rejected because the memory is reserved.
 """
 
 from collections.abc import Mapping
@@ -18,9 +18,9 @@ class UnfinishedBinds(Tracker):
 
     def __init__(self, objects: ObjectCache) -> None:
         self._objects = objects
-        #: Pod uid -> names of nodes.
+        #: Names of the nodes by pod uid.
         self._nodes: dict[str, frozenset[str]] = {}
-        #: Node -> the reservations that were indexed last.
+        #: The reservations of each node that were last indexed.
         self._indexed: dict[str, Mapping[str, Reservation]] = {}
 
     def nodes_of(self, uid: str) -> frozenset[str]:

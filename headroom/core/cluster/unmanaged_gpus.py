@@ -1,4 +1,4 @@
-"""Finds GPU resources that nodes offer and that Headroom does not manage.
+"""Finds GPU resources that nodes offer but Headroom does not manage.
 
 A pod that requests such a resource is bound without a reservation, and without a check of GPU
 memory.
@@ -29,9 +29,9 @@ def unmanaged_gpus(state: Cluster) -> dict[str, list[str]]:
 def unmanaged_on(node: Node, reported: Iterable[str], manages: Callable[[str], bool]) -> set[str]:
     """Return the GPU resources that the node offers and that are not managed.
 
-    ``reported`` are the resources under which the device plugin offers the GPUs that the node's
-    agent reports. A node without a managed resource has no report. Then its label shows that it has
-    GPUs, and its resources of the vendor count.
+    ``reported`` contains the resources under which the device plugin offers the GPUs that the
+    node's agent reports. A node without a managed resource has no report. If its label shows that
+    it has GPUs, all its resources of the vendor count.
     """
     allocatable = set((node.status.allocatable if node.status else None) or ())
     found = {resource for resource in reported if resource and resource in allocatable}

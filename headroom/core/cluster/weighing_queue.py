@@ -1,7 +1,7 @@
 """Decides which nodes must be weighed again because a change may affect their free memory.
 
-Stale versions of a GPUNode, reservations that are counted already and most updates of pods affect
-no free memory.
+Stale versions of a GPUNode, reservations that are already counted and most updates of pods do not
+affect free memory.
 """
 
 from collections.abc import Iterable, Mapping
@@ -13,12 +13,15 @@ from headroom.contract.kube import Pod
 
 
 class WeighingQueue:
-    """Queues dirty nodes. ``unlisted`` are the kinds that must be listed before any node is
-    weighed, because each further list would mark all nodes dirty again."""
+    """Queues dirty nodes.
+
+    ``unlisted`` contains the kinds that must be listed before any node is weighed, because each
+    further list would mark all nodes dirty again.
+    """
 
     def __init__(self, unlisted: Iterable[type]) -> None:
         self.unlisted = set(unlisted)
-        #: Whether all these kinds are listed and all nodes have been weighed since.
+        #: Whether all these kinds are listed and all nodes have been weighed since then.
         self.begun = not self.unlisted
         self._dirty: dict[str, None] = {}
         #: Nodes whose weighing raised an exception.
@@ -42,15 +45,17 @@ class WeighingQueue:
         return name
 
     def set_aside(self) -> dict[str, None]:
-        """Empty the queue and return its nodes, for ``put_back``. While a kind is not listed, keep
-        the queue unchanged and return no nodes."""
+        """Empty the queue and return its nodes, for ``put_back``.
+
+        While a kind is not listed, the queue stays unchanged and no nodes are returned.
+        """
         if self.unlisted:
             return {}
         aside, self._dirty = self._dirty, {}
         return aside
 
     def put_back(self, aside: dict[str, None]) -> None:
-        """Queue these nodes before those that were added since."""
+        """Queue these nodes before all nodes that were added since then."""
         aside.update(self._dirty)
         self._dirty = aside
 
@@ -72,9 +77,9 @@ class WeighingQueue:
 
 
 def older(new: GPUNode, held: GPUNode) -> bool:
-    """Whether ``new`` is an earlier version of the same object than ``held``.
+    """Return whether ``new`` is an earlier version of the same object than ``held``.
 
-    The result of our own write can arrive before the watch events of the writes before it.
+    The response to a write of this process can arrive before the watch events of earlier writes.
     """
     if new.metadata.uid != held.metadata.uid:
         return False
@@ -85,9 +90,9 @@ def older(new: GPUNode, held: GPUNode) -> bool:
 
 
 def as_assumed(new: GPUNode, held: GPUNode, assumed: Mapping[str, Reservation]) -> bool:
-    """Whether ``new`` differs from ``held`` only in reservations that count already.
+    """Return whether ``new`` differs from ``held`` only in reservations that already count.
 
-    ``assumed``: pod uid -> reservation of an assumed bind.
+    ``assumed`` contains the reservations of assumed binds by pod uid.
     """
     version, reserved = new.metadata.resource_version, held.spec.reservations
     if (
@@ -108,12 +113,12 @@ def as_assumed(new: GPUNode, held: GPUNode, assumed: Mapping[str, Reservation]) 
 
 
 def matters(pod: Pod, before: Pod | None, gpunode: GPUNode | None) -> bool:
-    """Whether this version of a pod may change the free memory of its node.
+    """Return whether this version of a pod may change the free memory of its node.
 
     Every update of a pod without a reservation matters. A pod with a reservation matters when it
-    ends or is deleted, and when it is bound after a report has shown it. Most updates do not
-    matter. ``before`` is the last version of the pod; None if there was none. ``gpunode`` is the
-    GPUNode of the pod's node.
+    ends or is deleted, or when it is bound after a report has shown it. Other updates do not
+    matter. ``before`` is the previous version of the pod, or None if there was none. ``gpunode`` is
+    the GPUNode of the pod's node.
     """
     uid = pod.metadata.uid
     if gpunode is None or uid not in gpunode.spec.reservations or _is_ending(pod):

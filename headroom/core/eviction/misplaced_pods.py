@@ -1,7 +1,7 @@
 """Selects the pods to evict from a device that lacks memory for all of its pods.
 
-If all predictions are correct, no eviction is necessary. But a device becomes *overfull* if the
-plugin chooses a device that was not predicted, or if unattributed use appears:
+If all predictions are correct, no eviction is necessary. But if the plugin chooses a device that
+was not predicted, or if unattributed use appears, a device becomes *overfull*:
 
     sum over pods on the device: max(requested, measured)
     + unreserved pods + unattributed > allocatable
@@ -16,8 +16,8 @@ A pod without a controller is not replaced after its eviction. So it waits at it
 only while it keeps no pod of another namespace from starting or from its memory. Otherwise authors
 of pods could protect their pods at the cost of others by creating them without a controller.
 
-At most one pod is marked at a time. Marking two could evict both, although evicting one of them is
-enough.
+At most one pod is marked at a time. If two pods were marked, both could be evicted although
+evicting one of them is enough.
 """
 
 from collections.abc import Iterable, Mapping, Sequence, Set
@@ -42,7 +42,7 @@ NEW_FOR_S = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A pod that has not started: it waits at its gate, or uses no memory yet."""
+    """A pod that has not started, because it waits at its gate or uses no memory yet."""
 
     #: When its reservation was made (RFC 3339). The newest pod is evicted first.
     since: str
@@ -51,7 +51,8 @@ class Idle:
     replaced: bool
     #: Whether the ledger already marks it for eviction.
     marked: bool
-    #: Whether Headroom granted its reservation. A pod that was bound without it is evicted first.
+    #: Whether Headroom granted its reservation. Pods that were bound without Headroom are evicted
+    #: first.
     granted: bool = True
     #: UUIDs of the devices on which it may start although they are cordoned.
     placed_on: frozenset[str] = frozenset()
@@ -127,14 +128,17 @@ def misplaced(
 ) -> Misplaced:
     """Return the pods to evict from the node, including pods already marked for eviction.
 
-    ``idle`` maps uids to the pods that have not started; no other pod is evicted. ``leaving`` are
-    the uids of pods that are terminating or have ended. ``may_mark`` allows one more mark.
+    ``idle`` maps uids to the pods that have not started, and no other pod is evicted. ``leaving``
+    contains the uids of pods that are terminating or have ended. ``may_mark`` permits marking one
+    more pod.
     """
     leave: set[str] = set()
     stuck: set[str] = set()
     for terms in devices:
         if not terms.believed:
-            continue  # no pod starts there, and its free memory is unknown
+            # no pod starts there, and its free memory is unkno# no pod starts there, and the free
+            # memory is unknown
+            continue
         observed = [
             holder for holder in _observed_holders(terms) if holder.uid not in leaving | leave
         ]
@@ -166,9 +170,9 @@ def _is_closed_to(terms: DeviceTerms, pod: Idle) -> bool:
 def _harms_others(
     holder: Holder, pod: Idle, observed: Iterable[Holder], idle: Mapping[str, Idle]
 ) -> bool:
-    """Return whether a pod of another namespace lacks memory because of this one.
+    """Return whether a pod of another namespace lacks memory because of this pod.
 
-    A gated pod uses no memory, so it only keeps other gated pods from starting.
+    A gated pod uses no memory, so it can only keep other gated pods from starting.
     """
     return any(
         other.namespace != holder.namespace
@@ -178,8 +182,10 @@ def _harms_others(
 
 
 def _eviction_order(holder: Holder, idle: Mapping[str, Idle]) -> tuple[bool, bool, str, str]:
-    """Return a sort key; the largest is evicted first: marked pods, then pods that were bound
-    without Headroom, then the newest pod."""
+    """Return a sort key. The pod with the largest key is evicted first.
+
+    Marked pods come first, then pods that were bound without Headroom, then the newest pod.
+    """
     pod = idle.get(holder.uid)
     return (pod.marked, not pod.granted, pod.since, holder.uid) if pod else (False, False, "", "")
 
@@ -189,7 +195,7 @@ def _observed_holders(terms: DeviceTerms) -> list[Holder]:
 
 
 def _excess_bytes(terms: DeviceTerms, observed: Iterable[Holder]) -> int:
-    """Return the bytes by which the observed pods exceed the memory; negative if some is free."""
+    """Return the bytes by which the observed pods exceed the memory; negative if memory is free."""
     charged_bytes = sum(holder.charged_bytes for holder in observed)
     return (
         charged_bytes

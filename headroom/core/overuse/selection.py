@@ -1,26 +1,25 @@
 """Selects the pods to evict because they use more memory than they reserved.
 
-Overuse alone evicts no pod: the device must be under *pressure*, according to what the driver
-measures. It is if its free memory is less than
+A pod is not evicted because of overuse alone. The device must also be under *pressure*, according
+to the driver's measurements. It is under pressure if its free memory is less than
 
     max(margin, sum over its other pods within their reservation: reserved - used)
 
-so that a pod could not allocate memory that Headroom reserved for it. A pod that uses more than it
-reserved by more than ``TOLERANCE_BYTES`` is an *offender*. The offender with the largest excess
-relative to its reservation is evicted first. Among offenders with equal excess, the one with the
-lowest priority is evicted first. A pod within its reservation is never evicted, and a pod that is
+because then a pod could not allocate memory that Headroom reserved for it. A pod whose use exceeds
+its reservation by more than ``TOLERANCE_BYTES`` is an *offender*. The offender with the largest
+excess relative to its reservation is evicted first, and among offenders with equal excess, the
+offender with the lowest priority. A pod within its reservation is never evicted, and a pod that is
 alone on its device harms only itself.
 
-The author of a pod must not decide that another tenant's pod is evicted instead. So if an offender
-may not be evicted, no smaller offender of another namespace is evicted. A pod that was bound
-without Headroom is an offender like any other. It has no claim to memory that was reserved for
-other pods, so only the rest of the device counts as its reservation. If it does not use all of this
-rest, that puts no device under pressure.
+The author of a pod must not be able to decide that another tenant's pod is evicted instead. So if
+an offender may not be evicted, no smaller offender of another namespace is evicted. A pod that was
+bound without Headroom is an offender like any other. It has no claim to memory that was reserved
+for other pods, so only the rest of the device counts as its reservation. The unused part of this
+rest puts no device under pressure.
 
-At most one more pod of a device is selected at a time. A pod that was selected keeps its warning
-while it is an offender, even if another pod exceeds its reservation by more. Otherwise two pods
-that overtake each other would delay their evictions. Memory of pods that are leaving counts as
-free.
+At most one more pod of a device is selected at a time. A selected pod keeps its warning while it is
+an offender, even if another pod has a larger excess. Otherwise two pods that overtake each other
+would delay their evictions. Memory of pods that are leaving counts as free.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -30,8 +29,8 @@ from fractions import Fraction
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
 
-#: A pod with at most this excess is no offender, because a process that uses CUDA needs a context
-#: of several hundred MiB on the device before it allocates anything.
+#: A pod with at most this excess in bytes is not an offender, because a process that uses CUDA
+#: needs a context of several hundred MiB on the device before it allocates any memory.
 TOLERANCE_BYTES = 512 << 20
 
 
@@ -44,7 +43,7 @@ class RunningPod:
     #: rejected recently.
     evictable: bool
     leaving: bool = False
-    #: Uuid of the device because of which the ledger already selects it; empty for none.
+    #: UUID of the device because of which the ledger already selects it; empty if there is none.
     selected_for: str = ""
     #: Whether Headroom granted its reservation; False if it was bound without Headroom.
     granted: bool = True
@@ -58,7 +57,7 @@ class Overusing:
     device: str
     reserved_bytes: int
     used_bytes: int
-    #: Measured free memory of the device, and how much of it must stay free for its pods.
+    #: Measured free memory of the device, and the part of it that must stay free for its pods.
     free_bytes: int
     needed_bytes: int
 
@@ -69,16 +68,17 @@ class Overusing:
 
 @dataclass(frozen=True, slots=True)
 class OveruseEvictions:
-    #: By uid, the pods to evict: at most one for each device.
+    #: The pods to evict by uid, at most one for each device.
     selected: Mapping[str, Overusing]
-    #: By uid, pods that were selected before, and are evicted only if they are selected again.
+    #: Pods by uid that were selected before, and are evicted only if they are selected again.
     warned: Mapping[str, Overusing] = field(default_factory=dict)
-    #: Devices under pressure on which pods exceed their reservations, and none may be evicted.
+    #: Devices under pressure on which pods exceed their reservations, but none of them may be
+    #: evicted.
     unresolved: tuple[str, ...] = ()
 
     @property
     def decided(self) -> Mapping[str, Overusing]:
-        """By uid, the pods about which the ledger has a decision."""
+        """The pods by uid for which the ledger contains a decision."""
         return {**self.warned, **self.selected}
 
 
@@ -87,16 +87,16 @@ NONE = OveruseEvictions({})
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """The free memory of a device, and how much of it must stay free."""
+    """The free memory of a device, and the part of it that must stay free."""
 
     #: The free memory that the driver measures, plus the memory of pods that are leaving.
     free_bytes: int
-    #: Memory that its pods have reserved and do not use, or the margin if that is more.
+    #: Memory that its pods have reserved but do not use, or the margin if the margin is larger.
     needed_bytes: int
-    #: The pods that stay on the device, and which of them use more than they reserved.
+    #: The pods that stay on the device, and those of them that use more than they reserved.
     staying: tuple[Holder, ...]
     over: tuple[Holder, ...]
-    #: Uid of a pod that stays -> the bytes that count as reserved for it.
+    #: The bytes that count as reserved for each pod that stays, by uid.
     reserved_bytes: Mapping[str, int]
 
     @property
@@ -115,7 +115,7 @@ def balance(
 ) -> Balance | None:
     """Return the balance of a device; None if its use is implausible or unknown.
 
-    ``pods`` maps uids to the pods of the node; other pods in the report have left.
+    ``pods`` maps uids to the pods of the node. Other pods in the report have left.
     """
     device = terms.device
     if not terms.believed:
@@ -125,7 +125,7 @@ def balance(
     leaving_bytes = sum(h.measured_bytes or 0 for h in observed if h not in staying)
     memory_bytes = device.memory_bytes - max(0, device.reserved_bytes)
     reserved_bytes = _reserved_bytes(staying, pods, memory_bytes)
-    # The use of a pod that is not measured is unknown, so it needs nothing.
+    # If the use of a pod is not measured, it is unknown, so no memory must stay free for it.
     unused_bytes = sum(
         max(0, reserved_bytes[holder.uid] - holder.measured_bytes)
         for holder in staying
@@ -143,7 +143,7 @@ def balance(
 def _reserved_bytes(
     staying: Iterable[Holder], pods: Mapping[str, RunningPod], memory_bytes: int
 ) -> dict[str, int]:
-    """Return uid -> the bytes that count as reserved for each pod on a device.
+    """Return the bytes that count as reserved for each pod on a device, by uid.
 
     Pods that were bound without Headroom share the part of ``memory_bytes`` that no granted
     reservation takes, in proportion to their charges.
@@ -163,8 +163,8 @@ def overuse_evictions(
 ) -> OveruseEvictions:
     """Return the pods to evict from the node.
 
-    ``devices`` has one device for each memory, and ``pods`` is the argument of ``balance``. Devices
-    with an implausible or unknown use are never under pressure.
+    ``devices`` contains one device for each memory, and ``pods`` is the argument of ``balance``.
+    Devices with an implausible or unknown use are never under pressure.
     """
     selected: dict[str, Overusing] = {}
     warned: dict[str, Overusing] = {}
@@ -199,7 +199,7 @@ def overuse_evictions(
 def _eviction_order(
     holder: Holder, found: Balance, pods: Mapping[str, RunningPod]
 ) -> tuple[Fraction, int, str]:
-    """Return a sort key; the smallest is evicted first."""
+    """Return a sort key. The pod with the smallest key is evicted first."""
     excess_bytes = found.excess_bytes(holder) - TOLERANCE_BYTES
     relative = Fraction(excess_bytes, max(1, found.reserved_bytes[holder.uid]))
     return -relative, pods[holder.uid].priority, holder.uid
@@ -218,7 +218,8 @@ def _first_to_evict(offenders: Iterable[Holder], pods: Mapping[str, RunningPod])
 def changes(
     before: Mapping[str, str], after: Mapping[str, Overusing]
 ) -> Iterator[tuple[str, Overusing | None]]:
-    """Yield each uid whose selection changes, with the new selection; None if the selection ends.
+    """Yield each uid whose selection changes with the new selection, or with None if the selection
+    ends.
 
     ``before`` maps each selected uid to its device.
     """

@@ -1,1 +1,2 @@
-"""Pure placement decisions: parse a request, find candidate devices, check the fit, score nodes."""
+"""Pure placement decisions: parse requests, find candidate devices, check the fit, and score
+nodes."""

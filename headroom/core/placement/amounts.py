@@ -22,14 +22,15 @@ from headroom.core.placement.snapshot import MOST_BYTES
 
 BytesArray = NDArray[np.int64]
 
-#: Sums are capped at this value. It is far above any memory, and sums of capped values fit int64.
+#: Sums are capped at this value, which is far above any memory. Sums of capped values fit into
+#: int64.
 TOO_MUCH_BYTES = 1 << 52
 MIB_BITS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceArrays:
-    """The properties of devices that determine how much a pod can take; arrays of equal shape.
+    """The properties of devices that determine how much a pod can take, as arrays of equal shape.
 
     Absent slots have negative values. Results for them are arbitrary, and callers must mask them.
     """
@@ -47,8 +48,8 @@ class DeviceArrays:
 def device_arrays(devices: Sequence[Device], reserve_bytes: int) -> DeviceArrays:
     """Return one-dimensional arrays for the reported devices of a node, in their order.
 
-    ``reserve_bytes`` is the node's reserve on each device. If the values of a device are not
-    believed, its memory is assumed to be ``MAX_DEVICE_BYTES``, so that shares are not too small.
+    ``reserve_bytes`` is the node's reserve on each device. If the values of a device are
+    implausible, its memory is assumed to be ``MAX_DEVICE_BYTES``, so that shares are not too small.
     """
     memories = memories_of(devices)
     issues = health_issues(devices, memories, duplicate_uuids(devices))
@@ -115,7 +116,7 @@ def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
     """Return the bytes of the largest phase of an ask on each device.
 
     All containers of a phase can use a shared memory at the same time, and each of them can use all
-    devices that share the memory. Any other memory serves only one container. ``any_joint`` is
+    devices that share the memory. Any other memory serves only one container. ``any_joint`` states
     whether any devices share their memory.
     """
     # Compute one phase at a time, because an array for all phases and devices would take gigabytes.

@@ -21,13 +21,13 @@ INT64_MAX = int(np.iinfo(np.int64).max)
 MEMORY_CODES = [
     CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME, Reason.HELD)
 ]
-#: "fits": one more pod fits. "fragmented": the total headroom suffices for one more pod, but the
-#: pod fits on no node. "full": the total headroom does not suffice. "closed": no node that has a
-#: healthy device of the resource accepts pods.
+#: ``fits`` means that one more pod fits. ``fragmented`` means that the total headroom suffices for
+#: one more pod, but the pod fits on no node. ``full`` means that the total headroom does not
+#: suffice, and ``closed`` that no node with a healthy device of the resource accepts pods.
 Fullness = Literal["fits", "fragmented", "full", "closed"]
 _ORDER = list(Reason)
-#: Codes of reasons that concern the pod or the whole node instead of single devices. In the order
-#: of ``Reason``, these are all reasons up to NO_SUCH_RESOURCE.
+#: Codes of reasons that concern the pod or the whole node instead of single devices. These are the
+#: first reasons in the order of ``Reason``, up to NO_SUCH_RESOURCE.
 _CLOSED_CODES = [CODE_OF[r] for r in _ORDER[: _ORDER.index(Reason.NO_SUCH_RESOURCE) + 1]]
 
 
@@ -41,7 +41,7 @@ class DeviceClass:
     devices: int
     nodes: int
     #: The largest request per device that fits on a node with a candidate device of this class;
-    #: None if reasons other than memory reject the pod on all of them.
+    #: None if all these nodes reject the pod for reasons other than memory.
     largest_fitting_bytes: int | None
 
 
@@ -49,21 +49,22 @@ class DeviceClass:
 class Space:
     """The free capacity of nodes for pods of one size."""
 
-    #: Numbers of nodes with a device of the resource: nodes that accept pods, and all other nodes.
+    #: Numbers of nodes with a device of the resource that accept pods, and of those that do not.
     open_nodes: int
     closed_nodes: int
     #: Nodes on which one more pod fits.
     fitting_nodes: int
-    #: The least bytes that one pod takes on any open node; None without healthy devices there.
+    #: Minimum number of bytes that one pod takes on any open node; None if no open node has a
+    #: healthy device.
     need_bytes: int | None
     #: Total headroom of the healthy devices of the resource, on open nodes and on closed nodes.
     headroom_bytes: int
     closed_bytes: int
-    #: Part of ``headroom_bytes`` that no such pod can use: the device has no free replica, or its
-    #: node has fewer free replicas than the pod requests.
+    #: Part of ``headroom_bytes`` that no such pod can use, because the device has no free replica
+    #: or its node has fewer free replicas than the pod requests.
     stranded_bytes: int
-    #: Free replicas on open nodes, and how many of these replicas are on devices with too little
-    #: free memory.
+    #: Number of free replicas on open nodes, and the part of them on devices with too little free
+    #: memory.
     replicas_free: int
     replicas_stranded: int
     #: The largest request per device that fits on some node; None if every node rejects the pod for
@@ -87,7 +88,8 @@ def space(verdicts: Verdicts) -> Space:
     healthy: Mask = slots & (columns.health_issue == 0)
     is_open: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
     has_any = np.asarray(slots.any(axis=1))[rows]
-    # Each of the devices that share a memory shows the headroom of the whole memory, so divide it.
+    # Devices that share a memory all show the headroom of the whole memory, so divide it among
+    # them.
     headroom_bytes = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
     headroom_bytes = np.where(healthy, headroom_bytes, 0)[rows]
     free_replicas = np.where(healthy, columns.replicas_free, 0)[rows].astype(np.int64)
@@ -126,7 +128,7 @@ def device_classes(verdicts: Verdicts) -> list[DeviceClass]:
 def _class(
     verdicts: Verdicts, memory_bytes: int, model: str, at: list[tuple[int, int]]
 ) -> DeviceClass:
-    """Return the device class. ``at`` has (index of the node in ``verdicts``, slot) for each
+    """Return the device class. ``at`` contains (index of the node in ``verdicts``, slot) for each
     device."""
     candidates = verdicts.asks[0].candidates
     nodes = sorted({i for i, slot in at if candidates[i, slot]})
@@ -141,7 +143,7 @@ def _class(
 
 
 def largest_devices(snap: Snapshot) -> dict[str, int]:
-    """Return device model -> the allocatable bytes of its largest device in the snapshot."""
+    """Return the allocatable bytes of the largest device in the snapshot, by device model."""
     found: dict[str, int] = {}
     for node in snap.nodes:
         for terms in node.devices:
@@ -153,7 +155,7 @@ def largest_devices(snap: Snapshot) -> dict[str, int]:
 def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
     """Return a sentence that states how many ``pods`` fit, or why no pod fits.
 
-    ``at_least`` is whether more pods may fit.
+    ``at_least`` states whether more pods may fit.
     """
     free = gib(space.headroom_bytes)
     stranded = (
@@ -169,9 +171,11 @@ def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
             fit = "1 such pod fits" if pods == 1 else f"{pods} such pods fit"
             return f"{more}{fit} now, on {on}; {free} are free in total{stranded}"
         case "closed":
-            return "no node with a device of this resource accepts pods now"
+            return "no node with a device of this resource accepts pods at the moment"
         case "full":
-            return f"full: {free} are free in total, less than one such pod needs{stranded}"
+            return (
+                f"full: {free} are free in total, which is less than one such pod needs{stranded}"
+            )
         case "fragmented":
             if space.largest_fitting_bytes is None:
                 why = "every node also rejects the pod for reasons other than memory"
@@ -181,10 +185,11 @@ def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
 
 
 def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
-    """Return the pod's least need and the largest allocatable memory if no device is large enough.
+    """Return the pod's minimum need and the largest allocatable memory if no device is large
+    enough.
 
-    Both are bytes, for the first resource without a device that could ever hold the pod. None if
-    each requested resource has a device that is large enough.
+    Both values are bytes, for the first resource without a device that could ever hold the pod.
+    Return None if each requested resource has a device that is large enough.
     """
     for verdict in verdicts.asks:
         slots = verdicts.snap.slots_of(verdict.ask.resource)[verdicts.rows]

@@ -1,17 +1,19 @@
-"""Finds the candidate devices on nodes where Headroom or the pod, instead of the plugin, chooses
-the device.
+"""Finds the candidate devices on nodes on which Headroom or the pod chooses the device, and not the
+plugin.
 
-*Steered*: the agent makes the kubelet allocate the device that Headroom chooses. *Anywhere*: the
-pod sets NVIDIA_VISIBLE_DEVICES itself, so it must fit on every device of the node, whatever
-resource the device belongs to. The plugin also allocates a replica of some device to the pod. This
-replica counts for the plugin's next choice but not for memory, and it can displace unconfirmed pods
-to any device. So no such pod fits while the unconfirmed pods together could overcommit a device.
+On a *steered* node, the agent makes the kubelet allocate the device that Headroom chooses. A pod
+that sets NVIDIA_VISIBLE_DEVICES itself can go *anywhere*, so it must fit on every device of the
+node, whatever the resource of the device. The plugin also allocates a replica of some device to
+this pod. The replica counts for the plugin's next choice but not for memory, and it can displace
+unconfirmed pods to any device. So no such pod fits while the unconfirmed pods together could
+overcommit a device.
 
 On steered nodes Headroom chooses the device with the least free memory after placement, or with the
-most for the policy spread, adjusted for SM activity: full activity costs as much as leaving a
-quarter of the node's largest device unused. So of two devices with equal free memory the less busy
-one is chosen. Without spread, an idle device is preferred to a fully busy one only if it has less
-than a quarter of a device more free memory. Unknown activity counts as 50 %.
+most free memory for the policy spread. The choice is adjusted for SM activity: full activity costs
+as much as leaving a quarter of the node's largest device unused. So of two devices with equal free
+memory, the less busy device is chosen. Without spread, an idle device is preferred to a fully busy
+device only if its free memory is larger by less than a quarter of a device. Unknown activity counts
+as 50 %.
 """
 
 from dataclasses import dataclass, replace
@@ -34,7 +36,7 @@ from headroom.core.placement.snapshot import (
 from headroom.core.placement.visible_devices import Visible
 
 Nodes = NDArray[np.bool_]
-#: Full SM activity costs as much as 1 / this number of the node's largest device.
+#: Full SM activity costs as much as the node's largest device divided by this number.
 _ACTIVITY_DIVISOR = 4
 _UNKNOWN_PPM = 500_000
 
@@ -42,14 +44,15 @@ _UNKNOWN_PPM = 500_000
 def by_environment(request: VramRequest, node: NodeTerms) -> bool:
     """Return whether the pod's NVIDIA_VISIBLE_DEVICES decides its devices on the node.
 
-    False if the plugin decides, or if the node rejects such pods.
+    Return False if the plugin decides, or if the node rejects such pods.
     """
     return request.visible is Visible.BY_POD and node.obeys_environment
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Candidates:
-    """Candidate devices of an ask, with needed and free bytes; (nodes, slots)."""
+    """Candidate devices of an ask, with needed and free bytes, as arrays of shape (nodes,
+    slots)."""
 
     #: Whether the pod could get the device.
     could: Mask
@@ -60,9 +63,10 @@ class Candidates:
 def candidates_by_environment(
     ask: Ask, request: VramRequest, snap: Snapshot, arrays: DeviceArrays, by_plugin: Candidates
 ) -> Candidates:
-    """Return the candidates on all nodes, computed again where the pod's variable decides.
+    """Return the candidates on all nodes, computed again for nodes on which the pod's variable
+    decides.
 
-    ``by_plugin`` are the candidates as if the plugin decided, which are correct for all other
+    ``by_plugin`` contains the candidates if the plugin decides, which are correct for all other
     nodes.
     """
     shape = by_plugin.could.shape
@@ -90,7 +94,8 @@ def candidates_by_environment(
 def _free_bytes(node: NodeTerms) -> list[int]:
     """Return the free bytes on each device for a pod that is certain to use the device.
 
-    ``-MOST_BYTES`` for all devices if unconfirmed pods together could overcommit one of them.
+    Return ``-MOST_BYTES`` for all devices if unconfirmed pods together could overcommit one of
+    them.
     """
     if any(terms.crowd_bytes and terms.certain_free_bytes < 0 for terms in node.devices):
         return [-MOST_BYTES] * len(node.devices)
@@ -102,9 +107,9 @@ def steered_candidates(
 ) -> Mask:
     """Return the mask (nodes, slots) of the device that Headroom chooses on each steered node.
 
-    ``could`` are the devices that the plugin could give to the pod. ``usable`` are the devices
+    ``could`` selects the devices that the plugin could give to the pod, and ``usable`` the devices
     without a fault that have enough free replicas. ``left_bytes`` is the free memory of each device
-    after placement. If the pod fits on no device, the mask has all usable devices, or all of
+    after placement. If the pod fits on no device, the mask selects all usable devices, or all of
     ``could`` if none is usable.
     """
     fitting = usable & (left_bytes >= 0)
@@ -124,9 +129,9 @@ def _preferred(
     sm_ppm: Int2D,
     allocatable_bytes: Bytes2D,
 ) -> Mask:
-    """Return the mask (n, slots) of the best device of each node, out of the devices in ``among``.
+    """Return the mask (n, slots) of the best device in ``among`` of each node.
 
-    On nodes without such a device, the mask has an arbitrary device.
+    On nodes without such a device, the mask selects an arbitrary device.
     """
     bytes_of_ppm = allocatable_bytes.max(axis=1, initial=0) // (_ACTIVITY_DIVISOR * 1_000_000)
     activity_bytes = bytes_of_ppm[:, None] * np.where(sm_ppm < 0, _UNKNOWN_PPM, sm_ppm)

@@ -6,9 +6,9 @@ the classes that are large enough and that kube-scheduler has offered for pods w
 So Headroom need not evaluate the selectors, and classes that are full now still count. Older pods
 count less than newer pods.
 
-A class has a *price*. The demand of each set is divided by the free memory of all its classes; the
-price of a class is the sum over the sets that include it. All prices are 1 if every pod can use
-every device. A price rises if many pods depend on the class, and as its free memory shrinks. Prices
+A class has a *price*. The demand of each set is divided by the free memory of all its classes, and
+the price of a class is the sum over the sets that include it. All prices are 1 if every pod can use
+every device. A price rises if many pods depend on the class, or if its free memory shrinks. Prices
 do not depend on single nodes, so a new price does not change the cached fit of any node.
 """
 
@@ -35,14 +35,15 @@ MILLION = 1_000_000
 #: MOST_CLASSES classes.
 CLASS_BYTES = 64 << 20
 MOST_CLASSES = 64
-#: Number of later pods after which the demand of a pod counts half.
+#: Number of later pods after which the demand of a pod has half of its weight.
 HALF_LIFE_PODS = 2000
-#: Maximum number of sets of classes with demand; the set with the least demand is dropped.
+#: Maximum number of sets of classes with demand. If there are more, the set with the least demand
+#: is dropped.
 MOST_SETS = 32
 #: Maximum number of pods between two updates of the prices. The first updates have shorter
 #: intervals.
 EVERY_PODS = 64
-#: Part of a class's memory, 0..1, that is added to its free memory, because some pods end soon.
+#: Fraction of a class's memory that is added to its free memory, because some pods end soon.
 LEFT_AT_LEAST = 0.05
 #: Prices are replaced if any price has changed by more than this fraction. Prices influence the
 #: choice of a node only if they differ from each other by more than this fraction.
@@ -84,11 +85,12 @@ class Market:
         return not len(priced) or float(priced.max()) <= (1 + MATERIAL) * float(priced.min())
 
     def classes(self, snap: Snapshot, rows: Rows) -> Rows:
-        """Return for each of these rows the index of the class of its largest device in ``sizes``.
+        """Return the index in ``sizes`` of the class of each row's largest device.
 
-        For a class that is not in ``sizes``, the index is the length of ``sizes``.
+        The index of a class that is not in ``sizes`` is the length of ``sizes``.
         """
-        column = snap.node_largest_device_bytes  # snapshots share it until a node's device changes
+        # snapshots share it until a node's device chang# shared by snapshots until a device changes
+        column = snap.node_largest_device_bytes
         if self._classes is None or self._classes[0] is not column:
             sizes = column // self.unit_bytes
             indices = np.searchsorted(self.sizes, sizes)
@@ -109,7 +111,7 @@ class Market:
 
 @dataclass(slots=True)
 class DemandMix:
-    """Demand in weighted bytes, for each set of classes that can serve it."""
+    """Demand in weighted bytes for each set of classes that can serve it."""
 
     demand: dict[Classes, float] = field(default_factory=dict)
     #: Factor by which a new pod's demand is multiplied. It grows with each pod, so older demand
@@ -128,10 +130,10 @@ class DemandMix:
 
 
 def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows) -> Prices:
-    """Return the price of each class; all are 1 without demand or free memory.
+    """Return the price of each class. All prices are 1 if there is no demand or no free memory.
 
-    The classes in ``demand`` are sizes in bytes, as in ``sizes_bytes``. ``left_bytes`` is the free
-    memory of each class.
+    ``demand`` identifies classes by their size in bytes, like ``sizes_bytes``. ``left_bytes`` is
+    the free memory of each class.
     """
     total_left_bytes, total_demand = float(left_bytes.sum()), sum(demand.values())
     if not total_demand or not total_left_bytes:
@@ -146,20 +148,21 @@ def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows)
 
 
 def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
-    """Return the classes and prices of the snapshot's nodes; None without allocatable memory."""
+    """Return the classes and prices of the snapshot's nodes; None if there is no allocatable
+    memory."""
     unit_bytes = CLASS_BYTES
     sizes = _sizes(snap, unit_bytes)
     while len(np.unique(sizes)) > MOST_CLASSES:
         unit_bytes *= 2
         sizes = _sizes(snap, unit_bytes)
-    # Each of the devices that share a memory has the values of the whole memory, so divide them.
+    # Devices that share a memory all have the values of the whole memory, so divide them.
     sharers = np.maximum(snap.columns.sharers, 1)
     allocatable_bytes = np.maximum(snap.columns.allocatable_bytes, 0) // sharers
     memories = float(((snap.columns.memory_bytes > 0) / sharers).sum())
     if not memories or not allocatable_bytes.any():
         return None
     classes, indices = np.unique(sizes, return_inverse=True)
-    # Floats, because sums of absurd reports would overflow int64, and only ratios matter.
+    # Use floats, because sums of absurd reports would overflow int64 and only ratios matter.
     capacity_bytes = np.bincount(
         indices, allocatable_bytes.sum(axis=1, dtype=np.float64), len(classes)
     )
@@ -190,14 +193,15 @@ class DemandTracker:
         self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
         self._update_at = 1
-        #: Digest of node constraints -> bytes of the classes that were offered for such pods.
+        #: Sizes in bytes of the classes that were offered for pods with the same node constraints,
+        #: by the digest of the constraints.
         self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
 
     def prepare(self, request: VramRequest, snap: Snapshot) -> None:
         """Update the prices if they are due, before nodes are ranked for a pod.
 
-        Prices change only for a pod that was not seen before, so that filter and prioritize rank
-        the nodes for a pod with equal prices.
+        Prices change only when a new pod arrives, so filter and prioritize rank the nodes for a pod
+        with the same prices.
         """
         self._wanted = self._wanted or request.policy is ScoringPolicy.FRAGMENTATION
         if not self._wanted or request.uid in self._seen:
@@ -207,9 +211,10 @@ class DemandTracker:
             self._update_prices(snap)
 
     def see(self, request: VramRequest, pod: Pod, snap: Snapshot, offered: Rows) -> None:
-        """Add the demand of a pod that requests GPUs, once for each pod.
+        """Add the demand of a pod that requests GPUs. Each pod is added only once.
 
-        ``offered`` are the rows that kube-scheduler offers, -1 for nodes outside the snapshot.
+        ``offered`` contains the rows that kube-scheduler offers, and -1 for nodes outside the
+        snapshot.
         """
         if not self._wanted or request.uid in self._seen:
             return
@@ -242,9 +247,10 @@ class DemandTracker:
         self._pods += 1
 
     def _has_class(self, snap: Snapshot, rows: Rows) -> Mask | None:
-        """Return for each class of the market whether one of the rows has it, (classes,).
+        """Return whether each class of the market occurs in one of the rows, as an array
+        (classes,).
 
-        None if there is no market, or if a row has a class that the market lacks.
+        Return None if there is no market, or if a row has a class that is not in the market.
         """
         if self.market is None:
             return None
@@ -259,7 +265,8 @@ class DemandTracker:
 
 
 def _differs(one: Market, other: Market) -> bool:
-    """Return whether the classes differ, or a price or the mean memory by more than MATERIAL."""
+    """Return whether the classes differ, or whether a price or the mean memory differs by more than
+    MATERIAL."""
     if one.unit_bytes != other.unit_bytes or not np.array_equal(one.sizes, other.sizes):
         return True
     moved = np.abs(one.prices - other.prices) > MATERIAL * other.prices
@@ -267,7 +274,8 @@ def _differs(one: Market, other: Market) -> bool:
 
 
 def _worth(amount: Amount, market: Market) -> float:
-    """Return the bytes of the amount on a mean device; a replica's share counts as all of it."""
+    """Return the bytes of the amount on a mean device. A replica's share counts as the whole
+    device."""
     match amount:
         case Bytes(count_bytes):
             return float(count_bytes)

@@ -5,29 +5,29 @@
     headroom(d)    = allocatable(d) - committed(d)
     free(d)        = what one more pod can use, if the plugin gives it d
 
-*reserved*: for each pod on d, the larger of its request and its measured use.
+*reserved* sums, over the pods on d, the larger of the request and the measured use.
 
-*unconfirmed*: the most that unconfirmed pods can add. ``placement.device_plugin_model`` computes
-how many of them can get d, and the largest of them are assumed to get it. Terminating pods count as
-present or as gone, whichever is worse. If such a pod has released its replica, its memory is free
-too, because the kubelet reclaims a replica after the containers have ended.
+*unconfirmed* is the maximum that unconfirmed pods can add. ``placement.device_plugin_model``
+computes how many of them can get d, and the largest of them are assumed to get it. Terminating pods
+count as present or as gone, whichever is worse. If a terminating pod has released its replica, its
+memory is free too, because the kubelet reclaims a replica only after the containers have ended.
 
-*unreserved pods*: measured use of pods without a reservation.
+*unreserved pods* is the measured use of pods without a reservation.
 
-*unattributed*: use by no known pod, above the tolerance.
+*unattributed* is the use above the tolerance that belongs to no known pod.
 
-If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, its memory is reserved on exactly those
-devices. The replica that the plugin allocates counts only for the plugin's next choice. If the pod
-also uses another device, its memory counts there too.
+If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, its memory is reserved on exactly these
+devices, and the replica that the plugin allocates counts only for the plugin's next choice. If the
+pod also uses another device, its memory counts there too.
 
-One more pod changes which devices the others can get. For example, the next pod can get only one of
-two equal devices, but the next two pods can get both. So *free* is computed with one more pick. One
-of the picks that can reach d is the new pod, and the largest unconfirmed pods are the others. If
-instead the new pod displaces the next largest pod to d, and that pod does not fit, the new pod must
-not be bound.
+A new pod changes which devices the unconfirmed pods can get. For example, the next pod can get only
+one of two equal devices, but the next two pods can get both. So *free* is computed with one more
+pick: one of the picks that can reach d is the new pod, and the others are the largest unconfirmed
+pods. If the new pod could displace the next largest pod to d, and this pod does not fit there, the
+new pod must not be bound.
 
-All terms describe a *memory* instead of a device. MIG compute instances of one GPU instance share
-their memory, and each of them shows everything that is committed of this memory.
+All terms describe a *memory* instead of a device, because MIG compute instances of one GPU instance
+share their memory. Each of them shows everything that is committed of this memory.
 
 All values are bytes in Python integers, which do not overflow.
 """
@@ -63,10 +63,10 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     unreserved_pods_bytes: int
     unattributed_bytes: int
     #: Whether the agent attributes the use to processes. If not, ``unattributed_bytes`` is the use
-    #: above what is charged for the pods in the report, and idle pods can hide unattributed use.
+    #: beyond the charges of the pods in the report, so idle pods can hide unattributed use.
     attributed: bool
-    #: Free for a new pod if it gets this device: for a pod that requests one replica of its
-    #: resource, and for a pod that requests several. Can be negative.
+    #: Free memory for a new pod that gets this device, if the pod requests one replica of the
+    #: resource, and if it requests several. The values can be negative.
     free_bytes: int
     several_free_bytes: int
     #: Sum of the requests of all unconfirmed pods, as if each of them could get this device.
@@ -75,22 +75,22 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     unconfirmed_replicas: int
     #: The policy by which the plugin is assumed to choose.
     policy: Policy
-    #: Minimum number of replicas of its resource that the plugin allocates before a replica of this
-    #: device; None if the plugin never allocates a replica of it.
+    #: Minimum number of replicas of the resource that the plugin allocates before a replica of this
+    #: device; None if the plugin never allocates a replica of this device.
     first: int | None
     #: Replicas of this device that terminating pods hold.
     leaving: int
     #: Whether the plugin rejects a container that requests more than one replica of this device.
     single: bool
-    #: Whether each pod here, and each unconfirmed pod that can get here, is charged at most one
-    #: replica's equal part of the memory after unattributed use and unreserved pods are subtracted.
-    #: Then the memory suffices whichever replicas these pods get.
+    #: Whether each pod here, and each unconfirmed pod that can get here, is charged at most an
+    #: equal share per replica of the memory without unattributed use and unreserved pods. Then the
+    #: memory suffices whichever replicas these pods get.
     slot_safe: bool
-    #: Pods in the whole memory, if several devices share it.
+    #: Pods on the device, or in the whole memory if several devices share it.
     holders: tuple[Holder, ...]
     #: Number of devices that share its memory, itself included.
     sharers: int
-    #: Why no pod may be placed on the device, and the details; None and "" if it is healthy.
+    #: Why no pod may be placed on the device, and the details; None and empty if it is healthy.
     health_issue: Reason | None
     health_detail: str
     #: SM activity; None if no source reports it.
@@ -133,7 +133,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def certain_free_bytes(self) -> int:
-        """Free for a pod that uses this device whichever devices the plugin allocates.
+        """Free memory for a pod that uses this device whichever devices the plugin allocates.
 
         All unconfirmed pods that could get the device are assumed to be on it.
         """
@@ -158,8 +158,8 @@ def weigh(
 
     ``occupancy`` belongs to this report, or to an earlier report with an equal occupancy.
     ``reserve_bytes`` is the node's reserve on each device. Unattributed use up to
-    ``unattributed_tolerance_bytes`` does not count. ``cordoned`` are UUIDs of devices or GPUs that
-    take no new pods. Devices above ``largest`` take none either.
+    ``unattributed_tolerance_bytes`` does not count. ``cordoned`` contains UUIDs of devices or GPUs
+    that take no new pods. Devices that exceed ``largest`` take no pods either.
     """
     devices, plugin = status.devices, status.plugin
     issues = health_issues(devices, occupancy.memories, occupancy.doubled, cordoned, largest)
@@ -249,7 +249,8 @@ def known(used_bytes: int | None) -> int | None:
 
 
 def _attributed(mates: Sequence[Device]) -> int | None:
-    """Return the unattributed bytes of the devices of one memory; None if one is not reported."""
+    """Return the unattributed bytes of the devices of one memory; None if a value is not
+    reported."""
     found = 0
     for device in mates:
         unattributed_bytes = known(device.unattributed_bytes)
@@ -260,11 +261,11 @@ def _attributed(mates: Sequence[Device]) -> int | None:
 
 
 class _Commitments:
-    """The committed bytes of one memory: for the pods there, and in the worst case for unconfirmed
-    pods."""
+    """The bytes of one memory that are committed to the pods there, and to unconfirmed pods in the
+    worst case."""
 
     def __init__(self, tenancy: Tenancy, used_bytes: Sequence[int | None]) -> None:
-        """``used_bytes`` has a value for each row of the report's pods, which is None if
+        """``used_bytes`` contains a value for each row of the report's pods, or None if it is
         unknown."""
         self.tenancy = tenancy
         occupants: list[Holder] = []
@@ -296,9 +297,9 @@ class _Commitments:
         self.unreserved_pods_bytes = sum(
             [sum_known(rows, used_bytes) or 0 for rows in tenancy.unreserved_pods]
         )
-        #: Whether the report has the use of each pod.
+        #: Whether the report contains the use of each pod.
         self.all_measured = None not in [used_bytes[row] for row in tenancy.rows]
-        #: Charged bytes of each terminating pod, the smallest first.
+        #: Charged bytes of each terminating pod, smallest first.
         self._ending_bytes = sorted([charged_bytes[index] for index in tenancy.ending])
         #: Maximum number of bytes that unconfirmed pods can add, less the memory that terminating
         #: pods have freed in this worst case.
@@ -312,8 +313,9 @@ class _Commitments:
     def free_bytes(self, available_bytes: int, others_with: Sequence[int | None]) -> int:
         """Return how many of ``available_bytes`` are free for a new pod.
 
-        ``others_with[n]`` is how many unconfirmed pods can get here beside the new pod if
-        terminating pods have released n replicas; None if the new pod cannot get here then.
+        ``others_with[n]`` is the number of unconfirmed pods that can get here beside the new pod if
+        terminating pods have released n replicas, or None if the new pod cannot get here in this
+        case.
         """
         most_bytes = self.tenancy.most_bytes
         least: int | None = None
@@ -335,20 +337,21 @@ class _Commitments:
         return least
 
     def _freed_bytes(self, gone: int) -> int:
-        """Return the least bytes that terminating pods free if they release ``gone`` replicas."""
+        """Return the minimum bytes that terminating pods free if they release ``gone`` replicas."""
         if not gone:
             return 0
         staying = self.tenancy.leaving - gone
         return sum(self._ending_bytes[: max(0, len(self._ending_bytes) - staying)])
 
     def _most_bytes(self, count: int) -> int:
-        """Return the most bytes that ``count`` unconfirmed pods request together."""
+        """Return the maximum bytes that ``count`` unconfirmed pods request together."""
         most_bytes = self.tenancy.most_bytes
         return most_bytes[count] if count < len(most_bytes) else most_bytes[-1]
 
 
 def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | None:
-    """Return the sum of the rows' measured bytes; None without rows or with an unknown value."""
+    """Return the sum of the rows' measured bytes; None if there are no rows or a value is
+    unknown."""
     total: int | None = None
     for row in rows:
         used = used_bytes[row]
@@ -359,9 +362,11 @@ def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | No
 
 
 def without(status: GPUNodeStatus, uids: Collection[str]) -> GPUNodeStatus:
-    """Return the report as if these pods were gone, with their replicas and measured use free.
+    """Return the report as if these pods were gone, so that their replicas and measured use are
+    free.
 
-    A row without a replica frees no replica, because the pod uses the device without holding one.
+    A row without a replica frees no replica, because the pod uses the device without holding a
+    replica.
     """
     freed_bytes: Counter[str] = Counter()
     freed_replicas: Counter[str] = Counter()

@@ -1,33 +1,32 @@
 """Models which device the kubelet and the plugin can choose next, and how many replicas of it.
 
-The kubelet admits unconfirmed pods in any order, and may reject any of them. Terminating pods hold
-their replicas or have released them. Between equal devices the plugin may choose either. So the
-model computes bounds over all cases, in *picks*: a pick is one replica that the plugin allocates.
-The *level* of a device is its number of replicas taken.
+The kubelet admits unconfirmed pods in any order, and may reject any of them. Terminating pods may
+still hold their replicas or have released them. Between equal devices the plugin may choose either.
+So the model computes bounds over all cases. It counts *picks*, which are single replicas that the
+plugin allocates. The *level* of a device is its number of allocated replicas.
 
-*distributed* chooses the device with the fewest replicas taken, so picks fill the lowest level
-first. A device with v replicas taken gets its next one only after all other devices have at least v
-taken or are full. So when a device gets its x-th replica, the plugin has also allocated all free
+*distributed* chooses the device with the fewest allocated replicas, so picks fill the lowest level
+first. A device at level v gets its next replica only after all other devices are at least at level
+v or are full. So when a device gets its x-th replica, the plugin has also allocated all free
 replicas of other devices below the level of this replica. If a terminating pod releases a replica,
-the level of its device falls, so no other device is chosen earlier because of that.
+the level of its device falls, so no other device is chosen earlier because of the release.
 
-*packed* chooses the device with the most replicas taken, and fills it. The plugin uses a device
-only after every device with more replicas taken is full. Devices that can fall below it when
-terminating pods release their replicas are ignored.
+*packed* chooses the device with the most allocated replicas, and fills it. The plugin uses a device
+only after every device at a higher level is full. Devices that can fall below it when terminating
+pods release their replicas are ignored.
 
 *steered* chooses the device that the ledger chose, because the agent answers the kubelet instead of
-the plugin. The kubelet does not identify the pod for which it asks. So while there are unconfirmed
-pods, only the device chosen for them is possible. Otherwise any device with a free replica is
-possible.
+the plugin. The kubelet does not name the pod in its request. So while there are unconfirmed pods,
+only the device chosen for them is possible. Otherwise any device with a free replica is possible.
 
 *unknown* may choose any device with a free replica. This is the worst case, for reports that do not
 show how the plugin chooses.
 
-If the topology manager aligns, the kubelet offers the plugin only the replicas of some NUMA nodes.
-Then each NUMA node is modelled separately, as if it could get all picks.
+If the topology manager aligns devices, the kubelet offers the plugin only the replicas of some NUMA
+nodes. Then each NUMA node is modelled separately, as if it could get all picks.
 
-A test compares the bounds with ``tests/placement/brute.py``, which tries all orders,
-subsets and ties.
+A test compares the bounds with ``tests/placement/brute.py``, which tries all orders, subsets and
+ties.
 """
 
 from bisect import bisect_right
@@ -39,7 +38,7 @@ from typing import Literal
 
 from headroom.contract.gpunode import MAX_REPLICAS, Device, Plugin
 
-#: More picks than there are replicas on any node.
+#: A number of picks that exceeds the number of replicas on any node.
 ALL_PICKS = 1 << 20
 
 Policy = Literal["distributed", "packed", "unknown", "steered"]
@@ -50,15 +49,15 @@ class Stock:
     """The replicas of one device as the plugin counts them."""
 
     free: int
-    #: Allocated or unhealthy, which the plugin does not distinguish.
+    #: Number of allocated and unhealthy replicas, which the plugin does not distinguish.
     taken: int
-    #: Part of ``taken`` that terminating pods hold in the report. They may have released it since
-    #: then.
+    #: Part of ``taken`` that terminating pods hold in the report. They may have released these
+    #: replicas since then.
     leaving: int = 0
 
 
 class Choice:
-    """The possible choices of the plugin among some devices; arguments ``device`` are indices.
+    """The possible choices of the plugin among some devices. Arguments ``device`` are indices.
 
     This class models the policy *unknown*. Subclasses model other policies.
     """
@@ -67,8 +66,8 @@ class Choice:
         self._stocks = stocks
 
     def first(self, device: int) -> int | None:
-        """Return the minimum number of picks before a pick of the device; None if the device gets
-        no pick."""
+        """Return the minimum number of picks before the device is picked; None if it is never
+        picked."""
         stock = self._stocks[device]
         return 0 if stock.free + stock.leaving else None
 
@@ -102,7 +101,8 @@ class _Distributed(Choice):
         lowest = stock.taken - gone
 
         def needed(count: int) -> int:
-            """Return the fewest picks with which the device can get ``count`` replicas."""
+            """Return the minimum number of picks with which the device can get ``count``
+            replicas."""
             level = lowest + count - 1
             own = min(max(level - stock.taken, 0), stock.free)
             return count + below[level] - own
@@ -161,15 +161,16 @@ def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None)
 
 @dataclass(frozen=True, slots=True)
 class PluginChoice:
-    """When and how often the plugin can choose a device out of the devices that are offered
+    """When and how often the plugin can choose a device among the devices that are offered
     together."""
 
     policy: Policy
     #: Replicas of the device that terminating pods hold.
     leaving: int
-    #: Allocated replicas of the device that no pod in the report holds; an unconfirmed pod may.
+    #: Allocated replicas of the device that no pod in the report holds. An unconfirmed pod may hold
+    #: them.
     unexplained: int
-    #: Replicas of the device's resource that unconfirmed pods will get, on the whole node.
+    #: Replicas of the device's resource that unconfirmed pods will get on the whole node.
     picks: int
     #: Minimum number of replicas that the plugin allocates before a replica of this device; None if
     #: the plugin never allocates a replica of it.
@@ -199,19 +200,20 @@ def plugin_choices(
 
     ``picks`` maps each resource to the number of replicas that unconfirmed pods will get.
     ``reserved`` maps each resource to the devices that the ledger chose for these pods, with "" if
-    the plugin chooses. ``leaving`` and ``explained`` have, for each device, the replicas that
-    terminating pods and all pods hold in the report.
+    the plugin chooses. ``leaving`` and ``explained`` contain, for each device, the number of
+    replicas that terminating pods and all pods hold in the report.
     """
     count_of = Counter(device.uuid for device in devices)
     uncertain = {d.resource for d in devices if count_of[d.uuid] > 1 or not _countable(d)}
     # With any other or an unknown policy of the topology manager, the kubelet may offer the devices
-    # of one NUMA node only.
+    # of only one NUMA node.
     aligned = plugin.topology_manager_policy != "none"
     offered: dict[tuple[str, int | None], list[int]] = {}
     for slot, device in enumerate(devices):
         numa_node = device.numa_node if aligned else None
         offered.setdefault((device.resource, numa_node), []).append(slot)
-    # Among several NUMA nodes, the kubelet may choose one regardless of the preferred allocation.
+    # If there are several NUMA nodes, the kubelet may choose one regardless of the preferred
+    # allocation.
     numa_nodes_of = Counter(resource for resource, _ in offered)
     divided = {resource for resource, count in numa_nodes_of.items() if count > 1}
     found: dict[int, PluginChoice] = {}
@@ -256,8 +258,8 @@ def _shared(devices: Iterable[Device]) -> bool:
 def may_have_free_replica(device: Device) -> bool:
     """Return whether the plugin may have a free replica of the device.
 
-    The plugin counts its replicas itself, so it may have a free one if the reported counts are
-    implausible.
+    The plugin counts its replicas itself, so it may have a free replica even if the reported counts
+    are implausible.
     """
     replicas = device.replicas
     return replicas.free > 0 or min(replicas.free, replicas.allocated, replicas.unhealthy) < 0

@@ -2,9 +2,9 @@
 
 Headroom places no pod on a device with implausible values, unknown memory or bad health.
 
-There are two sources of SM activity. DCGM's history gives a high quantile over a window, which
-shows the usual load. The node's agent gives its last sample. Device utilisation is not SM activity:
-one small kernel on one SM makes it 100 %.
+There are two sources of SM activity. DCGM's history provides a high quantile over a window, which
+shows the usual load. The node's agent provides its last sample. Device utilisation is not SM
+activity, because one small kernel on one SM makes it 100 %.
 """
 
 from collections import Counter
@@ -21,21 +21,22 @@ from headroom.core.placement.policy import LargestDevice
 
 #: Issues with which the reported values of a device are not used.
 UNBELIEVED = frozenset({Reason.CONTRADICTORY_REPORT, Reason.MEMORY_UNKNOWN})
-#: Maximum number of clients of an MPS server. Above it, the plugin's control daemon sets no memory
-#: limits.
+#: Maximum number of clients of an MPS server. With more clients, the plugin's control daemon sets
+#: no memory limits.
 MAX_MPS_REPLICAS = 48
-#: The plugin's control daemon applies this lower limit to devices below compute capability 7.5.
+#: The plugin's control daemon applies this lower limit to devices with a compute capability below
+#: 7.5.
 MAX_OLD_MPS_REPLICAS = 16
 _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
-#: Why no pod may be placed on a device, and the details; ``(None, "")`` without an issue.
+#: Why no pod may be placed on a device, and the details; ``(None, "")`` if there is no issue.
 HealthIssue = tuple[Reason | None, str]
 _NO_ISSUE: HealthIssue = (None, "")
-#: Source: DCGM's SM_ACTIVE from Prometheus.
+#: Name of the source that reads DCGM's SM_ACTIVE from Prometheus.
 HISTORY = "dcgm-history"
 
 
 def duplicate_uuids(devices: Sequence[Device]) -> dict[str, int]:
-    """Return uuid -> number of devices, for each uuid that several reported devices have."""
+    """Return the number of devices with each UUID that several reported devices have."""
     times = Counter([device.uuid for device in devices])
     return {uuid: count for uuid, count in times.items() if count > 1}
 
@@ -49,10 +50,10 @@ def health_issues(
 ) -> list[HealthIssue]:
     """Return the health issue of each device, in the order of ``devices``.
 
-    ``memories`` has for each device the slots that share its memory, because a contradiction or an
-    unknown memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``.
-    ``cordoned`` are UUIDs of devices or of their GPUs. A device above ``largest`` counts as a
-    contradiction.
+    ``memories`` contains the slots that share the memory of each device, because a contradiction or
+    an unknown memory concerns all of them. ``doubled`` is the result of ``duplicate_uuids``.
+    ``cordoned`` contains UUIDs of devices or of their GPUs. A device that exceeds ``largest``
+    counts as a contradiction.
     """
     contradictory: dict[int, str] = {}
     without_memory: dict[int, str] = {}
@@ -62,7 +63,7 @@ def health_issues(
         if device.uuid in doubled:
             contradictory[slot] = f"uuid {device.uuid!r} is reported {doubled[device.uuid]} times"
         elif device.memory_bytes <= 0 and not device.healthy:
-            # On Jetson and DGX Spark the driver reports no memory. The host's memory is no
+            # On Jetson and DGX Spark the driver reports no memory, and the host's memory is no
             # substitute.
             without_memory[slot] = device.health_reason or "unhealthy"
         elif why := _contradiction(device) or _too_large(device, largest):
@@ -71,7 +72,7 @@ def health_issues(
             unhealthy[device.uuid] = device.health_reason or "unhealthy"
         if device.is_closed_by_mode:
             closed[device.uuid] = (
-                f"its compute mode is {device.compute_mode}; to change that on the node: "
+                f"its compute mode is {device.compute_mode}; to change it on the node: "
                 f"{mode_command(device)}"
             )
     if not (contradictory or without_memory or unhealthy or closed or cordoned):
@@ -100,17 +101,17 @@ def health_issues(
 
 
 def mode_command(device: Device) -> str:
-    """Return the command that sets the default compute mode, to be run on the device's node."""
+    """Return the command that sets the default compute mode when it is run on the device's node."""
     return command("nvidia-smi", "-i", device.parent or device.uuid, "-c", "DEFAULT")
 
 
 def _first(details: Mapping[int, str], slots: Iterable[int]) -> str:
-    """Return the details of the first slot that has any; empty if none has."""
+    """Return the details of the first slot with details; empty if there is none."""
     return next((details[slot] for slot in slots if slot in details), "")
 
 
 def _contradiction(device: Device) -> str:
-    """Return which of the device's own values is implausible; empty if none is."""
+    """Return which of the device's own values is implausible; empty if all are plausible."""
     replicas = device.replicas
     if not device.uuid:
         return "no uuid"
@@ -152,7 +153,7 @@ def _too_large(device: Device, largest: Sequence[LargestDevice]) -> str:
 
 
 def _out_of_range(name: str, value_bytes: int, most_bytes: int) -> str:
-    """Return what is wrong with an amount of memory; empty if it is in 0..``most_bytes``."""
+    """Return why an amount of memory is invalid; empty if it is in 0..``most_bytes``."""
     if value_bytes < 0:
         return f"{name} is missing or negative"
     if value_bytes > most_bytes:
@@ -174,19 +175,19 @@ def _impossible_mps(device: Device) -> str:
 class Activity(msgspec.Struct, frozen=True, gc=False):
     """The SM activity of one device.
 
-    The garbage collector does not track these objects: every device of the cluster has one, and
-    they cannot be part of a cycle.
+    The garbage collector does not track these objects, because every device of the cluster has one
+    and they cannot be part of a cycle.
     """
 
     #: 0..1
     ratio: float
-    #: ``HISTORY``, or the agent's source: one of ``SM_SOURCES``.
+    #: Either ``HISTORY`` or the agent's source, which is one of ``SM_SOURCES``.
     source: str
     #: The quantile and its window in seconds; None for a single sample.
     quantile: float | None = None
     window_s: float | None = None
-    #: Time of the newest sample. From ``HISTORY``: seconds of the extender's monotonic clock. From
-    #: the agent: ``sampled_at``, in RFC 3339.
+    #: Time of the newest sample. For ``HISTORY`` it is ``sampled_at_s``, in seconds of the
+    #: extender's monotonic clock. For the agent it is ``sampled_at``, in RFC 3339.
     sampled_at_s: float = -inf
     sampled_at: str = ""
 

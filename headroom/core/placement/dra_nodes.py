@@ -1,8 +1,8 @@
-"""Decides which pods fit on nodes where kube-scheduler allocates GPUs by DRA.
+"""Decides which pods fit on nodes on which kube-scheduler allocates GPUs by DRA.
 
 On such a node DRA serves extended resources such as ``nvidia.com/gpu``. kube-scheduler chooses the
 device and gives a pod whole devices, whatever amount of memory the pod requests. So only pods
-without a condition that Headroom would have to check may go there. kube-scheduler offers such a
+without a condition that Headroom would have to check may use the node. kube-scheduler offers such a
 node in a filter call only after it has found free devices on it.
 """
 
@@ -24,8 +24,8 @@ def suits_dra(request: VramRequest) -> bool:
     """Return whether the pod sets no condition for its GPUs that only Headroom checks.
 
     Such conditions are an amount of memory (even if it is only the default of the namespace), a
-    limit of SM activity, a start alone, and a gate. A pod that sets NVIDIA_VISIBLE_DEVICES does not
-    suit either, because it could use devices that DRA gives to other pods.
+    limit on SM activity, a start alone, and a gate. A pod that sets NVIDIA_VISIBLE_DEVICES is not
+    suitable either, because it could use devices that DRA gives to other pods.
     """
     return (
         all(ask.source == "replica" for ask in request.containers)
@@ -37,8 +37,11 @@ def suits_dra(request: VramRequest) -> bool:
 
 
 def by_headroom(request: VramRequest) -> VramRequest:
-    """Return the request without nodes where DRA serves it, for answers that count or move pods:
-    how many pods kube-scheduler could place there is not known."""
+    """Return the request without nodes on which DRA serves it.
+
+    Answers that count or move pods need this, because it is unknown how many pods kube-scheduler
+    could place on such nodes.
+    """
     return replace(request, may_use_dra=False) if request.may_use_dra else request
 
 
@@ -48,10 +51,10 @@ def is_served(request: VramRequest, node: NodeTerms) -> bool:
 
 
 def served(request: VramRequest, snap: Snapshot, rows: Rows, codes: NDArray[np.int8]) -> Mask:
-    """Return the mask (n,) of the rows where kube-scheduler allocates the pod's GPUs by DRA.
+    """Return the mask (n,) of the rows on which kube-scheduler allocates the pod's GPUs by DRA.
 
-    ``codes`` are the codes of the nodes' reasons, (n,). The function replaces the codes of nodes
-    with GPUs by DRA.
+    ``codes`` contains the codes of the nodes' reasons, (n,). The function replaces the codes of
+    nodes whose GPUs are allocated by DRA.
     """
     by_dra: Mask = codes == _DRA
     if not request.may_use_dra or not by_dra.any():

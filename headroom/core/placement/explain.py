@@ -30,12 +30,13 @@ _BECAUSE_OF_POD = "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this d
 _CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES, Reason.NO_GATE)
 #: Detail for a pod without a gate on a node for gated pods.
 _NO_GATE = (
-    f"make {GATE} its first init container, without a GPU: only the gate can stop the pod on a"
-    " device without enough free memory"
+    f"make {GATE} its first init container, without a GPU, because only the gate can stop the pod"
+    " on a device without enough free memory"
 )
-#: Code -> text of a verdict in the digest.
+#: Text of a verdict in the digest, by its code.
 _WORDS = [reason.code if reason else "fits" for reason in REASONS]
-#: Reason -> less specific reasons that always hold together with it, and are therefore not listed.
+#: For each reason, the less specific reasons that always hold together with it. They are not
+#: listed.
 _IMPLIED = {
     Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
     Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
@@ -44,11 +45,11 @@ _IMPLIED = {
 
 @dataclass(frozen=True, slots=True)
 class DeviceExplanation:
-    """One candidate device, with the bytes that the pod needs there and the free bytes."""
+    """A candidate device with the bytes that the pod needs there and the free bytes."""
 
     terms: DeviceTerms
     need_bytes: int
-    #: Free for this pod, if the pod gets the device.
+    #: Free memory for this pod if the pod gets the device.
     free_bytes: int
     #: Why the pod could get this device, as a phrase.
     because: str
@@ -63,26 +64,26 @@ class NodeExplanation:
     node: str
     #: None if the pod fits.
     reason: Reason | None
-    #: The most bytes that any candidate lacks; None if the reason is not memory.
+    #: Maximum number of bytes that any candidate lacks; None if the reason is not memory.
     short_bytes: int | None
     candidates: tuple[DeviceExplanation, ...]
-    #: The source of the capacity, such as labels, if no agent measured it; else empty.
+    #: The source of the capacity, such as labels, if no agent measured it; otherwise empty.
     unmeasured: str
-    #: Details of a reason that concerns the whole node; mostly empty.
+    #: Details of a reason that concerns the whole node; usually empty. detail: str
     detail: str
     #: Whether the node rejects this pod or every pod before any device is examined.
     closed: bool
-    #: Whether the pod chooses its devices, by its own NVIDIA_VISIBLE_DEVICES.
+    #: Whether the pod chooses its devices by its own NVIDIA_VISIBLE_DEVICES.
     chosen_by_pod: bool
     #: Whether the node is for gated pods only.
     gated: bool
     #: Whether kube-scheduler allocates the pod's GPUs there by DRA.
     by_dra: bool
-    #: 0..1, the weighted mean of ``terms``; None, without terms, if the pod does not fit, requests
-    #: no GPU, or gets its GPUs by DRA.
+    #: The weighted mean of ``terms``, 0..1. If the pod does not fit, requests no GPU or gets its
+    #: GPUs by DRA, it is None and there are no terms.
     score: float | None
     terms: Mapping[str, float]
-    #: Limit of SM activity for each candidate, in parts per million; None without a limit.
+    #: Limit of SM activity for each candidate in parts per million; None if there is no limit.
     max_sm_ppm: int | None
 
 
@@ -90,15 +91,15 @@ class NodeExplanation:
 class Explanation:
     #: Number of nodes on which the pod fits.
     fits: int
-    #: Reason -> number of nodes, most frequent first.
+    #: Number of nodes by reason, most frequent reason first.
     reasons: tuple[tuple[Reason, int], ...]
-    #: First the winning node, then other nodes that fit, then those that lack the least memory.
+    #: The winning node, then other nodes that fit, then the nodes that lack the least memory.
     nearest: tuple[NodeExplanation, ...]
     #: The largest request per device that would fit on some node now, all else equal. None if all
-    #: nodes have reasons other than memory, or the pod requests no GPU.
+    #: nodes reject the pod for reasons other than memory, or if the pod requests no GPU.
     largest_fitting_bytes: int | None
-    #: If no device could ever hold the pod: the least bytes that it needs on a device, and the
-    #: allocatable bytes of the largest device. Else None.
+    #: If no device could ever hold the pod, the minimum number of bytes that it needs on a device
+    #: and the allocatable bytes of the largest device; otherwise None.
     too_large: tuple[int, int] | None = None
 
 
@@ -134,10 +135,10 @@ def certainty(node: NodeTerms) -> str:
     """Return how certain it is which device the next pod that requests one replica gets.
 
     * ``exact``: every resource has at most one candidate device.
-    * ``slot-safe``: several candidates, but no pod needs more than one replica's share, so no
-      choice of the plugin overcommits a device.
-    * ``predicted``: several candidates, each of which must have enough free memory.
-    * ``steered``: Headroom chooses.
+    * ``slot-safe``: there are several candidates, but no pod needs more than one replica's share,
+      so no choice of the plugin overcommits a device.
+    * ``predicted``: there are several candidates, each of which must have enough free memory.
+    * ``steered``: Headroom chooses the device.
     """
     if any(terms.policy == "steered" for terms in node.devices):
         return "steered"
@@ -154,7 +155,7 @@ def certainty(node: NodeTerms) -> str:
 def explain(
     verdicts: Verdicts, weights: Weights, nearest: int = 5, market: Market | None = None
 ) -> Explanation:
-    """Explain the verdicts of one request in total, and at most ``nearest`` nodes in detail."""
+    """Explain the verdicts of one request as a whole, and at most ``nearest`` nodes in detail."""
     request, snap = verdicts.request, verdicts.snap
     ranking = rank(verdicts, weights, market)
     won = np.arange(len(verdicts.rows)) == ranking.winner
@@ -223,7 +224,7 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
             of_resource = [t.device for t in node.devices if t.device.resource == ask.resource]
             total = sum(device.replicas.total for device in of_resource)
             if ask.count > total:
-                return f"the pod requests {ask.count} {ask.resource}; the node has {total} in all"
+                return f"the pod requests {ask.count} {ask.resource}; the node has {total} in total"
     return node.detail if node.reason is None or reason is node.reason else ""
 
 
@@ -266,7 +267,7 @@ class Comparison:
     terms: tuple[Term, ...]
     #: Nodes on which the pod fits.
     fits: int
-    #: 1 plus the number of fitting nodes with a higher score; None if the pod does not fit.
+    #: One plus the number of fitting nodes with a higher score; None if the pod does not fit.
     rank: int | None
     #: Number of other fitting nodes with an equal score; ``score`` describes how ties are broken.
     tied: int
@@ -276,7 +277,7 @@ class Comparison:
 
 
 def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None) -> Comparison:
-    """Compare the i-th node of ``verdicts`` with the others; the pod must request a GPU."""
+    """Compare the i-th node of ``verdicts`` with the others. The pod must request a GPU."""
     ranking = rank(verdicts, weights, market)
     node = explain_node(verdicts, ranking, i)
     scores, fits = ranking.scores, verdicts.fits
@@ -299,9 +300,9 @@ def compare(verdicts: Verdicts, i: int, weights: Weights, market: Market | None)
 
 
 def verdict_digest(verdicts: Verdicts) -> str:
-    """Return a digest of the verdicts of all nodes: 16 hexadecimal digits.
+    """Return a digest of the verdicts of all nodes with 16 hexadecimal digits.
 
-    Processes with equal state return equal digests. Names only determine the order of the nodes.
+    Processes with equal state return equal digests. Names determine only the order of the nodes.
     """
     order = np.argsort(verdicts.snap.name_rank[verdicts.rows], kind="stable")
     words = (_WORDS[code] for code in verdicts.codes[order].tolist())
@@ -311,10 +312,11 @@ def verdict_digest(verdicts: Verdicts) -> str:
 def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
     """Yield all reasons why the pod does not fit on the i-th node, starting with filter's reason.
 
-    For a node without devices, the result has only reasons that concern the whole node.
+    For a node without devices, only reasons that concern the whole node are yielded.
     """
     if (first := verdicts.reason(i)) is Reason.HELD or verdicts.by_dra[i]:
-        if first is not None:  # without held memory, nothing rejects the pod
+        # without held memory, nothing rejects the p# without held memory, no reason rejects the pod
+        if first is not None:
             yield first
         return
     row = int(verdicts.rows[i])

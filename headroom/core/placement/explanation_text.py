@@ -13,7 +13,7 @@ from headroom.core.placement.explain import DeviceExplanation, NodeExplanation
 def explanation_lines(node: NodeExplanation) -> list[str]:
     """Return lines with the headline, the details, the candidate devices, the score and the gate.
 
-    Candidates with equal text share their lines. Devices are omitted if they do not matter.
+    Candidates with equal text share their lines. Devices are omitted if they are irrelevant.
     """
     lines = [f"{node.node}: {node.reason.sentence if node.reason else _fits(node)}"]
     lines += [f"  {text}" for text in (node.detail, node.unmeasured) if text]
@@ -42,7 +42,7 @@ def _named(uuids: Sequence[str]) -> str:
 def _fits(node: NodeExplanation) -> str:
     """Return the headline for a node on which the pod fits."""
     if node.by_dra:
-        return "fits, if kube-scheduler finds a free device: DRA allocates GPUs of the node"
+        return "fits if kube-scheduler finds a free device, because DRA allocates GPUs of the node"
     if node.chosen_by_pod:
         return "fits, on any device that the pod makes visible to itself"
     count = len(node.candidates)
@@ -50,7 +50,7 @@ def _fits(node: NodeExplanation) -> str:
 
 
 def _device_lines(device: DeviceExplanation, node: str, measured: bool) -> list[str]:
-    """Return the lines for one device; the first one follows the device's name."""
+    """Return the lines for one device. The first line follows the device's name."""
     terms = device.terms
     if not terms.believed:
         return [terms.health_detail]
@@ -74,13 +74,13 @@ def _device_lines(device: DeviceExplanation, node: str, measured: bool) -> list[
         )
     if measured and not terms.attributed:
         lines.append(
-            "    the agent cannot attribute use to pods: each is assumed to use its request"
+            "    the agent cannot attribute use to pods, so each pod is assumed to use its request"
         )
     return lines
 
 
 def _sm_activity(activity: Activity | None, max_sm_ppm: int | None) -> list[str]:
-    """Return a line with the SM activity and its limit; no line if both are absent."""
+    """Return a line with the SM activity and its limit, or no line if both are absent."""
     limit = "" if max_sm_ppm is None else f"; the pod requires less than {max_sm_ppm / 10_000:g} %"
     if activity is None:
         return [f"    SM activity is unknown{limit}"] if limit else []

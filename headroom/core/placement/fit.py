@@ -31,7 +31,7 @@ from headroom.core.placement.visible_devices import Visible
 
 Codes = NDArray[np.int8]
 
-#: The health issues that reject a node, in the order of precedence.
+#: Health issues because of which a node rejects pods, in the order of precedence.
 _HEALTH_ISSUES = (
     Reason.CONTRADICTORY_REPORT,
     Reason.MEMORY_UNKNOWN,
@@ -45,22 +45,23 @@ _HEALTH_ISSUES = (
 class AskVerdict:
     """The comparison of one ask with every node.
 
-    ``all_*`` arrays cover all nodes of the snapshot, because selecting the requested rows of every
-    column before the computation would cost more. The properties cover only the n requested rows.
+    ``all_*`` arrays cover all nodes of the snapshot, because it would cost more to select the
+    requested rows of every column before the computation. The properties cover only the n requested
+    rows.
     """
 
     ask: Ask
     rows: Rows
-    #: (nodes,) code of the first reason; 0 if it fits.
+    #: (nodes,) code of the first reason; 0 if the ask fits.
     all_codes: Codes
     #: (nodes, slots)
     all_candidates: Mask
     all_need_bytes: Bytes2D
     all_free_bytes: Bytes2D
-    #: (nodes,) whether Headroom chooses the device, not the plugin.
+    #: (nodes,) whether Headroom chooses the device instead of the plugin.
     all_ours: Nodes
-    #: Each reason that may hold for some node, in the order of precedence -> (nodes,) whether it
-    #: holds. Only explanations need it.
+    #: (nodes,) whether a reason holds, for each reason that may hold for some node, in the order of
+    #: precedence. Only explanations need it.
     all_rejected: Mapping[Reason, Nodes]
 
     @property
@@ -70,7 +71,7 @@ class AskVerdict:
 
     @property
     def need_bytes(self) -> Bytes2D:
-        """The most bytes that the pod can take on each device, (n, slots)."""
+        """Maximum number of bytes that the pod can take on each device, (n, slots)."""
         return self.all_need_bytes[self.rows]
 
     @property
@@ -91,9 +92,10 @@ class Verdicts:
     asks: tuple[AskVerdict, ...]
     #: Time of the extender's monotonic clock.
     now_s: float
-    #: Each reason that concerns the pod and the whole node -> (n,) whether it holds.
+    #: (n,) whether a reason holds, for each reason that concerns the pod and the whole node.
     closed: Mapping[Reason, Nodes] = field(default_factory=dict)
-    #: (n,) whether kube-scheduler allocates the pod's GPUs there by DRA, without a reservation.
+    #: (n,) whether kube-scheduler allocates the pod's GPUs on the node by DRA, without a
+    #: reservation.
     by_dra: Mask = field(default_factory=lambda: np.zeros(0, bool))
 
     @property
@@ -105,10 +107,11 @@ class Verdicts:
         return REASONS[int(self.codes[i])]
 
     def large_enough(self) -> Mask:
-        """Return, (n,), whether some device of each requested resource has as much allocatable
-        memory as the pod needs, so that the pod could fit if other pods left.
+        """Return whether each node (n,) has large enough devices, so that the pod could fit if
+        other pods left.
 
-        True if the pod's own variable may decide which devices it gets.
+        A device of each requested resource must have as much allocatable memory as the pod needs.
+        Always return True if the pod's own variable may decide which devices it gets.
         """
         large = np.ones(len(self.rows), bool)
         if self.request.visible is Visible.BY_PLUGIN:
@@ -122,10 +125,10 @@ class Verdicts:
 def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdicts:
     """Decide for each node whether the request fits.
 
-    ``rows`` are valid indices into the snapshot, int64 (n,); the verdicts keep their order.
-    ``now_s`` is the extender's monotonic clock, which decides whether a report is stale. A pod
-    never fits on a node with a stale report. A pod that requests no GPU fits on every node. Raises
-    nothing.
+    ``rows`` contains valid indices into the snapshot, int64 (n,), and the verdicts keep their
+    order. ``now_s`` is the time of the extender's monotonic clock, which decides whether a report
+    is stale. A pod never fits on a node with a stale report. A pod that requests no GPU fits on
+    every node. Raises nothing.
     """
     if not request.asks:
         none = np.zeros(len(rows), bool)
@@ -137,7 +140,7 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     }
     if request.visible is Visible.REJECTED:
         # The pod could use any device, whatever the plugin chooses. Such pods are rare, so the
-        # snapshot has no column for this.
+        # snapshot has no column for this case.
         rejects = [snap.nodes[row].obeys_environment for row in rows.tolist()]
         closed[Reason.CHOOSES_DEVICES] = np.array(rejects, bool) & ~by_dra
     if not request.gated:
@@ -157,7 +160,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     """Compare one ask with every node of the snapshot. ``rows`` are the requested rows."""
     columns = snap.columns
     slots = snap.slots_of(ask.resource)
-    # The plugin allocates by replicas only, regardless of memory and of the health in the report.
+    # The plugin allocates only by replicas, regardless of memory and of the health in the report.
     candidates: Mask = slots & (columns.reach <= ask.count)
     sharing = columns.sharing
     sharers = columns.sharers.astype(np.int64)
@@ -196,11 +199,11 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
-    #: (nodes, slots) with another pod that is starting alone; None if this does not matter to the
-    #: pod.
+    #: (nodes, slots) whether another pod is starting alone on the device; None if the pod need not
+    #: wait.
     meets_starting = _meets_starting(ask, request, columns.starting)
     steered = (slots & (columns.steered == 1)).any(axis=1) & (not by_variable)
-    #: (nodes,) steered nodes without a device that has enough memory and free replicas.
+    #: (nodes,) whether a steered node has no device with enough memory and free replicas.
     stuck = None
     if steered.any():
         usable = candidates & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
@@ -225,7 +228,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         Reason.MEMORY_ON_ANY: ~(relevant & enough_memory).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
-    if meets_starting is not None:  # last, because it passes by itself
+    # last, because it passes by itse# last, because it resolves by itself
+    if meets_starting is not None:
         rejected[Reason.OTHER_STARTING] = (candidates & meets_starting).any(axis=1)
     codes = np.zeros(len(snap.nodes), np.int8)
     for reason, holds in reversed(rejected.items()):  # the first reason wins
@@ -241,7 +245,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
 def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:
     """Return the mask (nodes, slots) of devices on which another pod is starting alone.
 
-    None if the pod itself does not start alone.
+    Return None if the pod itself does not start alone.
     """
     if not request.starts_alone:
         return None

@@ -1,7 +1,8 @@
 """Caches fit and score of each kind of request for every node, until the node changes.
 
-There are few kinds of requests. Few nodes change between two calls, and only changed nodes are
-computed again. The cached values equal those of ``fit`` and ``standing`` on the whole snapshot.
+There are few kinds of requests, and few nodes change between two calls. Only changed nodes are
+computed again. The cached values equal the results of ``fit`` and ``standing`` for the whole
+snapshot.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from headroom.core.placement.score import Ranking, Standing, rank_rows, standing
 from headroom.core.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
 
 NEVER_STALE_S = float("-inf")
-#: Kinds of requests whose fit is kept, unless a caller needs more.
+#: Maximum number of kinds of requests whose fit is cached, unless a caller sets another limit.
 MOST_KINDS = 64
 
 
@@ -34,12 +35,12 @@ class CachedFit:
     generation: int = -1
     #: (rows,) code of the first reason, as if no report were stale.
     fresh_codes: Codes = field(default_factory=lambda: np.empty(0, np.int8))
-    #: (rows,) ``Verdicts.large_enough``.
+    #: (rows,) results of ``Verdicts.large_enough``.
     large_enough: Mask = field(default_factory=lambda: np.empty(0, bool))
     standing: Standing = field(default_factory=Standing.empty)
 
     def update(self, request: VramRequest, snap: Snapshot) -> None:
-        """Compute the nodes again that have changed since the last snapshot."""
+        """Compute the values of nodes that have changed since the last snapshot."""
         nodes = len(snap.nodes)
         changed = (snap.changed_in > self.generation).nonzero()[0]
         if nodes != len(self.fresh_codes):
@@ -75,7 +76,7 @@ class CachedFit:
         now_s: float,
         market: Market | None = None,
     ) -> Ranking:
-        """Return what ``score.rank`` returns for these rows, without the terms."""
+        """Return the same ranking as ``score.rank`` for these rows, without the terms."""
         fits = self.codes(snap, rows, now_s) == 0
         return rank_rows(request, snap, rows, fits, self.standing, now_s, self.weights, market)
 
@@ -83,7 +84,7 @@ class CachedFit:
 class FitCache:
     """Holds a cached fit for each of the most recent ``capacity`` kinds of requests.
 
-    All snapshots must be from one table.
+    All snapshots must come from the same table.
     """
 
     def __init__(self, weights: Weights, capacity: int = MOST_KINDS) -> None:

@@ -32,9 +32,10 @@ class Holder(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     name: str
     requested_bytes: int
-    #: None without a measurement.
+    #: None if the use is not measured.
     measured_bytes: int | None
-    #: Whether the node's report shows the pod on the device; else the pod may get or use it.
+    #: Whether the node's report shows the pod on the device. Otherwise the pod may get or use the
+    #: device.
     observed: bool
     #: Whether it starts alone, and its start has not ended.
     starting: bool = False
@@ -61,7 +62,7 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
     """The pods in one memory, and the unconfirmed pods that can get there.
 
     ``arrivals``, ``with_newcomer`` and ``with_several`` depend on how many replicas terminating
-    pods have released: item n is for n replicas, from 0 to ``leaving``.
+    pods have released. Item n is the value for n replicas, from 0 to ``leaving``.
     """
 
     occupants: tuple[Occupant, ...]
@@ -71,11 +72,11 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
     rows: Rows
     #: Rows of each pod without a reservation.
     unreserved_pods: tuple[Rows, ...]
-    #: Unconfirmed pods that the plugin could send there, the largest first.
+    #: Unconfirmed pods to which the plugin could give the memory, largest first.
     unconfirmed: tuple[Holder, ...]
-    #: Item n is the most bytes that n of the unconfirmed pods request together.
+    #: Item n is the maximum number of bytes that n of the unconfirmed pods request together.
     most_bytes: tuple[int, ...]
-    #: Replicas that terminating pods hold.
+    #: Number of replicas that terminating pods hold. leaving: int #: Maximum
     leaving: int
     #: Maximum number of unconfirmed pods that can get there if there is no new pod.
     arrivals: tuple[int, ...]
@@ -102,12 +103,12 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
 
 
 class Occupancy(msgspec.Struct, frozen=True, gc=False):
-    """The occupancy of one node; tuples are in the order of its reported devices."""
+    """The occupancy of one node. Tuples are in the order of its reported devices."""
 
     slots: tuple[Slot, ...]
     memories: tuple[Memory, ...]
     tenancies: tuple[Tenancy, ...]
-    #: UUIDs that several devices report -> how many devices do.
+    #: Number of devices with the same UUID, for each UUID that several devices report.
     doubled: Mapping[str, int]
 
 
@@ -118,8 +119,8 @@ def occupy(
 ) -> Occupancy:
     """Compute the occupancy of a node from its report and its reservations.
 
-    ``reservations`` maps pod uids to reservations, including those of adopted pods. ``leaving`` are
-    the uids of pods that are terminating or have ended.
+    ``reservations`` maps pod uids to reservations, including the reservations of adopted pods.
+    ``leaving`` contains the uids of pods that are terminating or have ended.
     """
     devices = status.devices
     memories = memories_of(devices)
@@ -133,8 +134,8 @@ def occupy(
             occupants = occupants_of(memory, devices, reservations, report, by_environment)
             tenancies[memory] = _tenancy(
                 occupants,
-                # A pod by environment may hold a replica of another device than it uses, so the
-                # release of its replica frees nothing here.
+                # A pod that chooses its devices may hold a replica of another device than it uses,
+                # so the release of its replica frees nothing here.
                 tuple(
                     index
                     for index, occupant in enumerate(occupants)
@@ -164,7 +165,7 @@ def possibilities(
 ) -> list[PluginChoice]:
     """Return how the plugin can choose each device, in the order of the report.
 
-    The arguments are those of ``occupy``.
+    The arguments are the same as for ``occupy``.
     """
     report = ReportIndex(status, EnvironmentPods(reservations).uids)
     unconfirmed_pods = _UnconfirmedPods(status.devices, reservations, report)
@@ -254,7 +255,8 @@ def _starting(
 
 
 class _UnconfirmedPods:
-    """Unconfirmed pods: bound, but the report does not show all replicas that they requested."""
+    """The unconfirmed pods. They are bound, but the report does not show all replicas that they
+    requested."""
 
     def __init__(
         self,
@@ -265,13 +267,14 @@ class _UnconfirmedPods:
         self._devices = devices
         self._reservations = reservations
         self._holders: dict[str, Holder] = {}
-        #: Resource -> number of replicas that unconfirmed pods requested and do not hold yet.
+        #: Number of replicas that unconfirmed pods requested and do not hold yet, by resource.
         self.picks = Counter[str]()
-        #: Resource -> uuids of the devices that Headroom chose for them; "" if the plugin chooses.
+        #: UUIDs of the devices that Headroom chose for them, by resource; "" if the plugin chooses.
         self.reserved: dict[str, set[str]] = {}
-        #: Resource -> (uid, charge, the most bytes that the charge reserves on any device).
+        #: (uid, charge, maximum bytes that the charge reserves on any device) by resource.
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
-        #: Device -> unconfirmed pods with a reservation on it under an earlier resource name.
+        #: Unconfirmed pods with a reservation on a device under an earlier resource name, by
+        #: device.
         self._renamed: dict[str, list[tuple[str, Charge, int]]] = {}
         resource_of = {device.uuid: device.resource for device in devices}
         for uid, reservation in reservations.items():
@@ -282,7 +285,7 @@ class _UnconfirmedPods:
                 self.picks[resource] += missing
                 self.reserved.setdefault(resource, set()).add(charge.choice)
                 if charge.by_environment:
-                    continue  # it takes a replica, but no memory of the replica's device
+                    continue  # takes a replica, but no memory of the replica's device
                 most_bytes = max(charge.candidates.values(), default=0)
                 waiter = (uid, charge, most_bytes)
                 self._waiting.setdefault(resource, []).append(waiter)
@@ -291,9 +294,9 @@ class _UnconfirmedPods:
                         self._renamed.setdefault(uuid, []).append(waiter)
 
     def for_memory(self, memory: Memory, present: Set[str]) -> list[Holder]:
-        """Return the unconfirmed pods that could get there, the largest first.
+        """Return the unconfirmed pods that could get there, largest first.
 
-        A pod can get any device of the resource that it requested, and a device of its candidates
+        A pod can get any device of the resource that it requested, and any of its candidate devices
         that had this resource earlier. Pods in ``present`` are already there, so they are not
         returned.
         """

@@ -1,6 +1,6 @@
 """Finds the pods with a reservation that use a memory of a node.
 
-The report shows them there, or the pod's own NVIDIA_VISIBLE_DEVICES gives it the devices.
+Either the report shows them there, or the pod's own NVIDIA_VISIBLE_DEVICES selects the devices.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,8 +20,8 @@ class Occupant(msgspec.Struct, frozen=True, gc=False):
     requested_bytes: int
     #: Rows of the report with the pod in this memory; empty if the report does not show it there.
     rows: Rows
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. If so, only its memory use,
-    #: and not its replicas, shows which devices it is on.
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. If so, its memory use shows
+    #: which devices it is on, and its replicas do not.
     by_environment: bool
     #: Whether it starts alone, and its start has not ended.
     starting: bool = False
@@ -31,9 +31,9 @@ class EnvironmentPods:
     """Pods whose own NVIDIA_VISIBLE_DEVICES decides their devices, whichever replicas they hold."""
 
     def __init__(self, reservations: Mapping[str, Reservation]) -> None:
-        #: uid -> device -> bytes.
+        #: Reserved bytes by uid and device.
         self.uids: dict[str, dict[str, int]] = {}
-        #: Device -> uids of pods with a reservation on it.
+        #: Uids of the pods with a reservation on each device.
         self._on: dict[str, list[str]] = {}
         for uid, reservation in reservations.items():
             for charge in reservation.charges:
@@ -62,7 +62,7 @@ class EnvironmentPods:
             sizes = [self.uids[uid][uuid] for uuid in uuids if uuid in self.uids[uid]]
             if not sizes:
                 if report.uses_nothing(rows):
-                    continue  # it holds a replica of the device, but does not use the device
+                    continue  # holds a replica of the device, but does not use the device
                 # It uses the device, or its use is unknown.
                 sizes = list(self.uids[uid].values())
             reservation = reservations[uid]
@@ -87,7 +87,8 @@ def occupants_of(
     report: ReportIndex,
     by_environment: EnvironmentPods,
 ) -> list[Occupant]:
-    """Return the pods with a reservation that use this memory, by the report or by environment."""
+    """Return the pods with a reservation that use this memory, by the report or by their
+    variable."""
     occupants = by_environment.occupants(memory, devices, reservations, report)
     for uid in dict.fromkeys([uid for slot in memory for uid in report.uids(slot)]):
         reservation = reservations.get(uid)
@@ -123,8 +124,8 @@ def occupants_of(
 def _charges_for(reservation: Reservation, device: Device) -> list[Charge]:
     """Return the charges that may explain why the report shows the pod on the device.
 
-    A plugin that restarts with another configuration can rename the resource of a running pod. If
-    no charge matches, each of them may be the explanation.
+    A plugin that restarts with another configuration can rename the resource of a running pod. So
+    if no charge matches, each charge may be the explanation.
     """
     charges = reservation.charges
     return [charge for charge in charges if _may_be_on(charge, device)] or charges

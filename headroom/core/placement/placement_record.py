@@ -16,22 +16,23 @@ from headroom.core.placement.fit import AskVerdict, Verdicts
 from headroom.core.placement.request import ContainerAsk, VramRequest
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
 
-#: Maximum length of the pod's VRAM annotation that the placement repeats. The API server limits the
+#: Maximum length of the pod's VRAM annotation in the placement, because the API server limits the
 #: total size of annotations.
 _LONGEST_QUOTED = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A reservation to make: charges for the ledger, annotations for the Binding."""
+    """A reservation to be made, with charges for the ledger and annotations for the Binding."""
 
     charges: tuple[Charge, ...]
     annotations: Mapping[str, str]
-    #: Seconds after which the pod's start times out, if it starts alone; else 0.
+    #: Seconds after which the pod's start times out if it starts alone; otherwise 0.
     start_timeout_s: int = 0
 
     def reservation(self, namespace: str, name: str) -> Reservation:
-        """Return the reservation of the pod with this name, as long as the pod is not bound."""
+        """Return the reservation for the pod with this name, which is valid until the pod is
+        bound."""
         return Reservation(
             namespace=namespace,
             name=name,
@@ -44,7 +45,7 @@ class Placement:
 def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> Placement:
     """Return the placement on the i-th node of ``verdicts``, on which the request fits.
 
-    It is empty if kube-scheduler allocates the GPUs by DRA.
+    The placement is empty if kube-scheduler allocates the GPUs by DRA.
     """
     if verdicts.by_dra[i]:
         return Placement((), {})
@@ -63,8 +64,10 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
 
 
 def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> tuple[Charge, ...]:
-    """Return the charges on the i-th node of ``verdicts``, on which the request fits; none if
-    kube-scheduler allocates the GPUs by DRA."""
+    """Return the charges on the i-th node of ``verdicts``, on which the request fits.
+
+    There are no charges if kube-scheduler allocates the GPUs by DRA.
+    """
     if verdicts.by_dra[i]:
         return ()
     node, candidates = snap.nodes[int(verdicts.rows[i])], _candidates(verdicts, i)
@@ -76,7 +79,7 @@ def charges(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) ->
 
 
 def _candidates(verdicts: Verdicts, i: int) -> dict[str, list[int]]:
-    """Return resource -> slots of the candidate devices on the i-th node."""
+    """Return the slots of the candidate devices on the i-th node, by resource."""
     return {
         verdict.ask.resource: np.flatnonzero(verdict.candidates[i]).tolist()
         for verdict in verdicts.asks
@@ -93,8 +96,8 @@ def _charge(
 ) -> Charge:
     """Return the charge for one ask.
 
-    ``by_variable``: the pod's own NVIDIA_VISIBLE_DEVICES decides its devices, so other pods cannot
-    displace it.
+    ``by_variable`` states whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. If it
+    does, other pods cannot displace the pod.
     """
     listed = candidates if by_variable else _listed_slots(verdict, node, i)
     steered = _is_steered([node.devices[slot] for slot in candidates])
@@ -121,9 +124,10 @@ def _charge(
 def container_charges(
     request: VramRequest, resource: str, devices: Sequence[Device], reserve_bytes: int
 ) -> list[ContainerCharge]:
-    """Return the containers of a charge if several of them request the resource; otherwise none.
+    """Return the containers of a charge if several of them request the resource; otherwise an empty
+    list.
 
-    ``devices`` are all devices of the resource that the charge lists. ``reserve_bytes`` is the
+    ``devices`` contains all devices of the resource that the charge lists. ``reserve_bytes`` is the
     node's reserve on each of them.
     """
     asks = [ask for ask in request.containers if ask.resource == resource]
@@ -145,8 +149,8 @@ def container_charges(
 def _listed_slots(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
     """Return the slots whose bytes the charge must list.
 
-    These are the candidates. If the pod needs different amounts on different devices, they are all
-    devices of the resource, because later pods can displace the pod to a device that is not a
+    These are the candidates. If the pod needs different amounts on different devices, all devices
+    of the resource are listed, because later pods can displace the pod to a device that is not a
     candidate yet.
     """
     slots = [
@@ -167,10 +171,10 @@ def _is_steered(candidates: Sequence[DeviceTerms]) -> bool:
 def _possible(
     resource: str, node: NodeTerms, candidates: Sequence[DeviceTerms], by_variable: bool
 ) -> Sequence[DeviceTerms]:
-    """Return the devices on which the pod can start: the candidates if Headroom chooses.
+    """Return the devices on which the pod can start.
 
-    If the plugin chooses, pods that are bound later can displace the pod to any other device of the
-    resource.
+    If Headroom chooses, these are the candidates. If the plugin chooses, pods that are bound later
+    can displace the pod to any other device of the resource.
     """
     if by_variable or _is_steered(candidates):
         return candidates
@@ -185,8 +189,9 @@ def _annotations(
 ) -> dict[str, str]:
     """Return the placement as JSON, and values per container for the downward API.
 
-    The devices are written only if they are certain. Bytes and fraction are the smallest of all
-    possible devices, so they are within the reservation on whichever device the pod starts.
+    The devices are written only if they are certain. Bytes and fraction are the smallest values
+    among all possible devices, so they do not exceed the reservation on whichever device the pod
+    starts.
     """
     if not request.asks:
         return {}
@@ -231,6 +236,7 @@ def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
 def _fraction(part_bytes: int, whole_bytes: int) -> str:
     """Return the part as a decimal fraction, rounded down to four decimals.
 
-    So a program that allocates this fraction never exceeds its reservation.
+    Because it is rounded down, a program that allocates this fraction never exceeds its
+    reservation.
     """
     return f"0.{part_bytes * 10_000 // whole_bytes:04d}" if part_bytes < whole_bytes else "1.0000"

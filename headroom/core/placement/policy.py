@@ -1,4 +1,4 @@
-"""Settings that decide placements, passed as one value to the functions that need them."""
+"""Settings that decide placements. They are passed as one value to the functions that need them."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -14,7 +14,7 @@ MIB = 1 << 20
 class VisibleDevices(Enum):
     """How to treat pods that set NVIDIA_VISIBLE_DEVICES, on nodes that may obey the variable."""
 
-    #: Such nodes reject the pod.
+    #: Nodes that may obey the variable reject the pod.
     REJECT = "reject"
     #: The pod must fit on every device of the node, and gets a reservation on every device.
     CHARGE = "charge"
@@ -22,7 +22,8 @@ class VisibleDevices(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of the score's terms (``placement.score_terms``); at least one is above 0."""
+    """The weights of the score's terms (``placement.score_terms``), at least one of which is above
+    0."""
 
     packing: float = 5
     prediction: float = 5
@@ -37,7 +38,7 @@ class Weights:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """Name of a term -> its part of the total weight, 0..1."""
+        """The fraction of the total weight of each term, 0..1, by name."""
         return _parts(self)
 
 
@@ -53,7 +54,7 @@ class LargestDevice:
 
     resource: str
     memory_bytes: int
-    #: Minimum number of replicas of a device; 1 if it is not shared.
+    #: Minimum number of replicas of a device, which is 1 if it is not shared.
     replicas: int = 1
 
 
@@ -61,15 +62,15 @@ class LargestDevice:
 class Rules:
     #: Names of extended resources that Headroom manages. A name that ends in ``*`` is a prefix.
     resources: tuple[str, ...] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")
-    #: The largest device of each resource. Without an entry, it is the largest device that any
-    #: agent reports.
+    #: The largest device of each resource. For a resource without an entry, it is the largest
+    #: device that any agent reports.
     largest_devices: tuple[LargestDevice, ...] = ()
     #: Whether to reject pods without a VRAM annotation in namespaces without a default.
     reject_unannotated: bool = False
     #: Whether shared GPUs are available only if an agent reports them.
     require_report: bool = True
-    #: Image of the gate that pods on gated nodes must have. If it is empty, no gate is accepted
-    #: there.
+    #: Image of the gate that pods on gated nodes must have. If it is empty, gated nodes accept no
+    #: gate.
     gate_image: str = ""
     #: Whether to evict pods from a device without enough memory even if they have no gate.
     evict_misses: bool = False
@@ -87,7 +88,7 @@ class Rules:
     overuse_opt_out: bool = False
     #: Free memory below which a device with an overusing pod is under pressure.
     overuse_margin_bytes: int = 256 * MIB
-    #: Maximum time in seconds for which a pod that starts alone keeps others from starting.
+    #: Maximum time in seconds for which a pod that starts alone keeps other pods from starting.
     max_startup_timeout_s: int = 3600
     #: Seconds for which memory stays held for a preemptor after its victims are gone.
     nomination_hold_s: float = 60.0
@@ -95,8 +96,11 @@ class Rules:
     evict_for_memory: bool = False
 
     def manages(self, resource: str) -> bool:
-        """Whether Headroom decides about pods that request this extended resource: those of
-        ``resources``, and those by which pods request GPUs from DRA alone."""
+        """Return whether Headroom decides about pods that request this extended resource.
+
+        It does for the resources in ``resources``, and for those by which pods request GPUs only
+        from DRA.
+        """
         return resource in IMPLICIT_GPU_RESOURCES or any(
             resource.startswith(name[:-1]) if name.endswith("*") else resource == name
             for name in self.resources

@@ -1,26 +1,28 @@
 """Compares the observed devices of a pod with the prediction, and finds the cause of a miss.
 
 When a pod is bound, its candidates are all devices that the plugin could allocate to it, whatever
-happens to the other unconfirmed pods. Pods bound later can displace it to another device, but they
-fit only if that device has enough memory. Once a report shows the pod, there are three results:
+happens to the other unconfirmed pods. Pods that are bound later can displace it to another device,
+but they fit only if this device has enough memory. When a report shows the pod, there are three
+possible results:
 
-*hit*      all its devices are candidates;
-*shifted*  not all are candidates, but later pods can displace it to these devices;
-*miss*     its devices were not possible: an unpredictable change happened before admission.
+*hit* all its devices are candidates; *shifted* not all are candidates, but later pods can displace
+it to these devices; *miss* its devices were not possible: an unpredictable change happened before
+admission.
 
-It is not enough to compare the devices of each pod alone. For example, if two pods have the
-candidates A and B, perhaps only one of them can get A. If both are on A, one of them is a miss.
+It is not enough to compare the devices of each pod separately. For example, if two pods have the
+candidates A and B, perhaps only one of them can get A. Then if both are on A, one of them is a
+miss.
 
-The possible devices are computed again from the state at the binding (*basis*) with the pods bound
-since then. They are also computed from the state at each of these later bindings, because they
-relied on newer reports.
+The possible devices are computed again from the state at the binding (the *basis*) and the pods
+bound since then. They are also computed from the state at each of these later bindings, because the
+later bindings relied on newer reports.
 
 If a pod's own NVIDIA_VISIBLE_DEVICES decides its devices, the prediction concerns the devices that
 it uses. The report that shows the pod's memory use confirms the prediction. Use of any other device
 is a miss.
 
 An unpredictable change is a difference between the basis and the report that shows the pod. The
-surprise is the change that explains why the pod is on its devices.
+*surprise* is the change that explains why the pod is on its devices.
 """
 
 from collections import Counter
@@ -38,7 +40,7 @@ class Result(Enum):
     HIT = "hit"
     SHIFTED = "shifted"
     MISS = "miss"
-    #: No report showed the pod: it ended first, lost its reservation, or too much changed.
+    #: No report showed the pod, because it ended first, lost its reservation, or too much changed.
     UNSEEN = "unseen"
 
 
@@ -65,8 +67,8 @@ _SENTENCES = {
     Surprise.BYPASS: "the kubelet first admitted a pod that Headroom did not bind",
     Surprise.CONFIGURATION: "the devices or the plugin's configuration changed before admission",
     Surprise.DISOBEYED: "NVIDIA_VISIBLE_DEVICES of the pod does not decide which devices it uses",
-    Surprise.SEVERAL: "several changes happened before admission, and none alone explains it",
-    Surprise.UNKNOWN: "no change in the reports explains it",
+    Surprise.SEVERAL: "several changes happened before admission, and none alone explains the miss",
+    Surprise.UNKNOWN: "no change in the reports explains the miss",
 }
 
 
@@ -85,14 +87,14 @@ class Since:
     """The changes after the basis, up to the report that shows the pod."""
 
     status: GPUNodeStatus
-    #: Reservations made after the pod's.
+    #: Reservations that were made after the pod's reservation.
     reservations: Mapping[str, Reservation]
     #: Unreserved pods that another scheduler bound to the node after the basis.
     unreserved_pods: Mapping[str, Reservation]
     #: Unconfirmed pods that are compared after this pod. If one report shows too many pods on a
-    #: device, the pod bound last is the miss.
+    #: device, the pod that was bound last is the miss.
     later: Set[str]
-    #: Differences from one report to the next (``changes``).
+    #: Differences from each report to the next, as ``changes`` returns them.
     changes: Set[Surprise]
 
 
@@ -101,7 +103,7 @@ class Comparison:
     result: Result
     predicted: tuple[str, ...]
     observed: tuple[str, ...]
-    #: None unless it is a miss.
+    #: None unless the result is a miss.
     surprise: Surprise | None = None
 
 
@@ -148,8 +150,8 @@ def is_shown(status: GPUNodeStatus, uid: str, reservation: Reservation) -> bool:
 
 
 def changes(before: GPUNodeStatus, after: GPUNodeStatus) -> set[Surprise]:
-    """Return the differences that affect the plugin's choice: CONFIGURATION, HEALTH, both or
-    none."""
+    """Return the differences that affect the plugin's choice, which are CONFIGURATION and
+    HEALTH."""
     found: set[Surprise] = set()
     if _configuration(before) != _configuration(after):
         found.add(Surprise.CONFIGURATION)
@@ -164,9 +166,9 @@ def compare(
 ) -> Comparison:
     """Compare the predicted devices of a pod with its observed devices.
 
-    ``grounds`` starts with the pod's own basis and the changes since. Further items belong to pods
-    that were bound while this pod was unconfirmed. These later bindings relied on newer reports, so
-    the observed devices must be possible on every ground.
+    ``grounds`` begins with the pod's own basis and the changes since then. Further items belong to
+    pods that were bound while this pod was unconfirmed. These later bindings relied on newer
+    reports, so the observed devices must be possible on every ground.
     """
     status = grounds[0][1].status
     candidates = predicted(reservation)
@@ -180,7 +182,8 @@ def compare(
 
 
 def compare_used(uid: str, reservation: Reservation, status: GPUNodeStatus) -> Comparison:
-    """Compare the devices of a pod whose own variable decides them with the devices it uses."""
+    """Compare the predicted devices of a pod that chooses its devices with the devices that it
+    uses."""
     candidates, devices = predicted(reservation), used(status, uid)
     if set(devices) <= set(candidates):
         return Comparison(Result.HIT, candidates, devices)
@@ -212,10 +215,10 @@ class _Replay:
         own = {**since.reservations, **basis.reservations}
         held_before = _held(basis.status, own.keys())
         arrived = _held(since.status, own.keys() - since.later) - held_before
-        # For a pod whose own variable decides, a row without a replica is no replica.
+        # If a pod's own variable decides its devices, its rows without a replica do not count.
         by_variable = {uid for uid, each in own.items() if is_by_environment(each)}
         arrived = {held for held in arrived if held[1] or held[2] not in by_variable}
-        #: Device of the pod -> number of its replicas that were allocated to pods since the basis.
+        #: Number of replicas that were allocated to pods since the basis, by device of the pod.
         self._arrived = {uuid: sum(device == uuid for device, *_ in arrived) for uuid in devices}
         before, now = ({use.uid for use in s.pods} for s in (basis.status, since.status))
         self._gone = before - now
@@ -260,15 +263,15 @@ class _Replay:
 def _held(status: GPUNodeStatus, uids: Set[str]) -> set[tuple[str, str, str]]:
     """Return (device, replica, uid) for the replicas that these pods hold.
 
-    A replica that an app container takes over from an init container counts once. The uid is
+    A replica that an app container takes over from an init container counts only once. The uid is
     included because the plugin can give the replica of a deleted pod to another pod.
     """
     return {(use.device, use.replica, use.uid) for use in status.pods if use.uid in uids}
 
 
 def _unknown_pods(status: GPUNodeStatus, known: Set[str]) -> dict[str, Reservation]:
-    """Return the reservations that would exist if pods that are only in the report had been
-    reserved."""
+    """Return the reservations that would exist if pods that are only in the report had
+    reservations."""
     resource_of = {device.uuid: device.resource for device in status.devices}
     held = _held(status, {use.uid for use in status.pods} - known)
     counts = Counter((uid, resource_of.get(device, "")) for device, _, uid in held)

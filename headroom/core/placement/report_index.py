@@ -1,4 +1,4 @@
-"""Indexes a node's report: which devices share a memory, and which pods hold their replicas."""
+"""Indexes a node's report by devices that share a memory, and by pods that hold their replicas."""
 
 from collections.abc import Container, Mapping, Sequence, Set
 
@@ -6,7 +6,8 @@ from headroom.contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Res
 
 #: Indices into ``GPUNodeStatus.pods``. Each of its items is called a row of the report.
 Rows = tuple[int, ...]
-#: Ascending indices (*slots*) of the reported devices that share one memory; mostly a single one.
+#: Ascending indices (*slots*) of the reported devices that share one memory. Usually there is only
+#: one.
 Memory = tuple[int, ...]
 
 
@@ -24,18 +25,19 @@ def memories_of(devices: Sequence[Device]) -> list[Memory]:
 class ReportIndex:
     """The rows of the report's pods, by pod and by device.
 
-    Several rows of one replica count once, because an app container reuses the replica of an
+    Several rows of one replica count only once, because an app container reuses the replica of an
     earlier init container and the kubelet lists both containers. Pods in ``by_environment`` may use
-    a device without holding a replica of it, so their rows without a replica count as none.
+    a device without holding a replica of it, so their rows without a replica do not count as a
+    replica.
     """
 
     def __init__(self, status: GPUNodeStatus, by_environment: Container[str]) -> None:
         self._pods = status.pods
         slot_of = {device.uuid: slot for slot, device in enumerate(status.devices)}
         self._resources = [device.resource for device in status.devices]
-        #: uid -> slot -> replicas.
+        #: Replicas by uid and slot.
         self._replicas: dict[str, dict[int, set[str]]] = {}
-        #: slot -> uid -> rows.
+        #: Rows by slot and uid.
         self._rows: list[dict[str, list[int]]] = [{} for _ in status.devices]
         for index, row in enumerate(status.pods):
             slot = slot_of.get(row.device)
@@ -51,7 +53,7 @@ class ReportIndex:
         return self._rows[slot].keys()
 
     def replicas_of(self, slot: int, uids: Set[str] | None = None) -> int:
-        """Return how many replicas of the device these pods hold; without ``uids``, all pods
+        """Return how many replicas of the device these pods hold. Without ``uids``, all pods
         count."""
         shown = self._rows[slot]
         return sum([len(self._replicas[uid][slot]) for uid in shown if uids is None or uid in uids])

@@ -1,9 +1,10 @@
-"""Parses the GPU request of a pod: bytes per device and replicas per resource.
+"""Parses the GPU request of a pod into bytes per device and replicas per resource.
 
-A pod's containers do not all run at once. Native sidecars run beside the app containers. An
-ordinary init container runs beside the sidecars started before it, and later containers reuse its
-devices. So a request for one resource has *phases*: each is a set of containers that hold GPUs at
-the same time. A pod never takes more of one device than its largest phase takes.
+A pod's containers do not all run at the same time. Native sidecars run beside the app containers.
+An ordinary init container runs beside the sidecars that were started before it, and later
+containers reuse its devices. So a request for one resource has *phases*, each of which is a set of
+containers that hold GPUs at the same time. A pod never takes more of one device than its largest
+phase.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,7 +66,7 @@ class ContainerAsk:
 
     @property
     def amount_text(self) -> str:
-        """The amount as users write it; "1 replica" without an annotation."""
+        """The amount as users write it, or "1 replica" without an annotation."""
         return "1 replica" if isinstance(self.amount, ReplicaShare) else render_amount(self.amount)
 
 
@@ -100,9 +101,9 @@ class VramRequest:
     containers: tuple[ContainerAsk, ...]
     asks: tuple[Ask, ...]
     policy: ScoringPolicy
-    #: Limit of a device's SM activity, in parts per million; None without a limit.
+    #: Limit of a device's SM activity in parts per million; None if there is no limit.
     max_sm_ppm: int | None
-    #: Processes per container, for MPS.
+    #: Number of processes per container, for MPS.
     processes: int
     #: The source that decides which devices the pod sees, on nodes that obey the variable
     #: NVIDIA_VISIBLE_DEVICES.
@@ -111,9 +112,9 @@ class VramRequest:
     gated: bool = False
     #: The VRAM annotation of the pod; None if it has none.
     annotated: str | None = None
-    #: Seconds after which its start times out, if it starts alone; else 0.
+    #: Seconds after which its start times out if it starts alone; otherwise 0.
     start_timeout_s: int = 0
-    #: Whether it may go to nodes where kube-scheduler allocates its GPUs by DRA.
+    #: Whether it may go to nodes on which kube-scheduler allocates its GPUs by DRA.
     may_use_dra: bool = False
 
     @property
@@ -125,7 +126,7 @@ class VramRequest:
     def kind(self) -> "Kind":
         """All values of the request on which fit and score depend.
 
-        Requests of equal kind have equal verdicts and scores. Only the choice between nodes with
+        Requests of the same kind have equal verdicts and scores. Only the choice between nodes with
         equal scores can differ.
         """
         return (
@@ -145,7 +146,7 @@ class VramRequest:
 
     @property
     def decision_id(self) -> str:
-        """The decision id, equal on every replica and in every verb."""
+        """The decision id, which is the same on every replica and in every verb."""
         return decision_id(self.uid, self.resource_version)
 
 
@@ -228,7 +229,7 @@ def understand(
 
 
 def _start_timeout_s(annotations: Mapping[str, str], rules: Rules) -> int:
-    """Return ``VramRequest.start_timeout_s``; raises ``BadAnnotation``."""
+    """Return ``VramRequest.start_timeout_s``. Raises ``BadAnnotation``."""
     text = annotations.get(STARTUP_TIMEOUT)
     timeout_s = STARTUP_TIMEOUT_S if text is None else parse_startup_timeout(text)
     if (startup := annotations.get(STARTUP)) is None:
@@ -238,7 +239,8 @@ def _start_timeout_s(annotations: Mapping[str, str], rules: Rules) -> int:
 
 
 def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
-    """Return what decides which devices the pod sees; pods with several resources are rejected."""
+    """Return the source that decides which devices the pod sees. Reject it if the resource is
+    ambiguous."""
     found = visible([*(pod.spec.init_containers or ()), *(pod.spec.containers or ())], rules)
     # If there are several resources, it is unknown to which of them a device in the variable
     # belongs.
@@ -247,9 +249,10 @@ def _visible(pod: Pod, asks: Sequence[ContainerAsk], rules: Rules) -> Visible:
 
 
 def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
-    """Return resource -> sum of the replicas that all containers request, at most ``MAX_COUNT``.
+    """Return the sum of the replicas that all containers request by resource, at most
+    ``MAX_COUNT``.
 
-    A count that cannot be parsed is taken as 1. The time is linear in the pod's size.
+    A count that cannot be parsed counts as 1. The time is linear in the pod's size.
     """
     total: dict[str, int] = {}
     for _, container in _containers(pod):
@@ -266,7 +269,7 @@ def replicas_requested(pod: Pod, rules: Rules) -> dict[str, int]:
 def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
     """Return whether the pod requests a GPU that Headroom manages.
 
-    True if a count cannot be parsed, because Headroom must reject such a pod.
+    Return True if a count cannot be parsed, because Headroom must reject such a pod.
     """
     try:
         return next(_gpu_containers(pod, rules), None) is not None
@@ -276,7 +279,8 @@ def asks_for_gpu(pod: Pod, rules: Rules) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _GpuContainer:
-    """The replicas of one resource that a container requests; see ``ContainerAsk``."""
+    """The replicas of one resource that a container requests, with the fields of
+    ``ContainerAsk``."""
 
     index: int | None
     name: str
@@ -285,7 +289,7 @@ class _GpuContainer:
 
 
 def _gpu_containers(pod: Pod, rules: Rules) -> Iterator[_GpuContainer]:
-    """Yield containers with managed resources, init containers first; raise ``BadQuantity``."""
+    """Yield containers with managed resources, init containers first. Raises ``BadQuantity``."""
     return (
         _GpuContainer(index, container.name, resource, count)
         for index, container in _containers(pod)
@@ -310,7 +314,7 @@ def _requested(container: Container) -> Mapping[str, str | int]:
 
 
 def _count(resource: str, quantity: str | int) -> int:
-    """Return the number of replicas; raises ``BadQuantity`` if it is not a valid count."""
+    """Return the number of replicas. Raises ``BadQuantity`` if it is not a valid count."""
     try:
         count = parse_bytes(str(quantity))
     except BadQuantity as err:
@@ -328,11 +332,11 @@ def _container_asks(
 ) -> tuple[ContainerAsk, ...]:
     """Return the containers with their amounts.
 
-    The amount comes from the pod's annotation. If there is none, it is the namespace's default, or
-    else the share of a replica. An invalid default does not affect pods that have an annotation.
+    The amount comes from the pod's annotation, otherwise from the namespace's default, otherwise it
+    is the share of a replica. An invalid default does not affect pods that have an annotation.
 
-    Raises ``BadAnnotation``. This includes an annotation that names a container without a GPU,
-    because that is probably a typo, which would leave the intended container without an amount.
+    Raises ``BadAnnotation``, also if the annotation names a container without a GPU. This is
+    probably a typo, which would leave the intended container without an amount.
     """
     if not found:
         return ()
@@ -362,7 +366,7 @@ def _container_asks(
 
 
 def _origin(written_from: str) -> str:
-    """Return the source of an amount that the webhook may have written onto the pod."""
+    """Return the source of an amount that the webhook may have written to the pod."""
     if written_from.startswith("namespace "):
         return "namespace"
     return "recommendation" if written_from.startswith("VRAMProfile ") else "annotation"

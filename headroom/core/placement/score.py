@@ -1,10 +1,10 @@
 """Ranks the nodes that fit by a weighted score of named terms, and chooses a single winner.
 
 Scores are floats in 0..1. A node's score does not depend on which other nodes are offered. Bytes
-are only compared as integers. The best fit breaks ties: the node with the least free memory after
-placement wins, and then the device with the least free memory (with ``spread``, the most). A hash
-of the pod breaks remaining ties, so that a burst of pods does not compete for one of many equal
-nodes. All replicas of the extender choose the same winner.
+are only compared as integers. Ties are broken by the best fit: the node with the least free memory
+after placement wins, and then the device with the least free memory (with ``spread``, the most). A
+hash of the pod breaks the remaining ties, so that a burst of pods does not compete for one of many
+equal nodes. All replicas of the extender choose the same winner.
 
 A pod without a GPU takes CPU and host memory, which GPU pods on the node also need. So it is best
 placed on a node without GPUs, or otherwise on the node with the least *spare* GPU memory. These
@@ -31,7 +31,7 @@ from headroom.core.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 #: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
 _SCATTER = 2_654_435_761
 _HASH_BITS = (1 << 32) - 1
-#: Part of ``packing`` that prices determine if they decide. The rest is computed as in policy pack.
+#: Fraction of ``packing`` that depends on prices if prices decide. The rest is as in policy pack.
 _CHEAP = 0.9
 
 
@@ -43,15 +43,15 @@ class Ranking:
     scores: Scores
     #: Index of the best node; None if the pod fits on no node or requests no GPU.
     winner: int | None
-    #: Named terms, each (n,) 0..1, whose weighted mean is the score. Only ``rank`` fills them.
+    #: Terms by name, each (n,) 0..1, whose weighted mean is the score. Only ``rank`` fills them.
     terms: Mapping[str, Scores] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Standing:
-    """The part of the score that is cached for one kind of request, for each node of a snapshot."""
+    """The part of the score that is cached for each kind of request and each node of a snapshot."""
 
-    #: Weighted sum of all terms but ``report``, with weights relative to the total weight, and
+    #: Weighted sum of all terms except ``report``, with weights relative to the total weight and
     #: without prices.
     score: Scores
     #: Free memory after placement, on the node and on its fullest candidate device.
@@ -59,13 +59,13 @@ class Standing:
     device_left_bytes: Rows
     #: (nodes, terms) in the order of ``KEPT``, without prices.
     terms: Scores
-    #: Whether kube-scheduler allocates the pod's GPUs there by DRA. Such a node scores 0,
+    #: Whether kube-scheduler allocates the pod's GPUs on the node by DRA. Such a node scores 0,
     #: because no term of its score is known.
     by_dra: Mask
 
     @classmethod
     def empty(cls) -> "Standing":
-        """Return the values of no rows."""
+        """Return an object without rows."""
         none = np.empty(0, np.int64)
         return cls(np.empty(0), none, none, np.empty((0, len(KEPT))), np.empty(0, bool))
 
@@ -199,9 +199,11 @@ def best(
     market: Market | None,
     most: int,
 ) -> tuple[Contender, ...]:
-    """Return at most ``most`` nodes: the winner, and then the other nodes with the highest scores.
+    """Return at most ``most`` nodes, first the winner and then the other nodes with the highest
+    scores.
 
-    Names break ties. Empty if the pod fits on no node. ``ranking`` belongs to ``rows``.
+    Names break ties. The result is empty if the pod fits on no node. ``ranking`` belongs to
+    ``rows``.
     """
     if ranking.winner is None:
         return ()
@@ -229,8 +231,8 @@ def best_for_non_gpu_pod(snap: Snapshot, rows: Rows) -> Mask:
     """Return the mask (n,) of the best rows for a pod without a GPU.
 
     If there are nodes without devices, all of them are best. Otherwise only the node with the least
-    spare GPU memory is best. Its name breaks ties, so that pods fill one node before they use the
-    next. A row of -1, an unknown node, is never best.
+    spare GPU memory is best. Names break ties, so that pods fill one node before they use the next.
+    A row of -1 is an unknown node, which is never best.
     """
     best = np.zeros(len(rows), bool)
     known = np.flatnonzero(rows >= 0)

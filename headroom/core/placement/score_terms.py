@@ -1,27 +1,26 @@
 """Computes the terms of the score, each 0..1, for one request on every node.
 
-A term concerns the worst candidate device of the node. No term depends on another node: bytes are
-relative to the node's own devices, because any agent could report a device of any size. So two
-nodes compare equally in every call. ``placement.score`` replaces ``packing`` and
-``smallest_device`` if prices decide (policy fragmentation).
+A term concerns the worst candidate device of the node. No term depends on another node. Bytes are
+relative to the node's own devices, because any agent could report a device of any size. So the
+comparison of two nodes has the same result in every call. ``placement.score`` replaces ``packing``
+and ``smallest_device`` if prices decide (policy fragmentation).
 
-=================  =============================================================================
-packing            by policy: how full the pod leaves its device and its node, or how empty
-prediction         how certain the prediction is if the plugin chooses: neighbours of similar
+================= =============================================================================
+packing by policy: how full the pod leaves its device and its node, or how empty prediction how
+certain the prediction is if the plugin chooses: neighbours of similar
                    size, a single candidate, enough free memory on every device
-sm_activity        how idle the SMs are; 0.5 if unknown
-slack              how little the neighbours use above their requests
-smallest_device    how small the candidate device is; 0.5 with ``MIDDLE_BYTES``
-report             how complete and how recent the report of the node is
-=================  =============================================================================
+sm_activity how idle the SMs are; 0.5 if unknown slack how little the neighbours use above their
+requests smallest_device how small the candidate device is; 0.5 with ``MIDDLE_BYTES`` report how
+complete and how recent the report of the node is =================
+=============================================================================
 
-*Stranded* is free memory that the plugin's choice makes unusable. The policy ``distributed`` fills
-devices level by level; the level of a device is its number of replicas taken. The plugin may choose
-any device at the lowest level, so a pod must fit on the fullest of them. The additional free memory
-of the other devices at this level is stranded. If all devices at each level are equally full, no
-memory is stranded. One large pod among small ones makes its node unusable for all large pods. So a
-pod is best placed where its device becomes about as full as the others at its new level, and does
-not make that level fuller than it was.
+Free memory is *stranded* if the plugin's choice makes it unusable. The policy ``distributed`` fills
+devices level by level, where the level of a device is its number of allocated replicas. The plugin
+may choose any device at the lowest level, so a pod must fit on the fullest of them. The additional
+free memory of the other devices at this level is stranded. If all devices at each level are equally
+full, no memory is stranded. A large pod among small pods makes its node unusable for all large
+pods. So the best node for a pod is one on which its device becomes about as full as the other
+devices at its new level, without making this level fuller than it was.
 """
 
 from dataclasses import dataclass
@@ -49,7 +48,8 @@ class Terms:
 
     #: (nodes, terms) 0..1 in the order of ``KEPT``, without prices.
     values: Scores
-    #: (nodes,) free bytes on the fullest candidate and on the node after placement: tie-breakers.
+    #: (nodes,) free bytes on the fullest candidate and on the node after placement, which break
+    #: ties.
     device_left_bytes: Rows
     node_left_bytes: Rows
 
@@ -83,7 +83,7 @@ def terms(verdicts: Verdicts) -> Terms:
 def report(snap: Snapshot, rows: Rows, now_s: float) -> Scores | float:
     """Return how complete and recent each row's report is, 0..1.
 
-    Returns a single number for all rows if all reports are complete and recent.
+    Return a single number for all rows if all reports are complete and recent.
     """
     complete: Scores | float = 1.0
     if snap.degraded.any():
@@ -178,9 +178,10 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
 
     The pod is assumed to get the fullest of its candidates, on which it must fit in any case. A
     quarter of the bytes by which the device becomes fuller than all others at its new level is
-    added: they are stranded on each device that reaches the level later. The estimate is 0 if the
-    plugin does not choose by levels, because Headroom chooses or because the pod requests several
-    replicas. Because the estimate is only a preference, errors in it cost density but never safety.
+    added, because they are stranded on each device that reaches the level later. The estimate is 0
+    if the plugin does not choose by levels, because Headroom chooses or because the pod requests
+    several replicas. The estimate is only a preference, so errors in it cost density but never
+    safety.
     """
     candidates, columns = verdict.all_candidates, snap.columns
     if verdict.ask.count > 1 or not candidates.size:
@@ -203,8 +204,8 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     difference_bytes = np.maximum(
         np.minimum(own_bytes - least_bytes, MAX_DEVICE_BYTES), -MAX_DEVICE_BYTES
     )
-    # If the device is not the fullest at the level, it strands its difference to the fullest one.
-    # If it is the fullest, each of the others strands its difference to the device.
+    # If the device is not the fullest at the level, it strands its difference to the fullest
+    # device. If it is the fullest, each of the others strands its difference to this device.
     stranded_before, stranded_after = np.where(
         difference_bytes >= 0, difference_bytes, -difference_bytes * others.sum(axis=2)
     )

@@ -1,7 +1,7 @@
-"""An immutable snapshot of the cluster, in dense arrays.
+"""An immutable snapshot of the cluster in dense arrays.
 
-A row is a node, and a *slot* is a device: slot j of row i is the j-th device that node i reports.
-All arrays are read-only. In a slot that a node does not have, all values are -1. Only
+A *row* is a node and a *slot* is a device, so slot j of row i is the j-th device that node i
+reports. All arrays are read-only. In a slot that a node does not have, all values are -1. Only
 ``placement.snapshot_builder`` builds snapshots.
 """
 
@@ -21,19 +21,19 @@ from headroom.core.placement.device_accounting import DeviceTerms
 
 Bytes2D = NDArray[np.int64]
 Int2D = NDArray[np.int32]
-#: One-dimensional: indices of rows, or a value for each row.
+#: A one-dimensional array with indices of rows, or with a value for each row.
 Rows = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
-#: Code 0 is "fits"; every other code is an index into this tuple.
+#: Code 0 means "fits". Every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
-#: Limit of the absolute values of all columns in bytes, and of all needs compared with them. With
-#: this limit, the difference of two values fits int64.
+#: Limit on the absolute values of all columns in bytes, and of all needs compared with them. With
+#: this limit, the difference of two values fits into int64.
 MOST_BYTES = 1 << 61
-#: Column ``sharing`` holds indices into this tuple.
+#: Column ``sharing`` contains indices into this tuple.
 SHARING = ("none", "time-slicing", "mps")
-#: ``Snapshot.spare_bytes`` of a node without devices; less than any node with a device has.
+#: ``Snapshot.spare_bytes`` of a node without devices, which is less than that of any other node.
 NO_DEVICE = -1
 
 
@@ -41,7 +41,7 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     """The values of one node, from which the columns are filled and explanations are made."""
 
     name: str
-    #: Why the node accepts no pod; None if that depends on its devices.
+    #: Why the node accepts no pod; None if this depends on its devices.
     reason: Reason | None
     #: When its report becomes stale, in seconds of the extender's monotonic clock.
     fresh_until_s: float
@@ -50,7 +50,7 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     ageing_from_s: float = inf
     #: Whether the report lacks the data of some probe.
     degraded: bool = False
-    #: The source of the node's capacity, such as labels, if no agent measured it; else empty.
+    #: The source of the node's capacity, such as labels, if no agent measured it; otherwise empty.
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
     obeys_environment: bool = True
@@ -75,8 +75,8 @@ class Columns:
 
     memory_bytes: Bytes2D
     allocatable_bytes: Bytes2D
-    #: Free for a new pod if it gets the device: for a pod that requests one replica of the
-    #: resource, and for a pod that requests several.
+    #: Free memory for a new pod that gets the device, if the pod requests one replica of the
+    #: resource, and if it requests several.
     free_bytes: Bytes2D
     several_free_bytes: Bytes2D
     #: Allocatable less committed memory, with the worst case of unconfirmed pods.
@@ -84,7 +84,7 @@ class Columns:
     replicas: Int2D
     #: Replicas that are neither allocated nor unhealthy, according to the report.
     replicas_free: Int2D
-    #: Replicas of the slot's resource reserved for unconfirmed pods, on the whole node.
+    #: Replicas of the slot's resource that are reserved for unconfirmed pods on the whole node.
     replicas_unconfirmed: Int2D
     #: Minimum number of replicas that the next pod must request to possibly get a replica of this
     #: device; larger than any request if no pod could get one.
@@ -99,7 +99,7 @@ class Columns:
     sharers: Int2D
     #: Index into ``SHARING``.
     sharing: Int2D
-    #: Code of the device's health issue; 0 for none.
+    #: Code of the device's health issue; 0 if there is none.
     health_issue: Int2D
     #: SM activity in parts per million; -1 if unknown.
     sm_ppm: Int2D
@@ -110,7 +110,7 @@ class Columns:
     starting: Int2D
 
 
-#: Fields of ``Snapshot`` with the values of every node -> their type in the array.
+#: Fields of ``Snapshot`` with a value for every node, and the type of their arrays.
 PER_NODE: Mapping[str, type[np.generic]] = {
     "node_reason": np.int32,
     "gated": np.bool_,
@@ -131,7 +131,7 @@ _columns = attrgetter(*(f.name for f in fields(Columns)))
 class Snapshot:
     #: Increases with every snapshot of a process.
     generation: int
-    #: Node name -> row.
+    #: Row of each node by name.
     row_of: Mapping[str, int]
     #: (rows,) the names of all nodes.
     names: tuple[str, ...]
@@ -139,10 +139,10 @@ class Snapshot:
     names_hash: int
     #: (rows,) the values from which the columns were filled.
     nodes: tuple[NodeTerms, ...]
-    #: Resource name -> value of column ``resource``.
+    #: Value of column ``resource`` by resource name.
     resources: Mapping[str, int]
     columns: Columns
-    #: (rows,) code of the reason why the node accepts no pod; 0 for none.
+    #: (rows,) code of the reason why the node accepts no pod; 0 if there is none.
     node_reason: Int2D
     #: (rows,) whether the node is for gated pods only.
     gated: NDArray[np.bool_]
@@ -152,31 +152,31 @@ class Snapshot:
     ageing_from_s: NDArray[np.float64]
     #: (rows,) whether part of the report is missing, or labels replace it.
     degraded: NDArray[np.bool_]
-    #: (rows,) index of the node's name in the sorted names: the last tie-breaker.
+    #: (rows,) index of the node's name in the sorted names, which is the last tie-breaker.
     name_rank: Int2D
     #: (rows,) generation of the first snapshot with the node's current values.
     changed_in: Rows
     #: (rows,) generation of the first snapshot since the node's devices, GPUNode or pods were
-    #: replaced, whether or not a value in this snapshot differs. A mere heartbeat replaces none.
+    #: replaced, even if no value in this snapshot differs. A heartbeat alone does not replace them.
     updated_in: Rows
-    #: (rows,) headroom of all devices of the node; overcommitted ones count as full, and each of
-    #: the devices that share a memory counts its part.
+    #: (rows,) headroom of all devices of the node. Overcommitted devices count as full, and each
+    #: device that shares a memory counts with its part.
     node_headroom_bytes: Rows
-    #: (rows,) memory of the node's largest device and of all its devices; 0 without devices.
+    #: (rows,) memory of the node's largest device and of all its devices; 0 if it has no devices.
     node_largest_device_bytes: Rows
     node_memory_bytes: Rows
     #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
     spare_bytes: Rows
-    #: Node -> uid -> reservation of a pod that is not bound yet, and for which memory is held.
-    #: These reservations count in this snapshot (``whatif.held_memory``).
+    #: Reservations of pods that are not bound yet but for which memory is held, by node and uid.
+    #: They count in this snapshot (``whatif.held_memory``).
     held: Mapping[str, Mapping[str, Reservation]]
 
     def part(self, rows: Rows) -> "Snapshot":
-        """Return a snapshot of these rows only."""
+        """Return a snapshot of only these rows."""
         nodes = tuple(self.nodes[row] for row in rows.tolist())
         names = tuple(node.name for node in nodes)
-        # A slice is a view, which takes a tenth of the time of a copy. take() would first copy the
-        # whole array, because it is in Fortran order.
+        # A slice is a view, which takes a tenth of the time of a copy. ``take`` would first copy
+        # the whole array, because the array is in Fortran order.
         selected = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
         columns = [column[selected] for column in _columns(self.columns)]
         return replace(
@@ -197,12 +197,12 @@ class Snapshot:
         return np.zeros(advertised.shape, bool) if index is None else advertised == index
 
     def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-        """Return the names in any order, and the row of each; -1 for unknown names.
+        """Return the names in any order, and the row of each name; -1 for unknown names.
 
         kube-scheduler often offers all nodes. In this case the names are returned in the order of
-        the rows. To detect it, only hashes are compared, which takes a third of the time that
-        looking up 5,000 names takes. Python hashes strings with a random key of 64 bits, so another
-        set of as many names practically never has the same hash.
+        the rows. To detect the case, only hashes are compared, which takes a third of the time of
+        looking up 5,000 names. Python hashes strings with a random key of 64 bits, so another set
+        with the same number of names practically never has the same hash.
         """
         if len(names) == len(self.names) and hash(frozenset(names)) == self.names_hash:
             return self.names, np.arange(len(names))

@@ -1,4 +1,4 @@
-"""Builds snapshots: a mutable table of nodes with one owner, and immutable snapshots of it."""
+"""Builds immutable snapshots from a mutable table of nodes, which has a single owner."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -21,7 +21,7 @@ from headroom.core.placement.snapshot import (
     clamped,
 )
 
-#: Limit of replica counts in columns; above the number that any plugin advertises.
+#: Limit on replica counts in columns, which is above the number that any plugin advertises.
 MANY = 1 << 20
 _SHARING = {sharing: index for index, sharing in enumerate(SHARING)}
 _COLUMNS = tuple(
@@ -32,8 +32,8 @@ _COLUMNS = tuple(
 class Table:
     """A mutable table of nodes. Each node has a row in every column.
 
-    A snapshot copies the columns that changed since the previous snapshot, and shares the others
-    with the previous snapshot. It grows beyond the given ``rows`` and ``slots`` if needed.
+    A snapshot copies the columns that have changed since the previous snapshot, and shares the
+    other columns with it. The table grows beyond the given ``rows`` and ``slots`` if needed.
     """
 
     def __init__(self, rows: int = 0, slots: int = 0) -> None:
@@ -42,7 +42,7 @@ class Table:
         self._resources: dict[str, int] = {}
         self._columns = _absent(rows, slots)
         self._per_node = _absent_nodes(rows)
-        #: Read-only copies from the last snapshot, of columns that have not changed since.
+        #: Read-only copies in the last snapshot of columns that have not changed since then.
         self._columns_shown: dict[str, NDArray[Any]] = {}
         self._per_node_shown: dict[str, NDArray[Any]] = {}
         self._names: tuple[str, ...] = ()
@@ -75,7 +75,8 @@ class Table:
 
     @property
     def shown_generation(self) -> int:
-        """The generation that ``shown`` would have; does not make the snapshot."""
+        """The generation that the snapshot of ``shown`` would have. Does not create the
+        snapshot."""
         return self._generation + (self._latest is None or self._is_updated)
 
     def put(self, node: NodeTerms) -> None:
@@ -113,15 +114,18 @@ class Table:
             self._write_value(row, "changed_in", self.next_generation)
 
     def updated(self, name: str) -> None:
-        """Record that the node's devices, GPUNode or pods were replaced. Only ``shown`` makes a new
-        snapshot because of that, since decisions do not depend on it."""
+        """Record that the node's devices, GPUNode or pods were replaced.
+
+        Only ``shown`` creates a new snapshot for this reason, because decisions do not depend on
+        it.
+        """
         row = self._row_of.get(name)
         if row is not None:
             self._write_value(row, "updated_in", self.next_generation)
             self._is_updated = True
 
     def get(self, name: str) -> NodeTerms | None:
-        """Return the node of this name; None if there is none."""
+        """Return the node with this name; None if there is none."""
         row = self._row_of.get(name)
         return None if row is None else self._nodes[row]
 
@@ -141,13 +145,13 @@ class Table:
             self.put(last)
 
     def shown(self) -> Snapshot:
-        """Return a snapshot that also has the newest ``updated_in``, for views."""
+        """Return a snapshot that also contains the newest ``updated_in``, for views."""
         if self._is_updated:
             self._latest = None
         return self.snapshot()
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot of the table. It is the same object until the table changes."""
+        """Return a snapshot of the table, which is the same object until the table changes."""
         if self._latest is None:
             if self._members_changed:
                 self._names = tuple(node.name for node in self._nodes)
@@ -174,7 +178,8 @@ class Table:
     def _frozen(
         self, arrays: Mapping[str, NDArray[Any]], frozen: dict[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Add read-only copies of the arrays that ``frozen`` lacks; return a copy of ``frozen``."""
+        """Add read-only copies of the arrays that are missing in ``frozen``; return a copy of
+        ``frozen``."""
         for name, array in arrays.items():
             now = array[: len(self._nodes)]
             if name not in frozen or frozen[name].shape != now.shape:
@@ -183,7 +188,7 @@ class Table:
         return dict(frozen)
 
     def _grow(self, rows: int, slots: int) -> None:
-        """Enlarge the arrays to at least this many rows and slots; new elements are absent."""
+        """Enlarge the arrays to at least this many rows and slots. New elements are absent."""
         old_rows, old_slots = self._columns["resource"].shape
         if rows <= old_rows and slots <= old_slots:
             return
@@ -275,10 +280,10 @@ def _sm_ppm(terms: DeviceTerms) -> int:
 
 
 def reach(terms: DeviceTerms) -> int:
-    """Return the minimum number of replicas that the next pod must request to possibly get a
-    replica of this device.
+    """Return the minimum number of replicas with which the next pod can get a replica of this
+    device.
 
-    ``MANY`` if no pod can.
+    Return ``MANY`` if no pod can get a replica of it.
     """
     if terms.first is None:
         return MANY
@@ -286,7 +291,8 @@ def reach(terms: DeviceTerms) -> int:
 
 
 def _exceeded_ppm(terms: DeviceTerms) -> int:
-    """Return the use above requests in parts per million of the allocatable memory, at most 1e6."""
+    """Return the use above requests, at most 1e6, in parts per million of the allocatable
+    memory."""
     exceeded_bytes = 0
     for holder in terms.holders:
         measured_bytes = holder.measured_bytes

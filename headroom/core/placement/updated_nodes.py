@@ -16,14 +16,15 @@ class UpdatedNodes:
 
     def __init__(self) -> None:
         self._generation = 0
-        #: By row: whether the report was fresh.
+        #: Whether the report was fresh, by row.
         self._fresh = np.empty(0, bool)
 
     def since_last(self, snap: Snapshot, now_s: float = -inf) -> Iterator[int]:
-        """Yield the row of each node that was added or updated, or whose report became fresh or
-        stale, since the last round whose rows were all consumed.
+        """Yield the row of each node that has changed since the last round whose rows were all
+        consumed.
 
-        ``now_s`` is the time of the monotonic clock; without it, all reports count as fresh. If
+        A node has changed if it was added or updated, or if its report became fresh or stale.
+        ``now_s`` is the time of the monotonic clock, and without it all reports count as fresh. If
         threads take turns, ``snap`` may be older than the snapshot of the last round.
         """
         fresh = snap.fresh_until_s >= now_s

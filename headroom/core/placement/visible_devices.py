@@ -1,16 +1,16 @@
-"""Determines from a pod's manifest what decides which devices its containers see.
+"""Determines from a pod's manifest whether the plugin or the pod decides which devices it sees.
 
-The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``. The plugin sets it. If the pod sets it too,
-the pod's value wins, except on nodes that ignore it (``Plugin.ignores_visible_devices``). Then the
-pod itself chooses its devices, and Headroom cannot predict them, because the content of a ConfigMap
-is unknown and a uuid belongs to a single node. Only with ``none``, ``void`` and the empty value the
-pod sees no device.
+The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``, which the plugin sets. If the pod sets it
+too, the pod's value wins, except on nodes that ignore it (``Plugin.ignores_visible_devices``). Then
+the pod itself chooses its devices, and Headroom cannot predict them, because the content of a
+ConfigMap is unknown and a UUID belongs to a single node. Only with ``none``, ``void`` or an empty
+value the pod sees no device.
 
-``envFrom`` adds all keys of a ConfigMap or Secret, and the manifest does not name them. Headroom
+``envFrom`` adds all keys of a ConfigMap or Secret, which the manifest does not name, and Headroom
 does not read Secrets. If Headroom assumed that each ``envFrom`` sets the variable, it would reject
-many ordinary pods. So it assumes that only with ``Rules.suspect_env_from``, and only if neither a
-prefix nor the pod's own ``env``, which takes precedence, excludes it. The agent detects the
-remaining cases: if a process uses a device that its pod does not hold, its memory counts there.
+many ordinary pods. So it makes this assumption only with ``Rules.suspect_env_from``, and only if
+neither a prefix nor the pod's own ``env``, which takes precedence, excludes it. The agent detects
+the remaining cases: if a process uses a device that its pod does not hold, its memory counts there.
 """
 
 from collections.abc import Iterable
@@ -27,18 +27,18 @@ NO_DEVICES = ("", "none", "void")
 class Visible(Enum):
     """The source that decides which devices a pod sees, on nodes that obey the variable."""
 
-    #: The device plugin, as usual.
+    #: The device plugin decides, as usual.
     BY_PLUGIN = "by-plugin"
-    #: The pod itself. It gets a reservation on every device of a node that may obey it.
+    #: The pod itself decides, so it gets a reservation on every device of a node that may obey it.
     BY_POD = "by-pod"
-    #: The pod itself. Nodes that may obey it reject the pod.
+    #: The pod itself decides, so nodes that may obey it reject the pod.
     REJECTED = "rejected"
 
 
 def visible(containers: Iterable[Container], rules: Rules) -> Visible:
-    """Return what decides which devices a pod with these containers sees.
+    """Return the source that decides which devices a pod with these containers sees.
 
-    ``containers`` include init containers.
+    ``containers`` includes init containers.
     """
     if not any(_chooses_itself(container, rules) for container in containers):
         return Visible.BY_PLUGIN
@@ -53,5 +53,5 @@ def _chooses_itself(container: Container, rules: Rules) -> bool:
         return rules.suspect_env_from and any(
             VISIBLE_DEVICES.startswith(source.prefix) for source in container.env_from or ()
         )
-    last = named[-1]  # wins
+    last = named[-1]  # the last entry wins
     return last.value_from is not None or (last.value or "") not in NO_DEVICES

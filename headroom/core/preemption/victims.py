@@ -1,26 +1,26 @@
-"""Selects the smallest set of victims on a node, in kube-scheduler's order, with which a preemptor
-fits.
+"""Selects the smallest set of victims on a node with which a preemptor fits, in kube-scheduler's
+order.
 
     rank(set) = (violations of disruption budgets, highest priority, sum of priorities, number,
                  earliest start of the pods with the highest priority: later is better)
 
 This is how ``pickOneNodeForPreemption`` compares nodes (pkg/scheduler/framework/preemption). The
-set with the lowest rank is the *smallest*. Adding a pod never lowers the rank. So the search tries
-sets in the order of their rank. The first set that makes the preemptor fit is the best, and it has
-no superfluous victim.
+set with the lowest rank is the *smallest*. Adding a pod never lowers the rank, so the search tries
+sets in the order of their rank. The first set with which the preemptor fits is the best, and it
+contains no superfluous victim.
 
-More victims are not always better. The plugin chooses the device with the fewest replicas taken, so
-an eviction makes the plugin choose that device, whether or not it has enough memory. Only computing
-the node without the victims shows whether the preemptor fits (``helps``). That takes a fraction of
-a millisecond, and a node with 50 pods has 2^50 sets. So a cheap check (``may_help``) excludes most
-sets first.
+More victims are not always better. The plugin chooses the device with the fewest allocated
+replicas, so an eviction can make it choose a device without enough memory. So the node must be
+computed without the victims to find out whether the preemptor fits (``helps``). This takes a
+fraction of a millisecond, but a node with 50 pods has 2^50 sets. So a cheap check (``may_help``)
+first excludes most sets.
 
-On a node with more than ``FEW`` pods the search tries the sets of pods on each single device, one
-of which usually suffices. If no such set helps, the search proceeds as kube-scheduler does: it
-removes all pods and reprieves one after the other, starting with the most important pod. If
-``Tries`` suffice, the result is the smallest set of all pods on a node with up to ``FEW`` pods; on
-other nodes, it is the smallest set of pods on one device with up to ``FEW`` pods. In all other
-cases it is a set without superfluous victims.
+On a node with more than ``FEW`` pods the search tries the sets of pods on each single device,
+because one of them usually suffices. If no such set helps, the search proceeds like kube-scheduler:
+it removes all pods and then reprieves them one by one, starting with the most important pod. If
+``Tries`` suffice, the result is the smallest set of all pods on a node with up to ``FEW`` pods, and
+on other nodes the smallest set of pods on one device with up to ``FEW`` pods. In all other cases it
+is a set without superfluous victims.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
@@ -29,7 +29,7 @@ from heapq import heappop, heappush
 
 from headroom.core.cluster.trackers.pod_selectors import Budget
 
-#: Maximum number of pods of which every set is tried, which makes 1,024 sets.
+#: Maximum number of pods for which every set is tried. Ten pods have 1,024 sets.
 FEW = 10
 #: kube-scheduler adds this to each priority, so that each further victim increases the sum.
 OFFSET = 1 << 31
@@ -37,9 +37,9 @@ OFFSET = 1 << 31
 NOT_STARTED_S = 1 << 62
 
 Rank = tuple[int, int, int, int, int]
-#: Rank of the empty set; lower than any other.
+#: Rank of the empty set, which is lower than any other.
 NO_VICTIMS: Rank = (0, -OFFSET - 1, 0, 0, -NOT_STARTED_S)
-#: Returns whether the preemptor fits, or may fit, without the pods of this set of uids.
+#: Returns whether the preemptor fits, or may fit, without the pods with these uids.
 Helps = Callable[[frozenset[str]], bool]
 
 
@@ -108,16 +108,17 @@ def smallest(
     below: Rank | None = None,
     whole: bool = True,
 ) -> frozenset[str] | None:
-    """Return the set of uids with the lowest rank that makes the preemptor fit.
+    """Return the set of uids with the lowest rank without which the preemptor fits.
 
     The module's docstring describes how exact the result is. It is empty if the preemptor fits
-    without victims. It is None if no set helps, or if no set that helps has a rank below ``below``.
+    without victims, and None if no set helps or if no set that helps has a rank below ``below``.
 
-    ``devices`` has for each device the lowest rank of a set that can help there, and the uids of
-    its pods, sorted by rank. If ``whole`` is set, there are more than ``FEW`` pods and no set on a
-    single device helps, the function also tries sets on several devices, which takes at least one
-    try for each pod. ``may_help`` is a cheap check: if it is false for a set, no subset of the set
-    helps. ``helps`` is called at most once for each set, and at most as often as ``tries`` allows.
+    ``devices`` contains the lowest rank of a set that can help on each device and the uids of the
+    device's pods, sorted by rank. If ``whole`` is set, there are more than ``FEW`` pods and no set
+    on a single device helps, the function also tries sets on several devices, which takes at least
+    one try for each pod. ``may_help`` is a cheap check. If it is false for a set, no subset of the
+    set helps. ``helps`` is called at most once for each set, and at most as often as ``tries``
+    allows.
     """
     search = _Search(budgets, may_help, helps, tries)
     if len(pods) <= FEW:
@@ -149,9 +150,9 @@ class _Search:
         return rank([pod for pod in pods if pod.uid in uids], self._budgets)
 
     def exact(self, pods: Sequence[Evictable], below: Rank | None) -> frozenset[str] | None:
-        """Return the first set that helps, in the order of rank, without sets that cannot help.
+        """Return the first set that helps in the order of rank, skipping sets that cannot help.
 
-        None if no set below ``below`` helps, or no tries remain.
+        Return None if no set below ``below`` helps, or if no tries remain.
         """
         ordered = sorted(pods, key=lambda pod: (rank([pod], self._budgets), pod.uid))
         rest = [frozenset(pod.uid for pod in ordered[i:]) for i in range(len(ordered) + 1)]
@@ -176,8 +177,9 @@ class _Search:
         """Find a set without superfluous victims by removing all pods and reprieving them one by
         one.
 
-        Pods whose eviction violates a budget are reprieved first, then the most important. None if
-        the removal of all pods does not help, or the rank of the set is not below ``below``.
+        Pods whose eviction violates a budget are reprieved first, then the most important pods.
+        Return None if the removal of all pods does not help, or if the rank of the set is not below
+        ``below``.
         """
         victims = frozenset(pod.uid for pod in pods)
         if not self._does_help(victims):

@@ -1,14 +1,14 @@
 """Decides when the start of a pod that starts alone has ended.
 
-Such a pod is *starting* from its bind until one of these conditions holds. Meanwhile, other pods
+Such a pod is *starting* from its bind until one of these conditions holds. Until then, other pods
 that start alone are not placed on its devices.
 
 * It is ready, and each of its GPU containers has a readiness or startup probe. Without a probe, a
   container is ready as soon as it runs.
-* The use of each of its GPU containers has settled on every device that the container uses,
-  according to the agent. Init containers that end do not count: the engine starts after them.
+* According to the agent, the use of each of its GPU containers has settled on every device that the
+  container uses. Init containers that end do not count, because the engine starts after them.
 * The kubelet cannot start its containers, for example because an image cannot be pulled, and
-  ``STUCK_AFTER_S`` have passed since the bind.
+  ``STUCK_AFTER_S`` seconds have passed since the bind.
 * Its start has timed out.
 
 A pod that restarts later does not start alone again.
@@ -21,8 +21,8 @@ from enum import Enum
 from headroom.contract.gpunode import PodUse
 from headroom.contract.kube import Container, ContainerStatus, Pod
 
-#: Seconds after the bind in which a failed image pull does not end the start, because the kubelet
-#: retries it.
+#: During this number of seconds after the bind, a failed image pull does not end the start, because
+#: the kubelet retries the pull.
 STUCK_AFTER_S = 60.0
 #: Reasons of waiting containers that cannot run until their user or a registry fixes the problem.
 _STUCK = frozenset(
@@ -63,7 +63,8 @@ class Start:
 
     @property
     def _engines(self) -> list[str]:
-        """Names of the GPU containers that run on after the start; empty if unknown or none."""
+        """Names of the GPU containers that keep running after the start; empty if there are none or
+        unknown."""
         of_app = () if self.pod is None else _app_containers(self.pod)
         return [each.name for each in of_app if each.name in self.gpu_containers]
 
@@ -104,18 +105,18 @@ def lacks_probe(pod: Pod, gpu_containers: Collection[str]) -> bool:
 
 
 def _app_containers(pod: Pod) -> list[Container]:
-    """Return the containers that count for the pod's readiness, native sidecars included."""
+    """Return the containers that count for the pod's readiness, including native sidecars."""
     init_containers = pod.spec.init_containers or ()
     sidecars = [each for each in init_containers if each.restart_policy == "Always"]
     return [*sidecars, *(pod.spec.containers or ())]
 
 
 def _has_settled(engines: Sequence[str], rows: Iterable[PodUse]) -> bool:
-    """Return whether the use of each of these containers has settled, in every one of its rows that
-    shows a start. Without ``engines``, every such row of the pod counts.
+    """Return whether the use of each of these containers has settled in all its rows that show a
+    start.
 
-    A row without a container name can belong to any container, because the pod chose the device
-    itself.
+    Without ``engines``, every such row of the pod counts. A row without a container name can belong
+    to any container, because the pod chose the device itself.
     """
     started = [row for row in rows if row.started_at]
     if not engines:
@@ -128,7 +129,7 @@ def _all_settled(rows: Sequence[PodUse]) -> bool:
 
 
 def stuck_reason(pod: Pod) -> str:
-    """Return why the kubelet cannot start the pod's containers; empty if it can, or one runs."""
+    """Return why the kubelet cannot start the pod's containers; empty if it can or if one runs."""
     status = pod.status
     if status is None:
         return ""

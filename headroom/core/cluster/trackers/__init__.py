@@ -1,2 +1,1 @@
-"""Trackers, which each follow one aspect of the cluster. The writer passes every change to all of
-them."""
+"""Trackers of single aspects of the cluster. The writer passes every change to all of them."""

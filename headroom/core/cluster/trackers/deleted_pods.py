@@ -1,16 +1,16 @@
 """Decides when the reservation of a deleted pod can be removed.
 
-A reservation is obsolete once the pod was seen to end, or if the pod never was on the node.
-Otherwise it is only known that the pod was deleted, for example by force or while the watch was
-down, and its containers may still run.
+A reservation is obsolete if the pod was seen to end, or if the pod was never on the node. If it is
+only known that the pod was deleted, for example by force or while the watch was down, its
+containers may still run.
 
-For such a pod a *mark* is kept. This is the resourceVersion of the agent's Lease, read after the
-pod was found deleted. Each heartbeat of an agent names the version of its Lease that the agent knew
-before it took the sample. If that version is later than the mark, the order of events is certain:
+For such a pod a *mark* is kept, which is the resourceVersion of the agent's Lease, read after the
+pod was found deleted. Each heartbeat of an agent names the version of its Lease that the agent had
+before it took the sample. If this version is later than the mark, the order of events is certain:
 
     pod deleted < mark read < later version written < agent received it < sample taken
 
-This order does not depend on clocks, nor on the delay of a watch or a request. So if this sample
+This order depends neither on clocks nor on the delay of a watch or a request. So if this sample
 does not show the pod, the pod's containers have ended.
 
 A node without an agent has no samples. If the cluster can reach its kubelet, the containers of a
@@ -24,8 +24,8 @@ from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Node
 from headroom.core.tracker import LastSeen, Tracker
 
-#: Number of deleted pods whose last state is kept. The reservation of a pod that is dropped is
-#: removed later, after a sample.
+#: Number of deleted pods whose last state is kept. The reservation of a pod whose state was dropped
+#: is removed only after a sample.
 REMEMBERED = 10_000
 #: A kubelet is notified of a deleted pod within a second. It kills the containers after their grace
 #: period, which is 30 s by default and 0 for a pod that was deleted by force. If the kubelet does
@@ -42,9 +42,9 @@ class DeletedPods(Tracker):
 
     def __init__(self) -> None:
         self._seen: Bounded[str, LastSeen] = Bounded(REMEMBERED)
-        #: (node, pod uid) -> version of the agent's Lease.
+        #: Version of the agent's Lease by (node, pod uid).
         self._marks: dict[tuple[str, str], int] = {}
-        #: (node without an agent, pod uid) -> when the pod was found deleted.
+        #: When a pod on a node without an agent was found deleted, by (node, pod uid).
         self._gone_since_s: dict[tuple[str, str], float] = {}
 
     def pod_gone(self, uid: str, last: LastSeen | None) -> None:
@@ -72,8 +72,8 @@ class DeletedPods(Tracker):
         """Set the mark of a deleted pod, unless it already has a mark, because the first mark is
         the earliest proof.
 
-        ``lease_version`` is empty if the node has no agent. Then ``at_s``, on the monotonic clock,
-        is the time at which the pod was found deleted.
+        ``lease_version`` is empty if the node has no agent. Then ``at_s`` is the time on the
+        monotonic clock at which the pod was found deleted.
         """
         number = _number(lease_version)
         if number is not None:
@@ -82,7 +82,8 @@ class DeletedPods(Tracker):
             self._gone_since_s.setdefault((node, uid), at_s)
 
     def ended_by_kubelet(self, node: str, uid: str, now_s: float) -> bool:
-        """Whether the kubelet of a node without an agent has had enough time to end the pod."""
+        """Return whether the kubelet of a node without an agent has had enough time to end the
+        pod."""
         since_s = self._gone_since_s.get((node, uid))
         return since_s is not None and now_s - since_s > KUBELET_ENDS_S
 
@@ -90,15 +91,15 @@ class DeletedPods(Tracker):
         return (node, uid) in self._marks
 
     def precede(self, node: str, uid: str, after: str) -> bool:
-        """Whether the pod was deleted before the sample was taken.
+        """Return whether the pod was deleted before the sample was taken.
 
-        ``after`` is the version of its Lease that the agent knew before it took the sample.
+        ``after`` is the version of its Lease that the agent had before it took the sample.
         """
         mark, number = self._marks.get((node, uid)), _number(after)
         return mark is not None and number is not None and number > mark
 
     def _keep(self, node: str, uids: Collection[str]) -> None:
-        """Drop the marks of this node, except for these pods."""
+        """Drop all marks of this node except those of these pods."""
         marks: dict[tuple[str, str], int] | dict[tuple[str, str], float]
         for marks in (self._marks, self._gone_since_s):
             for key in [k for k in marks if k[0] == node and k[1] not in uids]:
@@ -106,16 +107,16 @@ class DeletedPods(Tracker):
 
 
 def is_unreachable(node: Node | None) -> bool:
-    """Whether the node is tainted because its kubelet sends no heartbeats."""
+    """Return whether the node is tainted because its kubelet sends no heartbeats."""
     taints = (node.spec.taints if node and node.spec else None) or ()
     return any(taint.key in UNREACHABLE for taint in taints)
 
 
 def _number(version: str) -> int | None:
-    """Return a resourceVersion as a number; None if it is not one.
+    """Return a resourceVersion as a number; None if it is not a number.
 
     The versions of one object are ordered as numbers. A text that is longer than any version must
-    have been made up by an agent, so the result is None.
+    come from a misbehaving agent, so the result is None.
     """
     short = len(version) <= _LONGEST_VERSION
     return int(version) if short and version.isascii() and version.isdigit() else None

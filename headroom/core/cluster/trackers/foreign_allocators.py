@@ -1,22 +1,22 @@
 """Detects foreign GPU allocators by their traces on nodes, pods and ResourceSlices.
 
-Headroom does not see the allocations of other allocators in its ledger, and they do not see
-Headroom's. On a node with two allocators the memory would be reserved twice. So Headroom places no
-pods on a node that shows a trace of one of these allocators:
+Allocations of other allocators are not in Headroom's ledger, and other allocators do not see
+Headroom's allocations. So on a node with two allocators the memory would be reserved twice.
+Headroom places no pods on a node with a trace of one of these allocators:
 
-=========  =================================================================================
-KAI        a bound pod with label ``runai-gpu-group`` (fractions, and the reservation pods that
+========= ================================================================================= KAI a
+bound pod with label ``runai-gpu-group`` (fractions, and the reservation pods that
            hold the device for them), with the annotation of a reservation, or with the devices of
            an nvFractions container. A pod with whole GPUs, bound by KAI's scheduler, is no trace
-HAMi       the node's handshake annotation, unless it shows that HAMi was removed
+HAMi the node's handshake annotation, unless it shows that HAMi was removed
            (``Deleted_…``), or its device register without a handshake; a bound pod with HAMi's
            allocation annotation, or with HAMi's resources
-gpushare   the node's ``aliyun.com/gpu-mem`` or ``gpu-count``; a bound pod with its device
+gpushare the node's ``aliyun.com/gpu-mem`` or ``gpu-count``; a bound pod with its device
            annotation, or with its resources
-DRA        a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the node or its pool. If
+DRA a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the node or its pool. If
            the node's device plugin offers no GPU, kube-scheduler can also serve
            ``nvidia.com/gpu`` by DRA there (``cluster.dra_allocation``)
-=========  =================================================================================
+========= =================================================================================
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,10 +37,10 @@ from headroom.contract.watched import DraEvent, SliceGone, SliceSeen
 from headroom.core.cluster.dra_allocation import DraAllocation, node_of
 from headroom.core.tracker import LastSeen, Tracker
 
-#: The object with the trace: "node", "pod" or "slice", and its name or uid.
+#: The kind of the object with the trace ("node", "pod" or "slice"), and its name or uid.
 _Key = tuple[str, str]
 
-#: If several are detected on one node, the first of these is its manager.
+#: If several allocators are detected on one node, the first in this list is its manager.
 MANAGERS = (
     Reason.DRA_MANAGES,
     Reason.HAMI_MANAGES,
@@ -53,7 +53,7 @@ _HAMI_RESOURCES = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.
 _GPUSHARE_RESOURCES = ("aliyun.com/gpu-mem", "aliyun.com/gpu-count")
 _KAI_GROUP = "runai-gpu-group"
 
-#: Annotation of a pod -> the allocator that writes it when it binds the pod.
+#: The allocator that writes an annotation when it binds a pod, by the annotation.
 _MARKS = {
     KAI_RESERVES: Reason.KAI_MANAGES,
     HAMI_ALLOCATED: Reason.HAMI_MANAGES,
@@ -84,7 +84,8 @@ def of_node(node: Node) -> set[Reason]:
 
 
 def of_pod(pod: Pod) -> set[Reason]:
-    """Return the foreign allocators that gave the pod a GPU; none if it is unbound or has ended."""
+    """Return the foreign allocators that gave the pod a GPU; empty if it is unbound or has
+    ended."""
     if not pod.node or pod.ended:
         return set()
     found = {Reason.KAI_MANAGES for key in pod.metadata.labels or () if _is_group(key)}
@@ -107,7 +108,8 @@ def _is_group(label: str) -> bool:
 
 
 def _is_nonzero(quantity: str | int | None) -> bool:
-    """Whether the quantity is not zero. A quantity that cannot be parsed counts as not zero."""
+    """Return whether the quantity is not zero. A quantity that cannot be parsed counts as not
+    zero."""
     return quantity is not None and str(quantity).strip() not in ("", "0")
 
 
@@ -121,13 +123,13 @@ def _quantities(pod: Pod) -> Iterator[tuple[str, str | int]]:
 class ForeignAllocators(Tracker):
     """The traces of foreign allocators, and the manager of each node derived from them.
 
-    One thread writes. Any thread may call ``manager``.
+    Only one thread writes. Any thread may call ``manager``.
     """
 
     def __init__(self) -> None:
-        #: Object with a trace -> the node concerned, and the allocators.
+        #: The node and the allocators that each object with a trace indicates.
         self._traces: dict[_Key, tuple[str, frozenset[Reason]]] = {}
-        #: Node -> the objects with a trace that concern it.
+        #: The objects with a trace that concern each node.
         self._keys_of: dict[str, set[_Key]] = {}
         self._managers: dict[str, Reason] = {}
         #: Objects of DRA: classes, slices and claims.
@@ -145,8 +147,8 @@ class ForeignAllocators(Tracker):
         return self._note(("pod", pod.metadata.uid), pod.node, of_pod(pod))
 
     def apply(self, event: DraEvent) -> tuple[set[str], set[str]]:
-        """Apply a change of DRA's objects. Return the nodes, and the uids of the pods, that it
-        affects."""
+        """Apply a change of DRA's objects. Return the affected nodes and the uids of the affected
+        pods."""
         nodes, uids = self.allocation.apply(event)
         match event:
             case SliceSeen(piece):
@@ -164,7 +166,7 @@ class ForeignAllocators(Tracker):
         return self._note(("pod", uid), "", ())
 
     def known(self, what: str) -> set[str]:
-        """Return names or uids of the objects with a trace. ``what`` is "node", "pod" or
+        """Return the names or uids of the objects with a trace. ``what`` is "node", "pod" or
         "slice"."""
         return {name for kind, name in self._traces if kind == what}
 

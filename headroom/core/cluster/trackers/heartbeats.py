@@ -2,8 +2,8 @@
 
 A heartbeat is a change of a timestamp, which is the report's ``observedAt`` or the ``sampledAt`` of
 a Lease that confirms this report. Only the first timestamp of each source is compared with the
-receiver's clock, so that a report that was old when this process started does not count as fresh.
-After that, a wrong or jumping clock on the node has no effect.
+receiver's clock, so that a report that was already old when this process started does not count as
+fresh. After that, a wrong clock on the node has no effect.
 """
 
 from dataclasses import dataclass
@@ -24,11 +24,11 @@ class Heartbeat:
     moved_at_s: float = NEVER_S
 
     def beat(self, stamp: str, at_s: float, epoch_s: float, recent_s: float) -> None:
-        """Take a timestamp received at ``at_s``, in seconds of a monotonic clock.
+        """Process a timestamp received at ``at_s``, in seconds of a monotonic clock.
 
-        ``epoch_s`` is the Unix time at which that clock was 0. A timestamp that differs from the
+        ``epoch_s`` is the Unix time at which this clock was 0. A timestamp that differs from the
         last one is a heartbeat at ``at_s``. The first timestamp counts as a heartbeat at its own
-        time, but only if that time is less than ``recent_s`` from ``at_s``.
+        time, but only if this time is less than ``recent_s`` seconds from ``at_s``.
         """
         if not stamp or stamp == self.stamp:
             return
@@ -53,7 +53,7 @@ class Heartbeats(Tracker):
         self.epoch_s = epoch_s
         self._reports: dict[str, Heartbeat] = {}
         self._leases: dict[str, Heartbeat] = {}
-        #: Node -> the confirmation in the Lease of its agent.
+        #: The confirmation in the Lease of each node's agent.
         self._vouches: dict[str, Confirmation] = {}
         #: Nodes whose report was stale and is fresh again.
         self.revived: set[str] = set()
@@ -83,8 +83,8 @@ class Heartbeats(Tracker):
         self._vouches.pop(name, None)
 
     def confirmation(self, name: str, gpunode: GPUNode | None) -> Confirmation | None:
-        """Return what the Lease confirms about this report; None if it confirms another report or
-        none."""
+        """Return the Lease's confirmation of this report; None if it does not confirm this
+        report."""
         vouch = self._vouches.get(name)
         if vouch is None or gpunode is None or gpunode.status is None:
             return None

@@ -1,17 +1,17 @@
 """Holds nodes for nominated pods while their victims leave, until the pods are bound there.
 
-Memory becomes free between the eviction and the bind, and any other pod could take it. So filter
-counts the *nominees* of a node as if they were being bound to it, against every pod that does not
-outrank them. All replicas do so because the nomination is on the pod: in
-``status.nominatedNodeName`` if kube-scheduler preempted, in the annotation
-``headroom.gpu/preempting`` if Headroom did.
+Memory becomes free between the eviction and the bind, and any other pod could take it. So for every
+pod that does not outrank them, filter counts the *nominees* of a node as if they were being bound
+to it. All replicas do so because the nomination is on the pod: in ``status.nominatedNodeName`` if
+kube-scheduler preempted, and in the annotation ``headroom.gpu/preempting`` if Headroom did.
 
 kube-scheduler clears its nomination if it retries the pod before the memory is free and finds no
 other victim. In this case the node is held a while longer. kube-scheduler also nominates pods that
 preempt no other pod, while they wait for the rest of their group or for volumes. If it clears such
-a nomination, the node is not held any more. A hold lasts while a pod is leaving the node, plus
-``hold_s``, but at most ``LONGEST_S``: a nominee that is never bound must not block the node
-forever. The hold ends at once when the nominee is bound, deleted, or nominated elsewhere.
+a nomination, the node is no longer held. A hold lasts while a pod is leaving the node and
+``hold_s`` seconds longer, but at most ``LONGEST_S``, because a nominee that is never bound must not
+block the node forever. The hold ends immediately when the nominee is bound, deleted, or nominated
+elsewhere.
 
 ``cluster.holds`` combines these holds with the other reasons for which memory is held.
 """
@@ -23,12 +23,13 @@ from headroom.contract.kube import Pod
 from headroom.contract.preemption import attempt_of
 from headroom.core.tracker import LastSeen, Tracker
 
-#: A hold lasts this long after kube-scheduler cleared the nomination.
+#: Seconds for which a hold lasts after kube-scheduler has cleared the nomination.
 CLEARED_S = 15.0
-#: Maximum time from the preempt answer until kube-scheduler writes the nomination to the pod.
+#: Maximum number of seconds from preempt's response until kube-scheduler has written the
+#: nomination.
 EXPECTED_S = 5.0
-#: Maximum duration of a hold, even if pods keep leaving the node, because they may leave for other
-#: reasons.
+#: Maximum duration of a hold in seconds, even if pods keep leaving the node, because they may leave
+#: for other reasons.
 LONGEST_S = 1800.0
 
 
@@ -36,8 +37,8 @@ LONGEST_S = 1800.0
 class _Hold:
     pod: Pod
     node: str
-    #: The hold lasts for ``for_s`` after ``since_s``, the last time at which a pod was leaving the
-    #: node, on the receiver's clock.
+    #: The hold lasts for ``for_s`` seconds after ``since_s``, which is the last time on the
+    #: receiver's clock at which a pod was leaving the node.
     for_s: float
     since_s: float | None = None
     #: Id of Headroom's preemption attempt; empty if kube-scheduler nominated the pod.
@@ -54,9 +55,9 @@ class Nominations(Tracker):
     """Tracks which node is held for which pod.
 
     ``hold_s`` is the number of seconds for which a node is held after the last pod has left it.
-    ``ours`` is whether annotations with Headroom's nominations count. If Headroom does not preempt,
-    they do not count, because only users can have written them. ``is_left`` returns whether a pod
-    is leaving the node. Any thread may call the readers.
+    ``ours`` states whether annotations with Headroom's nominations count. If Headroom does not
+    preempt, they do not count, because only users can have written them. ``is_left`` returns
+    whether a pod is leaving the node. Any thread may call the readers.
     """
 
     def __init__(self, hold_s: float, ours: bool, is_left: Callable[[str], bool]) -> None:
@@ -99,10 +100,11 @@ class Nominations(Tracker):
                 hold.for_s, hold.since_s = min(CLEARED_S, self._hold_s), None
 
     def expect(self, pod: Pod, node: str, now_s: float) -> None:
-        """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's answer.
+        """Hold the node for a pod that kube-scheduler is about to nominate after Headroom's
+        response.
 
-        Pods that leave the node later do not extend this hold. If the nomination never shows up,
-        the pod may be gone, and nothing else would end the hold.
+        Pods that leave the node later do not extend this hold. If the nomination never appears, the
+        pod may be gone, and no other event would end the hold.
         """
         hold = self._holds.get(pod.metadata.uid)
         if hold is None or hold.node != node:
@@ -110,8 +112,10 @@ class Nominations(Tracker):
             self._holds[pod.metadata.uid] = expected
 
     def _nomination(self, pod: Pod) -> tuple[str, str]:
-        """Return the node nominated for an unbound pod, and the id of Headroom's attempt; empty
-        strings if there is none."""
+        """Return the node nominated for an unbound pod, and the id of Headroom's attempt.
+
+        Both are empty if there is no nomination.
+        """
         by_scheduler = pod.status.nominated_node_name if pod.status else None
         if by_scheduler:
             return by_scheduler, ""
@@ -124,8 +128,10 @@ class Nominations(Tracker):
         return hold.node if hold else ""
 
     def current(self, now_s: float) -> Iterator[tuple[Pod, str]]:
-        """Yield each nominee and its node, while the node is held. The first call starts the time
-        of a hold."""
+        """Yield each nominee and its node while the node is held.
+
+        The first call starts the time of a hold.
+        """
         for uid, hold in list(self._holds.items()):
             if hold.began_s is None:
                 hold.began_s = now_s
@@ -136,12 +142,12 @@ class Nominations(Tracker):
                 self._holds.pop(uid, None)  # another thread may have removed it
 
     def places(self, now_s: float) -> Iterator[tuple[str, str, bool, float | None]]:
-        """Yield (uid, node, whether it is held, monotonic time at which the hold ends at the
-        latest) of all nominees.
+        """Yield (uid, node, whether it is held, latest monotonic time at which the hold ends) of
+        all nominees.
 
         A pod that stays nominated still takes precedence over younger nominees of the node when its
-        hold is over. The time is None if it is not known. Unlike ``current`` this does not start
-        the time of a hold.
+        hold is over. The time is None if it is unknown. Unlike ``current``, this method does not
+        start the time of a hold.
         """
         for uid, hold in list(self._holds.items()):
             if is_held := self._is_held(hold, now_s):
@@ -150,7 +156,7 @@ class Nominations(Tracker):
                 yield uid, hold.node, is_held, None
 
     def until_s(self, uid: str) -> float | None:
-        """Return the monotonic time at which a hold ends at the latest; None if not known."""
+        """Return the latest monotonic time at which a hold ends; None if it is unknown."""
         hold = self._holds.get(uid)
         return self._until_s(hold) if hold else None
 
@@ -162,7 +168,7 @@ class Nominations(Tracker):
 
     def _until_s(self, hold: _Hold) -> float | None:
         if hold.began_s is None or hold.since_s is None:
-            return None  # its clock has not started
+            return None  # the time of the hold has not started
         last_s = hold.began_s + LONGEST_S
         leaves = self._is_left(hold.node) and not hold.expected
         return last_s if leaves else min(last_s, hold.since_s + hold.for_s)
@@ -173,11 +179,11 @@ class Nominations(Tracker):
 
 
 def yields(pod: Pod, nominee: Pod, is_nominated: bool) -> bool:
-    """Return whether the nominee takes precedence over the pod on a node. ``is_nominated`` is
-    whether the pod is nominated there as well.
+    """Return whether the nominee takes precedence over the pod on a node.
 
-    Of two nominees with the same priority the older one takes precedence, because if each waited
-    for the other, neither would ever be bound.
+    ``is_nominated`` states whether the pod is nominated there too. Of two nominees with the same
+    priority, the older nominee takes precedence, because if each waited for the other, neither
+    would ever be bound.
     """
     if pod.metadata.uid == nominee.metadata.uid or nominee.priority < pod.priority:
         return False

@@ -1,10 +1,10 @@
 """Matches pods to the label selectors of PodDisruptionBudgets and of scored pod affinity terms.
 
 ``prefers`` and ``Neighbours`` detect preferences that could make kube-scheduler choose another node
-than Headroom's. It scores nodes by the pod's preferences for nodes and for pods there, by the
-affinity terms of those pods, and by taints with effect PreferNoSchedule. All its other scores count
-less than Headroom's, in the shipped profile (docs/design/kube-scheduler.md). A condition that is
-expensive to check counts as a preference.
+than Headroom. kube-scheduler scores nodes by the pod's preferences for nodes and for pods there, by
+the affinity terms of these pods, and by taints with effect PreferNoSchedule. In the shipped
+profile, all its other scores have a lower weight than Headroom's score
+(docs/design/kube-scheduler.md). A condition that is expensive to check counts as a preference.
 """
 
 from collections import Counter
@@ -27,10 +27,10 @@ class Budget:
 
 
 class Budgets:
-    """The PodDisruptionBudgets of the cluster, matched as kube-scheduler does when it preempts.
+    """The PodDisruptionBudgets of the cluster, matched as in kube-scheduler's preemption.
 
     A budget matches no pods if its selector is missing, empty or invalid. It never matches a pod
-    without labels, nor a pod in ``status.disruptedPods``, whose eviction it has counted already
+    without labels, or a pod in ``status.disruptedPods``, whose eviction it has already counted
     (``filterPodsWithPDBViolation``, pkg/scheduler/framework/plugins/defaultpreemption).
     """
 
@@ -85,7 +85,7 @@ def selects(selector: LabelSelector, labels: Mapping[str, str] | None) -> bool:
     )
 
 
-#: All namespaces, for a term that selects its namespaces by label.
+#: Stands for all namespaces, in a term that selects its namespaces by label.
 _ANY = ""
 #: A namespace, and the JSON of a label selector for pods in it.
 _Key = tuple[str, bytes]
@@ -116,14 +116,14 @@ def prefers_no_schedule(node: Node, pod: Pod) -> bool:
 
 
 class Neighbours(Tracker):
-    """The scored pod affinity terms of the pods in the cluster; most pods have none."""
+    """The scored pod affinity terms of the pods in the cluster. Most pods have no such terms."""
 
     def __init__(self) -> None:
-        #: Uid -> the pod's terms, as namespace and selector.
+        #: The terms of each pod as namespace and selector, by uid.
         self._terms_of: dict[str, frozenset[_Key]] = {}
         #: Number of pods with each term. Replicas of a workload have equal terms.
         self._counts: Counter[_Key] = Counter()
-        #: Namespace -> selectors for the pods in it.
+        #: Selectors for the pods in each namespace.
         self._selectors: dict[str, dict[bytes, LabelSelector]] = {}
 
     def pod_seen(self, pod: Pod, managed: bool) -> None:
@@ -165,7 +165,7 @@ class Neighbours(Tracker):
 
 
 def _terms(pod: Pod) -> Iterator[PodAffinityTerm]:
-    """Yield the terms by which kube-scheduler scores, of a new pod or of a pod on a node."""
+    """Yield the terms of a new pod, or of a pod on a node, by which kube-scheduler scores."""
     affinity = pod.spec.affinity
     if affinity is None:
         return

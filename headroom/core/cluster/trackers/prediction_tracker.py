@@ -1,10 +1,10 @@
 """Tracks each pod from its reservation to the report that shows it, and evaluates the prediction.
 
 Each reservation is compared once, either when a report shows the pod with all its replicas, or when
-the reservation is removed before any report showed the pod. A pod that a report already shows when
-this replica first sees it, such as after a start, is never compared, because this replica did not
-see the facts on which the prediction was based. A compared pod is not compared again while its
-reservation exists, whatever later or older reports contain.
+the reservation is removed before any report has shown the pod. If a report already shows a pod when
+this replica first sees it, for example after a start, the pod is never compared, because this
+replica did not see the facts on which the prediction was based. A compared pod is not compared
+again while its reservation exists, whatever later or older reports contain.
 """
 
 from collections import Counter, deque
@@ -29,8 +29,8 @@ from headroom.core.tracker import Tracker, WeighedNode
 
 #: Maximum number of misses kept for display.
 REMEMBERED = 200
-#: Maximum number of pods in all baselines of one node, and of all nodes. It counts pods in reports,
-#: reservations and unreserved pods. An entry takes about 250 bytes.
+#: Maximum number of entries in all baselines of one node, and of all nodes. Pods in reports,
+#: reservations and unreserved pods are entries, and each takes about 250 bytes.
 MAX_NODE_ENTRIES = 16_384
 MAX_ENTRIES = 262_144
 
@@ -49,7 +49,7 @@ class Facts(Protocol):
     def circumstances(self, gpunode: GPUNode) -> Circumstances: ...
 
     def was_bound(self, uid: str, node: str) -> bool:
-        """Whether a pod, existing or deleted, is or was bound to the node."""
+        """Return whether a pod, existing or deleted, is or was bound to the node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class Outcome:
     window_s: float
     #: When the pod was compared, on the monotonic clock.
     at_s: float
-    #: The largest overcommitment of any device of the pod, with the pod on it.
+    #: The largest overcommitment of any device of the pod, including the pod.
     overcommitted_bytes: int = 0
 
 
 @dataclass(slots=True)
 class _Baseline:
-    """The facts known when memory was reserved based on one report, and later changes."""
+    """The facts when memory was reserved on the basis of one report, and later changes."""
 
     basis: Basis
     reservations: dict[str, Reservation] = field(default_factory=dict)
@@ -95,27 +95,29 @@ class _Baseline:
 @dataclass(slots=True)
 class _Pending:
     reservation: Reservation
-    #: The baseline when the pod was reserved; later baselines belong to pods reserved afterwards.
-    #: None if an environment variable of the pod decides, because then its devices were certain.
+    #: The baseline when the pod was reserved. Later baselines belong to pods that were reserved
+    #: later. None if an environment variable of the pod decides its devices, because then they were
+    #: certain.
     baseline: _Baseline | None
     at_s: float
 
 
 @dataclass(slots=True)
 class _TrackedNode:
-    """The tracking of one GPUNode. If it is deleted and created again, tracking starts again."""
+    """The tracked data of one GPUNode. If the GPUNode is deleted and created again, tracking starts
+    again."""
 
     uid: str
     status: GPUNodeStatus
     #: When the last version was received, on the monotonic clock.
     at_s: float
-    #: The reservations of that version.
+    #: The reservations in the last version.
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
-    #: Uid -> pod that waits for a report; in the order of their reservations.
+    #: Pods that wait for a report by uid, in the order of their reservations.
     pending: dict[str, _Pending] = field(default_factory=dict)
-    #: The baselines since the first pending pod was reserved, the oldest first.
+    #: The baselines since the first pending pod was reserved, oldest first.
     baselines: list[_Baseline] = field(default_factory=list)
-    #: Uid -> outcome; None for a pod that a report showed before it was tracked.
+    #: Outcomes by uid; None for a pod that a report showed before it was tracked.
     settled: dict[str, Outcome | None] = field(default_factory=dict)
     #: Number of pods in all baselines.
     entries: int = 0
@@ -125,12 +127,12 @@ class PredictionTracker(Tracker):
     def __init__(self, facts: Facts) -> None:
         self._facts = facts
         self._nodes: dict[str, _TrackedNode] = {}
-        #: Node -> outcomes of pods that are compared, until the node is weighed with these pods.
+        #: Outcomes of compared pods by node, until the node is weighed with these pods.
         self._fresh: dict[str, list[Outcome]] = {}
         #: Number of pods in the baselines of all nodes.
         self._entries = 0
         self._done: list[Outcome] = []
-        #: Number of outcomes since the start of this replica, of pods that any replica bound.
+        #: Number of outcomes since this replica started, including pods that other replicas bound.
         self.totals: Counter[Result] = Counter()
         self.misses: deque[Outcome] = deque(maxlen=REMEMBERED)
 
@@ -247,7 +249,7 @@ class PredictionTracker(Tracker):
     def _forget(
         self, name: str, tracked: _TrackedNode, reservations: Mapping[str, Reservation], at_s: float
     ) -> None:
-        """Drop pods that have no reservation any more."""
+        """Drop pods that no longer have a reservation."""
         for uid, pending in list(tracked.pending.items()):
             if uid in reservations:
                 continue
@@ -259,9 +261,9 @@ class PredictionTracker(Tracker):
             del tracked.settled[uid]
 
     def _prune(self, name: str, tracked: _TrackedNode, at_s: float) -> None:
-        """Drop the baselines before that of the first pending pod.
+        """Drop the baselines before the baseline of the first pending pod.
 
-        If the limits are exceeded, stop tracking that pod, because no report has shown it although
+        If the limits are exceeded, stop tracking this pod, because no report has shown it although
         much has changed on its node.
         """
         while True:
@@ -312,7 +314,9 @@ def _track(
         basis = Basis(status, together, known.leaving)
         tracked.baselines.append(_Baseline(basis))
     for uid in unconfirmed:
-        tracked.pending.pop(uid, None)  # a pod that was reserved again becomes the last
+        # a pod that was reserved again becomes the la# a pod that was reserved again moves to the
+        # end
+        tracked.pending.pop(uid, None)
         baseline = None if is_by_environment(reservations[uid]) else tracked.baselines[-1]
         tracked.pending[uid] = _Pending(reservations[uid], baseline, at_s)
 

@@ -31,14 +31,18 @@ _decode = msgspec.json.Decoder(_Written).decode
 
 
 def asked(pod: Pod) -> str:
-    """Return the first characters of the pod's VRAM annotation, for the reservation of an adopted
-    pod; "" if the pod has no annotation."""
+    """Return the beginning of the pod's VRAM annotation, for the reservation of an adopted pod.
+
+    The result is empty if the pod has no annotation.
+    """
     return plain((pod.annotation(VRAM) or "")[:MAX_ASKED])
 
 
 def edit(pod: Pod) -> str:
-    """Return a message for the author of a pod that Headroom bound; empty if the request did not
-    change or the original request is unknown."""
+    """Return a message for the author of a pod that Headroom bound.
+
+    It is empty if the request has not changed, or if the original request is unknown.
+    """
     written = _written(pod)
     if written is None or written.asked is msgspec.UNSET or written.asked == pod.annotation(VRAM):
         return ""
@@ -48,8 +52,8 @@ def edit(pod: Pod) -> str:
 def _sentence(pod: Pod, before: str | None) -> str:
     return (
         f"annotation {VRAM} was changed after the pod was bound, from {_quoted(before)} to "
-        f"{_quoted(pod.annotation(VRAM))}: the pod stays charged as it was bound; "
-        "to change what it is given, delete it and create it again"
+        f"{_quoted(pod.annotation(VRAM))}, but the reservation is unchanged; "
+        "to change it, delete the pod and create it again"
     )
 
 
@@ -83,7 +87,7 @@ class RequestDrift(Tracker):
             self.adopted(node.pods, node.gpunode.spec.reservations)
 
     def adopted(self, pods: Iterable[Pod], reservations: Mapping[str, Reservation]) -> None:
-        """Compare adopted pods of a node with the annotations kept in their reservations."""
+        """Compare adopted pods of a node with the annotations that their reservations contain."""
         for pod in pods:
             reservation = reservations.get(pod.metadata.uid)
             if reservation is not None and isinstance(reservation.asked, str):

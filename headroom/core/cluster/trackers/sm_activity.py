@@ -1,9 +1,9 @@
-"""Chooses the SM activity of each device. This is its history while the history is fresh, and
-otherwise the agent's sample.
+"""Chooses the SM activity of each device: its history while this is fresh, otherwise the agent's
+sample.
 
 The caller of ``replace`` always passes the whole fresh history, so a missing entry has become
-stale. The key is the GPU, or the GPU and the GPU instance for a MIG device, as in DCGM. New history
-only updates the devices whose activity changed. Their memory is not accounted again.
+stale. As in DCGM, the key is the GPU, or the GPU and the GPU instance for a MIG device. New history
+updates only the devices whose activity has changed, and their memory is not computed again.
 """
 
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ class Activities(Tracker):
 
     def __init__(self) -> None:
         self._history: Mapping[Key, Activity] = {}
-        #: UUID of a GPU -> node of the GPU, and node -> UUIDs of its GPUs.
+        #: The node of each GPU by UUID, and the UUIDs of each node's GPUs.
         self._node_of: dict[str, str] = {}
         self._gpus_of: dict[str, tuple[str, ...]] = {}
 
@@ -56,7 +56,7 @@ class Activities(Tracker):
             del self._gpus_of[name]
 
     def applied(self, devices: tuple[DeviceTerms, ...]) -> tuple[DeviceTerms, ...]:
-        """Return devices computed from the agent's report, with history in place of its sample."""
+        """Return devices computed from the agent's report, with history instead of its sample."""
         if not self._history:
             return devices
         return tuple(self._counted(terms, terms.activity) for terms in devices)
@@ -64,7 +64,7 @@ class Activities(Tracker):
     def moved(self, node: NodeTerms, sampled_at: str) -> NodeTerms:
         """Return the node, which was computed with older history, with the current history.
 
-        Devices without history get the agent's sample; ``sampled_at`` is the time of its report.
+        Devices without history get the agent's sample. ``sampled_at`` is the time of its report.
         """
         devices = (self._counted(t, reported(t.device, sampled_at)) for t in node.devices)
         return msgspec.structs.replace(node, devices=tuple(devices))
@@ -78,7 +78,8 @@ class Activities(Tracker):
     def age_s(self, terms: DeviceTerms, now_s: float, wall_s: float) -> float | None:
         """Return the age of the newest sample in the device's activity; None if unknown.
 
-        History that has hardly changed is not applied again, so the newest sample is looked up.
+        The newest sample is looked up, because history that has hardly changed is not applied
+        again.
         """
         counts = terms.activity
         if counts is None:
