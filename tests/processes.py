@@ -78,7 +78,7 @@ class Processes:
         env: Mapping[str, str],
         inside: Callable[[], None] | None = None,
     ) -> None:
-        """Start a command of Headroom like ``python -m``; see tests/forks.py."""
+        """Start a command of Headroom like ``python -m`` (see tests/forks.py)."""
         log = self.folder / f"{name}.log"
         log.touch()
         self._processes[name] = Forked(module, arguments, log, {**os.environ, **env}, inside=inside)

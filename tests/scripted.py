@@ -64,7 +64,7 @@ Answer = Callable[[Exchange], None]
 
 @dataclass
 class ScriptedServer:
-    """Answers the n-th request with ``script[n]``; later requests hang."""
+    """A server that answers the n-th request with ``script[n]``. Later requests hang."""
 
     script: list[Answer]
     port: int = 0

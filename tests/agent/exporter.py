@@ -11,8 +11,8 @@ from agent.probes.dcgm_exposition import DcgmReading, Exposition
 
 EXPOSITIONS = Path(__file__).with_name("expositions")
 
-#: Reactions to a request: answer; never answer; send one byte of a header or of the body at a time;
-#: send an endless body; end in the middle of the body; or answer something that is not HTTP.
+#: How the exporter reacts to a request. "drip" sends one byte of the header or body at a time, and
+#: "cut off" closes the connection in the middle of the body.
 Manner = Literal["answer", "silent", "drip headers", "drip body", "endless", "cut off", "not http"]
 
 

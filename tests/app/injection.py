@@ -59,7 +59,7 @@ class Calls:
         if not code.co_filename.startswith(PRODUCT) or code.co_filename == RESTARTS:
             return
         if frame.f_lasti > code.co_code.find(RESUME):
-            return  # It continues after an await.
+            return  # The coroutine continues after an await, so this is not a new call.
         name = f"{code.co_filename.removeprefix(f'{ROOT}/')} {code.co_qualname}"
         self.counted[name] += 1
         if name in self._raising and self.counted[name] == self._call:

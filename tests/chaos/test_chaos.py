@@ -51,7 +51,7 @@ def test_a_short_storm_loses_no_pod_and_reserves_no_memory_twice(
     assert counts["faults"].keys() == {f"{of} {what}" for of in KINDS for what in KINDS[of]}
     assert counts["pods"]["bound"] >= 15
     assert counts["calls"].keys() >= {"filter", "bind"}
-    # The proxies did what the faults demand.
+    # The proxies injected the faults.
     assert counts["requests"]["cut"]
     assert sum(n for what, n in counts["requests"].items() if "answered" in what) > 5
     request.node.user_properties.append(("measured", f"{counts['pods']}"))

@@ -106,7 +106,7 @@ def test_a_lower_request_is_suggested_only_for_nodes_that_the_pod_selects() -> N
     fleet = asked(*node("a", some=12), *node("b", most=20), closed("a"), closed("b"), waits=waits)
     body = explained(fleet)
     lower = body["advice"][0]  # type: ignore[index]
-    assert lower["lower_to_bytes"] == 4 * GIB  # not 12, as on a
+    assert lower["lower_to_bytes"] == 4 * GIB  # Node a has 12 GiB, but zone a.
     obstacle = body["ineligible"][0]  # type: ignore[index]
     assert obstacle["message"] == "labels do not match the pod's nodeSelector zone=b"
 

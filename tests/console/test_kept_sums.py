@@ -35,7 +35,7 @@ MODELS = ("L4", "H100")
 
 
 def node_of(pod: int) -> str | None:
-    """Return the node of a pod; the last two pods are pending."""
+    """Return the node of a pod, or None for the last two pods, which are pending."""
     return NODES[pod % len(NODES)] if pod < len(PODS) - 2 else None
 
 

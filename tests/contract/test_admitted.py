@@ -187,7 +187,7 @@ def with_text(schema: Schema, path: Sequence[str], text: str) -> Any:
 
 
 def texts_of(schema: Schema) -> list[tuple[tuple[str, ...], str]]:
-    """Return path and a valid value of each text of an object, except for its kind and version."""
+    """Return the path and a valid value of each string field, except kind and apiVersion."""
     return [
         (tuple(re.findall(r"\w+|\[\]|\{\}", path)), _valid(each))
         for path, each in levels(schema)

@@ -67,7 +67,7 @@ REVIEWS: dict[str, set[Right]] = {
 
 #: Permissions that each module and function needs from the role.
 EXTENDER: dict[str, set[Right]] = {
-    "headroom.runtime.kube.client:KubeApi.stream": set(),  # of its callers
+    "headroom.runtime.kube.client:KubeApi.stream": set(),  # See its callers.
     "headroom.runtime.kube.client:KubeApi._list": set(),
     # Server-side apply creates missing objects, so it needs create and patch.
     "extender.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
@@ -96,11 +96,11 @@ EXTENDER: dict[str, set[Right]] = {
         rights("scheduling.k8s.io", "podgroups", "get")
         | rights("scheduling.x-k8s.io", "podgroups", "get")
     ),
-    "headroom.runtime.kube.resources:_dra": set(),  # of its callers
+    "headroom.runtime.kube.resources:_dra": set(),  # See its callers.
     "headroom.runtime.kube.resources:watched_kinds": WATCHED,
 }
 CONSOLE: dict[str, set[Right]] = {
-    "headroom.runtime.kube.resources:_dra": set(),  # of its callers
+    "headroom.runtime.kube.resources:_dra": set(),  # See its callers.
     "headroom.console.quota_reader:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "headroom.console.node_pods:NodePods.on": rights("", "pods", "list"),
     "headroom.runtime.server.reviews:KubeReviews.creator": CSRS,
@@ -134,7 +134,7 @@ RECORDER: dict[str, set[Right]] = {
     "headroom.recorder.kube_profiles:ProfileStore.write": rights(*PROFILES, "create", "update"),
     "headroom.recorder.kube_profiles:ProfileStore.read": rights(*PROFILES, "get"),
     "headroom.recorder.kube_profiles:ProfileStore.delete": rights(*PROFILES, "delete"),
-    "headroom.recorder.kube_profiles:ProfileStore._folder": set(),  # of its callers
+    "headroom.recorder.kube_profiles:ProfileStore._folder": set(),  # See its callers.
     "headroom.runtime.kube.election:Election.__init__": set(),
     "headroom.runtime.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
     "headroom.runtime.kube.election:Election.attempt": (
@@ -152,12 +152,12 @@ DEVICE_TAINTS: dict[str, set[Right]] = {
         | rights("resource.k8s.io", "resourceslices", "list", "watch")
         | rights("resource.k8s.io", "resourceclaims", "list", "watch")
     ),
-    "headroom.runtime.kube.resources:_dra": set(),  # of its callers
+    "headroom.runtime.kube.resources:_dra": set(),  # See its callers.
     "headroom.dra_taints.taint_rules:TaintRules.create": rights(*RULES, "create"),
     "headroom.dra_taints.taint_rules:TaintRules.delete": rights(*RULES, "delete"),
     "headroom.dra_taints.taint_rules:TaintRules._path": rights(
         *RULES, "list"
-    ),  # and of its callers
+    ),  # See also its callers.
     # Every user may read which resources are served.
     "headroom.dra_taints.taint_rules:TaintRules._served": set(),
     "headroom.dra_taints.taint_rules:TaintRules._owned_by": rights(
@@ -172,7 +172,7 @@ DEVICE_TAINTS: dict[str, set[Right]] = {
 }
 AGENT: dict[str, set[Right]] = {
     "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),
-    "agent.kube_client:request": set(),  # of its callers
+    "agent.kube_client:request": set(),  # See its callers.
     "agent.kube_client:watch_lines": set(),
     "agent.metrics_access:KubeReview._create": TOKEN_REVIEWS | ACCESS_REVIEWS,
     "agent.kube_publisher:KubernetesPublisher.__init__": set(),
@@ -241,10 +241,10 @@ OTHERS = {
     "headroom.runtime.debug_port:probes_app",
     "headroom.console.feed.journal_follower:_Stream._read",
     "headroom.doctor.collect:list_environment",  # headroom doctor
-    "headroom.doctor.tenants:list_tenancy",  # the same
+    "headroom.doctor.tenants:list_tenancy",  # headroom doctor
     "headroom.doctor.tenants:",  # The paths of its lists.
     "headroom.doctor.tenants:_items",  # headroom doctor
-    "headroom.doctor.tenants:_read_settings",  # the same
+    "headroom.doctor.tenants:_read_settings",  # headroom doctor
     "agent.probes.dcgm:Exporter._scrape",
     "agent.gate_client:ask",
     "agent.http_server:HttpPort.respond",

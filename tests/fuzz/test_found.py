@@ -51,7 +51,7 @@ def test_a_bind_requires_the_exact_names_of_the_pod() -> None:
     "line",
     [
         f'{{UUID="GPU-x"}} {"9" * 400}',
-        f'{{UUID="GPU-x"}} 1 {"9" * 400}',  # when
+        f'{{UUID="GPU-x"}} 1 {"9" * 400}',  # The timestamp is infinite.
         f'{{UUID="x",GPU_I_ID="{LONG}"}} 1',
     ],
 )

@@ -56,7 +56,7 @@ BESIDE_THE_NEWEST = (
     "kubelet-1.36",
 )
 
-#: The end of the name of a component that belongs to a minor of Kubernetes.
+#: Suffix of components that are built for one minor version of Kubernetes.
 OF_A_VERSION = r"-1\.\d+$"
 
 #: The Go that is fetched if PATH has none: the wheel of each platform with its hash.

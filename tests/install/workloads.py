@@ -18,7 +18,7 @@ class Workloads:
     def __init__(self, plane: Plane, container: dict[str, Any]) -> None:
         self.plane = plane
         self._container = container
-        #: Reasons for repeated creations: a webhook did not answer.
+        #: Errors of webhooks that did not answer, so that the creation was repeated.
         self.retried: list[str] = []
 
     def start(self) -> None:

@@ -198,7 +198,8 @@ def test_tls_uses_server_and_client_certificates(
 
     outsider = Authority(folder, "outsider").cert
     assert called() == [b"{}"]
-    # In TLS 1.3, rejection follows the handshake: it is reported, or the write fails.
+    # In TLS 1.3, the server rejects the client after the handshake. The client then receives an
+    # alert, or its write fails.
     with pytest.raises(NoAnswer, match=r"^GET /a: \w"):
         called(cert_file=None)
     with pytest.raises(NoAnswer, match="certificate verify failed"):

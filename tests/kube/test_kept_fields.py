@@ -119,7 +119,7 @@ def test_the_reduced_pod_has_the_same_gate_state(state: dict[str, Any]) -> None:
 @pytest.mark.parametrize("node", ["", "n"], ids=["waiting", "bound"])
 @pytest.mark.parametrize("command", [["python", "-I", "-m", "agent.gate_client"], ["true"]])
 def test_the_reduced_pod_has_the_same_valid_gate(node: str, command: list[str]) -> None:
-    """The gate's variables are kept; those of other containers are dropped."""
+    """Only the environment variables of the gate container are kept."""
     gate = {**gate_container("agent:1"), "command": command}
     spec = {"nodeName": node, "initContainers": [gate]}
     kept = DECODE(msgspec.Raw(msgspec.json.encode({"metadata": {}, "spec": spec})))

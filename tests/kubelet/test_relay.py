@@ -73,7 +73,7 @@ def test_restoring_the_plugin_before_the_relay_ends_is_too_early(start_node: Sta
         calls = list(running.calls)
         register(node.root / "device-plugins", PLUGIN, RESOURCE)
         node.admit(gpu_pod("p"))
-        assert running.calls == calls  # The plugin is called, and yet
+        assert running.calls == calls  # The kubelet calls the plugin directly.
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
 
 

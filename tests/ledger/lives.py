@@ -56,7 +56,7 @@ class Server(EmbeddedStore):
         return str(self.leases[node]) if node in self.leases else ""
 
     def delete_by_force(self, name: str) -> None:
-        """Delete the pod object by force; its containers may still run."""
+        """Delete the pod object by force. Its containers may still run."""
         gone = self._pods.pop(("default", name))
         self._tell([PodGone(gone.metadata.uid)])
 

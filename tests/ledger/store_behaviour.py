@@ -239,7 +239,7 @@ class StoreBehaviour:
 
 
 def run_together(count: int, work: Any) -> None:
-    """Run ``work(i)`` on ``count`` threads; re-raise an exception of any thread."""
+    """Run ``work(i)`` on ``count`` threads, and re-raise an exception of any thread."""
     failed: list[BaseException] = []
 
     def guarded(i: int) -> None:

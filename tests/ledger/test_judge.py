@@ -15,7 +15,7 @@ from tests.model.world import changed
 
 @pytest.fixture
 def state() -> ClusterWriter:
-    """Node n1 has a reservation for q; then another scheduler binds q to it."""
+    """Another scheduler binds q to node n1, which already has a reservation for q."""
     state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
     q = pod("q", 6)
     reservation = state.cluster.adopt(q, gpunode("n1"))

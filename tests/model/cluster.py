@@ -243,7 +243,7 @@ def creates_the_object(node: str) -> Deed:
     return lambda world: None if node in world.gpunodes else world.with_gpunode(successor)
 
 
-# The judge.
+# Checks of the model's state.
 
 
 def asked_bytes(pod: Pod) -> int:

@@ -148,7 +148,7 @@ def test_panels_do_not_overlap() -> None:
 
 def test_panels_have_descriptions_and_metrics_have_the_words_of_the_page() -> None:
     unexplained = {panel["title"] for panel in panels() if not panel.get("description")}
-    # Their titles contain all that there is to explain.
+    # The titles of these panels need no explanation.
     assert unexplained == {
         *("Nodes that take pods", "Pending pods by reason"),
         "Age of the oldest pending pod by reason",

@@ -1,7 +1,7 @@
 """A second, simple implementation of the equation and the rules of placement.
 
 It loops over Python integers, is written from the specification, and imports nothing of
-``core.placement``. It returns every reason that applies; no reason means that the pod fits.
+``core.placement``. It returns every reason that applies, and none if the pod fits.
 """
 
 from collections.abc import Mapping, Set

@@ -107,7 +107,7 @@ class TestEverywhere:
 
 
 class TestTheEquation:
-    """Charges of pods on their chosen device, and of their replica on another device."""
+    """Charges of pods whose replica is on their chosen device or on another one."""
 
     def reserved(self, *found: DeviceTerms) -> list[int]:
         return [each.reservation_bytes // GIB for each in found]

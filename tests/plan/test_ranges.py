@@ -290,7 +290,7 @@ def test_a_history_dominated_by_a_campaign_has_no_range_and_a_small_campaign_wid
     small = variation_of_weeks(steady, weeks("sweep", [0, 0, 5, 0, 0, 0, 0, 0])).reach
     assert small
     assert small.up == pytest.approx(math.hypot(small.down, math.log(1.6)))
-    # Neither four pods nor a workload that runs on most days are a campaign.
+    # Four pods are too few for a campaign, and a workload that runs on most days is none.
     for by_day in ([0, 0, 4, 0, 0, 0, 0, 0], [5, 2, 2, 2, 2, 2, 2, 2]):
         found = variation_of_weeks(steady, weeks("sweep", by_day))
         assert found.reach is not None
@@ -311,7 +311,7 @@ def test_short_pods_that_do_not_follow_the_week_have_no_range() -> None:
         last = running("last", 1, len(by_day) - 0.4, len(by_day))
         return variation_of_weeks(weeks("web", by_day), last, *more)
 
-    # The days before a date, which no earlier week shows.
+    # The last days before a date, for example a deadline. No earlier week shows them.
     before = [10, 10, 11, 10, 12, 11, 13]
     found = of(before)
     assert found.reach is None
@@ -337,9 +337,9 @@ def test_short_pods_that_do_not_follow_the_week_have_no_range() -> None:
         ([10, 10, 11.1, 10, 10, 10, 10], False),
         ([10, 11, 10, 11, 10, 7.9, 7.9], True),
         ([10, 11, 10, 11, 10, 8.1, 8.1], False),
-        # The others differ so much that the two may be lower by chance.
+        # The other days differ so much that these two may be lower by chance.
         ([10, 16, 11, 15, 10, 7.9, 7.9], False),
-        # Days of the same name count together.
+        # Two weeks: the same days of the week count together.
         ([10, 16, 11, 15, 10, 7, 7, 13, 10, 15, 11, 16, 7, 7], True),
     ],
 )

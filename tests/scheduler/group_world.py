@@ -222,7 +222,7 @@ class World:
         return len(self.bound().keys() & set(gang.pods))
 
     def free(self, node: str) -> int:
-        """Return the GiB that a new pod could get on the node; 0 if no replica is free."""
+        """Return the GiB that a new pod could get on the node, or 0 if no replica is free."""
         shape, here = self.shapes[node], [p for p, n in self.bound().items() if n == node]
         if sum(self.asked[name][1] for name in here) >= shape.replicas * shape.gpus:
             return 0

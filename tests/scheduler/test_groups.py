@@ -401,7 +401,7 @@ async def step(here: World, gangs: Sequence[Gang], turn: int, chance: random.Ran
 
 
 def single_pod_fits(here: World, name: str, chance: random.Random) -> None:
-    """Assert that a single pod that fits beside the bound pods is placed, and delete it."""
+    """Assert that a pod without a group is placed if it fits, and delete it."""
     free = max(here.free(node) for node in here.shapes)
     if free < 1:
         return

@@ -71,8 +71,7 @@ def headroom(state: RecordingState) -> list[int]:
 
 
 def reserving(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
-    """Return the next version of the object with these reservations added; None removes a
-    reservation."""
+    """Return the next version of the object with these reservations added. None removes one."""
     kept = {uid: p for uid, p in gpunode.spec.reservations.items() if uid not in promised_gib}
     new = {uid: reservation({"A": size * GIB}) for uid, size in promised_gib.items() if size}
     return replace(

@@ -88,7 +88,7 @@ FRAGMENTED = (
 def test_one_pod_is_moved_if_two_other_nodes_could_take_it() -> None:
     advice = advised(world(*FRAGMENTED), newcomer(20))
     assert advice.outcome == "move"
-    # Moving the pod of b or of c helps too, but frees 24 GiB on a node; only one pod each.
+    # Moving the only pod of b or c frees 24 GiB there. Moving one pod of n frees at most 18 GiB.
     assert moved(advice) == [("b-6", "b", ("n", "c"))]
     assert (advice.devices, advice.gain_bytes) == (("b-0",), 20 * GIB)
     assert advice.moves[0].reserved_bytes == 6 * GIB

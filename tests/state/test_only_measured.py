@@ -153,7 +153,7 @@ def test_replaced_reports_are_not_kept() -> None:
 
 
 def test_pods_on_an_overcommitted_device_are_reported_with_their_use() -> None:
-    """A pod is unconfirmed and does not fit beside another pod and an unattributed process."""
+    """An unconfirmed pod shares a device with another pod and an unattributed process."""
     held = {**PROMISES, "b": reservation({"D0": 8 * GIB})}
     state = state_of(*seen(kube_node(), shown(GIB, 1, 12 * GIB, reservations=held)))
     for version, used_bytes in ((2, GIB), (3, 3 * GIB)):

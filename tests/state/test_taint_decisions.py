@@ -57,7 +57,8 @@ def test_a_device_with_intermittent_excess_is_tainted_only_a_few_times(played: P
         tainted = played.after(1, HIGH if second % 20 < 10 else 0)
         changes += tainted is not bool(before)
         before = tainted
-    # The taint ends after 3 s and after 6 s. Low use never lasts the next 12 s.
+    # The taint is removed after 3 s and after 6 s of low use. Then 12 s are needed, but low use
+    # lasts only 10 s.
     assert changes == 5
     assert before
 
