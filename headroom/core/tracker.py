@@ -1,10 +1,10 @@
 """The common interface of all trackers: one method for each kind of change.
 
-``ClusterWriter`` calls the methods of all trackers, on the thread that owns the state. If a tracker
-raises an exception, the other trackers still get the change.
+``ClusterWriter`` calls the trackers that define the method, on the thread that owns the state. If a
+tracker raises an exception, the other trackers still get the change.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headroom.contract.gpunode import GPUNode
@@ -67,3 +67,12 @@ class Tracker:
 
     def node_weighed(self, node: WeighedNode) -> None:
         pass
+
+
+def followers(*trackers: Tracker) -> Mapping[str, Sequence[Tracker]]:
+    """Return the name of each kind of change -> the trackers that follow it, in their order."""
+    return {
+        kind: [tracker for tracker in trackers if getattr(type(tracker), kind) is not ignored]
+        for kind, ignored in vars(Tracker).items()
+        if not kind.startswith("_")
+    }

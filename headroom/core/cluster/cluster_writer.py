@@ -10,6 +10,7 @@ apply the same change again.
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from typing import Concatenate, ParamSpec
 
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.heartbeat import confirmation_of
@@ -53,7 +54,9 @@ from headroom.core.overuse.tracker import any_overcommitted
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
-from headroom.core.tracker import LastSeen, Tracker, WeighedNode
+from headroom.core.tracker import LastSeen, Tracker, WeighedNode, followers
+
+_What = ParamSpec("_What")
 
 
 class ClusterWriter:
@@ -71,6 +74,7 @@ class ClusterWriter:
         self._table = parts.table
         self._heartbeats = parts.heartbeats
         self._weigher = parts.weigher
+        self._followers = followers(*parts.trackers)
         #: Nodes with a tracker that raised an exception for the last version of their GPUNode.
         self._incomplete: set[str] = set()
         self._effects = Effects()
@@ -155,11 +159,11 @@ class ClusterWriter:
             case NodeSeen(node):
                 before = self._objects.put_node(node)
                 self._queue.add(node.metadata.name)
-                self._track(lambda tracker: tracker.node_seen(node, before))
+                self._track(Tracker.node_seen, node, before)
             case NodeGone(name):
                 self._objects.drop_node(name)
                 self._queue.add(name)
-                self._track(lambda tracker: tracker.node_gone(name))
+                self._track(Tracker.node_gone, name)
             case NamespaceSeen(namespace):
                 if self.parts.namespaces.put(namespace):
                     self._mark_namespace_dirty(namespace.metadata.name)
@@ -176,7 +180,7 @@ class ClusterWriter:
                     self._objects.gpunodes.pop(name, None)
                     self._incomplete.discard(name)
                     self._queue.add(name)
-                    self._track(lambda tracker: tracker.gpunode_gone(name))
+                    self._track(Tracker.gpunode_gone, name)
             case HeartbeatSeen(lease, at_s):
                 self._put_lease(lease, at_s)
             case HeartbeatGone(name):
@@ -212,13 +216,19 @@ class ClusterWriter:
             case HoldsSeen(holds):
                 self._queue.add(*self.parts.holds.follow(holds))
 
-    def _track(self, call: Callable[[Tracker], Iterable[str] | None]) -> None:
-        """Pass a change to all trackers, and mark the nodes that they return as dirty. Raise the
-        first exception at the end."""
-        error: Exception | None = None
-        for tracker in self.parts.trackers:
+    def _track(
+        self,
+        change: Callable[Concatenate[Tracker, _What], Iterable[str] | None],
+        *what: _What.args,
+        **also: _What.kwargs,
+    ) -> None:
+        """Pass a change to the trackers that follow its kind, and mark the nodes that they return
+        as dirty. Raise the first exception at the end."""
+        kind, error = change.__name__, None
+        for tracker in self._followers[kind]:
             try:
-                self._queue.add(*(call(tracker) or ()))
+                if nodes := getattr(tracker, kind)(*what, **also):
+                    self._queue.add(*nodes)
             except Exception as err:  # noqa: BLE001 - the other trackers need the change
                 error = error or err
         if error is not None:
@@ -248,7 +258,7 @@ class ClusterWriter:
             nodes = before.node if before else "", pod.node if managed else ""
             self._queue.add(*filter(None, nodes))
         # A pod can use a foreign allocator without requesting a resource that Headroom manages.
-        self._track(lambda tracker: tracker.pod_seen(pod, managed))
+        self._track(Tracker.pod_seen, pod, managed)
         if in_place and gpunode is not None:
             self.parts.edits.adopted([pod], gpunode.spec.reservations)
 
@@ -259,7 +269,7 @@ class ClusterWriter:
             self._queue.add(pod.node)
         if pod is not None and (pod.node or event.is_last):
             last = LastSeen(pod.node, event.ended or pod.ended)
-        self._track(lambda tracker: tracker.pod_gone(uid, last))
+        self._track(Tracker.pod_gone, uid, last)
 
     def _mark_namespace_dirty(self, namespace: str) -> None:
         # The charges of unreserved pods in the namespace depend on its default.
@@ -275,7 +285,7 @@ class ClusterWriter:
         self._table.updated(name)
         self._incomplete.add(name)
         try:
-            self._track(lambda tracker: tracker.gpunode_seen(gpunode, at_s))
+            self._track(Tracker.gpunode_seen, gpunode, at_s)
             self._incomplete.discard(name)
         finally:
             if not self._already_counts(held, gpunode):
@@ -354,7 +364,7 @@ class ClusterWriter:
         self.parts.sm_decreases.lose(name)
         self._table.drop(name)
         self._objects.drop_pods_of(name)
-        self._track(lambda tracker: tracker.node_weighed(WeighedNode(name)))
+        self._track(Tracker.node_weighed, WeighedNode(name))
 
     def _weigh_again(self, name: str) -> None:
         self._objects.update_pods(name)
@@ -366,7 +376,7 @@ class ClusterWriter:
             written = self._weigher.terms_of(name, gpunode).devices
         pods = self._objects.pods_on(name)
         weighed = WeighedNode(name, gpunode, pods, terms.devices, written)
-        self._track(lambda tracker: tracker.node_weighed(weighed))
+        self._track(Tracker.node_weighed, weighed)
         if is_revived or grew(before, terms):
             self.parts.headroom_gains.note(name, self._table.next_generation)
         if before is not None and sm_decreased(before, terms):
