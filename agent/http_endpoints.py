@@ -21,9 +21,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.registry import Collector
 
-from agent.exposition import rendered
 from agent.gate_decision import Verdict
 from agent.http_connection import Answer, Request
 from agent.http_server import HttpPort, Route
@@ -103,8 +103,9 @@ class _Metrics:
     def __init__(self, board: LatestSample, live: Collector) -> None:
         self._board = board
         self._lock = threading.Lock()
-        self._live = live
-        self._of_sample = SampleCollector(lambda: board.shown)
+        self._live, self._of_sample = CollectorRegistry(), CollectorRegistry()
+        self._live.register(live)
+        self._of_sample.register(SampleCollector(lambda: board.shown))
         #: The status whose metrics were rendered last, and the text.
         self._rendered: tuple[GPUNodeStatus | None, bytes] = (None, b"")
 
@@ -113,7 +114,7 @@ class _Metrics:
         status, of_sample = self._rendered
         if status is not self._newest:
             return None
-        return Answer(200, rendered(self._live.collect()), _PROMETHEUS, of_sample)
+        return Answer(200, generate_latest(self._live), _PROMETHEUS, of_sample)
 
     def answer(self, request: Request) -> Answer:
         """Render the newest sample if necessary, and return the metrics."""
@@ -121,9 +122,9 @@ class _Metrics:
             if (answer := self.at_once(request)) is None:
                 # A sample that arrives from here on is rendered by the next call.
                 newest = self._newest
-                of_sample = rendered(self._of_sample.collect())
+                of_sample = generate_latest(self._of_sample)
                 self._rendered = newest, of_sample
-                answer = Answer(200, rendered(self._live.collect()), _PROMETHEUS, of_sample)
+                answer = Answer(200, generate_latest(self._live), _PROMETHEUS, of_sample)
             return answer
 
     @property

@@ -1,19 +1,15 @@
-"""Reads the checkpoint of the kubelet's device manager, and verifies its checksum.
+"""Reads the checkpoint of the kubelet's device manager.
 
 The device manager writes the file at every allocation before the container starts, and whenever a
 plugin reports a change of its devices. No other source has both pod uids and replica ids. Pods that
 have ended stay in the file until the next allocation, and an ordinary init container keeps its
 entry as long as its pod exists. ``RegisteredDevices`` contains only healthy replicas.
-
-The checksum is the FNV-1a hash of the text that Go's ``spew`` prints for the structures and their
-types. So it also differs if a kubelet uses other structures than this module. A file whose checksum
-differs is used, but the source is reported as degraded.
 """
 
 import base64
 import binascii
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -60,8 +56,6 @@ class Checkpoint:
     entries: tuple[Entry, ...]
     #: Healthy replicas of each resource.
     registered: Mapping[str, tuple[str, ...]]
-    #: Whether the checksum matches the content; None if it was not computed.
-    verified: bool | None
     #: Number of unreadable entries and resources.
     left_out: int = 0
 
@@ -89,7 +83,6 @@ class _Data(msgspec.Struct, rename="pascal"):
 
 class _File(msgspec.Struct, rename="pascal"):
     data: _Data
-    checksum: int
 
 
 _decoder = msgspec.json.Decoder(_File)
@@ -134,18 +127,14 @@ def signature(path: Path) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 
-def read_checkpoint(path: Path, *, verify: bool = False) -> Checkpoint:
-    """Read the file, and compute its checksum if ``verify`` is set.
-
-    A wrong checksum is not an error, but then the result is not ``verified``. The checksum of 768
-    pods takes 0.1 s of CPU. Raises ``BadCheckpoint`` and ``OSError``.
-    """
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Read the file. Raises ``BadCheckpoint`` and ``OSError``."""
     with path.open("rb") as file:
         content = file.read(_MOST_BYTES)
-    return parse_checkpoint(content, verify=verify)
+    return parse_checkpoint(content)
 
 
-def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
+def parse_checkpoint(content: bytes) -> Checkpoint:
     """Parse the content of a checkpoint. Raises ``BadCheckpoint``.
 
     Entries and resources that cannot be read are skipped and counted.
@@ -155,45 +144,24 @@ def parse_checkpoint(content: bytes, *, verify: bool = True) -> Checkpoint:
     except _NOT_READ as err:
         # The message must not contain the content of the file, which changes with every write.
         raise BadCheckpoint(f"not a device manager's checkpoint ({type(err).__name__})") from err
-    raw_entries = file.data.pod_device_entries
-    raw_devices = file.data.registered_devices
     good: list[_Entry] = []
     registered: dict[str, list[str] | None] = {}
     left_out = 0
-    for raw in raw_entries or ():
+    for raw in file.data.pod_device_entries or ():
         try:
             good.append(_entry_decoder.decode(raw))
         except _NOT_READ:
             left_out += 1
-    for name, raw in (raw_devices or {}).items():
+    for name, raw in (file.data.registered_devices or {}).items():
         try:
             registered[name] = _devices_decoder.decode(raw)
         except _NOT_READ:
             left_out += 1
-    verified = None
-    if verify:
-        # The checksum covers every entry, so it cannot be computed if an entry was skipped.
-        verified = not left_out and _verified(
-            file.checksum,
-            None if raw_entries is None else good,
-            None if raw_devices is None else registered,
-        )
     return Checkpoint(
         tuple(_entry(entry) for entry in good),
         {name: tuple(sorted(ids or ())) for name, ids in registered.items()},
-        verified,
         left_out,
     )
-
-
-def _verified(
-    checksum: int, entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None
-) -> bool:
-    """Return whether the checksum matches the content."""
-    try:
-        return checksum == _fnv1a(_print(entries, registered))
-    except ValueError:  # a NUMA node is not a number, or an answer is not base64
-        return False
 
 
 def _entry(entry: _Entry) -> Entry:
@@ -229,61 +197,3 @@ def _pair(value: bytes | int) -> tuple[str, str]:
     """Decode an entry of a map, or the first two fields of a message with texts."""
     texts = dict(protobuf.fields(protobuf.message(value)))
     return protobuf.text(texts.get(1, b"")), protobuf.text(texts.get(2, b""))
-
-
-def _print(
-    entries: list[_Entry] | None, registered: dict[str, list[str] | None] | None
-) -> Iterator[bytes]:
-    """Yield the text that spew prints for the device manager's ``checkpointData`` with ``%#v``.
-
-    The text is yielded in parts, because it can be a megabyte long.
-    """
-    yield b"(checkpoint.checkpointData){PodDeviceEntries:([]checkpoint.PodDevicesEntry)"
-    if entries is None:
-        yield b"<nil>"
-    else:
-        yield b"["
-        for number, entry in enumerate(entries):
-            yield b" " * bool(number) + _print_entry(entry)
-        yield b"]"
-    yield b" RegisteredDevices:(map[string][]string)"
-    if registered is None:
-        yield b"<nil>"
-    else:
-        pairs = sorted((k.encode(), v) for k, v in registered.items())
-        yield b"map[" + b" ".join(k + b":" + _print_texts(v) for k, v in pairs) + b"]"
-    yield b"}"
-
-
-def _print_entry(entry: _Entry) -> bytes:
-    if isinstance(entry.replicas, list):
-        replicas = b"([]string)" + _print_texts(entry.replicas)
-    elif entry.replicas is None:
-        replicas = b"(checkpoint.DevicesPerNUMA)<nil>"
-    else:
-        by_numa = sorted((int(node), some) for node, some in entry.replicas.items())
-        pairs = b" ".join(b"%d:%s" % (node, _print_texts(some)) for node, some in by_numa)
-        replicas = b"(checkpoint.DevicesPerNUMA)map[" + pairs + b"]"
-    if entry.answer is None:
-        answer = b"<nil>"
-    else:
-        answer = (
-            b"[" + " ".join(map(str, base64.b64decode(entry.answer, validate=True))).encode() + b"]"
-        )
-    return (
-        f"{{PodUID:(string){entry.pod_uid} ContainerName:(string){entry.container} "
-        f"ResourceName:(string){entry.resource} DeviceIDs:"
-    ).encode() + b"%s AllocResp:([]uint8)%s}" % (replicas, answer)
-
-
-def _print_texts(texts: Iterable[str] | None) -> bytes:
-    return b"<nil>" if texts is None else b"[" + " ".join(texts).encode() + b"]"
-
-
-def _fnv1a(parts: Iterable[bytes]) -> int:
-    """Return the 32-bit FNV-1a hash."""
-    digest = 0x811C9DC5
-    for part in parts:
-        for byte in part:
-            digest = (digest ^ byte) * 0x01000193 & 0xFFFFFFFF
-    return digest

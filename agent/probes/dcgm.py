@@ -18,7 +18,7 @@ import structlog
 
 from agent.deadline import Hanging, Worker
 from agent.probes.cause import joined
-from agent.probes.dcgm_exposition import CrossCheck, DcgmReading, Exposition, Scraped
+from agent.probes.dcgm_exposition import DcgmReading, Exposition, Scraped, is_foreign
 from agent.probes.readings import DeviceReading, SourceReading
 from headroom.contract.dcgm import SM_ACTIVITY
 
@@ -57,7 +57,6 @@ class Exporter:
         self._monotonic = monotonic
         self._worker: Worker[Scraped] = Worker("dcgm")
         self._socket: socket.socket | None = None
-        self._check = CrossCheck()
         #: When the last scrape began.
         self._begun_s = -math.inf
         #: Whether a scrape has begun but its result has not been taken yet.
@@ -114,12 +113,12 @@ class Exporter:
             _log.error("dcgm_not_read", exc_info=err)
             what = f"the agent cannot read it: {type(err).__name__}"
             return (), SourceReading(SOURCE, "absent", what)
-        wrong = self._check.compare(self._monotonic(), self.scrapes, devices, readings)
+        wrong: list[str] = []
+        if is_foreign(readings, devices):
+            wrong.append("it exports metrics of devices that are not on this node")
         if self.bad_lines:
             wrong.append("some of its lines cannot be read and were ignored")
-        if not readings:
-            wrong.append("it exports no metrics of any device")
-        elif not any(r.sm_ratio is not None for r in readings):
+        if not any(r.sm_ratio is not None for r in readings):
             wrong.append(f"it does not export {' or '.join(SM_ACTIVITY)}")
         return readings, SourceReading(SOURCE, "degraded" if wrong else "ok", joined(wrong))
 

@@ -12,41 +12,24 @@ MIG series have the UUID of the whole GPU and the number of the GPU instance. Th
 import hashlib
 import math
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from agent.probes.cause import Cause
 from agent.probes.readings import ActivityReading, DeviceReading
 from agent.probes.sm_activity import ratio
 from headroom.contract.dcgm import (
-    FREE_BYTES,
-    FREE_MIB,
     SM_ACTIVITY,
-    USED_BYTES,
-    USED_MIB,
     Key,
     key_of_series,
     label,
 )
-from headroom.contract.quantity import MAX_DEVICE_BYTES
 
-_MIB = 1 << 20
 #: Values that DCGM uses for a missing figure: the blanks of 32-bit integers and of doubles, each
 #: with three variants for the reason, and the blank of 64-bit integers. Exporters before 2.4 export
 #: them. A real figure never has such a value.
 _BLANKS = {*(0x7FFFFFF0 + why for why in range(4)), *(2.0**47 + why for why in range(4)), 2.0**63}
 _MOST_XID = 1 << 16
-#: Maximum age of DCGM's figures in seconds: its collection interval, the agent's scrape interval,
-#: and a margin.
-_WINDOW_S = 60.0
-#: The largest difference that is possible because three figures are rounded to MiB and the calls
-#: are made at different times.
-_TOLERANCE_BYTES = 64 << 20
-#: Number of consecutive scrapes that must disagree, because a peak between two of the agent's
-#: samples is not a disagreement.
-_IN_A_ROW = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +42,12 @@ class DcgmReading:
     sm_ratio: float | None = None
     occupancy_ratio: float | None = None
     engine_ratio: float | None = None
-    used_bytes: int | None = None
-    free_bytes: int | None = None
-    reserved_bytes: int | None = None
-    total_bytes: int | None = None
     #: The last XID, which the exporter keeps until it restarts.
     xid: int | None = None
 
     @property
     def key(self) -> Key:
         return self.uuid, self.gpu_instance
-
-
-def _bytes(figure: float, unit_bytes: int = 1) -> int | None:
-    """Convert a figure to bytes; None if it is invalid."""
-    if not math.isfinite(figure) or not 0 <= figure * unit_bytes <= MAX_DEVICE_BYTES:
-        return None
-    return round(figure) * unit_bytes
-
-
-def _mebibytes(figure: float) -> int | None:
-    """Convert MiB to bytes; None if the figure is invalid."""
-    return _bytes(figure, _MIB)
 
 
 def _xid(number: float) -> int | None:
@@ -95,18 +62,10 @@ _METRICS: Mapping[str, tuple[str, Callable[[float], float | int | None]]] = {
     SM_ACTIVITY[0]: ("sm_ratio", ratio),
     "DCGM_FI_PROF_SM_OCCUPANCY": ("occupancy_ratio", ratio),
     "DCGM_FI_PROF_GR_ENGINE_ACTIVE": ("engine_ratio", ratio),
-    USED_MIB: ("used_bytes", _mebibytes),
-    FREE_MIB: ("free_bytes", _mebibytes),
-    "DCGM_FI_DEV_FB_RESERVED": ("reserved_bytes", _mebibytes),
-    "DCGM_FI_DEV_FB_TOTAL": ("total_bytes", _mebibytes),
     "DCGM_FI_DEV_XID_ERRORS": ("xid", _xid),
     SM_ACTIVITY[1]: ("sm_ratio", ratio),
     "DCGM_FI_PROF_SM_OCCUPANCY_RATIO": ("occupancy_ratio", ratio),
     "DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO": ("engine_ratio", ratio),
-    USED_BYTES: ("used_bytes", _bytes),
-    FREE_BYTES: ("free_bytes", _bytes),
-    "DCGM_FI_DEV_FB_RESERVED_BYTES": ("reserved_bytes", _bytes),
-    "DCGM_FI_DEV_FB_CAPACITY_BYTES": ("total_bytes", _bytes),
     "DCGM_FI_DEV_XID_ERROR": ("xid", _xid),
 }
 #: Label names that exporters and relabelling rules use for the pod.
@@ -224,87 +183,10 @@ def _parsed(series: bytes) -> tuple[dict[str, str], float]:
     return labels, float(values[0])
 
 
-@dataclass(slots=True)
-class CrossCheck:
-    """Compares DCGM's memory figures with NVML's."""
-
-    #: For each (GPU, instance), NVML's figures within ``_WINDOW_S`` as (time last seen, bytes used
-    #: including the driver's reserve).
-    _used: dict[Key, deque[tuple[float, int]]] = field(default_factory=dict)
-    #: For each (GPU, instance), the number of consecutive scrapes that disagreed about used memory.
-    _doubts: dict[Key, int] = field(default_factory=dict)
-    #: ``scrapes`` of the last comparison.
-    _compared: int = 0
-
-    def compare(
-        self,
-        now_s: float,
-        scrapes: int,
-        devices: Iterable[DeviceReading],
-        readings: Iterable[DcgmReading],
-    ) -> list[str]:
-        """Return the contradictions without repetitions.
-
-        ``scrapes`` is the number of expositions read so far. If it is unchanged, the exposition was
-        already compared and does not count as another disagreement. ``devices`` come from NVML,
-        ``readings`` from DCGM.
-        """
-        known = {_key_of(device): device for device in devices}
-        for key, device in known.items():
-            if device.memory is not None:
-                used_bytes = device.memory.total_bytes - device.memory.free_bytes
-                series = self._used.setdefault(key, deque())
-                if series and series[-1][1] == used_bytes:
-                    series.pop()
-                series.append((now_s, used_bytes))
-        for key in [key for key in self._used if key not in known]:
-            del self._used[key]
-        for series in self._used.values():
-            while series and now_s - series[0][0] > _WINDOW_S:
-                series.popleft()
-        again, self._compared = scrapes == self._compared, scrapes
-        wrong: list[str] = []
-        parents = {uuid for uuid, _ in known}
-        for reading in readings:
-            key = reading.key
-            if reading.uuid not in parents:
-                wrong.append("it exports metrics of devices that are not on this node")
-            elif key in known:
-                wrong += self._differences(key, known[key], reading, again)
-        return list(dict.fromkeys(wrong))
-
-    def _differences(
-        self, key: Key, device: DeviceReading, reading: DcgmReading, again: bool
-    ) -> list[str]:
-        """Return the differences of one device. ``again`` states whether the reading was compared
-        before.
-
-        A difference of used memory is returned only after ``_IN_A_ROW`` scrapes.
-        """
-        memory = device.memory
-        series = self._used.get(key)
-        if memory is None or not series:
-            return []
-        wrong: list[str] = []
-        slack_bytes = max(_TOLERANCE_BYTES, memory.total_bytes // 100)
-        parts = (reading.used_bytes, reading.free_bytes, reading.reserved_bytes)
-        total_bytes = reading.total_bytes
-        if total_bytes is None:
-            known = [part for part in parts if part is not None]
-            total_bytes = sum(known) if len(known) == len(parts) else None
-        if total_bytes is not None and abs(total_bytes - memory.total_bytes) > slack_bytes:
-            why = f"{device.uuid}: its memory differs from NVML's report"
-            wrong.append(Cause(why, "memory_differs"))
-        if reading.used_bytes is not None and not again:
-            # Some exporter versions count the driver's reserve as used memory, and some do not.
-            least = min(used for _, used in series) - (memory.reserved_bytes or 0) - slack_bytes
-            most = max(used for _, used in series) + slack_bytes
-            fits = least <= reading.used_bytes <= most
-            self._doubts[key] = 0 if fits else self._doubts.get(key, 0) + 1
-        if self._doubts.get(key, 0) >= _IN_A_ROW:
-            why = f"{device.uuid}: its used memory differs from NVML's report"
-            wrong.append(Cause(why, "memory_differs"))
-        return wrong
+def is_foreign(readings: Iterable[DcgmReading], devices: Iterable[DeviceReading]) -> bool:
+    """Return whether a reading is of a device that this node does not have."""
+    parents = {device.parent or device.uuid for device in devices}
+    return any(reading.uuid not in parents for reading in readings)
 
 
 def activity_of(

@@ -84,7 +84,7 @@ class KubeletProbe:
         settled_after_s: float = SETTLED_AFTER_S,
         cgroups: Path | None = None,
     ) -> None:
-        self._checkpoint = CheckpointFile(checkpoint, monotonic_s)
+        self._checkpoint = CheckpointFile(checkpoint)
         self._socket = socket
         self._service = service or PodResources(str(socket))
         self._monotonic_s = monotonic_s

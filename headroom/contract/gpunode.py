@@ -83,7 +83,6 @@ SourceCode = Literal[
     "no_kubelet",
     "several_listeners",
     "k3s",
-    "memory_differs",
 ]
 
 

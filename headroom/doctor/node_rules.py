@@ -311,7 +311,6 @@ _FIXES: Mapping[SourceCode, str] = {
     ),
     "gpu_operator": "wait for the GPU Operator; see its driver and MIG managers' pods",
     "no_cgroups": "mount the host's /sys/fs/cgroup into the agent's container",
-    "memory_differs": "check whether the node's dcgm-exporter pod is stuck, and restart it",
 }
 
 

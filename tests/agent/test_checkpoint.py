@@ -76,15 +76,6 @@ def test_at_most_64_mib_of_a_checkpoint_are_read(tmp_path: Path) -> None:
         assert any(isinstance(reading, HoldingReading) for reading in found) is read
 
 
-def test_a_checkpoint_with_a_wrong_checksum_is_used_and_reported(tmp_path: Path) -> None:
-    file = tmp_path / "checkpoint"
-    file.write_text(json.dumps(record(entry())))
-    found = list(KubeletProbe(file, tmp_path / "no socket").read())
-    assert [r.uid for r in found if isinstance(r, HoldingReading)] == ["u"]
-    (row,) = [r for r in found if isinstance(r, SourceReading) and r.source == "checkpoint"]
-    assert (row.state, row.message) == ("degraded", "its checksum does not match its content")
-
-
 def test_the_plugins_response_shows_its_configuration(tmp_path: Path) -> None:
     # environment {NVIDIA_VISIBLE_DEVICES: void, CUDA_MPS_PIPE_DIRECTORY: /mps}, one CDI device
     def pair(number: int, *texts: str) -> bytes:

@@ -145,7 +145,6 @@ def test_a_misbehaving_exporter_is_disconnected_and_read_again_when_it_recovers(
 
 
 NO_SM = "it does not export DCGM_FI_PROF_SM_ACTIVE or DCGM_FI_PROF_SM_UTIL_RATIO"
-NO_METRICS = "it exports no metrics of any device"
 BAD_LINES = "some of its lines cannot be read and were ignored"
 OTHER_DEVICE = "it exports metrics of devices that are not on this node"
 
@@ -159,8 +158,8 @@ OTHER_DEVICE = "it exports metrics of devices that are not on this node"
         (recorded("2.1.4-2.3.1-blanks"), "ok", ""),
         (recorded("3.3.5-3.4.0"), "degraded", NO_SM),
         ('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-c"} 0.5', "degraded", OTHER_DEVICE),
-        ("# no metrics\n", "degraded", NO_METRICS),
-        ('DCGM_FI_DEV_FB_USED{UUID="GPU-a', "degraded", f"{BAD_LINES}; {NO_METRICS}"),
+        ("# no metrics\n", "degraded", NO_SM),
+        ('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a', "degraded", f"{BAD_LINES}; {NO_SM}"),
     ],
 )
 def test_the_state_of_the_source_names_the_missing_data(

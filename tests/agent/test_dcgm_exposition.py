@@ -17,21 +17,16 @@ def test_version_3_without_profiling_counters() -> None:
     readings, bad = parse(recorded("3.3.5-3.4.0"))
     assert bad == 0
     assert readings == [
-        DcgmReading("GPU-a", None, xid=0, free_bytes=6912 * MIB, used_bytes=8000 * MIB),
-        DcgmReading("GPU-b", None, xid=0, free_bytes=80629 * MIB, used_bytes=4 * MIB),
+        DcgmReading("GPU-a", None, xid=0),
+        DcgmReading("GPU-b", None, xid=0),
     ]
 
 
 def test_mig_series_are_distinguished_by_their_instance() -> None:
     readings, bad = parse(recorded("4.2.3-4.1.3-mig"))
     assert bad == 0
-    shown = {
-        (r.uuid, r.gpu_instance): (r.sm_ratio, r.used_bytes, r.occupancy_ratio) for r in readings
-    }
-    assert shown == {
-        ("GPU-a", 1): (0.0, 12 * MIB, 0.0),
-        ("GPU-a", 2): (0.713002, 20321 * MIB, 0.302001),
-    }
+    shown = {(r.uuid, r.gpu_instance): (r.sm_ratio, r.occupancy_ratio) for r in readings}
+    assert shown == {("GPU-a", 1): (0.0, 0.0), ("GPU-a", 2): (0.713002, 0.302001)}
 
 
 def test_instances_do_not_hide_each_others_xids() -> None:
@@ -53,9 +48,6 @@ def test_series_of_pods_that_share_a_device_are_not_summed() -> None:
         None,
         sm_ratio=0.425,
         engine_ratio=0.714,
-        used_bytes=30000 * MIB,
-        free_bytes=51312 * MIB,
-        reserved_bytes=608 * MIB,
         xid=31,
     )
 
@@ -63,50 +55,28 @@ def test_series_of_pods_that_share_a_device_are_not_summed() -> None:
 def test_a_blank_value_of_dcgm_is_absent_and_not_a_fault() -> None:
     readings, bad = parse(recorded("2.1.4-2.3.1-blanks"))
     assert bad == 0
-    assert readings == [
-        DcgmReading("GPU-a", None, used_bytes=1057 * MIB, free_bytes=7064 * MIB),
-        DcgmReading("GPU-b", None, xid=0, free_bytes=5057 * MIB, sm_ratio=0.5),
-    ]
+    assert readings == [DcgmReading("GPU-b", None, xid=0, sm_ratio=0.5)]
 
 
 def test_an_instance_is_separate_from_its_gpu_in_the_first_version_with_mig() -> None:
     readings, bad = parse(recorded("2.1.8-2.4.0-mig"))
     assert bad == 0
-    assert [(r.gpu_instance, r.sm_ratio, r.used_bytes) for r in readings] == [
-        (None, 0.13, 4845 * MIB),
-        (13, 0.91, None),
-    ]
+    assert [(r.gpu_instance, r.sm_ratio) for r in readings] == [(None, 0.13), (13, 0.91)]
 
 
 def test_ratios_are_not_percentages_despite_the_help_text_and_empty_labels_name_no_pod() -> None:
     readings, bad = parse(recorded("3.0-3.1-mig"))
     assert bad == 0
-    shown = [(r.gpu_instance, r.engine_ratio, r.used_bytes, r.sm_ratio) for r in readings]
-    assert shown == [(7, 0.999917, 4384 * MIB, None), (5, 0.000036, 153 * MIB, None)]
-
-
-@pytest.mark.parametrize("name", ["3.3-shared-t4", "3.3-through-prometheus"])
-def test_a_series_with_a_pods_name_belongs_to_its_device(name: str) -> None:
-    readings, bad = parse(recorded(name))
-    assert bad == 0
-    first, *others = readings
-    assert (first.uuid, first.used_bytes, first.free_bytes) == ("GPU-a", 6494 * MIB, 8422 * MIB)
-    assert [(r.uuid, r.used_bytes) for r in others] in ([], [("GPU-b", 2 * MIB)])
-
-
-def test_a_vgpu_guest_reports_its_own_memory() -> None:
-    assert parse(recorded("4.x-vgpu-guest")) == (
-        [DcgmReading("GPU-a", None, used_bytes=0, free_bytes=7531 * MIB, xid=0)],
-        0,
-    )
+    shown = [(r.gpu_instance, r.engine_ratio, r.sm_ratio) for r in readings]
+    assert shown == [(7, 0.999917, None), (5, 0.000036, None)]
 
 
 def test_renamed_labels_are_recognised() -> None:
     readings, bad = parse(recorded("4.6.0-renamed"))
     assert bad == 0
-    assert [(r.uuid, r.sm_ratio, r.xid, r.total_bytes) for r in readings] == [
-        ("GPU-a", 0.0, 0, 184320 * MIB),
-        ("GPU-b", 0.8841, 79, 184320 * MIB),
+    assert [(r.uuid, r.sm_ratio, r.xid) for r in readings] == [
+        ("GPU-a", 0.0, 0),
+        ("GPU-b", 0.8841, 79),
     ]
 
 
@@ -120,10 +90,6 @@ def test_names_and_units_since_version_4_9_are_recognised() -> None:
             sm_ratio=0.0,
             occupancy_ratio=0.0,
             engine_ratio=0.0,
-            used_bytes=MIB + 4096,
-            free_bytes=182295 * MIB - 4096,
-            reserved_bytes=1024 * MIB,
-            total_bytes=184320 * MIB,
             xid=0,
         ),
         DcgmReading(
@@ -132,10 +98,6 @@ def test_names_and_units_since_version_4_9_are_recognised() -> None:
             sm_ratio=0.8841,
             occupancy_ratio=0.412,
             engine_ratio=0.991002,
-            used_bytes=82296 * MIB,
-            free_bytes=100000 * MIB,
-            reserved_bytes=1024 * MIB,
-            total_bytes=184320 * MIB,
             xid=79,
         ),
     ]
@@ -147,28 +109,24 @@ def test_names_and_units_since_version_4_9_are_recognised() -> None:
         pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} NaN', id="not a number"),
         pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} -0.5', id="negative"),
         pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} 57', id="percent"),
-        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a"} 1e309', id="infinite"),
-        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a"} 1e300', id="more than any device has"),
-        pytest.param('DCGM_FI_DEV_FB_USED_BYTES{UUID="GPU-a"} -4096', id="negative bytes"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 1e309', id="infinite"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 7.5', id="half an XID"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} text', id="no value"),
-        pytest.param('DCGM_FI_DEV_FB_USED{gpu="0"} 5', id="no device"),
-        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a",GPU_I_ID="x"} 5', id="no instance"),
-        pytest.param('DCGM_FI_DEV_FB_USED{UUID="GPU-a', id="cut off"),
-        pytest.param("DCGM_FI_DEV_FB_USED{, =1} 5", id="a label that the parser stumbles over"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{gpu="0"} 5', id="no device"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a",GPU_I_ID="x"} 5', id="no instance"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a', id="cut off"),
+        pytest.param("DCGM_FI_DEV_XID_ERRORS{, =1} 5", id="a label that the parser stumbles over"),
     ],
 )
 def test_an_invalid_line_is_skipped_and_hides_no_other(line: str) -> None:
-    readings, bad = parse(f'{line}\nDCGM_FI_DEV_FB_FREE{{UUID="GPU-b"}} 7\n')
-    assert [r for r in readings if r.uuid == "GPU-b"] == [
-        DcgmReading("GPU-b", None, free_bytes=7 * MIB)
-    ]
+    readings, bad = parse(f'{line}\nDCGM_FI_DEV_XID_ERRORS{{UUID="GPU-b"}} 7\n')
+    assert [r for r in readings if r.uuid == "GPU-b"] == [DcgmReading("GPU-b", None, xid=7)]
     assert not [r for r in readings if r.uuid == "GPU-a"]
     assert bad == 1
 
 
 def test_a_too_long_line_is_skipped_and_counted() -> None:
-    long = 'DCGM_FI_DEV_FB_FREE{{UUID="GPU-{}",pod="{}"}} 7\n'
+    long = 'DCGM_FI_DEV_XID_ERRORS{{UUID="GPU-{}",pod="{}"}} 7\n'
     text = "".join(long.format(*each) for each in (("a", ""), ("b", "x" * (1 << 20)), ("c", "")))
     readings, bad = parse(text + "# " + "x" * (1 << 20))
     assert [r.uuid for r in readings] == ["GPU-a", "GPU-c"]
@@ -177,7 +135,7 @@ def test_a_too_long_line_is_skipped_and_counted() -> None:
 
 def test_a_large_exposition_takes_little_memory() -> None:
     """15 MiB are accepted. Their text is never in memory as a whole."""
-    line = 'DCGM_FI_DEV_FB_USED{UUID="GPU-a",pod="%s",namespace="%s"} %d\n'
+    line = 'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a",pod="%s",namespace="%s"} %d\n'
     part = "".join(line % ("p" * 60, "n" * 60, i) for i in range(400)).encode()
     count = (15 << 20) // len(part)
     exposition = Exposition()
@@ -189,18 +147,18 @@ def test_a_large_exposition_takes_little_memory() -> None:
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert scraped.readings == (DcgmReading("GPU-a", None, used_bytes=399 * MIB),)
+    assert scraped.readings == (DcgmReading("GPU-a", None, xid=399),)
     assert peak_bytes < MIB
 
 
 def test_the_number_of_devices_in_an_exposition_is_limited() -> None:
-    line = 'DCGM_FI_DEV_FB_USED{UUID="GPU-%s"} 1\n'
+    line = 'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-%s"} 1\n'
     readings, bad = parse("".join(line % i for i in range(20_000)))
     assert (len(readings), bad) == (16 << 10, 20_000 - (16 << 10))
 
 
 METRIC = st.sampled_from(
-    ["DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_XID_ERRORS"]
+    ["DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_PROF_SM_OCCUPANCY", "DCGM_FI_DEV_XID_ERRORS"]
 )
 LABELS = st.text(alphabet='GPU-aUID_="{},\\\n# 1é\x00', max_size=30)
 
@@ -210,7 +168,7 @@ def test_no_input_of_an_exporter_raises_an_error(lines: list[tuple[str, str, obj
     readings, _ = parse("\n".join(f"{n}{{{labels}}} {v}" for n, labels, v in lines))
     for reading in readings:
         assert reading.sm_ratio is None or 0 <= reading.sm_ratio <= 1
-        assert reading.used_bytes is None or reading.used_bytes >= 0
+        assert reading.xid is None or reading.xid >= 0
         assert reading.uuid
 
 

@@ -91,10 +91,6 @@ FAULTS: list[tuple[str, Inject]] = [
         "the exporter has no profiling counters",
         exporting(WELL.replace("PROF_SM_ACTIVE", "DEV_FB_USED")),
     ),
-    (
-        "the exporter reports other memory",
-        exporting(f'{WELL}DCGM_FI_DEV_FB_TOTAL{{UUID="{BAD}"}} 5\n'),
-    ),
 ]
 
 

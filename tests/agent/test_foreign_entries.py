@@ -14,7 +14,6 @@ from agent.probes.readings import HoldingReading, SourceReading
 from tests.agent.records import GPU, entry, record
 from tests.agent.test_checkpoint import parsed
 from tests.agent.test_kubelet import held, listed
-from tests.standin.checkpoint import checksum
 
 
 @pytest.mark.parametrize(
@@ -52,12 +51,6 @@ def test_an_entry_of_another_plugin_hides_no_other_entry(
 def test_an_unreadable_resource_hides_no_other_resource() -> None:
     found = parsed(record(RegisteredDevices={"x.io/dev": [7], GPU: ["GPU-a::0"]}))
     assert (found.registered, found.left_out) == ({GPU: ("GPU-a::0",)}, 1)
-
-
-def test_the_checksum_of_a_file_with_long_foreign_ids_is_verified() -> None:
-    data = record(entry(ResourceName="x.io/dev", DeviceIDs={"-1": ["d" * 300]}, AllocResp=""))
-    data["Checksum"] = checksum(data["Data"])
-    assert parsed(data).verified
 
 
 def test_pods_with_equal_foreign_devices_are_identified_by_their_gpus() -> None:

@@ -11,7 +11,6 @@ from agent.probes.kubelet import KubeletProbe, join
 from agent.probes.podresources import ListedContainer, PodResources, Unanswered
 from agent.probes.readings import HoldingReading, RegisteredReading, SourceReading
 from tests.agent.records import GPU, entry, record
-from tests.standin.checkpoint import checksum
 
 SETTLED_AFTER_S = 10.0
 VERIFY_EVERY_S = 300.0
@@ -232,37 +231,6 @@ def test_without_cgroups_the_report_shows_which_pods_may_be_missed(tmp_path: Pat
     world.service.containers_now = [listed("other")]
     assert world.uids() == []
     assert "mount the host's /sys/fs/cgroup there" in world.message()
-
-
-def test_the_checksum_is_computed_rarely_while_a_checkpoint_changes_with_every_sample(
-    world: World,
-) -> None:
-    """Each checkpoint has another pod, and all but the first have a wrong checksum."""
-
-    def state() -> str:
-        rows = [r for r in world.probe.read() if isinstance(r, SourceReading)]
-        return next(r.state for r in rows if r.source == "checkpoint")
-
-    def good(uid: str) -> None:
-        given = entry(uid, AllocResp="")
-        data = record(given)["Data"]
-        world.file.write_text(json.dumps(record(given, checksum=checksum(data))))
-
-    good("u0")
-    assert state() == "ok"
-    for number in range(1, 4):
-        world.write(entry(f"u{number}", AllocResp=""))
-        # The second checkpoint had no change.
-        assert (world.uids(), state()) == ([f"u{number}"], "degraded")
-        world.write(entry(f"another{number}", AllocResp=""))
-        assert state() == "degraded"  # The checkpoint after a bad one is checked at once.
-        good(f"v{number}")
-        assert state() == "ok"
-    world.write(entry("w1", AllocResp=""))
-    assert state() == "ok"
-    world.now_s += VERIFY_EVERY_S
-    world.write(entry("w22", AllocResp=""))
-    assert state() == "degraded"
 
 
 def test_a_kubelet_that_does_not_answer_ends_no_pod(world: World) -> None:

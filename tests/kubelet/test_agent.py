@@ -2,7 +2,6 @@
 runtime.
 """
 
-import json
 import os
 import select
 import subprocess
@@ -17,7 +16,6 @@ from kubernetes.client import ApiClient
 
 from agent.kube_client import of_client
 from agent.probes.cgroup import is_static
-from agent.probes.checkpoint import read_checkpoint
 from agent.probes.kubelet import KubeletProbe
 from agent.probes.node_probe import NodeApi
 from agent.probes.readings import (
@@ -106,19 +104,6 @@ def test_the_report_shows_the_devices_and_use_of_every_container(
     assert (plugin.allocation_policy, plugin.device_list_strategy) == ("distributed", "envvar")
     assert plugin.fail_requests_greater_than_one is False
     assert plugin.topology_manager_policy == "none"
-
-
-def test_the_checksum_of_a_real_checkpoint_equals_the_computed_one(start_node: StartNode) -> None:
-    node = start_node(gpus=2, replicas=2, numa=(0, 1))
-    file = node.root / "device-plugins/kubelet_internal_checkpoint"
-    assert read_checkpoint(file, verify=True).verified  # only registered devices
-    node.admit(gpu_pod("a"))
-    node.admit(gpu_pod("b", containers=[gpu_container("one"), gpu_container("two")]))
-    assert read_checkpoint(file, verify=True).verified
-    spoilt = json.loads(file.read_text())
-    spoilt["Data"]["PodDeviceEntries"][0]["ContainerName"] = "other"
-    file.write_text(json.dumps(spoilt))
-    assert not read_checkpoint(file, verify=True).verified
 
 
 def test_an_unshared_device_and_the_topology_policy_are_reported(
