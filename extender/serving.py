@@ -7,7 +7,7 @@ from starlette.types import ASGIApp
 
 from extender.extender import Extender
 from extender.ledger.ledger import Ledger
-from headroom.runtime.server.http_limits import PeerProtocol
+from headroom.runtime.server.http_limits import CertifiedProtocol
 from headroom.runtime.server.ports import Port, serve_ports
 from headroom.runtime.server.tls import ServerTls
 
@@ -31,7 +31,7 @@ async def serve(
     """
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
-    first = Port("verbs", settings.verbs_at, settings.verbs_port, verbs, PeerProtocol, tls)
+    first = Port("verbs", settings.verbs_at, settings.verbs_port, verbs, CertifiedProtocol, tls)
     sys.setswitchinterval(SWITCH_S)
 
     def start() -> None:

@@ -51,7 +51,7 @@ it is in no list.
 
 """
 _USUAL = {
-    "401": "The session, token or client certificate is missing or invalid.",
+    "401": "The session or token is missing or invalid.",
     "403": "You lack the permission for this view.",
     "422": "A parameter or the body is not valid.",
     "500": "An error in Headroom; the log has the details.",

@@ -16,7 +16,7 @@ from extender.scheduler.preempt import Preempt
 from extender.scheduler.prioritize import Prioritize
 from extender.scheduler.scheduling_state import SchedulingState
 from headroom.contract.quantity import format_bytes
-from headroom.runtime.server.client_certificates import PEER, Peer
+from headroom.runtime.server.client_certificates import CERTIFICATE_END
 from headroom.runtime.server.http_limits import CPU_COUNTER, JSON, BodyTooLarge, read_whole
 
 log = structlog.get_logger()
@@ -94,9 +94,8 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         scope[CPU_COUNTER] = self._cpu_seconds
-        peer: Peer | None = scope.get(PEER)
-        if peer is not None and peer.certificate is not None:
-            self._certificate_end.set(peer.certificate.not_after_s)
+        if (end_s := scope.get(CERTIFICATE_END)) is not None:
+            self._certificate_end.set(end_s)
         response = await self._respond(Request(scope, receive))
         await response(scope, receive, send)
 

@@ -12,20 +12,15 @@ from headroom.core.rules.pod_requests import ResourceQuota
 from headroom.runtime.follow.cluster_connection import ApiServer
 from headroom.runtime.kube.api_errors import ApiError
 from headroom.runtime.kube.resources import profile_kind
-from headroom.runtime.server.client_ca import ClientCa
 
 log = structlog.get_logger()
 
 
 @asynccontextmanager
 async def followed_through(console: Console, server: ApiServer) -> AsyncIterator[None]:
-    """Follow the watches of the API server while the context lasts. In this time readers may also
-    authenticate with a client certificate."""
+    """Follow the watches of the API server while the context lasts."""
     kinds = [profile_kind()]
     async with server.followed_by(console.view, console.take, kinds, console.profiles.apply):
-        if server.guard is not None and server.debug_tls is not None:
-            ask = server.debug_tls.request_client_certificates
-            ClientCa(server.reviews, ask).start(console.view.loops)
         yield
 
 

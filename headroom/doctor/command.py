@@ -159,11 +159,11 @@ def _recent(
     from headroom.doctor.recent_requests import NO_RECENT, recent_requests
     from headroom.kubectl.debug_api_client import CommandError
     from headroom.kubectl.options import Options
-    from headroom.kubectl.transport import NAMESPACE, NO_FILES
+    from headroom.kubectl.transport import NAMESPACE
 
     if fleet:
         return NO_RECENT
-    given = command.obj or Options(None, None, NO_FILES, None, None, NAMESPACE)
+    given = command.obj or Options(None, None, None, None, None, NAMESPACE)
     try:
         return recent_requests(replace(given, kubeconfig=kubeconfig, context=context).api())
     except CommandError as err:

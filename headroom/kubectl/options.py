@@ -12,7 +12,7 @@ from headroom.contract.errors import BadQuantity, shortened
 from headroom.contract.quantity import implausible, parse_bytes
 from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError, DebugApi, Transport
 from headroom.kubectl.output import Data, Output, show
-from headroom.kubectl.transport import NAMESPACE, Files, default_namespace, transport_for
+from headroom.kubectl.transport import NAMESPACE, default_namespace, transport_for
 from headroom.version import own_version
 
 _DURATION = re.compile(r"(?:(\d{1,4})h)?(?:(\d{1,6})m)?(?:(\d{1,8})s)?")
@@ -33,7 +33,7 @@ class Options:
 
     server: str | None
     token: str | None
-    files: Files
+    ca: str | None
     kubeconfig: str | None
     context: str | None
     headroom_namespace: str
@@ -41,7 +41,7 @@ class Options:
     def transport(self) -> Transport:
         """Return the transport that the options select. Raises ``CommandError``."""
         where = self.kubeconfig, self.context, self.headroom_namespace
-        return transport_for(self.server, self.token, self.files, *where)
+        return transport_for(self.server, self.token, self.ca, *where)
 
     def api(self, notify: Callable[[str], object] | None = None) -> DebugApi:
         """Return a client that gives notes to ``notify``, or prints them on stderr. Raises
@@ -83,12 +83,6 @@ def set_options(
     certificate_authority: Annotated[
         str | None, typer.Option(help="CA certificates in PEM for a --server with https.")
     ] = None,
-    client_certificate: Annotated[
-        str | None, typer.Option(help="Client certificate in PEM for --server.")
-    ] = None,
-    client_key: Annotated[
-        str | None, typer.Option(help="Private key of the client certificate in PEM.")
-    ] = None,
     kubeconfig: Annotated[
         str | None, typer.Option(help="Path of the kubeconfig. Default: the same as kubectl.")
     ] = None,
@@ -108,8 +102,9 @@ def set_options(
     """Record the options of the command line for its command."""
     # The doctor declares both options itself; those before the command are its defaults.
     context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
-    files = Files(certificate_authority, client_certificate, client_key)
-    context.obj = Options(server, token, files, kubeconfig, kube_context, headroom_namespace)
+    context.obj = Options(
+        server, token, certificate_authority, kubeconfig, kube_context, headroom_namespace
+    )
 
 
 def note_implausible(vram: str) -> None:

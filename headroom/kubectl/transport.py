@@ -8,7 +8,6 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -40,18 +39,6 @@ _MAX_ERROR_BYTES = 1 << 16
 _EXAMPLE = "http://127.0.0.1:8889"
 
 
-@dataclass(frozen=True, slots=True)
-class Files:
-    """Paths of the PEM files for TLS; without ``ca``, the system's CAs are trusted."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-
-
-NO_FILES = Files()
-
-
 def _is_loopback(host: str) -> bool:
     """Return whether a connection to ``host`` stays on this machine; other names may not."""
     try:
@@ -68,9 +55,12 @@ class Address:
 
     hint = "check --server or HEADROOM_SERVER"
 
-    def __init__(self, url: str, token: str | None = None, files: Files = NO_FILES) -> None:
-        """Raises ``CommandError`` if the URL is not an address, the token is for other servers too,
-        or a file cannot be used."""
+    def __init__(self, url: str, token: str | None = None, ca: str | None = None) -> None:
+        """``ca`` is the path of a PEM file; None: the system's CAs are trusted.
+
+        Raises ``CommandError`` if the URL is not an address, the token is for other servers too, or
+        the file cannot be used.
+        """
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -96,10 +86,10 @@ class Address:
         self._host, self._port = parts.hostname, port
         self._tls: ssl.SSLContext | None = None
         if parts.scheme == "https":
-            self._tls = verified_context(files)
-        elif files != NO_FILES:
+            self._tls = verified_context(ca)
+        elif ca is not None:
             raise CommandError(
-                f"--server: {url} does not use TLS; use https:// with certificates", 2
+                f"--server: {url} does not use TLS; use https:// with --certificate-authority", 2
             )
 
     @contextmanager
@@ -237,16 +227,17 @@ def needed_bindings(namespace: str) -> str:
 def transport_for(
     server: str | None,
     token: str | None,
-    files: Files,
+    ca: str | None,
     kubeconfig: str | None,
     context: str | None,
     namespace: str,
 ) -> Transport:
     """Return the transport that the options select. Raises ``CommandError``."""
-    if not server and files != NO_FILES:
-        flags = "--certificate-authority, --client-certificate and --client-key"
-        raise CommandError(f"{flags} need --server; without it, the kubeconfig's are used", 2)
-    return Address(server, token, files) if server else Proxied(kubeconfig, context, namespace)
+    if not server and ca is not None:
+        raise CommandError(
+            "--certificate-authority needs --server; without it, the kubeconfig's is used", 2
+        )
+    return Address(server, token, ca) if server else Proxied(kubeconfig, context, namespace)
 
 
 def default_namespace(kubeconfig: str | None, context: str | None) -> str:
@@ -295,28 +286,9 @@ def unanswered(err: Any) -> str:
     return f"the API server does not answer: {getattr(err, 'reason', None) or err}"
 
 
-def verified_context(files: Files) -> ssl.SSLContext:
+def verified_context(ca: str | None) -> ssl.SSLContext:
     """Return a context that verifies the server's name. Raises ``CommandError``."""
     try:
-        context = ssl.create_default_context(cafile=files.ca)
+        return ssl.create_default_context(cafile=ca)
     except (OSError, ValueError) as err:
-        raise CommandError(f"--certificate-authority: {files.ca}: {err}", 2) from err
-    return _with_client_certificate(context, files)
-
-
-def _with_client_certificate(context: ssl.SSLContext, files: Files) -> ssl.SSLContext:
-    if files.cert is None:
-        if files.key is not None:
-            raise CommandError("--client-key is set without --client-certificate; set both", 2)
-        return context
-    try:
-        # One file may contain both. The empty password prevents a prompt for an encrypted key.
-        context.load_cert_chain(files.cert, files.key, password=lambda: b"")
-    except (OSError, ValueError) as err:
-        where = files.cert if files.key is None else f"{files.cert}, {files.key}"
-        raise CommandError(
-            f"the client certificate cannot be used: {where}: {err}; set a certificate and its key "
-            "in PEM. Example: --client-certificate tls.crt --client-key tls.key",
-            2,
-        ) from err
-    return context
+        raise CommandError(f"--certificate-authority: {ca}: {err}", 2) from err

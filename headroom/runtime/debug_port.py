@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from headroom.runtime.loops import stuck_sentence
 from headroom.runtime.server.auth import Guard
-from headroom.runtime.server.http_limits import PeerProtocol
+from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.ports import Port
 from headroom.runtime.server.tls import ServerTls
 from headroom.runtime.settings.settings import Settings
@@ -74,4 +74,4 @@ def debug_port(
     settings: Settings, app: ASGIApp, tls: ServerTls | None, name: str = "debug"
 ) -> Port:
     """Return the debug port of the settings."""
-    return Port(name, settings.debug_at, settings.debug_port, app, PeerProtocol, tls)
+    return Port(name, settings.debug_at, settings.debug_port, app, LimitedProtocol, tls)

@@ -11,8 +11,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from headroom.core.cluster.changes import Event
 from headroom.core.journal.decision_records import Preempted, Victim
-from headroom.runtime.server.auth import GetPod, Permission, ReadPath, ReviewFailed
-from headroom.runtime.server.client_certificates import User
+from headroom.runtime.server.auth import GetPod, Permission, ReadPath, ReviewFailed, User
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.server.test_auth import World
 

@@ -108,9 +108,6 @@ CONSOLE: dict[str, set[Right]] = {
     "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "headroom.runtime.kube.resources:watched_kinds": WATCHED,
     "headroom.runtime.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
-    "headroom.runtime.server.client_ca:client_ca": rights(
-        "", "configmaps", "get", where="kube-system"
-    ),
 }
 #: ``serve_webhook`` names no path, because it watches three of the kinds in ``watched_kinds``.
 WEBHOOK: set[Right] = (

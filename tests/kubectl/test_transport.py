@@ -12,7 +12,7 @@ import pytest
 
 from headroom.contract.console import AUDIENCE, HEADER
 from headroom.kubectl.debug_api_client import CommandError
-from headroom.kubectl.transport import Files, Proxied, transport_for
+from headroom.kubectl.transport import Proxied, transport_for
 from tests.certificates import Authority
 
 URL = "https://127.0.0.1:8889"
@@ -25,26 +25,20 @@ def token_for(*audiences: str) -> str:
 
 def test_unusable_files_are_reported(tmp_path: Path) -> None:
     authority = Authority(tmp_path, "ca")
-    one, other = authority.sign("one"), authority.sign("other")
     absent, text = str(tmp_path / "absent"), tmp_path / "text"
     text.write_text("not PEM")
     cases = [
-        (URL, Files(ca=absent), f"--certificate-authority: {absent}: "),
-        (URL, Files(ca=str(text)), f"--certificate-authority: {text}: "),
-        (URL, Files(cert=absent), f"the client certificate cannot be used: {absent}: "),
-        (URL, Files(cert=str(one.cert), key=str(other.key)), "KEY_VALUES_MISMATCH"),
-        (URL, Files(key=str(one.key)), "--client-key is set without --client-certificate"),
-        ("http://127.0.0.1:8889", Files(ca=str(one.cert)), "does not use TLS; use https"),
-        (None, Files(cert=str(one.cert)), "need --server"),
+        (URL, absent, f"--certificate-authority: {absent}: "),
+        (URL, str(text), f"--certificate-authority: {text}: "),
+        ("http://127.0.0.1:8889", str(authority.cert), "does not use TLS; use https"),
+        (None, str(authority.cert), "needs --server"),
     ]
-    for server, files, says in cases:
+    for server, ca, says in cases:
         with pytest.raises(CommandError) as caught:
-            transport_for(server, None, files, None, None, "headroom-system")
+            transport_for(server, None, ca, None, None, "headroom-system")
         assert says in str(caught.value)
         assert caught.value.exit_code == 2
-    transport_for(
-        URL, None, Files(str(authority.cert), str(one.cert), str(one.key)), None, None, ""
-    )
+    transport_for(URL, None, str(authority.cert), None, None, "")
 
 
 @pytest.mark.parametrize("host", ["10.0.0.7", "console.example", "[fd00::7]", "0.0.0.0"])
@@ -52,10 +46,10 @@ def test_unusable_files_are_reported(tmp_path: Path) -> None:
 def test_plain_http_is_accepted_only_for_this_machine(host: str, token: str | None) -> None:
     """Otherwise others could read the token, and change the responses."""
     with pytest.raises(CommandError, match="is neither encrypted nor on this machine"):
-        transport_for(f"http://{host}:8889", token, Files(), None, None, "headroom-system")
+        transport_for(f"http://{host}:8889", token, None, None, None, "headroom-system")
     for own in ("127.0.0.1", "localhost", "[::1]"):
-        transport_for(f"http://{own}:8889", token, Files(), None, None, "headroom-system")
-    transport_for(f"https://{host}:8889", token, Files(), None, None, "headroom-system")
+        transport_for(f"http://{own}:8889", token, None, None, None, "headroom-system")
+    transport_for(f"https://{host}:8889", token, None, None, None, "headroom-system")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +64,7 @@ def test_plain_http_is_accepted_only_for_this_machine(host: str, token: str | No
 def test_a_token_for_other_servers_is_not_sent(token: str) -> None:
     for server in (URL, "http://127.0.0.1:8889"):
         with pytest.raises(CommandError, match=r"--audience headroom\.gpu/console") as caught:
-            transport_for(server, token, Files(), None, None, "headroom-system")
+            transport_for(server, token, None, None, None, "headroom-system")
         assert token not in str(caught.value)
 
 

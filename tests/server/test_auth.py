@@ -20,9 +20,9 @@ from headroom.runtime.server.auth import (
     Permission,
     ReadPath,
     ReviewFailed,
+    User,
     sufficient_permissions,
 )
-from headroom.runtime.server.client_certificates import User
 from tests.console.asking import Asked
 from tests.serving import serving
 

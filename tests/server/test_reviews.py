@@ -10,8 +10,7 @@ import pytest
 
 from headroom.contract.console import AUDIENCE, csr_name
 from headroom.runtime.kube.client import KubeApi
-from headroom.runtime.server.auth import GetPod, ReadPath, ReviewFailed
-from headroom.runtime.server.client_certificates import User
+from headroom.runtime.server.auth import GetPod, ReadPath, ReviewFailed, User
 from headroom.runtime.server.reviews import KubeReviews
 from tests.scripted import Answer, ScriptedServer, scripted_server
 

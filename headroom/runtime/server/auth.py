@@ -1,9 +1,8 @@
 """Authenticates and authorizes readers of the debug API, as the API server does.
 
 The secret of a session leads to the CertificateSigningRequest that its user created
-(``contract.console``). A bearer token is authenticated with a TokenReview. On a TLS port, a client
-certificate names its user (``runtime.server.client_certificates``). If a client sends several of
-them, the session has precedence, then the token.
+(``contract.console``). A bearer token is authenticated with a TokenReview. If a client sends both,
+the session has precedence.
 
 A caller may read a view if it may ``get`` the view's path (``nonResourceURLs``), as for /metrics of
 the API server. A view of a single pod can also be read by any caller that may ``get`` that pod.
@@ -19,7 +18,6 @@ never wait for a review.
 
 import asyncio
 import hashlib
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,7 +31,6 @@ from starlette.requests import Request
 
 from headroom.bounded import Bounded
 from headroom.contract.console import AUDIENCE, HEADER
-from headroom.runtime.server.client_certificates import PEER, Peer, User
 
 #: Returns whether the caller may see a pod, by namespace and name. It can block on the API server.
 Sees = Callable[[str, str], bool]
@@ -47,12 +44,6 @@ MOST_NAMESPACES = 32
 #: Attribute of ``request.state`` with the pods that the caller may see.
 _SEES = "sees"
 _EXAMPLE = f'example: -H "Authorization: Bearer $(kubectl create token NAME --audience {AUDIENCE})"'
-_NO_TLS = "and client certificates need a TLS port (settings debug_tls_cert and debug_tls_key)"
-
-_NO_CA = (
-    "and no client certificate is requested, because the client CA of the cluster could not be "
-    "read: see client_ca_unknown in the log of the console"
-)
 #: Parses a boolean query parameter as the views do.
 _is_true = TypeAdapter(bool).validate_python
 V = TypeVar("V")
@@ -78,6 +69,17 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
+
+
+@dataclass(frozen=True, slots=True)
+class User:
+    """The user of a token or a session, as the API server names it."""
+
+    name: str
+    uid: str = ""
+    groups: tuple[str, ...] = ()
+    #: Other attributes from the authenticator, passed on unchanged.
+    extra: Mapping[str, Sequence[str]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,10 +165,8 @@ class Guard:
         reviews: Reviews,
         monotonic_s: Callable[[], float],
         limits: Limits = DEFAULT_LIMITS,
-        wall_s: Callable[[], float] = time.time,
     ) -> None:
         self._reviews = reviews
-        self._wall_s = wall_s
         pool = ThreadPoolExecutor(THREADS, thread_name_prefix="reviews")
         self._users = _Answers[User | None](pool, monotonic_s, limits)
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
@@ -190,18 +190,11 @@ class Guard:
         the view, and 503 if the API server does not answer.
         """
         token = shown.credentials if shown is not None else ""
-        peer: Peer | None = request.scope.get(PEER)
         asked = sufficient_permissions(
             request.method, routed_path(request), request.path_params, request.query_params
         )
         try:
-            user, key = (
-                await self._creator(session)
-                if session
-                else await self._bearer(token)
-                if token
-                else self._certified(peer)
-            )
+            user, key = await (self._creator(session) if session else self._bearer(token))
             may = partial(self._may, user, key)
             for permission in reversed(asked):  # access to the path shows more, so check it first
                 if await may(permission):
@@ -231,6 +224,8 @@ class Guard:
 
     async def _bearer(self, token: str) -> tuple[User, object]:
         """Return the user of a token, and a key that stands for it."""
+        if not token:
+            raise _unauthenticated("no token was sent")
         ask = partial(self._reviews.authenticate, token)
         return await self._known("token", token, ask, "the API server does not accept this token")
 
@@ -244,20 +239,6 @@ class Guard:
         if user is None:
             raise _unauthenticated(problem)
         return user, key
-
-    def _certified(self, peer: Peer | None) -> tuple[User, tuple[str, str]]:
-        """Return the user of the client certificate, and a key that stands for it."""
-        if peer is None:
-            raise _unauthenticated(f"no token was sent, {_NO_TLS}")
-        if not peer.asked:
-            raise _unauthenticated(f"no token was sent, {_NO_CA}")
-        if peer.certificate is None:
-            raise _unauthenticated("neither a token nor a client certificate was sent")
-        if peer.certificate.not_after_s < self._wall_s():
-            raise _unauthenticated("the client certificate has expired")
-        if peer.certificate.user is None:
-            raise _unauthenticated("the client certificate has no common name, so it names no user")
-        return peer.certificate.user, ("certificate", peer.certificate.sha256)
 
 
 class _Visible:

@@ -20,7 +20,7 @@ from httptools import HttpParserCallbackError
 from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headroom.runtime.server.client_certificates import PEER, peer_of
+from headroom.runtime.server.client_certificates import CERTIFICATE_END, certificate_end_s
 
 JSON = "application/json"
 
@@ -234,19 +234,19 @@ class LimitedProtocol(HttpToolsProtocol):
         transport.close()
 
 
-class PeerProtocol(LimitedProtocol):
-    """Passes the ``Peer`` of TLS connections to the application in the ASGI scope."""
+class CertifiedProtocol(LimitedProtocol):
+    """Passes the end of the client's certificate to the application, in the ASGI scope."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         connection = transport.get_extra_info("ssl_object")
-        self._peer = None if connection is None else peer_of(connection)
+        self._end_s = None if connection is None else certificate_end_s(connection)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        if self._peer is not None:
+        if self._end_s is not None:
             scope: Any = self.scope
-            scope[PEER] = self._peer
+            scope[CERTIFICATE_END] = self._end_s
 
 
 class BodyTooLarge(Exception):

@@ -11,8 +11,7 @@ from kubernetes import client
 from headroom.contract.console import AUDIENCE, CSRS, LIFETIME_S, SIGNER, audiences, csr_name
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import KubeApi
-from headroom.runtime.server.auth import GetPod, Permission, ReviewFailed
-from headroom.runtime.server.client_certificates import User
+from headroom.runtime.server.auth import GetPod, Permission, ReviewFailed, User
 
 
 class _Metadata(msgspec.Struct, rename="camel"):

@@ -6,9 +6,7 @@ connections use the new certificate, and open connections stay open. If the new 
 (half written, or the key of another certificate), this is logged once, and the last valid
 certificate stays in use.
 
-kube-scheduler's port accepts only clients with a certificate of its own CA. The debug port requests
-a certificate of the cluster's CA, which comes from the API server, but does not require one,
-because clients can send a token instead.
+kube-scheduler's port accepts only clients with a certificate of its own CA.
 
 uvicorn gets a connection only after its handshake is complete, so it can limit neither the time nor
 the number of handshakes. An open handshake takes 50 KiB, even if the client sends nothing. If too
@@ -118,28 +116,13 @@ class ServerTls:
         self.max_handshakes, self.handshake_s = max_handshakes, handshake_s
         self._files = files
         self._stamps = _stamps(files)
-        #: CAs in PEM whose client certificates are accepted but not required.
-        self._optional_ca: str | None = None
-        self._newest = _context(files, None)
+        self._newest = _context(files)
         # Each renewal creates a new context, and each handshake is moved to the newest context.
         # Changing a context in use could leave it without a certificate if the renewal fails.
-        self.context = _context(files, None)
+        self.context = _context(files)
         self.context.sni_callback = self._use_newest
         rejections = {"rejections": Rejections()}
         self.context.sslobject_class = type("_OwnConnection", (_Connection,), rejections)
-
-    def request_client_certificates(self, ca: str | None) -> None:
-        """Request client certificates of these CAs (PEM) on new connections, or none for None.
-
-        Call it on the event loop. If ``ca`` contains no certificate, or if the server's own files
-        cannot be used at the moment, raise ``BadSettings`` and change nothing.
-        """
-        if ca == self._optional_ca:
-            return
-        self._newest = _context(self._files, ca)
-        self._optional_ca = ca
-        # OpenSSL decides whether to request a certificate before the handshake changes context.
-        self.context.verify_mode = self._newest.verify_mode
 
     def _use_newest(
         self, connection: ssl.SSLObject, server_name: str | None, context: ssl.SSLContext
@@ -152,7 +135,7 @@ class ServerTls:
         if stamps != self._stamps:
             self._stamps = stamps
             try:
-                self._newest = _context(self._files, self._optional_ca)
+                self._newest = _context(self._files)
                 log.info("tls_renewed", cert=str(self._files.cert))
             except BadSettings as err:
                 log.warning(
@@ -161,7 +144,7 @@ class ServerTls:
         connection.context = self._newest
 
 
-def _context(files: TlsFiles, optional_ca: str | None) -> ssl.SSLContext:
+def _context(files: TlsFiles) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # A client could resume a session that an earlier CA file had accepted. So disable session
     # resumption and also TLS 1.2, which can resume sessions without tickets.
@@ -193,12 +176,6 @@ def _context(files: TlsFiles, optional_ca: str | None) -> ssl.SSLContext:
         _check_certificates("tls_client_ca", files.client_ca)
         context.load_verify_locations(files.client_ca)
         context.verify_mode = ssl.CERT_REQUIRED
-    if optional_ca is not None:
-        try:
-            context.load_verify_locations(cadata=optional_ca)
-        except (ssl.SSLError, ValueError) as err:
-            raise BadSettings("the client CA of the cluster is not a certificate in PEM") from err
-        context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 

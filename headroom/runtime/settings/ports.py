@@ -62,8 +62,7 @@ class PortSettings(BaseModel):
     debug_tls_cert: Path | None = Field(
         None,
         description="PEM file with the certificate chain. If it is set, the debug API's port "
-        "accepts TLS only and also authenticates users by client certificate. May be the same "
-        "file as tls_cert.",
+        "accepts TLS only. May be the same file as tls_cert.",
     )
     debug_tls_key: Path | None = Field(
         None, description="PEM file with the unencrypted private key of debug_tls_cert."
