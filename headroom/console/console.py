@@ -16,7 +16,7 @@ from headroom.console.history.ranges import PrometheusRanges
 from headroom.console.history.recorder import HistoryRecorder
 from headroom.console.metrics import FleetCollector, Scrapes
 from headroom.console.view_context import Context, no_quotas
-from headroom.console.views.process import SettingsView, process_status
+from headroom.console.views.process import SettingsView
 from headroom.contract.decision import decision_of
 from headroom.contract.kube import Pod
 from headroom.contract.watched import WatchEvent
@@ -135,7 +135,7 @@ class Console:
             time.time,
             view.name,
             self.feed,
-            lambda: process_status(view.observed),
+            lambda: view.watches(),
             guard,
             self._settings_now,
             lambda: stuck_sentence(view.stuck()),

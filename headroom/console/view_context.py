@@ -1,6 +1,6 @@
 """The data that the views of the debug API read, and the parameters through which they get it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
 from zlib import crc32
@@ -17,7 +17,7 @@ from headroom.console.history.ranges import PrometheusRanges
 from headroom.console.metrics import Scrapes
 from headroom.console.responses import stamp
 from headroom.console.shared_answers import SharedAnswers
-from headroom.console.views.process import ProcessStatus, SettingsView, enforcing, unknown_process
+from headroom.console.views.process import SettingsView, enforcing
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.holds import Hold
@@ -27,6 +27,7 @@ from headroom.core.rules.pod_requests import ResourceQuota
 from headroom.core.whatif.held_memory import seen_by
 from headroom.runtime.follow.claims import Claims
 from headroom.runtime.kube.profiles import Profiles
+from headroom.runtime.kube.resources import Health
 from headroom.runtime.server.auth import Guard, Sees, everything, visible_to
 from headroom.runtime.telemetry import ViewTelemetry
 
@@ -52,7 +53,8 @@ class Context:
     #: Name of this process. Snapshot generations of different processes cannot be compared.
     replica: str = "one"
     feed: Feed = field(default_factory=Feed.over)
-    process: Callable[[], ProcessStatus] = unknown_process
+    #: Returns the state of each watch of the API server.
+    watches: Callable[[], Iterable[Health]] = tuple
     #: Authorizes readers. If it is None, every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing

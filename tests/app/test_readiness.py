@@ -10,8 +10,7 @@ from structlog.testing import capture_logs
 
 from extender.extender import Extender
 from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
-from headroom.console.views.process import process_status
-from headroom.runtime.follow.process_monitor import ProcessMonitor
+from headroom.console.views.process import source_views
 from headroom.runtime.kube.readiness import unready
 from headroom.runtime.kube.reflector import DEFAULT_PACE
 from headroom.runtime.kube.resources import Health
@@ -84,16 +83,8 @@ def test_an_unready_replica_answers_filter_and_bind_with_that_sentence_until_it_
 
 
 def test_the_health_of_watches_is_reported() -> None:
-    observed = ProcessMonitor(behind=lambda: True)
     listed, unheard = Health("pods", True, 1.23456, 2, 3, 4), Health("nodes", False, None, 0, 0, 0)
-    observed.health = lambda: [listed, unheard]
-    for late_s in (0.001, 0.2, 0.003):
-        observed.lag(late_s)
-    now = process_status(observed)
-    pods, nodes = now.sources
+    pods, nodes = source_views([listed, unheard])
     assert (pods.kind, pods.synced, pods.contact_age_s) == ("pods", True, 1.235)
     assert (pods.reconnects, pods.lists, pods.unreadable) == (2, 3, 4)
-    assert (nodes.synced, nodes.contact_age_s, now.behind) == (False, None, True)
-    assert now.loop_lag is not None
-    assert (now.loop_lag.p50_s, now.loop_lag.max_s) == (0.003, 0.2)
-    assert process_status(ProcessMonitor(behind=bool)).loop_lag is None
+    assert (nodes.synced, nodes.contact_age_s) == (False, None)

@@ -4,11 +4,11 @@ from dataclasses import replace
 from typing import Any
 
 from headroom.console.feed.journals import Followed
-from headroom.console.views.process import SourceView
 from headroom.console.views.status import inputs as inputs_of
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from headroom.core.journal.journal import Decision, Journal
 from headroom.runtime.follow.journal_stream import StateLine
+from headroom.runtime.kube.resources import Health
 from tests.builders import gpunode, kube_node, pod, shared
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
 
@@ -36,17 +36,10 @@ def test_the_longest_silent_agent_gives_the_age_and_all_late_agents_are_listed()
 
 def test_the_longest_silent_watch_gives_the_age_of_the_api_server() -> None:
     def watched(*ages_s: float | None) -> Any:
-        sources = [
-            SourceView(
-                kind="pods", synced=True, contact_age_s=s, reconnects=0, lists=1, unreadable=0
-            )
-            for s in ages_s
-        ]
-        asked = Asked()
-        process = asked.context.process()
+        watches = [Health("pods", True, age_s, 0, 1, 0) for age_s in ages_s]
         context = replace(
-            asked.context,
-            process=lambda: replace(process, sources=sources),
+            Asked().context,
+            watches=lambda: watches,
             unready=lambda: "Headroom has not yet listed: pods" if None in ages_s else "",
         )
         snap = context.cluster.snapshot()

@@ -92,7 +92,6 @@ def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewClus
     status = LOOPBACK.get(f"{debug}/v1/status").json()
     assert {source["synced"] for source in status["sources"]} == {True}
     assert len(status["sources"]) > 4
-    assert status["counts"]["pods_waiting"] == 1
 
 
 @pytest.mark.parametrize(

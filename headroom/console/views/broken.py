@@ -69,7 +69,7 @@ def _inputs(context: Context) -> Iterator[BrokenView]:
         )
     if reason := context.unready():
         yield BrokenView(kind="input", message=reason, fix=_LOG)
-    for source in context.process().sources:
+    for source in context.watches():
         if source.unreadable:
             objects = f"{source.unreadable} {source.kind} cannot be read"
             logged = "the log of the console names them: object_unreadable"

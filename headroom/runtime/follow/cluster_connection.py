@@ -70,7 +70,7 @@ class ApiServer:
             watched_kinds(settings.agent_namespace, view.cluster.concerns),
             pace=self._pace,
         )
-        view.observed.health = lambda: sources.health
+        view.watches = lambda: sources.health
         apart = KubernetesSources(self.api, take_for_people, for_people, pace=self._pace)
         sources.start()
         apart.start()

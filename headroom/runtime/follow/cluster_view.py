@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from headroom.core.cluster.changes import Effects, TimePassed
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.runtime.follow.event_queue import EventQueue
-from headroom.runtime.follow.process_monitor import ProcessMonitor
+from headroom.runtime.kube.resources import Health
 from headroom.runtime.loops import Loops
 from headroom.runtime.memory_policy import collect_garbage
 from headroom.runtime.settings.reload import ANYWHERE, Origin, SettingsReloader
@@ -53,8 +53,9 @@ class ClusterView:
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
         self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
-        self.observed = ProcessMonitor(lambda: self.event_queue.is_behind)
-        #: Set when all listed objects have been weighed.
+        #: Returns the state of each watch of the API server.
+        self.watches: Callable[[], Iterable[Health]] = tuple
+        #: Set when all listed objects were weighed.
         self.begun = asyncio.Event()
         self.event_queue.reactions.append(self._note_begun)
         telemetry.generation.set_function(lambda: self.cluster.generation)
@@ -70,7 +71,7 @@ class ClusterView:
     def start(self) -> None:
         """Start the loops of every process that follows the cluster."""
         self.reloading.start(self.loops)
-        self.loops.keep("lag", lambda: sample_lag(self.note_lag))
+        self.loops.keep("lag", lambda: sample_lag(self.telemetry.loop_lag_seconds.observe))
         self.loops.keep("memory", self._collect)
         self.loops.start("clock", self.report_time, self.clock_every_s)
 
@@ -88,10 +89,6 @@ class ClusterView:
     def stuck(self) -> dict[str, float]:
         """Return each stuck loop, with the seconds since its last progress."""
         return self.loops.stuck() | self.event_queue.stuck()
-
-    def note_lag(self, late_s: float) -> None:
-        self.telemetry.loop_lag_seconds.observe(late_s)
-        self.observed.lag(late_s)
 
     def _note_begun(self, effects: Effects) -> None:
         if self.cluster.begun:
