@@ -11,7 +11,7 @@ from agent.probes.dcgm import Exporter, Unreadable
 from agent.probes.dcgm_exposition import DcgmReading
 from agent.probes.readings import DeviceReading
 from tests.agent.exporter import Manner, StandIn, recorded
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import until
 
 MOST_BYTES = 16 << 20
 STALE_AFTER_S = 120.0
@@ -104,16 +104,15 @@ def test_one_missed_scrape_is_tolerated_and_three_are_not(
 
 
 def eventually_unreadable(exporter: Exporter, clock: Clock, why: str) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while True:
+    def is_unreadable() -> bool:
         clock.now_s += 10
         try:
             exporter.newest()
         except Unreadable as err:
-            if why in str(err):
-                return
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+            return why in str(err)
+        return False
+
+    until(is_unreadable, why)
 
 
 @pytest.mark.parametrize(
@@ -133,14 +132,7 @@ def test_a_misbehaving_exporter_is_disconnected_and_read_again_when_it_recovers(
     stand_in.manner = manner
     eventually_unreadable(exporter, clock, why)
     stand_in.manner, stand_in.text = "answer", recorded("3.3.5-3.4.0")
-    end_s = time.monotonic() + PATIENCE_S
-    while not exporter.scrapes:
-        assert time.monotonic() < end_s
-        clock.now_s += 10
-        try:
-            assert exporter.newest()
-        except Unreadable:
-            time.sleep(0.02)
+    assert scraped(exporter, stand_in, clock)
     exporter.close()
 
 

@@ -65,9 +65,7 @@ def test_a_hanging_job_is_abandoned_and_no_job_is_queued_behind_it(
     assert len(threads()) == 1
     # When it returns, its result is dropped, and the thread runs the next job.
     stuck.set()
-    end_s = soon()
-    while not worker.give(lambda: 3):
-        assert time.monotonic() < end_s
+    until(lambda: worker.give(lambda: 3), "the thread takes a job")
     assert worker.result(soon()) == 3
     assert len(threads()) == 1
 

@@ -1,7 +1,6 @@
 """Tests memory limits of containers in drivers from r615 on, with a whole agent and its parts."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from tests.agent.limited import CALL, HASH, SAMPLE, UIDS, granting, held, librar
 from tests.agent.whole import Whole
 from tests.driver import GIB
 from tests.threads import begun_since
-from tests.waiting import PATIENCE_S
+from tests.waiting import until
 
 
 @pytest.mark.slow  # starts an agent
@@ -154,9 +153,7 @@ def test_a_hanging_call_leaves_out_only_the_limits(
         assert hanging.hanging
     assert readers() == ["limits"]
     ended.set()
-    end_s = time.monotonic() + PATIENCE_S
-    while not ids(hanging.follow(SAMPLE)):
-        assert time.monotonic() < end_s
+    until(lambda: ids(hanging.follow(SAMPLE)), "the limits are read")
     assert not hanging.hanging
 
 

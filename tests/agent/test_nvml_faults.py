@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +14,7 @@ from agent.probes.nvml import Gate
 from agent.probes.readings import DriverReading
 from tests.agent.nvml_library import devices, gate, probing, refusing
 from tests.threads import begun_since
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.usefixtures("threads_end")
 
@@ -170,10 +169,8 @@ def test_a_hanging_call_affects_only_its_device_and_starts_no_second_thread() ->
         ]
         assert len(readers()) == 4  # three devices and the driver
     stuck.set()
-    end_s = time.monotonic() + PATIENCE_S
-    while (found := probe.read()).hanging:
-        assert time.monotonic() < end_s
-    assert [d.fault for d in found.devices] == ["", "", ""]
+    until(lambda: not probe.read().hanging, "no call hangs")
+    assert [d.fault for d in probe.read().devices] == ["", "", ""]
 
 
 def _wait(stuck: threading.Event) -> None:
@@ -208,10 +205,12 @@ def test_samples_of_a_removed_gpu_are_freed_by_its_thread() -> None:
     probe = probing(gpm(freed.append, nvmlDeviceGetCount=lambda: count))
     assert [d.uuid for d in devices(probe)] == ["GPU-0", "GPU-1"]
     count = 1
-    end_s = time.monotonic() + PATIENCE_S
-    while len(freed) < 2 or len(readers()) > 2:
+
+    def is_released() -> bool:
         assert [d.uuid for d in devices(probe)] == ["GPU-0"]
-        assert time.monotonic() < end_s
+        return len(freed) >= 2 and len(readers()) <= 2
+
+    until(is_released, "samples and thread of the removed device are released")
     count = 2
     assert [d.fault for d in devices(probe)] == ["", ""]
 
@@ -253,9 +252,7 @@ def test_freeing_the_samples_of_a_removed_gpu_may_hang() -> None:
         assert len(readers()) == 3  # two devices and the driver
     finally:
         stuck.set()
-    end_s = time.monotonic() + PATIENCE_S
-    while [d.fault for d in devices(probe)] != ["", ""]:
-        assert time.monotonic() < end_s
+    until(lambda: [d.fault for d in devices(probe)] == ["", ""], "both devices are read")
 
 
 def test_an_implausible_device_count_is_not_used() -> None:
