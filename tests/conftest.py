@@ -53,7 +53,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
 
 
 @pytest.fixture(autouse=True)
-def logs_as_they_were() -> Iterator[None]:
+def reset_logging() -> Iterator[None]:
     """Reset structlog after each test.
 
     A command that a test calls in this process sends logs to the test's stderr, which is closed

@@ -1,6 +1,6 @@
 """Finds wording in the product's files that is hard to understand.
 
-    python -m tests.language [FILE ...]      all of the product if no file is named
+    python -m tests.language [FILE ...]      by default all files of the product
 
 Prints one line for each finding: file, line, rule and text. In Python files it reads docstrings,
 comments and messages (strings of at least three words). It reads whole manifests, the Makefile and

@@ -40,8 +40,8 @@ NOT_MEASURED = {
 
 
 def sections(page: str) -> list[tuple[str, str, str]]:
-    """Yield the title of each section, its text, and its text without that of the enclosing
-    sections.
+    """Return the title and the text of each section, and its text together with the texts of the
+    enclosing sections.
     """
     unquoted = FENCE.sub(lambda code: re.sub(r"(?m)^[#|]", " ", code[0]), page)
     parts = re.split(r"^(#+) (.+)\n", unquoted, flags=re.MULTILINE)

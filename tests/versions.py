@@ -1,7 +1,7 @@
 """Runs the tests of real components on each minor of Kubernetes, and records the results.
 
-    python -m tests.versions [MINOR ...] [--workers N]    all minors when none is named
-    python -m tests.versions --report report.xml MINOR    what `make test` has run already
+    python -m tests.versions [MINOR ...] [--workers N]    by default all minors
+    python -m tests.versions --report report.xml MINOR    results of `make test`
 
 The results of a component replace its earlier results in tests/recorded/kubernetes-versions.json,
 from which `make docs` writes docs/reference/kubernetes-versions.md.

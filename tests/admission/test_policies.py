@@ -492,21 +492,21 @@ class TestOtherSchedulers:
             reply = site.send("POST", PODS, manifest())
             rejected(reply, self.POLICY, self.SAID)
             documented(reply)
-            self.only_a_kubelet_shows_static_pods(site)
-            self.the_gpu_operator_tries_its_gpus(site)
+            self.only_a_kubelet_can_create_static_pods_of_its_node(site)
+            self.the_gpu_operator_can_create_its_validator(site)
         finally:
             back = {"spec": {"validationActions": ["Warn", "Audit"]}}
             site.send("PATCH", path, back)
             until(lambda: not is_denied(), "they are warned of again")
 
-    def only_a_kubelet_shows_static_pods(self, site: Site) -> None:
+    def only_a_kubelet_can_create_static_pods_of_its_node(self, site: Site) -> None:
         static = manifest(nodeName=HERE, annotations={"kubernetes.io/config.mirror": "x"})
         rejected(site.send("POST", PODS, static), self.POLICY, self.SAID)
         rejected(site.send("POST", PODS, static, kubelet_of=OTHER), self.POLICY, self.SAID)
         reply = site.send("POST", f"{PODS}?dryRun=All", static, kubelet_of=HERE)
         assert (reply.status, reply.warnings) == (201, ()), reply.message
 
-    def the_gpu_operator_tries_its_gpus(self, site: Site) -> None:
+    def the_gpu_operator_can_create_its_validator(self, site: Site) -> None:
         """The operator's validator creates a pod with a node name."""
         site.create("/api/v1/namespaces", {"metadata": {"name": "gpu-operator"}})
         own = "/api/v1/namespaces/gpu-operator/pods"

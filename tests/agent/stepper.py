@@ -3,7 +3,7 @@ driver library is found when a process starts.
 
     step            the status that the next sample makes, as JSON
         steps <n>       n samples, without output
-    maintain <why>  from now on the driver is to be left alone; without a why: not any more
+    maintain <why>  close the driver for this maintenance; without <why>, open it again
     opened          whether the device of the driver is open
     vitals          {"fds", "threads", "samples" (GPM's, not given back), "kib" (resident)}
 """

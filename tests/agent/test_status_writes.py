@@ -181,7 +181,7 @@ class TestBadDays:
         lost, stop = 0, threading.Event()
         written: set[str] = set()
 
-        def promise_on_and_on(store: Blocking) -> None:
+        def keep_writing_reservations(store: Blocking) -> None:
             nonlocal lost
             for i in range(10_000):
                 if stop.is_set():
@@ -200,7 +200,7 @@ class TestBadDays:
         configuration = installed.configuration()
         with Loop() as loop:
             store = loop.store(configuration, KubeApi(configuration))
-            extender = threading.Thread(target=promise_on_and_on, args=(store,))
+            extender = threading.Thread(target=keep_writing_reservations, args=(store,))
             extender.start()
             try:
                 for used_bytes in range(100, 0, -1):

@@ -1,4 +1,4 @@
-"""Tests commands and comments to copy: a shell reads the same words, and a comment does nothing."""
+"""Checks that a shell reads commands that users copy as intended, and ignores comments."""
 
 import json
 import subprocess

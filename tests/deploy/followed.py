@@ -59,15 +59,15 @@ def the_plugin_shows_nodes_and_decisions(installation: Installation) -> None:
     play("get-started/rollout.md", "observed", run)
 
 
-def helm_follows_the_pages_from_install_to_uninstall(installation: Installation) -> None:
+def the_documented_helm_commands_work(installation: Installation) -> None:
     plane = installation.plane
     foreign.install(plane, "prometheuses.monitoring.coreos.com")
     run = shell(plane.folder, plane.kubeconfig(), clone(plane, "helm"))
     play("get-started/gitops.md", "package", run, WORDS)
     play("get-started/helm.md", "install", run, WORDS)
-    commands_of_the_notes_work(run)
+    the_commands_in_the_chart_notes_work(run)
     assert settings(plane)["mode"] == "observe"
-    monitoring_finds_the_account(plane, run)
+    prometheus_operator_can_scrape_metrics(plane, run)
     the_rollout_goes_forward_and_back(installation, run)
     play("operate/upgrade.md", "rollback", run)
     assert not steered_by_default(plane)
@@ -81,7 +81,7 @@ def helm_follows_the_pages_from_install_to_uninstall(installation: Installation)
     plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")
 
 
-def commands_of_the_notes_work(run: Run) -> None:
+def the_commands_in_the_chart_notes_work(run: Run) -> None:
     """Run all commands of the notes except the plugin's, and except the one about a pod that the
     reader has yet to create.
     """
@@ -102,7 +102,7 @@ def commands_of_the_notes_work(run: Run) -> None:
             assert (status, "timed out waiting for the condition" in output) == (1, True)
 
 
-def monitoring_finds_the_account(plane: AuditedPlane, run: Run) -> None:
+def prometheus_operator_can_scrape_metrics(plane: AuditedPlane, run: Run) -> None:
     account = "prom-kube-prometheus-stack-prometheus"
     prometheus = {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -153,7 +153,7 @@ def steered_by_default(plane: AuditedPlane) -> bool:
     return "steered" in json.dumps(plane.call("GET", f"{DAEMONSETS}/headroom-agent")["spec"])
 
 
-def kustomize_applies_an_overlay_of_a_reader(installation: Installation) -> None:
+def the_documented_kustomize_commands_work(installation: Installation) -> None:
     plane = installation.plane
     folder = clone(plane, "overlay")
     run = shell(plane.folder, plane.kubeconfig(), folder)
@@ -170,7 +170,7 @@ def kustomize_applies_an_overlay_of_a_reader(installation: Installation) -> None
     assert status == 0, output
 
 
-def a_cluster_without_gpus_pretends_to_have_one(installation: Installation) -> None:
+def the_page_for_clusters_without_gpus_works(installation: Installation) -> None:
     plane = installation.plane
     installation.delete_users_pods()
     for node in installation.nodes.names:

@@ -8,7 +8,7 @@ from tests.waiting import until
 ACCOUNT, NAMESPACE = "prometheus-k8s", "monitoring"
 
 
-def prometheus_reads_metrics_and_nothing_else(installation: Installation) -> None:
+def prometheus_can_only_read_metrics(installation: Installation) -> None:
     plane = installation.plane
     plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
     accounts = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"

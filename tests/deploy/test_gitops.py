@@ -46,7 +46,7 @@ PAIRS = (
 )
 
 
-#: Kinds of the objects that ``change_as_a_cluster_does`` writes into.
+#: Kinds of the objects that ``change_objects_like_a_cluster`` writes into.
 CHANGED_KINDS = ("Deployment", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 
 
@@ -126,7 +126,7 @@ def argo_cd(plane: ControlPlane) -> Iterator[ArgoCD]:
         process.kill()
 
 
-def change_as_a_cluster_does(plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
+def change_objects_like_a_cluster(plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
     """Write what controllers and ``headroom certs`` write into the applied objects."""
     env = {"KUBECONFIG": str(plane.kubeconfig()), "PATH": os.environ["PATH"]}
     forks.run("headroom", "certs", "--namespace", NAMESPACE, env=env).check_returncode()
@@ -158,7 +158,7 @@ def test_argo_cd_finds_no_object_out_of_sync_after_a_sync(
 ) -> None:
     wanted = manifests(kind)
     argo_cd.sync(strategy, wanted)
-    change_as_a_cluster_does(plane, wanted)
+    change_objects_like_a_cluster(plane, wanted)
     assert argo_cd.out_of_sync(strategy, wanted) == []
     # The next sync finds the objects as the first sync left them.
     changed = [each for each in wanted if each["kind"] in CHANGED_KINDS]
@@ -196,7 +196,7 @@ def test_flux_changes_no_object_after_its_first_reconciliation(
 ) -> None:
     wanted = manifests(kind)
     flux(plane, wanted)
-    change_as_a_cluster_does(plane, wanted)
+    change_objects_like_a_cluster(plane, wanted)
     assert flux(plane, wanted) == []
     assert trusted(plane) == [True] * 5
     deployment = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"

@@ -19,9 +19,9 @@ from headroom.contract.gpunode_json import decode_gpunode
 from headroom.kubectl.sessions import csr, new_secret
 from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
 from tests.deploy.followed import (
-    a_cluster_without_gpus_pretends_to_have_one,
-    helm_follows_the_pages_from_install_to_uninstall,
-    kustomize_applies_an_overlay_of_a_reader,
+    the_documented_helm_commands_work,
+    the_documented_kustomize_commands_work,
+    the_page_for_clusters_without_gpus_works,
     the_plugin_shows_nodes_and_decisions,
 )
 from tests.deploy.installation import (
@@ -37,7 +37,7 @@ from tests.deploy.installation import (
     token,
 )
 from tests.deploy.pages import commands, shell
-from tests.deploy.prometheus import prometheus_reads_metrics_and_nothing_else
+from tests.deploy.prometheus import prometheus_can_only_read_metrics
 from tests.deploy.rendered import NAMESPACE
 from tests.deploy.test_permissions import Right, given
 from tests.kubernetes_version import is_at_least
@@ -108,7 +108,7 @@ def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
         plane.stop()
 
 
-def the_api_server_takes_every_object_and_warns_of_none(installation: Installation) -> None:
+def the_api_server_accepts_every_object_without_a_warning(installation: Installation) -> None:
     namespace = {"metadata": {"name": NAMESPACE}}  # Its content cannot be tested otherwise.
     installation.plane.call("POST", "/api/v1/namespaces", namespace)
     shown = installation.apply("--dry-run=server").splitlines()
@@ -118,7 +118,7 @@ def the_api_server_takes_every_object_and_warns_of_none(installation: Installati
     installation.apply()
 
 
-def pods_are_placed_with_what_the_manifests_give(installation: Installation) -> None:
+def pods_are_placed_with_the_settings_of_the_manifests(installation: Installation) -> None:
     plane = installation.plane
     shown = installation.make_certificates()
     assert "headroom-extender-tls" in shown
@@ -152,12 +152,12 @@ def only_kube_scheduler_may_call_the_extender_on_loopback(installation: Installa
         LOOPBACK.post(f"https://127.0.0.1:{port}/bind", json=binding)
 
 
-def kube_scheduler_was_elected_with_our_lease(installation: Installation) -> None:
+def kube_scheduler_elects_its_leader_with_our_lease(installation: Installation) -> None:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
     assert installation.plane.call("GET", path)["spec"]["holderIdentity"]
 
 
-def probes_are_answered_without_showing_who_one_is(installation: Installation) -> None:
+def probes_need_no_authentication(installation: Installation) -> None:
     """Probe as a kubelet does, with any client certificate."""
     deployment = installation.objects["Deployment", NAMESPACE, "headroom-scheduler"]
     webhook = installation.objects["Deployment", NAMESPACE, WEBHOOK]
@@ -187,7 +187,7 @@ def probes_are_answered_without_showing_who_one_is(installation: Installation) -
     assert LOOPBACK.get(url).status_code in (401, 403)
 
 
-def the_debug_api_lets_in_who_may_and_tells_others_why_not(
+def the_debug_api_rejects_unauthorized_readers_with_a_reason(
     installation: Installation,
 ) -> None:
     assert installation.answers("/readyz") == (200, "ok\n")
@@ -239,7 +239,7 @@ def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
     return found
 
 
-def what_was_really_asked_for_is_what_the_roles_give(installation: Installation) -> None:
+def the_calls_of_each_account_match_its_roles(installation: Installation) -> None:
     for account in (EXTENDER, WEBHOOK, CONSOLE, AGENT, CERTS):
         found = asked(installation, account)
         refused = {right for right, codes in found.items() if 403 in codes}
@@ -259,7 +259,7 @@ def is_served(right: Right) -> bool:
 GRANTED_TO_ALL = ("selfsubject", "clustertrustbundles")
 
 
-def the_agents_account_may_do_nothing_else(installation: Installation) -> None:
+def the_agents_account_has_no_other_permission(installation: Installation) -> None:
     """Compare the API server's list of permissions, computed from all bindings."""
     plane = installation.plane
     (file,) = (plane.folder / "agent.kubeconfig",)
@@ -302,7 +302,7 @@ FORBIDDEN = (
 )
 
 
-def nobody_reads_secrets_or_what_is_none_of_its_business(installation: Installation) -> None:
+def no_account_can_read_secrets_or_unrelated_objects(installation: Installation) -> None:
     plane = installation.plane
     for account, method, path in FORBIDDEN:
         head = {"Authorization": f"Bearer {token(plane, account)}"}
@@ -322,7 +322,7 @@ def created(installation: Installation, name: str, vram: str) -> bool:
     return True
 
 
-def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installation) -> None:
+def no_pod_is_lost_and_no_bind_fails_in_an_upgrade_under_load(installation: Installation) -> None:
     """Upgrade as the Deployment does: the new pod is ready before the old pod ends, and pods are
     created all the time.
     """
@@ -376,7 +376,7 @@ def an_upgrade_under_load_loses_no_pod_and_fails_no_bind(installation: Installat
     assert sum(sits.values()) == 2 * (16 << 30) + len(names) * (256 << 20)
 
 
-def after_uninstalling_nothing_of_ours_is_left_but_pods_that_run(
+def uninstallation_leaves_only_the_pods_of_users(
     installation: Installation,
 ) -> None:
     """Run the commands of docs/operate/uninstall.md unchanged."""
@@ -418,22 +418,22 @@ def test_an_installation_works_from_its_first_object_to_its_removal(
     installation: Installation, subtests: pytest.Subtests
 ) -> None:
     for step in (
-        the_api_server_takes_every_object_and_warns_of_none,
-        pods_are_placed_with_what_the_manifests_give,
+        the_api_server_accepts_every_object_without_a_warning,
+        pods_are_placed_with_the_settings_of_the_manifests,
         the_plugin_shows_nodes_and_decisions,
         only_kube_scheduler_may_call_the_extender_on_loopback,
-        kube_scheduler_was_elected_with_our_lease,
-        probes_are_answered_without_showing_who_one_is,
-        the_debug_api_lets_in_who_may_and_tells_others_why_not,
-        prometheus_reads_metrics_and_nothing_else,
-        what_was_really_asked_for_is_what_the_roles_give,
-        the_agents_account_may_do_nothing_else,
-        nobody_reads_secrets_or_what_is_none_of_its_business,
-        an_upgrade_under_load_loses_no_pod_and_fails_no_bind,
-        after_uninstalling_nothing_of_ours_is_left_but_pods_that_run,
-        helm_follows_the_pages_from_install_to_uninstall,
-        kustomize_applies_an_overlay_of_a_reader,
-        a_cluster_without_gpus_pretends_to_have_one,
+        kube_scheduler_elects_its_leader_with_our_lease,
+        probes_need_no_authentication,
+        the_debug_api_rejects_unauthorized_readers_with_a_reason,
+        prometheus_can_only_read_metrics,
+        the_calls_of_each_account_match_its_roles,
+        the_agents_account_has_no_other_permission,
+        no_account_can_read_secrets_or_unrelated_objects,
+        no_pod_is_lost_and_no_bind_fails_in_an_upgrade_under_load,
+        uninstallation_leaves_only_the_pods_of_users,
+        the_documented_helm_commands_work,
+        the_documented_kustomize_commands_work,
+        the_page_for_clusters_without_gpus_works,
     ):
         with subtests.test(step.__name__):
             step(installation)

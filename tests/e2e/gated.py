@@ -84,6 +84,6 @@ def evictions(cluster: RealCluster) -> float:
     return cluster.metric('headroom_evictions_total{outcome="evicted"}')
 
 
-def assert_nobody_took_what_was_not_there(cluster: RealCluster) -> None:
+def assert_no_device_was_overcommitted(cluster: RealCluster) -> None:
     for machine in cluster.machines.values():
         assert all(least >= 0 for least in machine.driver.least_free_bytes.values())

@@ -140,13 +140,13 @@ class RealCluster(Cluster):
         process of a node has ended by itself.
         """
 
-        def true_among_the_living() -> bool:
+        def true_while_processes_run() -> bool:
             for machine in self.machines.values():
                 machine.raise_if_ended()
             return true()
 
         try:
-            super().until(true_among_the_living, what, patience_s)
+            super().until(true_while_processes_run, what, patience_s)
         except AssertionError as err:
             raise AssertionError("\n".join([str(err), *self._story()])) from None
 
@@ -171,9 +171,7 @@ class RealCluster(Cluster):
             yield from (f"--- {each.pod} {each.name}\n{each.output}" for each in commands)
 
     def taken_bytes(self) -> Counter[str]:
-        """Return the bytes on each device that are requested by the pods to which its kubelet gave
-        it.
-        """
+        """Return the bytes that the pods on each device request, by the kubelets' allocations."""
         taken = Counter[str]()
         for machine in self.machines.values():
             for held in machine.held():

@@ -41,7 +41,7 @@ def test_a_burst_of_a_hundred_pods_overcommits_no_device(new_cluster: NewCluster
     # pod.
     declined = cluster.metric('headroom_binds_total{outcome="declined"}')
     assert declined < len(cluster.bound()) / 10
-    assert_nothing_is_promised_twice(cluster)
+    assert_no_memory_is_reserved_twice(cluster)
 
 
 def test_an_extender_killed_in_a_burst_keeps_each_reservation_once(new_cluster: NewCluster) -> None:
@@ -55,7 +55,7 @@ def test_an_extender_killed_in_a_burst_keeps_each_reservation_once(new_cluster: 
     assert len(cluster.bound()) < PODS_THAT_FIT
     cluster.start_extender()
     cluster.until(lambda: len(cluster.bound()) == PODS_THAT_FIT, "every pod is bound")
-    assert_nothing_is_promised_twice(cluster)
+    assert_no_memory_is_reserved_twice(cluster)
 
 
 def test_two_replicas_behind_one_address_reserve_no_memory_twice(new_cluster: NewCluster) -> None:
@@ -69,7 +69,7 @@ def test_two_replicas_behind_one_address_reserve_no_memory_twice(new_cluster: Ne
         cluster.until(lambda: len(cluster.bound()) == PODS_THAT_FIT, "every pod is bound")
     bound = 'headroom_binds_total{outcome="bound"}'
     assert all(cluster.metric(bound, name) > 0 for name in ("extender-a", "extender-b"))
-    assert_nothing_is_promised_twice(cluster)
+    assert_no_memory_is_reserved_twice(cluster)
 
 
 def test_two_replicas_reserve_and_report_an_unreserved_pod_once(
@@ -200,7 +200,7 @@ def settled(cluster: PlayedCluster) -> bool:
     )
 
 
-def assert_nothing_is_promised_twice(cluster: PlayedCluster) -> None:
+def assert_no_memory_is_reserved_twice(cluster: PlayedCluster) -> None:
     cluster.kill_all()  # From here on, no pod is bound.
     cluster.nodes.observe(cluster.pods())
     verdict = cluster.nodes.referee.verdict(useful_bytes=GIB)

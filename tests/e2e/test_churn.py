@@ -20,7 +20,7 @@ from tests.e2e.conftest import Tell
 from tests.e2e.gated import (
     GATE_CONTAINER,
     REPLICAS,
-    assert_nobody_took_what_was_not_there,
+    assert_no_device_was_overcommitted,
     bind,
     containers,
     ever_ran,
@@ -139,7 +139,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
         broken.add(machine.driver.gpus[1].uuid)
         machine.driver.fail(machine.driver.gpus[1].uuid, 79)
     cluster.until(lambda: churn() == count, "every job is done", patience_s=300.0)
-    assert_nobody_took_what_was_not_there(cluster)
+    assert_no_device_was_overcommitted(cluster)
     assert ran_on.keys() == {*jobs}
     listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
     shown = {

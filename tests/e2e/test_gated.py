@@ -23,7 +23,7 @@ from tests.e2e.gated import (
     CDI,
     GATE_CONTAINER,
     LEGACY,
-    assert_nobody_took_what_was_not_there,
+    assert_no_device_was_overcommitted,
     bind,
     ever_ran,
     evictions,
@@ -100,7 +100,7 @@ def test_an_evicted_pod_never_starts_and_its_replacement_runs_on_another_node(
     shown = {event["reason"] for event in cluster.plane.call("GET", events)["items"]}
     assert "InsufficientGPUMemory" in shown
     assert evictions(cluster) - evicted_before == 1
-    assert_nobody_took_what_was_not_there(cluster)
+    assert_no_device_was_overcommitted(cluster)
 
 
 def test_a_pod_without_a_controller_waits_at_its_gate_until_memory_is_free(
@@ -139,7 +139,7 @@ def test_a_pod_without_a_controller_waits_at_its_gate_until_memory_is_free(
     (beside,) = there & {"bypass-1", "bypass-2"}
     cluster.plane.call("DELETE", f"{PODS}/{beside}")
     cluster.until(lambda: "alone" in running(machine), "it starts when its neighbour has gone")
-    assert_nobody_took_what_was_not_there(cluster)
+    assert_no_device_was_overcommitted(cluster)
 
 
 def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_pod_on_its_device(
@@ -178,7 +178,7 @@ def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_pod_on_its_device
     assert starting(cluster, here) >= {"first", "second"}
     cluster.plane.call("DELETE", f"{PODS}/first")
     cluster.until(lambda: "second" in running(machine), "it starts when the first one has gone")
-    assert_nobody_took_what_was_not_there(cluster)
+    assert_no_device_was_overcommitted(cluster)
 
 
 def starting(cluster: RealCluster, node: str) -> set[str]:
@@ -222,7 +222,7 @@ def test_the_gate_delays_a_pod_only_briefly_without_a_surprise(
         tell(f"gate of {count} pods, {at_once} at a time: p50 {p50_s:.2f} s, most {p99_s:.2f} s")
         tell(f"... which all ran {time.monotonic() - began_s:.1f} s after the first was created")
     assert evictions(cluster) == before
-    assert_nobody_took_what_was_not_there(cluster)
+    assert_no_device_was_overcommitted(cluster)
 
 
 def small(cluster: RealCluster, names: list[str], node: str) -> None:

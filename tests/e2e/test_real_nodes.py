@@ -72,7 +72,7 @@ def test_a_burst_of_more_pods_than_replicas_overcommits_no_device(
     minutes = (time.monotonic() - began_s) / 60
     calls = (filter_calls(cluster) - calls_before) / minutes / max(1, outcome.rejected)
     tell(f"{shown(outcome)}; {calls:.1f} filter calls a minute for each rejected pod")
-    assert_nothing_is_taken_twice(outcome)
+    assert_no_memory_is_used_twice(outcome)
     assert outcome.bound > 2 * NODES
     assert outcome.rejected > 0
     assert calls <= 5
@@ -112,7 +112,7 @@ def test_an_extender_killed_in_a_second_wave_keeps_each_reservation_once(
     cluster.until(cluster.decided, "they run, or were rejected by the kubelet")
     outcome = cluster.outcome()
     tell(f"{shown(outcome)}; extender killed when {at_kill} were bound")
-    assert_nothing_is_taken_twice(outcome)
+    assert_no_memory_is_used_twice(outcome)
 
 
 def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
@@ -161,7 +161,7 @@ def test_an_unschedulable_pod_is_bound_soon_after_a_report_of_free_memory(
     for _ in range(ROUNDS):
         for all_s, more_s in zip((found_s, exits), requeued(cluster), strict=True):
             all_s += more_s
-        assert_nothing_is_taken_twice(cluster.outcome())
+        assert_no_memory_is_used_twice(cluster.outcome())
     tell(
         f"from the exit of the process to the binding: {percentiles(exits)}, of which up to 1 s is "
         "the agent's interval"
@@ -205,6 +205,6 @@ def shown(outcome: Outcome) -> str:
     )
 
 
-def assert_nothing_is_taken_twice(outcome: Outcome) -> None:
+def assert_no_memory_is_used_twice(outcome: Outcome) -> None:
     assert outcome.overcommitted == outcome.overdrawn == outcome.turned_away == 0
     assert outcome.asked_ratio > 0

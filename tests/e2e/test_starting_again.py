@@ -113,7 +113,7 @@ def engines(
         real.close()
 
 
-def assert_one_after_the_other(engines: Engines, started: Sequence[Container]) -> None:
+def assert_started_one_after_the_other(engines: Engines, started: Sequence[Container]) -> None:
     earlier, later = started
     assert later.started_ns - earlier.started_ns >= SETTLED_AFTER_S * 1e9
     assert engines.waits(later.pod)
@@ -132,7 +132,7 @@ def test_engines_that_restart_all_their_containers_start_one_after_the_other(
     engines.cluster.until(lambda: any(map(engines.waits, NAMES)), "one engine waits at its gate")
     engines.machine.kill("agent")
     engines.start_agent()
-    assert_one_after_the_other(engines, engines.run_again(before))
+    assert_started_one_after_the_other(engines, engines.run_again(before))
 
 
 def test_engines_start_one_after_the_other_after_a_reboot(engines: Engines) -> None:
@@ -145,4 +145,4 @@ def test_engines_start_one_after_the_other_after_a_reboot(engines: Engines) -> N
         engines.machine.runtime.reboot()
         shutil.rmtree(engines.state)  # /run is in memory, so a reboot empties it.
     engines.start_agent()
-    assert_one_after_the_other(engines, engines.run_again(before))
+    assert_started_one_after_the_other(engines, engines.run_again(before))

@@ -42,7 +42,7 @@ def test_a_scheduler_sends_no_gpu_pod_to_a_server_that_it_does_not_trust(
 ) -> None:
     cluster = new_cluster(1)
     over_tls(cluster, authority, scheduler | {"caFile": str(Authority(tmp_path, "other-ca").cert)})
-    gpu_pod_waits_others_are_bound(cluster, "certificate signed by unknown authority")
+    only_the_gpu_pod_stays_pending(cluster, "certificate signed by unknown authority")
 
 
 def test_a_scheduler_without_a_certificate_gets_no_response(
@@ -51,7 +51,7 @@ def test_a_scheduler_without_a_certificate_gets_no_response(
     cluster = new_cluster(1)
     over_tls(cluster, authority, {"caFile": scheduler["caFile"]})
     # The user reads about an EOF or a broken pipe. Only the extender logs the reason.
-    gpu_pod_waits_others_are_bound(cluster, 'Post "https://')
+    only_the_gpu_pod_stays_pending(cluster, 'Post "https://')
     rejected = [
         json.loads(line)
         for line in cluster.plane.log("extender").splitlines()
@@ -60,7 +60,7 @@ def test_a_scheduler_without_a_certificate_gets_no_response(
     assert rejected[-1]["message"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
-def gpu_pod_waits_others_are_bound(cluster: Cluster, says: str) -> None:
+def only_the_gpu_pod_stays_pending(cluster: Cluster, says: str) -> None:
     cluster.create_pod("waits", "1Gi")
     cluster.create_pod("plain", None, gpus=0)
     cluster.until(lambda: bool(cluster.node_of("plain")), "the pod without a GPU is bound")

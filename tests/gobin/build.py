@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Build the real binaries that the tests run, from the Go modules pinned in the folders here.
 
-    build.py [--cache DIR] [NAME ...]      all that tests run when none is named
+    build.py [--cache DIR] [NAME ...]      by default everything that tests run
 
 A folder with a ``go.mod`` is one binary. Its name is the folder's, its package is the ``tool``
 line, which can be in the folder itself, and its versions are in ``go.mod`` and ``go.sum``. A folder

@@ -1,6 +1,6 @@
 """Pins the versions of Kubernetes that the tests build and run.
 
-    python -m tests.gobin.kubernetes [MINOR ...]    pin these minors again; all when none is named
+    python -m tests.gobin.kubernetes [MINOR ...]    pin these minors again, by default all
 
 To add a version, add it to ``VERSIONS`` and run this command, which writes the folder
 ``kubernetes-MINOR``. Its ``go.mod`` has a ``tool`` line for each component, and the requirements of

@@ -79,7 +79,7 @@ def told_by_one(now_ms: int) -> list[str]:
     ]
 
 
-def told_by_the_other() -> list[str]:
+def lines_of_the_other_exporter() -> list[str]:
     values = {1: 0.65, 2: 0.4, 3: "NaN"}
     return [saying(shared_line(f"GPU-odd-{i}")[0], value) for i, value in values.items()]
 
@@ -189,7 +189,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     try:
         with prometheus() as real, StandIn().serving() as one, StandIn().serving() as other:
             one.text = "\n".join(told_by_one(round(time.time() * 1000))) + "\n"
-            other.text = "\n".join(told_by_the_other()) + "\n"
+            other.text = "\n".join(lines_of_the_other_exporter()) + "\n"
             real.configure([one, other])
             real.remember(remembered(one))
             real.run()

@@ -40,8 +40,8 @@ def test_the_next_page_is_requested_while_the_last_is_processed() -> None:
     asked_for: list[int] = []
 
     def take(raw: msgspec.Raw) -> str:
-        """Process a page. A list that processes each page before the next request never has a
-        second request here.
+        """Process a page. The first page waits for the request of the second one, which would not
+        come if the list processed each page before it requests the next.
         """
         deadline_s = time.monotonic() + PATIENCE_S
         while read(raw) == "a" and len(server.requests) < 2 and time.monotonic() < deadline_s:

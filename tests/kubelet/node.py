@@ -388,7 +388,7 @@ class Node(Processes):
 def node(
     plane: ControlPlane, name: str, gpus: list[Gpu], replicas: int, **settings: Any
 ) -> Iterator[Node]:
-    """A running node, which ends with its objects and pods. ``settings`` are the kubelet's."""
+    """Run a node with these kubelet ``settings``. At the end, delete its objects and pods."""
     running = Node(plane, name, gpus, replicas, **settings)
     try:
         running.start()

@@ -6,11 +6,11 @@ The kubelet, the device plugin and the API server are real. The driver and the c
 simulated. Each process is restarted this number of times, in random order. The agent is killed or
 stopped. Prints a report. The exit status is 1 if one of these conditions fails:
 
-* a pod without a GPU that is bound right after one with a GPU waits no longer than the agent's
-  deadlines, beyond the slowest of those that are bound alone,
-* every replica is there again after every restart, and at the end none is held,
-* pods with a reserved device get it, and no pod counts as one that bypassed the agent,
-* the agent's threads and descriptors do not grow with the restarts and pods of its life.
+* a pod without a GPU that is bound right after a GPU pod waits at most for the agent's deadlines
+  longer than the slowest pod that is bound alone,
+* every replica exists again after every restart, and none is held at the end,
+* pods with a reserved device get it, and no pod counts as a bypass of the agent,
+* restarts and pods do not increase the numbers of the agent's threads and descriptors.
 
 Kubelets from 1.37 on are not steered.
 """

@@ -69,11 +69,11 @@ class TestInitialise:
     def test_a_pod_bound_during_the_touch_is_charged(self, stage: Stage, when: str) -> None:
         stage.new_node("n")
 
-        def bound_by_somebody_else() -> None:
+        def bind_by_another_scheduler() -> None:
             version = stage.pod().metadata.resource_version
             stage.store.bind(Binding("a", "p", "uid-p", version, "n"))
 
-        stage.fault = once("touch_pod", when, bound_by_somebody_else)
+        stage.fault = once("touch_pod", when, bind_by_another_scheduler)
         assert stage.initialise("n") == ["n"]
         assert stage.reserved == {"uid-p"}
 

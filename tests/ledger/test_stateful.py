@@ -86,9 +86,9 @@ class Cluster(RuleBasedStateMachine):
         if what == "lost":
             raise OutcomeUnknown(f"{operation} {when}")
         if what == "removed":
-            self.anybody_looks_into_any_promise(node, name)
+            self.any_reservation_is_checked(node, name)
         elif what == "changed":
-            self.user_makes_or_changes_a_pod(name, 8)
+            self.user_creates_or_changes_a_pod(name, 8)
         elif what == "deleted":
             self.user_deletes_a_pod(name)
         elif (pod := self.pods().get(name)) is not None:
@@ -108,7 +108,7 @@ class Cluster(RuleBasedStateMachine):
         return pods
 
     @initialize()
-    def the_nodes_are_set_up(self) -> None:
+    def initialise_nodes(self) -> None:
         for name in ("n1", "n2"):
             status = NodeStatus(allocatable={RESOURCE: 8})
             self.state.apply([NodeSeen(Node(metadata=ObjectMeta(name=name), status=status))])
@@ -123,7 +123,7 @@ class Cluster(RuleBasedStateMachine):
         assert not uninitialised(self.state.cluster)
 
     @rule(name=names_of_pods, asked=st.integers(1, 8))
-    def user_makes_or_changes_a_pod(self, name: str, asked: int) -> None:
+    def user_creates_or_changes_a_pod(self, name: str, asked: int) -> None:
         held = self.pods().get(name)
         if held is not None and held.node:
             return
@@ -142,7 +142,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(name=names_of_pods, node=names_of_nodes, fresh=st.booleans())
     def kube_scheduler_binds(self, name: str, node: str, fresh: bool) -> None:
         if name not in self.pods():
-            self.user_makes_or_changes_a_pod(name, 6)
+            self.user_creates_or_changes_a_pod(name, 6)
         pod = self.pods()[name]
         self.being_bound = name, node
         # The copy in this replica may be old or missing.
@@ -180,25 +180,25 @@ class Cluster(RuleBasedStateMachine):
         node=names_of_nodes,
         fresh=st.booleans(),
     )
-    def a_bind_meets_trouble(
+    def a_bind_runs_with_a_fault(
         self, operation: str, when: str, what: str, name: str, node: str, fresh: bool
     ) -> None:
         self.fault = operation, when, what
         self.kube_scheduler_binds(name, node, fresh)
 
     @rule(operation=calls, when=st.sampled_from(["before", "after"]))
-    def the_next_chore_meets_trouble(self, operation: str, when: str) -> None:
+    def the_next_reconciliation_has_a_fault(self, operation: str, when: str) -> None:
         self.fault = operation, when, "lost"
 
     @rule(many=st.integers(1, 5))
     @precondition(lambda self: bool(self.untold))
-    def watch_tells_some(self, many: int) -> None:
+    def watch_delivers_some_events(self, many: int) -> None:
         shown, self.untold[:] = self.untold[:many], self.untold[many:]
         self.state.apply(shown)
 
     @rule()
     def watch_catches_up(self) -> None:
-        self.watch_tells_some(len(self.untold))
+        self.watch_delivers_some_events(len(self.untold))
 
     @rule(seconds=st.sampled_from([1.0, 61.0]))
     def time_passes(self, seconds: float) -> None:
@@ -214,7 +214,7 @@ class Cluster(RuleBasedStateMachine):
             self.ledger.initialise(waiting)
 
     @rule(node=names_of_nodes, name=names_of_pods)
-    def anybody_looks_into_any_promise(self, node: str, name: str) -> None:
+    def any_reservation_is_checked(self, node: str, name: str) -> None:
         if (pod := self.pods().get(name)) is not None:
             self.ledger.remove(node, pod.metadata.uid)
 
@@ -225,7 +225,7 @@ class Cluster(RuleBasedStateMachine):
         assert excess(asked, {"n1": MEMORY_BYTES, "n2": MEMORY_BYTES}) == {}
 
     @invariant()
-    def whoever_is_bound_has_a_promise_that_is_large_enough(self) -> None:
+    def every_bound_pod_has_a_sufficient_reservation(self) -> None:
         for pod in self.pods().values():
             if pod.node and not pod.ended:
                 gpunode = self.promises_on(pod.node)

@@ -20,13 +20,13 @@ def an_ended_pod(cluster: Cluster) -> None:
 def an_orphan(cluster: Cluster) -> None:
     """Leave an old reservation of a pod that was never bound."""
     cluster.create("p")
-    promise_only(cluster)
+    bind_without_its_binding(cluster)
     cluster.clock.passed_s += ORPHAN_AFTER_S + 1
     cluster.report()
 
 
-def promise_only(cluster: Cluster) -> None:
-    """Crash in a bind between its two writes."""
+def bind_without_its_binding(cluster: Cluster) -> None:
+    """Crash in a bind after the reservation and before the Binding."""
 
     class Crash(Exception):
         pass
@@ -41,7 +41,7 @@ def promise_only(cluster: Cluster) -> None:
     assert cluster.reserved == {"p"}
 
 
-def a_pod_around_us(cluster: Cluster) -> None:
+def a_pod_bound_by_another_scheduler(cluster: Cluster) -> None:
     cluster.create("p", node="n")
 
 
@@ -51,7 +51,7 @@ def a_pod_deleted_by_force(cluster: Cluster) -> None:
     cluster.server.delete_by_force("p")
 
 
-def a_pod_proved_to_have_left(cluster: Cluster) -> None:
+def a_pod_proven_to_be_gone(cluster: Cluster) -> None:
     a_pod_deleted_by_force(cluster)
     for i in range(2):
         cluster.done_by(i, cluster.found_by(i))  # Each replica marks it.
@@ -59,33 +59,33 @@ def a_pod_proved_to_have_left(cluster: Cluster) -> None:
     cluster.report()
 
 
-def a_dying_object(cluster: Cluster) -> None:
+def a_terminating_gpunode(cluster: Cluster) -> None:
     cluster.create("p")
     cluster.bind("p")
     cluster.remove_node()
 
 
-def a_new_object(cluster: Cluster) -> None:
-    a_dying_object(cluster)
+def a_recreated_gpunode(cluster: Cluster) -> None:
+    a_terminating_gpunode(cluster)
     cluster.tidy()
     cluster.add_node()
 
 
-def an_object_to_be_initialised(cluster: Cluster) -> None:
-    a_new_object(cluster)
+def an_uninitialised_gpunode(cluster: Cluster) -> None:
+    a_recreated_gpunode(cluster)
     cluster.done_by(0, cluster.found_by(0))
     cluster.report()
 
 
 SCENES: dict[str, tuple[Callable[[Cluster], None], type]] = {
-    "removal of who ended": (an_ended_pod, Orphan),
+    "removal of an ended pod": (an_ended_pod, Orphan),
     "removal of an orphan": (an_orphan, Orphan),
-    "adoption": (a_pod_around_us, UnreservedPod),
+    "adoption": (a_pod_bound_by_another_scheduler, UnreservedPod),
     "marking": (a_pod_deleted_by_force, Unmarked),
-    "removal of who has left": (a_pod_proved_to_have_left, Orphan),
-    "letting go": (a_dying_object, str),
-    "creation": (a_new_object, object),
-    "initialisation": (an_object_to_be_initialised, object),
+    "removal of a pod that is gone": (a_pod_proven_to_be_gone, Orphan),
+    "removal of the finalizer": (a_terminating_gpunode, str),
+    "creation": (a_recreated_gpunode, object),
+    "initialisation": (an_uninitialised_gpunode, object),
 }
 
 
@@ -118,7 +118,9 @@ def test_work_of_a_crashed_replica_is_done_by_the_other_replica(scene: str) -> N
     make, _ = SCENES[scene]
     alone, with_idler = Cluster(replicas=1), Cluster()
     for cluster in (alone, with_idler):
-        make(cluster) if scene != "removal of who has left" else a_pod_deleted_by_force(cluster)
+        make(cluster) if scene != "removal of a pod that is gone" else a_pod_deleted_by_force(
+            cluster
+        )
         for _ in range(3):
             last = len(cluster.replicas) - 1
             cluster.done_by(last, cluster.found_by(last))
@@ -151,10 +153,10 @@ def seen_after_all(cluster: Cluster) -> None:
     [
         ("removal of an orphan", bound_meanwhile, {"p"}),
         ("removal of an orphan", deleted_meanwhile, {"p"}),
-        ("removal of who ended", replaced_meanwhile, {"heir"}),
+        ("removal of an ended pod", replaced_meanwhile, {"heir"}),
         ("adoption", deleted_meanwhile, set()),
         ("adoption", replaced_meanwhile, {"heir"}),
-        ("removal of who has left", seen_after_all, {"p"}),
+        ("removal of a pod that is gone", seen_after_all, {"p"}),
     ],
 )
 def test_delayed_work_checks_the_state_again(

@@ -215,7 +215,7 @@ def settles(name: str) -> Deed:
     return deed
 
 
-def goes_around_us(name: str, node: str) -> Deed:
+def bypasses_us(name: str, node: str) -> Deed:
     """Another scheduler binds the pod, without any check of memory."""
 
     def deed(world: World) -> World | None:
@@ -227,17 +227,17 @@ def goes_around_us(name: str, node: str) -> Deed:
     return deed
 
 
-def loses_the_object(node: str) -> Deed:
+def loses_the_gpunode(node: str) -> Deed:
     """A user deletes the GPUNode by force. It is created again, and its agent reports to it."""
     return lambda world: world.without_gpunode(node).with_gpunode(gpunode(node, initialised=False))
 
 
-def deletes_the_object(node: str) -> Deed:
+def deletes_the_gpunode(node: str) -> Deed:
     """A user deletes the GPUNode by force."""
     return lambda world: world.without_gpunode(node) if node in world.gpunodes else None
 
 
-def creates_the_object(node: str) -> Deed:
+def creates_the_gpunode(node: str) -> Deed:
     """Another extender creates the missing GPUNode, and the agent reports to it."""
     successor = gpunode(node, initialised=False)
     return lambda world: None if node in world.gpunodes else world.with_gpunode(successor)

@@ -13,8 +13,8 @@ A step is one of
   * an action of another client: a user, a kubelet, an administrator.
 
 A crash needs no separate step, because an actor that is never chosen again has crashed, and every
-state is judged. A message that is lost, or executed and not answered, is one that never arrives, or
-arrives at once.
+state is judged. A lost call is a message that never arrives. A call that is executed without an
+answer is a message that arrives at once.
 """
 
 from collections import deque

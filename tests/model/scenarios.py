@@ -10,16 +10,16 @@ from types import ModuleType
 
 from tests.model.cluster import (
     binds,
+    bypasses_us,
     charges,
-    creates_the_object,
+    creates_the_gpunode,
     deletes,
-    deletes_the_object,
+    deletes_the_gpunode,
     edits,
     ends,
     ends_start,
-    goes_around_us,
     initialises,
-    loses_the_object,
+    loses_the_gpunode,
     pod,
     recreates,
     removes,
@@ -65,7 +65,7 @@ def one_pod_bound_twice_to_a_node(code: ModuleType, losses: int) -> Scenario:
     return Scenario(HELD, actors, {}, losses)
 
 
-def two_removals_under_a_bind(code: ModuleType, losses: int) -> Scenario:
+def two_removals_during_a_bind(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "R": removes("R", "n1", "p", code),
@@ -83,16 +83,16 @@ def a_request_that_grows(code: ModuleType, losses: int) -> Scenario:
     return Scenario(SMALL, actors, {"p grows": edits("p", 6)}, losses)
 
 
-def a_pod_replaced_by_its_heir(code: ModuleType, losses: int) -> Scenario:
+def a_pod_recreated_under_its_name(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
-        "B binds the heir": binds("B", HEIR, "n1", None, code),
+        "B binds the new p": binds("B", HEIR, "n1", None, code),
         "R": removes("R", "n1", "p", code),
     }
     return Scenario(HELD, actors, {"p is replaced": recreates("p", 2)}, losses)
 
 
-def a_pod_deleted_under_its_bind(code: ModuleType, losses: int) -> Scenario:
+def a_pod_deleted_during_its_bind(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "B binds q": binds("B", Q, "n1", HELD, code),
@@ -101,25 +101,25 @@ def a_pod_deleted_under_its_bind(code: ModuleType, losses: int) -> Scenario:
     return Scenario(HELD, actors, {"p is deleted": deletes("p")}, losses)
 
 
-def the_object_is_lost(code: ModuleType, losses: int) -> Scenario:
+def the_gpunode_is_lost(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "B binds q": binds("B", Q, "n1", HELD, code),
         "I": initialises("I", "n1", code),
     }
-    return Scenario(HELD, actors, {"the object is lost": loses_the_object("n1")}, losses)
+    return Scenario(HELD, actors, {"the GPUNode is lost": loses_the_gpunode("n1")}, losses)
 
 
-def two_set_up_the_lost_object(code: ModuleType, losses: int) -> Scenario:
+def two_replicas_initialise_the_lost_gpunode(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "I": initialises("I", "n1", code),
         "J": initialises("J", "n1", code),
     }
-    return Scenario(HELD, actors, {"the object is lost": loses_the_object("n1")}, losses)
+    return Scenario(HELD, actors, {"the GPUNode is lost": loses_the_gpunode("n1")}, losses)
 
 
-def the_object_is_missing_for_a_while(code: ModuleType, losses: int) -> Scenario:
+def the_gpunode_is_missing_for_a_while(code: ModuleType, losses: int) -> Scenario:
     """A has cached the deleted GPUNode, and R removes a reservation from it."""
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
@@ -127,42 +127,42 @@ def the_object_is_missing_for_a_while(code: ModuleType, losses: int) -> Scenario
         "R": removes("R", "n1", "p", code),
     }
     deeds = {
-        "the object is deleted": deletes_the_object("n1"),
-        "the object is created": creates_the_object("n1"),
+        "the GPUNode is deleted": deletes_the_gpunode("n1"),
+        "the GPUNode is created": creates_the_gpunode("n1"),
     }
     return Scenario(HELD, actors, deeds, losses)
 
 
-def a_pod_goes_around_us(code: ModuleType, losses: int) -> Scenario:
+def a_pod_bypasses_us(code: ModuleType, losses: int) -> Scenario:
     """Both replicas see the pod and charge it, while one of them binds another pod."""
     actors = {
         "A binds p": binds("A", P, "n1", HELD, code),
         "C": charges("C", "n1", Q, code),
         "D": charges("D", "n1", Q, code),
     }
-    deeds = {"q goes around us": goes_around_us("q", "n1"), "q ends": ends("q")}
+    deeds = {"q bypasses us": bypasses_us("q", "n1"), "q ends": ends("q")}
     return Scenario(HELD, actors, deeds, losses)
 
 
-def a_pod_goes_around_us_while_we_bind_it(code: ModuleType, losses: int) -> Scenario:
+def a_pod_is_bound_by_two_schedulers(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "A binds p to n2": binds("A", P, "n2", HELD, code),
         "C": charges("C", "n1", P, code),
         "R": removes("R", "n2", "p", code),
     }
-    deeds = {"p goes around us": goes_around_us("p", "n1"), "p is deleted": deletes("p")}
+    deeds = {"p bypasses us": bypasses_us("p", "n1"), "p is deleted": deletes("p")}
     return Scenario(HELD, actors, deeds, losses)
 
 
-def a_pod_goes_around_us_as_the_object_is_lost(code: ModuleType, losses: int) -> Scenario:
+def a_pod_bypasses_us_while_the_gpunode_is_lost(code: ModuleType, losses: int) -> Scenario:
     actors = {
         "C": charges("C", "n1", Q, code),
         "I": initialises("I", "n1", code),
         "R": removes("R", "n1", "q", code),
     }
     deeds = {
-        "q goes around us": goes_around_us("q", "n1"),
-        "the object is lost": loses_the_object("n1"),
+        "q bypasses us": bypasses_us("q", "n1"),
+        "the GPUNode is lost": loses_the_gpunode("n1"),
     }
     return Scenario(HELD, actors, deeds, losses)
 
@@ -204,16 +204,16 @@ PLAYS: Mapping[str, Play] = {
         two_pods_for_one_device,
         one_pod_on_two_nodes,
         one_pod_bound_twice_to_a_node,
-        two_removals_under_a_bind,
+        two_removals_during_a_bind,
         a_request_that_grows,
-        a_pod_replaced_by_its_heir,
-        a_pod_deleted_under_its_bind,
-        the_object_is_lost,
-        two_set_up_the_lost_object,
-        the_object_is_missing_for_a_while,
-        a_pod_goes_around_us,
-        a_pod_goes_around_us_while_we_bind_it,
-        a_pod_goes_around_us_as_the_object_is_lost,
+        a_pod_recreated_under_its_name,
+        a_pod_deleted_during_its_bind,
+        the_gpunode_is_lost,
+        two_replicas_initialise_the_lost_gpunode,
+        the_gpunode_is_missing_for_a_while,
+        a_pod_bypasses_us,
+        a_pod_is_bound_by_two_schedulers,
+        a_pod_bypasses_us_while_the_gpunode_is_lost,
         three_extenders,
         pods_that_start_alone,
         a_starting_pod_is_deleted,

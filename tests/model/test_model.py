@@ -36,8 +36,8 @@ def attempts(number: int) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("tries", "losses"),
     [
-        pytest.param(2, 1, id="one call is lost from sight"),
-        pytest.param(3, 0, id="more attempts, nothing is lost"),
+        pytest.param(2, 1, id="one lost call"),
+        pytest.param(3, 0, id="more attempts and no lost call"),
     ],
 )
 def test_reservations_hold_in_every_order_of_events(play: str, tries: int, losses: int) -> None:
@@ -62,11 +62,11 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if pod is None or request.uid in gpunode.spec.reservations:",
         "if pod is None:",
     ),
-    "no reservation before the Binding": (
+    "the Binding is sent without a reservation": (
         "elif placement.charges:",
         "elif not placement.charges:",
     ),
-    "the Binding goes first": (
+    "the Binding is sent before the reservation is written": (
         "            if pending.reservation is not None:\n",
         "            if isinstance(pending.step, _Reserved):\n"
         "                await self._store.bind("
@@ -78,7 +78,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "            held_already = pending.request.uid in gpunode.spec.reservations\n"
         "            if pending.reservation is not None and not held_already:\n",
     ),
-    "the reservation carries neither id nor time of its attempt": (
+    "the reservation has no ID and no time of its attempt": (
         "attempt=self.new_id(), since=since)",
         'attempt="always", since="always")',
     ),
@@ -88,17 +88,17 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "        before = msgspec.structs.replace(before, metadata=unguarded)\n"
         "        after = await self.store.write_spec(before, spec)\n",
     ),
-    "a reservation that lost the race is taken for made": (
+    "a conflicting write of a reservation counts as written": (
         "            except (StoreConflict, StoreNotFound, OutcomeUnknown) as err:\n"
         "                error = err\n",
         "            except (StoreConflict, StoreNotFound, OutcomeUnknown):\n"
         "                pass\n",
     ),
-    "the Binding carries no resourceVersion": (
+    "the Binding has no resourceVersion": (
         "resource_version=pod.metadata.resource_version,",
         'resource_version="*",',
     ),
-    "a failed bind takes its reservation back": (
+    "a failed bind removes its reservation": (
         "            # 5. The Binding was rejected or not answered, so the pod's current state "
         "decides.\n",
         "            gpunode = await self._store.read_gpunode(request.node)\n"
@@ -107,7 +107,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "            spec = msgspec.structs.replace(gpunode.spec, reservations=rest)\n"
         "            gpunode = await self._reservations.write(gpunode, spec)\n",
     ),
-    "removal does not ask what became of the pod": (
+    "removal does not read the pod": (
         "                pod = await self.store.read_pod("
         "reservation.namespace, reservation.name)\n",
         "                pod = None\n",
@@ -116,7 +116,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         _TOUCHES + "                elif",
         "                        pass\n                elif",
     ),
-    "removal goes on when the touch lost a race": (
+    "removal continues after a conflict of the touch": (
         _TOUCHES + "                elif",
         "                        try:\n"
         "                            await self.store.touch_pod(pod, self.new_id())\n"
@@ -124,24 +124,24 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                            pass\n"
         "                elif",
     ),
-    "the touch is the same each time": (
+    "each touch writes the same value": (
         _TOUCHES + "                elif",
         _TOUCHES.replace("self.new_id()", "'touched'") + "                elif",
     ),
-    "removal compares with the object as it is after the touch": (
+    "removal reads the GPUNode again after the touch": (
         "                rest = {u: r for u, r in gpunode.spec",
         "                gpunode = await self.store.read_gpunode(node)\n"
         "                rest = {u: r for u, r in gpunode.spec",
     ),
-    "removal keeps the reservation of a pod that ended": (
+    "removal keeps the reservation of an ended pod": (
         "if pod.node == node and not pod.ended:",
         "if pod.node == node:",
     ),
-    "removal takes a pod that is gone for one that has left": (
+    "removal treats a missing pod like a pod that has left": (
         "elif not left or _shown(gpunode, uid):",
         "elif _shown(gpunode, uid):",
     ),
-    "removal takes the heir of a name for the pod": (
+    "removal confuses the pod with its successor of the same name": (
         "if pod is not None and pod.metadata.uid == uid:",
         "if pod is not None:",
     ),
@@ -149,20 +149,20 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "if pod.node == node and not pod.ended:",
         "if not pod.ended:",
     ),
-    "initialising does not touch unbound pods": (
+    "initialisation does not touch unbound pods": (
         "            await self._store.touch_pod(pod, self._new_id())\n"
         "        except (StoreConflict",
         "            pass\n        except (StoreConflict",
     ),
-    "initialising gives up a touch that may not have been done": (
+    "initialisation ignores a touch with an unknown outcome": (
         '        except StoreRejected as err:\n            log.warning("pod_not_touched',
         '        except StoreError as err:\n            log.warning("pod_not_touched',
     ),
-    "initialising lists the bound pods before it touches the unbound": (
+    "initialisation lists the bound pods before it touches unbound pods": (
         "part_by_part(await self._store.list_pods(name), AT_ONCE)",
         "part_by_part(early, AT_ONCE)",
     ),
-    "initialising charges no pod": (
+    "initialisation charges no pod": (
         "reservations[pod.metadata.uid] = stamped",
         "pass",
     ),
@@ -179,11 +179,11 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "            with suppress(StoreConflict, StoreNotFound):\n"
         "                await self.write(gpunode, started)\n",
     ),
-    "who is bound by others is charged in memory only": (
+    "a pod bound by another scheduler is charged only in memory": (
         "                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)\n",
         "                return True\n",
     ),
-    "who is bound by others is charged without the resourceVersion": (
+    "a pod bound by another scheduler is charged without the resourceVersion": (
         "                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)\n",
         "                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)\n"
         "                held = msgspec.structs.replace(gpunode.metadata, resource_version='*')\n"
@@ -216,7 +216,7 @@ _OF_STARTS = (
 #: Scenarios are explored until one reveals the dropped rule. This one comes first, because the
 #: others take long: the number of lost calls, and the scenario.
 _FOUND_IN = {
-    "initialising gives up a touch that may not have been done": (1, "the object is lost"),
+    "initialisation ignores a touch with an unknown outcome": (1, "the gpunode is lost"),
 }
 
 

@@ -160,7 +160,7 @@ class World:
 
 
 class Seam:
-    """A store ``SyncStore`` that passes every call to one function."""
+    """A ``SyncStore`` that passes every call to one function."""
 
     def __init__(self, call: Callable[[Call], Any]) -> None:
         self._call = call

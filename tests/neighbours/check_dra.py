@@ -105,10 +105,10 @@ def test_claims_are_compared_with_use_and_devices_are_tainted(tell: Tell) -> Non
         first, second = claims_appear_in_drift(played, tell)
         start_controller(played)
         assert played.tainted() == set()
-        unknown_processes_taint(played, tell, first, second)
-        use_beyond_a_claim_taints(played, tell, first)
-        changing_use_does_not_flap(played, tell)
-        pods_that_end_do_not_taint(played, tell)
+        unattributed_processes_taint_the_device(played, tell, first, second)
+        use_beyond_a_claim_taints_the_device(played, tell, first)
+        taints_do_not_flap_with_changing_use(played, tell)
+        ending_pods_cause_no_taint(played, tell)
         an_uninstall_leaves_no_rules(played, tell, first)
 
 
@@ -139,7 +139,9 @@ def claims_appear_in_drift(played: Scene, tell: Tell) -> tuple[str, str]:
     return devices["a"], devices["c"]
 
 
-def unknown_processes_taint(played: Scene, tell: Tell, first: str, second: str) -> None:
+def unattributed_processes_taint_the_device(
+    played: Scene, tell: Tell, first: str, second: str
+) -> None:
     """Only pod d of 25 GiB has to wait, because it fits only on the first device."""
     played.unknown_process(first, 5 * GIB)
     took_s = played.seconds_until(lambda: played.tainted() == {first}, "the taint", 30.0)
@@ -162,7 +164,7 @@ def unknown_processes_taint(played: Scene, tell: Tell, first: str, second: str) 
     assert played.run("d") == first
 
 
-def use_beyond_a_claim_taints(played: Scene, tell: Tell, first: str) -> None:
+def use_beyond_a_claim_taints_the_device(played: Scene, tell: Tell, first: str) -> None:
     played.use("b", 24 * GIB)
     took_s = played.seconds_until(lambda: played.tainted() == {first}, "the taint", 30.0)
     tell(f"tainted {took_s:.1f} s after a pod of 20 GiB used 24 GiB")
@@ -173,7 +175,7 @@ def use_beyond_a_claim_taints(played: Scene, tell: Tell, first: str) -> None:
     tell(f"cleared {took_s:.1f} s after it used 20 GiB again; the time to clear doubled to 6 s")
 
 
-def changing_use_does_not_flap(played: Scene, tell: Tell) -> None:
+def taints_do_not_flap_with_changing_use(played: Scene, tell: Tell) -> None:
     """Cause excess for 3 s in every 6 s, for 90 s."""
     counted = Counter(played)
     for _ in range(15):
@@ -186,7 +188,7 @@ def changing_use_does_not_flap(played: Scene, tell: Tell) -> None:
     played.seconds_until(lambda: not played.tainted(), "the taint is cleared", 120.0)
 
 
-def pods_that_end_do_not_taint(played: Scene, tell: Tell) -> None:
+def ending_pods_cause_no_taint(played: Scene, tell: Tell) -> None:
     """For some seconds the report shows the use of pods whose claims are already deallocated."""
     counted = Counter(played)
     for name in ("c", "e"):

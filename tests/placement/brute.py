@@ -1,7 +1,7 @@
 """Enumerates all ways in which a kubelet and NVIDIA's plugin can allocate replicas.
 
-It is written from the source of the kubelet and of the plugin (``distributed`` as in v0.19.3;
-``packed`` transcribed from v0.20.0, which cannot be built here), and shares no code with Headroom.
+It is written from the source of the kubelet and of the plugin (``distributed`` as in v0.19.3, and
+``packed`` transcribed from v0.20.0, which cannot be built here). It shares no code with Headroom.
 Instead of a formula, it visits all states that a small node can reach.
 """
 

@@ -23,7 +23,7 @@ class ChurnByEnvironment(Churn):
         self.uses = uses
 
     @rule(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=2))
-    def bind_who_sees_all(self, sizes: list[int]) -> None:
+    def bind_a_pod_that_sees_all_devices(self, sizes: list[int]) -> None:
         self.try_to_bind(sizes, [choosing(container(f"c{number}")) for number in range(len(sizes))])
 
     def row(self, uid: str, index: int, number: int) -> PodUse:

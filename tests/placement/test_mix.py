@@ -88,7 +88,6 @@ def test_a_class_is_expensive_if_many_pods_depend_on_it() -> None:
 def test_the_mean_price_weighted_by_memory_is_1(
     demand: dict[tuple[int, ...], float], capacity: list[int]
 ) -> None:
-    """The mean price, weighed by memory, is 1."""
     found = prices(demand, np.array([1, 2, 3, 4]), np.array(capacity, np.float64))
     assert found @ np.array(capacity) == pytest.approx(sum(capacity))
     assert (found >= 0).all()

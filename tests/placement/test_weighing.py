@@ -80,7 +80,7 @@ class Changes(RuleBasedStateMachine):
             agree(self.cached_fits, self.asked[which], self.table.snapshot(), ranked)
 
     @invariant()
-    def sums_are_those_of_the_columns(self) -> None:
+    def sums_match_the_columns(self) -> None:
         snap = self.table.snapshot()
         sharers = np.maximum(snap.columns.sharers, 1)
         memory = np.maximum(snap.columns.memory_bytes, 0)

@@ -289,8 +289,8 @@ def test_an_estimate_of_huge_differences_is_finite() -> None:
 
 
 def test_a_request_below_a_recorded_peak_is_marked() -> None:
-    """Uses random runs of up to three programs. Peaks of the own program are covered, and those of
-    others are counted.
+    """Random runs of up to three programs. The request covers all peaks of its own program, and
+    higher peaks of other programs are counted.
     """
     said = 0
     for seed in range(300):

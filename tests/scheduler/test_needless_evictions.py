@@ -63,7 +63,7 @@ def pods_on(devices: list[list[On]]) -> list[On]:
 
 
 def counts_allow(devices: list[list[On]], gib: int, mirrored: bool) -> bool:
-    """Return whether a pod fits by what kube-scheduler counts, which is free replicas and, if
+    """Return whether a pod fits by the resources that kube-scheduler counts: free replicas and, if
     mirrored, the memory of the whole node."""
     on = pods_on(devices)
     memory = not mirrored or sum(each.gib for each in on) + gib <= 24 * len(devices)

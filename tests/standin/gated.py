@@ -137,7 +137,7 @@ class Gated(RuleBasedStateMachine):
             self.store.delete_pod(namespace, name)
 
     @rule(size=st.integers(1, 10), gated=st.booleans())
-    def somebody_else_binds_one(self, size: int, gated: bool) -> None:
+    def another_scheduler_binds_a_pod(self, size: int, gated: bool) -> None:
         self.comes(self.create(size, gated, node=NAME), gated)
 
     @precondition(lambda self: self.coming)
@@ -148,7 +148,7 @@ class Gated(RuleBasedStateMachine):
 
     @precondition(lambda self: self.coming)
     @rule(data=st.data())
-    def one_is_deleted_before_it_is_admitted(self, data: DataObject) -> None:
+    def a_pod_is_deleted_before_admission(self, data: DataObject) -> None:
         self.one_deleted(data.draw(st.sampled_from(sorted(self.coming))))
 
     @precondition(lambda self: self.node.pods)
@@ -163,7 +163,7 @@ class Gated(RuleBasedStateMachine):
             self.node.fail(data.draw(st.sampled_from(sorted(replicas))))
 
     @rule(policy=st.sampled_from(["distributed", "packed"]))
-    def the_plugin_is_started_anew(self, policy: str) -> None:
+    def the_plugin_restarts(self, policy: str) -> None:
         self.policy = policy
         self.node.stop_plugin()
         self.node.start_plugin(self.settings())
@@ -193,7 +193,7 @@ class Gated(RuleBasedStateMachine):
         self.state.apply([TimePassed(LONG_AFTER_S)])
 
     @invariant()
-    def nothing_is_taken_twice_where_everybody_is_gated(self) -> None:
+    def no_device_is_overcommitted_by_gated_pods(self) -> None:
         if not self.lawless:
             used = self.node.used_bytes() if hasattr(self, "node") else {}
             assert all(size <= MEMORY_BYTES for size in used.values()), used

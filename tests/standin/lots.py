@@ -25,8 +25,8 @@ class Drawn:
 
 
 class _Path:
-    """One path through all choices, except for which replicas of a device, because these are
-    equivalent.
+    """One path through all choices, except the choice between replicas of one device, because these
+    are equivalent.
     """
 
     def __init__(self, turns: list[int]) -> None:

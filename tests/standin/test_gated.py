@@ -31,7 +31,7 @@ def world() -> Gated:
 Deed = Callable[[Gated], None]
 
 
-def two_of_its_neighbours_end(world: Gated) -> None:
+def two_pods_on_the_device_end(world: Gated) -> None:
     for uid in world.extra:
         world.one_goes(uid)
 
@@ -42,19 +42,19 @@ def replicas_turn_unhealthy(world: Gated) -> None:
 
 
 def a_pod_that_bypasses_us_is_admitted_first(world: Gated) -> None:
-    world.somebody_else_binds_one(size=3, gated=False)
+    world.another_scheduler_binds_a_pod(size=3, gated=False)
     world.admit(max(world.coming))
 
 
-def the_plugin_is_started_with_another_policy(world: Gated) -> None:
-    world.the_plugin_is_started_anew("packed")
+def the_plugin_restarts_with_another_policy(world: Gated) -> None:
+    world.the_plugin_restarts("packed")
 
 
 SURPRISES: Sequence[tuple[Deed, tuple[str, ...]]] = (
-    (two_of_its_neighbours_end, ("GPU-0", "GPU-0", "GPU-1", "GPU-1")),
+    (two_pods_on_the_device_end, ("GPU-0", "GPU-0", "GPU-1", "GPU-1")),
     (replicas_turn_unhealthy, ()),
     (a_pod_that_bypasses_us_is_admitted_first, ("GPU-0",)),
-    (the_plugin_is_started_with_another_policy, ()),
+    (the_plugin_restarts_with_another_policy, ()),
 )
 
 

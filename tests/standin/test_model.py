@@ -157,7 +157,7 @@ class Machine(RuleBasedStateMachine):
         assert all(count == 1 for count in held.values())
 
     @invariant()
-    def the_file_says_what_was_written(self) -> None:
+    def the_checkpoint_holds_the_last_write(self) -> None:
         written = self.node.devices.written
         assert written is not None
         given, healthy, _ = decoded(render(written))

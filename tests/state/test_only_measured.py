@@ -106,7 +106,7 @@ def test_the_kept_terms_of_a_node_equal_computed_terms(data: st.DataObject) -> N
         if data.draw(st.booleans()):
             while state.weigh_next():
                 pass
-            _is_as_it_is(state, held)
+            _equals_a_new_computation(state, held)
 
 
 def take(state: RecordingState, *events: Event) -> None:
@@ -115,7 +115,7 @@ def take(state: RecordingState, *events: Event) -> None:
         pass
 
 
-def _is_as_it_is(state: RecordingState, held: GPUNode) -> None:
+def _equals_a_new_computation(state: RecordingState, held: GPUNode) -> None:
     snap, anew = state.cluster.snapshot(), build([state.cluster.terms_of("n", held)])
     assert snap.nodes == anew.nodes
     assert _columns(snap.columns) == _columns(anew.columns)

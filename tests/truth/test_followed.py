@@ -184,15 +184,15 @@ def test_a_reservation_without_a_binding_is_not_compared() -> None:
     assert not state.cluster.observations.is_pending("n", "p")
 
 
-def recreated_seen_as_gone() -> list[Event]:
+def deleted_before_recreation() -> list[Event]:
     return [GPUNodeGone("n")]
 
 
-def recreated_seen_as_another() -> list[Event]:
+def recreated_at_once() -> list[Event]:
     return []
 
 
-@pytest.mark.parametrize("reported", [recreated_seen_as_gone, recreated_seen_as_another])
+@pytest.mark.parametrize("reported", [deleted_before_recreation, recreated_at_once])
 def test_a_recreated_gpunode_has_no_predictions(
     reported: Callable[[], list[Event]],
 ) -> None:

@@ -104,7 +104,7 @@ class Machine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.sitting and not self.unseen)
     @rule(data=st.data())
-    def end_while_nobody_is_on_the_way(self, data: DataObject) -> None:
+    def end_while_no_pod_is_unconfirmed(self, data: DataObject) -> None:
         self._end(data)
         self.world.report("n")
 
@@ -116,7 +116,7 @@ class Machine(RuleBasedStateMachine):
         return uid
 
     @rule()
-    def make_the_object_anew(self) -> None:
+    def recreate_the_gpunode(self) -> None:
         """A user deletes the GPUNode, and extenders and agent create it again."""
         self.world.make_anew("n")
 
@@ -191,7 +191,7 @@ class Surprised(Machine):
 
     @precondition(lambda self: self.sitting)
     @rule(data=st.data(), gib=SIZES, what=st.sampled_from(["end", "fail", "bypass", "restart"]))
-    def a_surprise_in_between(self, data: DataObject, gib: int, what: str) -> None:
+    def cause_a_surprise_before_admission(self, data: DataObject, gib: int, what: str) -> None:
         """Do all steps that a surprise needs, in order, because they rarely occur together."""
         self.observe()
         uid = self.name()
@@ -207,7 +207,7 @@ class Surprised(Machine):
 
     @precondition(lambda self: len(self.samples) > 1)
     @rule(data=st.data())
-    def write_a_sample_of_before(self, data: DataObject) -> None:
+    def write_an_earlier_sample(self, data: DataObject) -> None:
         """Write an earlier sample, as a restarted or slow agent does.
 
         The extender then places pods by an outdated report, and the result looks like a surprise.
@@ -218,7 +218,7 @@ class Surprised(Machine):
         self.world.look()
 
     @invariant()
-    def what_is_overcommitted_is_recognised(self) -> None:
+    def overcommitment_is_recognised(self) -> None:
         """Check that overcommitment is recognised once a report shows the pods."""
         if not hasattr(self, "world"):
             return

@@ -50,7 +50,7 @@ def bypassed(world: Predicted) -> None:
         world.bypass(uid, 1, "n", towards="GPU-0")
 
 
-def bypassed_and_heard_of(world: Predicted) -> None:
+def bypassed_and_watched(world: Predicted) -> None:
     """Two pods of another scheduler are admitted first, and the watch delivers them before the
     report.
     """
@@ -59,7 +59,7 @@ def bypassed_and_heard_of(world: Predicted) -> None:
         world.hear_of(uid, "n")
 
 
-def configured_anew(world: Predicted) -> None:
+def plugin_reconfigured(world: Predicted) -> None:
     """The plugin restarts with the policy ``packed``."""
     world.nodes["n"].start_plugin(Settings(4, policy="packed", release=20))
 
@@ -72,8 +72,8 @@ CASES = [
     pytest.param(released, 2, Surprise.RELEASED, id="pods end by themselves"),
     pytest.param(unhealthy, 0, Surprise.HEALTH, id="replicas turn unhealthy"),
     pytest.param(bypassed, 0, Surprise.BYPASS, id="pods bypass us, and only the report shows them"),
-    pytest.param(bypassed_and_heard_of, 0, Surprise.BYPASS, id="pods bypass us"),
-    pytest.param(configured_anew, 0, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
+    pytest.param(bypassed_and_watched, 0, Surprise.BYPASS, id="pods bypass us"),
+    pytest.param(plugin_reconfigured, 0, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
 ]
 
 
@@ -212,7 +212,7 @@ def test_a_pod_end_delivered_before_the_binding_is_not_a_surprise() -> None:
     [
         pytest.param(unhealthy, Surprise.HEALTH, id="replicas turn unhealthy"),
         pytest.param(bypassed, Surprise.BYPASS, id="pods bypass us"),
-        pytest.param(configured_anew, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
+        pytest.param(plugin_reconfigured, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
     ],
 )
 def test_of_several_surprises_the_one_that_explains_the_miss_is_reported(

@@ -1,3 +1,3 @@
-"""Stands before the package rich, which structlog imports if it is installed."""
+"""Hides the package rich, which structlog would import if it is installed."""
 
 raise ImportError("the image of the agent has no rich")
