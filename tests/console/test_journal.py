@@ -1,6 +1,5 @@
 """Checks that the journal keeps decisions within limits on number, age and bytes."""
 
-import asyncio
 import gc
 import json
 import tracemalloc
@@ -148,7 +147,7 @@ def test_all_verbs_of_an_attempt_are_one_record_whose_name_is_on_the_pod() -> No
     }
 
     body = json.dumps(binding(shown, rank.winner)).encode()
-    assert json.loads(asyncio.run(world.verbs.bind(body)))["Error"] == ""
+    assert json.loads(world.call("bind", body).body)["Error"] == ""
     bound = world.store.read_pod("default", "half")
     assert bound is not None
     assert decision_of(bound) == record.decision_id

@@ -90,7 +90,7 @@ class Attacked(World):
         self.claims = Claims(self.monotonic_s)
         # No report becomes stale here.
         super().__init__(settings.rules, stale_after_s=1e9)
-        self.cluster, self.profiles = self.state, Profiles()
+        self.cluster, self.profiles = self.state.cluster, Profiles()
         self.journal = Journal(Bounds(decisions=64))
         self.telemetry = _TELEMETRY
         calls = self.verbs(telemetry=_TELEMETRY)
