@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import product
 from typing import get_args
 
@@ -21,7 +20,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.registry import Collector
 
 from headroom.contract.gpunode import (
-    ContainerLimit,
     Device,
     GPUNodeStatus,
     HealthCode,
@@ -69,7 +67,6 @@ class SampleCollector(Collector):
             yield from _agent(shown)
             yield from _devices(shown)
             yield from _pods(shown)
-            yield from _limits(shown)
 
 
 class AgentCollector(Collector):
@@ -198,12 +195,6 @@ def _devices(shown: Sample) -> Iterator[Metric]:
         ["source"],
     )
     yield gauge(
-        "sm_activity_smoothed_ratio",
-        "Share of SM cycles with a warp assigned, as an exponential average over about a minute",
-        lambda devices: [((sm.source,), sm.smoothed_ratio) for sm in _activity(devices)],
-        ["source"],
-    )
-    yield gauge(
         "replicas",
         "Replicas of the device that the plugin advertises, by state: free, allocated or unhealthy;"
         " 1 if it is not shared",
@@ -254,7 +245,6 @@ def _pods(shown: Sample) -> Iterator[Metric]:
     devices = {device.uuid: device for device in shown.status.devices}
     labels = (*DEVICE_LABELS, *POD_LABELS)
     used: dict[tuple[str, ...], list[int | None]] = {}
-    held = Counter[tuple[str, ...]]()
     #: Labels of the pod's first row on a device, by (pod uid, device).
     first: dict[tuple[str, str], tuple[str, ...]] = {}
     #: The first row of each container, which has its peaks, by the container's labels.
@@ -265,7 +255,6 @@ def _pods(shown: Sample) -> Iterator[Metric]:
         pod_labels = _pod_labels(row)
         key = (*_labels(shown.node, devices[row.device]), *pod_labels)
         used.setdefault(key, []).append(row.used_bytes)
-        held[key] += bool(row.replica)
         first.setdefault((row.uid, row.device), key)
         first_row.setdefault(key, row)
     yield _gauge(
@@ -275,19 +264,17 @@ def _pods(shown: Sample) -> Iterator[Metric]:
         labels,
         [(key, None if None in figures else _total(figures)) for key, figures in used.items()],
     )
-    yield from _peaks(first_row, labels)
     yield _gauge(
-        "headroom_pod_idle_seconds",
-        "Time for which a pod has used no SM of a device; absent if it is below five minutes or"
-        " unknown",
-        labels,
+        "headroom_pod_peak_bytes",
+        "Maximum memory of a device that a container used since it started, by source of the"
+        " measurement",
+        (*labels, "source"),
         [
-            (key, _idle_s(first_row[key], shown.status.observed_at))
-            for key in dict.fromkeys(first.values())
+            ((*key, row.peak_source), row.peak_bytes)
+            for key, row in first_row.items()
+            if row.started_at
         ],
     )
-    text = "Replicas of a device that a container holds"
-    yield _gauge("headroom_pod_replicas", text, labels, held.items())
     yield _gauge(
         "headroom_pod_sm_activity_ratio",
         "Share of a device's SM time that the processes of a pod used",
@@ -300,73 +287,7 @@ def _pods(shown: Sample) -> Iterator[Metric]:
     )
 
 
-def _peaks(rows: Mapping[tuple[str, ...], PodUse], labels: Sequence[str]) -> Iterator[Metric]:
-    """Return the metrics of peaks. ``rows`` contains each container's first row by its label
-    values."""
-    lives = {key: row for key, row in rows.items() if row.started_at}
-    yield _gauge(
-        "headroom_pod_peak_bytes",
-        "Maximum memory of a device that a container used since it started, by source of the"
-        " measurement",
-        (*labels, "source"),
-        [((*key, row.peak_source), row.peak_bytes) for key, row in lives.items()],
-    )
-    yield _gauge(
-        "headroom_pod_startup_peak_bytes",
-        "Maximum memory of a device that a container used until its use had settled; absent if its"
-        " start was not measured",
-        labels,
-        [(key, row.startup_peak_bytes) for key, row in lives.items()],
-    )
-    yield _gauge(
-        "headroom_pod_settling_seconds",
-        "Time from a container's start until its use of a device had settled",
-        labels,
-        [(key, _settling_s(row)) for key, row in lives.items()],
-    )
-
-
-def _idle_s(row: PodUse, observed_at: str) -> float | None:
-    if not row.idle_since:
-        return None
-    now, since = map(datetime.fromisoformat, (observed_at, row.idle_since))
-    return max(0.0, (now - since).total_seconds())
-
-
-def _settling_s(row: PodUse) -> float | None:
-    if not row.settled_at:
-        return None
-    settled_at, started_at = map(datetime.fromisoformat, (row.settled_at, row.started_at))
-    return (settled_at - started_at).total_seconds()
-
-
-def _limits(shown: Sample) -> Iterator[Metric]:
-    devices = {device.uuid: device for device in shown.status.devices}
-    used: list[tuple[Sequence[str], float]] = []
-    limited: list[tuple[Sequence[str], float | None]] = []
-    for row in shown.status.limits:
-        if row.device in devices:
-            pod_labels = (*_pod_labels(row), row.container_id)
-            key = (*_labels(shown.node, devices[row.device]), *pod_labels)
-            used.append((key, row.used_bytes))
-            limited += [((*key, "soft"), row.soft_bytes), ((*key, "hard"), row.hard_bytes)]
-    labels = (*DEVICE_LABELS, *POD_LABELS, "container_id")
-    yield _gauge(
-        "headroom_container_used_bytes",
-        "Memory of a device that a container uses, as counted by the driver (r615 and newer)",
-        labels,
-        used,
-    )
-    yield _gauge(
-        "headroom_container_limit_bytes",
-        "The driver's limits of a container on a device: above soft its memory may be evicted,"
-        " allocations beyond hard fail",
-        (*labels, "limit"),
-        limited,
-    )
-
-
-def _pod_labels(row: PodUse | ContainerLimit) -> tuple[str, ...]:
+def _pod_labels(row: PodUse) -> tuple[str, ...]:
     """Return the values of ``POD_LABELS``."""
     names = (row.namespace, row.name, row.container)
     return (*(name or _UNKNOWN for name in names), row.uid)

@@ -169,7 +169,6 @@ def test_activity_has_a_source_label_and_utilisation_is_a_separate_metric(
         return values(reported[name], "UUID", *(["source"] if "activity" in name else []))
 
     assert only("headroom_device_sm_activity_ratio") == {("GPU-a", "gpm"): 0.5}
-    assert only("headroom_device_sm_activity_smoothed_ratio") == {("GPU-a", "gpm"): 0.25}
     assert only("headroom_device_sm_occupancy_ratio") == {("GPU-a",): 0.125}
     assert only("headroom_device_utilization_ratio") == {("GPU-a",): 1.0}
 
@@ -189,29 +188,8 @@ def test_the_use_of_a_pod_is_reported_once_for_each_device(reported: dict[str, M
     }
     peak = values(reported["headroom_pod_peak_bytes"], "pod", "container", "source")
     assert peak == {("p", "main", "nvml"): 900}
-    startup = values(reported["headroom_pod_startup_peak_bytes"], "pod", "container")
-    assert startup == {("p", "main"): 850}
-    settling = values(reported["headroom_pod_settling_seconds"], "pod", "container")
-    assert settling == {("p", "main"): 90}
-    idle = values(reported["headroom_pod_idle_seconds"], "pod", "container")
-    assert idle == {("p", "main"): 7200.5}
-    replicas = reported["headroom_pod_replicas"]
-    assert values(replicas, "pod", "container", "GPU_I_PROFILE") == {
-        ("p", "main", ""): 2, ("p", "side", ""): 1, ("q", "main", "2g.20gb"): 1
-    }  # fmt: skip
     sm = reported["headroom_pod_sm_activity_ratio"]
     assert values(sm, "pod", "container", "source") == {("p", "main", "nvml-process"): 0.4}
-
-
-def test_the_drivers_limits_and_counts_of_containers_are_reported_next_to_the_use_of_pods(
-    reported: dict[str, Metric],
-) -> None:
-    used = values(
-        reported["headroom_container_used_bytes"], "UUID", "pod", "container", "container_id"
-    )
-    assert used == {("GPU-a", "p", "main", "c1"): 700, ("GPU-a", "(unknown)", "(unknown)", "c2"): 9}
-    limits = values(reported["headroom_container_limit_bytes"], "container_id", "limit")
-    assert limits == {("c1", "soft"): 500, ("c1", "hard"): 1000}
 
 
 def test_the_agent_reports_metrics_about_itself(reported: dict[str, Metric]) -> None:

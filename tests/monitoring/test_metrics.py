@@ -30,9 +30,6 @@ UNSEEN = {
     "headroom_held_gpus",
     "headroom_held_bytes",
     "headroom_idle_gpus",
-    "headroom_pod_idle_seconds",
-    "headroom_pod_startup_peak_bytes",
-    "headroom_pod_settling_seconds",
     "headroom_idle_held_bytes",
     "headroom_certificate_end_timestamp_seconds",
     "headroom_events_total",
@@ -40,8 +37,6 @@ UNSEEN = {
     "headroom_device_sm_occupancy_ratio",
     "headroom_device_utilization_ratio",
     "headroom_pod_sm_activity_ratio",
-    "headroom_container_used_bytes",
-    "headroom_container_limit_bytes",
 }
 #: Suffixes that a histogram adds to its name.
 _LE = {"le"}
@@ -66,7 +61,7 @@ def scrapes(world: World) -> tuple[str, str]:
     until(shows(0, "headroom_pod_overuse_bytes{"), "overuse is reported")
     # Other tests of this fleet may have offered more pods that fit nowhere.
     until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} '), "the pending pod is shown")
-    until(shows(1, "headroom_device_sm_activity_smoothed_ratio{"), "the agent has two samples")
+    until(shows(1, "headroom_device_sm_activity_ratio{"), "the agent has two samples")
     return text_of(world)
 
 
