@@ -42,7 +42,6 @@ VIEWS = {
     "fleet": "/fleet?group=model",
     "gpu": "/fleet/l4-0007/0?group=model",
     "nodes": "/nodes",
-    "pools": "/pools",
     "pods": "/pods",
     "teams": "/teams",
     "team": "/teams/research",

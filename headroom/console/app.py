@@ -37,7 +37,6 @@ from headroom.console.views import (
     page_files,
     pending,
     pods,
-    pools,
     quotas,
     recommendations,
     score,
@@ -55,7 +54,6 @@ _VIEWS = (
     *(
         costs,
         pods,
-        pools,
         teams,
         timeline,
         whatif,

@@ -1,4 +1,4 @@
-"""Tests /v1/pods and /v1/pools: all pods in pages, and the totals of pools."""
+"""Tests /v1/pods: all pods in pages."""
 
 from typing import Any
 
@@ -183,19 +183,3 @@ def test_a_pod_is_listed_after_it_is_bound() -> None:
     assert read("?node=a", asked)["matching"] == 2
     asked.writer.apply([PodSeen(owned("third", "default", "of-third", "a"))])
     assert [each["name"] for each in read("?node=a", asked)["pods"]] == ["half", "new", "third"]
-
-
-def test_pools_have_totals_by_model_or_by_a_label() -> None:
-    asked = fleet()
-    blue, none = (dict(each) for each in asked.get("/v1/pools").json()["pools"])
-    shown = ("pool", "model", "nodes", "devices", "pods")
-    assert [blue[key] for key in shown] == ["", "A100", 1, 2, 3]
-    assert [none[key] for key in shown] == ["blue", "L4", 1, 2, 2]
-    # The unconfirmed pod counts once, not on each of its candidate devices.
-    assert none["reservation_bytes"] == (8 + 6) * GIB
-    # The pending pod can run in both pools, and counts in each.
-    assert [(each["waiting_pods"], each["waiting_bytes"]) for each in (blue, none)] == [
-        (1, 90 * GIB)
-    ] * 2
-    zones = asked.get("/v1/pools?label=zone").json()["pools"]
-    assert [(each["pool"], each["model"]) for each in zones] == [("z", "A100"), ("z", "L4")]

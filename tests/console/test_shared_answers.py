@@ -26,7 +26,7 @@ from tests.server.test_auth import World
 SHARED_S = 0.25
 
 SHARED = (
-    *("/v1/fleet", "/v1/map", "/v1/nodes?limit=50", "/v1/overview", "/v1/pods", "/v1/pools"),
+    *("/v1/fleet", "/v1/map", "/v1/nodes?limit=50", "/v1/overview", "/v1/pods"),
     "/v1/teams",
 )
 

@@ -30,7 +30,7 @@ from tests.serving import pod as sent_pod
 
 _KINDS = {**KINDS, "vramprofiles": profile_kind()}
 _PATHS = (
-    *("overview", "fleet", "map", "nodes", f"nodes/{BAD}", "pods", "pending", "pools", "teams"),
+    *("overview", "fleet", "map", "nodes", f"nodes/{BAD}", "pods", "pending", "teams"),
     *("drift", "recommendations?accepted=true", "capacity?vram=2Gi", "idle", "status", "snapshot"),
     *("decisions", "defrag", f"explain/pods/bad/{BAD}", "explain/pods/default/large"),
     *(f"timeline/pods/bad/{BAD}", f"score?pod=bad/{BAD}&node={BAD}"),

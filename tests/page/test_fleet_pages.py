@@ -1,4 +1,4 @@
-"""Tests the page in Chromium: overview, map, nodes and pools."""
+"""Tests the page in Chromium: overview, map and nodes."""
 
 import re
 
@@ -93,14 +93,6 @@ def test_a_gpu_shows_modes_taints_cordons_and_unattributed_memory(readings: Look
     expect(bar).to_have_count(2)
     for part, name in zip(bar.all(), names, strict=True):
         expect(part).to_have_accessible_name(name)
-
-
-def test_pools_are_summed_by_model(readings: Looked) -> None:
-    page = readings.open("/pools")
-    expect(page.get_by_text("1 pool, 128 GPUs.")).to_be_visible()
-    l4 = page.get_by_role("table", name="Totals").get_by_role("row").filter(has_text="L4")
-    assert l4.get_by_role("cell").all_inner_texts()[:5] == ["no pool label", "L4", "60", "120", "1"]
-    expect(l4).to_contain_text("1 unhealthy")
 
 
 def test_the_map_works_by_keyboard_and_keeps_its_choices_in_the_url(readings: Looked) -> None:

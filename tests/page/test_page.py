@@ -49,7 +49,6 @@ def test_a_phone_shows_the_page_without_horizontal_scrolling(readings: Looked) -
         "/fleet",
         "/fleet/l4-0000/0",
         "/nodes",
-        "/pools",
         "/pods",
         "/teams",
         "/pending",

@@ -8,13 +8,12 @@ import {nodes} from "./nodes.js";
 import {overview} from "./overview.js";
 import {pod} from "./pod.js";
 import {pods} from "./pods.js";
-import {pools} from "./pools.js";
 import {recommendations} from "./recommendations.js";
 import {stateOf} from "./state.js";
 import {teams} from "./teams.js";
 import {whatif} from "./whatif.js";
 
-const VIEWS = {overview, fleet, nodes, pools, pods, teams, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
+const VIEWS = {overview, fleet, nodes, pods, teams, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
 /** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
 /** Delay of a refresh after an event, because events come in bursts; and the time between two refreshes. */

@@ -1,7 +1,7 @@
 """Totals of the fleet by GPU model, and the reasons why nodes take no pods."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from operator import add, sub
 from threading import Lock
 
@@ -117,27 +117,6 @@ class ModelSums:
                 for model, totals in self._totals.items()
             ]
         return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
-
-    def grouped(
-        self,
-        cluster: Cluster,
-        snap: Snapshot,
-        now_s: float,
-        group_of: Callable[[str], str],
-    ) -> dict[tuple[str, str], dict[str, int]]:
-        """Return (group, model) -> the fields of ``ModelView``. ``group_of`` returns the group of a
-        node name."""
-        found: dict[tuple[str, str], list[list[int]]] = {}
-        with self._lock:
-            self._update(cluster, snap, now_s)
-            for name, (_, _, of_node) in self._nodes.items():
-                group = group_of(name)
-                for model, sums in of_node.items():
-                    found.setdefault((group, model), []).append(sums)
-        return {
-            key: dict(zip(_FIELDS, np.array(sums, object).sum(axis=0).tolist(), strict=True))
-            for key, sums in found.items()
-        }
 
     def _update(self, cluster: Cluster, snap: Snapshot, now_s: float) -> None:
         for row in self._updated.since_last(snap, now_s):
