@@ -14,7 +14,7 @@ import typer
 
 from benchmarks.recommend import families, workloads
 from benchmarks.recommend.life import Workload
-from benchmarks.recommend.replay import Score, fixed_quantile, headroom, score
+from benchmarks.recommend.replay import Rule, Score, fixed_quantile, headroom, score
 
 DAYS, WARM_DAYS = 90.0, 21.0
 OTHER = fixed_quantile(0.99, 0.15, window=1000)
@@ -58,9 +58,10 @@ def _drawn(
 def _rows(kind: str, drawn: Mapping[str, list[Workload]]) -> None:
     totals = Score(), Score(), Score()
     for name, some in drawn.items():
+        rule = _remembered(headroom, some)
         scores = (
-            score(some, headroom, WARM_DAYS).total,
-            score(some, headroom, WARM_DAYS, by_hours=True).total,
+            score(some, rule, WARM_DAYS).total,
+            score(some, rule, WARM_DAYS, by_hours=True).total,
             score(some, OTHER, WARM_DAYS).total,
         )
         for total, each in zip(totals, scores, strict=True):
@@ -69,6 +70,12 @@ def _rows(kind: str, drawn: Mapping[str, list[Workload]]) -> None:
         sys.stdout.flush()
     if len(drawn) > 1:
         sys.stdout.write(_row(f"*all, {kind}*", *totals))
+
+
+def _remembered(rule: Rule, some: Iterable[Workload]) -> Rule:
+    """Return a rule with the same requests, which are computed once."""
+    requests = {each.name: rule(each) for each in some}
+    return lambda workload: requests[workload.name]
 
 
 def _row(name: str, lives: Score, hours: Score, other: Score) -> str:

@@ -3,7 +3,7 @@
 import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.recommend.life import DAY, HOUR, Life, Workload
@@ -111,7 +111,9 @@ def headroom(workload: Workload) -> list[int | None]:
     for life, ended, running in in_order(workload):
         now_s = life.start_s
         for each in ended:
-            profile.record(each.program, _recorded(each, each.end_s, _ENDINGS[each.ending]))
+            requested = workload.requested_at(each.start_s)
+            ended_life = _recorded(each, each.end_s, _ENDINGS[each.ending])
+            profile.record(each.program, replace(ended_life, requested_bytes=requested))
         profile.replace_running(
             (each.program, _recorded(each, now_s)) for each in running if each.peak_until(now_s)
         )

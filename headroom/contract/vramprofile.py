@@ -65,6 +65,7 @@ class TrackStatus(KubeStruct, frozen=True):
     last: str = ""
     tested: int = 0
     missed: int = 0
+    missed_fitting: int = 0
     unsettled: int = 0
     running_unsettled: int = 0
     outgrown: int = 0

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from headroom.contract.annotations import Amount, Bytes, Share
 from headroom.contract.gpunode import GPUNodeStatus
 from headroom.contract.vramprofile import seconds
 from headroom.core.recommend.growth import Growth
@@ -108,12 +109,27 @@ def _seen(
             startup_bytes = use.startup_peak_bytes if use.settled_at else None
             if startup_bytes is not None:
                 startup_bytes = min(startup_bytes, memory_bytes)
-            life = Life(peak_bytes, started_s, now_s, None, startup_bytes, use.peak_partial)
+            life = Life(
+                peak_bytes,
+                started_s,
+                now_s,
+                None,
+                startup_bytes,
+                use.peak_partial,
+                requested_bytes=_bytes_of(pod.requests.get(use.container), memory_bytes),
+            )
             program = pod.programs.get(use.container, _NO_PROGRAM)
             tracked = TrackedLife(pod, use.container, device.model, program, life, memory_bytes)
             key = (use.uid, use.container)
             found[key] = _highest(tracked, found.get(key))
     return found
+
+
+def _bytes_of(amount: Amount | None, memory_bytes: int) -> int:
+    """Return the bytes of an author's request on a device; 0 without one."""
+    if isinstance(amount, Share):
+        return memory_bytes * amount.ppm // 1_000_000
+    return amount.count_bytes if isinstance(amount, Bytes) else 0
 
 
 def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
@@ -137,6 +153,7 @@ def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
         first.partial or second.partial,
         growth.unsettled,
         growth.first_bytes,
+        first.requested_bytes,
     )
     return replace(one, life=life, growth=growth)
 

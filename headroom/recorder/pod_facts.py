@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
+from headroom.contract.annotations import Amount
 from headroom.contract.kube import KubeStruct, ObjectMeta, OwnerReference, Pod, PodStatus
 from headroom.contract.vramprofile import ProfileController, seconds
 from headroom.core.placement.policy import Rules
-from headroom.core.placement.request import asks_for_gpu
+from headroom.core.placement.request import VramRequest, asks_for_gpu, understand
 from headroom.core.recommend.families import profile_controller
 from headroom.core.recommend.pod_programs import programs_of
 from headroom.core.recommend.programs import Program
@@ -72,6 +73,8 @@ class PodFacts:
     deleting: bool = False
     #: The node that it is bound to; empty if it is pending. Only reports of this node count for it.
     node: str = ""
+    #: Container -> the amount on each device that its author requests.
+    requests: Mapping[str, Amount] = field(default_factory=dict)
     #: The controller by which a new pod of the same owner finds the profile.
     found_by: ProfileController = field(default_factory=ProfileController)
 
@@ -98,11 +101,21 @@ def read_pod(raw: bytes | msgspec.Raw, rules: Rules) -> ObservedPod:
     if not asks_for_gpu(pod, rules):
         return ObservedPod(metadata=identity)
     status = _ends_decoder.decode(raw).status or _PodStatus()
-    return ObservedPod(metadata=identity, facts=_facts(pod, status, *programs_of(raw)))
+    found = understand(pod, None, rules)
+    requests = {
+        each.name: each.amount
+        for each in (found.containers if isinstance(found, VramRequest) else ())
+        if each.source == "annotation"
+    }
+    return ObservedPod(metadata=identity, facts=_facts(pod, status, requests, *programs_of(raw)))
 
 
 def _facts(
-    pod: Pod, status: _PodStatus, programs: Mapping[str, Program], generate_name: str
+    pod: Pod,
+    status: _PodStatus,
+    requests: Mapping[str, Amount],
+    programs: Mapping[str, Program],
+    generate_name: str,
 ) -> PodFacts:
     statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
     return PodFacts(
@@ -115,6 +128,7 @@ def _facts(
         _is_disrupted(pod.status),
         pod.metadata.deletion_timestamp is not None,
         pod.node,
+        requests,
         profile_controller(pod, generate_name),
     )
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headroom.core.recommend.estimate import estimate, margin_after, student_t
-from headroom.core.recommend.histogram import Histogram
+from headroom.core.recommend.histogram import Histogram, bucket_of
 from headroom.core.recommend.lives import DAY_S, HOUR_S, Ending, Life, Track
 from headroom.core.recommend.profile import ANY_PROGRAM, ContainerProfile, Missing, Profile
 
@@ -402,3 +402,24 @@ def test_runs_above_a_recommendation_widen_the_next_ones() -> None:
     assert narrow is not None
     assert narrow.request_bytes / narrow.centre_bytes == pytest.approx(1.02)
     assert wide.request_bytes / wide.centre_bytes == pytest.approx(1.2, abs=0.001)
+
+
+def test_a_run_above_the_recommendation_that_fitted_its_authors_request_counts_twice() -> None:
+    def ratio(peak_gib: float, requested_gib: float, *, other: bool) -> float:
+        profile = recorded(*[life(8)] * 1200)
+        above = replace(life(peak_gib), requested_bytes=int(requested_gib * GIB))
+        if other:
+            for each in (*[life(8)] * 1200, above):
+                profile.record("other", each)
+        else:
+            profile.record("p", above)
+        profile.tracks["p"].complete.weights = {bucket_of(8 * GIB): 1000.0}
+        found = profile.recommendation("p", 0.0)
+        assert found.request_bytes is not None
+        return found.request_bytes / found.quantile_bytes
+
+    # One of 1,200 runs is accepted, and the second of them is not.
+    for requested_gib, more in ((0, 0.02), (8.4, 0.02), (9, 0.16), (16, 0.16)):
+        assert ratio(8.5, requested_gib, other=False) == pytest.approx(1 + more, abs=0.002)
+    assert ratio(8.5, 0, other=True) == pytest.approx(1.02, abs=0.002)
+    assert ratio(8.5, 9, other=True) == pytest.approx(1.16, abs=0.002)

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from headroom.contract.annotations import Amount, Bytes, ReplicaShare, Share
 from headroom.contract.gpunode import GPUNodeStatus
 from headroom.contract.vramprofile import stamp
 from headroom.core.recommend.lives import DAY_S, Ending
@@ -116,6 +117,19 @@ def test_a_peak_never_falls_and_time_without_a_report_does_not_count() -> None:
 )
 def test_use_without_a_pod_a_peak_or_a_start_is_not_a_run(unusable: Any) -> None:
     assert begun(unusable).running == []
+
+
+@pytest.mark.parametrize(
+    ("amount", "requested_gib"),
+    [(Bytes(12 * GIB), 12), (Share(250_000), 23 / 4), (ReplicaShare(), 0), (None, 0)],
+)
+def test_a_run_has_the_request_of_its_author(amount: Amount | None, requested_gib: float) -> None:
+    pod = facts(requests={} if amount is None else {"main": amount})
+    tracker = LifeTracker()
+    for peak_gib in (3, 4):  # The second report keeps the request.
+        tracker.follow({NODE: report(use(peak_gib))}, {"u1": pod}, {}, NOW_S)
+    (running,) = tracker.running
+    assert running.life.requested_bytes == requested_gib * GIB
 
 
 def test_the_startup_peak_counts_once_it_has_settled() -> None:

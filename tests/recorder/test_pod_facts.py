@@ -2,6 +2,7 @@
 
 import pytest
 
+from headroom.contract.annotations import Bytes, Share
 from headroom.contract.vramprofile import ProfileController, seconds
 from headroom.core.recommend.programs import Family
 from headroom.recorder.pod_facts import End
@@ -39,6 +40,23 @@ def test_a_pod_without_a_gpu_keeps_only_its_identity() -> None:
     observed = read(pod)
     assert observed.facts is None
     assert observed.metadata.uid == "u1"
+
+
+def test_the_request_of_the_author_is_kept() -> None:
+    def requests(**annotations: str) -> object:
+        pod = pod_json()
+        pod["metadata"]["annotations"] = {
+            f"headroom.gpu/{key.replace('_', '-')}": value for key, value in annotations.items()
+        }
+        return read(pod).facts.requests
+
+    assert requests(vram="12Gi") == {"main": Bytes(12 << 30)}
+    assert requests(vram="50%") == {"main": Share(500_000)}
+    # A recommendation, a default of the namespace and a whole replica are of no author.
+    assert requests(vram="12Gi", vram_from="VRAMProfile llm-1") == {}
+    assert requests(vram="12Gi", vram_from="namespace team") == {}
+    assert requests() == {}
+    assert requests(vram="much") == {}
 
 
 @pytest.mark.parametrize("state", ["state", "lastState"])

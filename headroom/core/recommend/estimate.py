@@ -67,7 +67,7 @@ class Others(NamedTuple):
     """Figures of the container's other programs."""
 
     spread: Spread = NO_SPREAD
-    #: Their lives that were above the recommendation.
+    #: Their lives that were above the recommendation, weighted as ``Track.weighted_misses``.
     missed: int = 0
 
 
@@ -138,9 +138,10 @@ def margin_after(tested: int, missed: int) -> float:
     """Return the least margin above the centre, as a part of it.
 
     ``tested`` lives of the program ended while there was a recommendation. ``missed`` lives were
-    above it, those of the container's other programs included: what makes one of them grow, such as
-    a library or a data set, often makes all of them grow. Each beyond the accepted number adds
-    ``MISS_MARGIN``, because what grew in steps will grow again. Where peaks differ much, the
+    above it, weighted as ``Track.weighted_misses``. Lives of the container's other programs are
+    included, because what makes one of them grow, such as a library or a data set, often makes all
+    of them grow. Each beyond the accepted number adds ``MISS_MARGIN``, because what grew in steps
+    will grow again. Where peaks differ much, the
     request is above this margin anyway.
     """
     return min(MOST_MARGIN, MISS_MARGIN * max(0.0, missed - ACCEPTED * tested))

@@ -81,6 +81,8 @@ class Life:
     unsettled: bool = False
     #: Peak at the end of its first day; 0 if it is younger.
     first_day_bytes: int = 0
+    #: Request on each device that its author wrote; 0 without one, or if it is unknown.
+    requested_bytes: int = 0
 
     @property
     def censored(self) -> bool:
@@ -115,6 +117,8 @@ class Track:
     #: Lives that ended while there was a recommendation, and those whose peak was above it.
     tested: int = 0
     missed: int = 0
+    #: Those of the latter that fitted what their authors had requested.
+    missed_fitting: int = 0
     #: Lives whose use grew or jumped after their first day: that ended, and that run.
     unsettled: int = 0
     running_unsettled: int = 0
@@ -134,6 +138,12 @@ class Track:
         )
 
     @property
+    def weighted_misses(self) -> int:
+        """Return the number of lives that were above the recommendation. A life that its author's
+        request would have fitted counts twice, because only the recommendation harmed it."""
+        return self.missed + self.missed_fitting
+
+    @property
     def highest_bytes(self) -> int:
         """Return the highest recorded peak, also of censored lives; 0 without any."""
         parts = self.complete, self.censored, self.running, self.running_censored
@@ -149,7 +159,9 @@ class Track:
         self.decay(life.until_s)
         if (found := self.estimate(others, running=False)) is not None:
             self.tested += 1
-            self.missed += life.peak_bytes > found.request_bytes
+            missed = life.peak_bytes > found.request_bytes
+            self.missed += missed
+            self.missed_fitting += missed and life.peak_bytes <= life.requested_bytes
         self.first_s = min(self.first_s or life.started_s, life.started_s)
         self.last_s = max(self.last_s, life.until_s)
         self.outgrown += self._outgrew(life)
@@ -191,6 +203,7 @@ class Track:
         self.last_s = max(self.last_s, other.last_s)
         self.tested += other.tested
         self.missed += other.missed
+        self.missed_fitting += other.missed_fitting
         self.unsettled += other.unsettled
         self.outgrown += other.outgrown
 
@@ -221,7 +234,7 @@ class Track:
         least_lives = 1 if others.spread.freedom >= OTHERS_KNOWN_FREEDOM else LEAST_LIVES
         if lives < least_lives or not weights:
             return None
-        margin = margin_after(self.tested, self.missed + others.missed)
+        margin = margin_after(self.tested, self.weighted_misses + others.missed)
         found = estimate(weights, lives, others.spread, margin)
         beyond = highest(censored)
         if beyond <= found.request_bytes:

@@ -146,7 +146,8 @@ class ContainerProfile:
         """Return what the other programs have shown."""
         tracks = [track for track in self.tracks.values() if track is not own]
         return Others(
-            pooled(track.spread() for track in tracks), sum(track.missed for track in tracks)
+            pooled(track.spread() for track in tracks),
+            sum(track.weighted_misses for track in tracks),
         )
 
     def _limited(self, request_bytes: int) -> int:

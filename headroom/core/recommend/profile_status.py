@@ -95,6 +95,7 @@ def _track_status(program: str, track: Track, now_s: float) -> TrackStatus:
         last=stamp(track.last_s),
         tested=track.tested,
         missed=track.missed,
+        missed_fitting=track.missed_fitting,
         unsettled=track.unsettled,
         running_unsettled=track.running_unsettled,
         outgrown=track.outgrown,
@@ -105,6 +106,7 @@ def _track_status(program: str, track: Track, now_s: float) -> TrackStatus:
 def _track(status: TrackStatus) -> Track:
     as_of_s = seconds(status.as_of)
     ended, tested = _count(status.ended), _count(status.tested)
+    missed = min(_count(status.missed), tested)
     return Track(
         Histogram.restored(status.complete, as_of_s),
         Histogram.restored(status.censored, as_of_s),
@@ -115,7 +117,8 @@ def _track(status: TrackStatus) -> Track:
         seconds(status.first),
         seconds(status.last),
         tested,
-        min(_count(status.missed), tested),
+        missed,
+        min(_count(status.missed_fitting), missed),
         _count(status.unsettled),
         _count(status.running_unsettled),
         _count(status.outgrown),
