@@ -129,7 +129,7 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
             id="a resource twice",
         ),
         pytest.param("a: [", "FILE:2: is not YAML", id="no YAML"),
-        pytest.param("- a", "FILE: must hold a mapping, as in 'policy: pack'", id="a list"),
+        pytest.param("- a", "FILE: must contain a mapping, as in 'policy: pack'", id="a list"),
     ],
 )
 def test_an_error_in_the_file_has_its_line(tmp_path: Path, text: str, message: str) -> None:

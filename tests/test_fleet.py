@@ -38,7 +38,7 @@ def test_a_fleet_entry_creates_its_nodes_and_devices(tmp_path: Path) -> None:
     ("text", "says"),
     [
         pytest.param("", "nodes: Field required", id="empty"),
-        pytest.param("- a", "must hold a mapping", id="a list"),
+        pytest.param("- a", "must contain a mapping", id="a list"),
         pytest.param("nodes: [", "is not YAML", id="not YAML"),
         pytest.param("nodes: []", "nodes: ", id="no nodes"),
         pytest.param("nodes: [{name: a}]", "nodes.0.gpus: Field required", id="no gpus"),

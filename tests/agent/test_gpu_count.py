@@ -51,14 +51,14 @@ def test_gpus_that_the_kernel_has_bound_to_nvidias_driver_are_counted(tmp_path: 
         (
             1,
             0,
-            "the kernel has 1 NVIDIA GPU, but the driver shows none to this container: if that "
-            "stays, delete the agent's pod when the driver is ready",
+            "the kernel has 1 NVIDIA GPU, but the driver shows none to this container: if this "
+            "persists, delete the agent's pod when the driver is ready",
         ),
         (
             3,
             1,
-            "the kernel has 3 NVIDIA GPUs, but the driver shows only 1 to this container: if that "
-            "stays, delete the agent's pod when the driver is ready",
+            "the kernel has 3 NVIDIA GPUs, but the driver shows only 1 to this container: if this "
+            "persists, delete the agent's pod when the driver is ready",
         ),
         (
             1,

@@ -104,7 +104,7 @@ def test_an_unreadable_range_is_shown_as_a_sentence(readings: Looked) -> None:
     with page.expect_response(re.compile(r"/v1/history/fleet\?since=6h")):
         page.get_by_label("Plots of").select_option("the last 6 hours")
     expect(
-        page.get_by_text("the console has the last hour; for a longer range set")
+        page.get_by_text("the console records only the last hour; for a longer range set")
     ).to_be_visible()
     expect(page.get_by_role("region", name="Waiting")).to_contain_text("team-a/large")
     page.get_by_label("Plots of").select_option("the last hour")
@@ -203,7 +203,7 @@ def test_unreadable_costs_are_retried_within_seconds(readings: Looked) -> None:
     readings.page.route("**/v1/costs?since=7d", costs)
     page = readings.open("/idle")
     page.get_by_label("In", exact=True).select_option("the last 7 days")
-    failure = page.get_by_text("Not available: the console has the last hour")
+    failure = page.get_by_text("Not available: the console records only the last hour")
     expect(failure).to_be_visible()
     fails = False
     expect(failure).to_be_hidden()

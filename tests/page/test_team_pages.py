@@ -157,7 +157,8 @@ def test_the_idle_page_has_the_costs_of_a_range(readings: Looked) -> None:
     # This server has no Prometheus.
     readings.expected = "503"
     page.get_by_label("In", exact=True).select_option("the last 7 days")
-    expect(page.get_by_text("Not available: the console has the last hour")).to_be_visible()
+    sentence = "Not available: the console records only the last hour"
+    expect(page.get_by_text(sentence)).to_be_visible()
 
 
 def test_the_recommendations_page_simulates_on_request(readings: Looked) -> None:
