@@ -4,7 +4,7 @@ import pytest
 
 from headroom.contract.gpunode import ADOPTED, Charge, Device, Replicas
 from headroom.contract.kube import Pod
-from headroom.core.cluster.adoption import adopt
+from headroom.core.cluster.adoption import AdoptingNode, adopt
 from headroom.core.placement.policy import Rules
 from tests.builders import GIB, GPU, MIB, container, device, mig, pod, shared
 
@@ -12,7 +12,8 @@ MAX_DEVICE_BYTES = 1 << 44
 
 
 def charges(of: Pod, *devices: Device, default: str | None = None, **rules: bool) -> list[Charge]:
-    adopted = adopt(of, default, devices, GIB, Rules(**rules))  # type: ignore[arg-type]
+    node = AdoptingNode("n", devices, GIB)
+    adopted = adopt(of, default, node, Rules(**rules))  # type: ignore[arg-type]
     assert adopted.flags == [ADOPTED]
     assert (adopted.namespace, adopted.name) == ("default", "p")
     return adopted.charges

@@ -9,8 +9,8 @@ variable may take effect there.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -49,16 +49,22 @@ from headroom.core.placement.request import (
 from headroom.core.placement.visible_devices import Visible
 
 
-class AdoptingNode(NamedTuple):
+@dataclass(frozen=True)
+class AdoptingNode:
     """The facts about a node on which the reservations of its unreserved pods depend."""
 
     name: str
     devices: Sequence[Device]
     reserve_bytes: int
     #: Whether ``NVIDIA_VISIBLE_DEVICES`` of a pod may decide which devices the pod sees.
-    obeys_environment: bool
+    obeys_environment: bool = False
     #: Resources that kube-scheduler serves there by DRA, and no device plugin does.
-    by_dra: frozenset[str]
+    by_dra: frozenset[str] = frozenset()
+
+    @cached_property
+    def arrays(self) -> DeviceArrays:
+        """The devices as arrays, computed once for all unreserved pods of the node."""
+        return device_arrays(self.devices, self.reserve_bytes)
 
 
 class Adoption:
@@ -133,18 +139,12 @@ class Adoption:
             return None
         if holds_gpus_by_claim(pod, self.rules):
             held = self._allocators.allocation.held(pod, node.name)
-            return claimed(pod, held, node.devices, node.reserve_bytes) if held else None
+            return claimed(pod, held, node) if held else None
         by_dra = frozenset() if pod.node else node.by_dra
         if by_dra and by_dra >= replicas_requested(pod, self.rules).keys():
             return None  # kube-scheduler makes a claim for it
-        return adopt(
-            as_bound(pod),
-            self._namespaces.default_vram(pod.metadata.namespace),
-            node.devices,
-            node.reserve_bytes,
-            self.rules,
-            node.obeys_environment,
-        )
+        default_vram = self._namespaces.default_vram(pod.metadata.namespace)
+        return adopt(as_bound(pod), default_vram, node, self.rules)
 
     def adopted(self, gpunode: GPUNode, node: AdoptingNode) -> dict[str, Reservation]:
         """Return the reservations to charge for pods without one in exactly this version of the
@@ -157,23 +157,15 @@ class Adoption:
         }
 
 
-def adopt(
-    pod: Pod,
-    default_vram: str | None,
-    devices: Sequence[Device],
-    reserve_bytes: int,
-    rules: Rules,
-    obeys_environment: bool = False,
-) -> Reservation:
-    """Return the reservation of an unreserved pod on a node with these devices.
+def adopt(pod: Pod, default_vram: str | None, node: AdoptingNode, rules: Rules) -> Reservation:
+    """Return the reservation of an unreserved pod on the node.
 
-    ``obeys_environment`` states whether the pod's ``NVIDIA_VISIBLE_DEVICES`` may decide which
-    devices it sees. If the pod's annotations cannot be read, the pod is charged as if it had no
-    annotations. A pod with more than ``MAX_CONTAINERS`` containers is charged the whole memory of
-    every device that it could get.
+    If the pod's annotations cannot be read, the pod is charged as if it had no annotations. A pod
+    with more than ``MAX_CONTAINERS`` containers is charged the whole memory of every device that it
+    could get.
     """
     if container_count(pod) > MAX_CONTAINERS:
-        return _adopted(pod, _all_memory(pod, devices, rules))
+        return _adopted(pod, _all_memory(pod, node.devices, rules))
     request = understand(pod, default_vram, rules, enforce_limits=False)
     if isinstance(request, Unreadable):
         bare = msgspec.structs.replace(pod.metadata, annotations=None)
@@ -183,28 +175,25 @@ def adopt(
             replace(rules, reject_unannotated=False),
             enforce_limits=False,
         )
-    places = device_arrays(devices, reserve_bytes)
     charges: list[Charge] = []
     start_timeout_s = 0
     if isinstance(request, VramRequest):
         start_timeout_s = request.start_timeout_s
-        by_environment = obeys_environment and request.visible is not Visible.BY_PLUGIN
-        charges = _charges(request, devices, reserve_bytes, places, by_environment)
+        by_environment = node.obeys_environment and request.visible is not Visible.BY_PLUGIN
+        charges = _charges(request, node, by_environment)
     return _adopted(pod, charges, start_timeout_s)
 
 
-def claimed(
-    pod: Pod, held: Mapping[str, int | None], devices: Sequence[Device], reserve_bytes: int
-) -> Reservation:
+def claimed(pod: Pod, held: Mapping[str, int | None], node: AdoptingNode) -> Reservation:
     """Return the reservation of a pod that holds GPUs by a ResourceClaim (DRA).
 
     It charges the memory that the claim holds on each device. ``held`` maps the UUID of each device
     to bytes, or to None for the whole device. Devices that the agent does not report are not
     charged.
     """
-    allocatable = device_arrays(devices, reserve_bytes).allocatable_bytes.tolist()
+    allocatable = node.arrays.allocatable_bytes.tolist()
     candidates: dict[str, int] = {}
-    for device, whole_bytes in zip(devices, allocatable, strict=True):
+    for device, whole_bytes in zip(node.devices, allocatable, strict=True):
         if device.uuid in held:
             held_bytes = held[device.uuid]
             candidates[device.uuid] = whole_bytes if held_bytes is None else held_bytes
@@ -241,19 +230,14 @@ def _all_memory(pod: Pod, devices: Sequence[Device], rules: Rules) -> list[Charg
     return charges
 
 
-def _charges(
-    request: VramRequest,
-    devices: Sequence[Device],
-    reserve_bytes: int,
-    places: DeviceArrays,
-    by_environment: bool,
-) -> list[Charge]:
+def _charges(request: VramRequest, node: AdoptingNode, by_environment: bool) -> list[Charge]:
     """Return one charge for each resource that the pod requests.
 
     With ``by_environment``, the pod may use every device of the node, whatever replicas it holds.
     Otherwise the device plugin chooses, and all devices of the resource are candidates.
     """
     charges: list[Charge] = []
+    devices, places = node.devices, node.arrays
     if by_environment:
         # All containers of the pod may use the device, and the devices that share its memory.
         places = replace(places, common=np.ones_like(places.common))
@@ -279,7 +263,7 @@ def _charges(
                     request,
                     ask.resource,
                     [each for each in devices if each.resource == ask.resource],
-                    reserve_bytes,
+                    node.reserve_bytes,
                 ),
             )
         )
