@@ -1,13 +1,13 @@
 """Dispatches a command line to the agent, the kubectl plugin or the extender.
 
-Users have only the client's dependencies, GPU nodes only the agent's, and other nodes only the
-extender's. So none of them can import another to dispatch a command, and the help of all commands
-is here.
+Users install only the client's dependencies, GPU nodes only the agent's, and other nodes only the
+extender's. So the dispatcher must not import any of them to choose a command, and it contains the
+help of all commands.
 """
 
 import sys
 
-#: Heading -> command -> what it does, in one line.
+#: Heading -> command -> a line of help.
 COMMANDS = {
     "See memory": {
         "top": "Show reserved, used and free memory by node, GPU, pod or model.",
@@ -18,22 +18,22 @@ COMMANDS = {
     "Explain decisions": {
         "why": "Explain why a pod waits or why it is on its node.",
         "score": "Explain why a pod fits on a node or not.",
-        "decisions": "List decisions about pods, the newest first.",
+        "decisions": "List decisions about pods, newest first.",
     },
     "Plan and check": {
         "whatif": "Simulate new pods and changes of nodes.",
         "defaults": "Suggest default requests of namespaces from measured use.",
         "recommend": "Recommend requests from recorded memory peaks of containers.",
         "drift": "Compare each reservation with reality.",
-        "plan": "Answer from a cluster's history if sharing would save GPUs.",
-        "costs": "Report GPU hours that teams held, used and left idle; costs.",
-        "idle": "List pods that hold GPU memory and use no SM, with costs.",
+        "plan": "Compute from a cluster's history if sharing would save GPUs.",
+        "costs": "Report the GPU hours that teams held and used, and costs.",
+        "idle": "List pods that hold GPU memory but use no SM, and their costs.",
         "doctor": "Find what costs the cluster safety or memory, and what to do.",
     },
     "Maintain GPUs": {
-        "cordon": "Let GPUs of a node take no new pods; --evict empties them.",
+        "cordon": "Stop new pods from using GPUs of a node; --evict empties them.",
         "uncordon": "Let GPUs of a node take pods again.",
-        "defrag": "Name the pods to move so that a pod fits, or a node is free.",
+        "defrag": "Find the pods to move so that a pod fits, or a node is free.",
     },
     "Follow and report": {
         "log": "List changes: reservations, decisions, reports and devices.",
@@ -66,7 +66,7 @@ DEBUG_API_COMMANDS = {
     *("cordon", "uncordon", "defrag", "log", "snapshot", "ui"),
 }
 _KNOWN = {name for commands in COMMANDS.values() for name in commands}
-#: Commands of the extender, which need more packages than the client has.
+#: Commands of the extender. They need more packages than the client has.
 EXTENDER_COMMANDS = _KNOWN - DEBUG_API_COMMANDS - {"agent", "gate"}
 _HELP = {"-h", "--help", "help"}
 
@@ -129,7 +129,7 @@ def _client() -> int:
 
 
 def _not_installed(err: ImportError, extra: str) -> int:
-    """Report a missing package; ``extra`` has it, "" is the client."""
+    """Report a missing package. ``extra`` is the extra that contains it, or "" for the client."""
     from headroom.not_installed import missing
 
     sys.stderr.write(f"headroom: {missing(err, extra)}\n")
@@ -149,7 +149,7 @@ def usage() -> str:
     lines += [
         "",
         "For the options of a command: headroom COMMAND --help",
-        "The first five groups, except replay, are in kubectl headroom too.",
+        "The first five groups, except replay, are also in kubectl headroom.",
         "For their common options, such as --context: kubectl headroom --help",
         "The others, doctor and plan: pip install 'headroom-gpu[extender]'",
         "extender, serve, agent and gate run from their images, or from a clone.",
@@ -158,7 +158,7 @@ def usage() -> str:
 
 
 def unknown(command: str) -> str:
-    """Return the message for a command that does not exist, with the most similar one."""
+    """Return the message for a command that does not exist. It suggests the most similar one."""
     from difflib import get_close_matches
 
     similar = get_close_matches(command, sorted(_KNOWN), n=1)

@@ -1,4 +1,4 @@
-"""The bounded dictionary for all that is remembered about pods, requests and clients."""
+"""The bounded dictionary for everything that is remembered about pods, requests and clients."""
 
 from collections import OrderedDict
 from typing import TypeVar
@@ -8,9 +8,9 @@ V = TypeVar("V")
 
 
 class Bounded(OrderedDict[K, V]):
-    """A dictionary that drops its oldest entries beyond ``max_entries``.
+    """A dictionary that drops its oldest entries when it has more than ``max_entries``.
 
-    Write entries by assignment only: other writing methods do not enforce the bound.
+    Write entries only by assignment, because other writing methods do not enforce the limit.
     """
 
     def __init__(self, max_entries: int) -> None:
@@ -23,6 +23,6 @@ class Bounded(OrderedDict[K, V]):
         self.trim(self.max_entries)
 
     def trim(self, max_entries: int) -> None:
-        """Drop the oldest entries beyond ``max_entries``."""
+        """Drop the oldest entries until there are at most ``max_entries``."""
         while len(self) > max_entries:
             self.popitem(last=False)

@@ -55,7 +55,7 @@ class LogLevel(Enum):
 
 
 Config = Annotated[
-    Path | None, typer.Option(help="YAML file of settings; HEADROOM_... variables override it.")
+    Path | None, typer.Option(help="YAML file of settings. HEADROOM_... variables override it.")
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 VerbsHost = Annotated[str | None, typer.Option(help="Address of kube-scheduler's port.")]
@@ -75,15 +75,15 @@ DebugOpen = Annotated[
     typer.Option("--debug-open", help="Serve the debug API to all processes of this machine."),
 ]
 DebugTlsCert = Annotated[
-    Path | None, typer.Option(help="PEM certificate; the debug API then uses TLS only.")
+    Path | None, typer.Option(help="PEM certificate. With it, the debug API serves only TLS.")
 ]
 DebugTlsKey = Annotated[Path | None, typer.Option(help="PEM private key of the certificate.")]
 TlsCert = Annotated[
-    Path | None, typer.Option(help="PEM certificate; kube-scheduler's port then uses TLS only.")
+    Path | None, typer.Option(help="PEM certificate; kube-scheduler's port then serves only TLS.")
 ]
 TlsKey = Annotated[Path | None, typer.Option(help="PEM private key of the certificate.")]
 TlsClientCa = Annotated[
-    Path | None, typer.Option(help="PEM CAs; clients need a certificate of one of them.")
+    Path | None, typer.Option(help="PEM file of CAs. Clients need a certificate from one of them.")
 ]
 Level = Annotated[LogLevel, typer.Option(help="Minimum log level.")]
 
@@ -111,7 +111,7 @@ def serve(
 ) -> None:
     """Serve kube-scheduler's calls and the debug API from one process."""
     with _started(locals()) as (settings, origin):
-        # Slow to import, and the other commands need only a part of it.
+        # Import only what is needed, because the imports are slow.
         if embedded is None:
             from headroom.serve.extender_and_console import serve_both
 
@@ -140,7 +140,7 @@ def extender(
     tls_client_ca: TlsClientCa = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Serve kube-scheduler's calls, and health, metrics and the journal on a second port."""
+    """Serve kube-scheduler's calls. A second port serves health, metrics and the journal."""
     with _started(locals()) as (settings, origin):
         from extender.process import serve_extender
 
@@ -158,7 +158,7 @@ def console(
     debug_tls_key: DebugTlsKey = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Serve the debug API and its page; read-only."""
+    """Serve the debug API and its page, which only read the cluster."""
     with _started(locals()) as (settings, origin):
         from headroom.console.process import serve_console
 
@@ -184,8 +184,8 @@ def recorder(
     debug_tls_key: DebugTlsKey = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Record the memory peaks of containers in VRAMProfiles; probes and metrics on the debug
-    port."""
+    """Record the memory peaks of containers in VRAMProfiles. The debug port serves probes and
+    metrics."""
     with _started(locals()) as (settings, origin):
         from headroom.recorder.process import serve_recorder
 
@@ -202,7 +202,7 @@ def device_taints(
     debug_tls_key: DebugTlsKey = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Taint DRA devices with use beyond their claims; probes and metrics on the debug port."""
+    """Taint DRA devices with use beyond their claims. The debug port serves probes and metrics."""
     with _started(locals()) as (settings, origin):
         from headroom.dra_taints.process import serve_device_taints
 
@@ -211,9 +211,9 @@ def device_taints(
 
 @contextlib.contextmanager
 def _started(given: Mapping[str, Any]) -> Iterator[tuple[Settings, Origin]]:
-    """Set the log level and load the settings, with ``given``, the arguments of the command.
+    """Set the log level, load the settings and yield them. ``given`` has the command's arguments.
 
-    Report errors on stderr, and exit with 2 for bad settings, 1 for errors of the machine.
+    Report errors on stderr. Exit with 2 for invalid settings, and with 1 for errors of the machine.
     """
     number = logging.getLevelNamesMapping()[given["log_level"].name]
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(number))
@@ -252,17 +252,17 @@ def convert(
         MemoryUnit, typer.Option(help="Unit of aliyun.com/gpu-mem (--memory-unit).")
     ] = MemoryUnit.GIB,
     scheduler_name: Annotated[
-        str | None, typer.Option(help="schedulerName; default: remove KAI's and HAMi's.")
+        str | None, typer.Option(help="schedulerName to set. Default: remove KAI's and HAMi's.")
     ] = None,
     to: Annotated[
-        ConvertTo, typer.Option(help="dra: from Headroom's annotation to claims of DRA.")
+        ConvertTo, typer.Option(help="dra: convert Headroom's annotation to DRA claims.")
     ] = ConvertTo.HEADROOM,
 ) -> None:
-    """Convert manifests for KAI, HAMi, gpushare or DRA to Headroom, on stdout; or to DRA.
+    """Convert manifests for KAI, HAMi, gpushare or DRA to Headroom, or from Headroom to DRA.
 
-    Reports on stderr what it changes and drops. The exit status is 1 if something was not
-    understood and left unchanged, or has no equivalent; 2 if the file cannot be read.
-    """
+    Prints the result on stdout, and reports on stderr what it changes and drops. The exit status is
+    1 if a part was not understood and left unchanged, or has no equivalent, and 2 if the file
+    cannot be read."""
     from headroom.convert.manifests import BadManifest, Options
     from headroom.convert.manifests import convert as converted
 
@@ -288,7 +288,7 @@ def overlays(
         list[str] | None,
         typer.Argument(
             metavar="[TYPE[=COUNTxMEMORY]]...",
-            help="Instance types; default: those of the cluster's GPU nodes.",
+            help="Instance types. Default: the types of the cluster's GPU nodes.",
         ),
     ] = None,
     plugin_config: Annotated[
@@ -297,7 +297,7 @@ def overlays(
     ] = None,
     nodepool: Annotated[str | None, typer.Option(help="Only for this NodePool.")] = None,
     mirror: Annotated[
-        bool, typer.Option(help="Also headroom.gpu/vram, for the setting mirror_vram.")
+        bool, typer.Option(help="Also add headroom.gpu/vram, for the setting mirror_vram.")
     ] = True,
     config: Config = None,
     kubeconfig: Annotated[
@@ -350,16 +350,16 @@ app.add_typer(config_commands, name="config")
 
 @config_commands.callback()
 def _with_commands() -> None:
-    """Make `check` a subcommand; typer would otherwise run a single command without its name."""
+    """Make `check` a subcommand. Otherwise, typer runs a single command without its name."""
 
 
 @config_commands.command()
 def check(
     file: Annotated[Path, typer.Argument(help="The extender's settings file (YAML).")],
 ) -> None:
-    """List all mistakes in a settings file, each with its line, the reason and an example.
+    """List all errors in a settings file, each with its line, the reason and an example.
 
-    Reads only this file: no environment variables, and none of the files that it names. The exit
+    It reads only this file, no environment variables, and none of the files that it names. The exit
     status is 0 if the extender would start with the file, and otherwise 2.
     """
     _, problems = check_settings(file, {}, {})
@@ -372,12 +372,12 @@ def check(
 
 @app.command()
 def replay(
-    file: Annotated[Path, typer.Argument(help="Answer of GET /v1/snapshot of the debug API.")],
+    file: Annotated[Path, typer.Argument(help="Answer of the debug API to GET /v1/snapshot.")],
     pod: Annotated[
-        str | None, typer.Option(help="One pod, as namespace/name; default: all with a decision.")
+        str | None, typer.Option(help="One pod, as namespace/name. Default: all with a decision.")
     ] = None,
     vram: Annotated[
-        str | None, typer.Option(help="A made-up pod of this size. Example: 8Gi.")
+        str | None, typer.Option(help="Size of a hypothetical pod. Example: 8Gi.")
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print each node's verdict, one line of JSON per pod.")

@@ -2,14 +2,14 @@
 
 HeadroomError
 ├── NotSynced            the cluster was not listed yet, so nothing can be decided
-├── BadSettings          a setting that cannot be used
-├── PrometheusUnreadable an answer of Prometheus that cannot be used
+├── BadSettings          a setting cannot be used
+├── PrometheusUnreadable an answer of Prometheus cannot be used
 └── StoreError           the API server did not do what was requested
-    ├── StoreConflict    a precondition (uid, resourceVersion) no longer holds: read again
+    ├── StoreConflict    a precondition (uid, resourceVersion) no longer holds, so read again
     ├── StoreNotFound    the object does not exist
-    ├── StoreRejected    it will never be accepted; nothing was written
-    └── OutcomeUnknown   no usable answer: the write may or may not have been done
-        └── StoreTimeout no answer at all: other calls would have to wait as well
+    ├── StoreRejected    the write will never be accepted; nothing was written
+    └── OutcomeUnknown   there is no usable answer, so the write may or may not have been done
+        └── StoreTimeout there is no answer at all, so other calls would have to wait too
 """
 
 
@@ -26,7 +26,8 @@ class BadSettings(HeadroomError):
 
 
 class PrometheusUnreadable(HeadroomError):
-    """The message gives the reason; equal causes have equal messages."""
+    """An answer that cannot be used. The message gives the reason; equal causes have equal
+    messages."""
 
 
 class StoreError(HeadroomError):
@@ -53,12 +54,13 @@ class StoreTimeout(OutcomeUnknown):
     pass
 
 
-#: Length limit of the quoted error of the operating system or a library.
+#: Maximum length of a quoted error of the operating system or a library.
 _MAX_QUOTED = 200
 
 
 def innermost(err: BaseException) -> str:
-    """Return the innermost cause of an error: each library wraps the errors of the one below."""
+    """Return the innermost cause of an error, because each library wraps errors of the one
+    below."""
     while (below := err.__cause__ or err.__context__) is not None:
         err = below
     text = getattr(err, "strerror", None) or str(err)

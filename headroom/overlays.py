@@ -1,8 +1,8 @@
 """Prints Karpenter's NodeOverlays: the resources of GPU instance types with sharing and MIG.
 
-Karpenter simulates new nodes with the physical GPUs of their instance type. The
-instance type describes neither replicas and MIG devices, which the device plugin makes on the node,
-nor the extended resource of the in-tree mirror. A NodeOverlay (karpenter.sh/v1alpha1) adds them.
+Karpenter simulates new nodes with the physical GPUs of their instance type. The instance type
+describes neither replicas nor MIG devices, which the device plugin creates on the node, nor the
+extended resource of the in-tree mirror. A NodeOverlay (karpenter.sh/v1alpha1) adds them.
 """
 
 import re
@@ -36,14 +36,14 @@ _NAME_CHARS = re.compile(r"[^a-z0-9.-]+")
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """The resources that a configuration of NVIDIA's device plugin makes on a node."""
+    """The resources that a configuration of NVIDIA's device plugin creates on a node."""
 
     mig_strategy: str = "none"
     #: Resource as configured -> replicas of each device, and the resource that is offered.
     shared: Mapping[str, tuple[int, str]] = field(default_factory=lambda: MappingProxyType({}))
 
     def offered(self, resource: str, devices: int) -> tuple[str, int]:
-        """Return the resource that so many devices offer, and its amount."""
+        """Return the resource that ``devices`` devices offer, and its amount."""
         replicas, name = self.shared.get(resource, (1, resource))
         return name, devices * replicas
 
@@ -64,7 +64,7 @@ def parse_plugin_config(text: str, source: str) -> PluginConfig:
     try:
         content = _mapping(yaml.safe_load(text))
         flags, sharing = _mapping(content.get("flags")), _mapping(content.get("sharing"))
-        # If both are configured, the plugin uses MPS.
+        # The plugin uses MPS if both are configured.
         part = _mapping(sharing.get("mps")) or _mapping(sharing.get("timeSlicing"))
         renamed = ".shared" if part.get("renameByDefault") is True else ""
         shared: dict[str, tuple[int, str]] = {}
@@ -138,8 +138,7 @@ def of_nodes(cluster: Cluster, mirror: bool) -> list[Capacity]:
     """Return the resources of each instance type, as its GPU nodes have them.
 
     Unhealthy and cordoned devices count, because a new node has none. If the nodes of a type
-    differ, the smallest amounts count, so that pods fit on the nodes that are added.
-    """
+    differ, the smallest amounts count, so that pods fit on the nodes that are added."""
     found: dict[str, list[dict[str, int]]] = defaultdict(list)
     for terms in cluster.snapshot().nodes:
         node = cluster.node(terms.name)
@@ -172,7 +171,7 @@ def _smallest(instance_type: str, amounts: Sequence[Mapping[str, int]]) -> Capac
 def overlays(capacities: Sequence[Capacity], pool: str | None = None) -> Iterator[str]:
     """Yield the NodeOverlays as YAML documents, one for all instance types with equal resources.
 
-    ``pool`` is the only NodePool to which they apply. Raises ``BadSettings`` if a type occurs
+    If ``pool`` is set, they apply only to this NodePool. Raises ``BadSettings`` if a type occurs
     twice.
     """
     (most, count), *_ = Counter(each.instance_type for each in capacities).most_common(1)

@@ -1,7 +1,7 @@
 """`kubectl headroom`: the commands that read the debug API, the doctor, and the plan.
 
-kubectl runs ``kubectl-headroom`` for the command. For shell completion it runs
-``kubectl_complete-headroom``, if that is on the PATH.
+kubectl runs ``kubectl-headroom`` for the command. For shell completion, it runs
+``kubectl_complete-headroom`` if that is on the PATH.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from headroom.kubectl.help import PLAN
 
 app.command(rich_help_panel=PLAN)(doctor)
 
-#: The plan reads its own options, so that its packages are imported only when it runs.
+#: The plan parses its own options, so that its packages are imported only when it runs.
 _OWN_OPTIONS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,
@@ -28,7 +28,7 @@ _OWN_OPTIONS = {
 
 @app.command(context_settings=_OWN_OPTIONS, add_help_option=False, rich_help_panel=PLAN)
 def plan(context: typer.Context) -> None:
-    """Answer from a cluster's history whether sharing would save GPUs."""
+    """Compute from a cluster's history whether sharing would save GPUs."""
     try:
         from headroom.planner.command import app as planning
     except ImportError as err:
@@ -46,7 +46,7 @@ _NO_FILES = ":4"
 
 
 def complete() -> None:
-    """Print completions for the words after ``headroom``; the last word may be empty.
+    """Print completions for the words after ``headroom``. The last word may be empty.
 
     kubectl reads the format that Typer prints for fish: a word, a tab, a description.
     """

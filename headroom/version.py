@@ -5,8 +5,8 @@ import functools
 
 @functools.cache
 def own_version() -> str:
-    """Return the package's version; "unknown" if it runs from its sources."""
-    # Slow to import, and most commands do not need it.
+    """Return the package's version, or "unknown" if it runs from its sources."""
+    # Import here, because it is slow and most commands do not need it.
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,10 +1,10 @@
 """Reconciles the certificates of a cluster in one run, which may be repeated.
 
-Secrets are written with compare-and-swap: of two concurrent runs, one starts again and reads what
-the other wrote. Trust is written before certificates: first the CAs, then the caBundle of the
+Secrets are written with compare-and-swap. If two runs overlap, one of them starts again and reads
+what the other wrote. Trust is written before certificates: first the CAs, then the caBundle of the
 webhook configurations, then the certificates.
 
-A Secret that cert-manager manages is an error and stays unchanged.
+If cert-manager manages a Secret, that is an error, and the Secret stays unchanged.
 """
 
 import base64
@@ -33,9 +33,9 @@ from headroom.errors import BadSettings, StoreConflict
 from headroom.runtime.kube.api_errors import ApiStatus, Unreadable
 from headroom.runtime.kube.client import KubeApi
 
-#: The Secret with the CAs and their keys; only this command reads it.
+#: The Secret with the CAs and their keys. Only this command reads it.
 AUTHORITIES = "headroom-ca"
-#: Each part that serves TLS -> the names in its certificate. Most are names of Services.
+#: Each part that serves TLS -> the names in its certificate. Most of them are names of Services.
 SERVERS = {
     "extender": ("headroom-extender", "headroom-journal"),
     "console": ("headroom-debug",),
@@ -46,7 +46,7 @@ SERVERS = {
 }
 #: Name of the webhook configurations that must trust the CA of the serving certificates.
 WEBHOOKS = "headroom"
-#: How to create CAs and Secrets, which the daily run may not.
+#: Command that creates CAs and Secrets, which the daily run is not allowed to do.
 _CREATE = "create job --from=cronjob/headroom-certs-authority replace-ca"
 ATTEMPTS = 5
 
@@ -55,7 +55,7 @@ _LABELS = {
     "app.kubernetes.io/managed-by": "headroom-certs",
 }
 _MERGE_PATCH = "application/merge-patch+json"
-#: Merges lists of objects by name: items that a patch does not name stay unchanged.
+#: Merges lists of objects by name, so items that a patch does not name stay unchanged.
 _BY_NAME = "application/strategic-merge-patch+json"
 
 
@@ -66,11 +66,11 @@ class _Secret:
 
 
 def wanted(namespace: str, more_names: tuple[str, ...] = ()) -> tuple[Wanted, ...]:
-    """Return what to create: a serving certificate for each part that serves TLS, and
+    """Return the certificates to create: a serving certificate for each part that serves TLS, and
     kube-scheduler's client certificate.
 
-    Each part has its own key in its own Secret, so the key of one part cannot be used to pose as
-    another one. A serving certificate is valid for the part's names in ``namespace`` and for
+    Each part has its own key in its own Secret, so one part's key cannot be used to impersonate
+    another part. A serving certificate is valid for the part's names in ``namespace`` and for
     ``more_names``.
     """
     servers = (
@@ -97,7 +97,7 @@ def _in_namespace(names: Iterable[str], namespace: str) -> list[str]:
 class Certificates:
     """Creates and renews the certificates in ``all_wanted`` and their CAs.
 
-    ``report`` is called with a text for each change, and for each CA that expires soon.
+    ``report`` is called with a sentence for each change, and for each CA that expires soon.
     """
 
     def __init__(
@@ -130,10 +130,10 @@ class Certificates:
         return self._run(now)
 
     def renew(self, now: datetime) -> None:
-        """Renew the certificates with the CAs that exist.
+        """Renew the certificates with the existing CAs.
 
-        Raises like ``run``, and ``BadSettings`` if a CA or a Secret must be created, which only
-        ``run`` does: it needs permission to write the webhook configurations.
+        Raises the same errors as ``run``, and ``BadSettings`` if a CA or a Secret must be created.
+        Only ``run`` creates them, because it may write the webhook configurations.
         """
         stored = self._read(AUTHORITIES)
         before: Pair | None
@@ -232,7 +232,7 @@ class Certificates:
     def _write(
         self, name: str, kind: str, data: Mapping[str, bytes], existing: _Secret | None
     ) -> None:
-        """Create the Secret, or change it on condition that it is still ``existing``."""
+        """Create the Secret, or change it if it is still ``existing``."""
         encoded = {key: base64.b64encode(value).decode() for key, value in data.items()}
         if existing is None:
             body = client.V1Secret(
@@ -250,7 +250,7 @@ class Certificates:
             )
 
     def _trust_in_webhooks(self, bundle: bytes) -> None:
-        """Write ``bundle`` as the caBundle of each webhook that has another one."""
+        """Write ``bundle`` as the caBundle of each webhook that has another caBundle."""
         text = base64.b64encode(bundle).decode()
         admission = self._admission
         for kind, read, patch in (
@@ -289,7 +289,7 @@ class Certificates:
     def _writing(self, call: str) -> Iterator[tuple[float, float]]:
         """Convert the errors of a call that writes, like ``KubeApi.asking``.
 
-        Raises ``StoreConflict`` if the object was changed, created or deleted by another client.
+        Raises ``StoreConflict`` if another client changed, created or deleted the object.
         """
         try:
             with self._api.asking(call) as timeout:

@@ -28,7 +28,7 @@ def certs(
     ] = 30,
     renew: Annotated[
         bool,
-        typer.Option("--renew", help="Renew certificates only: create no CA and no Secret."),
+        typer.Option("--renew", help="Only renew certificates; create no CA and no Secret."),
     ] = False,
     ca_days: Annotated[
         float, typer.Option(min=0.001, max=36_500, help="Lifetime of CA certificates, in days.")
@@ -39,9 +39,9 @@ def certs(
     Run it as a Job when Headroom is installed, and with --renew every day as a CronJob. A run
     changes nothing if all certificates are valid. It writes Secret headroom-ca, a Secret
     headroom-PART-tls for each part that serves TLS, Secret headroom-scheduler-client, and the
-    caBundle of the webhook configurations headroom. With --renew it writes only certificates, into
-    Secrets that exist. It prints each change. Exit
-    status 1: try again; 2: the options or Secrets must be fixed first.
+    caBundle of the webhook configurations headroom. With --renew, it writes only certificates, and
+    only into existing Secrets. It prints each change. The exit status is 1 if it should be tried
+    again, and 2 if the options or Secrets must be fixed first.
     """
     try:
         # The client for the API server is an optional dependency, and slow to import.
@@ -79,7 +79,7 @@ def certs(
 
 log = structlog.get_logger()
 
-#: Files in the order in which they are copied. A client that reads after the key and before the
+#: Files in the order in which they are copied. A client that reads between the key and the
 #: certificate finds that they do not match, and reads again.
 FILES = ("ca.crt", "tls.key", "tls.crt")
 #: Seconds between two checks for changed files.
@@ -109,7 +109,7 @@ def copy_certs(
 
 
 def copy(source: Path, target: Path) -> bool:
-    """Copy the files once. Return whether all copies are current; log the files that are not."""
+    """Copy the files once, and log the files that are not current. Return whether all are."""
     done = True
     for name in FILES:
         try:

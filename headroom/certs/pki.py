@@ -1,9 +1,10 @@
 """Creates, inspects and renews keys and X.509 certificates in PEM.
 
-There are two CAs: one signs only the certificates of the servers, the other only kube-scheduler's
+There are two CAs. One signs only the certificates of the servers, the other only kube-scheduler's
 client certificate. Certificates are renewed long before they expire. A CA is replaced only if it
-has expired, or its Secret is missing or invalid. An administrator must replace it earlier, because
-kube-scheduler reads the CA that it trusts only when it starts. ``headroom certs`` reports it.
+has expired, or if its Secret is missing or invalid. An administrator must replace it before it
+expires, because kube-scheduler reads the CA that it trusts only when it starts. ``headroom certs``
+reports when this is due.
 
 All keys are P-256, unencrypted in PKCS #8. Times are aware datetimes in UTC.
 """
@@ -230,12 +231,12 @@ class Wanted:
 
 
 def authority_of(purpose: str, data: Mapping[str, bytes]) -> Pair | None:
-    """Return the CA in a Secret; None if it is missing or invalid."""
+    """Return the CA in a Secret, or None if it is missing or invalid."""
     return usable(data.get(f"{purpose}.crt"), data.get(f"{purpose}.key"))
 
 
 def data_of(purpose: str, authority: Pair) -> dict[str, bytes]:
-    """Return a CA as the data of its Secret."""
+    """Return a CA in the form of the data of its Secret."""
     return {f"{purpose}.crt": authority.cert, f"{purpose}.key": authority.key}
 
 
@@ -247,9 +248,9 @@ def next_authority(authority: Pair | None, purpose: str, now: datetime, terms: T
 
 
 def ends_soon(authority: Pair, now: datetime, terms: Terms) -> bool:
-    """Return whether the CA ends within the time in which certificates are renewed.
+    """Return whether the CA expires within the time in which certificates are renewed.
 
-    Its certificates end with it, so they cannot be renewed any more.
+    Then its certificates can no longer be renewed, because they expire with the CA.
     """
     return ends_at(authority.cert) - terms.leaf_renewed_before <= now
 
@@ -257,7 +258,7 @@ def ends_soon(authority: Pair, now: datetime, terms: Terms) -> bool:
 def next_leaf(
     leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
 ) -> tuple[Pair, str]:
-    """Return the certificate to use, and why it replaces ``leaf``; "" if it is ``leaf``."""
+    """Return the certificate to use, and why it replaces ``leaf``; "" if it is ``leaf`` itself."""
     why = _renewal_reason(leaf, authority, wanted, now, terms)
     if leaf is not None and not why:
         return leaf, ""
@@ -266,7 +267,7 @@ def next_leaf(
 
 
 def usable(cert: bytes | None, key: bytes | None) -> Pair | None:
-    """Return the certificate and key as a pair; None if one is missing or they do not match."""
+    """Return certificate and key as a pair, or None if one is missing or they do not match."""
     if not cert or not key:
         return None
     pair = Pair(cert, key)
@@ -280,7 +281,7 @@ def usable(cert: bytes | None, key: bytes | None) -> Pair | None:
 def _renewal_reason(
     leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
 ) -> str:
-    """Return why ``leaf`` must be replaced; empty if it need not be."""
+    """Return why ``leaf`` must be replaced, or "" if it need not be."""
     if leaf is None:
         return "none existed"
     found = facts(leaf)
@@ -291,7 +292,7 @@ def _renewal_reason(
     if wanted.usage not in found.usages:
         return f"it was not for a {wanted.usage.value}"
     is_due = found.ends_at - terms.leaf_renewed_before <= now
-    # A new certificate would not expire later than its CA, so it could not last longer.
+    # A new certificate cannot expire later than its CA, so replacing this one may gain nothing.
     if is_due and found.ends_at < ends_at(authority.cert):
         return f"it expires at {found.ends_at:%Y-%m-%dT%H:%M:%SZ}"
     return ""

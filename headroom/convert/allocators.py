@@ -1,9 +1,9 @@
 """The keys of KAI, HAMi and gpushare, and how their values are read.
 
-Manifests contain amounts without units: ``gpu-memory`` and ``gpumem`` are in MiB, and
+Manifests contain amounts without units. ``gpu-memory`` and ``gpumem`` are in MiB, and
 ``aliyun.com/gpu-mem`` is in the unit of the plugin's flag ``--memory-unit``. Amounts are computed
-with integers and rounded up, so that a pod never gets less memory. The functions that read values
-raise ``BadValue``.
+with integers and rounded up, so a pod never gets less memory than before. The functions that read
+values raise ``BadValue``.
 """
 
 import re
@@ -18,7 +18,7 @@ from headroom.contract.quantity import MAX_DEVICE_BYTES, parse_bytes
 
 GPU = "nvidia.com/gpu"
 
-#: schedulerName -> its allocator. Pods that are converted do not need these schedulers.
+#: schedulerName -> its allocator. Converted pods do not need these schedulers.
 SCHEDULERS = {"kai-scheduler": "KAI", "hami-scheduler": "HAMi"}
 
 KAI_REQUESTS = (
@@ -39,7 +39,7 @@ POLICIES = {"binpack": "pack", "spread": "spread"}
 _NO_COMPUTE = (
     "Headroom does not divide compute; annotation headroom.gpu/max-sm keeps a pod off busy devices"
 )
-#: Resource without an equivalent -> the reason. They are removed.
+#: Resource without an equivalent -> the reason. These resources are removed.
 LOST_RESOURCES = {
     "nvidia.com/gpucores": _NO_COMPUTE,
     "nvidia.com/priority": "Headroom has no priority between pods on one device",
@@ -47,7 +47,7 @@ LOST_RESOURCES = {
 }
 _NODE_SHARES = "sharing is configured in the device plugin of the node"
 _KUBELET_ALIGNS = "the kubelet's Topology Manager aligns the devices of a pod"
-#: Annotation without an equivalent -> the reason. They are removed.
+#: Annotation without an equivalent -> the reason. These annotations are removed.
 LOST_ANNOTATIONS = {
     "gpu-fraction-limit": "Headroom has no burst: a pod reserves the most memory that it uses",
     "gpu-memory-limit": "Headroom has no burst: a pod reserves the most memory that it uses",
@@ -65,11 +65,11 @@ LOST_ANNOTATIONS = {
     "hami.io/gpu-scheduler-policy": "headroom.gpu/policy: pack or spread does this for nodes",
     HAMI_NODE_POLICY: "annotation headroom.gpu/policy has pack, spread and fragmentation",
 }
-#: The closest in Headroom to a GPU without other pods.
+#: The closest equivalent in Headroom of a GPU without other pods.
 _EXCLUSIVE = "in Headroom, annotation headroom.gpu/vram: 100% reserves all memory of a GPU"
-#: Labels of KAI's queues.
+#: Labels that name a queue of KAI.
 QUEUES = ("kai.scheduler/queue", "runai/queue")
-#: Keys that only one of these allocators reads, wherever they are -> the allocator.
+#: Keys that only one of these allocators reads, anywhere in a manifest -> the allocator.
 _OWN_KEYS = {
     re.compile(r"hami\.io/.+"): "HAMi",
     re.compile(r"(kai\.scheduler|runai|run\.ai)/.+"): "KAI",
@@ -83,24 +83,24 @@ _HAMI_VARIABLES = re.compile(
     r"|CUDA_DISABLE_CONTROL|CUDA_DEVICE_MEMORY_SHARED_CACHE|GPU_CORE_UTILIZATION_POLICY"
     r"|ACTIVE_OOM_KILLER"
 )
-#: Labels of nodes that select those of an allocator, which lose it when they are migrated.
+#: Labels that select an allocator's nodes -> the allocator. Nodes lose them in the migration.
 _NODE_LABELS = {("gpu", "on"): "HAMi", ("gpushare", "true"): "gpushare"}
 #: PriorityClasses that KAI installs.
 _KAI_PRIORITIES = ("train", "build-preemptible", "build", "inference")
 #: Resources of NVIDIA's device plugin.
 _STOCK_RESOURCE = re.compile(r"nvidia\.com/(gpu|gpu\.shared|mig-.+)")
 #: Annotations and labels that another allocator writes when it places a pod. A manifest has them
-#: only if it was copied from a placed pod. Some of them on a bound pod make its node ineligible.
+#: only if it was copied from a placed pod. On a bound pod, some of them make its node ineligible.
 STAMPS = re.compile(
     r"ALIYUN_COM_GPU_MEM_.*|hami\.io/(vgpu-.*|bind-.*)|runai-gpu-group(/.*)?|run\.ai/.*"
     r"|runai/shared-gpu-configmap|received-resource-type|nvidia\.com/container\..+\.gpus\.devices"
 )
-#: Prefix of a resource -> the name of its allocator. These allocators are not converted.
+#: Prefix of a resource -> the name of an allocator that is not converted.
 _UNCONVERTED = {"volcano.sh/vgpu-": "Volcano", "tencent.com/vcuda-": "Tencent's GPU manager"}
 
 MIB = 1 << 20
 MAX_DEVICES_ASKED = 1024
-#: More memory than any device has. Such a value is in another unit, or includes a unit itself.
+#: More memory than any device has. Such a value is in another unit, or contains a unit.
 TOO_MANY_BYTES = 1 << 40
 #: Bytes of a unit -> its name, and 8 GiB in this unit.
 _UNITS = {1 << 30: ("GiB", 8), MIB: ("MiB", 8192)}
@@ -108,7 +108,7 @@ _DECIMAL = re.compile(r"[0-9]{0,4}(?:\.[0-9]{0,18})?", re.ASCII)
 
 
 class BadValue(ValueError):
-    """A value that cannot be read; the message gives the reason."""
+    """A value that cannot be read. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class ForeignRequest:
 
 
 def lost_annotation(key: str, value: object = "") -> str:
-    """Return why the annotation has no equivalent; empty if it is not known as such."""
+    """Return why the annotation has no equivalent, or "" if it is not known to have none."""
     if key.endswith("-scheduler-policy") and "mutex" in str(value):
         return _EXCLUSIVE
     return _NODE_SHARES if _NV_COMPUTE_MODE.fullmatch(key) else LOST_ANNOTATIONS.get(key, "")
@@ -143,18 +143,18 @@ def lost_resource(key: str, value: object, is_whole: bool) -> tuple[bool, str]:
 
 
 def unread(key: object) -> str:
-    """Return the allocator that alone reads a key of a manifest; empty for other keys."""
+    """Return the allocator that alone reads a key of a manifest, or "" for other keys."""
     return next((name for keys, name in _OWN_KEYS.items() if keys.fullmatch(str(key))), "")
 
 
 def object_of(api_version: object) -> str:
-    """Return the allocator that alone reads objects of this API version; empty for others."""
+    """Return the allocator that alone reads objects of this API version, or "" for others."""
     return _OWN_GROUPS.get(str(api_version).partition("/")[0], "")
 
 
 def unread_in(spec: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what remains in the spec of a converted pod and has no effect, or an effect that is not
-    wanted: a name, and the reason."""
+    """Yield a name and the reason for each part of a converted pod's spec that now has no effect,
+    or an unwanted effect."""
     selector = spec.get("nodeSelector") or {}
     for (key, value), allocator in _NODE_LABELS.items():
         if str(selector.get(key)) == value:
@@ -184,7 +184,8 @@ def count(value: object) -> int:
 
 
 def in_units(value: object, unit_bytes: int) -> Bytes | None:
-    """Read an amount in units of ``unit_bytes`` bytes; None for zero, which requests nothing."""
+    """Read an amount in units of ``unit_bytes`` bytes. Return None for 0, which requests
+    nothing."""
     text = str(value).strip()
     try:
         units = parse_bytes(text)
@@ -201,7 +202,7 @@ def in_units(value: object, unit_bytes: int) -> Bytes | None:
 
 
 def quantity(value: object) -> Bytes | None:
-    """Read a Kubernetes quantity of bytes, such as 4Gi; None for zero."""
+    """Read a Kubernetes quantity of bytes, such as 4Gi. Return None for 0."""
     return in_units(value, 1)
 
 
@@ -232,7 +233,7 @@ def _share(value: object, unit_ppm: int, expected: str) -> Share:
 
 
 def unconverted(key: object) -> str:
-    """Return the name of the allocator of a key that is not converted; empty for other keys."""
+    """Return the name of an allocator that is not converted, or "" for other keys."""
     prefixes = _UNCONVERTED.items()
     return next((name for prefix, name in prefixes if str(key).startswith(prefix)), "")
 

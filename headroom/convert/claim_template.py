@@ -10,13 +10,14 @@ from headroom.contract.quantity import format_bytes
 from headroom.convert.allocators import BadValue, count, quantity
 from headroom.convert.pod_template import Yaml
 
-#: The DeviceClass that NVIDIA's driver installs has the driver's name.
+#: The DeviceClass that NVIDIA's driver installs. It has the name of the driver.
 DEVICE_CLASS = DRIVER
-#: Attribute that differs between devices. A constraint on it makes the devices of a request differ.
+#: Attribute that differs between devices. A constraint on it forces a request to get different
+#: devices.
 _UUID = f"{DEVICE_CLASS}/uuid"
-#: End of the names of NVIDIA's DeviceClasses, such as mig.nvidia.com.
+#: Suffix of the names of NVIDIA's DeviceClasses, such as mig.nvidia.com.
 VENDOR = ".nvidia.com"
-#: Field of a request with alternatives, in the order of preference.
+#: Field of a request that lists alternatives in the order of preference.
 _ALTERNATIVES = "firstAvailable"
 API_VERSION = "resource.k8s.io/v1"
 KIND = "ResourceClaimTemplate"
@@ -54,7 +55,7 @@ def template_with(name: str, namespace: str, requests: Collection[Request]) -> Y
             for each in requests
         ]
     }
-    # Otherwise one device, which several claims may share, could be allocated twice.
+    # Without this constraint, one device that several claims may share could be allocated twice.
     if several := [each.name for each in requests if each.count > 1]:
         devices["constraints"] = [
             {"requests": [name], "distinctAttribute": _UUID} for name in several
@@ -65,9 +66,9 @@ def template_with(name: str, namespace: str, requests: Collection[Request]) -> Y
 
 
 def requests_of(name: str, claim: Yaml, templates: Mapping[str, Yaml]) -> list[Request]:
-    """Return the requests of claim ``name`` of a pod; empty if it is for other devices than GPUs.
+    """Return the requests of claim ``name`` of a pod, or none if it is for devices other than GPUs.
 
-    Raise ``BadValue`` if Headroom cannot express them.
+    Raises ``BadValue`` if Headroom cannot express them.
     """
     if shared := claim.get("resourceClaimName"):
         raise BadValue(
@@ -79,7 +80,7 @@ def requests_of(name: str, claim: Yaml, templates: Mapping[str, Yaml]) -> list[R
         raise BadValue(f"{KIND} {shortened(wanted)} of claim {name} is not in the file; add it")
     try:
         devices = templates[wanted]["spec"]["spec"]["devices"]
-        # v1beta1 has the fields in the request itself.
+        # In v1beta1, the fields are in the request itself.
         found = [(str(each["name"]), each.get("exactly") or each) for each in devices["requests"]]
         classes = set(_classes(devices["requests"]))
         if not any(each.endswith(VENDOR) for each in classes):
@@ -108,7 +109,7 @@ def _classes(requests: Iterable[Yaml]) -> Iterator[str]:
 
 
 def _is_expressible(constraint: Yaml) -> bool:
-    """Return whether the constraint only makes the devices of one request differ."""
+    """Return whether the constraint only forces the devices of one request to differ."""
     return (
         set(constraint) <= {"requests", "distinctAttribute"}
         and constraint.get("distinctAttribute") == _UUID
@@ -134,17 +135,17 @@ def _read(where: str, name: str, exact: Yaml) -> Request:
 
 
 class ClaimTemplates:
-    """The ResourceClaimTemplates of a file, and the changes to them."""
+    """The ResourceClaimTemplates of a file, and the changes of them."""
 
     def __init__(self, documents: Iterable[Any]) -> None:
-        #: Namespace, "" if it is not given -> name -> template.
+        #: Namespace, or "" if none is given -> name -> template.
         self._templates: dict[str, dict[str, Yaml]] = {}
         for each in _objects(documents):
             if each.get("kind") == KIND and isinstance(each.get("metadata"), dict):
                 self.of(_namespace(each))[str(each["metadata"].get("name"))] = each
-        #: Namespace and name of the templates that a converted pod used.
+        #: (namespace, name) of each template that a converted pod used.
         self._released: set[tuple[str, str]] = set()
-        #: Id of the document of a workload -> the templates that it needs.
+        #: Id of a workload's document -> the templates that the workload needs.
         self._added: dict[int, list[Yaml]] = {}
 
     def of(self, namespace: str) -> dict[str, Yaml]:
@@ -156,7 +157,7 @@ class ClaimTemplates:
         self._added.setdefault(id(document), []).append(template)
 
     def release(self, namespace: str, names: Iterable[str]) -> None:
-        """Record templates that one pod does not use any more."""
+        """Record templates that one pod no longer uses."""
         self._released.update((namespace, name) for name in names)
 
     def unused(self, documents: Iterable[Any]) -> list[tuple[str, Yaml]]:
@@ -169,7 +170,7 @@ class ClaimTemplates:
         ]
 
     def placed(self, documents: Iterable[Any]) -> list[Any]:
-        """Return the documents with the added templates, without templates that no pod uses."""
+        """Return the documents with the added templates, and without templates that no pod uses."""
         kept = [document for document in documents if document is not None]
         unused = {id(template) for _, template in self.unused(kept)}
         for each in kept:

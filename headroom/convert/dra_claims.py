@@ -2,10 +2,10 @@
 
 With DRA (dynamic resource allocation), a ResourceClaimTemplate has one request for each GPU
 container, and kube-scheduler counts its capacity ``memory`` on each device. Both directions keep
-the bytes of a pod: its containers' amounts, times the number of devices of each.
+the total bytes of a pod: the sum over its containers of the amount times the number of devices.
 
 A claim is held for the whole life of a pod. So an ordinary init container uses the request of a
-container that starts later, and reserves nothing itself.
+container that starts later, and reserves nothing of its own.
 """
 
 import json
@@ -45,17 +45,17 @@ CLAIM = "gpu"
 def to_claims(
     pod: Yaml, where: str, name: str, namespace: str
 ) -> tuple[Yaml | None, list[Finding]]:
-    """Replace the pod's GPU resources and annotation by a claim. ``name`` is the workload's.
+    """Replace the pod's GPU resources and annotation by a claim. ``name`` is the workload's name.
 
-    Return the ResourceClaimTemplate that the pod needs, None if it was not changed, and what the
-    user should know.
+    Return the ResourceClaimTemplate that the pod needs, or None if it was not changed, and findings
+    for the user.
     """
     try:
         containers, asks = _asks(pod)
         if not containers:
             return None, []
         if not name:
-            raise BadValue("it has no name, from which the name of the template would follow")
+            raise BadValue("it has no name, from which to derive the name of the template")
         requests, uses = _requests(pod, containers)
         _check_equal(asks, requests)
         if any(claim.get("name") == CLAIM for claim in _claims(pod)):
@@ -76,8 +76,8 @@ def from_claims(
 ) -> tuple[set[str], list[Finding]]:
     """Replace the pod's claims of GPUs by GPU resources and the annotation.
 
-    ``templates`` are the ResourceClaimTemplates of the file, by name. Return the names of those
-    that were replaced, empty if the pod was not changed, and what the user should know.
+    ``templates`` are the ResourceClaimTemplates of the file, by name. Return the names of the
+    templates that were replaced, or none if the pod was not changed, and findings for the user.
     """
     requests: dict[tuple[str, str], Request] = {}
     used: set[str] = set()
@@ -122,7 +122,7 @@ def _not_changed(pod: Yaml, where: str, err: BadValue) -> Finding:
 
 
 def _asks(pod: Yaml) -> tuple[tuple[ContainerAsk, ...], tuple[Ask, ...]]:
-    """Return the GPU containers as the extender reads them, and the pod's asks; raise ``BadValue``
+    """Return the GPU containers as the extender reads them, and the pod's asks. Raises ``BadValue``
     if claims cannot express them."""
     metadata = {"annotations": (pod.get("metadata") or {}).get("annotations") or {}}
     raw = json.dumps({"metadata": metadata, "spec": pod["spec"]}, default=str)
@@ -154,7 +154,7 @@ def _requests(
     }
     requests: dict[str, Request] = {}
     uses: dict[str, str] = {}
-    # From the last to the first: an init container uses the request of a container after it.
+    # Go from the last to the first, because an init container uses a later container's request.
     for ask in reversed(list(containers)):
         assert isinstance(ask.amount, Bytes)
         amount_bytes = ask.amount.count_bytes
@@ -172,8 +172,8 @@ def _requests(
 
 
 def _shareable(requests: Iterable[Request], count: int, amount_bytes: int) -> Request | None:
-    """Return the smallest request of this count that is large enough. If there is none, return the
-    largest request, or None without requests."""
+    """Return the smallest request with this count that is large enough. If there is none, return
+    the largest request, or None if there are no requests."""
     equal = [each for each in requests if each.count == count]
     enough = [each for each in equal if each.memory_bytes >= amount_bytes]
     if enough:
@@ -182,7 +182,7 @@ def _shareable(requests: Iterable[Request], count: int, amount_bytes: int) -> Re
 
 
 def _check_equal(asks: Iterable[Ask], requests: Mapping[str, Request]) -> None:
-    """Raise ``BadValue`` if the claim would count other bytes than the pod."""
+    """Raise ``BadValue`` if the claim would not count the same bytes as the pod."""
     counted_bytes = _most_bytes(asks)
     claimed_bytes = sum(each.total_bytes for each in requests.values())
     if claimed_bytes != counted_bytes:
@@ -194,7 +194,7 @@ def _check_equal(asks: Iterable[Ask], requests: Mapping[str, Request]) -> None:
 
 
 def _most_bytes(asks: Iterable[Ask]) -> int:
-    """Return the most bytes that the pod holds at one time, on all its devices."""
+    """Return the most bytes that the pod holds at a time, summed over its devices."""
     return sum(
         max(
             sum(
@@ -221,7 +221,7 @@ def _remove_annotations(pod: Yaml, where: str) -> Iterator[Finding]:
 
 
 def _replace_resources(container: Yaml, uses: Mapping[str, str]) -> None:
-    """Replace the GPUs of a container by the request that it uses."""
+    """Replace the GPUs of a container by the request that the container uses."""
     resources = container.get("resources") or {}
     for part in ("limits", "requests"):
         asked = resources.get(part) or {}
@@ -238,10 +238,10 @@ def _replace_resources(container: Yaml, uses: Mapping[str, str]) -> None:
 
 
 def _asked(pod: Yaml, requests: Mapping[tuple[str, str], Request]) -> dict[str, Request]:
-    """Return container -> its devices and memory; raise ``BadValue`` if an annotation cannot
+    """Return container -> its devices and memory. Raises ``BadValue`` if an annotation cannot
     express them."""
     asked: dict[str, Request] = {}
-    #: Request -> the container that uses it and was visited last. The last container is first.
+    #: Request -> the last visited container that uses it. The last container is visited first.
     later: dict[tuple[str, str], str] = {}
     for container, lasts in reversed([*_containers(pod)]):
         name = str(container["name"])

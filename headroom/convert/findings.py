@@ -5,13 +5,13 @@ from enum import Enum
 
 
 class Outcome(Enum):
-    """The result of the conversion for the part of the manifest that a finding is about."""
+    """The result of the conversion for the part of the manifest that a finding describes."""
 
-    #: Converted, with a slightly different meaning.
+    #: Converted to something with a slightly different meaning.
     CHANGED = "changed"
-    #: Without an equivalent in Headroom: removed, or kept without an effect.
+    #: Removed, or kept without an effect, because Headroom has no equivalent.
     LOST = "lost"
-    #: Not changed; a person must convert it.
+    #: Not changed, so a person must convert it.
     NOT_UNDERSTOOD = "not understood"
 
 
@@ -20,7 +20,7 @@ class Finding:
     """A message to the user about one part of a manifest."""
 
     outcome: Outcome
-    #: Line in the file, from 1; None if there is no single line.
+    #: Line in the file, from 1; None if the finding is about more than one line.
     line: int | None
     #: Kind and name, such as "Deployment web".
     where: str

@@ -1,7 +1,7 @@
 """Converts a file of manifests: finds the pod templates in its documents and converts each.
 
-Pods for KAI, HAMi and gpushare, and pods with claims of DRA, become pods for Headroom; pods for
-Headroom become pods with claims of DRA.
+Pods for KAI, HAMi and gpushare, and pods with DRA claims, become pods for Headroom. In the other
+direction, pods for Headroom become pods with DRA claims.
 
 The result keeps comments, quotes and the order of keys. A file in which nothing is converted is
 returned byte for byte.
@@ -42,12 +42,12 @@ TEMPLATES = {
     "CronJob": ("spec", "jobTemplate", "spec", "template"),
 }
 _RENDER_FIRST = "render a template first: helm template . | headroom convert -f -"
-#: Maximum nesting of brackets in a manifest; Kubernetes' own objects need fewer than 20 levels.
+#: Maximum nesting of brackets in a manifest. Kubernetes' own objects need fewer than 20 levels.
 MAX_NESTING = 200
 
 
 class BadManifest(ValueError):
-    """A file that cannot be converted; the message gives the reason, and if known the line and the
+    """A file that cannot be converted. The message gives the reason and, if known, the line and the
     fix."""
 
 
@@ -55,9 +55,9 @@ class BadManifest(ValueError):
 class Options:
     #: Bytes of one unit of aliyun.com/gpu-mem: the --memory-unit of gpushare's plugin.
     memory_unit_bytes: int = 1 << 30
-    #: The schedulerName of the converted pods; None: keep it, or remove that of an allocator.
+    #: schedulerName to set on converted pods. If None, keep theirs, or remove an allocator's.
     scheduler_name: str | None = None
-    #: Whether to convert Headroom's pods to claims of DRA, instead of others' pods to Headroom.
+    #: Whether to convert Headroom's pods to DRA claims instead of other pods to Headroom.
     to_dra: bool = False
 
 
@@ -74,12 +74,12 @@ class Converted:
 
     @property
     def complete(self) -> bool:
-        """Return whether the result has all that the file requests."""
+        """Return whether the result has everything that the file requests."""
         return all(finding.outcome is Outcome.CHANGED for finding in self.findings)
 
 
 def convert(text: str, options: Options) -> Converted:
-    """Convert every pod template in a YAML or JSON file; raises ``BadManifest``."""
+    """Convert every pod template in a YAML or JSON file. Raises ``BadManifest``."""
     if _nested(text) > MAX_NESTING:
         raise BadManifest(f"is nested more than {MAX_NESTING} levels deep")
     yaml = _yaml(text)
@@ -135,7 +135,7 @@ def convert(text: str, options: Options) -> Converted:
 
 
 def _converted(template: Template, document: Any, claims: ClaimTemplates, options: Options) -> bool:
-    """Convert one pod template of a document in place; return whether it was changed."""
+    """Convert one pod template of a document in place. Return whether it was changed."""
     if options.to_dra:
         claim, findings = to_claims(template.pod, template.where, template.name, template.namespace)
         template.findings += findings
@@ -152,7 +152,7 @@ def _converted(template: Template, document: Any, claims: ClaimTemplates, option
 
 
 def _is_concerned(options: Options) -> Callable[[object], bool]:
-    """Return a check: whether a key, anywhere in a manifest, can be converted."""
+    """Return a function that checks whether a key, anywhere in a manifest, can be converted."""
     if options.to_dra:
         return lambda key: key in (GPU, VRAM)
     return lambda key: is_foreign(key) or key == "resourceClaims"
@@ -180,7 +180,7 @@ def _not_understood(document: dict[str, Any], message: str, line: int | None) ->
 
 
 def _nested(text: str) -> int:
-    """Return the maximum nesting of brackets, which multiplies the parser's time."""
+    """Return the maximum nesting of brackets, by which the time of the parser multiplies."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1
@@ -235,7 +235,7 @@ def _templates(obj: Any, where: str, options: Options) -> Iterator[Template | Fi
 
 
 def _identity(metadata: Any) -> tuple[str, str]:
-    """Return name and namespace; with generateName, the name is its beginning."""
+    """Return name and namespace. With generateName, the name is the given prefix."""
     if not isinstance(metadata, dict):
         return "", ""
     name = metadata.get("name") or str(metadata.get("generateName") or "").rstrip("-")
@@ -243,7 +243,8 @@ def _identity(metadata: Any) -> tuple[str, str]:
 
 
 def _invalid_part(pod: Any) -> str:
-    """Return which part of a pod template is missing or has the wrong type; empty if none."""
+    """Return which part of a pod template is missing or has the wrong type, or "" if it is
+    valid."""
     if not isinstance(pod, dict) or not isinstance(pod.get("spec"), dict):
         return "it has no pod template with a spec"
     metadata = pod.get("metadata") or {}
@@ -300,10 +301,10 @@ def _keys(node: Any, wanted: Callable[[object], object]) -> Iterator[tuple[str, 
 
 
 def _invalid_key_line(node: Any, line: int = 1) -> int | None:
-    """Return the line of the first mapping with a key that is not a string or number; None if there
-    is none. ``line`` is the line of the enclosing mapping, for nodes that have none.
+    """Return the line of the first mapping with a key that is not a string or number, or None.
 
-    A template such as ``{{ .Values }}`` is valid YAML with such a key.
+    A template such as ``{{ .Values }}`` is valid YAML with such a key. ``line`` is the line of the
+    enclosing mapping, for nodes that have no line themselves.
     """
     if isinstance(node, dict):
         line = node.lc.line + 1 if hasattr(node, "lc") else line

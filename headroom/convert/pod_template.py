@@ -1,7 +1,7 @@
 """Converts one pod template: replaces requests to KAI, HAMi or gpushare with Headroom's annotation.
 
 A template that requests memory from two of these allocators, or has a value that cannot be read, is
-not changed, because a partly converted pod would run with the wrong amount of memory.
+not changed. If it were converted in part, the pod would run with the wrong amount of memory.
 """
 
 from collections.abc import Iterator, MutableMapping
@@ -49,7 +49,7 @@ Yaml = MutableMapping[str, Any]
 
 @dataclass(slots=True)
 class Template:
-    """One pod template: ``pod`` holds its metadata and spec and is changed in place."""
+    """One pod template. ``pod`` contains its metadata and spec, and is changed in place."""
 
     pod: Yaml
     where: str
@@ -59,7 +59,7 @@ class Template:
     name: str = ""
     namespace: str = ""
     findings: list[Finding] = field(default_factory=list)
-    #: Container name -> its request to the other allocator.
+    #: Container name -> its request to another allocator.
     _requests: dict[str, ForeignRequest] = field(default_factory=dict)
     _allocators: set[str] = field(default_factory=set)
 
@@ -81,7 +81,7 @@ class Template:
                 self._report(Outcome.LOST, None, f"{name}: {why}")
         return changed
 
-    # Reading; nothing is changed here.
+    # Reading, which changes nothing.
 
     def _read(self) -> None:
         """Record the requests of all containers. Raise ``BadValue`` if the template cannot be
@@ -133,7 +133,7 @@ class Template:
         for name, keys in keys_of.items():
             if name not in known:
                 raise BadValue(f"{next(iter(keys.values()))} names no container")
-            # The limit is the memory that the container can use; the request may be less.
+            # The limit is the memory that the container can use. The request may be smaller.
             key = keys.get("limit") or keys["request"]
             amount = self._value(annotations, key, quantity)
             if amount is None:
@@ -191,7 +191,8 @@ class Template:
                 )
 
     def _add(self, allocator: str, name: str, request: ForeignRequest) -> None:
-        """Record the request of container ``name``; raise ``BadValue`` if it has another one."""
+        """Record the request of container ``name``. Raise ``BadValue`` if it has another
+        request."""
         if name in self._requests:
             raise BadValue(f"container {name!r:.80} has two requests for memory")
         own = next(c for c in self._containers() if c["name"] == name)
@@ -203,7 +204,7 @@ class Template:
         self._requests[name] = request
 
     def _value(self, mapping: Yaml, key: str, read: Any) -> Any:
-        """Convert the value of ``key`` with ``read``; errors name the key."""
+        """Convert the value of ``key`` with ``read``. Errors name the key."""
         try:
             return read(mapping[key])
         except BadValue as err:
@@ -248,7 +249,7 @@ class Template:
         return changed
 
     def _remove_resources(self, container: Yaml) -> bool:
-        """Remove the resources of other allocators; return whether there were any."""
+        """Remove the resources of other allocators. Return whether there were any."""
         changed = False
         reported: set[str] = set()
         resources = container.get("resources") or {}
@@ -270,7 +271,8 @@ class Template:
         return changed
 
     def _report_whole_gpus(self) -> None:
-        """Report containers to which KAI or HAMi gives a whole GPU because they request no part."""
+        """Report containers to which KAI or HAMi gives a whole GPU, as they request no part of
+        one."""
         theirs = self._allocators | {SCHEDULERS.get(str(self.pod["spec"].get("schedulerName")), "")}
         for allocator in sorted(theirs & set(SCHEDULERS.values())):
             for container in self._containers():
@@ -316,7 +318,8 @@ class Template:
         mapping(mapping(self.pod, "metadata"), "annotations")[VRAM] = text
 
     def _set_scheduler(self) -> bool:
-        """Set or remove ``schedulerName`` of a pod that requests a GPU; return whether it did."""
+        """Set or remove ``schedulerName`` of a pod that requests a GPU. Return whether it
+        changed."""
         spec = self.pod["spec"]
         theirs = SCHEDULERS.get(str(spec.get("schedulerName", "")))
         line = line_of(spec, "schedulerName")
@@ -365,7 +368,7 @@ class Template:
         }
 
     def _report(self, outcome: Outcome, line: int | None, message: str) -> None:
-        """Add a finding; without a line, at the line of the pod's spec."""
+        """Add a finding. Its default line is the line of the pod's spec."""
         self.findings.append(
             Finding(outcome, line or line_of(self.pod, "spec"), self.where, message)
         )
@@ -376,12 +379,12 @@ def _mib(value: object) -> Bytes | None:
 
 
 def _part(container: Yaml, part: str) -> Yaml:
-    """Return the container's ``limits`` or ``requests``; empty if it has none."""
+    """Return the container's ``limits`` or ``requests``, or {} if there are none."""
     return (container.get("resources") or {}).get(part) or {}
 
 
 def mapping(parent: Yaml, key: str) -> Yaml:
-    """Return the mapping under ``key``; create it if it is missing."""
+    """Return the mapping under ``key``. Create it if it is missing."""
     if not parent.get(key):
         parent[key] = {}
     found: Yaml = parent[key]
@@ -389,7 +392,7 @@ def mapping(parent: Yaml, key: str) -> Yaml:
 
 
 def line_of(of: Any, key: object) -> int | None:
-    """Return the line of the key in the file, from 1; None if it has none."""
+    """Return the line of the key in the file, from 1, or None if it has none."""
     try:
         return int(of.lc.key(key)[0]) + 1
     except (AttributeError, KeyError, TypeError):

@@ -1,1 +1,1 @@
-"""`headroom doctor`: reads the cluster and reports what costs safety or memory."""
+"""`headroom doctor`: reads the cluster and reports what costs it safety or memory."""

@@ -1,4 +1,4 @@
-"""Lists a cluster once, with the kubeconfig or the pod's service account."""
+"""Lists a cluster once, with the kubeconfig or the service account of the pod."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,8 +39,8 @@ def list_cluster(
     answer or rejects the call.
     """
     watched = watched_kinds(settings.agent_namespace)
-    # No rule reads disruption budgets and claims, so users of the doctor need no permission to list
-    # them.
+    # No rule reads disruption budgets and claims. Users of the doctor need no permission for them,
+    # because they are not listed.
     kinds = [kind for kind in watched if kind.type not in (PodDisruptionBudget, ResourceClaim)]
     try:
         with closing(_api(kubeconfig, context)) as api:
@@ -58,7 +58,7 @@ def list_cluster(
 
 
 def list_nodes(kubeconfig: str | None = None, context: str | None = None) -> list[Node]:
-    """List the nodes only. Raises the same errors as ``list_cluster``."""
+    """List only the nodes. Raises the same errors as ``list_cluster``."""
     (kind,) = (kind for kind in watched_kinds("") if kind.type is Node)
     try:
         with closing(_api(kubeconfig, context)) as api:
@@ -80,8 +80,8 @@ def list_environment(
 ) -> Environment:
     """List the pods of other components, kube-scheduler's configurations, and VRAMProfiles.
 
-    ``nodes`` are the nodes of the cluster, which the result includes. The result names objects that
-    cannot be listed. Raises ``BadSettings`` if no cluster is configured.
+    ``nodes`` are the nodes of the cluster, which the result includes. The result also names objects
+    that cannot be listed. Raises ``BadSettings`` if no cluster is configured.
     """
     pods: dict[str, ComponentPod] = {}
     schedulers: dict[str, object] = {}
@@ -132,9 +132,10 @@ def _component_pod(raw: msgspec.Raw) -> ComponentPod | None:
 
 
 def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:
-    """Return each KubeSchedulerConfiguration in a ConfigMap by its location, skipping invalid YAML.
+    """Return location -> content of each KubeSchedulerConfiguration in a ConfigMap. Skip invalid
+    YAML.
 
-    Returns None if the ConfigMap cannot be decoded.
+    Return None if the ConfigMap cannot be decoded.
     """
     try:
         config_map = _config_map_decoder.decode(raw)
@@ -154,7 +155,7 @@ def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:
 
 
 def _list_kind(api: KubeApi, kind: Kind) -> Relisted:
-    """List one kind by the first path that the API server serves; an unserved kind is empty."""
+    """List one kind by the first path that the API server serves. An unserved kind is empty."""
     for path in (kind.path, *kind.other_paths):
         try:
             listing: Listing[KubeObject] = api.list(path, partial(_read, kind), page_size=PAGE)
@@ -167,7 +168,7 @@ def _list_kind(api: KubeApi, kind: Kind) -> Relisted:
 
 
 def _read(kind: Kind, raw: msgspec.Raw) -> KubeObject | None:
-    """Decode an object. From an invalid one, return what the extender would keep, or None."""
+    """Decode an object. If it is invalid, return the part that the extender would keep, or None."""
     try:
         return kind.decode(raw)
     except (ValueError, RecursionError):

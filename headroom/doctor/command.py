@@ -41,7 +41,7 @@ def doctor(
     ] = None,
     context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
     scheduler_config: Annotated[
-        Path | None, typer.Option(help="Examine this KubeSchedulerConfiguration file only.")
+        Path | None, typer.Option(help="Examine only this KubeSchedulerConfiguration file.")
     ] = None,
     output: Annotated[
         Output | None,
@@ -57,7 +57,7 @@ def doctor(
     multi_tenant: Annotated[
         bool,
         typer.Option(
-            "--multi-tenant", help="Also find what is missing for tenants without mutual trust."
+            "--multi-tenant", help="Also find settings that tenants without mutual trust need."
         ),
     ] = False,
 ) -> None:
@@ -68,7 +68,7 @@ def doctor(
     from headroom.errors import BadSettings, NotSynced
 
     try:
-        # Slow, and not installed with the client alone.
+        # These modules are slow to import, and not installed with the client alone.
         from headroom.doctor.environment import examine_environment
         from headroom.doctor.findings import Weight, line, warnings_first
         from headroom.doctor.node_rules import advised_plugin_config, examine_nodes
@@ -136,7 +136,7 @@ def _events(
 
 
 def _fleet_events(file: Path) -> "Sequence[WatchEvent]":
-    """Return the events that add the nodes and namespaces of a fleet file; it has no pods."""
+    """Return the events that add the nodes and namespaces of a fleet file, which has no pods."""
     from headroom.contract.kube import Namespace, Node
     from headroom.contract.watched import GPUNodeSeen, Relisted
     from headroom.runtime.settings.fleet_file import load_fleet
@@ -154,7 +154,7 @@ def _recent(
 ) -> "RecentRequests":
     """Return the requests of the pods of the last hours.
 
-    If the console cannot be read, the result is empty, and a note on stderr gives the reason.
+    If the console cannot be read, return no requests, and print the reason on stderr.
     """
     from headroom.doctor.recent_requests import NO_RECENT, recent_requests
     from headroom.kubectl.debug_api_client import CommandError
@@ -192,9 +192,8 @@ def _nodes(
 ) -> "Sequence[Node]":
     """Return the nodes with which a kube-scheduler configuration is compared.
 
-    If they cannot be listed, the result is empty, and a note on stderr gives the reason. With
-    ``kubeconfig`` or ``context``, the error is raised instead.
-    """
+    If they cannot be listed, return no nodes, and print the reason on stderr. With ``kubeconfig``
+    or ``context``, raise the error instead."""
     from headroom.errors import BadSettings, NotSynced
     from headroom.runtime.settings.fleet_file import load_fleet
 

@@ -1,4 +1,4 @@
-"""Pods of other components: the few fields that the doctor's rules read."""
+"""Pods of other components, reduced to the few fields that the doctor's rules read."""
 
 import re
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ class Container(KubeStruct, frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the image; empty if it has none."""
+        """The tag of the image, or "" if it has none."""
         name = self.image.partition("@")[0].rpartition("/")[2]
         return name.partition(":")[2]
 
     @property
     def minor(self) -> tuple[int, int] | None:
-        """The minor version in the tag, such as (1, 37); None if the tag is no version."""
+        """The minor version in the tag, such as (1, 37), or None if the tag is not a version."""
         version = _VERSION.match(self.tag)
         return (int(version[1]), int(version[2])) if version else None
 
@@ -52,7 +52,7 @@ class _Status(KubeStruct, frozen=True):
 
 
 class ComponentPod(KubeStruct, frozen=True):
-    """A pod of another component: the few fields that the rules read."""
+    """A pod of another component, reduced to the few fields that the rules read."""
 
     metadata: ObjectMeta
     spec: _Spec = _Spec()
@@ -69,7 +69,8 @@ class ComponentPod(KubeStruct, frozen=True):
 
     @property
     def waits_for(self) -> str:
-        """The reason why a container waits, such as CrashLoopBackOff; otherwise the pod's phase."""
+        """The reason why a container waits, such as CrashLoopBackOff, or otherwise the pod's
+        phase."""
         status = self.status or _Status()
         containers = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
         for each in containers:
@@ -79,5 +80,5 @@ class ComponentPod(KubeStruct, frozen=True):
 
     @property
     def tag(self) -> str:
-        """The tag of the first container's image; empty if it has none."""
+        """The tag of the first container's image, or "" if it has none."""
         return self.spec.containers[0].tag if self.spec.containers else ""

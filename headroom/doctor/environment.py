@@ -1,9 +1,8 @@
 """Rules of the doctor about other components that cost Headroom safety or memory.
 
-These are failing parts of the GPU Operator, device plugins of several versions, autoscalers,
-extenders of another version, and configurations and flags of kube-scheduler. The rules identify
-components by their pods' labels, readiness and image tags.
-"""
+They find failing parts of the GPU Operator, device plugins of several versions, autoscalers,
+extenders of another version, and unsuitable configurations and flags of kube-scheduler. They
+identify components by the labels, readiness and image tags of their pods."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,16 +26,16 @@ from headroom.runtime.settings.settings import Settings
 class Environment:
     pods: Sequence[ComponentPod] = ()
     nodes: Sequence[Node] = ()
-    #: "ConfigMap namespace/name, key" -> the KubeSchedulerConfiguration in it, decoded.
+    #: "ConfigMap namespace/name, key" -> the decoded KubeSchedulerConfiguration in it.
     schedulers: Mapping[str, object] = field(default_factory=dict)
     profiles: Sequence[VRAMProfile] = ()
-    #: Objects that could not be read, each with the error.
+    #: Objects that could not be read, each with its error.
     unreadable: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    #: Value of the label ``app`` of its pods.
+    #: Value of the label ``app`` on its pods.
     app: str
     #: The operator deploys it to nodes whose label nvidia.com/gpu.deploy.NAME is "true".
     name: str
@@ -44,7 +43,7 @@ class _Part:
     impact: str
 
 
-#: Parts of the GPU Operator in the order in which they start: each waits for the previous parts.
+#: Parts of the GPU Operator in the order in which they start. Each waits for all parts before it.
 PARTS = (
     _Part("nvidia-driver-daemonset", "driver", "no GPU of the node can be used"),
     _Part("nvidia-container-toolkit-daemonset", "container-toolkit", "containers get no GPU"),
@@ -64,7 +63,7 @@ _AUTOSCALERS = (
     (_NAME, "aws-cluster-autoscaler"),
     (_NAME, "karpenter"),
 )
-#: The first minor of kube-scheduler that can use ``preempt_for_memory``.
+#: The first minor version of kube-scheduler that can use ``preempt_for_memory``.
 PREEMPTS_FOR_MEMORY = (1, 38)
 _KARPENTER_LABEL = "karpenter.sh/nodepool"
 #: Label selectors that together list all pods that the rules read.
@@ -79,9 +78,9 @@ SELECTORS = (
 def examine_environment(
     environment: Environment, settings: Settings, version: str
 ) -> list[Finding]:
-    """Apply all rules; return the findings with the warnings first.
+    """Apply all rules. Return the findings, warnings first.
 
-    ``settings`` are those of the extender, and ``version`` is the version of this package.
+    ``settings`` are the extender's settings, and ``version`` is the version of this package.
     """
     nodes_of: dict[PartialFinding, list[str]] = {}
     for rule in (_operator, _plugins):
@@ -104,7 +103,7 @@ def examine_environment(
 def _operator(environment: Environment) -> Iterator[tuple[str, PartialFinding]]:
     """Yield the first failing part of each node, and the parts that may only wait for it."""
     by_app: dict[str, dict[str, ComponentPod]] = {}
-    # Ready pods come last, so they replace other pods of the same part on their node.
+    # Ready pods come last, so they override other pods of the same part on their node.
     for pod in sorted(environment.pods, key=lambda pod: pod.ready):
         if pod.spec.node_name:
             by_app.setdefault(pod.labels.get(_APP, ""), {})[pod.spec.node_name] = pod
@@ -201,7 +200,7 @@ def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
 
 
 def _preemption(environment: Environment, settings: Settings) -> Iterator[Finding]:
-    """Compare ``preempt_for_memory`` with the versions of kube-scheduler beside the extender."""
+    """Compare ``preempt_for_memory`` with the versions of kube-scheduler next to the extender."""
     minors = [
         container.minor
         for pod in environment.pods
@@ -232,7 +231,7 @@ def _preemption(environment: Environment, settings: Settings) -> Iterator[Findin
 
 
 def _recorder(environment: Environment) -> Iterator[Finding]:
-    """Yield a finding if Headroom is installed, and no pod of its recorder is ready."""
+    """Yield a finding if Headroom is installed but no pod of its recorder is ready."""
     by_component: dict[str, list[ComponentPod]] = {}
     for pod in environment.pods:
         if pod.labels.get(_NAME) == "headroom":
@@ -256,7 +255,7 @@ def _recorder(environment: Environment) -> Iterator[Finding]:
 def _schedulers(environment: Environment, settings: Settings) -> Iterable[Finding]:
     """Yield findings about kube-scheduler configurations that call Headroom.
 
-    A configuration that does not call Headroom may be for other pods. It is a finding only if no
+    A configuration that does not call Headroom may be for other pods. So it is a finding only if no
     configuration calls Headroom.
     """
     configs, manages = environment.schedulers, settings.rules.manages

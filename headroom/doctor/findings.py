@@ -1,42 +1,42 @@
-"""Findings of the doctor: what is wrong with some nodes or a configuration, and what to do.
+"""Findings of the doctor: a problem of some nodes or of a configuration, and what to do about it.
 
 Most rules examine one node. Nodes with the same finding are listed together, so the texts contain
-only what all these nodes have in common.
+only facts that all these nodes have in common.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-#: Names that the text of one finding lists at most; it counts the others.
+#: Maximum number of names in the text of a finding. Further names are only counted.
 NAMES = 5
 
 
 class Weight(Enum):
     #: Pods are not placed, not protected or not admitted.
     WARNING = "warning"
-    #: Memory stays unused unnecessarily, or the doctor could not read something.
+    #: Memory stays unused without need, or the doctor could not read something.
     ADVICE = "advice"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     weight: Weight
-    #: Subject of the finding: sorted names of nodes or pods, or a part of a configuration; empty
-    #: if it is about the whole cluster or configuration.
+    #: Subject of the finding: sorted names of nodes or pods, or a part of a configuration. Empty if
+    #: the finding is about the whole cluster or configuration.
     nodes: tuple[str, ...]
     found: str
     do: str
 
 
-#: A finding without its nodes: its weight, what was found, and what to do.
+#: A finding without its nodes: (weight, what was found, what to do).
 PartialFinding = tuple[Weight, str, str]
 
 
 def with_nodes(nodes_of: Mapping[PartialFinding, Sequence[str]]) -> list[Finding]:
     """Return one finding for each key of ``nodes_of``, with the names of its nodes.
 
-    The word ``NAME`` in a command becomes the name of the node if there is only one.
+    If there is only one node, the word ``NAME`` in a command is replaced by the node's name.
     """
     return [
         Finding(

@@ -1,9 +1,9 @@
 """Rules of the doctor about nodes: what costs the cluster safety or memory, and what to do.
 
-Each rule examines one node and yields what it found there.
+Each rule examines one node and yields its findings.
 
 The agent reports the state of each of its sources (docs/design/agent.md lists the message of every
-fault). The rules add what the failure costs and which mount, permission or setting fixes it. They
+fault). The rules add what the failure costs, and which mount, permission or setting fixes it. They
 skip a source if another source reports the same facts, or if only some GPUs and drivers support it.
 """
 
@@ -62,7 +62,7 @@ def examine_nodes(
 def advised_plugin_config(
     settings: Settings, events: Sequence[WatchEvent], recent: RecentRequests = NO_RECENT
 ) -> str:
-    """Return ``plugin_config`` for the nodes of the cluster that ``events`` describe."""
+    """Return the result of ``plugin_config`` for the nodes of the cluster in ``events``."""
     return plugin_config(_facts(state_of(settings, events), time.monotonic(), "", recent))
 
 
@@ -81,10 +81,10 @@ def state_of(settings: Settings, events: Sequence[WatchEvent]) -> Cluster:
 def examine(
     state: Cluster, now_s: float, version: str = "", recent: RecentRequests = NO_RECENT
 ) -> list[Finding]:
-    """Apply all rules to all GPU nodes; return the findings with the warnings first.
+    """Apply all rules to all GPU nodes. Return the findings, warnings first.
 
     ``now_s`` is the time of this process's monotonic clock. ``version`` is the version of this
-    package, which is compared with the agents' versions.
+    package, with which the agents' versions are compared.
     """
     nodes_of: dict[PartialFinding, list[str]] = {}
     for facts in _facts(state, now_s, version, recent):
@@ -99,7 +99,7 @@ def examine(
 def _facts(
     state: Cluster, now_s: float, version: str, recent: RecentRequests
 ) -> Iterator[NodeFacts]:
-    """Yield the facts of each node with managed GPU resources, by name."""
+    """Yield the facts of each node that has managed GPU resources, by name."""
     requests = gpu_requests(state)
     typical = typical_requests(requests)
     counted = typical_requests(recent.beside(requests), recent.span_s)
@@ -130,8 +130,8 @@ def _facts(
 def _age_s(state: Cluster, name: str, now_s: float) -> float | None:
     """Return the age of the node's newest report or heartbeat, or None if it has neither.
 
-    The node's clock sets the timestamp and this machine's clock the current time, so a clock that
-    is ahead on the node makes the age negative.
+    The timestamp comes from the node's clock, and the current time from this machine's clock. So if
+    the node's clock is ahead, the age is negative.
     """
     gpunode, confirmation = state.gpunode(name), state.confirmation(name)
     stamps = [gpunode.status.observed_at if gpunode and gpunode.status else ""]
@@ -141,7 +141,7 @@ def _age_s(state: Cluster, name: str, now_s: float) -> float | None:
 
 
 def _takes_no_pods(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Report why the node takes no pods, or none that share a GPU."""
+    """Report why the node takes no pods, or no pods that share a GPU."""
     reason = facts.node.reason
     if reason is None and facts.stale and not _from_the_future(facts):
         reason = Reason.STALE_REPORT
@@ -158,8 +158,8 @@ def _takes_no_pods(facts: NodeFacts) -> Iterator[PartialFinding]:
 def _from_the_future(facts: NodeFacts) -> bool:
     """Return whether the newest report is dated in the future.
 
-    Such a report always counts as stale here: the doctor reads the cluster only once, so it cannot
-    see that the report changes. The actual problem is the node's clock.
+    The doctor reads the cluster only once, so it cannot see whether the report changes. Such a
+    report therefore counts as stale, but the actual problem is the node's clock.
     """
     return facts.age_s is not None and facts.age_s < -CLOCKS_AGREE_S
 
@@ -175,7 +175,7 @@ def _not_steered(facts: NodeFacts) -> Iterator[PartialFinding]:
 
 
 def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Report cordoned devices that close others, and names of devices that the node lacks."""
+    """Report cordoned devices that close other devices, and names of devices that do not exist."""
     if facts.node.reason is not None:
         return
     cordoned = parse_cordon(facts.annotations.get(CORDON, ""))
@@ -228,7 +228,7 @@ def _unmeasured(facts: NodeFacts) -> Iterator[PartialFinding]:
 #: Smaller clock differences are ignored, because reports take time to be written and read.
 CLOCKS_AGREE_S = 5.0
 
-#: Versions that a process reports if it runs from a source checkout.
+#: Versions reported by a process that runs from a source checkout.
 UNKNOWN = frozenset({"", "unknown"})
 
 _HOST_PID = "set hostPID: true in the agent's DaemonSet"
@@ -283,7 +283,8 @@ _FAILURES = {
         "(HEADROOM_DCGM_URL)",
     ),
 }
-#: Why a source lacks data -> the fix, if another than the usual one applies. The first one counts.
+#: Cause of missing data -> the fix, for causes that need another fix than usual. The first
+#: matching entry counts.
 _FIXES: Mapping[SourceCode, str] = {
     "no_host_pid": _HOST_PID,
     "gpu_not_listed": (
@@ -340,7 +341,7 @@ def source_findings(status: GPUNodeStatus) -> Iterator[PartialFinding]:
 
 
 def _is_covered(source: Source, status: GPUNodeStatus) -> bool:
-    """Return whether the report has the source's facts from elsewhere, or can do without them."""
+    """Return whether the report has the source's facts from elsewhere, or does not need them."""
     plugin = status.plugin
     match source.name:
         case "kubelet" | "configz":
@@ -350,7 +351,7 @@ def _is_covered(source: Source, status: GPUNodeStatus) -> bool:
             return is_known or ("gke_plugin" in source.codes and "labels" in plugin.source)
         case "labels":
             return "plugin" in plugin.source.split(",")
-        case "gpm" | "nvml-process":  # not every GPU and driver supports these
+        case "gpm" | "nvml-process":  # not every GPU and driver supports these sources
             return source.state == "absent"
     return False
 
@@ -361,7 +362,7 @@ def _failed_sources(facts: NodeFacts) -> Iterator[PartialFinding]:
 
 
 def _version(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Compare the agent's version with the doctor's, if both are known."""
+    """Compare the agent's version with the doctor's version, if both are known."""
     if facts.status is None:
         return
     agent, doctor = facts.status.agent_version, facts.version
@@ -386,7 +387,7 @@ def _clock(facts: NodeFacts) -> Iterator[PartialFinding]:
 
 
 def _coarse(seconds: float) -> str:
-    """Return a duration as text, rounded: nodes with similar clock offsets share one finding."""
+    """Return a duration as rounded text, so that nodes with similar offsets share one finding."""
     for unit_s, name in ((3600, "h"), (60, "min")):
         if seconds >= 2 * unit_s:
             return f"about {seconds / unit_s:.0f} {name}"

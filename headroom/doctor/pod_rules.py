@@ -1,5 +1,5 @@
 """Rules of the doctor about pods that wait for steering, overuse memory, start alone, or use GPUs
-without a request."""
+without requesting any."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ _KEPT = ("protected", "rejected")
 
 
 def examine_steering(state: Cluster, now_s: float) -> Iterator[Finding]:
-    """Yield a finding if steering would place pending pods; it names the nodes to steer."""
+    """Yield a finding if steering would place pending pods. It names the nodes to steer."""
     gain = steering_gain(state, state.snapshot(), now_s)
     if gain is None:
         return
@@ -30,7 +30,8 @@ def examine_steering(state: Cluster, now_s: float) -> Iterator[Finding]:
 
 
 def examine_overuse(state: Cluster, now_s: float) -> Iterator[Finding]:
-    """Yield a finding about nodes where pods take reserved memory of others and are not evicted."""
+    """Yield a finding for nodes where pods use the reserved memory of others but are not
+    evicted."""
     names = sorted(
         node.name
         for node in state.snapshot().nodes
@@ -51,7 +52,8 @@ def examine_overuse(state: Cluster, now_s: float) -> Iterator[Finding]:
 
 
 def examine_starts(state: Cluster) -> Iterator[Finding]:
-    """Yield a finding if the readiness of pods that start alone shows nothing."""
+    """Yield a finding about pods that start alone without a probe that shows when they are
+    ready."""
     names: list[str] = []
     for pod in state.pods():
         request = state.understand(pod)
@@ -74,7 +76,7 @@ def examine_starts(state: Cluster) -> Iterator[Finding]:
 
 
 def examine_users(state: Cluster) -> Iterator[Finding]:
-    """Yield a finding about pods that use GPUs and request none."""
+    """Yield a finding about pods that use GPUs without requesting any."""
     pods, manages = state.gpu_users.values(), state.rules.manages
     users = [pod for pod in pods if not unmanaged_requests(pod, manages)]
     if users:

@@ -1,7 +1,7 @@
-"""Reads from the console the requests of the pods of the last hours, including pods that ended.
+"""Reads the requests of the pods of the last hours from the console, also of pods that have ended.
 
 The console has the decisions of all extenders, up to the limits of the journal (settings
-``journal_*``). The API server has only the pods that still exist.
+``journal_*``). The API server has only pods that still exist.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from headroom.contract.quantity import parse_bytes
 from headroom.doctor.sharing_rules import ContainerRequest
 
 HOURS = 6
-#: Maximum number of decisions that are read, the newest, and of those in one page.
+#: Maximum number of decisions that are read, newest first, and number of decisions in a page.
 MAX_DECISIONS, PAGE = 5000, 1000
 
 
@@ -22,7 +22,7 @@ class Console(Protocol):
     """A client of the debug API."""
 
     def get(self, *path: str, **query: str | int | bool | None) -> Any:
-        """Return the body of a GET of the path under /v1/."""
+        """Return the body of a GET request to the path under /v1/."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class RecentRequests:
     span_s: float = 0.0
 
     def beside(self, present: Sequence[ContainerRequest]) -> list[ContainerRequest]:
-        """Return the requests of existing pods, and the requests of the other pods."""
+        """Return the requests of the existing pods, and then the requests of all other pods."""
         uids = {each.uid for each in present}
         return [*present, *(each for each in self.requests if each.uid not in uids)]
 
@@ -45,7 +45,7 @@ NO_RECENT = RecentRequests()
 def recent_requests(
     console: Console, most: int = MAX_DECISIONS, page: int = PAGE
 ) -> RecentRequests:
-    """Read the requests of the last ``HOURS`` hours; each pod counts once, with its newest request.
+    """Read the requests of the last ``HOURS`` hours. Each pod counts once, with its newest request.
 
     At most the newest ``most`` decisions are read, in pages. Raises the errors of the client.
     """
@@ -55,7 +55,7 @@ def recent_requests(
         query: dict[str, Any] = {"since": f"{HOURS}h", "limit": page, "continue": more}
         body = console.get("decisions", **query)
         now = datetime.fromisoformat(body["generatedAt"])
-        for decision in body["decisions"]:  # the newest first
+        for decision in body["decisions"]:  # newest first
             if decision["uid"] not in of_pod:
                 of_pod[decision["uid"]] = [
                     _request(decision["uid"], each) for each in decision["request"]
@@ -72,6 +72,6 @@ def recent_requests(
 def _request(uid: str, ask: Mapping[str, Any]) -> ContainerRequest:
     try:
         count_bytes = parse_bytes(ask["amount"])
-    except BadQuantity:  # a share of the device
+    except BadQuantity:  # the amount is a share of the device
         count_bytes = None
     return ContainerRequest(uid, ask["resource"], count_bytes, ask["source"] != "replica")

@@ -1,4 +1,4 @@
-"""The doctor's rules about recommended requests and the recorder, which keeps their basis."""
+"""The doctor's rules about recommended requests, and about the recorder that they depend on."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -18,10 +18,10 @@ from headroom.core.recommend.profile_status import newest_requests
 from headroom.doctor.findings import Finding, Weight
 from headroom.runtime.kube.profiles import Profiles
 
-#: A request is much larger than its recommendation from this factor and this difference on.
+#: A request counts as much larger than its recommendation from this factor and difference on.
 LARGE_RATIO = 2.0
 LARGE_BYTES = 2 << 30
-#: A pod of this age is in the profile of its owner, if the agent measures its memory.
+#: After this age, the owner's profile includes a pod if the agent measures the pod's memory.
 PROFILED_AFTER_S = 3600.0
 
 
@@ -69,7 +69,7 @@ def examine_recommendations(
 
 
 def _frees_bytes(state: Cluster, pod: Pod, profile: VRAMProfile, wall_s: float) -> int:
-    """Return what the recommended requests would free of the pod's large ones, in bytes."""
+    """Return the bytes that the recommended requests would free of the pod's large requests."""
     request = state.understand(pod)
     if not isinstance(request, VramRequest):
         return 0

@@ -1,13 +1,14 @@
-"""Advises the replicas of devices, from the amounts of memory that pods request.
+"""Advises how many replicas devices should have, from the amounts of memory that pods request.
 
-The pods are those that exist, and those that came in the last hours, if the console can be read.
-Under ``distributed`` too many replicas waste no memory, because memory runs out first. Too few
-waste much: small pods find no free replica although memory is free. So there must be enough for a
-device that is full of small pods; the lower quartile of the requests is a small pod. Under
-``packed`` the device plugin prefers a full device until all its replicas are allocated, so there
-should be only as many as typical pods fit (docs/design/device-choice.md).
+The pods are the existing pods and, if the console can be read, the pods of the last hours. Under
+``distributed``, too many replicas waste no memory, because memory runs out first. Too few replicas
+waste much, because small pods find no free replica although memory is free. So there must be enough
+replicas for a device that is full of small pods. The lower quartile of the requests counts as a
+small pod. Under ``packed``, the device plugin prefers a full device until all its replicas are
+allocated, so there should be only as many replicas as typical pods fit
+(docs/design/device-choice.md).
 
-A device that is not shared needs replicas if pods wait of which several would fit on it.
+A device that is not shared needs replicas if several of the waiting pods would fit on it.
 """
 
 from collections import Counter
@@ -21,13 +22,13 @@ from headroom.contract.commands import command, commented
 from headroom.doctor.findings import PartialFinding, Weight
 from headroom.doctor.sharing_rules import FEWEST_REPLICAS, NodeFacts, Typical, rounded
 
-#: A device has too few replicas if their number is below this share of the number of small pods
-#: that fit on it.
+#: A device has too few replicas if it has fewer than this ratio of the number of small pods that
+#: fit on it.
 TOO_FEW_RATIO = 0.75
-#: Requests are similar if median pods, as many as largest pods would fit on a device, use at least
-#: this share of it.
+#: Requests count as similar if median pods fill at least this ratio of a device, when there are as
+#: many of them as largest pods would fit.
 ALIKE_RATIO = 0.8
-#: By default the kubelet runs at most this many pods, so more replicas of a device are never used.
+#: By default, the kubelet runs at most this many pods, so it never uses more replicas of a device.
 MAX_REPLICAS = 110
 #: Suffix that the device plugin adds to a shared resource if ``renameByDefault`` is set.
 SHARED = ".shared"
@@ -41,21 +42,21 @@ class Advice:
 
     resource: str
     count: int
-    #: Why.
+    #: The reason.
     found: str
-    #: A further effect of the count; empty if none.
+    #: A further effect of this number; empty if there is none.
     effect: str = ""
 
 
 def advise(facts: NodeFacts) -> Iterator[Advice]:
-    """Yield the advice for each kind of device whose replicas do not match the pods."""
+    """Yield advice for each kind of device whose replicas do not match the pods."""
     yield from _other_counts(facts)
     if facts.node.reason is None:
         yield from _to_share(facts)
 
 
 def _to_share(facts: NodeFacts) -> Iterator[Advice]:
-    """Advise to share devices on which several of the waiting pods would fit."""
+    """Advise to share a device if several of the waiting pods would fit on it."""
     for resource, allocatable_bytes in {
         (t.device.resource, t.allocatable_bytes) for t in facts.unshared
     }:
@@ -85,7 +86,7 @@ def _bytes_of(amount: Amount, allocatable_bytes: int) -> int:
 
 
 def _other_counts(facts: NodeFacts) -> Iterator[Advice]:
-    """Yield the advice for each kind of time-sliced device whose replicas do not match the pods."""
+    """Yield advice for each kind of time-sliced device whose replicas do not match the pods."""
     for resource, replicas, allocatable_bytes, policy in {
         (t.device.resource, t.device.replicas.total, t.allocatable_bytes, t.policy)
         for t in facts.sliced
@@ -131,7 +132,7 @@ def _other_counts(facts: NodeFacts) -> Iterator[Advice]:
 
 
 def _basis(typical: Typical) -> str:
-    """Return which pods were counted. Example: from 8 pods that exist now."""
+    """Describe which pods were counted, such as "from 8 pods that exist now"."""
     pods = "1 pod" if typical.pods == 1 else f"{typical.pods} pods"
     if not typical.span_s:
         return f"from {pods} that exist now"
@@ -141,7 +142,7 @@ def _basis(typical: Typical) -> str:
 
 
 def replica_counts(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Compare the number of replicas with what the pods need."""
+    """Compare the number of replicas with the number that the pods need."""
     for advice in advise(facts):
         yield (
             Weight.ADVICE,
@@ -155,8 +156,8 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
     """Return a ConfigMap of NVIDIA's device plugin with the advised replicas, as YAML.
 
     It has one configuration for each different advice, with the nodes and the commands in comments.
-    Empty if no node needs other replicas. A configuration lists all time-sliced resources of its
-    nodes, because it replaces their present one.
+    It is empty if no node needs other replicas. A configuration lists all time-sliced resources of
+    its nodes, because it replaces their present configuration.
     """
     names_of: dict[tuple[tuple[str, int], ...], list[str]] = {}
     reasons: dict[tuple[tuple[str, int], ...], set[str]] = {}
@@ -196,8 +197,8 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
 def _key(counts: tuple[tuple[str, int], ...]) -> str:
     """Return the name of the configuration.
 
-    It contains the counts, so a new count has a new name. The plugin notices only a changed label,
-    and not a changed ConfigMap.
+    It contains the counts, so new counts lead to a new name. This is needed because the plugin
+    notices a changed label but not a changed ConfigMap.
     """
     text = "_".join(f"{resource.rpartition('/')[2]}-{count}" for resource, count in counts)
     return text if len(text) <= MAX_LABEL else f"replicas-{crc32(text.encode()):08x}"

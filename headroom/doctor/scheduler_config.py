@@ -1,7 +1,7 @@
 """Rules of the doctor about a KubeSchedulerConfiguration: what costs safety or time with Headroom.
 
-The shipped configuration (deploy/base/kube-scheduler.yaml) has no findings;
-docs/design/kube-scheduler.md gives the reason for each value. Mistakes that kube-scheduler itself
+The shipped configuration (deploy/base/kube-scheduler.yaml) has no findings, and
+docs/design/kube-scheduler.md gives the reason for each value. Errors that kube-scheduler itself
 rejects are not checked here.
 """
 
@@ -20,9 +20,9 @@ from headroom.errors import BadSettings
 from headroom.runtime.settings.settings import Settings
 
 KIND = "KubeSchedulerConfiguration"
-#: Name of the scheduler of pods that name none, and of a profile without a name.
+#: Name of a profile without a name, and of the scheduler of pods that name no scheduler.
 DEFAULT_SCHEDULER = "default-scheduler"
-#: Suitable values of ``httpTimeout``. kube-scheduler cancels a call after that time, and schedules
+#: Suitable values of ``httpTimeout``. kube-scheduler cancels a call after this time, and schedules
 #: no other pod until then.
 SHORTEST_S, LONGEST_S = 1.0, 10.0
 #: kube-scheduler's default for ``httpTimeout``.
@@ -37,7 +37,7 @@ def examine_scheduler_file(
 ) -> list[Finding]:
     """Examine a KubeSchedulerConfiguration file, and compare it with what ``nodes`` offer.
 
-    Raises ``BadSettings`` if the file cannot be read or is of another kind.
+    Raises ``BadSettings`` if the file cannot be read or has another kind.
     """
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -52,10 +52,10 @@ def examine_scheduler_file(
 def examine_scheduler(
     config: object, settings: Settings, offered: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[Finding]:
-    """Examine a decoded KubeSchedulerConfiguration; return the findings with the warnings first.
+    """Examine a decoded KubeSchedulerConfiguration. Return the findings, warnings first.
 
-    ``settings`` are those of the extender. ``offered`` maps the GPU resources of the cluster to the
-    nodes that offer them (``offered_resources``). Raises ``BadSettings`` if ``config`` is no
+    ``settings`` are the extender's settings. ``offered`` maps the GPU resources of the cluster to
+    the nodes that offer them (``offered_resources``). Raises ``BadSettings`` if ``config`` is not a
     KubeSchedulerConfiguration.
     """
     manages = settings.rules.manages
@@ -90,7 +90,7 @@ def examine_scheduler(
 def calls_headroom(config: object, manages: Callable[[str], bool]) -> bool:
     """Return whether the configuration has an extender entry for Headroom.
 
-    The answer is no if ``config`` is not a valid KubeSchedulerConfiguration.
+    Return False if ``config`` is not a valid KubeSchedulerConfiguration.
     """
     try:
         return bool(_headroom_entries(config, manages)[1])
@@ -101,7 +101,7 @@ def calls_headroom(config: object, manages: Callable[[str], bool]) -> bool:
 def _headroom_entries(
     config: object, manages: Callable[[str], bool]
 ) -> tuple[Mapping[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """Return the configuration and the path and content of each entry that may be Headroom's."""
+    """Return the configuration, and path and content of each entry that may be Headroom's."""
     if not isinstance(config, Mapping) or config.get("kind") != KIND:
         raise BadSettings(f"not a KubeSchedulerConfiguration; for an example {_EXAMPLE}")
     entries = config.get("extenders") or []
@@ -164,8 +164,8 @@ def _managed_resources(
 ) -> Iterator[PartialFinding]:
     """Compare ``managedResources`` with the resources that the nodes offer.
 
-    kube-scheduler does not call Headroom for pods that request other resources only. Without
-    ``managedResources`` it calls Headroom for all pods.
+    kube-scheduler does not call Headroom for pods that request only other resources. Without
+    ``managedResources``, it calls Headroom for all pods.
     """
     names, schedulers = _managed(entry), _scheduler_names(config)
     if not names:
@@ -283,7 +283,7 @@ def _late_binds(entry: Mapping[str, Any], bind_deadline_s: float) -> Iterator[Pa
 
 
 def _scheduler_names(config: Mapping[str, Any]) -> set[str]:
-    """Return the names of the schedulers that the configuration has a profile for."""
+    """Return the names of the schedulers for which the configuration has a profile."""
     profiles = [*_mappings(config.get("profiles"))] or [{}]
     return {str(each.get("schedulerName") or DEFAULT_SCHEDULER) for each in profiles}
 
@@ -299,7 +299,7 @@ def _mappings(value: object) -> Iterable[Mapping[str, Any]]:
 
 
 def _seconds(value: object) -> float | None:
-    """Return the seconds of a Go duration such as 1m30s; None if ``value`` is no duration."""
+    """Return the seconds of a Go duration such as 1m30s, or None if ``value`` is not a duration."""
     parts = _DURATION.findall(value) if isinstance(value, str) else []
     if not parts or "".join(number + unit for number, unit in parts) != value:
         return None

@@ -1,8 +1,8 @@
 """Rules of the doctor about the feature gate of kube-scheduler that Headroom sets.
 
 With SchedulerPopFromBackoffQ, which is on by default, kube-scheduler retries rejected pods without
-back-off while other pods change. A kube-scheduler that does not know the gate, or in which it can
-no longer be switched off, ends with an error at its start, and all GPU pods wait.
+back-off while other pods change. A kube-scheduler that does not know the gate, or in which the gate
+can no longer be switched off, fails to start, and then all GPU pods wait.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 from headroom.doctor.component_pods import ComponentPod, Container
 from headroom.doctor.findings import Finding, Weight
 
-#: The first and the last minor of kube-scheduler that are known to accept the flag. Read in the
-#: sources of 1.31.4 to 1.38.0-beta.0; tests start the schedulers. The chart has the same numbers.
+#: First and last minor version of kube-scheduler that are known to accept the flag. This was read
+#: in the sources of 1.31.4 to 1.38.0-beta.0, and tests start the schedulers. The chart has the same
+#: numbers.
 FIRST_WITH_GATE, LAST_WITH_GATE = (1, 33), (1, 38)
 BACKOFF_GATE = "SchedulerPopFromBackoffQ=false"
 BACKOFF_FLAG = f"--feature-gates={BACKOFF_GATE}"
@@ -20,15 +21,16 @@ _HOW = "Helm: images.kubeScheduler.tag is the version; kustomize: component back
 
 
 def accepts_gate(minor: tuple[int, ...]) -> bool:
-    """Return whether a kube-scheduler of this minor is known to start with ``BACKOFF_FLAG``."""
+    """Return whether kube-scheduler of this minor version is known to start with
+    ``BACKOFF_FLAG``."""
     return FIRST_WITH_GATE <= minor[:2] <= LAST_WITH_GATE
 
 
 def examine_flags(pods: Sequence[ComponentPod]) -> Iterator[Finding]:
     """Find kube-schedulers that may not start because of the gate, or that should have it.
 
-    ``pods`` include Headroom's own, and those of the cluster's kube-scheduler, which are examined
-    only if Headroom has no kube-scheduler of its own.
+    ``pods`` includes Headroom's own kube-scheduler and the cluster's kube-scheduler. The cluster's
+    is examined only if Headroom has none of its own.
     """
     own = [pod for pod in pods if pod.labels.get("app.kubernetes.io/name") == "headroom"]
     schedulers = [*_schedulers(own)] or [*_schedulers(pods)]

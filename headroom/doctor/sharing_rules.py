@@ -1,6 +1,6 @@
 """Rules of the doctor about sharing: settings of device plugins that cost safety or memory.
 
-The figures in the messages are from docs/design/device-truth.md ("The price of safety").
+The figures in the messages come from docs/design/device-truth.md ("The price of safety").
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -17,9 +17,9 @@ from headroom.core.placement.snapshot import NodeTerms
 from headroom.doctor.findings import PartialFinding, Weight
 from headroom.doctor.waiting_pods import Amounts
 
-#: The device plugin does not accept fewer replicas for a shared device.
+#: Minimum number of replicas that the device plugin accepts for a shared device.
 FEWEST_REPLICAS = 2
-#: Minimum number of GPU containers of a resource that makes their requests representative.
+#: Minimum number of GPU containers of a resource for which their requests are representative.
 ENOUGH_CONTAINERS = 5
 
 
@@ -27,40 +27,41 @@ ENOUGH_CONTAINERS = 5
 class Typical:
     """The GPU containers of one resource that request a number of bytes.
 
-    ``small`` (the lower quartile), ``median`` and ``largest`` are the bytes that one of them
+    ``small`` (the lower quartile), ``median`` and ``largest`` are the bytes that such a container
     requests on each device.
     """
 
-    #: Number of these containers, and of their pods.
+    #: Number of these containers, and number of their pods.
     containers: int
     pods: int
     small: int
     median: int
     largest: int
-    #: The period in which the pods came, in seconds; 0 if only existing pods are counted.
+    #: Length of the period in which the pods came, in seconds; 0 if only existing pods count.
     span_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """One node, and everything that a rule may use."""
+    """One node, and all facts that a rule may use."""
 
     node: NodeTerms
     annotations: Mapping[str, str]
     #: None if nothing is known about its devices.
     status: GPUNodeStatus | None
     stale: bool
-    #: Age of its newest report or heartbeat by wall clock; negative if it is dated in the future,
-    #: None if there is neither.
+    #: Age of its newest report or heartbeat by the wall clock. Negative if it is dated in the
+    #: future, None if there is neither.
     age_s: float | None
     #: Version of the doctor; empty if unknown.
     version: str
-    #: Resource -> the requests of the existing pods; of those and the pods of the last hours.
+    #: Resource -> the requests of the existing pods, and the requests of these pods and the pods of
+    #: the last hours.
     typical: Mapping[str, Typical]
     recent: Mapping[str, Typical]
     #: Resource -> number of GPU containers that request no amount of memory.
     unannotated: Mapping[str, int]
-    #: The pods that wait and may run on the node.
+    #: The waiting pods that may run on the node.
     waiting: Amounts
 
     @property
@@ -92,7 +93,7 @@ class ContainerRequest:
 
 
 def gpu_requests(state: Cluster) -> list[ContainerRequest]:
-    """Return the request of each GPU container, except those of pods that have ended."""
+    """Return the request of each GPU container, except containers of pods that have ended."""
     pod_requests = [state.understand(pod) for pod in state.pods() if not pod.ended]
     return [
         ContainerRequest(
@@ -178,7 +179,7 @@ def _topology_manager(facts: NodeFacts) -> Iterator[PartialFinding]:
 def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
     """Advise against containers with several replicas.
 
-    Time-slicing admits them by default; MPS rejects them.
+    By default, time-slicing admits such containers. MPS rejects them.
     """
     if facts.status is None or not facts.sliced:
         return
@@ -243,8 +244,8 @@ SHARING_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
 
 
 def rounded(count_bytes: int) -> str:
-    """Return bytes as a quantity, which is exact if that is short, and otherwise rounded down to
-    one decimal."""
+    """Return bytes as a quantity. It is exact if that is short, otherwise rounded down to one
+    decimal."""
     if len(exact := format_bytes(count_bytes)) <= 5:
         return exact
     for unit, shift in (("Gi", 30), ("Mi", 20)):

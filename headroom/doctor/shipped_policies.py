@@ -1,6 +1,6 @@
-"""Compares the admission policies and webhooks of a cluster with those that Headroom ships.
+"""Compares the admission policies and webhooks of a cluster with the ones that Headroom ships.
 
-``policies.json`` has what decides in each of them in deploy/; ``make docs`` writes it.
+``policies.json`` has the decisive parts of each of them in deploy/. ``make docs`` writes it.
 """
 
 import json
@@ -11,12 +11,13 @@ from typing import Any
 
 Spec = Mapping[str, Any]
 FILE = "policies.json"
-#: Headroom's namespace in deploy/. The chart replaces it wherever it occurs, as ``rewritten`` does.
+#: Headroom's namespace in deploy/. The chart replaces it wherever it occurs, and so does
+#: ``rewritten``.
 NAMESPACE = "headroom-system"
 
 
 def decisive(spec: Spec) -> dict[str, Any]:
-    """Return the parts of a policy's spec that decide, without what the API server adds."""
+    """Return the decisive parts of a policy's spec, without what the API server adds."""
     constraints = spec.get("matchConstraints") or {}
     return {
         "failurePolicy": spec.get("failurePolicy", "Fail"),
@@ -35,7 +36,7 @@ def decisive(spec: Spec) -> dict[str, Any]:
 
 
 def decisive_webhook(webhook: Spec) -> dict[str, Any]:
-    """Return the parts of a webhook that decide whether it is called, and which server is."""
+    """Return the parts of a webhook that decide whether it is called, and on which server."""
     client = webhook.get("clientConfig") or {}
     service = client.get("service") or {}
     return {
@@ -67,9 +68,9 @@ def _on_one_line(each: Mapping[str, Any]) -> str:
 
 
 def rewritten(name: str, spec: Spec, namespace: str) -> list[str]:
-    """Return the parts in which a policy differs from the shipped one; empty for other policies.
+    """Return the parts in which a policy differs from the shipped policy; none for other policies.
 
-    ``namespace`` is Headroom's own.
+    ``namespace`` is Headroom's own namespace.
     """
     shipped = _shipped(namespace)["policies"].get(name)
     found = decisive(spec)
@@ -77,14 +78,14 @@ def rewritten(name: str, spec: Spec, namespace: str) -> list[str]:
 
 
 def rewritten_webhook(webhook: Spec, namespace: str) -> list[str]:
-    """Return the parts in which a mutating webhook differs from the shipped one of its name."""
+    """Return the parts in which a mutating webhook differs from the shipped one of that name."""
     shipped, found = _shipped(namespace)["webhooks"][webhook["name"]], decisive_webhook(webhook)
     return [part for part in found if found[part] != shipped[part]]
 
 
 @cache
 def _shipped(namespace: str) -> dict[str, dict[str, dict[str, Any]]]:
-    """Return "policies" and "webhooks", by name."""
+    """Return the shipped "policies" and "webhooks", each by name."""
     text = files(__package__).joinpath(FILE).read_text(encoding="utf-8")
     found: dict[str, dict[str, dict[str, Any]]] = json.loads(text.replace(NAMESPACE, namespace))
     return found

@@ -1,4 +1,4 @@
-"""Rules of ``headroom doctor --multi-tenant`` about quotas, and about what they count."""
+"""Rules of ``headroom doctor --multi-tenant`` about quotas and what they count."""
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
@@ -8,7 +8,7 @@ from headroom.contract.quantity import format_bytes, gib, parse_bytes
 from headroom.doctor.findings import Finding, Weight
 from headroom.doctor.tenant_rights import Object
 
-#: The names by which quotas count GPU memory, and disruption budgets.
+#: Names under which quotas count GPU memory and disruption budgets.
 QUOTA, BUDGETS = "requests.headroom.gpu/vram-bytes", "count/poddisruptionbudgets.policy"
 _GIB = 1 << 30
 
@@ -21,9 +21,9 @@ def examine_quotas(
 ) -> Iterator[Finding]:
     """Yield findings about quotas.
 
-    ``using`` are the namespaces with pods that request GPUs, and ``others`` those of other users.
-    ``devices`` are all reported ones. A quota with a scope counts only some pods, so it limits no
-    namespace.
+    ``using`` are the namespaces with pods that request GPUs, and ``others`` are other users'
+    namespaces. ``devices`` are all reported devices. A quota with a scope counts only some pods, so
+    it does not limit its namespace.
     """
     whole = [
         each
@@ -72,7 +72,7 @@ def _limits(quotas: Iterable[Object]) -> dict[str, int]:
         text = (each["spec"].get("hard") or {}).get(QUOTA)
         try:
             most_bytes = None if text is None else parse_bytes(str(text))
-        except BadQuantity:  # Kubernetes permits larger numbers than any memory
+        except BadQuantity:  # Kubernetes permits numbers that are larger than any memory
             most_bytes = 1 << 63
         if most_bytes is not None:
             name = each["metadata"]["namespace"]
@@ -81,7 +81,7 @@ def _limits(quotas: Iterable[Object]) -> dict[str, int]:
 
 
 def _is_full(quota: Object) -> bool:
-    """Return whether no further disruption budget can be created."""
+    """Return whether the quota allows no further disruption budget."""
     most = (quota["spec"].get("hard") or {}).get(BUDGETS)
     used = ((quota.get("status") or {}).get("used") or {}).get(BUDGETS, "0")
     return most is not None and str(most) in ("0", str(used))
@@ -103,7 +103,7 @@ def examine_largest(devices: Sequence[Device], setting: object) -> Iterator[Find
 
 
 def _suggested(devices: Sequence[Device]) -> Iterator[str]:
-    """Yield the entry for each resource that permits all these devices."""
+    """Yield an entry for each resource that permits all these devices."""
     for resource in sorted({each.resource for each in devices if each.resource}):
         of = [each for each in devices if each.resource == resource and each.memory_bytes > 0]
         if not of:

@@ -1,9 +1,9 @@
 """Rights by which users other than administrators reach into Headroom's pods.
 
-Roles of Headroom's namespace give them, RoleBindings there to a ClusterRole such as edit, and
-ClusterRoleBindings. Kubernetes' own subjects, and holders of cluster-admin, are left out. So are
-service accounts with rights in all namespaces: they are usually parts of the cluster.
-"""
+Such rights come from Roles in Headroom's namespace, from RoleBindings there to a ClusterRole such
+as edit, and from ClusterRoleBindings. Kubernetes' own subjects and holders of cluster-admin are
+left out. So are service accounts with rights in all namespaces, because they are usually parts of
+the cluster."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 
 from headroom.doctor.findings import Finding, Weight
 
-#: Permissions that reach the ports or the token of any pod of a namespace: resource -> verbs.
+#: Resource -> verbs that give access to the ports or the token of any pod of a namespace.
 INSIDE: Mapping[str, frozenset[str]] = {
     "pods/portforward": frozenset({"create", "get"}),
     "pods/exec": frozenset({"create", "get"}),
@@ -21,7 +21,7 @@ INSIDE: Mapping[str, frozenset[str]] = {
     "secrets": frozenset({"get", "list", "watch"}),
     "serviceaccounts/token": frozenset({"create"}),
 }
-#: Groups that every user, or every pod, belongs to.
+#: Groups that every user or every pod belongs to.
 ALL_USERS = ("system:authenticated", "system:unauthenticated", "system:serviceaccounts")
 _ADMIN, _VIEWER = "cluster-admin", "headroom-viewer"
 _TO_DO = "give it to administrators only, or delete it"
@@ -31,7 +31,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Rights:
-    """Objects of RBAC, decoded from JSON. Roles and RoleBindings are those of one namespace."""
+    """RBAC objects, decoded from JSON. Roles and RoleBindings are from one namespace."""
 
     roles: Sequence[Object] = ()
     role_bindings: Sequence[Object] = ()
@@ -40,7 +40,7 @@ class Rights:
 
 
 def examine_rights(rights: Rights, namespace: str) -> Iterator[Finding]:
-    """Yield one finding for each role or binding. ``namespace`` is Headroom's own."""
+    """Yield one finding for each role or binding. ``namespace`` is Headroom's own namespace."""
     own = {each["metadata"]["name"]: each for each in rights.roles}
     of_cluster = {each["metadata"]["name"]: each for each in rights.cluster_roles}
     for name, role in own.items():
@@ -76,7 +76,7 @@ def _finding(found: str) -> Finding:
 
 
 def _given(role: Object) -> list[str]:
-    """Return which of ``INSIDE`` a role gives, by any name."""
+    """Return the permissions in ``INSIDE`` that a role gives, under any name."""
     given: set[str] = set()
     for rule in role.get("rules") or ():
         groups, verbs = rule.get("apiGroups") or (), set(rule.get("verbs") or ())
@@ -90,7 +90,7 @@ def _given(role: Object) -> list[str]:
 
 
 def _users(binding: Object, namespace: str, accounts: bool = True) -> list[str]:
-    """Return the subjects that are neither Kubernetes' nor Headroom's own."""
+    """Return the subjects that belong neither to Kubernetes nor to Headroom."""
     users = []
     for subject in binding.get("subjects") or ():
         kind, name = subject["kind"], subject["name"]

@@ -39,15 +39,15 @@ POLICIES = {
     "headroom-gate-port": "Services of tenants can answer the gates of others",
     "headroom-static-pods": "root on one GPU node can replace the webhook and the console",
 }
-#: Part -> the value of label app.kubernetes.io/component of its pods. A NetworkPolicy of the part's
-#: name protects them.
+#: Part -> the value of label app.kubernetes.io/component on its pods. A NetworkPolicy with the name
+#: of the part protects them.
 NETWORK_POLICIES = {
     "headroom-agent": "agent",
     "headroom-console": "console",
     "headroom-scheduler": "extender",
     "headroom-webhook": "webhook",
 }
-#: Settings of the profile, by name, and what is possible with another value.
+#: Setting of the profile -> its value, and what is possible with another value.
 SETTINGS: Mapping[str, tuple[object, str]] = {
     "mode": ("enforce", "nothing is rejected or evicted"),
     "count_vram": (True, "quotas do not count GPU memory"),

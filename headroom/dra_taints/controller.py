@@ -1,7 +1,8 @@
 """Taints DRA devices whose processes use memory that no claim accounts for.
 
-kube-scheduler then allocates no more claims on them; nothing that runs is ended. A round reads what
-the watches delivered, decides (``dra_taints.taint_decisions``), and creates or deletes rules.
+kube-scheduler then allocates no more claims on these devices, and running pods continue. Each round
+reads what the watches delivered, decides (``dra_taints.taint_decisions``), and creates or deletes
+rules.
 """
 
 import asyncio
@@ -35,9 +36,9 @@ from headroom.runtime.loops import progressed
 log = structlog.get_logger()
 
 T = TypeVar("T")
-#: Seconds between two rounds without a change, and at least between two rounds.
+#: Seconds between two rounds without a change, and minimum seconds between any two rounds.
 EVERY_S, LEAST_S = 1.0, 0.2
-#: Seconds between two lists of the rules: people may delete some.
+#: Seconds between two lists of the rules. They are listed because people may delete some.
 LIST_EVERY_S = 60.0
 
 
@@ -52,7 +53,7 @@ class Reports:
         self._changed: set[str] = set()
 
     def apply(self, events: Sequence[WatchEvent]) -> None:
-        """Take the events of watches, from any thread."""
+        """Apply the events of watches. May be called from any thread."""
         changed = self._claims.apply(events)
         with self._lock:
             for event in events:
@@ -131,19 +132,19 @@ class DeviceTaintsController:
         self._leads, self._observes, self._now_s = leads, observes, now_s
         self._stale_after_s, self._telemetry = stale_after_s, telemetry
         self._decisions = TaintDecisions()
-        #: None until they were listed.
+        #: None until the rules have been listed.
         self._rules: dict[DraDevice, DeviceTaintRule] | None = None
         self._list_at_s = 0.0
-        #: Node -> its reported devices with uuid, and the excess of each device that has some.
+        #: Node -> its reported devices and their UUIDs, and the excess of each device that has any.
         self._devices: dict[str, dict[DraDevice, str]] = {}
         self._excess_bytes: dict[str, dict[DraDevice, int]] = {}
-        #: Node -> until when claims that have ended count there.
+        #: Node -> time until which ended claims still count there.
         self._again_until_s: dict[str, float] = {}
-        #: Why no device can be tainted; "" if it can.
+        #: Why no device can be tainted; "" if devices can be tainted.
         self.obstacle = ""
 
     async def round(self) -> None:
-        """Decide, and write what has changed; without the Lease, do nothing."""
+        """Decide, and write what has changed. Do nothing without the Lease."""
         self._telemetry.leads.set(self._leads())
         self._weigh()
         if not self._leads():
@@ -172,7 +173,7 @@ class DeviceTaintsController:
         self._telemetry.untainted.set(self._decisions.untainted)
 
     def _weigh(self) -> None:
-        """Compute the excess on nodes that changed, or where claims have ended lately."""
+        """Compute the excess on nodes that changed or where claims have ended lately."""
         now_s = self._now_s()
         changed = self._reports.take_changed()
         for node in changed:
@@ -197,7 +198,8 @@ class DeviceTaintsController:
             self._excess_bytes[node] = excess_bytes
 
     def _is_known(self, node: str, device: DraDevice) -> bool:
-        """Return whether the use of the device is known: its report is fresh and complete."""
+        """Return whether the use of the device is known, because its report is fresh and
+        complete."""
         if self._now_s() - self._reports.seen_at_s(node) > self._stale_after_s:
             return False
         status, uuid = self._reports.of(node), self._devices[node][device]
@@ -206,7 +208,7 @@ class DeviceTaintsController:
         )
 
     async def _listed(self) -> dict[DraDevice, DeviceTaintRule] | None:
-        """Return the rules; None if the API server does not serve any."""
+        """Return the rules, or None if the API server does not serve them."""
         now_s = self._now_s()
         if self._rules is not None and now_s < self._list_at_s:
             return self._rules
@@ -217,7 +219,7 @@ class DeviceTaintsController:
         try:
             self._rules = await _ask(self._store.list)
         except ApiStatus as err:
-            if err.status == 404:  # the version is not served any more
+            if err.status == 404:  # the version is no longer served
                 self._store.version = ""
             raise
         self.obstacle = ""
@@ -250,7 +252,7 @@ class DeviceTaintsController:
         log.info("device_taint_cleared", node=node, pool=device.pool, name=device.name)
 
     def _failed(self, device: DraDevice, err: ApiError) -> None:
-        """Repeat the write in the next round, of the rules as they are then."""
+        """Log a failed write. The next round repeats it with the rules as they are then."""
         self._list_at_s = 0.0
         self._telemetry.writes.labels("failed").inc()
         log.warning("device_taint_not_written", pool=device.pool, name=device.name, error=str(err))

@@ -1,4 +1,4 @@
-"""The process of the controller of device taints: four watches, one port, DeviceTaintRules."""
+"""The process of the controller of device taints, with its watches and its port."""
 
 import asyncio
 import time
@@ -35,8 +35,8 @@ async def serve_device_taints(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Taint devices in the cluster of the kubernetes package's configuration, until a signal;
-    raise ``BadSettings``."""
+    """Taint devices until a signal arrives, in the cluster that kubernetes is configured for. Raise
+    ``BadSettings``."""
     api = KubeApi(load_configuration())
     telemetry = TaintTelemetry(CollectorRegistry())
     telemetry.registry.register(CertificateCollector(settings.served_certificates))

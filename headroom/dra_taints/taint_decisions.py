@@ -1,7 +1,7 @@
-"""Decides which DRA devices to taint, with hysteresis, so that a taint does not flap.
+"""Decides which DRA devices to taint, with hysteresis, so that taints do not flap.
 
-A device is tainted at once if its excess reaches ``TAINTED_FROM_BYTES``. The taint ends when the
-excess has been below ``CLEARED_BELOW_BYTES`` for a time, which doubles each time that the device is
+A device is tainted at once when its excess reaches ``TAINTED_FROM_BYTES``. The taint ends when the
+excess has been below ``CLEARED_BELOW_BYTES`` for some time. This time doubles if the device is
 tainted again soon after.
 """
 
@@ -11,27 +11,27 @@ from dataclasses import dataclass
 from headroom.bounded import Bounded
 from headroom.core.cluster.claimed_devices import DraDevice
 
-#: Excess of this many bytes is more than the context of a process.
+#: Excess from which a device is tainted: more than the context of a process.
 TAINTED_FROM_BYTES = 512 << 20
 CLEARED_BELOW_BYTES = 256 << 20
-#: Seconds below the lower limit before a taint ends, at first and at most.
+#: Seconds below the lower limit before a taint ends: initial and maximum value.
 FIRST_HOLD_S, LONGEST_HOLD_S = 3.0, 300.0
-#: Seconds after the end of a taint until the next one counts as the first again.
+#: Seconds after the end of a taint after which the next taint counts as the first again.
 FORGOTTEN_AFTER_S = 600.0
-#: Seconds without a report after which a taint ends: it needs evidence.
+#: Seconds without a report after which a taint ends, because a taint needs evidence.
 UNKNOWN_AFTER_S = 600.0
-#: Maximum number of taints. A larger number is more likely an error of measurement.
+#: Maximum number of taints. If there are more, an error of measurement is more likely.
 MAX_TAINTS = 100
-#: Devices that are remembered after their taint ended.
+#: Number of devices that are remembered after their taint ended.
 MAX_FORMER = 1_000
 
 
 @dataclass(slots=True)
 class _Taint:
     hold_s: float
-    #: Since when the excess is below the lower limit; None while it is not.
+    #: Time since which the excess is below the lower limit; None while it is not.
     low_since_s: float | None = None
-    #: When the excess was known last.
+    #: Time at which the excess was last known.
     known_at_s: float = 0.0
 
 
@@ -42,11 +42,11 @@ class TaintDecisions:
         self._taints: dict[DraDevice, _Taint] = {}
         #: Device -> when its last taint ended, and for how long the excess had to stay low.
         self._former: Bounded[DraDevice, tuple[float, float]] = Bounded(MAX_FORMER)
-        #: Devices with excess beyond ``MAX_TAINTS``, in the last decision.
+        #: Number of devices that the last decision left untainted because of ``MAX_TAINTS``.
         self.untainted = 0
 
     def adopt(self, devices: Iterable[DraDevice], now_s: float) -> None:
-        """Continue taints that exist in the cluster."""
+        """Continue the taints that already exist in the cluster."""
         for device in devices:
             self._taints.setdefault(device, _Taint(FIRST_HOLD_S, known_at_s=now_s))
 
@@ -59,8 +59,8 @@ class TaintDecisions:
     ) -> set[DraDevice]:
         """Return the devices that are to be tainted now.
 
-        ``excess_bytes`` has the devices with excess. ``exists`` is whether a slice offers the
-        device and its node reports it. ``is_known`` is whether the report is fresh and can
+        ``excess_bytes`` maps devices to their excess. ``exists`` returns whether a slice offers the
+        device and its node reports it. ``is_known`` returns whether the report is fresh and can
         attribute processes.
         """
         for device, taint in list(self._taints.items()):

@@ -22,15 +22,15 @@ from headroom.core.cluster.claimed_devices import DraDevice
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import METADATA_ONLY, KubeApi
 
-#: Newest first. v1 is on in Kubernetes 1.37 and newer. The rules have been in v1alpha3 since 1.33
-#: and in v1beta2 since 1.36, and are off there unless they are enabled.
+#: Newest first. v1 is on in Kubernetes 1.37 and newer. v1alpha3 has the rules since 1.33 and
+#: v1beta2 since 1.36, but both are off unless they are enabled.
 VERSIONS = ("v1", "v1beta2", "v1alpha3")
 NOT_SERVED = (
     "The API server serves no DeviceTaintRules. Enable feature gate DRADeviceTaintRules. Before "
     "Kubernetes 1.37, also enable API resource.k8s.io/v1beta2 (1.36) or v1alpha3 (1.33 to 1.35)"
 )
-#: The rules belong to this ValidatingAdmissionPolicy, which limits what the controller may write:
-#: Kubernetes deletes them when it is uninstalled.
+#: Owner of the rules: the ValidatingAdmissionPolicy that limits what the controller may write. When
+#: it is uninstalled, Kubernetes deletes the rules.
 OWNER = "headroom-device-taints"
 
 
@@ -53,16 +53,16 @@ _encode = msgspec.json.Encoder().encode
 
 
 class TaintRules:
-    """The rules with Headroom's label. Methods block, and raise ``ApiError``."""
+    """The rules with Headroom's label. Its methods block, and raise ``ApiError``."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        #: The served version; empty if it is not known, or if there is none.
+        #: The served version; empty if it is unknown or there is none.
         self.version = ""
         self._owner: OwnerReference | None = None
 
     def discover(self) -> bool:
-        """Find the served version; return whether there is one."""
+        """Find the served version. Return whether there is one."""
         self.version = next(self._served(), "")
         return bool(self.version)
 
@@ -99,9 +99,9 @@ class TaintRules:
         return _decode_rule(self._api.call("POST", self._path(), body=_encode(rule)))
 
     def delete(self, rule: DeviceTaintRule) -> None:
-        """Delete this rule; nothing happens if it is gone.
+        """Delete this rule. Do nothing if it is gone.
 
-        Raise ``ApiStatus`` with 409 if another rule of its name has replaced it.
+        Raise ``ApiStatus`` with 409 if another rule with its name has replaced it.
         """
         preconditions = {"preconditions": {"uid": rule.metadata.uid}}
         path = f"{self._path()}/{quote(rule.metadata.name, safe='')}"
@@ -124,7 +124,7 @@ class TaintRules:
                 yield version
 
     def _owned_by(self) -> OwnerReference | None:
-        """Return the owner of new rules; None if it cannot be read."""
+        """Return the owner of new rules, or None if it cannot be read."""
         if self._owner is None:
             try:
                 folder = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies"
@@ -151,6 +151,6 @@ def _name(device: DraDevice) -> str:
 def _spec(device: DraDevice) -> DeviceTaintRuleSpec:
     return DeviceTaintRuleSpec(
         device_selector=DeviceSelector(driver=DRIVER, pool=device.pool, device=device.name),
-        # No other effect: a pod that runs is never ended by this.
+        # NoSchedule is the only effect, because a running pod must never be ended by a taint.
         taint=DeviceTaint(key=TAINT_KEY, value="true", effect=NO_SCHEDULE),
     )

@@ -1,4 +1,4 @@
-"""Changes of a cluster with the user's own credentials: a Node's annotation, and evictions."""
+"""Changes a cluster with the user's own credentials: annotates Nodes, and evicts pods."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ from headroom.client.kube_protocol import status_of
 from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
 from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 
-#: Attempts to write a Node that other clients write too: its kubelet does up to every 10 s.
+#: Attempts to write a Node. Other clients write it too, such as its kubelet every 10 s.
 _ATTEMPTS = 5
 #: Maximum number of names in a message.
 _MOST_NAMES = 10
@@ -32,7 +32,7 @@ class Outcome(Enum):
     ACCEPTED = "accepted"
     #: The pod has ended or was deleted.
     GONE = "gone"
-    #: A disruption budget or the API server's own limits allow no eviction now.
+    #: A disruption budget, or a limit of the API server, allows no eviction now.
     LATER = "later"
     FAILED = "failed"
 
@@ -65,7 +65,7 @@ class Created:
 
     name: str
     uid: str
-    #: Empty while it is unbound.
+    #: Empty while it is not bound.
     node: str
 
 
@@ -106,7 +106,8 @@ class Cluster:
             self._api.patch_node(name, patch, _request_timeout=API_TIMEOUT_S)
 
     def annotate(self, name: str, read: NodeRead, key: str, value: str | None) -> None:
-        """Set an annotation of the Node that was read; None removes it. Raises ``Conflict``."""
+        """Set an annotation of the Node that was read, or remove it if ``value`` is None. Raises
+        ``Conflict``."""
         from kubernetes.client.exceptions import ApiException
 
         path = "/metadata/annotations"
@@ -128,7 +129,7 @@ class Cluster:
                 raise Conflict from err
 
     def pod(self, namespace: str, name: str) -> PodRead | None:
-        """Read a pod; None if there is none of this name."""
+        """Read a pod. Return None if there is no pod with this name."""
         from kubernetes.client.exceptions import ApiException
 
         with _explained(f"pod {namespace}/{name} cannot be read", _EVICTION_RULES):
@@ -149,7 +150,7 @@ class Cluster:
         )
 
     def created_by(self, namespace: str, controller_uid: str) -> list[Created]:
-        """Return the pods of a controller, the oldest first."""
+        """Return the pods of a controller, oldest first."""
         with _explained(f"pods of namespace {namespace} cannot be listed", _LIST_RULE):
             listed = self._api.list_namespaced_pod(namespace, _request_timeout=API_TIMEOUT_S).items
         found = [
@@ -164,7 +165,7 @@ class Cluster:
         ]
 
     def evict(self, namespace: str, name: str, uid: str) -> tuple[Outcome, str]:
-        """Evict the pod with this uid; return the outcome and the API server's reason."""
+        """Evict the pod with this uid. Return the outcome and the API server's reason."""
         from kubernetes import client
         from kubernetes.client.exceptions import ApiException
 
@@ -179,11 +180,11 @@ class Cluster:
                 )
             except ApiException as err:
                 match err.status:
-                    case 404 | 409:  # 409: another pod has the name now
+                    case 404 | 409:  # 409 means that another pod has this name now
                         return Outcome.GONE, ""
                     case 429:
                         return Outcome.LATER, message_of(err)
-                    case 500:  # also if several disruption budgets select the pod
+                    case 500:  # for example if several disruption budgets select the pod
                         return Outcome.FAILED, message_of(err)
                 raise
         return Outcome.ACCEPTED, ""
@@ -192,10 +193,10 @@ class Cluster:
 def annotate(
     cluster: Cluster, name: str, key: str, change: Callable[[NodeRead], str | None]
 ) -> NodeRead:
-    """Set an annotation to ``change(node)``; after a conflict, read the Node and try again.
+    """Set an annotation to ``change(node)``. After a conflict, read the Node and try again.
 
-    ``change`` gets the Node that was read, and returns the value; None removes the annotation.
-    Returns the Node as it was before. Raises ``CommandError``.
+    ``change`` is called with the Node that was read, and returns the value, or None to remove the
+    annotation. Returns the Node as it was before the change. Raises ``CommandError``.
     """
     for _ in range(_ATTEMPTS):
         read = cluster.node(name)
@@ -208,19 +209,19 @@ def annotate(
             continue
         return read
     raise CommandError(
-        f"node {name} was changed by other clients during each of {_ATTEMPTS} attempts to annotate "
-        "it; nothing was changed: run the command again",
+        f"node {name} was not changed, because other clients changed it during each of {_ATTEMPTS} "
+        "attempts; run the command again",
         UNREACHABLE,
     )
 
 
 def _controller(pod: Any) -> Any:
-    """Return the owner reference of the pod's controller; None if it has none."""
+    """Return the owner reference of the pod's controller, or None if it has none."""
     return next((each for each in pod.metadata.owner_references or () if each.controller), None)
 
 
 def nodes_listed(names: Iterable[str]) -> str:
-    """Return a sentence with the names of the nodes, at most 10."""
+    """Return a sentence with the names of at most 10 of the nodes."""
     every = sorted(names)
     if not every:
         return "No node is known"
@@ -229,14 +230,15 @@ def nodes_listed(names: Iterable[str]) -> str:
 
 
 def message_of(err: Any) -> str:
-    """Return the message of an ``ApiException``, from its first cause or from its status."""
+    """Return the message of an ``ApiException``: its first cause, or the message of its status."""
     status = status_of(err.body or b"")
     return status.cause or status.message or f"{err.status} {err.reason}"
 
 
 @contextmanager
 def _explained(what: str, rules: str) -> Iterator[None]:
-    """Raise ``CommandError`` for errors of the API server; for 403, with the missing rules."""
+    """Convert errors of the API server to ``CommandError``. For status 403, add the missing
+    rules."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 

@@ -1,10 +1,10 @@
-"""The commands of ``kubectl headroom``: each calls the debug API and prints the answer.
+"""The commands of ``kubectl headroom``. Each calls the debug API and prints the answer.
 
-Only ``cordon``, ``uncordon`` and ``defrag --apply`` change anything. Exit status: 0, answered; 1,
-the object does not exist, a pod of a what-if does not fit, no moves were found, or a pod was not
-evicted or moved; 2, an error on the command line, also if the debug API finds it; 3, no answer: the
-debug API cannot be reached, failed, or does not let the user read.
-"""
+Only ``cordon``, ``uncordon`` and ``defrag --apply`` change anything. Exit statuses: 0 after an
+answer; 1 if the object does not exist, a pod of a what-if does not fit, no moves were found, or a
+pod was not evicted or moved; 2 after an error on the command line, even if the debug API finds it;
+3 without an answer, because the debug API cannot be reached, failed, or does not authorize the
+user."""
 
 import contextlib
 import sys
@@ -101,7 +101,7 @@ def capacity(
     by_node: Annotated[bool, typer.Option("--by-node", help="Print a line for each node.")] = False,
     output: Format = None,
 ) -> None:
-    """Count the pods of a size that fit now, and show whether the fleet is full or fragmented."""
+    """Count how many pods of a size fit now, and show whether the fleet is full or fragmented."""
     options: Options = context.obj
     note_implausible(vram)
     asked = {"resource": resource, "tolerate": tolerate, "by_node": by_node or None}
@@ -124,7 +124,7 @@ def pending(
     limit: Limit = None,
     output: Format = None,
 ) -> None:
-    """List the pods that wait for a GPU, each with what it lacks."""
+    """List the pods that wait for a GPU, each with the memory that it lacks."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     body = options.api().get("pending", namespace=chosen, limit=limit)
@@ -140,7 +140,7 @@ app.command(rich_help_panel=MEMORY)(quota)
 def why(
     context: typer.Context, pod: PodName, namespace: Namespace = None, output: Format = None
 ) -> None:
-    """Explain why a pod waits or why it is on its node, with suggestions."""
+    """Explain why a pod waits, or why it is on its node, and suggest what to change."""
     options: Options = context.obj
     body = options.api().get("explain", "pods", *options.pod(pod, namespace))
     if not print_data(body, output):
@@ -157,14 +157,14 @@ def score(
     namespace: Namespace = None,
     output: DataFormat = None,
 ) -> None:
-    """Explain why a pod fits on a node or not: every check, every term, and the rank."""
+    """Explain why a pod fits on a node or not, with every check, every term, and the rank."""
     options: Options = context.obj
     api, pod_path = options.api(), options.pod(pod, namespace)
     if node is None:
         nearest = api.get("explain", "pods", *pod_path)["nearest"]
         if not nearest:
             raise CommandError(
-                f"no node is eligible for pod {'/'.join(pod_path)}: to explain a node all the same,"
+                f"no node is eligible for pod {'/'.join(pod_path)}; to explain one anyway,"
                 " name it. Example: --node gpu-a",
                 NOT_THERE,
             )
@@ -189,7 +189,7 @@ def decisions(
     limit: Limit = None,
     output: Format = None,
 ) -> None:
-    """List decisions about pods, the newest first."""
+    """List decisions about pods, newest first."""
     options: Options = context.obj
     if pod is not None:
         pod, chosen = "/".join(options.pod(pod, namespace)), None
@@ -214,10 +214,10 @@ def defaults(
 ) -> None:
     """Suggest default requests of namespaces, from the measured use of their pods.
 
-    Prints a script of kubectl annotate, and changes nothing. Each amount is the largest use of a
-    GPU by a running pod since its start, and 10 % more, rounded up to 256 MiB. Pods that have ended
-    do not count: run it under load. If fewer than 3 measured pods of a namespace have run for an
-    hour, its line is only a comment.
+    Prints a script of kubectl annotate commands, and changes nothing. Each amount is the largest
+    use of a GPU by a running pod since it started, plus 10 %, rounded up to 256 MiB. Pods that have
+    ended do not count, so run it under load. If fewer than 3 measured pods of a namespace have run
+    for an hour, its line is only a comment.
     """
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
@@ -234,7 +234,7 @@ def drift(
     all_namespaces: AllNamespaces = False,
     output: Format = None,
 ) -> None:
-    """Compare each reservation with reality: predicted and actual devices, and use."""
+    """Compare each reservation with reality: the predicted and actual devices, and the use."""
     options: Options = context.obj
     body = options.api().get("drift")
     chosen = options.namespace(namespace, all_namespaces)
@@ -296,14 +296,14 @@ def snapshot(
     context: typer.Context,
     redact: Annotated[bool, typer.Option("--redact", help="Replace names with numbers.")] = False,
 ) -> None:
-    """Print all inputs of decisions as JSON, for a bug report; see headroom replay."""
+    """Print all inputs of decisions as JSON, for a bug report. See headroom replay."""
     options: Options = context.obj
     show_json(options.api().get("snapshot", redact=redact))
 
 
 def main(name: str = "kubectl headroom") -> None:
-    """Run the command line; ``name`` is the command as the user typed it."""
-    # Names and reasons may have characters that the terminal cannot show.
+    """Run the command line. ``name`` is the command as the user typed it."""
+    # Names and reasons can contain characters that the terminal cannot show.
     with contextlib.suppress(AttributeError):
         sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:

@@ -1,4 +1,4 @@
-"""GPUs of a node that take no new pods: selection, preview and annotation. Pure functions."""
+"""GPUs of a node that take no new pods: selection, preview and annotation. Only pure functions."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -13,7 +13,7 @@ from headroom.kubectl.debug_api_client import BAD_INPUT, CommandError
 from headroom.kubectl.top import counted
 
 Body = Mapping[str, Any]
-#: A whole UUID as the driver reports it, also of a MIG device of an old driver.
+#: A whole UUID as the driver reports it, also for a MIG device of an old driver.
 _WHOLE_UUID = re.compile(
     r"(MIG-)?(GPU-)?[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/\d+/\d+)?", re.IGNORECASE
 )
@@ -25,11 +25,12 @@ class Gpu:
     """A GPU or a MIG device that can be cordoned."""
 
     uuid: str
-    #: The number of the physical GPU; None if the debug API did not report it.
+    #: Index of the physical GPU; None if the debug API did not report it.
     index: int | None = None
-    #: The devices that take no pods if it is cordoned: itself, or all MIG devices of the GPU.
+    #: The devices that take no pods if it is cordoned: the device itself, or all MIG devices of the
+    #: GPU.
     devices: tuple[Body, ...] = field(default=(), compare=False)
-    #: MIG device: the UUID of its physical GPU.
+    #: For a MIG device, the UUID of its physical GPU.
     parent: str | None = None
 
     def __str__(self) -> str:
@@ -37,9 +38,10 @@ class Gpu:
 
 
 def gpus_of(node: Body, parents: Mapping[str, str]) -> list[Gpu]:
-    """Return what can be cordoned on a node of the debug API.
+    """Return the GPUs and MIG devices of a node that can be cordoned.
 
-    ``parents`` maps each MIG device to its physical GPU, which can be cordoned too.
+    ``node`` is the body of the debug API. ``parents`` maps each MIG device to its physical GPU,
+    which can be cordoned too.
     """
     found = []
     of_parent: dict[str, list[Body]] = {}
@@ -54,9 +56,9 @@ def gpus_of(node: Body, parents: Mapping[str, str]) -> list[Gpu]:
 
 
 def selected(node: str, gpus: Sequence[Gpu], given: Iterable[str]) -> list[Gpu]:
-    """Return the GPU of each word: a UUID, the unique start of one, or an index.
+    """Return the GPU for each word: a UUID, the unique start of a UUID, or an index.
 
-    An index selects a physical GPU. Raises ``CommandError`` with the node's GPUs.
+    An index selects a physical GPU. Raises ``CommandError`` that lists the node's GPUs.
     """
     chosen: dict[str, Gpu] = {}
     for word in given:
@@ -81,23 +83,24 @@ def selected(node: str, gpus: Sequence[Gpu], given: Iterable[str]) -> list[Gpu]:
 
 
 def whole_uuids(given: Sequence[str], why: str) -> list[Gpu]:
-    """Return the GPUs of whole UUIDs, if the debug API cannot be asked because of ``why``.
+    """Return the GPUs with these whole UUIDs. Used if the debug API cannot be reached.
 
-    Raises ``CommandError`` if a word is only the start of a UUID, or an index.
+    ``why`` is the reason. Raises ``CommandError`` if a word is only the start of a UUID, or an
+    index.
     """
     for word in given:
         if not _WHOLE_UUID.fullmatch(word):
             raise CommandError(
-                f"{word!r} is no whole UUID, and the debug API, which has the GPUs of the node, "
-                f"cannot be asked: {why}. Give the whole UUID, as nvidia-smi -L prints it. "
-                f"Example: {_UUID_EXAMPLE}",
+                f"{word!r} is not a whole UUID, and the debug API, which lists the GPUs of the "
+                f"node, cannot be reached: {why}. Give the whole UUID, as nvidia-smi -L prints "
+                f"it. Example: {_UUID_EXAMPLE}",
                 BAD_INPUT,
             )
     return [Gpu(word) for word in dict.fromkeys(given)]
 
 
 def annotated(node: str, annotations: Mapping[str, str]) -> frozenset[str]:
-    """Return the UUIDs of the node's annotation. Raises ``CommandError`` if it is not valid."""
+    """Return the UUIDs in the node's annotation. Raises ``CommandError`` if it is not valid."""
     try:
         return parse_cordon(annotations.get(CORDON, ""))
     except BadAnnotation as err:
@@ -109,7 +112,7 @@ def annotated(node: str, annotations: Mapping[str, str]) -> frozenset[str]:
 
 
 def annotation(uuids: Set[str]) -> str | None:
-    """Return the value of the annotation; None to remove it. Raises ``CommandError``."""
+    """Return the value of the annotation, or None to remove it. Raises ``CommandError``."""
     text = ",".join(sorted(uuids))
     try:
         parse_cordon(text)
@@ -125,10 +128,10 @@ def preview(
     steering_obstacle: str | None = None,
     evict: bool = False,
 ) -> Iterator[str]:
-    """Yield lines about what the node loses if the GPUs are cordoned.
+    """Yield lines that show what the node loses if the GPUs are cordoned.
 
     ``annotations`` are the annotations of the Node. ``steering_obstacle`` is the known obstacle to
-    steering the node; None if there is none. ``evict`` is whether pods on the GPUs will be evicted.
+    steering the node, or None. ``evict`` is whether pods on the GPUs will be evicted.
     """
     for gpu in chosen:
         models = ", ".join(sorted({device["model"] for device in gpu.devices}))
@@ -160,9 +163,9 @@ def _open(devices: Iterable[Body]) -> list[Body]:
 
 def _amounts(devices: Sequence[Body]) -> str:
     if not devices:
-        return "nothing, because it takes no pods already"
+        return "nothing, because it already takes no pods"
     replicas = sum(device["replicas_free"] for device in devices)
-    # MIG compute instances of one memory each have the figures of the whole memory.
+    # MIG compute instances that share a memory each report the figures of the whole memory.
     free = {each["memory_id"]: max(each["headroom_bytes"], 0) for each in devices}
     return f"{counted(replicas, 'free replica')}, {gib(sum(free.values()))} headroom"
 
@@ -206,5 +209,5 @@ def _closing(
 
 
 def _plugin_chooses(node: Body, device: Body) -> bool:
-    """Return whether the device plugin chooses the device, not Headroom."""
+    """Return whether the device plugin, not Headroom, chooses the device."""
     return bool(device["policy"] != "steered")

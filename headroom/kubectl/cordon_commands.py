@@ -1,7 +1,7 @@
 """The commands that change a node: ``cordon`` and ``uncordon``.
 
-They read the debug API as all commands do, and write with the credentials of the kubeconfig. If the
-debug API cannot be reached, they take whole UUIDs and show no preview.
+They read the debug API like all commands, and write with the credentials of the kubeconfig. If the
+debug API cannot be reached, they accept only whole UUIDs and show no preview.
 """
 
 import sys
@@ -40,7 +40,7 @@ NodeName = Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.
 Given = Annotated[
     list[str],
     typer.Argument(
-        metavar="GPU", help="UUID, the unique start of one, or the index of a GPU of the node."
+        metavar="GPU", help="UUID of a GPU, its unique start, or the index of a GPU of the node."
     ),
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would happen; change nothing.")]
@@ -55,13 +55,13 @@ def cordon(
         bool, typer.Option("--evict", help="Also evict the pods on the GPUs, as kubectl drain.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="With --evict: also pods without a controller.")
+        bool, typer.Option("--force", help="With --evict: also evict pods without a controller.")
     ] = False,
     timeout: Annotated[
         str, typer.Option(help="With --evict: time until all pods must have ended.")
     ] = "5m",
 ) -> None:
-    """Let GPUs of a node take no new pods, after a preview of what is lost.
+    """Stop new pods from using GPUs of a node, after a preview of what is lost.
 
     With --evict, disruption budgets are respected, and pods of DaemonSets and mirror pods stay. The
     exit status is 1 if a pod stays. Your account must be allowed to get and patch nodes, and for
@@ -74,7 +74,7 @@ def cordon(
     cluster, debug = Cluster(options.kubeconfig, options.context), _Debug(options, node)
     if debug.unreachable and evict:
         raise CommandError(
-            f"--evict needs the debug API, which has the pods of a GPU: {debug.unreachable}",
+            f"--evict needs the debug API, which lists the pods of a GPU: {debug.unreachable}",
             UNREACHABLE,
         )
     read = cluster.node(node)
@@ -112,18 +112,18 @@ def uncordon(context: typer.Context, node: NodeName, gpus: Given, dry_run: DryRu
     cluster, debug = Cluster(options.kubeconfig, options.context), _Debug(options, node)
     before = annotated(node, cluster.node(node).annotations)
     if debug.unreachable:
-        _note(f"only UUIDs can be given: {debug.unreachable}")
+        _note(f"only whole UUIDs can be given: {debug.unreachable}")
         known = whole_uuids([each for each in gpus if not _starts(before, each)], debug.unreachable)
     else:
         known = debug.gpus()
-    # A GPU that was removed from the node may still be in the annotation.
+    # The annotation may still contain a GPU that was removed from the node.
     known += [Gpu(uuid) for uuid in sorted(before - {gpu.uuid for gpu in known})]
     chosen = selected(node, known, gpus)
     gone_of = {gpu: {gpu.uuid, *(d["uuid"] for d in gpu.devices)} & before for gpu in chosen}
     for gpu in chosen:
         if gpu.parent in before:
             raise CommandError(
-                f"{gpu} is cordoned with its whole GPU, {gpu.parent}. To uncordon that: "
+                f"{gpu} is cordoned with its whole GPU, {gpu.parent}. To uncordon that GPU: "
                 + command("kubectl", "headroom", "uncordon", node, gpu.parent),
                 BAD_INPUT,
             )
@@ -140,7 +140,7 @@ def uncordon(context: typer.Context, node: NodeName, gpus: Given, dry_run: DryRu
 
 
 class _Debug:
-    """The node as the debug API has it, or why the debug API cannot be asked."""
+    """The node as the debug API describes it, or the reason why the debug API cannot be reached."""
 
     def __init__(self, options: Options, node: str) -> None:
         """Raises ``CommandError`` if the debug API has no such node."""
@@ -169,7 +169,7 @@ class _Debug:
             ) from err
 
     def gpus(self) -> list[Gpu]:
-        """Return what can be cordoned, with the physical GPUs of MIG devices."""
+        """Return everything that can be cordoned, including the physical GPUs of MIG devices."""
         first = {each["index"]: each for each in self.body["devices"] if each["kind"] == "mig"}
         parent_of = {
             index: self.api.get("nodes", self.node, "devices", each["uuid"])["mig_parent"]
@@ -185,7 +185,7 @@ class _Debug:
         )
 
     def held(self, chosen: Sequence[Gpu]) -> dict[str, Held]:
-        """Read the pods on these GPUs. Raises ``CommandError`` if some may not be read."""
+        """Read the pods on these GPUs. Raises ``CommandError`` if any of them is hidden."""
         uuids = {device["uuid"] for gpu in chosen for device in gpu.devices}
         devices = [each for each in self.read()["devices"] if each["uuid"] in uuids]
         if any(each["hidden_holders"] for each in devices):
@@ -205,7 +205,7 @@ def _evict(
     timeout_s: float,
     dry_run: bool,
 ) -> bool:
-    """Evict the pods on the GPUs, and print a line for each. Returns whether a pod stayed."""
+    """Evict the pods on the GPUs, and print a line for each. Return whether any pod stayed."""
     if dry_run:
         show_lines(_would_evict(cluster, debug.held(chosen), force))
         return False
@@ -221,7 +221,7 @@ def _would_evict(cluster: Cluster, found: dict[str, Held], force: bool) -> Itera
     for uid, pod in found.items():
         read = cluster.pod(pod.namespace, pod.name)
         if read is None or read.uid != uid or read.ends:
-            yield f"{pod}: ends already"
+            yield f"{pod}: is already terminating"
         elif why := why_kept(read, force):
             yield f"{pod}: would stay: {why}"
         else:

@@ -14,7 +14,7 @@ from headroom.kubectl.table import Table
 
 Body = Mapping[str, Any]
 
-#: Header and field of the columns of hours and memory, then of those with prices.
+#: Header and field of each column: columns of hours and memory, then columns with prices.
 _COLUMNS = (
     ("GPU HOURS", "held_gpu_hours"),
     ("USED", "used_gpu_hours"),
@@ -24,7 +24,7 @@ _COLUMNS = (
     ("UNUSED", "unused_gib_days"),
 )
 _PRICED = (("COST", "cost"), ("IDLE COST", "idle_cost"))
-#: A report is complete if at least this part of its time is recorded.
+#: A report counts as complete if at least this ratio of its time is recorded.
 _COMPLETE_RATIO = 0.99
 
 
@@ -47,7 +47,7 @@ def costs(
         ),
     ] = None,
 ) -> None:
-    """Report the GPU hours that each namespace held, used and left idle, and their costs."""
+    """Report the GPU hours that each namespace held, used and left idle, and what they cost."""
     options: Options = context.obj
     body = options.api().get("costs", since=since, namespace=namespace)
     if output is Sheet.CSV:
@@ -76,16 +76,16 @@ def table(body: Body) -> Table:
 
 
 def incomplete(body: Body) -> str:
-    """Return a note if records cover only a part of the time; "" if they cover all."""
+    """Return a note if only a part of the time is recorded; "" if all of it is."""
     asked_s = body["to_s"] - body["from_s"]
     if body["covered_s"] >= _COMPLETE_RATIO * asked_s:
         return ""
     hours, of = body["covered_s"] / 3600, asked_s / 3600
-    return f"recorded: {hours:.1f} of {of:.1f} h; the sums are of this part"
+    return f"recorded: {hours:.1f} of {of:.1f} h; the sums cover only this part"
 
 
 def _write_csv(body: Body) -> None:
-    """Write a line for each namespace, with the names of the API's fields."""
+    """Write a line for each namespace. Columns are named like the API's fields."""
     fields = ["namespace", *body["total"]]
     writer = csv.DictWriter(sys.stdout, fields, lineterminator="\n")
     writer.writeheader()
@@ -94,7 +94,7 @@ def _write_csv(body: Body) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell that a spreadsheet takes as text if it is text, and never as a formula."""
+    """Return a cell for a spreadsheet, which must read text as text and never as a formula."""
     if not isinstance(value, str):
         return value
     text = printable(value)

@@ -1,4 +1,4 @@
-"""The client of the debug API; it reports each error in one sentence."""
+"""The client of the debug API. It reports each error in one sentence."""
 
 import http.client
 import json
@@ -11,10 +11,10 @@ from urllib.parse import quote, urlencode
 from headroom.contract.annotations import VRAM
 
 TIMEOUT_S = 30.0
-#: Maximum size of an answer; Headroom's own answers are far smaller.
+#: Maximum bytes of an answer. Headroom's own answers are far smaller.
 _MAX_BYTES = 256 << 20
 
-#: Note about every answer from a Headroom in mode observe.
+#: Note that is printed after an answer from a Headroom in mode observe.
 OBSERVES = "Headroom only observes (mode: observe): it rejects, prefers and evicts nothing."
 
 
@@ -31,13 +31,13 @@ class CommandError(Exception):
 NOT_THERE, BAD_INPUT, UNREACHABLE = 1, 2, 3
 #: Query parameters whose option on the command line has another name.
 _OPTIONS = {"count": "gpus"}
-#: Fields of the body of a what-if whose option on the command line has another name.
+#: Fields in the body of a what-if whose option on the command line has another name.
 _BODY_OPTIONS = {"pods": "pods", "pods.0": "vram", "add.like": "add", "modes": "mode"}
 _FIELD = re.compile(r"body (pods|pods\.0|drain|add\.like|release|(?:replicas|modes)(?:\.\S+)?): ")
 
 
 class Response(Protocol):
-    """An answer, of ``http.client`` or urllib3. Iteration yields its lines as they arrive."""
+    """An answer of ``http.client`` or urllib3. Iteration yields its lines as they arrive."""
 
     status: int
 
@@ -62,33 +62,34 @@ class Transport(Protocol):
     def open(
         self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
     ) -> AbstractContextManager[Response]:
-        """Send a request; the answer can be read within the context. Raises ``OSError``,
-        ``http.client.HTTPException`` and ``CommandError``, also while it is read."""
+        """Send a request. The answer can be read within the context. Raises ``OSError``,
+        ``http.client.HTTPException`` and ``CommandError``, also while the answer is read."""
         ...
 
 
 class DebugApi:
-    """A client of the views."""
+    """A client of the debug API's views."""
 
     def __init__(
         self, transport: Transport, notify: Callable[[str], object] = lambda text: None
     ) -> None:
-        """Create a client. It calls ``notify`` with ``OBSERVES``, once, if Headroom observes."""
+        """Create a client. If Headroom only observes, it calls ``notify`` once with
+        ``OBSERVES``."""
         self._transport = transport
         self._notify = notify
         self._notified = False
 
     def get(self, *path: str, **query: str | int | bool | None) -> Any:
-        """Return the body of a GET of the path under /v1/. Raises ``CommandError``."""
+        """Return the body of a GET request to the path under /v1/. Raises ``CommandError``."""
         return self._call("GET", _target(path, query), None)
 
     def post(self, *path: str, body: object) -> Any:
-        """Return the body of a POST to the path under /v1/. Raises ``CommandError``."""
+        """Return the body of a POST request to the path under /v1/. Raises ``CommandError``."""
         return self._call("POST", _target(path, {}), json.dumps(body).encode())
 
     def lines(self, path: str, last_event_id: str = "", *, since: str | None) -> Iterator[str]:
-        """Yield the lines of a stream of server-sent events, after the event of this id if it is
-        not empty. Raises ``CommandError``."""
+        """Yield the lines of a stream of server-sent events. If ``last_event_id`` is set, begin
+        after this event. Raises ``CommandError``."""
         target = _target((path,), {"since": since})
         headers = {"Accept": "text/event-stream"}
         if last_event_id:
@@ -134,7 +135,7 @@ class DebugApi:
 
 
 def _target(path: tuple[str, ...], query: Mapping[str, str | int | bool | None]) -> str:
-    """Return the quoted path under /v1/ with the query; leave out parameters that are None."""
+    """Return the quoted path under /v1/ with the query. Parameters that are None are left out."""
     given = {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in query.items()
@@ -145,13 +146,13 @@ def _target(path: tuple[str, ...], query: Mapping[str, str | int | bool | None])
 
 
 def _detail(answer: Any, target: str, status: int) -> str:
-    """Return the detail of problem+json; if it has none, the status."""
+    """Return the detail of problem+json, or the status if there is none."""
     detail = answer.get("detail") if isinstance(answer, dict) else None
     return _with_options(detail) if isinstance(detail, str) else f"{target} returned {status}"
 
 
 def _with_options(detail: str) -> str:
-    """Return a message about parameters with the options of the command line instead."""
+    """Return the message with parameters replaced by the options of the command line."""
     if found := _FIELD.match(detail):
         field, _, node = found[1].partition(".") if found[1][0] in "rm" else (found[1], "", "")
         option = f"--{_BODY_OPTIONS.get(field, field)} {node}".rstrip()

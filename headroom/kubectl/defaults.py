@@ -1,8 +1,8 @@
-"""Suggests a default request for each namespace from the measured use of its pods: pure functions.
+"""Suggests a default request for each namespace, from the measured use of its pods. Only pure
+functions.
 
-``/v1/drift`` has the running pods, with the maximum use since their containers started. It does not
-have pods that have ended.
-"""
+``/v1/drift`` lists the running pods with their maximum use since the containers started. It does
+not list pods that have ended."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from headroom.contract.commands import command, commented
 from headroom.contract.quantity import format_bytes, gib
 from headroom.kubectl.top import age, counted
 
-#: With fewer pods that ran this long, the command for the namespace is only a comment.
+#: If fewer pods than this ran this long, the command for the namespace is only a comment.
 ENOUGH_PODS, LONG_S = 3, 3600
 #: A suggestion is the largest use of a pod plus this percentage, rounded up to a multiple of
 #: ``STEP_BYTES``.
@@ -22,7 +22,7 @@ MARGIN_PERCENT = 10
 STEP_BYTES = 256 << 20
 
 _HEAD = (
-    f"# The largest use of a GPU by a running pod since its start, and {MARGIN_PERCENT} % more.",
+    f"# The largest use of a GPU by a running pod since it started, plus {MARGIN_PERCENT} %.",
     "# Pods that have ended do not count.",
     "# Check the amounts, then run the lines. A namespace that already has a default keeps it.",
 )
@@ -31,18 +31,17 @@ _HEAD = (
 @dataclass(frozen=True, slots=True)
 class _Pod:
     namespace: str
-    #: None if the use was not measured.
+    #: None if its use was not measured.
     used_bytes: int | None
-    #: None if it is not known since when the pod is on its node.
+    #: None if it is not known how long the pod has been on its node.
     runs_s: float | None
 
 
 def lines(body: Mapping[str, Any], namespace: str | None) -> list[str]:
     """Return a script of ``kubectl annotate`` with comments, from the body of ``/v1/drift``.
 
-    ``namespace`` restricts the result to this namespace; None includes all. Returns no lines if no
-    pod has a GPU there.
-    """
+    ``namespace`` restricts the result to one namespace; None includes all. The script is empty if
+    no pod has a GPU there."""
     now_s = _seconds(body["generatedAt"])
     pods: dict[str, list[_Pod]] = {}
     for each in body["pods"]:
@@ -56,10 +55,10 @@ def lines(body: Mapping[str, Any], namespace: str | None) -> list[str]:
 
 
 def used_bytes(pod: Mapping[str, Any]) -> int | None:
-    """Return the largest use of one device by the pod; None without a measurement.
+    """Return the largest use of one device by the pod, or None if it was not measured.
 
-    This is the peak, or the present use if the agent has no peak. All suggestions depend on this
-    figure alone.
+    The result is the peak, or the present use if the agent reports no peak. All suggestions depend
+    on this figure alone.
     """
     measured = [
         device[key]
@@ -71,7 +70,7 @@ def used_bytes(pod: Mapping[str, Any]) -> int | None:
 
 
 def suggested_bytes(most_bytes: int) -> int:
-    """Return the default request for pods that use at most ``most_bytes`` of a device."""
+    """Return the default request for pods that use at most ``most_bytes`` on a device."""
     with_margin = -(-most_bytes * (100 + MARGIN_PERCENT) // 100)
     return max(1, -(-with_margin // STEP_BYTES)) * STEP_BYTES
 
@@ -80,7 +79,7 @@ def _namespace(name: str, pods: Iterable[_Pod]) -> Iterator[str]:
     measured = [(pod.used_bytes, pod.runs_s) for pod in pods if pod.used_bytes is not None]
     without = len(list(pods)) - len(measured)
     if not measured:
-        yield commented(f"{name}: no use is measured of {counted(without, 'pod')}")
+        yield commented(f"{name}: the use of {counted(without, 'pod')} is not measured")
         return
     most_bytes = max(used for used, _ in measured)
     ages_s = [runs_s for _, runs_s in measured if runs_s is not None]
@@ -96,7 +95,7 @@ def _namespace(name: str, pods: Iterable[_Pod]) -> Iterator[str]:
         yield line
     else:
         yield commented(
-            f"Too few data: fewer than {ENOUGH_PODS} pods have run for {LONG_S / 3600:g} hour. "
+            f"Not enough data: fewer than {ENOUGH_PODS} pods have run for {LONG_S / 3600:g} hour. "
             "Remove the # to use the line anyway."
         )
         yield commented(line)

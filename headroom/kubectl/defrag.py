@@ -1,10 +1,9 @@
-"""``kubectl headroom defrag``: which pods to move so that a waiting pod fits, or a node is free.
+"""``kubectl headroom defrag``: names pods to move so that a waiting pod fits, or a node is free.
 
-With ``--apply`` it evicts them one at a time with the user's own credentials. Before each eviction
-the debug API is asked again, because the cluster may have changed. After each eviction, the
-successor must land on one of the nodes on which it fitted in the simulation; otherwise the command
-stops.
-"""
+With ``--apply``, it evicts them one at a time with the user's own credentials. Before each
+eviction, it asks the debug API again, because the cluster may have changed. After each eviction,
+the successor must land on one of the nodes on which it fitted in the simulation. If it does not,
+the command stops."""
 
 import sys
 import time
@@ -53,14 +52,14 @@ def defrag(
     ] = "5m",
     output: DataFormat = None,
 ) -> None:
-    """Name the fewest pods whose move makes a waiting pod fit, or frees the GPUs of a node.
+    """Find the fewest pods to move so that a waiting pod fits, or the GPUs of a node are free.
 
-    Only pods whose controller creates them again are moved, each only if it fits on two other
-    nodes at least. Nothing is changed without --apply. The exit status is 1 if no moves are found
-    for POD or with --free-node, or if --apply stops early; with --output alone it is 0.
+    Only pods whose controller creates them again are moved, and only if they fit on at least two
+    other nodes. Nothing is changed without --apply. The exit status is 1 if no moves are found for
+    POD or with --free-node, or if --apply stops early. With only --output, it is 0.
     """
     if pod is not None and free_node:
-        raise CommandError("--free-node needs no pod: remove one of both", BAD_INPUT)
+        raise CommandError("--free-node needs no pod: remove one of them", BAD_INPUT)
     if apply and pod is None and not free_node:
         raise CommandError(
             "--apply needs the name of a waiting pod, or --free-node. "
@@ -94,7 +93,7 @@ def defrag(
 
 
 def lines(body: Body, applies: bool = False) -> Iterator[str]:
-    """Yield the text of an answer; ``applies``: without the command that applies it."""
+    """Yield the text of an answer. With ``applies``, leave out the command that applies it."""
     if not body["answers"]:
         yield "no pod waits for a GPU" if not body["unanswered"] else "no pod was examined"
     for answer in body["answers"]:
@@ -152,7 +151,7 @@ def _named(nodes: list[str], places: int) -> str:
 
 
 class Api(Protocol):
-    """The API server, as far as moves use it."""
+    """The calls of the API server that moves need."""
 
     def node(self, name: str) -> NodeRead: ...
 
@@ -178,8 +177,8 @@ def applied(
 ) -> Iterator[Step]:
     """Move the pods of the answer one at a time, and yield each step.
 
-    ``ask`` returns the newest answer about moves from a node. The node is cordoned meanwhile, so
-    that no successor comes back to it. A node that was freed stays cordoned. Raises
+    ``ask`` returns the newest answer about moves from a node. The node is cordoned meanwhile, which
+    keeps successors from coming back to it. A node that was freed stays cordoned. Raises
     ``CommandError``.
     """
     if answer["outcome"] != "move":
@@ -222,9 +221,9 @@ def applied(
 def _moves(
     answer: Body, ask: Callable[[str], Body], api: Api, timeout_s: float, clock: Clock
 ) -> Generator[Step, None, Step]:
-    """Move pods until none remains; return the last step, which may stop the command."""
+    """Move pods until no move remains. Return the last step, which may stop the command."""
     node = answer["node"]
-    #: Moves that the user has seen, and that remain.
+    #: Number of moves that the user has seen and that remain.
     remaining = len(answer["moves"])
     evicted: set[str] = set()
     deadline_s = clock.monotonic_s() + timeout_s
@@ -234,7 +233,7 @@ def _moves(
             if len(moves) > remaining:
                 return Step(
                     f"stopped: the cluster has changed: {counted(len(moves), 'move')} would be "
-                    f"needed now, and {remaining} remained; run the command again",
+                    f"needed now, but only {remaining} remained; run the command again",
                     True,
                 )
             remaining, evicted = len(moves) - 1, evicted | {moves[0]["uid"]}
@@ -244,7 +243,7 @@ def _moves(
             yield step
             deadline_s = clock.monotonic_s() + timeout_s
         elif (left_s := deadline_s - clock.monotonic_s()) > 0:
-            # A kubelet ends the pod, and the debug API learns of it.
+            # Wait until the kubelet has ended the pod and the debug API shows this.
             clock.sleep(min(EVERY_S, left_s))
         else:
             return Step(f"stopped: after {timeout_s:g} s, {_said(answer)}", True)
@@ -262,12 +261,12 @@ def _said(answer: Body) -> str:
 def _moved(
     move: Body, node: str, api: Api, timeout_s: float, clock: Clock
 ) -> Generator[Step, None, Step]:
-    """Evict one pod, and wait until its successor is bound; return where it is."""
+    """Evict one pod, and wait until its successor is bound. Return the step that names its node."""
     deadline_s = clock.monotonic_s() + timeout_s
     namespace, name, uid = move["namespace"], move["name"], move["uid"]
     read = api.pod(namespace, name)
     if read is None or read.uid != uid or read.ends:
-        return Step(f"pod {_name(move)}: ends already, and is not evicted")
+        return Step(f"pod {_name(move)}: is already terminating, so it is not evicted")
     before = {each.uid for each in api.created_by(namespace, read.controller_uid)}
     waits_for = ""
     while True:
@@ -295,7 +294,8 @@ def _moved(
 def _landed(
     move: Body, bound: Created | None, successors: Sequence[Created], timeout_s: float
 ) -> Step:
-    """Return the result of an eviction; it stops unless the successor is on a simulated node."""
+    """Return the result of an eviction. It stops the command if the successor is on a node that was
+    not simulated."""
     namespace, places = move["namespace"], counted(move["places"], "simulated node")
     if bound is not None:
         landed = f"{namespace}/{bound.name} is bound to node {bound.node}"

@@ -1,4 +1,4 @@
-"""Evicts the pods on GPUs, and waits until their memory is free; respects disruption budgets."""
+"""Evicts the pods on GPUs, and waits until their memory is free. Respects disruption budgets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A pod on a GPU, or one that may be on it."""
+    """A pod that is on a GPU, or may be on it."""
 
     namespace: str
     name: str
@@ -25,14 +25,14 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """The result for one pod, as a line, and whether the pod stayed."""
+    """The result for one pod as a line, and whether the pod stayed."""
 
     line: str
     stayed: bool
 
 
 class Pods(Protocol):
-    """The API server, as far as evictions use it."""
+    """The calls of the API server that evictions need."""
 
     def pod(self, namespace: str, name: str) -> PodRead | None: ...
 
@@ -46,7 +46,7 @@ class Clock:
 
 
 def held(devices: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
-    """Return the pods on these devices of the debug API, by uid."""
+    """Return uid -> pod for the pods on these devices of the debug API."""
     found: dict[str, Held] = {}
     for device in devices:
         for pod in device["holders"]:
@@ -56,9 +56,9 @@ def held(devices: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
 
 
 def why_kept(pod: PodRead, force: bool) -> str:
-    """Return why a pod is not evicted; empty if it may be.
+    """Return why a pod is not evicted, or "" if it may be.
 
-    ``force`` also evicts pods without a controller.
+    ``force`` allows evicting pods without a controller.
     """
     if pod.mirror:
         return "it is a mirror pod: remove its manifest from the node's kubelet"
@@ -76,12 +76,11 @@ def evicted(
     timeout_s: float,
     clock: Clock,
 ) -> Iterator[Fate]:
-    """Evict all pods that ``on_gpus`` returns, and yield the fate of each pod once.
+    """Evict all pods that ``on_gpus`` returns, and yield the result for each pod once.
 
-    A pod counts as evicted when ``on_gpus`` no longer returns it: then its memory is free. A pod
-    that no report shows on a GPU yet is only evicted after a report shows it there. Raises
-    ``CommandError``.
-    """
+    A pod counts as evicted when ``on_gpus`` no longer returns it, because then its memory is free.
+    A pod that no report shows on a GPU yet is evicted only after a report shows it there. Raises
+    ``CommandError``."""
     deadline_s = clock.monotonic_s() + timeout_s
     kept: set[str] = set()
     ending: dict[str, Held] = {}

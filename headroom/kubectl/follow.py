@@ -1,9 +1,8 @@
-"""`log --follow`: follows the changes until Ctrl-C, also after the console was lost for a while.
+"""`log --follow`: follows the changes until Ctrl-C, and reconnects after it loses the console.
 
-After an error it makes a new connection, because another console can be ready. Each console has its
-own numbers and times of changes, and publishes the decisions of the extenders again when it starts.
-So changes of another console are compared with the ones that were shown.
-"""
+The new connection may lead to another console. Each console has its own numbers and times of
+changes, and publishes the decisions of the extenders again when it starts. So the changes of
+another console are compared with the changes that were already shown."""
 
 import json
 import time
@@ -16,19 +15,20 @@ from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError, DebugAp
 
 #: Seconds between two attempts to connect.
 RETRY_S = 2.0
-#: Maximum number of changes that are remembered: as many as a console keeps.
+#: Maximum number of changes that are remembered. A console keeps as many.
 MOST_SHOWN = 4096
 #: Maximum difference between the times at which two consoles notice a change.
 OVERLAP = timedelta(seconds=5)
-#: Fields that are the same on all consoles. A later attempt can change the message of a decision.
+#: Fields that are the same on all consoles. The message is not, because a later attempt can change
+#: the message of a decision.
 _CONTENT = "kind", "node", "device", "uid", "cause", "message"
 _DECISION = "decision_id", "cause"
-#: Events without a change: the number of a new snapshot.
+#: Events that contain no change, only the number of a new snapshot.
 _SNAPSHOT = "snapshot"
 
 
 class Changes:
-    """Yields changes. ``note`` gets sentences about the connection."""
+    """Yields changes. ``note`` is called with sentences about the connection."""
 
     def __init__(
         self,
@@ -39,13 +39,13 @@ class Changes:
         self._connect, self._note, self._wait = connect, note, wait
         #: Id and time of the last change; empty before the first.
         self._last_id = self._last_at = ""
-        #: Content of a change -> the console that published it last, and when.
+        #: Content of a change -> the console that published it last, and the time.
         self._shown: OrderedDict[tuple[Any, ...], tuple[str, datetime]] = OrderedDict()
 
     def since(self, since: str | None) -> Iterator[Any]:
-        """Yield each change once; never ends. Raises ``CommandError`` if the first connection
+        """Yield each change once, and never end. Raises ``CommandError`` if the first connection
         fails, or if the request is wrong."""
-        # Why the connection is lost, as it was noted; empty while it is not.
+        # Why the connection is lost, as it was printed; empty while it is not lost.
         api, answered, lost = self._connect(), False, ""
         while True:
             try:
@@ -81,7 +81,7 @@ class Changes:
         return (datetime.fromisoformat(self._last_at) - OVERLAP).isoformat()
 
     def _is_new(self, event: Any) -> bool:
-        """Return whether no other console published the change, and remember it."""
+        """Return whether no other console has published the change. Remember the change."""
         console, last = (each.rpartition(".")[0] for each in (event["id"], self._last_id))
         if last and console != last:
             self._note(

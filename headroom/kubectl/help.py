@@ -1,4 +1,4 @@
-"""The help of ``kubectl headroom``, with its commands in groups, as kubectl prints its own."""
+"""The help of ``kubectl headroom``. Commands are in groups, as in the help of kubectl."""
 
 import contextlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ MAINTAIN = "Maintain GPUs"
 FOLLOW = "Follow and report"
 
 
-#: Command -> a correct command line, for errors that have no example.
+#: Command -> a correct command line, for error messages that contain no example.
 _EXAMPLES = {
     "capacity": "capacity --vram 20Gi",
     "cordon": "cordon gpu-2 0",
@@ -30,7 +30,7 @@ _EXAMPLES = {
 
 
 class GroupedHelp(TyperGroup):
-    """Lists the commands by their ``rich_help_panel``, without frames and colours.
+    """Lists the commands by their ``rich_help_panel``, without frames and colors.
 
     Errors on the command line show where a misplaced option belongs, or a correct command line.
     """
@@ -47,7 +47,7 @@ class GroupedHelp(TyperGroup):
 
     @contextlib.contextmanager
     def _examples(self, ctx: Any) -> Iterator[None]:
-        """Complete the message of an error on the command line."""
+        """Extend the messages of errors on the command line."""
         try:
             yield
         except Exception as err:
@@ -57,9 +57,9 @@ class GroupedHelp(TyperGroup):
             raise
 
     def _completed(self, error: Any, program: str) -> str:
-        """Return the message of an error, if possible with where to write an option, or an example.
+        """Return the message of an error with a hint where an option belongs, or with an example.
 
-        ``program`` is the name of the program, as the user typed it.
+        ``program`` is the name of the program as the user typed it.
         """
         text = str(error.format_message()).replace("Value error, ", "")
         command = error.ctx.command if error.ctx else self
@@ -80,7 +80,7 @@ class GroupedHelp(TyperGroup):
         groups: dict[str, list[tuple[str, str]]] = {}
         for name in self.list_commands(ctx):
             command: Any = self.get_command(ctx, name)
-            # No limit: two lines are better than a cut one.
+            # There is no limit, because two lines are better than a truncated one.
             row = name, command.get_short_help_str(limit=1000)
             groups.setdefault(command.rich_help_panel or "Commands", []).append(row)
         for heading, rows in groups.items():
@@ -103,7 +103,7 @@ class Subject(Enum):
 
     @classmethod
     def parsed(cls, text: str) -> "Subject":
-        """Return the subject of a word, also in the plural, as kubectl takes it."""
+        """Return the subject that a word names. Like kubectl, accept singular and plural."""
         try:
             return cls(text.removesuffix("s"))
         except ValueError:

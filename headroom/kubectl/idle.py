@@ -29,12 +29,12 @@ def idle(
     held: Annotated[
         str, typer.Option(help="Minimum memory that a pod holds on a GPU: 4Gi.")
     ] = "1Gi",
-    by: Annotated[By, typer.Option(help="Print a line for each of these.")] = By.POD,
+    by: Annotated[By, typer.Option(help="Print one line for each pod, owner or team.")] = By.POD,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
     output: Format = None,
 ) -> None:
-    """List pods that hold GPU memory and have used no SM for a time, the worst first."""
+    """List pods that hold GPU memory but have used no SM for some time, worst first."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     body = options.api().get("idle", hours=f"{hours:g}", held=held, namespace=chosen)
@@ -51,7 +51,7 @@ def idle(
 
 
 def table(body: Body, by: By, wide: bool = False) -> Table:
-    """Return a row for each pod on a device, owner or namespace, and the total.
+    """Return a row for each pod on a device, each owner or each namespace, and the total.
 
     ``wide`` adds the use, and for pods the owner, the device and the time.
     """

@@ -1,4 +1,4 @@
-"""The options of ``kubectl headroom`` that precede a command, and options that commands share."""
+"""The options of ``kubectl headroom`` before a command, and the options that commands share."""
 
 import contextlib
 import re
@@ -22,7 +22,9 @@ def timeout_seconds(text: str) -> float:
     """Parse option ``--timeout``, such as 90s, 5m or 1h30m. Raises ``CommandError``."""
     match = _DURATION.fullmatch(text)
     if not match or not text:
-        raise CommandError(f"--timeout: {text!r} is no duration. Example: --timeout 5m", BAD_INPUT)
+        raise CommandError(
+            f"--timeout: {text!r} is not a duration. Example: --timeout 5m", BAD_INPUT
+        )
     hours, minutes, seconds = (int(part or 0) for part in match.groups())
     return float(3600 * hours + 60 * minutes + seconds)
 
@@ -44,20 +46,20 @@ class Options:
         return transport_for(self.server, self.token, self.ca, *where)
 
     def api(self, notify: Callable[[str], object] | None = None) -> DebugApi:
-        """Return a client that gives notes to ``notify``, or prints them on stderr. Raises
+        """Return a client that passes notes to ``notify``, or prints them on stderr. Raises
         ``CommandError``."""
         return DebugApi(self.transport(), notify or (lambda text: show(text, error=True)))
 
     def namespace(self, given: str | None, every: bool = False) -> str | None:
-        """Return the namespace to show; None for all namespaces."""
+        """Return the namespace to show, or None for all namespaces."""
         if every:
             return None
         return given or default_namespace(self.kubeconfig, self.context)
 
     def pod(self, pod: str, namespace: str | None) -> tuple[str, str]:
-        """Return namespace and name; the namespace in ``pod`` overrides ``namespace``.
+        """Return namespace and name. A namespace in ``pod`` overrides ``namespace``.
 
-        As in kubectl, ``pod/NAME`` is the pod NAME.
+        As in kubectl, ``pod/NAME`` means the pod NAME.
         """
         written, _, name = pod.rpartition("/")
         written = "" if written in ("po", "pod", "pods") else written
@@ -100,7 +102,7 @@ def set_options(
     ] = False,
 ) -> None:
     """Record the options of the command line for its command."""
-    # The doctor declares both options itself; those before the command are its defaults.
+    # The doctor declares both options itself. The options before the command are its defaults.
     context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
     context.obj = Options(
         server, token, certificate_authority, kubeconfig, kube_context, headroom_namespace
@@ -108,7 +110,7 @@ def set_options(
 
 
 def note_implausible(vram: str) -> None:
-    """Print a note on stderr if the amount of option ``--vram`` is too small to be meant."""
+    """Print a note on stderr if the amount of option ``--vram`` is implausibly small."""
     with contextlib.suppress(BadQuantity):
         if why := implausible(parse_bytes(vram)):
             show(f"--vram: {shortened(vram)} {why}. Example: --vram 8Gi", error=True)
@@ -116,7 +118,7 @@ def note_implausible(vram: str) -> None:
 
 Namespace = Annotated[
     str | None,
-    typer.Option("-n", "--namespace", help="Namespace of the pods; default: that of the context."),
+    typer.Option("-n", "--namespace", help="Namespace of the pods. Default: the context's."),
 ]
 AllNamespaces = Annotated[
     bool, typer.Option("-A", "--all-namespaces", help="Show pods of all namespaces.")
@@ -127,9 +129,9 @@ Since = Annotated[
 ]
 Format = Annotated[
     Output | None,
-    typer.Option("-o", "--output", help="json and yaml: the whole answer; wide: more columns."),
+    typer.Option("-o", "--output", help="json, yaml: the whole answer. wide: more columns."),
 ]
 DataFormat = Annotated[
-    Data | None, typer.Option("-o", "--output", help="json and yaml: the whole answer.")
+    Data | None, typer.Option("-o", "--output", help="json, yaml: the whole answer.")
 ]
 PodName = Annotated[str, typer.Argument(help="Name of the pod, or namespace/name.")]

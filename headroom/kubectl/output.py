@@ -20,14 +20,14 @@ class Output(Enum):
 
 
 class Data(Enum):
-    """The formats of a command that has no wide table."""
+    """Output formats of a command whose table has no wide form."""
 
     JSON = "json"
     YAML = "yaml"
 
 
 class Sheet(Enum):
-    """The formats of a command whose table can be read by a spreadsheet."""
+    """Output formats of a command whose table a spreadsheet can read."""
 
     JSON = "json"
     YAML = "yaml"
@@ -35,20 +35,20 @@ class Sheet(Enum):
 
 
 def show(text: str, *, error: bool = False) -> None:
-    """Print a line of printable characters, at once; all text of commands leaves here.
+    """Print a line at once, with only printable characters. Commands print all their text here.
 
-    ``error``: on stderr.
+    If ``error`` is true, print it on stderr.
     """
     print(printable(text), file=sys.stderr if error else sys.stdout, flush=True)
 
 
 def show_json(body: Any, indent: int | None = None) -> None:
-    """Print a JSON document, with escapes for characters that cannot be printed."""
+    """Print a JSON document. Unprintable characters are escaped."""
     print(printable_json(json.dumps(body, indent=indent)))  # noqa: T201
 
 
 def print_data(body: Any, output: Output | Data | Sheet | None) -> bool:
-    """Print the body if the output is JSON or YAML; return whether it was printed."""
+    """Print the body if the output is JSON or YAML. Return whether it was printed."""
     match output and output.value:
         case "json":
             show_json(body, indent=2)
@@ -64,7 +64,7 @@ def print_data(body: Any, output: Output | Data | Sheet | None) -> bool:
 def show_table(body: Any, table: Table, output: Output | Data | None, empty: str) -> None:
     """Print the table, or the body if the output is JSON or YAML.
 
-    ``empty`` is the note on stderr if the table has no rows.
+    ``empty`` is printed on stderr if the table has no rows.
     """
     if print_data(body, output):
         return
@@ -79,7 +79,7 @@ def show_table(body: Any, table: Table, output: Output | Data | None, empty: str
 
 
 def show_lines(lines: Iterable[str]) -> None:
-    """Print lines; on a terminal, break them between words, and keep their indentation."""
+    """Print lines. On a terminal, break them between words and keep their indentation."""
     width = terminal_width()
     for line in map(printable, lines):
         text = line.lstrip(" ")
@@ -94,9 +94,9 @@ def show_details(lines: Iterable[str]) -> None:
 
 
 def terminal_width() -> int | None:
-    """Return the number of columns; None if the output is no terminal.
+    """Return the number of columns, or None if the output is not a terminal.
 
-    Lines in pipes are whole, for grep and awk.
+    Lines in pipes are not broken, so grep and awk see whole lines.
     """
     if not sys.stdout.isatty():
         return None
@@ -104,19 +104,19 @@ def terminal_width() -> int | None:
 
 
 def not_checked(body: Mapping[str, Any]) -> str:
-    """Return which rules of kube-scheduler the answer leaves out."""
+    """Return a note with the checks of kube-scheduler that the answer does not include."""
     return f"not checked: {', '.join(body['not_checked'])}"
 
 
 def unread(body: Mapping[str, Any]) -> list[str]:
-    """Return a line for each extender whose newest decisions can be missing."""
+    """Return a line for each extender whose newest decisions may be missing."""
     return [
         f"no journal from extender {each['peer']}: {each['message']}" for each in body["unanswered"]
     ]
 
 
 def note_unread(body: Mapping[str, Any]) -> None:
-    """Print on stderr which extenders' decisions can be missing."""
+    """Print on stderr the extenders whose newest decisions may be missing."""
     for line in unread(body):
         show(line, error=True)
 

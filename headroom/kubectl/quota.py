@@ -19,7 +19,7 @@ def quota(
     all_namespaces: AllNamespaces = False,
     output: DataFormat = None,
 ) -> None:
-    """List the quotas of GPU memory, with what is used and what the ledger has reserved."""
+    """List the quotas of GPU memory, with the use that they count and the reservations."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     body = options.api().get("quotas", namespace=chosen)

@@ -19,7 +19,7 @@ from headroom.kubectl.table import STATE, Table
 
 Body = Mapping[str, Any]
 
-#: Kinds with a pod template that can be patched -> the path to the template's annotations.
+#: Kinds whose pod template can be patched -> path to the annotations of the template.
 _TEMPLATES: dict[str, tuple[str, ...]] = {
     "Deployment": ("spec", "template", "metadata", "annotations"),
     "StatefulSet": ("spec", "template", "metadata", "annotations"),
@@ -49,7 +49,7 @@ def recommend(
         ),
     ] = None,
 ) -> None:
-    """Recommend requests of workloads, from the recorded memory peaks of their containers."""
+    """Recommend requests for workloads, from the recorded memory peaks of their containers."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     accepted = None if output is Format.PATCH else "true"
@@ -68,7 +68,7 @@ def recommend(
 
 
 def totals(body: Body) -> list[str]:
-    """Return what each team would free, and what accepting all recommendations changes."""
+    """Return how much each team would free, and what accepting all recommendations changes."""
     teams = sorted(body["teams"], key=lambda each: -each["reclaimable_bytes"])
     several = len(teams) > 1
     lines = [f"{each['namespace']} would free {gib(each['reclaimable_bytes'])}" for each in teams]
@@ -115,12 +115,12 @@ def table(body: Body, wide: bool = False) -> Table:
 
 
 def owner(each: Body) -> str:
-    """Return the owner as text; a family ends with ``*``."""
+    """Return the owner as text. The name of a family ends with ``*``."""
     return f"{each['owner_kind'].lower()}/{each['owner_name']}{'*' if each['family'] else ''}"
 
 
 def settings(body: Body) -> list[str]:
-    """Return which settings decide the memory of programs, a line for each owner."""
+    """Return a line for each owner with the setting that limits its program's memory."""
     lines = [
         f"{each['namespace']} {owner(each)}: {each['setting']}"
         for each in body["recommendations"]
@@ -132,8 +132,8 @@ def settings(body: Body) -> list[str]:
 def patches(body: Body) -> Iterator[str]:
     """Yield a script of ``kubectl patch`` that sets the recommended requests, with comments.
 
-    The largest request of all device models counts. A container without a recommendation leaves its
-    owner as it is.
+    The largest request of all device models counts. If a container has no recommendation, its owner
+    is not changed.
     """
     by_owner: dict[tuple[str, str, str], list[Body]] = {}
     for each in body["recommendations"]:
@@ -165,7 +165,7 @@ def patches(body: Body) -> Iterator[str]:
 
 
 def annotation(rows: list[Body]) -> str:
-    """Return the annotation for the containers of these rows, all of one owner."""
+    """Return the annotation for the containers in these rows, which all have the same owner."""
     amounts: dict[str, int] = {}
     for each in rows:
         name = each["container"]

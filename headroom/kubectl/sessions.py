@@ -1,4 +1,5 @@
-"""Sessions at the console (``contract.console``), each kept in a private file for its lifetime.
+"""Sessions at the console (``contract.console``). A private file keeps each session for its
+lifetime.
 
 Without the file, each command would create a CertificateSigningRequest (CSR), which Kubernetes
 deletes only after 24 hours.
@@ -17,9 +18,9 @@ from uuid import uuid4
 
 from headroom.contract.console import LIFETIME_S, SIGNER, csr_name
 
-#: Seconds for which a session is used. The difference is for clocks that do not agree.
+#: Seconds for which a session is used. The difference allows for clocks that do not agree.
 USED_S = LIFETIME_S - 600
-#: A valid request, which the API server demands. Nothing uses its key, which was not kept.
+#: A valid request, because the API server requires one. Its key was discarded and is never used.
 _REQUEST = """\
 -----BEGIN CERTIFICATE REQUEST-----
 MIHQMHkCAQAwFzEVMBMGA1UEAwwMaGVhZHJvb20uZ3B1MFkwEwYHKoZIzj0CAQYI
@@ -37,7 +38,7 @@ def new_secret() -> str:
 
 
 def csr(secret: str) -> dict[str, object]:
-    """Return the CSR of a session, to create."""
+    """Return the CSR that creates a session."""
     return {
         "apiVersion": "certificates.k8s.io/v1",
         "kind": "CertificateSigningRequest",
@@ -52,10 +53,10 @@ def csr(secret: str) -> dict[str, object]:
 
 
 def folder() -> Path:
-    """Return the folder of the files, in kubectl's own cache."""
+    """Return the folder of the files, which is in kubectl's own cache."""
     try:
         return Path(os.environ.get("KUBECACHEDIR") or Path.home() / ".kube/cache", "headroom")
-    except RuntimeError:  # no home, as in containers with any user: nothing can be written here
+    except RuntimeError:  # there is no home, as in a container with an arbitrary user
         return Path(os.devnull, "headroom")
 
 
@@ -71,7 +72,7 @@ class Sessions:
         self._create = create
         self._folder = folder
         self._wall_s = wall_s
-        #: Hash of the credential -> secret, and its creation in Unix time.
+        #: Hash of the credential -> (secret, time of its creation as Unix time).
         self._held: dict[str, tuple[str, float]] = {}
 
     def secret(self, *credential: bytes) -> str:
@@ -89,14 +90,14 @@ class Sessions:
         return secret
 
     def forget(self, *credential: bytes) -> None:
-        """Do not use the session again, because the console rejects it."""
+        """Stop using the session, because the console rejects it."""
         key = _key(credential)
         self._held.pop(key, None)
         with contextlib.suppress(OSError):
             (self._folder / key).unlink()
 
     def _read(self, key: str) -> tuple[str, float]:
-        """Return the secret that is in the file, and its creation; else ("", -inf)."""
+        """Return the secret in the file and the time of its creation, or ("", -inf)."""
         try:
             with (self._folder / key).open(encoding="utf-8") as file:
                 found = os.fstat(file.fileno())
@@ -110,9 +111,9 @@ class Sessions:
         return "", float("-inf")
 
     def _write(self, key: str, secret: str, created_s: float) -> None:
-        """Write the file, and delete those of sessions that have ended.
+        """Write the file, and delete the files of sessions that have ended.
 
-        If it cannot be written, the next command makes a session of its own.
+        If the file cannot be written, the next command creates its own session.
         """
         with contextlib.suppress(OSError):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -1,7 +1,7 @@
-"""Lays out a table in lines of text, also on a narrow terminal: pure functions.
+"""Lays out a table in lines of text that also fit a narrow terminal. Only pure functions.
 
-Numbers and states are never cut. If a terminal is too narrow, names are shortened in the middle,
-and a state that does not fit goes below its row.
+Numbers and states are never cut. If the terminal is too narrow, names are shortened in the middle,
+and a state that does not fit is printed below its row.
 """
 
 import re
@@ -15,18 +15,18 @@ from headroom.contract.printable import printable
 Row = tuple[str, ...]
 Style = Literal["", "bold", "red"]
 
-#: Name of a last column with free text.
+#: Name of the last column if it contains free text.
 STATE = "STATE"
-#: Columns of names, in the order in which they are shortened.
+#: Columns with names, in the order in which they are shortened.
 _NAMES = ("PREDICTED", "ACTUAL", "NODE", "NEAREST", "FROM", "TO", "MODEL", "NAMESPACE", "POD")
 _ELLIPSIS = "…"
 _GAP = "  "
 #: Minimum width of a shortened column.
 _NAME_WIDTH = 13
-#: Maximum length of states for which names are shortened; longer ones go below their rows.
+#: Names are shortened only for states up to this length. Longer states go below their rows.
 _SHORT_STATE = len("overcommitted")
 _BELOW = 4 * " "
-#: Minimum of characters that are shown of the end of a shortened name; fewer are of no use.
+#: Minimum number of characters to show of the end of a shortened name. Fewer would be useless.
 _LEAST_TAIL = 4
 _NUMBER = re.compile(r"[-+]?[\d,.]+( GiB| %|/\d+)?")
 
@@ -37,7 +37,7 @@ class Table:
     rows: list[Row] = field(default_factory=list)
     #: Indices of rows to highlight because of a problem.
     bad: set[int] = field(default_factory=set)
-    #: Lines below the rows.
+    #: Lines that are printed below the rows.
     total: list[str] = field(default_factory=list)
 
     def add(self, *cells: str, bad: bool = False) -> None:
@@ -47,8 +47,8 @@ class Table:
 
 
 def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
-    """Yield the lines of the table with their styles. ``width`` is the width of the terminal, if
-    there is one."""
+    """Yield the lines of the table with their styles. ``width`` is the width of the terminal, or
+    None."""
     has_state = table.columns[-1] == STATE
     states = [row[-1] for row in table.rows] if has_state else []
     columns = list(zip(table.columns, *table.rows, strict=True))[: -1 if has_state else None]
@@ -77,9 +77,9 @@ def laid_out(table: Table, width: int | None) -> Iterator[tuple[Style, str]]:
 def wrapped(
     text: str, width: int | None, indent: str = "", further: str | None = None
 ) -> list[str]:
-    """Break a text between words into lines of at most ``width``. If that is None, return one line.
+    """Break a text between words into lines of at most ``width``. Return one line if it is None.
 
-    ``indent`` precedes the first line, ``further`` the others (default: as the first).
+    ``indent`` precedes the first line, and ``further`` all other lines. By default both are equal.
     """
     if width is None or len(indent) + len(text) <= width:
         return [indent + text]
@@ -94,7 +94,7 @@ def wrapped(
 
 
 def _shorten_names(columns: list[Row], width: int) -> None:
-    """Shorten columns of names in place until the table has the width, as far as possible."""
+    """Shorten columns of names in place, until the table has the width or no name can shrink."""
     over = sum(map(_width, columns)) + len(_GAP) * (len(columns) - 1) - width
     at = {column[0]: number for number, column in enumerate(columns)}
     for number in (at[name] for name in _NAMES if name in at):
@@ -109,8 +109,8 @@ def _shorten_names(columns: list[Row], width: int) -> None:
 
 
 def shortened(names: Sequence[str], width: int) -> list[str]:
-    """Shorten names in the middle to the width, or to the least larger width at which different
-    names stay different."""
+    """Shorten names in the middle to the width. If different names would become equal, use the
+    smallest width at which they stay different."""
     different = sorted(set(names))
     for wide in range(width, max(map(len, names), default=0)):
         for keep in (_both_ends, _start, _end):
@@ -121,8 +121,8 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
 
 
 def _both_ends(name: str, width: int) -> str:
-    """Keep the host of a domain name, which identifies a node (ip-10-0-123-45.eu-central-1...), and
-    its end if the width allows it; of other names, both ends."""
+    """Shorten a name to its start and end. Of a domain name (ip-10-0-123-45.eu-central-1...), keep
+    the host, which identifies a node, and the end only if the width allows it."""
     kept = width - len(_ELLIPSIS)
     host, dot, _ = name.partition(".")
     head = min(kept, len(host)) if dot else kept - kept // 2

@@ -1,4 +1,4 @@
-"""Formats lists of the debug API as tables, except `top`: pure functions."""
+"""Formats lists of the debug API as tables, except those of `top`. Only pure functions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
@@ -12,8 +12,9 @@ Body = Mapping[str, Any]
 
 
 def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
-    """Return a row for each reservation: whether its device was predicted, and its measured use.
-    On nodes of a DRA driver, a row for each pod and device: the bytes of its claims, and its use.
+    """Return a row for each reservation, with whether its device was predicted and its measured
+    use. On nodes of a DRA driver, return a row for each pod and device, with the bytes of its
+    claims and its use.
 
     ``wide`` adds the predicted and the actual devices, the time and the uid.
     """
@@ -60,8 +61,8 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
 
 
 def pending(body: Body, wide: bool = False) -> Table:
-    """Return a row for each pending pod, with what it lacks on the nearest node, and one row for
-    all pods of a group.
+    """Return a row for each pending pod with the memory that it lacks on the nearest node. All pods
+    of a group share a row.
 
     ``wide`` adds the resource, the number of nodes that fit, and the time of creation.
     """
@@ -95,7 +96,7 @@ def _requests(asks: Sequence[Body]) -> str:
 
 
 def decisions(body: Body, wide: bool = False) -> Table:
-    """Return a row for each decision, the newest first.
+    """Return a row for each decision, newest first.
 
     ``wide`` adds the time, how many nodes fit, the ids, and the duration of each call.
     """
@@ -119,7 +120,7 @@ def decisions(body: Body, wide: bool = False) -> Table:
 
 
 def capacity_by_node(body: Body, wide: bool = False) -> Table:
-    """Return how many pods fit on each node, and why none fits, from /v1/capacity.
+    """Return how many pods fit on each node, or why none fits, from /v1/capacity.
 
     ``wide`` adds the free replicas that no such pod can use.
     """
@@ -148,7 +149,7 @@ def classes(body: Body) -> Table:
 
 
 def before_and_after(body: Body) -> Table:
-    """Return a row for each total of a what-if, without the changes and with them."""
+    """Return a row for each total of a what-if, without and with the changes."""
     table = Table(("TOTAL", "BEFORE", "AFTER", "DIFFERENCE"))
     before, after = body["before"], body["after"]
     number = "{:,}".format
@@ -169,7 +170,7 @@ def before_and_after(body: Body) -> Table:
 
 
 def moves(body: Body) -> Table:
-    """Return a row for each pod of a what-if, and one for equal pods that get no node."""
+    """Return a row for each placed pod of a what-if, and one for equal pods that get no node."""
     moved = any(each["leaves"] for each in (*body["placements"], *body["rejections"]))
     table = Table(("POD", *(["FROM"] if moved else []), "TO", "SCORE", STATE))
     for each in body["placements"]:
@@ -188,7 +189,7 @@ def moves(body: Body) -> Table:
 
 
 def feed_events(body: Body, wide: bool = False) -> Table:
-    """Return the rows of a log of events; ``wide`` adds the device in its own column."""
+    """Return the rows of a log of events. ``wide`` adds a column for the device."""
     table = Table(("AT", "EVENT", "POD", "NODE", *(["DEVICE"] if wide else []), STATE))
     for each in body["events"]:
         *cells, state = feed_event(each)
@@ -213,7 +214,7 @@ def reason_lines(reasons: Iterable[Body]) -> list[str]:
 
 
 def _age_of(since: str | None, body: Body) -> str:
-    """Return the age of a timestamp when the body was made."""
+    """Return the age that a timestamp had when the body was created."""
     if since is None:
         return "-"
     at = datetime.fromisoformat(since), datetime.fromisoformat(body["generatedAt"])
@@ -221,7 +222,7 @@ def _age_of(since: str | None, body: Body) -> str:
 
 
 def _second(at: str) -> str:
-    """Return a timestamp in UTC to the second, as `--since` takes it."""
+    """Return a timestamp in UTC, to the second, in the form that `--since` accepts."""
     return f"{at[:19]}Z"
 
 
@@ -230,11 +231,11 @@ def _took(call: Body | None) -> str:
 
 
 def _abbreviated(uuids: list[str]) -> str:
-    """Return the first uuid, and the number of further ones."""
+    """Return the first UUID and the number of the others."""
     return "-" if not uuids else uuids[0] if len(uuids) == 1 else f"{uuids[0]} +{len(uuids) - 1}"
 
 
 def _sum_of_known(counts: Iterable[int | None]) -> str:
-    """Return the sum of the known numbers of bytes; "-" if none is known."""
+    """Return the sum of the known bytes, or "-" if none is known."""
     known = [count for count in counts if count is not None]
     return gib(sum(known)) if known else "-"

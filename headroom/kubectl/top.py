@@ -1,4 +1,4 @@
-"""Formats `top`: the memory of nodes, GPUs and models. Pure functions."""
+"""Formats `top`: the memory of nodes, GPUs and models. Only pure functions."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,33 +22,32 @@ class SortBy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A node or a device, with what `top` sorts and sums; all amounts in bytes."""
+    """A node or a device, with the values that `top` sorts and sums. All amounts are in bytes."""
 
     name: tuple[str, int]
-    #: Equal for devices that share one memory, which have the figures of the whole memory.
+    #: Equal for devices that share one memory. Each of them has the figures of the whole memory.
     memory: str
     allocatable: int
     reserved: int
     unattributed: int
     used: int
-    #: Memory free for reservation. A device with a problem counts as 0.
+    #: Memory that is free for reservation. A device with a problem counts as 0.
     headroom: int
-    #: The least headroom of a device, which is negative if the device is overcommitted.
+    #: The smallest headroom of a device. It is negative if the device is overcommitted.
     worst: int
-    #: Problems, the worst first.
+    #: Problems, worst first.
     problems: tuple[str, ...]
-    #: 0: overcommitted, 1: takes no pods or unhealthy, 2: cordoned, 3: none.
+    #: 0: overcommitted, 1: takes no pods or unhealthy, 2: cordoned, 3: no problem.
     severity: int
-    #: The least share of headroom of a device.
+    #: The smallest ratio of headroom of a device.
     least_ratio: float
 
 
 def nodes(body: Body, order: SortBy = SortBy.WORST, wide: bool = False) -> Table:
     """Return a row for each node, and the total.
 
-    ``wide`` adds the free replicas, the models, the sharing, how certain the next pod's device is,
-    the age of the report, and the taints.
-    """
+    ``wide`` adds the free replicas, the models, the sharing, how certain it is which device the
+    next pod gets, the age of the report, and the taints."""
     columns = ["NODE", "GPUS", "RESERVED", "USED", "HEADROOM", "WORST GPU"]
     if wide:
         columns += ["ALLOCATABLE", "UNATTRIBUTED", "FREE REPLICAS", "REPORT", "MODELS", "SHARING"]
@@ -70,7 +69,7 @@ def nodes(body: Body, order: SortBy = SortBy.WORST, wide: bool = False) -> Table
 
 
 def devices(body: Body, order: SortBy = SortBy.WORST, wide: bool = False) -> Table:
-    """Return a row for each GPU, and the total; ``wide`` adds its model, sharing and uuid."""
+    """Return a row for each GPU, and the total. ``wide`` adds model, sharing and UUID."""
     columns = ["NODE", "GPU", "RESERVED", "USED", "HEADROOM", "REPLICAS", "SM", "PODS"]
     if wide:
         columns += ["ALLOCATABLE", "UNATTRIBUTED", "MODEL", "SHARING", "RESOURCE", "UUID"]
@@ -137,7 +136,7 @@ def total(counts: str, parts: list[_Part]) -> list[str]:
 
 
 def bar(ratio: float) -> str:
-    """Return a ratio as a bar. Only exactly 0 is an empty bar, and only 1 or more a full one."""
+    """Return a ratio as a bar, which is empty only for 0 and full only from 1 on."""
     filled = round(_BAR_WIDTH * ratio)
     if 0 < ratio < 1:
         filled = min(max(filled, 1), _BAR_WIDTH - 1)
@@ -150,17 +149,17 @@ def percent(ratio: float | None) -> str:
 
 
 def number(device: Body) -> str:
-    """Return the index of a device; its UUID if the agent reports no index."""
+    """Return the index of a device, or its UUID if the agent reports no index."""
     return str(device["index"]) if device["index"] >= 0 else str(device["uuid"])
 
 
 def counted(count: int, noun: str) -> str:
-    """Return the count with its noun: ``1 node``, ``2,000 nodes``."""
+    """Return the count with its noun, such as ``1 node`` or ``2,000 nodes``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def age(seconds: float | None) -> str:
-    """Format an age like kubectl: 12s, 3m, 5h, 2d."""
+    """Format an age as kubectl does: 12s, 3m, 5h, 2d."""
     if seconds is None:
         return "-"
     for unit, length_s in (("d", 86_400), ("h", 3600), ("m", 60)):
@@ -170,7 +169,7 @@ def age(seconds: float | None) -> str:
 
 
 def reason_of(node: Body) -> str:
-    """Return why the node takes no pods, with the evidence; empty if its devices decide."""
+    """Return why the node takes no pods, with the evidence; "" if it depends on the device."""
     message, detail = node["message"] or "", node["detail"] or ""
     return f"{message} ({detail})" if message and detail else message
 
@@ -227,7 +226,7 @@ def _of_node(node: Body) -> _Part:
 
 
 def _one_of_each_memory(parts: Iterable[_Part]) -> list[_Part]:
-    """Return one device of each memory, if possible a device that takes pods."""
+    """Return one device of each memory, preferably a device that takes pods."""
     found: dict[str, _Part] = {}
     for part in sorted(parts, key=lambda part: bool(part.problems)):
         found.setdefault(part.memory, part)
@@ -237,8 +236,8 @@ def _one_of_each_memory(parts: Iterable[_Part]) -> list[_Part]:
 def _judged(over: bool, closed: tuple[str, ...], cordoned: str) -> tuple[tuple[str, ...], int]:
     """Return the problems and the severity.
 
-    ``closed``: why no pods are taken, or empty texts; ``cordoned``: what is cordoned, or empty.
-    """
+    ``closed`` has the reasons why no pods are taken; a text may be empty. ``cordoned`` names what
+    is cordoned, or is empty."""
     problems = ("overcommitted" if over else "", *closed, cordoned)
     severity = 0 if over else 1 if any(closed) else 2 if cordoned else 3
     return tuple(filter(None, problems)), severity
@@ -282,7 +281,7 @@ def _state(part: _Part, note: str = "") -> str:
 
 
 def _no_replica(part: _Part, on: Iterable[Body]) -> str:
-    """Return a note if pods cannot use the headroom, because all replicas are taken."""
+    """Return a note if pods cannot use the headroom because all replicas are taken."""
     taken = part.headroom > 0 and not any(device["replicas_free"] for device in on)
     return "no free replica" if taken else ""
 

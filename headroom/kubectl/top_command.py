@@ -1,4 +1,4 @@
-"""The command ``kubectl headroom top``: tables, once or again and again with --watch."""
+"""The command ``kubectl headroom top``: prints tables once, or repeatedly with --watch."""
 
 from typing import Annotated, Any
 
@@ -15,7 +15,7 @@ from headroom.kubectl.top import SortBy
 from headroom.kubectl.watch import keep_showing
 
 NO_NODES = (
-    "no GPU nodes are known: do agents run? To check: kubectl -n headroom-system get pods; "
+    "no GPU nodes are known. To check the agents: kubectl -n headroom-system get pods; "
     "kubectl headroom doctor"
 )
 
@@ -28,7 +28,7 @@ def top(
             parser=Subject.parsed,
             metavar="WHAT",
             autocompletion=Subject.names,
-            help="Print a line for each of these.",
+            help="Print a line for each of these objects.",
         ),
     ] = "node",  # type: ignore[assignment]  # parsed
     namespace: Namespace = None,
@@ -36,8 +36,8 @@ def top(
     sort_by: Annotated[
         SortBy,
         typer.Option(
-            help="worst: overcommitted first, then those that take no pods, then the fullest;"
-            " headroom: the least first; reserved, used: the most first."
+            help="worst: overcommitted first, then those that take no pods, then the fullest."
+            " headroom: least first. reserved, used: most first."
         ),
     ] = SortBy.WORST,
     search: Annotated[
@@ -55,22 +55,22 @@ def top(
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", "-w", help="Show new figures every 2 s on the whole terminal, until Ctrl-C."
+            "--watch", "-w", help="Show new figures on the whole terminal every 2 s until Ctrl-C."
         ),
     ] = False,
     output: Format = None,
 ) -> None:
-    """Show reserved, used and free memory by node, GPU, pod or GPU model, the worst first."""
+    """Show reserved, used and free memory by node, GPU, pod or GPU model, worst first."""
     options: Options = context.obj
     wide = output is Output.WIDE
     if watch and output not in (None, Output.WIDE):
         raise CommandError(
-            f"--watch and --output {output.value} exclude each other. Example: top gpu --watch",
+            f"--watch and --output {output.value} cannot be combined. Example: top gpu --watch",
             BAD_INPUT,
         )
     if what is Subject.MODEL and (search or troubled or sort_by is not SortBy.WORST):
         raise CommandError(
-            "--search, --troubled and --sort-by apply to nodes: remove them for top model",
+            "--search, --troubled and --sort-by apply to nodes; remove them for top model",
             BAD_INPUT,
         )
     chosen = options.namespace(namespace, all_namespaces) if what is Subject.POD else None
@@ -101,7 +101,7 @@ def top(
 
 
 def no_pods(does: str, namespace: str | None) -> str:
-    """Return the note that no pod of the namespace, or of all (None), does this."""
+    """Return the note that no pod of the namespace does this. None stands for all namespaces."""
     if namespace is None:
         return f"no pod {does}"
     return f"no pod in namespace {namespace} {does}; -A shows pods of all namespaces"

@@ -1,4 +1,4 @@
-"""Formats `top pod`: the memory of pods. Pure functions."""
+"""Formats `top pod`: the memory of pods. Only pure functions."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ from headroom.kubectl.table import STATE, Table
 from headroom.kubectl.top import SortBy, joined, number
 
 Body = Mapping[str, Any]
-#: Up to this many GPUs of a pod without a report are listed by number.
+#: Maximum number of GPUs of a pod without a report that are listed by number.
 _FEW = 2
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A pod in one memory, or in one of several until a report shows in which."""
+    """A pod in one memory, or in one of several memories until a report shows in which."""
 
     node: Body
-    #: For each memory, the devices that share it.
+    #: For each memory that may hold the pod, the devices that share it.
     places: tuple[tuple[Body, ...], ...]
     #: The entries of the pod, one for each place.
     entries: tuple[Body, ...]
@@ -37,7 +37,7 @@ class _Held:
 
     @property
     def overuse_text(self) -> str:
-        """How much more than reserved the pod uses, and whether it is evicted for that."""
+        """How much more than reserved the pod uses, and whether it is evicted because of that."""
         uuids, uid = {device["uuid"] for device in self.devices}, self.entries[0]["uid"]
         messages = (
             f"; {each['message']}"
@@ -54,7 +54,7 @@ class _Held:
 def pods(
     body: Body, namespace: str | None, order: SortBy = SortBy.WORST, wide: bool = False
 ) -> Table:
-    """Return a row for each pod in each memory, of one namespace or of all (None).
+    """Return a row for each pod in each memory, for one namespace or for all (None).
 
     A pod that no report shows yet has one row for all GPUs on which it may be. If several GPUs
     share the memory, the row has the numbers of all of them. ``wide`` adds the model and the uids.

@@ -30,17 +30,17 @@ from headroom.kubectl.sessions import Sessions, folder
 NAMESPACE = "headroom-system"
 SELECTOR = "app.kubernetes.io/name=headroom,app.kubernetes.io/component=console"
 PORT = 8889
-#: Timeouts of a request to the API server, in seconds: for the connection with its TLS handshake
-#: (kubectl's, too), and for the answer.
+#: Timeouts of a request to the API server, in seconds: for the connection with its TLS handshake,
+#: as in kubectl, and for the answer.
 API_TIMEOUT_S = 10.0, TIMEOUT_S
-#: Type of the console's errors; those of the API server have another one.
+#: Content type of the console's errors. Errors of the API server have another type.
 _PROBLEM = "application/problem+json"
 _MAX_ERROR_BYTES = 1 << 16
 _EXAMPLE = "http://127.0.0.1:8889"
 
 
 def _is_loopback(host: str) -> bool:
-    """Return whether a connection to ``host`` stays on this machine; other names may not."""
+    """Return whether a connection to ``host`` certainly stays on this machine."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
     except ValueError:
@@ -58,8 +58,8 @@ class Address:
     def __init__(self, url: str, token: str | None = None, ca: str | None = None) -> None:
         """``ca`` is the path of a PEM file; None: the system's CAs are trusted.
 
-        Raises ``CommandError`` if the URL is not an address, the token is for other servers too, or
-        the file cannot be used.
+        Raises ``CommandError`` if the URL is not an address, the token is also valid for other
+        servers, or a file cannot be used.
         """
         parts = urlsplit(url)
         try:
@@ -77,7 +77,7 @@ class Address:
         if token and audiences(token) != [AUDIENCE]:
             created = command("kubectl", "create", "token", "NAME", "--audience", AUDIENCE)
             raise CommandError(
-                "--token: the token is not bound to the audience of the debug API alone, so a "
+                "--token: the token is not restricted to the audience of the debug API, so a "
                 f"server that receives it could use it elsewhere; create another one: {created}",
                 2,
             )
@@ -111,12 +111,12 @@ class Address:
 class Proxied:
     """Sends requests to any ready console, through the API server's proxy of its Service.
 
-    The API server authenticates the user and keeps the credentials. The console learns the user
-    from a session (``headroom.kubectl.sessions``).
+    The API server authenticates the user and does not pass on the credentials. The console
+    identifies the user by a session (``headroom.kubectl.sessions``).
     """
 
     def __init__(self, kubeconfig: str | None, context: str | None, namespace: str) -> None:
-        """Raises ``CommandError`` without a cluster."""
+        """Raises ``CommandError`` if no cluster is configured."""
         client = core_api(kubeconfig, context).api_client
         self._configuration, self._pool = client.configuration, client.rest_client.pool_manager
         self._namespace = namespace
@@ -137,7 +137,7 @@ class Proxied:
                 if response.status >= 400 and not of_console:
                     raise CommandError(self._explained(response), UNREACHABLE)
                 if response.status == 401 and attempt == "first":
-                    # An administrator can have deleted the session, or this clock has changed.
+                    # An administrator may have deleted the session, or this clock has changed.
                     self._sessions.forget(*credential)
                     continue
                 yield response
@@ -169,11 +169,12 @@ class Proxied:
             raise CommandError(unanswered(err), UNREACHABLE) from err
 
     def _authorization(self) -> dict[str, str]:
-        """Return the user's token, if there is one. A plugin can renew it at any time."""
+        """Return the user's token, if there is one. It is read again each time, because a plugin
+        can renew it at any time."""
         return authentication(self._configuration)
 
     def _credential(self) -> tuple[bytes, ...]:
-        """Return what identifies the cluster and the user."""
+        """Return the values that identify the cluster and the user."""
         cert = self._configuration.cert_file
         return (
             self._configuration.host.encode(),
@@ -188,7 +189,7 @@ class Proxied:
                 raise CommandError(self._explained(response), UNREACHABLE)
 
     def _explained(self, response: Any) -> str:
-        """Describe an error of the API server, and what helps."""
+        """Describe an error of the API server, and what to do about it."""
         status = response.status
         message = status_of(response.read(_MAX_ERROR_BYTES)).message or str(response.reason)
         match status:
@@ -196,7 +197,7 @@ class Proxied:
                 return f"{status} {message}: the API server rejects the kubeconfig's credentials"
             case 403:
                 return f"{message}; {needed_bindings(self._namespace)}"
-            # Before Kubernetes 1.37, a Service that does not exist is a 404 instead.
+            # Before Kubernetes 1.37, a missing Service leads to 404 instead of 503.
             case 404 | 503 if "no endpoints" in message or "not found" in message:
                 listed = command("kubectl", "-n", self._namespace, "get", "pods", "-l", SELECTOR)
                 return (
@@ -212,7 +213,7 @@ class Proxied:
 
 
 def needed_bindings(namespace: str) -> str:
-    """Return the commands of an administrator after which a user can connect."""
+    """Return the commands by which an administrator allows a user to connect."""
     cluster = command(
         *("kubectl", "create", "clusterrolebinding", "headroom-user-NAME"),
         *("--clusterrole=headroom-user", "--user=NAME"),
@@ -251,9 +252,8 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
 def core_api(kubeconfig: str | None, context: str | None) -> Any:
     """Return a ``CoreV1Api`` of the cluster that kubectl uses. Raises ``CommandError``.
 
-    It repeats a request only if the connection failed. An API server that hangs would delay each
-    attempt by the whole timeout.
-    """
+    It repeats a request only if the connection failed. If the API server hangs, each further
+    attempt would take the whole timeout."""
     try:
         from kubernetes import client
         from urllib3 import Retry
@@ -265,13 +265,13 @@ def core_api(kubeconfig: str | None, context: str | None) -> Any:
     except kubeconfigs.BadKubeconfig as err:
         raise _not_configured(err) from err
     api = client.CoreV1Api(client.ApiClient(configuration))
-    # Else urllib3 repeats it three times, also after a timeout.
+    # By default, urllib3 repeats a request three times, even after a timeout.
     api.api_client.rest_client.pool_manager.connection_pool_kw["retries"] = Retry(2, read=0)
     return api
 
 
 def _not_configured(err: kubeconfigs.BadKubeconfig) -> CommandError:
-    """Return an error with the reason why no cluster is configured."""
+    """Return an error that states why no cluster is configured."""
     if isinstance(err, kubeconfigs.NoContext):
         return CommandError(str(err), BAD_INPUT)
     return CommandError(

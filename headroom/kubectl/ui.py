@@ -1,8 +1,8 @@
 """Serves the debug API's page to a browser, which does not have the kubeconfig's credentials.
 
-A proxy on the loopback interface adds them. Its URL contains a random key, because any local
-process that can guess the URL can read with the user's permissions. The page uses relative URLs, so
-all its requests contain the key.
+A proxy on the loopback interface adds the credentials. Its URL contains a random key, because any
+local process that can guess the URL can read with the user's permissions. The page uses relative
+URLs, so all its requests contain the key.
 """
 
 import http.client
@@ -17,7 +17,7 @@ from headroom.kubectl.output import show
 #: Maximum size of the body of a browser's request.
 _MAX_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 16
-#: Headers of a connection, or headers that the proxy sets itself.
+#: Headers that belong to a connection, or that the proxy sets itself.
 _NOT_PASSED = {"connection", "transfer-encoding", "content-length", "keep-alive", "server", "date"}
 
 
@@ -29,7 +29,7 @@ class Page(ThreadingHTTPServer):
     def __init__(self, transport: Transport, port: int = 0) -> None:
         """Listen on 127.0.0.1. Raises ``OSError`` if the port is in use."""
         self._lock = Lock()
-        #: The error that was printed last; empty after an answer.
+        #: The last error that was printed; empty after an answer.
         self._printed = ""
         page, prefix = self, f"/{secrets.token_urlsafe(18)}"
 
@@ -89,7 +89,7 @@ class Page(ThreadingHTTPServer):
         self._printed = ""
 
     def lost(self, error: str) -> None:
-        """Print the error, unless it was printed last."""
+        """Print the error, unless it is the one that was printed last."""
         with self._lock:
             if error != self._printed:
                 self._printed = error

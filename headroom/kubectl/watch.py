@@ -1,4 +1,4 @@
-"""`top --watch`: shows the table of `top` on the whole terminal, until Ctrl-C."""
+"""`top --watch`: shows the table of `top` on the whole terminal until Ctrl-C."""
 
 import contextlib
 import signal
@@ -22,7 +22,7 @@ def keep_showing(
 ) -> None:
     """Show what ``read`` returns until Ctrl-C. Raises ``CommandError`` if the first reading fails.
 
-    ``connect`` returns a client that gives its notes to its argument.
+    ``connect`` returns a client, which passes its notes to the given function.
     """
     from rich.console import Console, Group  # slow to import
     from rich.live import Live
@@ -35,7 +35,7 @@ def keep_showing(
             "Example without one: while sleep 10; do kubectl headroom top; done",
             BAD_INPUT,
         )
-    # A terminal that is closed, or kill, must not leave the alternate screen behind.
+    # The alternate screen must be left also if the terminal is closed or the process is killed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     notes: dict[str, None] = {}
@@ -52,7 +52,7 @@ def keep_showing(
             live.update(Group(*texts), refresh=True)
             time.sleep(EVERY_S)
             try:
-                if problem:  # another console can be ready
+                if problem:  # another console may be ready
                     api = connect(notes.setdefault)
                 table, now_s = read(api), time.time()
                 lost_s, problem = lost(api.get("inputs"))
@@ -62,7 +62,7 @@ def keep_showing(
 
 
 def lost(body: Any) -> tuple[float, str]:
-    """Return for how many seconds the console has had no contact with the API server, and why.
+    """Return how many seconds the console has had no contact with the API server, and the reason.
 
     ``body`` is the answer of /v1/inputs. The reason is empty if there is contact.
     """
@@ -73,7 +73,7 @@ def lost(body: Any) -> tuple[float, str]:
 
 
 def status(at_s: float, now_s: float, problem: str) -> tuple[Style, str]:
-    """Return the first line: the time of the figures, and why there are no newer ones, if so."""
+    """Return the first line: the time of the figures, and why there are no newer figures."""
     clock = time.strftime("%H:%M:%S %Z", time.localtime(at_s))
     if problem:
         return "red", f"Not up to date since {clock} ({age(now_s - at_s)}): {problem}"

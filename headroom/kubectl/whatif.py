@@ -13,7 +13,7 @@ from headroom.kubectl.options import DataFormat, Options, note_implausible
 from headroom.kubectl.output import not_checked, print_data, show_details, show_lines, show_table
 
 Body = Mapping[str, Any]
-#: Why less memory is free than the placed pods reserve.
+#: Explains why the free memory shrinks by more than the placed pods reserve.
 KEPT = "free memory excludes what is kept on each GPU that a pod could get, until its GPU is known"
 _MODES = tuple(choice.value for choice in DeviceChoice)
 
@@ -47,7 +47,7 @@ def whatif(
     options: Options = context.obj
     if not pods and (vram or gpus != 1):
         raise CommandError(
-            "--vram and --gpus describe new pods: set their number with --pods too. "
+            "--vram and --gpus describe new pods; also set their number with --pods. "
             "Example: --pods 4 --vram 20Gi",
             BAD_INPUT,
         )

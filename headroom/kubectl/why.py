@@ -1,4 +1,4 @@
-"""Formats why a pod waits, or why it is or would be on a node, as lines: pure functions."""
+"""Formats why a pod waits, or why it is or would be on a node, as lines. Only pure functions."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -57,7 +57,7 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
 
 
 def _suggestion(one: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a suggestion, and its command or YAML to copy if the sentence does not contain it."""
+    """Yield a suggestion, and the command or YAML to copy if the sentence does not contain it."""
     yield f"  {one['sentence']}"
     fix = one["fix"] or ""
     if fix not in one["sentence"]:
@@ -69,7 +69,7 @@ def _placed(annotations: Mapping[str, str]) -> Iterator[str]:
     try:
         containers = json.loads(annotations[PLACEMENT])["containers"].items()
     except (KeyError, ValueError, AttributeError, TypeError):
-        return  # bound without Headroom, or written by another release
+        return  # bound without Headroom, or the annotation is from another release
     for name, reserved in containers:
         devices = reserved.get("bytes", {})
         if not devices:
@@ -96,7 +96,7 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
         "annotation": "its annotation",
         "namespace": "its namespace's default",
         "recommendation": "its recommendation",
-        "replica": "no annotation: the share of one replica",
+        "replica": "no annotation, so the share of one replica",
     }
     return [
         f"  requests {ask['count']} {ask['resource']} with {for_people(ask['amount'])}"
@@ -120,7 +120,8 @@ def _attempts(body: Mapping[str, Any], wide: bool) -> list[str]:
 
 
 def _source(body: Mapping[str, Any]) -> str:
-    """Return the source: ``decision`` (an extender's record) or ``recomputed`` (the console's)."""
+    """Return the source: ``decision`` (recorded by an extender) or ``recomputed`` (by the
+    console)."""
     return f"source: {body['source']}"
 
 
@@ -172,7 +173,7 @@ def score(body: Mapping[str, Any]) -> list[str]:
 
 
 def _stored(decision: Mapping[str, Any] | None, node: str) -> list[str]:
-    """Format the last decision, and the rank of this node in it if it was one of the best."""
+    """Format the last decision, and the rank of this node if it was one of the best."""
     if decision is None:
         return []
     source = f"decision {decision['decision_id']}, {_source(decision)}"

@@ -1,1 +1,1 @@
-"""Extender and console in one process: for one replica, or without a cluster."""
+"""Extender and console in one process, for a single replica or without a cluster."""

@@ -16,8 +16,8 @@ from headroom.runtime.server.ports import Port
 def console_beside(
     extender: Extender, pods_on: Callable[[str], Sequence[Pod]] | None = None
 ) -> Console:
-    """Return a console over the extender's view and journal; its port serves the journal too.
-    ``pods_on``: see ``Console``."""
+    """Return a console that shows the extender's view and journal. Its port also serves the
+    journal. ``pods_on`` is passed to ``Console``."""
     return Console(
         extender,
         lambda: extender.pending_events_controller.pending,
@@ -35,7 +35,7 @@ async def serve_beside(
     announce: Callable[[str], None],
     console: Console,
 ) -> None:
-    """Serve kube-scheduler's calls, and the console's port, until a signal."""
+    """Serve kube-scheduler's calls and the console's port until a signal arrives."""
     try:
         await serve(extender, ledger, verbs, second, announce, console.start, console.feed.close)
     finally:

@@ -22,7 +22,7 @@ from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
 from headroom.serve.beside import console_beside, serve_beside
 
-#: Reports change only on request, so no report is ever stale.
+#: A report is never stale, because reports change only on request.
 NEVER_STALE_S = 1e12
 
 
@@ -32,15 +32,15 @@ async def serve_embedded(
     announce: Callable[[str], None],
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Serve the fleet of a file from memory, until a signal.
+    """Serve the fleet of a file from memory until a signal arrives.
 
     Reports do not age, because only the user changes them. Raise ``BadSettings`` if other machines
-    could connect: without a cluster, requests cannot be authorized.
+    could connect, because requests cannot be authorized without a cluster.
     """
     if far := [at for at in (settings.verbs_at, settings.debug_at) if not is_loopback(at)]:
         raise BadSettings(
-            f"host is {far[0]}: the embedded server has no access control, so it listens on a "
-            "loopback address only. Example: host: 127.0.0.1"
+            f"host is {far[0]}, but the embedded server has no access control, so it listens only "
+            "on a loopback address. Example: host: 127.0.0.1"
         )
     limit_heap()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})

@@ -197,7 +197,7 @@ def test_json_and_yaml_output_is_the_body_of_the_response(server: Server) -> Non
 
 def test_defaults_prints_a_valid_shell_script(server: Server) -> None:
     shown = run(server.debug, "defaults", "-A")
-    assert "# team-a: no use is measured of 1 pod" in shown.stdout.splitlines()
+    assert "# team-a: the use of 1 pod is not measured" in shown.stdout.splitlines()
     subprocess.run(["sh", "-euc", shown.stdout], check=True)
     empty = run(server.debug, "defaults", "-n", "none")
     assert (empty.stdout, "-A shows pods of all namespaces" in empty.stderr) == ("", True)

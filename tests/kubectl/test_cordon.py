@@ -169,7 +169,7 @@ def test_steering_is_not_suggested_for_unshared_gpus(fake: Fake) -> None:
 def test_devices_that_already_take_no_pods_do_not_count_as_lost(fake: Fake) -> None:
     fake.add(gpu(0, A), gpu(1, B, unhealthy="unhealthy_device"), gpu(2, ABSENT))
     shown = fake.run("cordon", "gpu-a", "0", "1").stdout
-    assert "lost: nothing, because it takes no pods already\n" in shown
+    assert "lost: nothing, because it already takes no pods\n" in shown
     assert "also lost, on 1 other GPU: 4 free replicas, 80.0 GiB headroom\n" in shown
     assert fake.cluster.cordoned("gpu-a") == f"{A},{B}"
 
@@ -202,7 +202,7 @@ def test_after_a_conflict_the_node_is_read_again(fake: Fake) -> None:
     before = len(fake.cluster.requests)
     shown = fake.run("cordon", "gpu-a", "1")
     assert shown.returncode == 3
-    assert "was changed by other clients during each of 5 attempts" in shown.stderr
+    assert "was not changed, because other clients changed it during each of 5" in shown.stderr
     assert sum(each.startswith("PATCH") for each in fake.cluster.requests[before:]) == 5
     assert fake.cluster.cordoned("gpu-a") == A
 
@@ -244,7 +244,7 @@ def test_without_the_debug_api_complete_uuids_are_cordoned_without_a_preview(fak
     for given in ("0", A[:12]):
         shown = fake.run("cordon", "gpu-a", given, server=nowhere)
         assert shown.returncode == 2
-        assert f"{given!r} is no whole UUID" in shown.stderr
+        assert f"{given!r} is not a whole UUID" in shown.stderr
     shown = fake.run("cordon", "gpu-a", A, "--evict", server=nowhere)
     assert shown.returncode == 3
     assert "--evict needs the debug API" in shown.stderr
@@ -277,7 +277,7 @@ def test_an_index_cordons_all_mig_devices_of_a_gpu(fake: Fake) -> None:
     assert shown.stdout == f"node gpu-a: {first} (GPU 0) is already cordoned\n"
     shown = fake.run("uncordon", "gpu-a", first)
     assert shown.returncode == 2
-    assert shown.stderr.endswith(f"To uncordon that: kubectl headroom uncordon gpu-a {A}\n")
+    assert shown.stderr.endswith(f"To uncordon that GPU: kubectl headroom uncordon gpu-a {A}\n")
     fake.cluster.annotations["gpu-a"] = {"headroom.gpu/cordon": f"{first},{B}"}
     assert fake.run("uncordon", "gpu-a", "0").returncode == 0
     assert fake.cluster.cordoned("gpu-a") == B

@@ -44,7 +44,7 @@ def test_too_few_or_too_young_pods_give_only_a_comment() -> None:
         shown = lines(body(*pods), None)
         assert commands(shown) == []
         assert shown[-1] == "# kubectl annotate namespace a headroom.gpu/default-vram=1280Mi"
-        assert shown[-2].startswith("# Too few data: fewer than 3 pods have run for 1 hour.")
+        assert shown[-2].startswith("# Not enough data: fewer than 3 pods have run for 1 hour.")
     shown = lines(body(pod("a", GIB), pod("a", GIB, young), pod("a", None)), None)
     assert shown[3] == (
         "# a: 2 pods, at most 1.0 GiB, running for 4m to 3h; 1 pod without a measurement"
@@ -53,7 +53,7 @@ def test_too_few_or_too_young_pods_give_only_a_comment() -> None:
 
 def test_pods_without_measured_use_give_no_amount() -> None:
     shown = lines(body(pod("a", None), {**pod("a", 1), "observed": [on_device(None)]}), "a")
-    assert shown[3:] == ["# a: no use is measured of 2 pods"]
+    assert shown[3:] == ["# a: the use of 2 pods is not measured"]
 
 
 def test_the_device_with_the_largest_use_counts() -> None:

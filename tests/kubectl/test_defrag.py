@@ -233,8 +233,8 @@ def test_defrag_stops_at_the_first_successor_on_another_node(lands: list[str], w
         (FITS, "stopped: after 60 s, pod ml/p: fits on node gpu-a; no pod has to move"),
         (
             answer("move", "x", *(move(name, "gpu-b", "gpu-c") for name in ("three", "four"))),
-            "stopped: the cluster has changed: 2 moves would be needed now, and 1 remained; run "
-            "the command again",
+            "stopped: the cluster has changed: 2 moves would be needed now, but only 1 "
+            "remained; run the command again",
         ),
     ],
 )
@@ -320,11 +320,11 @@ def test_invalid_options_are_rejected(fake: tuple[FakeCluster, str]) -> None:
 
     assert outcome("p", "--free-node") == (
         2,
-        "kubectl headroom: --free-node needs no pod: remove one of both\n",
+        "kubectl headroom: --free-node needs no pod: remove one of them\n",
     )
     code, said = outcome("--apply")
     assert (code, "needs the name of a waiting pod" in said) == (2, True)
     code, said = outcome("p", "--timeout", "x")
-    assert (code, "--timeout: 'x' is no duration" in said) == (2, True)
+    assert (code, "--timeout: 'x' is not a duration" in said) == (2, True)
     assert outcome("p") == (1, "")
     assert outcome("p", "-o", "json") == (0, "")

@@ -32,7 +32,7 @@ def test_the_size_of_new_pods_requires_their_number(server: Server) -> None:
     rejected = run(server.debug, "whatif", "--vram", "20Gi")
     assert rejected.returncode == 2
     assert rejected.stderr == (
-        "kubectl headroom: --vram and --gpus describe new pods: set their number with --pods too. "
+        "kubectl headroom: --vram and --gpus describe new pods; also set their number with --pods. "
         "Example: --pods 4 --vram 20Gi\n"
     )
 
