@@ -3,26 +3,27 @@
     python -m benchmarks.agent [--seconds 60] [--cycles 10000] [--python PATH]
     python -m benchmarks.agent --full [--seconds 60] [--samples 17280] [--python PATH]
 
-With ``--full`` it measures the fullest node instead: see ``benchmarks.agent_full``.
+With ``--full``, it measures the fullest node instead (``benchmarks.agent_full``).
 
 The agent authenticates as in a pod: with the token and the certificate authority of a service
-account, not with a kubeconfig. ``--python`` names its interpreter, for example one with only the
-packages of the agent's image (``pip install -r requirements/agent.txt``). The tests' interpreter
-has more packages, and some of the agent's dependencies import them if they are installed.
+account, not with a kubeconfig. ``--python`` names its interpreter, for example one that has only
+the packages of the agent's image (``pip install -r requirements/agent.txt``). The tests'
+interpreter has more packages, and some of the agent's dependencies import them if they are
+installed.
 
 The node has 8 GPUs, and 100 pods with 10 processes each. The driver is the fake library. The
-kubelet's checkpoint and PodResources API and /proc are simulated. The API server is a script that
+kubelet's checkpoint, its PodResources API and /proc are simulated. The API server is a script that
 accepts each report and heartbeat. A simulated dcgm-exporter repeats each of its 24 counters for
-every pod that shares a device: half a megabyte, with new content every 30 s. The simulations
-run in this process, so that the agent is measured alone.
+every pod that shares a device: half a megabyte, with new content every 30 s. The simulations run in
+this process, so only the agent is measured.
 
 First, an agent samples every 5 s, as in production. Its metrics are scraped every 15 s, then five
 times a second, as Prometheus does: over TLS, with a token, on one connection. Then a client without
 a token opens a connection five times a second, as any pod could do. Then another agent samples
 without a pause, with new dcgm-exporter output every half second, and memory and descriptors are
-read in between. Goals: less than 80 MiB resident and less than 1 % of one core, also with frequent
-requests. After all cycles, no more descriptors and at most 1 MiB more memory than after the first
-tenth of them.
+read in between. The goals are less than 80 MiB resident and less than 1 % of one core, even with
+frequent requests. After all cycles, there must be no more descriptors, and at most 1 MiB more
+memory, than after the first tenth of the cycles.
 """
 
 import argparse
@@ -79,7 +80,7 @@ class Scraper:
         return body
 
     def as_a_stranger(self) -> None:
-        """Ask without a token on a new connection, which the agent rejects or closes."""
+        """Send a request without a token on a new connection, which the agent rejects or closes."""
         with (
             contextlib.closing(self._new()) as connection,
             contextlib.suppress(OSError, http.client.HTTPException),
@@ -96,7 +97,8 @@ def scraped(scraper: Scraper, name: str) -> float:
 
 
 def exposition(collection: int) -> str:
-    """As dcgm-exporter's with KUBERNETES_VIRTUAL_GPUS; of another ``collection``, another text."""
+    """Return the output of dcgm-exporter with KUBERNETES_VIRTUAL_GPUS. Each ``collection`` has
+    another text."""
     names = ["DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"]
     names += [f"DCGM_FI_DEV_COUNTER_{number}" for number in range(21)]
     lines = []
@@ -115,7 +117,7 @@ def exposition(collection: int) -> str:
 
 @contextlib.contextmanager
 def api_server(folder: Path) -> Iterator[ApiServer]:
-    """As a pod reaches it: ``folder/account`` is what the kubelet mounts into the pod."""
+    """Run an API server as a pod reaches it. ``folder/account`` is what the kubelet mounts."""
     account = folder / "account"
     account.mkdir()
     authority = Authority(account, "ca")
@@ -135,7 +137,7 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
 def agent(
     python: str, whole: Whole, api: ApiServer, clock: str, *flags: str
 ) -> Iterator[tuple[int, Scraper]]:
-    """Its process id, and a scraper of its metrics."""
+    """Run an agent. Yield its process id, and a scraper of its metrics."""
     host, _, port = api.url.removeprefix("https://").partition(":")
     in_a_pod = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     account = whole.folder / "account"
@@ -156,7 +158,7 @@ def agent(
             message = process.stderr.readline()
             found = re.search(r'"metrics_port": (\d+)', message)
             assert found is not None, message + process.stderr.read()
-            # Else it would fill the pipe with its logs, and wait.
+            # If nothing read its logs, the pipe would fill up and the agent would wait.
             threading.Thread(target=process.stderr.read, daemon=True).start()
             yield process.pid, Scraper(int(found[1]), account / "ca.crt")
         finally:
@@ -169,11 +171,11 @@ class Steady:
 
     vitals: Vitals
     core_ratio: float
-    #: With ``FREQUENT_SCRAPES_APART_S``.
+    #: Core ratio with scrapes every ``FREQUENT_SCRAPES_APART_S``.
     scraped_core_ratio: float
-    #: The same, while a client without a token asks as often.
+    #: Core ratio while a client without a token connects as often.
     strange_core_ratio: float
-    #: Requests to the API server during the first measurement.
+    #: Number of requests to the API server during the first measurement.
     requests: int
 
 
@@ -182,7 +184,7 @@ def steady(python: str, whole: Whole, api: ApiServer, exporter: Exporter, second
         end_s = time.monotonic() + 60
         while scraped(scraper, "headroom_agent_writes_total") < 2 and time.monotonic() < end_s:
             time.sleep(0.2)
-        time.sleep(6)  # imports are paid, the first sample is compared with a second
+        time.sleep(6)  # by then imports are done, and a second sample was compared with the first
 
         def core_ratio(scrapes_apart_s: float, ask: Callable[[], object]) -> float:
             before = vitals(pid)
@@ -205,13 +207,14 @@ def steady(python: str, whole: Whole, api: ApiServer, exporter: Exporter, second
 def many(
     python: str, whole: Whole, api: ApiServer, exporter: Exporter, cycles: int
 ) -> tuple[Vitals, Vitals, float]:
-    """After a tenth of the cycles and after all of them, and the seconds that one took."""
+    """Return the vitals after a tenth of the cycles and after all cycles, and the seconds that one
+    cycle took."""
     flags = ("--dcgm-url", exporter.url, "--dcgm-interval", "0.5")
     with agent(python, whole, api, "hurried", *flags) as (pid, scraper):
 
         def after(count: int) -> Vitals:
             while scraped(scraper, "headroom_hurried_cycles") < count:
-                # Memory moves all the while, as on a node where something happens.
+                # Memory changes all the time, as on a busy node.
                 whole.driver.use(999, {"GPU-0": (count % 7 + 1) * GIB})
                 exporter.text = exposition(int(time.monotonic() * 10))
                 time.sleep(0.5)
@@ -253,7 +256,7 @@ def main() -> int:
 
 
 def fill(whole: Whole) -> None:
-    """Start the pods, each with all its processes on the device that it got."""
+    """Start the pods, with all their processes on the devices that they got."""
     pids = itertools.count(500_000)
     with whole.driver.batch():
         for number in range(PODS):

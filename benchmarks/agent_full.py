@@ -2,16 +2,17 @@
 
     python -m benchmarks.agent --full [--seconds 60] [--samples 17280] [--python PATH]
 
-Each GPU has 48 replicas and 500 processes: ten of each pod, and twenty of no pod. Three agents run
-one after the other on the same node:
+Each GPU has 48 replicas and 500 processes: ten for each pod, and twenty that belong to no pod.
+Three agents run one after the other on the same node:
 
 * quiet: nothing changes. This is the baseline of the machine.
-* arriving: every half second, one pod ends and another starts. Each changes the kubelet's
+* arriving: every half second, one pod ends and another starts. Each change rewrites the kubelet's
   checkpoint, and the agent samples at most that often.
 * a day: the same, but each sample moves the agent's clocks on by 5 s, for 17,280 samples.
 
-CPU time is measured, not elapsed time, so other load on the machine has little influence. Goals:
-less than 3 % of one core while pods arrive, and less than 80 MiB resident over the day.
+The benchmark measures CPU time instead of elapsed time, so other load on the machine has little
+influence. The goals are less than 3 % of one core while pods arrive, and less than 80 MiB resident
+over the day.
 """
 
 import contextlib
@@ -35,21 +36,21 @@ from tests.driver import Gpu
 GPUS, REPLICAS, PROCESSES = 16, 48, 500
 PODS = GPUS * REPLICAS
 PROCESSES_OF_A_POD = 10
-#: Processes of no pod, on each GPU.
+#: Number of processes on each GPU that belong to no pod.
 STRANGERS = PROCESSES - REPLICAS * PROCESSES_OF_A_POD
 TAKES_BYTES = 1500 << 20
 ARRIVES_EVERY_S = 0.5
 INTERVAL_S = 5.0
 DAY_SAMPLES = int(86_400 / INTERVAL_S)
 MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.03
-#: Samples until imports are paid for and caches are filled.
+#: Number of samples after which imports are done and caches are filled.
 SETTLED_SAMPLES = 8
 MOST_FAILURES = 30
 
 
 @dataclass
 class Crowd:
-    """The pods of a node. ``replace`` swaps the oldest one for a new one."""
+    """The pods of a node. ``replace`` replaces the oldest pod by a new one."""
 
     whole: Whole
     api: ApiServer
@@ -69,7 +70,7 @@ class Crowd:
                 self._start()
 
     def replace(self) -> None:
-        """The oldest pod ends with its processes, and a new one starts."""
+        """End the oldest pod and its processes, and start a new pod."""
         with self.whole.driver.batch():
             uid = self._uids.pop(0)
             for pid in self._pids.pop(uid):
@@ -98,7 +99,7 @@ class Crowd:
 
 @contextlib.contextmanager
 def arriving(crowd: Crowd, every_s: float) -> Iterator[None]:
-    """Within, the oldest pod is replaced every ``every_s`` seconds."""
+    """Replace the oldest pod every ``every_s`` seconds while the context lasts."""
     stop = threading.Event()
 
     def run() -> None:
@@ -123,8 +124,8 @@ class Cost:
 
 
 def settled(scraper: Scraper, samples: int) -> None:
-    """Wait for so many samples. On clocks that run ahead, the agent takes some clients for slow
-    and disconnects them; it has ended if that happens ``MOST_FAILURES`` times in a row."""
+    """Wait for ``samples`` samples. On clocks that run ahead, the agent takes some clients for slow
+    ones and disconnects them. If this happens ``MOST_FAILURES`` times in a row, the agent ended."""
     failures = 0
     while True:
         try:
@@ -139,12 +140,12 @@ def settled(scraper: Scraper, samples: int) -> None:
 
 
 def steady(python: str, whole: Whole, api: ApiServer, seconds: float) -> Cost:
-    """Measures what an agent costs in normal operation, after its caches are filled."""
+    """Measure what an agent costs in normal operation, after its caches are filled."""
     with agent(python, whole, api, "real") as (pid, scraper):
         settled(scraper, SETTLED_SAMPLES)
         before, samples = vitals(pid), scraped(scraper, "headroom_hurried_cycles")
         time.sleep(seconds)
-        after = vitals(pid)  # without scrapes: they are not of the sample
+        after = vitals(pid)  # without scrapes, which are not part of a sample
         return Cost(
             (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s),
             scraped(scraper, "headroom_hurried_cpu_p50"),
@@ -154,7 +155,7 @@ def steady(python: str, whole: Whole, api: ApiServer, seconds: float) -> Cost:
 
 
 def day(python: str, whole: Whole, api: ApiServer, samples: int) -> list[Vitals]:
-    """At the start, after each quarter, and so at the end of ``samples``."""
+    """Return the vitals at the start and after each quarter of ``samples``."""
     with agent(python, whole, api, "accelerated") as (pid, scraper):
         settled(scraper, SETTLED_SAMPLES)
         found = [vitals(pid)]

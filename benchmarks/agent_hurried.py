@@ -2,10 +2,10 @@
 
     python -m benchmarks.agent_hurried CLOCK ACCOUNT [flags of the agent]
 
-CLOCK ``real`` does not change the agent. ``hurried`` samples without a pause. ``accelerated`` moves
-the agent's clocks on by one interval with every sample, so that the number of heartbeats, writes
-and cache refreshes per sample is the same as on a node. ACCOUNT is the folder with token and
-certificate authority of the agent's service account. The results are added to ``/metrics``.
+With CLOCK ``real``, the agent is unchanged. With ``hurried``, it samples without a pause. With
+``accelerated``, its clocks move on by one interval with every sample, so the number of heartbeats,
+writes and cache refreshes per sample is the same as on a node. ACCOUNT is the folder with the token
+and the certificate authority of the agent's service account. The results are added to ``/metrics``.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from agent import __main__ as agent
 from agent import http_endpoints, metrics
 from agent import kube_client as client
 
-#: Figures of so many samples are kept.
+#: Number of samples whose figures are kept.
 MOST_SAMPLES = 5_000
 
 
 class Samples:
-    """CPU seconds from each sample to the next, of all threads of the process."""
+    """CPU seconds of all threads of the process from each sample to the next."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -44,7 +44,8 @@ class Samples:
         self.count += 1
 
     def quantile_s(self, ratio: float) -> float:
-        """Spread of all samples except the first five, which pay for imports and caches."""
+        """Return a quantile of all samples except the first five, which include imports and
+        caches."""
         ordered = sorted(self.cpu_s[5:])
         return ordered[int(ratio * (len(ordered) - 1))] if ordered else 0.0
 
@@ -67,12 +68,14 @@ class Counting(metrics.AgentCollector):
             "peak_kib": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss),
         }
         for name, value in figures.items():
-            yield GaugeMetricFamily(f"headroom_hurried_{name}", "Of the benchmark", value=value)
+            yield GaugeMetricFamily(
+                f"headroom_hurried_{name}", "Figure of the benchmark", value=value
+            )
         yield from super().collect()
 
 
 def accelerate(interval_s: float) -> None:
-    """Let the clocks that the agent reads run ahead by one interval with every sample."""
+    """Move the clocks that the agent reads on by one interval with every sample."""
     monotonic, clock = time.monotonic, time.clock_gettime
 
     def ahead_s() -> float:

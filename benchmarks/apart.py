@@ -5,11 +5,12 @@
 
 Extender, console and webhook are the real processes. Their API server is simulated: it lists the
 fleet, sends watch events for the reports of agents, and accepts each write (``hotpath.feeder``).
-Each process has its own CPU quota, as containers have (a cgroup, so it needs root): otherwise two
-cores would hide that one process uses more. One client calls filter, prioritize and bind for one
-pod after the other, as kube-scheduler does. After filter and after prioritize it sends the same
-body to an *echo server*: an otherwise idle process on the same machine. After bind it makes the two
-writes of a bind itself, a PATCH of the GPUNode and a Binding: they are the echo of bind. Phases:
+Each process has its own CPU quota, as containers have (a cgroup, so it needs root). Without quotas,
+two cores would hide that one process uses more. One client calls filter, prioritize and bind for
+one pod after the other, as kube-scheduler does. After filter and after prioritize, it sends the
+same body to an *echo server*, which is an otherwise idle process on the same machine. After bind,
+it makes the two writes of a bind itself, a PATCH of the GPUNode and a Binding, as the echo of bind.
+The phases are:
 
 * idle: no other load;
 * growing: each agent reports every 5 s, the maximum rate while memory use grows, with heartbeats
@@ -21,8 +22,8 @@ writes of a bind itself, a PATCH of the GPUNode and a Binding: they are the echo
 * flooded: eight connections send reviews of 100 KiB to the webhook without a pause;
 * everything: growing, read and flooded at once.
 
-Goal: compared with idle, the p99 of a verb grows in each phase by at most 1.5 times as much as the
-p99 of its echo. The results also show how often the event loop stalled for over 5 ms, in the
+The goal is that the p99 of a verb grows from idle to any phase by at most 1.5 times as much as the
+p99 of its echo. The results also show how often the event loop stalled for more than 5 ms, in the
 extender and in the echo server.
 """
 
@@ -71,10 +72,10 @@ from tests.certificates import Authority
 from tests.processes import Processes, free_ports
 from tests.waiting import until
 
-#: Cores of each process; of all readers and senders together; of the API server.
+#: Cores of each process, of all readers and senders together, and of the API server.
 QUOTAS = {"extender": 0.8, "console": 0.3, "webhook": 0.3, "echo": 0.2, "load": 0.2, "api": 0.2}
 _CGROUPS = Path("/sys/fs/cgroup")
-#: The kubelet's.
+#: Period of a CPU quota, as the kubelet sets it.
 _PERIOD_US = 100_000
 _PATIENCE_S = 300.0
 _BURST_EVERY_S = 5.0
@@ -85,8 +86,8 @@ Put = Callable[[str, int], None]
 
 @contextlib.contextmanager
 def quotas() -> Iterator[Put]:
-    """Puts processes into groups of these names, each with its quota; of either version of
-    cgroups."""
+    """Yield a function that puts processes into groups with these names, each with its quota. Works
+    with both versions of cgroups."""
     first = _CGROUPS / "cpu"
     root = first if first.is_dir() else _CGROUPS
     made: list[Path] = []
@@ -115,7 +116,7 @@ def quotas() -> Iterator[Put]:
 
 
 def echo(port: int) -> None:
-    """The process that every call is compared with; it counts its own stalls."""
+    """Serve the process with which every call is compared. It counts its own stalls."""
     stalls = Stalls()
 
     async def answer(request: Request) -> Response:
@@ -148,7 +149,7 @@ def scrape(port: int) -> None:
 
 
 class _Site:
-    """The three processes, their API server and the echo."""
+    """The three processes, their API server and the echo server."""
 
     def __init__(self, processes: Processes, nodes: int, pods_per_device: int, put: Put) -> None:
         self.processes, self.put = processes, put
@@ -159,7 +160,7 @@ class _Site:
         api = self._child(feed, nodes, pods_per_device, theirs)
         self.api: int = ours.recv()
         self._kubeconfig = self._config(f"http://127.0.0.1:{self.api}")
-        # Quotas begin when all is ready: how long a start takes, benchmarks.scale measures.
+        # Apply quotas only when everything is ready, because benchmarks.scale measures the start.
         self._start()
         put("api", api)
         put("echo", self._child(echo, self.echo))
@@ -238,7 +239,7 @@ class _Site:
             yield
 
     def stalls(self) -> tuple[Stalls, Stalls]:
-        """The extender's, and the echo's, since they began."""
+        """Return the stalls of the extender and of the echo server since they began."""
         with contextlib.closing(Caller(self.journal)) as caller:
             text = caller.get("metrics")[0].decode()
         found = re.findall(r'^headroom_loop_lag_seconds_bucket\{le="([^"]+)"\} (\S+)$', text, re.M)
@@ -268,7 +269,7 @@ class _Play:
         site = self._site
         pids = {part: site.processes.pid(part) for part in PARTS}
         with site.load(phase, self._nodes):
-            self._ask(min(3.0, seconds), phase, Samples())  # until the load has begun
+            self._ask(min(3.0, seconds), phase, Samples())  # wait until the load has begun
             before, stalls = {part: vitals(pid) for part, pid in pids.items()}, site.stalls()
             self._ask(seconds, phase, samples)
             for part, pid in pids.items():
@@ -310,14 +311,14 @@ class _Play:
         return answer
 
     def _write(self, args: bytes) -> int:
-        """Make the two writes that every bind needs; return their duration in nanoseconds."""
+        """Make the two writes that every bind needs. Return their duration in nanoseconds."""
         asked = msgspec.json.decode(args)
         gpunode = f"{GPUNODES[1:]}/{asked['Node']}"
         binding = f"api/v1/namespaces/default/pods/{asked['PodName']}/binding"
         return self._api.patch(gpunode, args)[1] + self._api.post(binding, args)[1]
 
     def burst(self) -> float:
-        """Seconds from the order until the console shows the node that reports last."""
+        """Return the seconds from the order until the console shows the last node that reports."""
         began_s, before = time.monotonic(), self._shown()
         self._site.order(Order(burst=True))
         until(lambda: self._shown() != before, "the console shows the burst", _PATIENCE_S)
@@ -365,7 +366,7 @@ def main(
     nodes: Annotated[int, typer.Option(help="Number of nodes, with 8 GPUs each.")] = 5_000,
     pods_per_device: Annotated[int, typer.Option(help="Pods on each GPU.")] = 2,
     seconds: Annotated[float, typer.Option(help="Duration of each phase in each round.")] = 15.0,
-    rounds: Annotated[int, typer.Option(min=1, help="How often all phases are run.")] = 1,
+    rounds: Annotated[int, typer.Option(min=1, help="Number of runs of all phases.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
     without_quotas: Annotated[
         bool, typer.Option("--without-quotas", help="Run without cgroups, which need root.")

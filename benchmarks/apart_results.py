@@ -1,4 +1,4 @@
-"""Results of ``benchmarks.apart``: samples beside those of an idle echo, as data and text."""
+"""Results of ``benchmarks.apart`` as data and text: samples, and those of an idle echo server."""
 
 import msgspec
 import typer
@@ -9,14 +9,14 @@ SCHEMA = "headroom.apart/v1"
 VERBS = ("filter", "prioritize", "bind")
 PARTS = ("extender", "console", "webhook")
 MOST_RATIO = 1.5
-#: Between two pods.
+#: Seconds between two pods.
 PAUSE_S = 0.02
 LATE_S = 0.005
 
 
 class Phase(msgspec.Struct, frozen=True):
     name: str
-    #: Reports of each agent per second.
+    #: Number of reports of each agent per second.
     reports_per_s: float = 0.0
     bursts: bool = False
     read: bool = False
@@ -47,7 +47,7 @@ class Beside(msgspec.Struct):
 
 
 class Stalls(msgspec.Struct):
-    """Number of scheduled runs of an event loop, and of those that were over 5 ms late."""
+    """Number of scheduled runs of an event loop, and of runs that were over 5 ms late."""
 
     samples: int = 0
     late: int = 0
@@ -64,7 +64,7 @@ class Found(msgspec.Struct):
     verbs: dict[str, Beside]
     stalls: Stalls
     echo_stalls: Stalls
-    #: Process -> share of a core, and resident MiB at the end.
+    #: Process -> ratio of a core, and resident MiB at the end.
     cpu_ratio: dict[str, float]
     resident_mib: dict[str, float]
 
@@ -80,7 +80,7 @@ class Results(msgspec.Struct):
     seconds: float
     rounds: int
     quotas: dict[str, float]
-    #: From the order for a burst until the console shows the node that reports last.
+    #: Seconds from the order for a burst until the console shows the last node that reports.
     burst_shown_in_s: float
     phases: list[Found]
 

@@ -2,11 +2,11 @@
 
     python -m benchmarks.batching [--nodes 1000] [--pods 300] [--rounds 4]
 
-kube-scheduler 1.35 and newer reuses the scores of the last pod for the next one if both are alike
+kube-scheduler 1.35 and newer reuses the scores of the last pod for the next pod if both are alike
 (OpportunisticBatching), but not if its configuration has an extender. Nodes are plain objects. The
-pods are alike, request no GPU and come at once, so the extender is never called: none runs. Each
-round prints kube-scheduler's CPU for a pod, with and without the extender's entry, for a profile
-with and without default topology spread constraints.
+pods are alike, request no GPU and arrive together. So the extender is never called, and none runs.
+Each round prints kube-scheduler's CPU for a pod, with and without the extender's entry, for a
+profile with and without default topology spread constraints.
 """
 
 import json
@@ -19,7 +19,7 @@ import typer
 from benchmarks.real.stage import UNHURRIED, Bound, Stage, pending, stage
 from tests.controlplane import SCHEDULER_NAME, built
 
-#: Default constraints (kube-scheduler's own, or none), and whether there is an extender.
+#: Default constraints (kube-scheduler's own or none), and whether there is an extender.
 VARIANTS = {
     "own constraints": (False, False),
     "own constraints, extender": (False, True),
@@ -53,7 +53,7 @@ def configuration(on: Stage, without_constraints: bool, extended: bool) -> dict[
 
 
 def cpu_ms(on: Stage, config: dict[str, Any], pods: int) -> float:
-    """Return the CPU milliseconds of kube-scheduler for each pod."""
+    """Return the CPU milliseconds that kube-scheduler takes for each pod."""
     name = "kube-scheduler"
     file = on.plane.folder / "batching.json"
     file.write_text(json.dumps(config))

@@ -1,15 +1,15 @@
-"""Measures how much of short bursts of memory the agent's peaks have, at several intervals.
+"""Measures how much of short bursts of memory the agent's peaks show, at several intervals.
 
     python -m benchmarks.bursts [--seconds 300] [--seed 1]
 
-The node has 8 GPUs on the fake driver library, and 96 pods. Each pod uses 1 GiB, then for a time of
-0.1 to 5 s up to 5 GiB more, then 1 GiB again; then its container restarts. In half of the pods the
-burst comes at once and ends at once; in the others it grows to its height and shrinks again, like
-the memory of an allocator. Agents with intervals of 5, 1 and 0.5 s sample this node at the same
-time, in real time. (The flag ``--interval`` of the agent allows at least 1 s.)
+The node has 8 GPUs on the fake driver library, and 96 pods. Each pod uses 1 GiB, then up to 5 GiB
+more for 0.1 to 5 s, then 1 GiB again. Then its container restarts. In half of the pods, the burst
+begins and ends abruptly. In the others, it grows to its height and shrinks again, like the memory
+of an allocator. Agents with intervals of 5, 1 and 0.5 s sample this node at the same time, in real
+time. (The flag ``--interval`` of the agent allows at least 1 s.)
 
 A burst is *seen* if the peak of that life is at least 64 MiB above the 1 GiB. Its *height* is the
-part of the additional memory that the peak has, 0 for bursts that are not seen.
+ratio of the additional memory that the peak shows, or 0 if the burst is not seen.
 """
 
 import argparse
@@ -45,9 +45,9 @@ DURATIONS_S = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 SHAPES = ("at once", "growing")
 BASE_BYTES, HEIGHT_BYTES = GIB, 5 * GIB
 SEEN_BYTES = 64 << 20
-#: Steps in which a growing burst grows and shrinks.
+#: Number of steps in which a growing burst grows and shrinks.
 STEPS = 20
-#: Time before and after a burst in which every agent takes a sample.
+#: Seconds before and after a burst in which every agent takes a sample.
 AROUND_S = 6.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -57,15 +57,15 @@ class Burst:
     uid: str
     duration_s: float
     shape: str
-    #: When its container started, in seconds on the clock.
+    #: When its container started, in seconds of the clock.
     started_at_s: float
-    #: Interval of an agent -> the largest peak that it reported.
+    #: Interval of an agent -> the largest peak that the agent reported.
     peaks: dict[float, int] = field(default_factory=dict)
 
 
 @dataclass
 class Played:
-    """The bursts of all pods, which the threads of the pods append to."""
+    """The bursts of all pods. The threads of the pods append to it."""
 
     whole: Whole
     bursts: list[Burst] = field(default_factory=list)
@@ -97,7 +97,7 @@ class Played:
                 self.bursts.append(burst)
 
     def _start(self, uid: str) -> int:
-        """Start a process in a new container of the pod, and return its pid."""
+        """Start a process in a new container of the pod. Return its pid."""
         with self.lock:
             pid = next(self.pids)
         pod = self.whole.cgroup(uid).parent.relative_to(self.whole.cgroups)
@@ -108,7 +108,7 @@ class Played:
 
 
 def height(burst: Burst, age_s: float) -> int:
-    """Return the bytes above the base at this time of the burst, in seconds since it began."""
+    """Return the bytes above the base, ``age_s`` seconds after the burst began."""
     if burst.shape == SHAPES[0]:
         return HEIGHT_BYTES
     return round(HEIGHT_BYTES * min(age_s, burst.duration_s - age_s) * 2 / burst.duration_s)
@@ -116,7 +116,7 @@ def height(burst: Burst, age_s: float) -> int:
 
 @contextlib.contextmanager
 def sampling(whole: Whole, interval_s: float, peaks: dict[tuple[str, str], int]) -> Iterator[None]:
-    """Run an agent, and keep (pod uid, start of the life) -> its newest peak in ``peaks``."""
+    """Run an agent. Keep (pod uid, start of the life) -> its newest peak in ``peaks``."""
     environment = {**os.environ, **whole.environment, "PYTHONPATH": str(ROOT), "NODE_NAME": "n1"}
     command = [sys.executable, "-m", "benchmarks.bursts", "--agent", str(interval_s)]
     with subprocess.Popen(
@@ -148,7 +148,7 @@ def sampling(whole: Whole, interval_s: float, peaks: dict[tuple[str, str], int])
 
 
 def assign(bursts: list[Burst], interval_s: float, peaks: dict[tuple[str, str], int]) -> None:
-    """Give each burst the peak of its life, whose start is reported in whole seconds."""
+    """Give each burst the peak of its life. The start of a life is reported in whole seconds."""
     for (uid, started_at), peak in peaks.items():
         at_s = datetime.fromisoformat(started_at).timestamp()
         for burst in bursts:
@@ -157,7 +157,7 @@ def assign(bursts: list[Burst], interval_s: float, peaks: dict[tuple[str, str], 
 
 
 def run_agent(interval_s: str, *flags: str) -> int:
-    """Run the agent's own loop with an interval that its flag need not allow."""
+    """Run the agent's own loop with an interval that its flag may not allow."""
     settings = dataclasses.replace(
         read_settings(["--no-publish", "--json", *flags], os.environ), interval_s=float(interval_s)
     )
@@ -192,7 +192,7 @@ def main(seconds: float, seed: int) -> int:
             for number in range(GPUS * PODS_OF_A_GPU):
                 uid = f"{number:08x}-1111-4222-8333-{number:012x}"
                 device = whole.run(uid, f"pod-{number}", 0)
-                whole.driver.use(whole.node.processes[uid, "main"].pid, {})  # it has other ones
+                whole.driver.use(whole.node.processes[uid, "main"].pid, {})  # it uses others
                 threads.append(
                     threading.Thread(
                         target=played.play, args=(number, uid, device, stop, f"{seed}/{number}")

@@ -4,7 +4,7 @@
 
 It runs a real etcd, API server and kube-scheduler (the newest that the tests have). Nodes are plain
 Node objects of 8 GPUs, each with its GPUNode and with running pods. In every round, each variant
-schedules a number of pods that are created at once, then some that are created one at a time:
+schedules a number of pods that are created together, and then some that are created one at a time:
 
     none      kube-scheduler without an extender
     nothing   an extender that accepts all nodes and binds (benchmarks/real/nothing.py)
@@ -12,16 +12,17 @@ schedules a number of pods that are created at once, then some that are created 
     headroom  the extender as shipped
     all       the same without ``filter_best_only``; only if ``--variants`` names it
 
-All variants use the same ``percentageOfNodesToScore`` and are restarted for each round, in a
+All variants use the same ``percentageOfNodesToScore``. They are restarted for each round, in a
 different order. Rates are compared within a round. The CPU seconds per pod of all processes show
-where the time is spent. Goal: headroom binds at least 0.9 times as many pods per second as nothing.
+where the time is spent. The goal is that headroom binds at least 0.9 times as many pods per second
+as nothing.
 
-The goal: filter and prioritize together cost less than 10 % of kube-scheduler's CPU. Their CPU is
-that of ``headroom_verb_cpu_seconds_total`` while the pods come at once: of the extender's thread,
-from when it begins to parse a call until the answer is written. What that metric cannot see, above
-all receiving the bytes, is measured afterwards and added: while kube-scheduler is down, calls of
-the same size are made, and the metric is subtracted from the CPU of the process.
-"""
+Another goal is that filter and prioritize together cost less than 10 % of kube-scheduler's CPU.
+Their CPU comes from ``headroom_verb_cpu_seconds_total`` while pods arrive together. This metric
+counts the extender's thread from the time when it begins to parse a call until the answer is
+written. It does not see other costs, above all receiving the bytes. They are measured afterwards
+and added: while kube-scheduler is down, calls of the same size are made, and the metric is
+subtracted from the CPU of the process."""
 
 import contextlib
 import json
@@ -45,7 +46,7 @@ from tests.processes import free_ports
 VARIANTS = ("none", "nothing", "swap", "headroom")
 GOAL = 0.9
 VRAM = "8Gi"
-#: Calls that measure what the metric does not count.
+#: Number of calls that measure what the metric does not count.
 ASKED = 300
 
 
@@ -56,18 +57,18 @@ class Run:
     round: int
     variant: str
     pods_per_s: float
-    #: Seconds from when a pod came until it was bound, with time to spare between two.
+    #: Seconds from the creation of a pod until it was bound, if pods are created one at a time.
     p50_s: float
     p99_s: float
-    #: CPU milliseconds of each process for a pod of those that came at once.
+    #: CPU milliseconds that each process takes for one of the pods that were created together.
     cpu_ms: dict[str, float]
-    #: The same of filter and prioritize alone, with HTTP.
+    #: CPU milliseconds of filter and prioritize alone, including HTTP.
     verbs_ms: float | None
 
 
 @contextlib.contextmanager
 def extender(on: Stage, variant: str) -> Iterator[str | None]:
-    """Its address, where there is one."""
+    """Run the variant's extender, if there is one, and yield its address."""
     match variant:
         case "none":
             yield None
@@ -82,7 +83,7 @@ def extender(on: Stage, variant: str) -> Iterator[str | None]:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """How many filter and prioritize calls there were, and their CPU seconds by the metric."""
+    """Number of filter and prioritize calls, and their CPU seconds by the metric."""
 
     count: float
     cpu_s: float
@@ -102,7 +103,7 @@ class Calls:
 
 
 def unseen_s(on: Stage) -> float:
-    """CPU seconds of a call that the metric does not count."""
+    """Return the CPU seconds of a call that the metric does not count."""
     caller, dice = Caller(on.cluster.port), random.Random(1)
     names = [node_name(index) for index in range(on.nodes)]
     bodies = [
@@ -173,7 +174,7 @@ def show(each: Run) -> None:
 
 
 def summary(runs: Sequence[Run]) -> Iterator[str]:
-    """The median of the ratios within each round."""
+    """Yield the medians of the ratios within each round."""
     yield f"{'nodes':>6}  {'percent':>7}  {'variant':<9}{'pods/s':>8}  of nothing (each round)"
     for nodes, percentage in sorted({(each.nodes, each.percentage) for each in runs}):
         here = [each for each in runs if (each.nodes, each.percentage) == (nodes, percentage)]

@@ -1,16 +1,16 @@
-"""Measures the console beside a real API server, with open pages, while all nodes report.
+"""Measures the console with a real API server and open pages, while all nodes report.
 
     python -m benchmarks.console_alone [--nodes 5000] [--pods 20000] [--report-every 60] [--pages 5]
         [--seconds 60] [--samples 100]
 
-etcd and the API server hold nodes of 8 GPUs, their reports and pods that each hold a part of a GPU.
-The console is the real process with its own rights, and no extender runs. Each node writes like an
-agent with its defaults: a heartbeat every 30 s, and a report with other figures of all its GPUs
-every ``--report-every`` seconds. Agents write changes of SM activity at most once a minute; an idle
-node writes no report. The objects are put into etcd, because an API server that also checks each
-write would need most of a core. The console receives them by its watch. Prints the CPU of the
-console without and with open pages, and the time from a report to the open GPU.
-"""
+etcd and the API server hold nodes of 8 GPUs, their reports, and pods that each hold a part of a
+GPU. The console is the real process with its own rights, and no extender runs. Each node writes
+like an agent with default settings: a heartbeat every 30 s, and a report with new figures of all
+its GPUs every ``--report-every`` seconds. Real agents write changes of SM activity at most once a
+minute, and an idle node writes no report. The objects are put directly into etcd, because an API
+server that also validates each write would need most of a core. The console receives them by its
+watch. Prints the CPU of the console with and without open pages, and the time from a report to the
+open GPU."""
 
 import os
 import random
@@ -42,15 +42,15 @@ from tests.debian import chromium
 from tests.e2e.cluster import Cluster
 from tests.e2e.nodes import GIB, SYSTEM_NAMESPACE
 
-#: The node whose GPU is open.
+#: Number of the node whose GPU is open.
 FOLLOWED = 42
 PATIENCE_S = 300.0
-#: Seconds between two heartbeats of an agent, by its default.
+#: Seconds between two heartbeats of an agent, which is its default.
 HEARTBEAT_S = 30.0
 
 
 class EtcdReporter(PacedReporter):
-    """Puts reports with other figures into etcd."""
+    """Puts reports with new figures into etcd."""
 
     def __init__(self, plane: ControlPlane, nodes: int, pods: int, rate: float) -> None:
         super().__init__(nodes, rate, batch_limit=100)
@@ -86,7 +86,7 @@ class EtcdReporter(PacedReporter):
 
 
 class EtcdHeartbeats(PacedReporter):
-    """Puts heartbeats into etcd that confirm the latest report of each node."""
+    """Puts heartbeats into etcd. They confirm the latest report of each node."""
 
     def __init__(self, plane: ControlPlane, nodes: int, reporter: EtcdReporter) -> None:
         super().__init__(nodes, nodes / HEARTBEAT_S, batch_limit=100)

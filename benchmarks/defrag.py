@@ -3,18 +3,18 @@
     python -m benchmarks.defrag [--choice steered] [--seed 1 --seed 2 --seed 3] [--events 200]
 
 The workload is the churn of ``benchmarks.packing``, with its pods of one GPU: they arrive and end.
-Once 80 % of the memory was reserved, each pod that fits nowhere is an event, until there are
-``--events``. CPU and host memory are left out, because the advice does not count them, and so are
-GPU models: pods may use any. Pods are really moved: they are evicted from the simulated nodes, and
-placed again with Headroom's own code, on any node but the one that they leave. Three ways, each
-with a run of its own:
+After 80 % of the memory has been reserved, each pod that fits nowhere is an event, until there are
+``--events`` of them. CPU and host memory are left out, because the advice does not count them. GPU
+models are left out too, so pods may use any model. Pods are really moved: they are evicted from the
+simulated nodes, and placed again with Headroom's own code, on any node but the one that they leave.
+There are three ways, each with its own run:
 
-* advice: the moves of ``console.facts.defrag``, and nothing if there are none.
+* advice: the moves that ``console.facts.defrag`` advises, or nothing if it advises none.
 * node: random pods of one random node that is large enough, until the waiting pod fits there.
 * any: random pods of all nodes, until the waiting pod fits on some node.
 
-At most as many pods as the advice may name are moved for one event. The gain of an event is the
-memory of the waiting pod if it is placed, less that of moved pods that found no other node.
+For one event, at most as many pods are moved as the advice may name. The gain of an event is the
+memory of the waiting pod if it is placed, minus the memory of moved pods that found no other node.
 """
 
 import multiprocessing
@@ -40,19 +40,19 @@ from headroom.console.facts.movable_pods import Movers
 
 WAYS = ("advice", "node", "any")
 SCHEDULER = "default-scheduler"
-#: Part of the memory that is idle when the events begin.
+#: Ratio of the memory that is idle when the events begin.
 IDLE = 0.2
 
 
 @dataclass(slots=True)
 class Event:
-    """A pod that fitted nowhere, and what was done."""
+    """A pod that fitted nowhere, and what was done about it."""
 
     evictions: int = 0
-    #: MiB.
+    #: Gain in MiB.
     gain: float = 0.0
     placed: bool = False
-    #: Successors on a node of the simulation, and moved pods without any node.
+    #: Number of successors on a node of the simulation, and of moved pods without any node.
     landed: int = 0
     lost: int = 0
     search_s: float = 0.0
@@ -86,7 +86,7 @@ class Moving(Play):
         self._searched, self._way, self._most = scheduler, way, most
         self._lots = random.Random(seed)
         self.events: list[Event] = []
-        #: First name of a pod -> the name of its successor; "" if it found no node.
+        #: First name of a pod -> the name of its successor, or "" if it found no node.
         self._now_named: dict[str, str] = {}
         self._full = False
 
@@ -135,12 +135,12 @@ class Moving(Play):
         return None
 
     def _move(self, name: str, for_ask: Ask, event: Event) -> int | None:
-        """Evict a pod, and place its successor on another node; return that node."""
+        """Evict a pod and place its successor on another node. Return that node."""
         ask, here = self._running[name]
         super()._end(name)
         event.evictions += 1
         successor = f"{name}+"
-        # The node is cordoned meanwhile.
+        # The node is cordoned in the meantime.
         offered = self._filters.offered(ask)
         offered = offered[offered != here]
         placed = self._searched.choose(successor, ask, offered) if len(offered) else None
@@ -186,9 +186,11 @@ def main(
     choice: Annotated[str, typer.Option(help="predicted or steered.")] = "predicted",
     seed: Annotated[list[int] | None, typer.Option(help="Can be repeated.")] = None,
     events: Annotated[int, typer.Option(help="Maximum number of events of a run.")] = 200,
-    part: Annotated[int, typer.Option(help="One of this many nodes of the published fleet.")] = 16,
+    part: Annotated[
+        int, typer.Option(help="Use one of this many nodes of the published fleet.")
+    ] = 16,
 ) -> None:
-    """Print a table of the three ways for each seed and for all."""
+    """Print a table of the three ways, for each seed and for all seeds."""
     check("choice", choice, CHOICES[1:])
     seeds = seed or [1, 2, 3]
     cases = [Case(way, choice, each, events, part) for each in seeds for way in WAYS]

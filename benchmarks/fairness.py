@@ -2,11 +2,10 @@
 
     python -m benchmarks.fairness [--agents 64] [--binds 200]
 
-The API server is real and has few seats, so that a small storm fills them. One client per agent
-reports without a pause, with the rights of the agents. Meanwhile one client makes the two writes of
-a bind, one bind after the other: the reservation, then the Binding. The result compares their
-duration with and without the storm, in the same run.
-"""
+The API server is real but has few seats, so a small storm fills them. One client for each agent
+reports without a pause, with the rights of the agents. Meanwhile, one client makes the two writes
+of a bind, one bind after the other: the reservation, then the Binding. The result compares their
+duration with and without the storm, in the same run."""
 
 import contextlib
 import statistics
@@ -24,9 +23,9 @@ from tests.controlplane import ROOT, ControlPlane, control_plane
 from tests.e2e.cluster import GPUNODES, PODS, Cluster, pod_manifest
 
 FLOWCONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
-#: Limits of concurrent requests; the API server's default is 600.
+#: Limits of concurrent requests. The API server's default is 600.
 SEATS = ("--max-requests-inflight=12", "--max-mutating-requests-inflight=8")
-#: An API server reloads its FlowSchemas within this time.
+#: Seconds within which an API server reloads its FlowSchemas.
 SETTLE_S = 12.0
 MERGE = "application/merge-patch+json"
 
@@ -46,7 +45,7 @@ class Client:
 
 @contextlib.contextmanager
 def storm(plane: ControlPlane, agents: int) -> Iterator[list[int]]:
-    """Send reports without a pause; yield the numbers of accepted and rejected ones."""
+    """Send reports without a pause. Yield the numbers of accepted and rejected reports."""
     stop, counts = threading.Event(), [0, 0]
 
     def report(number: int) -> None:
@@ -69,7 +68,7 @@ def storm(plane: ControlPlane, agents: int) -> Iterator[list[int]]:
 
 
 def binds(plane: ControlPlane, first: int, count: int) -> list[float]:
-    """Seconds that each took."""
+    """Return the seconds that each bind took."""
     client = Client(plane, "extender-of-the-tests")
     took_s = []
     for number in range(first, first + count):
@@ -94,7 +93,9 @@ def binds(plane: ControlPlane, first: int, count: int) -> list[float]:
 
 
 def main(
-    agents: Annotated[int, typer.Option(help="Clients that report without a pause.")] = 64,
+    agents: Annotated[
+        int, typer.Option(help="Number of clients that report without a pause.")
+    ] = 64,
     count: Annotated[int, typer.Option("--binds", help="Binds in each round.")] = 200,
 ) -> None:
     """Print how much longer a bind takes during the storm than without it."""

@@ -1,1 +1,1 @@
-"""Scales pretended node groups with a real Cluster Autoscaler, and counts unused nodes."""
+"""Scales simulated node groups with a real Cluster Autoscaler, and counts unused nodes."""

@@ -5,13 +5,13 @@
 `make neighbours ARGS="-k autoscaling"` runs all of it.
 
 It runs a real etcd, API server, kube-scheduler with an extender, and Cluster Autoscaler with its
-provider kwok, whose nodes are Node objects. Kubelets, device plugins and agents are played. All
-plays run in one cluster: a label keeps their pods on their own node groups.
+provider kwok, whose nodes are only Node objects. Kubelets, device plugins and agents are simulated.
+All plays run in one cluster, in which a label keeps their pods on their own node groups.
 
-For each form of a scenario the table shows nodes added / nodes that no pod uses / pods that wait
-although a node of some group would take them. ``--settle-s``: seconds without a new node or a bound
-pod after which the rest waits for ever. The command fails if the best form of a scenario with pods
-of one size adds a node that no pod uses, or lets a pod wait.
+For each form of a scenario, the table shows nodes added / nodes that no pod uses / pods that wait
+although a node of some group would take them. After ``--settle-s`` seconds without a new node or a
+bound pod, the remaining pods count as waiting forever. The command fails if the best form of a
+scenario with pods of one size adds a node that no pod uses, or lets a pod wait.
 """
 
 import re
@@ -67,7 +67,7 @@ from tests.e2e.nodes import GIB, Nodes, Shape
 AUTOSCALER = "cluster-autoscaler"
 SYSTEM = "kube-system"
 MERGE = "application/merge-patch+json"
-#: Seconds between two looks at the API server, and between two heartbeats.
+#: Seconds between two reads of the API server, and between two heartbeats.
 LOOK_S, BEAT_S = 0.4, 20.0
 PATIENCE_S = 1800.0
 
@@ -102,8 +102,8 @@ class Plays:
     beat_s: float = 0.0
 
     def step(self) -> tuple[int, int]:
-        """Act as all kubelets, plugins and agents once; return how many nodes and bound pods there
-        are."""
+        """Act once as all kubelets, plugins and agents. Return the number of nodes and of bound
+        pods."""
         listed = self.cluster.plane.call("GET", "/api/v1/nodes")["items"]
         for node in listed:
             if node["metadata"]["name"] not in self.nodes:
@@ -129,7 +129,7 @@ class Plays:
         return len(listed), len(existing)
 
     def _join(self, node: Mapping[str, Any]) -> None:
-        """Let the node become ready; a late one has no GPUs yet."""
+        """Let the node become ready. A late node has no GPUs yet."""
         name, label = node["metadata"]["name"], node["metadata"]["labels"][GROUP]
         scenario, _ = self.forms[play_of(node)]
         group = next(g for g in scenario.groups if label == group_name(play_of(node), g))
@@ -195,7 +195,7 @@ def main(
 def play(
     chosen: Sequence[Scenario], settle_s: float, logs: Path | None = None
 ) -> dict[tuple[str, Form], Outcome]:
-    """Play all forms of the scenarios at once; return the outcomes by scenario and form."""
+    """Play all forms of the scenarios together. Return the outcomes by scenario and form."""
     built("etcd", "kube-apiserver", "kube-scheduler", AUTOSCALER)
     forms = dict(_plays(chosen))
     with control_plane() as plane:
@@ -243,14 +243,14 @@ def _start(plays: Plays) -> None:
     plane.call("POST", f"{RBAC}/clusterrolebindings", binding)
     url = cluster.start_extender(settings={"mirror_vram": True})
     shipped = scheduler_configuration(url, plane.kubeconfig("scheduler-of-the-tests"))
-    # Only for a faster benchmark: waiting pods are tried more often.
+    # Only to make the benchmark faster: waiting pods are retried more often.
     cluster.start_scheduler_as("kube-scheduler", shipped | {"podMaxBackoffSeconds": 5})
     templates = [
         template(play, group, form)
         for play, (scenario, form) in plays.forms.items()
         for group in scenario.groups
     ]
-    with suppress(ApiRefused):  # the API server creates it, too
+    with suppress(ApiRefused):  # the API server creates it too
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
     for name, data in configuration(templates):
         path = f"/api/v1/namespaces/{SYSTEM}/configmaps"

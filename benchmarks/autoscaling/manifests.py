@@ -1,4 +1,4 @@
-"""Node templates and pods of one form of a scenario, as manifests."""
+"""Manifests of the node templates and pods of one form of a scenario."""
 
 import uuid
 from collections.abc import Iterator, Mapping
@@ -10,11 +10,11 @@ from benchmarks.autoscaling.scenarios import Form, Group, Pods, Scenario
 from tests.admission.reviews import around, mutated
 from tests.controlplane import SCHEDULER_NAME
 
-#: Label of nodes and pods: the play that they belong to.
+#: Label of nodes and pods with the play that they belong to.
 PLAY = "play"
 #: Label by which the provider groups its templates.
 GROUP = "kwok-nodegroup"
-#: Both the annotation of pods and the extended resource.
+#: The annotation of pods, which is also the name of the extended resource.
 VRAM = "headroom.gpu/vram"
 #: Label that GPU feature discovery sets, in MiB.
 MEMORY = "nvidia.com/gpu.memory"
@@ -57,7 +57,7 @@ def template(play: str, group: Group, form: Form) -> dict[str, Any]:
 
 
 def configuration(templates: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, str]]]:
-    """Yield name and data of the ConfigMaps that the provider reads."""
+    """Yield name and data of each ConfigMap that the provider reads."""
     config = {
         "apiVersion": "v1alpha1",
         "readNodesFrom": "configmap",

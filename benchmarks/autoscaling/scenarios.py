@@ -1,8 +1,8 @@
 """Pods and node groups of the scenarios, the fewest nodes that suffice, and the table of results.
 
-A scenario is played in up to three forms. *plain*: pods and node templates have GPUs only, so the
-autoscaler counts replicas. *mirror*: both also have the extended resource of the in-tree mirror.
-*fixed*: the mirror, and what the scenario names as its fix.
+A scenario is played in up to three forms. In form *plain*, pods and node templates have only GPUs,
+so the autoscaler counts replicas. In form *mirror*, both also have the extended resource of the
+in-tree mirror. Form *fixed* is the mirror plus the fix that the scenario names.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +12,15 @@ from typing import Literal
 GPU = "nvidia.com/gpu"
 Form = Literal["plain", "mirror", "fixed"]
 FORMS: tuple[Form, ...] = ("plain", "mirror", "fixed")
-#: replicas: as many replicas of a GPU as pods fit on it. memory: pods require the label with the
-#: memory of a GPU. groups: pods of each size select a node group of their own, with replicas for
-#: that size; of several groups, the one with the smallest GPU that fits.
+#: replicas: each GPU has as many replicas as pods fit on it. memory: pods require the label with
+#: the memory of a GPU. groups: pods of each size select a node group of their own, with replicas
+#: for that size. If several groups fit, they select the one with the smallest GPU.
 Fix = Literal["replicas", "memory", "groups"]
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A node group; its nodes are equal."""
+    """A node group whose nodes are all equal."""
 
     name: str
     memory_gib: int
@@ -44,7 +44,7 @@ class Pods:
     vram: int | str | None
     tolerates: bool = False
     resource: str = GPU
-    #: Name of the only group that they select; empty: any.
+    #: Name of the only group that they select; empty for any group.
     group: str = ""
 
     @property
@@ -52,7 +52,7 @@ class Pods:
         return f"{self.vram}Gi" if isinstance(self.vram, int) else self.vram
 
     def gib_on(self, group: Group) -> float:
-        """Return the memory that one pod takes of a GPU of the group."""
+        """Return the memory that one pod takes on a GPU of the group."""
         match self.vram:
             case int():
                 return self.vram
@@ -76,13 +76,13 @@ class Scenario:
     groups: tuple[Group, ...]
     pods: tuple[Pods, ...]
     fixes: tuple[Fix, ...] = ()
-    #: Seconds from the Node's creation until its GPUs and its memory are reported.
+    #: Seconds from the creation of the Node until its GPUs and their memory are reported.
     late_s: float = 0.0
-    #: Whether all pods that may use a GPU have one size, and each device takes one size only.
+    #: Whether all pods that may use a GPU have one size, and each device takes only one size.
     one_size: bool = False
 
     def fixed(self) -> "Scenario":
-        """Return the scenario with its fixes, except for the labels, which the manifests get."""
+        """Return the scenario with its fixes, except for labels, which the manifests add."""
         groups, pods = self.groups, self.pods
         if "groups" in self.fixes and len(groups) > 1:
             pods = tuple(replace(each, group=_smallest_for(each, groups).name) for each in pods)
@@ -111,7 +111,7 @@ def _slots(pods: Pods, group: Group) -> int:
 
 
 def fewest_nodes(scenario: Scenario) -> tuple[int, int]:
-    """Return how many pods fit if nodes are added, and on how few nodes: first-fit decreasing."""
+    """Return how many pods fit if nodes are added, and the fewest nodes (first-fit decreasing)."""
     nodes: list[tuple[Group, list[list[float]]]] = []
     placed = 0
     for pods in sorted(scenario.pods, key=lambda p: -max(map(p.gib_on, scenario.groups))):
@@ -143,10 +143,10 @@ def _put(pods: Pods, nodes: Sequence[tuple[Group, list[list[float]]]]) -> bool:
 class Outcome:
     """The result of one form of a scenario."""
 
-    #: Nodes that the autoscaler added, by name, with the number of pods on each.
+    #: Nodes that the autoscaler added -> number of pods on each.
     nodes: Mapping[str, int]
     bound: int
-    #: Pods that some group could take.
+    #: Number of pods that some group could take.
     fitting: int
 
     @property
@@ -155,7 +155,7 @@ class Outcome:
 
     @property
     def waiting(self) -> int:
-        """Pods that wait although a node of some group would take them."""
+        """Number of pods that wait although a node of some group would take them."""
         return self.fitting - self.bound
 
     @property

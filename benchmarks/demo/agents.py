@@ -1,8 +1,7 @@
-"""Simulates the agents of the demo's nodes: reports the devices that the referee gave to each pod.
+"""Simulates the agents of the demo's nodes. They report the devices that the referee gave each pod.
 
-Each pod is assumed to use exactly the memory that it requests. A whole-GPU pod uses all memory of
-its devices.
-"""
+Each pod is assumed to use exactly the memory that it requests. A pod with whole GPUs uses all
+memory of its devices."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,7 +30,7 @@ class _Report:
 
 
 class Agents:
-    """All agents of a fleet. Records the pods of each node and reports nodes that changed."""
+    """All agents of a fleet. Records the pods of each node, and reports nodes that changed."""
 
     def __init__(self, nodes: Sequence[DemoNode], pods: Iterable[DemoPod], debug_url: str) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -94,7 +93,7 @@ class Agents:
                 model=group.shape.model,
                 memory_bytes=memory_bytes,
                 reserved_bytes=0,
-                # If the pods request more than that, the driver still reports at most all.
+                # If the pods request more than the device has, the driver reports all of it.
                 used_bytes=min(used_bytes[uuid], memory_bytes),
                 unattributed_bytes=0,
                 sharing="time-slicing" if group.shared else "none",

@@ -1,7 +1,7 @@
 """The baseline: places pods by free replicas, as Kubernetes does without Headroom.
 
-It picks the node with the largest share of free replicas, and breaks ties at random. This is better
-than stock Kubernetes, which spreads pods by CPU and host memory and does not look at GPUs.
+It picks the node with the largest ratio of free replicas, and breaks ties at random. This is better
+than stock Kubernetes, which spreads pods by CPU and host memory and does not consider GPUs.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +19,7 @@ class Outcome:
     """The result of one scheduling attempt."""
 
     pod: DemoPod
-    #: The node that the pod was bound to; None if the pod stays pending.
+    #: The node that the pod was bound to, or None if the pod stays pending.
     node: str | None
 
 
@@ -54,13 +54,13 @@ class CountingScheduler:
         self._random = np.random.default_rng(seed)
 
     def schedule(self, pods: Iterable[DemoPod]) -> Iterator[Outcome]:
-        """Place the pods in order. Yield one outcome for each."""
+        """Place the pods in order. Yield one outcome for each pod."""
         for pod in pods:
             rows = self._replicas.feasible(pod)
             if not len(rows):
                 yield Outcome(pod, None)
                 continue
-            # Counts of replicas are small: equal shares give equal floats.
+            # Counts of replicas are small, so equal ratios give equal floats.
             free_share = self._replicas.free[rows] / self._replicas.total[rows]
             row = self._random.choice(rows[free_share == free_share.max()])
             node = self._replicas.names[row]

@@ -1,4 +1,4 @@
-"""The demo's nodes: 1,213 of a published cluster, divided into a shared and a whole-GPU pool.
+"""The demo's nodes: 1,213 nodes of a published cluster, in a shared pool and a whole-GPU pool.
 
 Models, counts and memory sizes come from Alibaba's openb node list. For its two undisclosed models
 (G2 and G3), the memory is the value that published work assumes. CPU and host memory never run out.
@@ -14,9 +14,9 @@ from benchmarks.demo.workload import MIB, SHARED, WHOLE, Workload, apportion
 
 #: The shared pool is sized so that the sharing pods request this percentage of its memory.
 LOAD_PERCENT = 85
-#: Nodes with at most this many GPUs are shared first.
+#: Nodes with at most this many GPUs are the first to be shared.
 FEW_GPUS = 2
-#: The device plugin rejects a time-slicing configuration with fewer.
+#: The device plugin rejects a time-slicing configuration with fewer replicas.
 FEWEST_REPLICAS = 2
 
 
@@ -25,11 +25,11 @@ class Shape:
     """A number of equal nodes."""
 
     model: str
-    #: Devices on each node.
+    #: Number of devices on each node.
     gpus: int
     #: Physical memory of each device.
     memory_mib: int
-    #: How many nodes have this shape.
+    #: Number of nodes with this shape.
     nodes: int
 
     @property
@@ -55,12 +55,12 @@ PUBLISHED = (
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The nodes of one shape in one pool: an entry of the fleet file."""
+    """The nodes of one shape in one pool, which is one entry of the fleet file."""
 
     shape: Shape
-    #: Nodes in this pool; ``shape.nodes`` also counts those in the other pool.
+    #: Number of nodes in this pool. ``shape.nodes`` also counts the nodes in the other pool.
     count: int
-    #: Replicas per device; 1 on a whole-GPU node.
+    #: Replicas of each device; 1 on a node with whole GPUs.
     replicas: int
 
     @property
@@ -113,7 +113,8 @@ class Fleet:
         return sum(g.count * g.shape.node_mib for g in self.groups if g.shared is shared)
 
     def for_referee(self) -> dict[str, list[Gpu]]:
-        """Return by node the memory and the replicas of each device: all that the referee needs."""
+        """Return node -> memory and replicas of each device, which is all that the referee
+        needs."""
         return {
             node.name: [Gpu(node.group.shape.memory_mib * MIB, node.group.replicas)]
             * node.group.shape.gpus
@@ -131,9 +132,8 @@ def divide(shapes: Sequence[Shape], workload: Workload) -> Fleet:
 
     The shared pool gets so much memory that the sharing pods request ``LOAD_PERCENT`` of it. Nodes
     with one or two GPUs are shared first, because the plugin ignores memory when it chooses the
-    device of a node, and so are nodes with the largest GPU, for pods that fit nowhere else. If
-    these are not enough, other nodes are added. All shapes of a group contribute in proportion.
-    """
+    device of a node. Nodes with the largest GPU follow, for pods that fit nowhere else. If these
+    are not enough, other nodes are added. All shapes of a group contribute in proportion."""
     need_mib = sum(workload.sharing_mib) * 100 // LOAD_PERCENT
     largest_mib = max(shape.memory_mib for shape in shapes)
     is_preferred = [s.gpus <= FEW_GPUS or s.memory_mib == largest_mib for s in shapes]
@@ -158,5 +158,6 @@ def divide(shapes: Sequence[Shape], workload: Workload) -> Fleet:
 
 
 def replicas_of(shape: Shape, typical_mib: int) -> int:
-    """Return the replicas per device: as many as pods of ``typical_mib`` fit, and at least two."""
+    """Return the replicas of each device: as many as pods of ``typical_mib`` fit, but at least
+    two."""
     return max(FEWEST_REPLICAS, shape.memory_mib // max(1, typical_mib))

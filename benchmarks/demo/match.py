@@ -1,4 +1,4 @@
-"""Runs one workload through each scheduler; the same kind of referee judges both.
+"""Runs one workload through each scheduler. The same kind of referee judges both.
 
 Time is counted in binds. After every ``BATCH`` binds, the kubelets admit the pods that were bound
 since the previous batch, and the agents report the pods that were admitted in the previous batch.
@@ -18,7 +18,7 @@ from benchmarks.demo.scheduler import HeadroomScheduler
 from benchmarks.demo.server import Server
 from benchmarks.demo.workload import MIB, DemoPod, Workload
 
-#: Binds between two admissions.
+#: Number of binds between two admissions.
 BATCH = 20
 
 #: Called once for each pod, to advance the progress bar.
@@ -37,7 +37,7 @@ class Result:
     verdict: Verdict
     #: Pods that are still pending at the end.
     waiting: tuple[DemoPod, ...]
-    #: Binds that the extender rejected, retries included.
+    #: Number of binds that the extender rejected, including retries.
     rejected_binds: int = 0
 
 
@@ -76,10 +76,10 @@ def _play(
     report: Report,
     advance: Advance,
 ) -> tuple[DemoPod, ...]:
-    """Schedule all pods; return those that are still pending.
+    """Schedule all pods. Return the pods that are still pending.
 
-    Pending pods are retried once, after all reports have arrived. An unconfirmed pod is charged on
-    each of its candidate devices, so more memory can be free after its report.
+    Pending pods are retried once, after all reports have arrived. More memory can be free then,
+    because an unconfirmed pod is charged on each of its candidate devices until its report.
     """
     admitted: list[Landed] = []
     bound = 0

@@ -2,11 +2,10 @@
 
 The referee is independent of the schedulers that it judges: it imports no code of Headroom and
 keeps its own accounts. It also chooses the device on the node, which no scheduler decides, by two
-facts of the stock stack. Kubelets admit bound pods in any order. The NVIDIA plugin's
-``distributed`` policy picks the device with the fewest allocated replicas, among devices with a
-free replica; ties are broken at random, and memory is ignored. An unshared device has one replica.
-Both schedulers are judged by this class with the same seed.
-"""
+facts of the stock stack. First, kubelets admit bound pods in any order. Second, the NVIDIA plugin's
+``distributed`` policy picks the device with the fewest allocated replicas among devices with a free
+replica, ignores memory, and breaks ties at random. An unshared device has one replica. Both
+schedulers are judged by this class with the same seed."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from fractions import Fraction
 @dataclass(frozen=True, slots=True)
 class Gpu:
     memory_bytes: int
-    #: How many pods the plugin admits; 1 if the device is not shared.
+    #: Number of pods that the plugin admits; 1 if the device is not shared.
     replicas: int
 
 
@@ -33,16 +32,16 @@ class Landed:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    #: Pods bound, including those that the kubelet rejected.
+    #: Number of bound pods, including pods that the kubelet rejected.
     bound: int
     devices_overcommitted: int
     #: The highest ratio of requested memory to a device's memory (1 is exactly full), and the bytes
     #: that pods request beyond the memory of that device.
     worst_ratio: Fraction
     worst_excess_bytes: int
-    #: Pods that failed with out-of-memory: the running pods admitted before left too little free.
+    #: Pods that failed with out-of-memory, because running pods admitted before left too little.
     died: frozenset[str]
-    #: The pods of ``died`` that request more memory than their device has.
+    #: Pods in ``died`` that request more memory than their device has.
     too_large: frozenset[str]
     #: Pods that the kubelet rejected because no replica was free.
     turned_away: frozenset[str]
@@ -50,7 +49,7 @@ class Verdict:
     shared_bytes: int
     #: Memory of shared devices that running pods use.
     working_bytes: int
-    #: Free memory of shared devices that no other pod can use; see ``Referee.verdict``.
+    #: Free memory of shared devices that no other pod can use. See ``Referee.verdict``.
     stranded_bytes: int
 
 
@@ -103,7 +102,7 @@ class Referee:
     def admit(self) -> list[Landed]:
         """Admit all pods that were bound since the last call, in random order.
 
-        Return the admitted pods with their devices; rejected pods are not returned.
+        Return the admitted pods with their devices. Rejected pods are not returned.
         """
         self._random.shuffle(self._not_admitted)
         landed = [self._admit(bound) for bound in self._not_admitted]
@@ -142,8 +141,8 @@ class Referee:
 
         A pod dies if its memory does not fit beside the running pods that were admitted before it.
         It keeps its replica, because Kubernetes restarts it on the same device. The free memory of
-        a shared device with pods is stranded if no replica is free, or if less than
-        ``useful_bytes`` is free.
+        a shared device with pods is stranded if the device has no free replica, or less than
+        ``useful_bytes`` of free memory.
         """
         devices = [device for node in self._nodes.values() for device in node]
         over = [device for device in devices if device.excess_bytes > 0]

@@ -18,7 +18,7 @@ from benchmarks.demo.fleet import DemoNode
 from benchmarks.demo.wire import Connection, ServerFailed
 from benchmarks.demo.workload import NAMESPACE, DemoPod
 
-#: Maximum of binds in flight. kube-scheduler has no limit; the demo needs no more.
+#: Maximum number of binds in flight. kube-scheduler has no limit, but the demo needs no more.
 _MAX_BINDS_IN_FLIGHT = 8
 
 
@@ -30,7 +30,7 @@ class FilterAnswer(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def rejections(self) -> dict[str, str]:
-        """Reasons by node, of both kinds of failed nodes."""
+        """Node -> reason, for both kinds of failed nodes."""
         return {**(self.failed_nodes or {}), **(self.failed_and_unresolvable_nodes or {})}
 
 
@@ -65,7 +65,7 @@ class HeadroomScheduler:
         self._connection = Connection(verbs_url)
         self._idle: list[Connection] = []
         self._in_flight: dict[Connection, _Bind] = {}
-        #: Binds that the extender answered with an error.
+        #: Number of binds to which the extender returned an error.
         self.rejected_binds = 0
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class HeadroomScheduler:
                     queue.append((bind.pod, True))
 
     def _choose(self, pod: DemoPod) -> str | None:
-        """Return the node with the highest score; None if no node fits."""
+        """Return the node with the highest score, or None if no node fits."""
         offered = [self._replicas.names[row] for row in self._replicas.feasible(pod).tolist()]
         if not offered:
             return None
@@ -131,9 +131,9 @@ class HeadroomScheduler:
         return Connection(self._verbs_url)
 
     def _answered(self, must_wait: bool) -> list[tuple[_Bind, str]]:
-        """Return the binds that have an answer, with their error text ("" if bound).
+        """Return the binds that have an answer, each with its error text, or "" if it was bound.
 
-        ``must_wait``: block until there is at least one.
+        With ``must_wait``, block until there is at least one such bind.
         """
         if not self._in_flight:
             return []
@@ -160,7 +160,7 @@ def binding_args(pod: DemoPod, node: str) -> bytes:
 def unschedulable_message(rejections: Mapping[str, str]) -> str:
     """Return kube-scheduler's message in the pod's condition if the extender rejects all nodes.
 
-    It assumes that all nodes are in FailedAndUnresolvableNodes, so the message ends with the
+    It is assumed that all nodes are in FailedAndUnresolvableNodes. So the message ends with the
     statement that preemption does not help.
     """
     of = f"0/{len(rejections)} nodes are available"

@@ -19,8 +19,8 @@ _START_S = 30
 _STOP_S = 5
 _POLL_S = 0.01
 
-#: Runs ``python -m headroom``. On Linux, the kernel sends it SIGTERM when its parent ends, also by
-#: SIGKILL (PR_SET_PDEATHSIG). If the parent ended before that was set, the parent id differs.
+#: Runs ``python -m headroom``. On Linux, the kernel sends it SIGTERM when its parent ends, even by
+#: SIGKILL (PR_SET_PDEATHSIG). If the parent ended before this was set, the parent id is different.
 _BOOT = """
 import ctypes, os, runpy, signal, sys
 if sys.platform == "linux":
@@ -37,24 +37,26 @@ class _Serving(msgspec.Struct, frozen=True):
 
 
 class Server:
-    """A server for one fleet. The constructor does not wait until it is ready; the URLs do.
+    """A server for one fleet.
 
-    As a context manager it stops the server at the end.
+    The constructor does not wait until the server is ready, but the URLs do. As a context manager,
+    it stops the server at the end.
     """
 
     def __init__(self, fleet_yaml: str) -> None:
-        # For the fleet file and two logs; deleted when the server stops.
+        # For the fleet file and two logs. It is deleted when the server stops.
         self._directory = tempfile.TemporaryDirectory(prefix="headroom-demo-")
         folder = Path(self._directory.name)
         fleet = folder / "fleet.yaml"
         fleet.write_text(fleet_yaml)
-        # Files, not pipes: the demo does not read while it is busy, and a pipe would fill up.
+        # Files instead of pipes, because the demo does not read while it is busy, and a pipe would
+        # fill up.
         self._out, self._err = folder / "stdout", folder / "stderr"
         parent = [str(os.getpid())] if sys.platform == "linux" else []
         command = [sys.executable, "-c", _BOOT, *parent, "serve", "--embedded", str(fleet)]
         command += ["--verbs-port", "0", "--debug-port", "0", "--host", "127.0.0.1"]
         with self._out.open("wb") as out, self._err.open("wb") as err:
-            # A session of its own: Ctrl-C reaches only the demo, which then stops the server.
+            # Its own session, so that Ctrl-C reaches only the demo, which then stops the server.
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
             )
@@ -99,7 +101,7 @@ class Server:
         self.stop()
 
     def stop(self) -> None:
-        """Send SIGTERM, after 5 s SIGKILL, and delete the temporary files."""
+        """Send SIGTERM, and SIGKILL after 5 s. Then delete the temporary files."""
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGTERM)
         try:

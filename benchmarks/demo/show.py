@@ -22,7 +22,7 @@ from benchmarks.demo.wire import ServerFailed
 from benchmarks.demo.workload import NAMESPACE, PUBLISHED_PODS, Workload, published
 from headroom.contract.quantity import gib
 
-#: Default number of pods per seed: three seeds take about 25 s on two shared cores.
+#: Default number of pods per seed. Three seeds take about 25 s on two shared cores.
 PODS = 2000
 
 
@@ -33,20 +33,22 @@ class _Results:
 
 
 def run(trace: Path | None, pods: int | None, seeds: int) -> int:
-    """Run the four-pod example and ``seeds`` comparisons, print a table, return the exit status.
+    """Run the four-pod example and ``seeds`` comparisons, and print a table. Return the exit
+    status.
 
-    ``trace`` is a folder with nodes.csv and pods.csv; None: the built-in fleet and workload.
-    ``pods`` limits the pods of each seed; None: 2,000. Exit status 0: Headroom overcommitted no
-    device; 1: it did; 2: invalid input or the server failed; 130: interrupted.
+    ``trace`` is a folder with nodes.csv and pods.csv, or None for the built-in fleet and workload.
+    ``pods`` limits the pods of each seed; None stands for 2,000. The exit status is 0 if Headroom
+    overcommitted no device, 1 if it did, 2 after invalid input or a failure of the server, and 130
+    after an interruption.
 
     On a terminal, the server of the last seed runs until Ctrl-C, which does not count as an
     interruption. Otherwise the last line sums up all seeds for programs.
     """
-    # Not Console.is_terminal, which FORCE_COLOR makes true for a pipe.
+    # Console.is_terminal cannot be used, because FORCE_COLOR makes it true for a pipe.
     on_terminal = sys.stdout.isatty()
     console = Console(highlight=False)
-    # SIGTERM ends the demo like Ctrl-C, so that the servers are stopped too. Set SIGINT as well: a
-    # shell can start the demo with it ignored.
+    # SIGTERM ends the demo like Ctrl-C, so that the servers are stopped too. SIGINT is also set,
+    # because a shell can start the demo with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
     try:

@@ -1,4 +1,4 @@
-"""The result table: replica counting compared with Headroom, averaged over the seeds."""
+"""The result table, which compares replica counting with Headroom, averaged over the seeds."""
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -20,7 +20,7 @@ _COUNTS: tuple[tuple[str, Figure], ...] = (
 
 
 def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
-    """Return the table; each sequence has one result per seed."""
+    """Return the table. Each sequence has one result per seed."""
     title = "One seed" if len(counting) == 1 else f"Mean of {len(counting)} seeds [lowest-highest]"
     made = Table(title=title.replace("[", "\\["))
     made.add_column("")
@@ -39,7 +39,7 @@ def table(counting: Sequence[Result], headroom: Sequence[Result]) -> Table:
 
 
 def summary(counting: Sequence[Result], headroom: Sequence[Result]) -> tuple[str, int]:
-    """Return totals of all seeds as one line for programs, and the demo's exit status."""
+    """Return the totals of all seeds as one line for programs, and the demo's exit status."""
     overcommitted = total(headroom, lambda r: r.verdict.devices_overcommitted)
     line = (
         f"placed={total(headroom, lambda r: r.verdict.bound)} "

@@ -18,7 +18,7 @@ class BadTrace(ValueError):
 
 
 def read_shapes(folder: Path) -> tuple[Shape, ...]:
-    """Read the nodes that have a GPU, equal nodes as one shape. Raises ``BadTrace``."""
+    """Read the nodes that have a GPU. Equal nodes become one shape. Raises ``BadTrace``."""
     nodes: Counter[tuple[str, int, int]] = Counter()
     for where, row in _rows(folder / "nodes.csv", _NODE_COLUMNS):
         gpus = _number(where, row, "gpu", _NODE_COLUMNS, at_least=0)
@@ -37,7 +37,8 @@ def read_shapes(folder: Path) -> tuple[Shape, ...]:
 def read_workload(folder: Path) -> Workload:
     """Read the pods that have a GPU. Raises ``BadTrace``.
 
-    A ``vram_mib`` of -1 requests whole GPUs; a positive one is memory of one shared GPU, in MiB.
+    A ``vram_mib`` of -1 requests whole GPUs. A positive ``vram_mib`` requests memory of one shared
+    GPU, in MiB.
     """
     requests: list[tuple[int, int | None]] = []
     for where, row in _rows(folder / "pods.csv", _POD_COLUMNS):

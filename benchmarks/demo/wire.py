@@ -1,7 +1,7 @@
 """A keep-alive HTTP/1.1 connection that sends a request and receives its answer in separate calls.
 
 kube-scheduler's binds overlap its next filter. With separate ``send`` and ``receive``, one thread
-can do the same. The headers are those of Go's HTTP client.
+can imitate this. The headers are the same as from Go's HTTP client.
 """
 
 import socket
@@ -37,12 +37,12 @@ class Connection:
         self._socket.close()
 
     def call(self, path: str, body: bytes) -> bytes:
-        """Send a request and return the body of the answer; raises like ``receive``."""
+        """Send a request and return the body of the answer. Raises the same as ``receive``."""
         self.send(path, body)
         return self.receive()
 
     def send(self, path: str, body: bytes) -> None:
-        """Send a request; the caller calls ``receive`` before it sends another one."""
+        """Send a request. Call ``receive`` before you send another one."""
         self._path = path
         head = (
             f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nUser-Agent: Go-http-client/1.1\r\n"
@@ -52,7 +52,7 @@ class Connection:
         self._socket.sendall(head.encode() + body)
 
     def receive(self) -> bytes:
-        """Return the body of the answer; raises ``ServerFailed`` unless the status is 2xx."""
+        """Return the body of the answer. Raises ``ServerFailed`` unless the status is 2xx."""
         received = bytearray()
         while (end := received.find(b"\r\n\r\n")) < 0:
             self._read_into(received)

@@ -1,9 +1,8 @@
 """The demo's pods: generated with the published proportions of a production GPU cluster.
 
-Counts and quantiles are those of Alibaba's openb trace (ATC'23, default list). Its GPU shares are
+Counts and quantiles come from Alibaba's openb trace (ATC'23, default list), with GPU shares
 converted to MiB. The trace itself is not in the repository. The seed is fixed, so each run has the
-same pods in the same order.
-"""
+same pods in the same order."""
 
 import random
 import uuid
@@ -22,7 +21,7 @@ SHARED = "nvidia.com/gpu.shared"
 WHOLE = "nvidia.com/gpu"
 SEED = 20231
 
-#: Pods that share one GPU.
+#: Number of pods that share one GPU.
 PUBLISHED_SHARING = 3078
 #: (whole GPUs per pod, number of pods).
 PUBLISHED_WHOLE = ((1, 3911), (2, 16), (4, 15), (8, 44))
@@ -36,9 +35,9 @@ class DemoPod:
     """A pod that shares one device or takes whole devices."""
 
     name: str
-    #: Whole GPUs, or 1 for a pod that shares.
+    #: Number of whole GPUs, or 1 for a pod that shares a GPU.
     devices: int
-    #: Requested memory; None for a pod that takes whole GPUs and has no annotation.
+    #: Requested memory, or None for a pod that takes whole GPUs and has no annotation.
     vram_mib: int | None
 
     @property
@@ -69,7 +68,7 @@ class Workload:
 
     @property
     def median_mib(self) -> int:
-        """The median request of the sharing pods; 0 if no pod shares."""
+        """The median request of the sharing pods, or 0 if no pod shares."""
         return median_low(self.sharing_mib) if self.sharing_mib else 0
 
     @property
@@ -90,7 +89,7 @@ def published(pods: int) -> Workload:
 
 
 def in_random_order(requests: Sequence[tuple[int, int | None]]) -> Workload:
-    """Return pods for pairs (devices, MiB or None), in an order that the fixed seed decides."""
+    """Return a pod for each (devices, MiB or None), in an order that the fixed seed decides."""
     shuffled = random.Random(SEED).sample(requests, len(requests))
     return Workload(
         tuple(

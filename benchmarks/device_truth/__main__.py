@@ -3,8 +3,8 @@
     python -m benchmarks.device_truth [--mix 4-60] [--replicas 10] [--policy distributed]
 
 Every row gets the same arrivals. Kubelet and plugin are the models of ``tests/standin``, and the
-judge keeps its own accounts. Decisions of Headroom, of extender and agent alike, are made by its
-own code (see docs/design/device-truth.md).
+judge keeps its own accounts. Headroom's own code makes the decisions of extender and agent (see
+docs/design/device-truth.md).
 """
 
 import multiprocessing
@@ -28,7 +28,7 @@ from benchmarks.device_truth.world import Shape, World
 OPENB = Path("../shared/data/openb")
 
 
-#: Row -> the scheduler that places pods in a world, given the seed of random choices.
+#: Row -> a function that returns the scheduler of a world. It is given the seed of random choices.
 ROWS: dict[str, Callable[[World, int], Scheduler]] = {
     "replica counting": lambda world, seed: Counting(world.shape, seed),
     "fits on some device": lambda world, seed: SomeDevice(world.shape),
@@ -65,7 +65,7 @@ def play(run: Run) -> Played:
     return Play(world, scheduler, judge, run.delays, run.seed).run(jobs, since_s)
 
 
-#: Column -> its value for a run.
+#: Column -> a function that returns its value for a run.
 COLUMNS: dict[str, Callable[[Played], float]] = {
     "devices overcommitted": lambda p: p.verdict.devices_overcommitted,
     "pods without room, %": lambda p: 100 * p.verdict.overcommits / max(1, p.bound),
@@ -97,13 +97,15 @@ def main(
     seeds: Annotated[int, typer.Option(help="Number of seeds of the arrivals.")] = 5,
     pods: Annotated[int, typer.Option(help="Number of measured arrivals.")] = 2000,
     nodes: Annotated[int, typer.Option(help="Nodes of 8 devices of 80 GiB.")] = 24,
-    load: Annotated[float, typer.Option(help="Requested share of memory; 1: all.")] = 0.95,
+    load: Annotated[
+        float, typer.Option(help="Ratio of memory that is requested; 1 is all.")
+    ] = 0.95,
     life_s: Annotated[float, typer.Option(help="Mean runtime of a pod, in s.")] = 1800.0,
     admission_s: Annotated[float, typer.Option(help="Maximum from bind to admission, in s.")] = 2.0,
     observation_s: Annotated[float, typer.Option(help="Maximum from start to report, in s.")] = 2.0,
     patience_s: Annotated[
         float,
-        typer.Option(help="How long a pod that fits nowhere waits, in s; then it is dropped."),
+        typer.Option(help="Seconds that a pod that fits nowhere waits before it is dropped."),
     ] = 0.0,
     trace: Annotated[Path, typer.Option(help="Folder with openb's pods.csv.")] = OPENB,
 ) -> None:

@@ -1,6 +1,6 @@
-"""Simulates the nodes' agents: reports, gate decisions and preferred allocations.
+"""Simulates the nodes' agents: their reports, gate decisions and preferred allocations.
 
-Measurements are generated from samples. Decisions are made by the agent's own code.
+Measurements are generated from samples, and the agent's own code decides.
 """
 
 from collections import Counter
@@ -27,9 +27,9 @@ from tests.standin.plugin import Plugin as StandInPlugin
 from tests.standin.plugin import PluginRefused
 
 GPU = "nvidia.com/gpu"
-#: No node here keeps anything free.
+#: In this benchmark, no node keeps memory free.
 LIMITS = Limits(reserve_bytes=0, tolerance_bytes=UNATTRIBUTED_TOLERANCE_BYTES)
-#: Returns the GPUNode of the agent's own node, uncached.
+#: Returns the GPUNode of the agent's own node, not from a cache.
 Read = Callable[[], GPUNode]
 
 
@@ -39,7 +39,7 @@ class Agent:
         self.newest = self.look(Sample((), {}), 0.0)
 
     def look(self, sample: Sample, unix_s: float) -> GPUNodeStatus:
-        """Take a sample; returns the report of it."""
+        """Take a sample. Return the report about it."""
         held = Counter(each.device for each in sample.pods)
         used: Counter[int] = Counter()
         for device, size in sample.used.values():
@@ -68,7 +68,7 @@ class Agent:
         return self.newest
 
     def lets(self, pod: str) -> bool:
-        """Whether the pod's gate may let it start."""
+        """Return whether the pod's gate may let it start."""
         return judge(self._read(), self.newest, pod, LIMITS).answer == "yes"
 
     def steers(self, plugin: Lots, checkpoint: Callable[[], Sequence[tuple[str, Ids]]]) -> Lots:
@@ -86,7 +86,7 @@ class Agent:
 
 
 class _Steered:
-    """The agent in the plugin's place."""
+    """The agent in place of the plugin."""
 
     def __init__(
         self, agent: Agent, plugin: Lots, checkpoint: Callable[[], Sequence[tuple[str, Ids]]]
@@ -106,8 +106,8 @@ class _Steered:
 
 
 def _rows(sample: Sample) -> list[PodUse]:
-    """Return the rows of a report. A pod that uses a device without a replica of it has a row with
-    an empty replica."""
+    """Return the rows of a report. If a pod uses a device without having a replica of it, its row
+    has an empty replica."""
     rows: list[PodUse] = []
     for held in sample.pods:
         there, size = sample.used.get(held.name, (held.device, 0))

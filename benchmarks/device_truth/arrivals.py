@@ -1,4 +1,4 @@
-"""Generates the arrivals: which pods are created, when, and how long they run."""
+"""Generates the arrivals: which pods are created when, and how long they run."""
 
 import csv
 import random
@@ -19,12 +19,12 @@ class Job:
     request_bytes: int
     at_s: float
     life_s: float
-    #: Replicas that it asks for.
+    #: Number of replicas that it requests.
     count: int = 1
 
     @property
     def selector(self) -> Mapping[str, str] | None:
-        """The pod's node selector: none, because the benchmark offers only matching nodes."""
+        """The pod's node selector. There is none, because only matching nodes are offered."""
         return None
 
     @property
@@ -43,7 +43,7 @@ MIXES: dict[str, Draw] = {
 
 
 def openb(folder: Path) -> Draw:
-    """Requests of the trace's pods that share a GPU."""
+    """Return a function that draws from the requests of the trace's pods that share a GPU."""
     with (folder / "pods.csv").open(newline="") as file:
         sizes = [int(row["vram_mib"]) * MIB for row in csv.DictReader(file)]
     sharing = [size for size in sizes if size > 0]
@@ -53,9 +53,12 @@ def openb(folder: Path) -> Draw:
 def arrivals(
     draw: Draw, count: int, capacity_bytes: int, load_ratio: float, life_s: float, seed: int
 ) -> tuple[Sequence[Job], float]:
-    """Pods at random times, with random lives of ``life_s`` on average, that ask for ``load_ratio``
-    of the capacity together; and when the last ``count`` of them begin: before that the nodes fill
-    up for ``WARM_UP_LIVES``."""
+    """Return pods that arrive at random times, and the time at which the last ``count`` of them
+    begin. Before that time, the nodes fill up for ``WARM_UP_LIVES``.
+
+    Lives are random with mean ``life_s``. Together, the pods request ``load_ratio`` of the
+    capacity.
+    """
     lots = random.Random(seed)
     mean_bytes = sum(draw(lots) for _ in range(20_000)) / 20_000
     every_s = life_s * mean_bytes / (load_ratio * capacity_bytes)

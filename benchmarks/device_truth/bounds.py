@@ -2,11 +2,11 @@
 
     python -m benchmarks.device_truth.bounds [--mix 4-60] [--seeds 2] [--pods 1000] [--horizon 200]
 
-The simulation is simplified: no delays, policy ``distributed``, and a pod that fits on no node is
-dropped. The rows differ in the information that the scheduler has:
+The simulation is simplified: there are no delays, the policy is ``distributed``, and a pod that
+fits on no node is dropped. The rows differ in the information that the scheduler has:
 
-predicted       none: the pod must fit on each device at the lowest level; the product's score
-draw known      which of these devices the plugin will draw: the pod must fit on that one
+predicted       none, so the pod must fit on each device at the lowest level; the product's score
+draw known      which of these devices the plugin will draw, so the pod must fit only on that one
 future known    all draws, arrivals and lives: it simulates the next pods for each node that fits by
                 the rule of *predicted*, and takes the node with the most used memory
 device chosen   none, but it chooses the device, as on steered nodes
@@ -29,7 +29,7 @@ from benchmarks.device_truth.arrivals import GIB, MIXES, Job, arrivals
 NODES, DEVICES, REPLICAS, DEVICE_GIB = 24, 8, 10, 79.0
 LOAD, LIFE_S = 0.95, 1800.0
 ROWS = ("predicted", "draw known", "future known", "device chosen")
-#: More than any device has free.
+#: More memory than any device has free.
 PLENTY_GIB = 1e9
 
 Floats = NDArray[np.float64]
@@ -38,14 +38,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """The place of one pod in each world; all arrays are (worlds,). Node -1: it is dropped."""
+    """The place of one pod in each world. All arrays are (worlds,). Node -1 means it is dropped."""
 
     node: Ints
     device: Ints
 
 
 class Worlds:
-    """Equal fleets that develop differently; arrays are (worlds, nodes, devices)."""
+    """Equal fleets that develop differently. Arrays are (worlds, nodes, devices)."""
 
     def __init__(self, free_gib: Floats, level: Ints) -> None:
         self.free_gib, self.level = free_gib, level
@@ -61,15 +61,15 @@ class Worlds:
         return Worlds(np.repeat(self.free_gib, count, 0), np.repeat(self.level, count, 0))
 
     def take(self, placed: Placed, size_gib: float, sign: int = 1) -> None:
-        """Place the pod; ``sign`` -1: it ends."""
+        """Place the pod. With ``sign`` -1, end it."""
         at = self._each[placed.node >= 0], placed.node[placed.node >= 0]
         device = placed.device[placed.node >= 0]
         self.free_gib[(*at, device)] -= sign * size_gib
         self.level[(*at, device)] += sign
 
     def offers(self, size_gib: float, draw: float, row: str) -> tuple[Floats, Ints]:
-        """Return score and device for each node, (worlds, nodes); the score is -inf if the pod does
-        not fit. ``draw``, 0..1, decides between the candidates of the plugin."""
+        """Return score and device for each node as arrays (worlds, nodes). The score is -inf if the
+        pod does not fit. ``draw`` (0..1) decides between the candidates of the plugin."""
         free, level = self.free_gib, self.level
         is_open = level < REPLICAS
         if row == "device chosen":
@@ -130,7 +130,7 @@ def _future(
     first: int,
     horizon: int,
 ) -> int:
-    """Return the best node for the job number ``first`` of the only world; -1 if none fits."""
+    """Return the best node for job number ``first`` in the only world, or -1 if none fits."""
     size_gib = jobs[first].request_bytes / GIB
     score, device = worlds.offers(size_gib, draws[first], "predicted")
     nodes = np.flatnonzero(np.isfinite(score[0]))
@@ -172,7 +172,7 @@ class Run:
 
 
 def play(run: Run) -> tuple[float, float]:
-    """Return the share of memory in use and the share of rejected pods, in percent."""
+    """Return the ratio of memory in use and the ratio of rejected pods, in percent."""
     capacity_gib = run.nodes * DEVICES * DEVICE_GIB
     jobs, since_s = arrivals(
         MIXES[run.mix], run.pods, int(capacity_gib * GIB), LOAD, LIFE_S, run.seed
@@ -215,7 +215,7 @@ def main(
     row: Annotated[list[str] | None, typer.Option(help=f"One of: {', '.join(ROWS)}.")] = None,
     seeds: Annotated[int, typer.Option(help="Number of seeds of the arrivals.")] = 2,
     pods: Annotated[int, typer.Option(help="Number of measured arrivals.")] = 2000,
-    horizon: Annotated[int, typer.Option(help="Arrivals that are simulated for each node.")] = 200,
+    horizon: Annotated[int, typer.Option(help="Number of arrivals simulated for each node.")] = 200,
 ) -> None:
     """Print a table with the memory in use and the rejected pods of each row."""
     for name, given, known in (("mix", [mix], list(MIXES)), ("row", row or [], list(ROWS))):

@@ -2,7 +2,7 @@
 
 The judge is independent of everything that places pods: it keeps its own accounts and imports no
 code of Headroom. A pod that is admitted to a device with too little free memory is an *overcommit*.
-It holds its replica until it ends and uses no memory, like a container that cannot allocate and is
+It keeps its replica until it ends but uses no memory, like a container that cannot allocate and is
 restarted on the same device.
 """
 
@@ -25,17 +25,17 @@ class Verdict:
 
     offered: int
     rejected: int
-    #: Pods rejected although some device had enough free memory and a free replica.
+    #: Number of pods that were rejected although some device had enough memory and a free replica.
     falsely: int
-    #: Pods on a device without enough memory for them, and the number of such devices.
+    #: Number of pods on a device without enough memory for them, and number of such devices.
     overcommits: int
     devices_overcommitted: int
-    #: Share of all memory in use by pods that run, mean over time.
+    #: Ratio of all memory that running pods use, mean over time.
     used_ratio: float
 
 
 class Judge:
-    """Counts from ``since_s`` on; before that the devices fill up."""
+    """Counts from ``since_s`` on. Before that time, the devices fill up."""
 
     def __init__(
         self, nodes: int, devices: int, memory_bytes: int, replicas: int, since_s: float
@@ -53,7 +53,7 @@ class Judge:
         self._offered += now_s >= self._since_s
 
     def came(self, pod: str, node: int, device: int, request_bytes: int, now_s: float) -> None:
-        """A pod starts on a device."""
+        """Record that a pod starts on a device."""
         self._pass(now_s)
         self._sits[pod] = node, device
         held = self._devices[node, device]

@@ -1,6 +1,6 @@
 """Runs arrivals through one scheduler and reports each pod's actual start to the judge.
 
-Admission, the agent's report and the end of a bound pod each happen after their own delay.
+Admission, the agent's report and the end of a bound pod each happen after a delay of their own.
 """
 
 import heapq
@@ -15,9 +15,9 @@ from benchmarks.device_truth.judge import Judge, Verdict
 from benchmarks.device_truth.rules import Scheduler
 from benchmarks.device_truth.world import World
 
-#: Shortest delay relative to the longest.
+#: Ratio of the shortest delay to the longest.
 LEAST = 0.1
-#: Interval of a gate's questions, and of an extender's reconcile rounds.
+#: Seconds between two questions of a gate, and between two reconcile rounds of an extender.
 KNOCK_EVERY_S, CHORES_EVERY_S = 1.0, 5.0
 
 
@@ -25,24 +25,24 @@ KNOCK_EVERY_S, CHORES_EVERY_S = 1.0, 5.0
 class Delays:
     """The longest delays. Each delay is drawn between a tenth of the longest and the longest."""
 
-    #: From the bind at the API server to the kubelet's admission.
+    #: Seconds from the bind at the API server to the kubelet's admission.
     admission_s: float = 2.0
-    #: From a change on a node until the extender has it, through the agent and the API server.
+    #: Seconds until a change on a node has reached the extender, through agent and API server.
     observation_s: float = 2.0
-    #: How long a pod that fits on no node waits, before it counts as rejected. It is tried again
-    #: whenever the extender receives that a pod has ended.
+    #: Seconds for which a pod that fits on no node waits before it counts as rejected. It is tried
+    #: again whenever the extender receives that a pod has ended.
     patience_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Played:
     verdict: Verdict
-    #: Pods that were evicted before they started, or rejected by the kubelet. Their controllers
-    #: created others.
+    #: Number of pods that were evicted before they started, or rejected by the kubelet. Their
+    #: controllers created others.
     evictions: int
     #: Number of pods bound in the verdict's time.
     bound: int
-    #: Waiting times of those of them that did not fit at once, in s.
+    #: Waiting times in seconds of the bound pods that did not fit at first.
     waits_s: tuple[float, ...] = ()
 
 
@@ -55,16 +55,16 @@ class Play:
         self._lots = random.Random(seed)
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
         self._turns = itertools.count()
-        #: Replicas of each node that kube-scheduler counts as taken.
+        #: Number of replicas of each node that kube-scheduler counts as taken.
         self._taken = [0] * world.shape.nodes
-        #: Node -> time of the newest sample that the scheduler has received.
+        #: Time of each node's newest sample that the scheduler has received.
         self._known_s = [0.0] * world.shape.nodes
-        #: Pods that sit on a node, by name, and those of them that have started.
+        #: Pods on a node, by name, and the ones of them that have started.
         self._there: dict[str, tuple[Job, int]] = {}
         self._started: set[str] = set()
         #: Pods that wait for memory, by name, in the order of their arrival.
         self._waiting: dict[str, Job] = {}
-        #: Waiting times of the pods that had to wait and were bound, in s.
+        #: Waiting times in seconds of the bound pods that had to wait.
         self._waits_s: list[float] = []
         self._evictions = self._bound = 0
         self._counts = False
@@ -148,9 +148,9 @@ class Play:
             self._after(now_s, self._delays.admission_s, partial(self._send_away, name))
 
     def _send_away(self, name: str, now_s: float) -> None:
-        """The pod leaves its node before its time, and its controller makes another one."""
+        """Remove the pod from its node early. Its controller creates another pod."""
         if name not in self._there:
-            return  # it has ended meanwhile
+            return  # it has ended in the meantime
         job, _ = self._there[name]
         self._evictions += self._counts
         self._leave(name, now_s)
@@ -180,9 +180,9 @@ class Play:
             self._try(job, now_s)
 
     def _observe(self, node: int, now_s: float, ended: bool = False) -> None:
-        """Half of the delay passes before the agent samples, half until its report arrives.
+        """Let the agent sample after half of the delay, and the report arrive after the other half.
 
-        ``ended``: a pod has ended, so pods that wait are tried again with the report.
+        If a pod has ended (``ended``), waiting pods are tried again with the report.
         """
         half_s = self._lots.uniform(LEAST, 1) * self._delays.observation_s / 2
         self._at(now_s + half_s, partial(self._look, node, half_s, ended))
@@ -191,7 +191,7 @@ class Play:
         arrives = self._scheduler.look(node, self._world.sample(node), now_s)
 
         def tell(then_s: float) -> None:
-            if now_s > self._known_s[node]:  # a later sample may have arrived already
+            if now_s > self._known_s[node]:  # a later sample may already have arrived
                 self._known_s[node] = now_s
                 arrives(then_s)
                 self._tend(then_s)

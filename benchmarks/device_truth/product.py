@@ -1,7 +1,7 @@
 """Places pods with Headroom's own code: state, scoring, and ledger over the in-memory store.
 
-An extender replica runs the same code from the pod to its Binding, and requests to a node's agent
-are answered by the agent's own functions. HTTP, watches, API server and drivers are left out.
+An extender replica runs the same code from the pod to its Binding. The agent's own functions answer
+requests to a node's agent. HTTP, watches, API server and drivers are left out.
 """
 
 import itertools
@@ -55,7 +55,7 @@ NAMESPACE = "default"
 
 
 class Product(Scheduler):
-    """On nodes where the plugin alone chooses; ``choice`` is the annotation of the nodes."""
+    """Headroom on nodes where the plugin chooses. ``choice`` is the annotation of the nodes."""
 
     choice = DeviceChoice.PREDICTED
 
@@ -65,7 +65,7 @@ class Product(Scheduler):
         self._writer = ClusterWriter(rules, NEVER_S, EPOCH_S)
         self._cluster = self._writer.cluster
         self._weighings = FitCache(self._cluster.rules.weights)
-        #: Changes of the store since the last decision, which are applied together.
+        #: Changes of the store since the last decision. They are applied together.
         self._inbox: list[Event] = []
         #: Nodes that may have an orphaned reservation.
         self._unsettled: set[str] = set()
@@ -75,7 +75,7 @@ class Product(Scheduler):
             self._store,
             lambda pod, gpunode: self._cluster.judge(pod, gpunode, self._now_s),
             self._cluster.adopt,
-            # The store has delivered the change already.
+            # The store has already delivered the change.
             written=lambda gpunode: None,
             wall_s=lambda: EPOCH_S + self._now_s,
             new_id=lambda: str(next(numbers)),
@@ -108,7 +108,7 @@ class Product(Scheduler):
         return node
 
     def aside(self, nodes: Sequence[int], now_s: float) -> list[int]:
-        """Return the best nodes for a pod without a GPU; all of them are equally good."""
+        """Return the best nodes for a pod without a GPU. All of them are equally good."""
         self._now_s = now_s
         self._catch_up()
         snap = self._cluster.snapshot()
@@ -183,7 +183,7 @@ class Product(Scheduler):
         return gpunode
 
     def _catch_up(self) -> None:
-        """Do what a replica does between two calls: apply changes and remove orphaned
+        """Do what a replica does between two calls: apply changes, and remove orphaned
         reservations."""
         self._take_news()
         wall_s = EPOCH_S + self._now_s
@@ -199,7 +199,8 @@ class Product(Scheduler):
 
 
 class Gated(Product):
-    """A pod on a device without enough free memory stays at its gate until it is evicted."""
+    """Headroom on gated nodes: a pod on a device without enough memory waits until it is
+    evicted."""
 
     choice = DeviceChoice.GATED
 
@@ -220,7 +221,7 @@ class Gated(Product):
         self._store.let_through(job.name)
 
     def tend(self, now_s: float) -> Sequence[str]:
-        """As ``extender.eviction.controller`` does it."""
+        """Evict pods as ``extender.eviction.controller`` does."""
         self._now_s = now_s
         self._catch_up()
         self._writer.apply([TimePassed(now_s)])
@@ -238,7 +239,7 @@ class Gated(Product):
             self._evicted.append(pod.metadata.name)
 
     async def may_evict(self, pod: Pod) -> None:
-        """Nothing forbids it here."""
+        """Allow the eviction, because nothing forbids it in this benchmark."""
 
     def _pod(self, job: Job) -> Pod:
         pod = super()._pod(job)
@@ -247,7 +248,7 @@ class Gated(Product):
 
 
 class Steered(Product):
-    """The agent answers for the plugin."""
+    """Headroom on steered nodes: the agent answers for the plugin."""
 
     choice = DeviceChoice.STEERED
 
@@ -272,7 +273,7 @@ class _Store(EmbeddedStore):
                 self._put_pod(shown, held.metadata.annotations, held.spec)
 
     def begin_deletion(self, pod: Pod, unix_s: float) -> bool:
-        """Evict a pod. Its kubelet sees that later. Return false if it is terminating already."""
+        """Evict a pod. Its kubelet sees that later. Return False if it is already terminating."""
         with self._lock:
             held = self._held_pod(NAMESPACE, pod.metadata.name)
             if held.metadata.deletion_timestamp:

@@ -1,8 +1,7 @@
 """Defines the interface of all schedulers that are compared, and two baselines without Headroom.
 
 The baselines share no code with Headroom. Their view of a node is what they bound there, corrected
-by its agent's reports.
-"""
+by the reports of its agent."""
 
 import random
 from abc import ABC, abstractmethod
@@ -13,44 +12,46 @@ from benchmarks.device_truth.arrivals import Job
 from benchmarks.device_truth.world import Sample, Shape
 from tests.standin.allocations import Lots
 
-#: A report that arrives, at the time it is called with.
+#: Called with the time at which a report arrives.
 Report = Callable[[float], None]
 
 
 class Scheduler(ABC):
-    """A scheduler; by default the kubelet and the plugin decide everything after the bind."""
+    """A scheduler. By default, kubelet and plugin decide everything after the bind."""
 
     @abstractmethod
     def choose(self, job: Job, nodes: Sequence[int], now_s: float) -> int | None:
-        """Bind the pod to one of these nodes, which have a free replica; None: reject the pod."""
+        """Bind the pod to one of these nodes, which have a free replica. Return None to reject
+        it."""
 
     def look(self, node: int, sample: Sample, now_s: float) -> Report:
-        """The node's agent takes a sample. Return what happens when its report arrives."""
+        """Let the node's agent take a sample. Return what happens when its report arrives."""
         return lambda then_s: None
 
     def ended(self, job: Job, node: int, now_s: float) -> None:
-        """The API server reports that the pod is gone."""
+        """Receive from the API server that the pod is gone."""
         return
 
     def lots(self, node: int, plugin: Lots) -> Lots:
-        """Return what chooses the replicas when the kubelet asks for its preference."""
+        """Return what chooses the replicas when the kubelet asks for a preference."""
         return plugin
 
     def may_start(self, job: Job, node: int, now_s: float) -> bool:
-        """Whether an admitted pod may start; asked again until it may."""
+        """Return whether an admitted pod may start. Called again until it may."""
         return True
 
     def started(self, job: Job, now_s: float) -> None:
-        """The kubelet reports that the pod has started."""
+        """Receive from the kubelet that the pod has started."""
         return
 
     def tend(self, now_s: float) -> Sequence[str]:
-        """Do the work between calls; return the names of evicted pods."""
+        """Do the work between calls. Return the names of evicted pods."""
         return ()
 
 
 class Counting(Scheduler):
-    """Stock Kubernetes: the node with most free replicas, ties at random; memory unseen."""
+    """Stock Kubernetes: takes the node with the most free replicas, ties at random, and ignores
+    memory."""
 
     def __init__(self, shape: Shape, seed: int) -> None:
         self._taken = [0] * shape.nodes
@@ -70,7 +71,7 @@ class Counting(Scheduler):
 
 @dataclass
 class _Belief:
-    """One bound pod: where it is, or is believed to come."""
+    """One bound pod, and where it is or is expected to appear."""
 
     request_bytes: int
     node: int
@@ -78,9 +79,9 @@ class _Belief:
 
 
 class SomeDevice(Scheduler):
-    """An extender that has every pod and its device, and does not model the plugin's choice.
+    """An extender that has every pod and its device, but does not model the plugin's choice.
 
-    It takes the node with the device that has the least free memory.
+    It takes the node with the fitting device that has the least free memory.
     """
 
     def __init__(self, shape: Shape) -> None:

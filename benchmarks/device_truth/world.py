@@ -20,8 +20,8 @@ RESERVED_BYTES = GIB
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A fleet of equal nodes with time-sliced GPUs, unshared with one replica of each; 1 GiB of
-    each is the driver's."""
+    """A fleet of equal nodes with time-sliced GPUs, or unshared GPUs if there is one replica. The
+    driver keeps 1 GiB of each GPU."""
 
     nodes: int
     gpus: int
@@ -40,7 +40,7 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A pod's replica, as the kubelet's checkpoint has it."""
+    """A replica of a pod, as in the kubelet's checkpoint."""
 
     name: str
     device: int
@@ -49,7 +49,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The pods and their use, as an agent sees them at one moment."""
+    """The pods and their use, as an agent sees them at one time."""
 
     pods: tuple[Held, ...]
     #: Pod -> the device that it uses, and the bytes.
@@ -57,12 +57,12 @@ class Sample:
 
 
 class World:
-    """``shapes`` are those of the nodes, one by one, where they are not all alike."""
+    """The nodes. ``shapes`` has the shape of each node if they are not all equal."""
 
     def __init__(self, shape: Shape, seed: int, shapes: Sequence[Shape] = ()) -> None:
         self.shape = shape
         self.shapes = list(shapes) or [shape] * shape.nodes
-        # "packed" came with v0.20; of the other both releases draw single replicas alike.
+        # "packed" came with v0.20. With the other policy, both releases draw single replicas alike.
         release = 20 if shape.policy == "packed" else 19
         self._plugin = Drawn(random.Random(seed))
         self._nodes = [
@@ -72,13 +72,13 @@ class World:
             )
             for each in self.shapes
         ]
-        #: By node, pod -> the device that it uses, and the bytes.
+        #: For each node, pod -> the device that it uses, and the bytes.
         self._used: list[dict[str, tuple[int, int]]] = [{} for _ in self.shapes]
 
     def admit(self, job: Job, node: int, who: Callable[[Lots], Lots]) -> int | None:
-        """Admit the pod; return the device of its first replica, or None if the kubelet rejects it.
+        """Admit the pod. Return the device of its first replica, or None if the kubelet rejects it.
 
-        ``who`` chooses the replicas: the plugin, or a component in its place.
+        ``who`` chooses the replicas. It is the plugin, or a component in place of the plugin.
         """
         pod = Pod(job.name, (Container(MAIN, job.count),))
         if not self._nodes[node].admit(pod, who(self._plugin)).admitted:
@@ -86,7 +86,7 @@ class World:
         return self.given(node, job.name)[0].device
 
     def start(self, job: Job, node: int, device: int) -> None:
-        """Its process takes what it asked for, or nothing where that is not there."""
+        """Let its process take the memory that it requested, or nothing if it is not free."""
         free_bytes = self.shapes[node].allocatable_bytes - sum(
             size for there, size in self._used[node].values() if there == device
         )
@@ -99,7 +99,7 @@ class World:
         self._nodes[node].delete(job)
 
     def checkpoint(self, node: int) -> list[tuple[str, Ids]]:
-        """(pod, replicas) as of the kubelet's last write."""
+        """Return (pod, replicas) as of the kubelet's last write."""
         written = self._nodes[node].devices.written
         return [(entry.uid, entry.replicas) for entry in written.entries] if written else []
 
@@ -113,7 +113,7 @@ class World:
         return Sample(tuple(pods), dict(self._used[node]))
 
     def given(self, node: int, uid: str) -> list[Held]:
-        """The replicas that the kubelet gave a pod."""
+        """Return the replicas that the kubelet gave to a pod."""
         entry = self._nodes[node].devices.given(uid, MAIN)
         assert entry is not None
         return [Held(uid, index_of(device_of(each)), each) for each in sorted(entry.replicas)]

@@ -4,10 +4,9 @@
     python -m benchmarks.gpu [--out FOLDER] [--only LINES] [--seconds S] [--looks N] [--gpu GPU]
 
 Every line gets a verdict: ok, differs, or not possible here with the reason. The driver's answers
-and a report are written to a folder (docs/operate/gpu-check.md). Exit status: 0 if no line differs,
-1 if some line does, 2 if there is nothing to check, 128 + the signal if it was interrupted. It
-never changes MIG, persistence or compute mode, and resets nothing.
-"""
+and a report are written to a folder (docs/operate/gpu-check.md). The exit status is 0 if no line
+differs, 1 if a line differs, 2 if there is nothing to check, and 128 + the signal after an
+interruption. The check never changes MIG, persistence or compute mode, and resets nothing."""
 
 import argparse
 import os
@@ -33,7 +32,7 @@ NOTHING_STATUS = 2
 RECORDED = ROOT / "tests/recorded/gpu"
 
 
-#: Seconds after which an interruption that had no effect is tried again.
+#: Seconds after which an interruption without effect is tried again.
 _AGAIN_S = 2.0
 
 
@@ -109,14 +108,14 @@ def _checked(
 
 
 def run(name: str, check: Callable[[Machine], Line], machine: Machine) -> Line:
-    """The line of one check, whatever happens in it."""
+    """Return the line of one check, even if the check fails."""
     try:
         return check(machine)
     except NotPossible as err:
         return Line(name, Verdict.NOT_POSSIBLE, str(err))
     except ChildFailed as err:
         return Line(name, Verdict.DIFFERS, str(err))
-    except Exception as err:  # noqa: BLE001 - the other lines count all the same
+    except Exception as err:  # noqa: BLE001 - the other lines still count
         where = traceback.format_exc()
         what = f"the check itself failed: {type(err).__name__}: {err}"
         return Line(name, Verdict.DIFFERS, what, {"traceback": where})
@@ -174,7 +173,7 @@ def _chosen(only: str) -> list[str]:
 
 
 def _command(argv: Sequence[str]) -> str:
-    """The command for the report; without the folder, a path of this machine."""
+    """Return the command for the report, without the folder, which is a path of this machine."""
     kept = [
         word
         for before, word in zip(["", *argv], argv, strict=False)
@@ -196,7 +195,7 @@ def _readme(facts: report.Facts) -> str:
 
 
 def _interrupt(number: int, _frame: object) -> None:
-    """Raise in whatever runs, and again: Python drops an exception that meets a finalizer."""
+    """Raise in whatever runs, and repeat it, because Python drops exceptions in finalizers."""
     signal.signal(signal.SIGALRM, lambda *_: _interrupt(number, None))
     signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
     raise Interrupted(number)

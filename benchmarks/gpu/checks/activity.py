@@ -6,14 +6,14 @@ from benchmarks.gpu.lines import Line, NotPossible, judged
 from benchmarks.gpu.machine import Machine, device_of
 from benchmarks.gpu.smi import dmon
 
-#: More blocks than any GPU has SMs.
+#: More blocks than the SMs of any GPU, and a single block.
 _FULL_BLOCKS, _ONE_BLOCK = 2048, 1
-#: More than the two samplers take to start, and dmon to end.
+#: Seconds that are longer than the start of the two samplers and the end of dmon.
 _SPIN_MORE_S = 15.0
 _GPM_SM_UTIL = "2"
-#: Columns of dmon -s u without GPM; the driver names the GPM column.
+#: Columns of dmon -s u without GPM. The driver gives the GPM column its name.
 _PLAIN = {"gpu", "idx", "sm", "mem", "enc", "dec", "jpg", "ofa"}
-#: Two samplers do not sample at the same moment.
+#: Allowed difference, because two samplers do not sample at the same time.
 _APART_RATIO = 0.15
 _BUSY_RATIO, _IDLE_RATIO, _ONE_BLOCK_RATIO = 0.8, 0.05, 0.2
 
@@ -37,7 +37,7 @@ def _phase(machine: Machine, smi: str, blocks: int) -> dict[str, Any]:
             answer = worker.read(30.0)
             if "spinning" not in answer:
                 raise NotPossible(f"no kernel can be started: {answer}")
-            early = worker.read_or_none(0.5)  # a launch that fails is answered at once
+            early = worker.read_or_none(0.5)  # a launch that fails returns at once
             if early is not None and "error" in early:
                 raise NotPossible(f"no kernel can be started: {early['error']}")
         device = device_of(machine.agent(machine.options.pause_s), machine.uuid)
@@ -55,13 +55,13 @@ def _phase(machine: Machine, smi: str, blocks: int) -> dict[str, Any]:
 
 
 def _dmon(machine: Machine, smi: str) -> dict[str, float | None]:
-    """Ratios of dmon: of time with any kernel, and of SM activity (GPM) if it has that."""
+    """Return ratios of dmon: time with any kernel, and SM activity (GPM) if dmon has it."""
     command = [smi, "dmon", "-i", str(machine.gpu["index"]), "-s", "u", "-d", "1", "-c", "3"]
     done = machine.children.run([*command, "--gpm-metrics", _GPM_SM_UTIL], 30.0)
     gpm = done.status == 0
     if not gpm:
         done = machine.children.run(command, 30.0)
-    samples = dmon(done.out)[1:]  # the first may reach back before the kernel
+    samples = dmon(done.out)[1:]  # the first sample may reach back to before the kernel
     machine.fixtures.keep("dmon.json", {"out": done.out.splitlines()})
     kernel = [s["sm"] for s in samples if "sm" in s]
     sm = [value for s in samples if gpm for key, value in s.items() if key not in _PLAIN]

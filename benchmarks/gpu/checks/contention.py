@@ -1,7 +1,7 @@
 """Measures how much two processes on one GPU slow each other down, by time-slicing and by MPS.
 
-Each process runs kernels of the same work one after the other. What it keeps is its number of
-kernels per second beside the other process, divided by the number alone.
+Each process runs equal kernels one after the other. What a process *keeps* is its number of kernels
+per second beside the other process, divided by the number alone.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from benchmarks.gpu.children import Child
 from benchmarks.gpu.lines import Line, NotPossible, judged
 from benchmarks.gpu.machine import Machine, device_of
 
-#: Load -> the part of the SMs that its kernels use, and the part of the time in which they run.
+#: Load -> the ratio of the SMs that its kernels use, and the ratio of the time in which they run.
 LOADS = {
     "one block": (0.0, 1.0),
     "half of the SMs": (0.5, 1.0),
@@ -29,7 +29,7 @@ PAIRS = (
     ("half of the time", "half of the time"),
 )
 #: Way to share -> pairs whose loss headroom plan computes from activity alone, and what each keeps.
-#: By time-slicing the kernels of two processes never run at once, however few SMs they use.
+#: With time-slicing, kernels of two processes never run together, however few SMs they use.
 EXPECTED = {
     "time-slicing": {PAIRS[0]: 0.5, PAIRS[1]: 0.5, PAIRS[2]: 0.5, PAIRS[3]: 0.5},
     "MPS": {PAIRS[0]: 0.5, PAIRS[1]: 1.0},
@@ -69,9 +69,9 @@ def _measured(
 
 
 def _activity(machine: Machine, worker: Child, load: str, rounds: int) -> dict[str, Any]:
-    """SM activity and utilization (the time with any kernel) of a load, as the agent reports them.
+    """Return SM activity and utilization (time with any kernel) of a load, as the agent reports it.
 
-    The kernels end some time after the agent has.
+    The kernels end some time after the agent.
     """
     _start(worker, load, rounds, machine.options.pause_s + _AGENT_S)
     device = device_of(machine.agent(machine.options.pause_s), machine.uuid)
@@ -83,7 +83,7 @@ def _activity(machine: Machine, worker: Child, load: str, rounds: int) -> dict[s
 def _rates(
     workers: Sequence[Child], loads: Sequence[str], rounds: Mapping[str, int], length_s: float
 ) -> list[float]:
-    """Kernels per second of each worker, all at the same time."""
+    """Return the kernels per second of each worker. All run at the same time."""
     for worker, load in zip(workers, loads, strict=True):
         _start(worker, load, rounds[load], length_s)
     return [worker.read(_ANSWER_S)["rate"] for worker in workers]

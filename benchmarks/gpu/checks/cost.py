@@ -15,7 +15,7 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.vitals import Vitals, at_rest
 
 MOST_RESIDENT_MIB, MOST_CORE_RATIO = 80.0, 0.01
-#: A shorter window is too inexact for CPU.
+#: Minimum window in seconds. A shorter one is too inexact for CPU.
 _LEAST_WINDOW_S = 30.0
 _STARTED_S = 60.0
 _TRIES = 10
@@ -23,19 +23,19 @@ _TRIES = 10
 
 def cost(machine: Machine) -> Line:
     argv = [sys.executable, "-m", "agent", "--no-publish", "--node", "gpu-check"]
-    # Ports of its own: the machine may run an agent already.
+    # It gets its own ports, because an agent may already run on the machine.
     agent = machine.children.start([*argv, "--listen", "127.0.0.1:0", "--local-port", "0"])
     try:
         _wait_until_ready(agent)
         time.sleep(machine.options.cost_s * 0.1)  # until the first samples are taken
         before = at_rest(agent.pid)
-        for _ in range(_TRIES):  # threads that start late are no growth
+        for _ in range(_TRIES):  # threads that start late do not count as growth
             last, before = before, at_rest(agent.pid)
             if not _grew(last, before):
                 break
         time.sleep(machine.options.cost_s * 0.9)
         after = at_rest(agent.pid)
-        for _ in range(_TRIES):  # a sample that is under way is none either
+        for _ in range(_TRIES):  # nor does a sample in progress
             if not _grew(before, after):
                 break
             after = at_rest(agent.pid)
@@ -84,7 +84,7 @@ def judge_cost(figures: dict[str, Any]) -> list[str]:
 
 
 def held_nodes(pid: int) -> dict[str, int]:
-    """Device nodes of NVIDIA's that a process has open, and how often; as far as we may look."""
+    """Return the NVIDIA device nodes that a process has open, and how often, if we may look."""
     found: dict[str, int] = {}
     try:
         for path in Path(f"/proc/{pid}/fd").iterdir():

@@ -8,8 +8,8 @@ from benchmarks.gpu.machine import Machine
 
 _FRESH_PROCESSES = 5
 _AGAIN = 20
-#: All calls of one look at the devices. The agent looks every 5 s, and every 0.5 s at the most
-#: often.
+#: Maximum seconds of all calls for one sample of the devices. The agent samples every 5 s, and
+#: every 0.5 s at most.
 MOST_LOOK_S = 0.5
 
 
@@ -71,7 +71,7 @@ def unknown_fields(machine: Machine) -> Line:
 
 
 def judge_fields(answers: dict[str, dict[str, Any]]) -> list[str]:
-    """The agent's gate must not take an unknown field for a fault of the device."""
+    """Return the differences. The gate must not take an unknown field for a device fault."""
     harmless = (Outcome.ABSENT, Outcome.STALE_HANDLE)
     differences = []
     for name, answer in answers.items():

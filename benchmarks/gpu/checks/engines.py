@@ -1,6 +1,6 @@
 """Starts two inference engines on one GPU: at the same time, and one after the other.
 
-At start-up, an engine reads the free memory and allocates most of it. Here two processes do that,
+At start-up, an engine reads the free memory and allocates most of it. Here two processes do this,
 first concurrently and then in sequence.
 """
 
@@ -27,7 +27,7 @@ def two_engines(machine: Machine) -> Line:
 
 
 def _together(machine: Machine) -> list[dict[str, Any]]:
-    """Both read what is free before either allocates."""
+    """Let both processes read the free memory before either allocates."""
     engines = [machine.worker(), machine.worker()]
     try:
         free = [engine.ask(_FILL_S, do="profile")["free"] for engine in engines]
@@ -41,7 +41,7 @@ def _together(machine: Machine) -> list[dict[str, Any]]:
 
 
 def _in_order(machine: Machine) -> list[dict[str, Any]]:
-    """The second starts when the first has allocated."""
+    """Let the second process start after the first has allocated."""
     engines, found = [], []
     try:
         for _ in range(2):

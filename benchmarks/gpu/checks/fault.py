@@ -1,4 +1,4 @@
-"""Runs a kernel that writes to an illegal address; checks the XID and the agent's reaction."""
+"""Runs a kernel that writes to an illegal address. Checks the XID and the agent's reaction."""
 
 import sys
 import time
@@ -55,7 +55,7 @@ def illegal_address(machine: Machine) -> Line:
 
 
 def judge_fault(figures: dict[str, Any]) -> list[str]:
-    """The fault is the process's own: the device must stay healthy."""
+    """Return the differences. The fault belongs to the process, so the device must stay healthy."""
     differences = []
     if not figures["error"]:
         differences.append("the kernel was not stopped")
@@ -72,9 +72,9 @@ def judge_fault(figures: dict[str, Any]) -> list[str]:
 
 
 def _samples(agent: Child, began_at: str, ended_at: str) -> list[dict[str, Any]]:
-    """Every sample that was taken after ``began_at``, with some after ``ended_at``.
+    """Return every sample taken after ``began_at``, including some after ``ended_at``.
 
-    The pipe also holds older ones, which do not show the fault.
+    The pipe also has older samples, which do not show the fault.
     """
     found: list[dict[str, Any]] = []
     late = 0
@@ -87,7 +87,7 @@ def _samples(agent: Child, began_at: str, ended_at: str) -> list[dict[str, Any]]
 
 
 def _now() -> str:
-    """As in a report's ``observedAt``, so that the texts compare as the times do."""
+    """Return the time in the form of ``observedAt``, so that text sorts like time."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -100,7 +100,8 @@ def _fault(machine: Machine) -> str:
 
 
 def _heard(listener: Child) -> list[int]:
-    """The XIDs until none came for a second after the first, or none came at all."""
+    """Return the XIDs. Stop when none came for a second after the first, or when none came at
+    all."""
     xids: list[int] = []
     until_s = time.monotonic() + _XID_WITHIN_S
     while (wait_s := until_s - time.monotonic()) > 0:

@@ -8,9 +8,9 @@ from benchmarks.gpu.machine import Machine
 from benchmarks.gpu.smi import Smi, SmiGpu, SmiMemory, parse
 
 _MIB = 1 << 20
-#: nvidia-smi prints whole MiB, and rounds each figure by itself.
+#: Allowed difference: nvidia-smi prints whole MiB, and rounds each figure separately.
 _ROUNDING_MIB = 2
-#: Others may allocate between two looks: so often the figures may move before it counts.
+#: Number of tries. Figures may differ because other processes allocate between two samples.
 _TRIES = 3
 
 
@@ -45,8 +45,8 @@ def fields(machine: Machine) -> Line:
 def compare(before: list[dict[str, Any]], after: list[dict[str, Any]], smi: Smi) -> list[str]:
     """Return the differences, field by field.
 
-    ``before`` and ``after``: devices that the agent reported before and after nvidia-smi ran.
-    """
+    ``before`` and ``after`` are the devices that the agent reported before and after nvidia-smi
+    ran."""
     earlier = {device["uuid"]: device for device in before}
     differences = []
     for device in after:

@@ -1,7 +1,7 @@
 """``train.py`` of the line frameworks: allocates until an allocation fails, then computes.
 
-Prints the framework's version, the bytes allocated, and the most that the driver lists for this
-process.
+Prints the framework's version, the allocated bytes, and the most bytes that the driver lists for
+this process.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 import pynvml
 
 _PIECE_BYTES = 64 << 20
-#: Released before the framework computes.
+#: Number of pieces that are released before the framework computes.
 _PIECES_FOR_RESULTS = 16
 
 
@@ -53,7 +53,8 @@ def with_jax() -> tuple[str, int, int]:
 
 
 def _listed_bytes() -> int:
-    """Return the bytes that the driver lists for this process. Allocators keep them."""
+    """Return the bytes that the driver lists for this process, including those that allocators
+    keep."""
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"])
     listed = pynvml.nvmlDeviceGetComputeRunningProcesses(device)

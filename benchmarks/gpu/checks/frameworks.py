@@ -1,9 +1,8 @@
 """Checks that a framework started by its sample stays within the memory that its pod requested.
 
 The script of the sample runs as in a container, with the variables of an 8 GiB request and a
-program that allocates until an allocation fails, then multiplies and convolves: libraries that
-are loaded only then take memory beside the framework's allocator.
-"""
+program that allocates until an allocation fails. Then it multiplies and convolves, because
+libraries that are loaded only at that time take memory beside the framework's allocator."""
 
 import importlib.util
 import json
@@ -18,7 +17,7 @@ from benchmarks.gpu.lines import Line, NotPossible, gib, judged, mib
 from benchmarks.gpu.machine import Machine, last_line
 
 _SAMPLES = ROOT / "deploy/samples/frameworks"
-#: Sample -> the module that must be there.
+#: Sample -> the module that must be installed.
 FRAMEWORKS = {"pytorch": "torch", "jax": "jax"}
 _REQUEST_BYTES = 8 << 30
 _RUN_S = 120.0
