@@ -2,11 +2,11 @@
 
     python -m benchmarks.hanging [--deployment own] [--waiting 50] [--hang 20] [--down 5]
 
-The extender is stopped (SIGSTOP): connections to it open, and nothing answers. ``--waiting`` GPU
+The extender is stopped (SIGSTOP), so it accepts connections but never answers. ``--waiting`` GPU
 pods are created, and then pods without a GPU, one after the other, until the extender works again.
-After ``--hang`` seconds the extender is killed, as the kubelet does when its liveness probe fails,
-or as kube-proxy rejects connections to a Service whose extenders are not ready. ``--down`` seconds
-later it is started again.
+After ``--hang`` seconds, the extender is killed, as by the kubelet after a failed liveness probe.
+From then on connections are rejected, as by kube-proxy for a Service without ready extenders.
+``--down`` seconds later, it is started again.
 
     own        deploy/base: pods without a GPU that name Headroom's scheduler, and others that name
                the cluster's own scheduler, which runs beside it
@@ -34,7 +34,7 @@ CLUSTERS_OWN = "default-scheduler"
 #: Seconds between two pods without a GPU.
 EVERY_S = 0.25
 NODES = 10
-#: The nodes send no heartbeats.
+#: Settings for nodes that send no heartbeats.
 LASTING = {"stale_after_s": 3600.0}
 
 
@@ -85,7 +85,7 @@ class Plain:
             self._cluster.create_pod(name, None, gpus=0, schedulerName=self._scheduler)
 
     def waits_s(self, bound: Bound) -> list[float]:
-        """Return the seconds for which each pod was pending, when all are bound."""
+        """Return the seconds for which each pod was pending, after all have been bound."""
         at_s = bound.wait(self.created_s, patience_s=600)
         return [
             at - self.created_s[name] for name, at in zip(sorted(self.created_s), at_s, strict=True)
@@ -95,7 +95,7 @@ class Plain:
 def measure(
     plane: ControlPlane, deployment: str, waiting: int, hang_s: float, down_s: float
 ) -> Mapping[str, tuple[list[float], list[float]]]:
-    """Return for each kind of pods the seconds pending: while all is well, and with the hang."""
+    """Return kind of pods -> the seconds that pods were pending, without and with the hang."""
     own = deployment == "own"
     with contextlib.closing(PlayedCluster(plane, NODES, Shape(replicas=16))) as cluster:
         cluster.create()

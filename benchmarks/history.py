@@ -1,11 +1,11 @@
-"""Memory and CPU of the console's history: 5,000 nodes with 8 GPUs, 100,000 pods, for an hour.
+"""Measures memory and CPU of the console's history: 5,000 nodes of 8 GPUs, 100,000 pods, an hour.
 
 ``python -m benchmarks.history [quiet|usual|noisy]`` records an hour of reports as fast as it can,
-and prints one line of JSON. *quiet*: one node in ten reports at each step. *usual*: agents' own
-rules: every node reports each minute that SM activity changed, and the use of one pod in five
-changes. *noisy*: the worst case, in which every value changes at every step. Then another process
-takes the history over, as a console does that starts beside another one.
-"""
+and prints one line of JSON. In case *quiet*, one node in ten reports at each step. In case *usual*,
+agents follow their own rules: every node reports each minute that SM activity changed, and the use
+of one pod in five changes. Case *noisy* is the worst case, in which every value changes at every
+step. Then another process takes over the history, as a console does that starts beside another
+console."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from pathlib import Path
 from headroom.console.history.history import KEPT_S, RESOLUTION_S, History, Layout, PodOn
 
 NODES, GPUS, PODS = 5_000, 8, 20
-#: Share of nodes that report at a step; share of their values that change; largest change.
+#: Ratio of nodes that report at a step, ratio of their values that change, and largest change.
 CASES = {
     "quiet": (0.1, 0.02, 50),
     "usual": (1 / 6, 0.2, 100),

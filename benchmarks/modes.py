@@ -3,15 +3,15 @@
     python -m benchmarks.modes [--mode predicted] [--nodes 40] [--pods 300] [--seed 1]
 
 It runs a real etcd, API server and kube-scheduler, and the extender as shipped. 40 Node objects
-have four time-sliced GPUs of 24 GiB with four replicas each. All pods are created at once and none
-ends. The seed decides their sizes and all random choices. On each node, kubelet and device plugin
-are the models of ``tests/standin``, which are compared with the real ones. The agent's decisions
-are made by its own code: which device a steered container gets, and whether a gate opens. The
-delays of a real node, such as that of a steered admission, are left out.
+have four time-sliced GPUs of 24 GiB with four replicas each. All pods are created together and none
+of them ends. The seed decides their sizes and all random choices. On each node, kubelet and device
+plugin are the models of ``tests/standin``, which other tests compare with the real ones. The
+agent's own code decides which device a steered container gets, and whether a gate opens. The delays
+of a real node, such as the delay of a steered admission, are left out.
 
-A run ends when every pod is bound or rejected, and nothing was bound for ``QUIET_S``. The judge
-then adds up requests on each device. A pod whose device has not enough free memory is out of
-memory: it counts as overcommit and uses nothing. For the pods that wait, the explanations that
+A run ends when every pod is bound or rejected, and no pod was bound for ``QUIET_S``. The judge then
+adds up the requests on each device. A pod whose device does not have enough free memory is out of
+memory: it counts as an overcommit and uses nothing. For the waiting pods, the explanations that
 ``kubectl headroom why`` prints are grouped and counted.
 """
 
@@ -49,7 +49,7 @@ from tests.standin.plugin import Settings
 MODES = ("observe", "predicted", "gated", "steered")
 SHAPE = Shape(gpus=4, memory_bytes=24 * GIB, replicas=4)
 SIZES_GIB = (4, 6, 8, 10, 12, 16, 20)
-#: kube-scheduler retries a rejected pod after at most 10 s.
+#: Seconds without a bind. kube-scheduler retries a rejected pod after at most 10 s.
 QUIET_S = 20.0
 PATIENCE_S = 300.0
 BEAT_EVERY_S = 20.0
@@ -87,17 +87,17 @@ class ModeNodes(Nodes):
             gpus = [Gpu(f"GPU-{name}-{index}") for index in range(SHAPE.gpus)]
             self._stand_ins[name] = StandIn(gpus, Settings(SHAPE.replicas), seed=seed + number)
             self._agents[name] = Agent(world, self._plugin, partial(cluster.gpunode, name))
-        #: Pods that the kubelet admitted, by uid, in the order of their start.
+        #: Uid -> pod that the kubelet admitted, in the order of their start.
         self.started: dict[str, Started] = {}
-        #: Gated pods that have not started, by uid.
+        #: Uid -> gated pod that has not started.
         self._at_gate: dict[str, tuple[Mapping[str, Any], Started]] = {}
-        #: Names of the pods that started on a device with too little free memory, and of those
+        #: Names of the pods that started on a device with too little free memory, and of the pods
         #: that the kubelet rejected.
         self.out_of_memory: list[str] = []
         self.turned_away: list[str] = []
 
     def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Admit the pods that were bound since the last call, in random order; then report."""
+        """Admit the pods that were bound since the last call, in random order. Then report."""
         new = [
             pod
             for pod in pods
@@ -118,7 +118,7 @@ class ModeNodes(Nodes):
 
     @property
     def settled(self) -> bool:
-        """Whether each admitted pod has started."""
+        """Return whether each admitted pod has started."""
         return not self._at_gate
 
     def _admit(self, pod: Mapping[str, Any]) -> None:
@@ -201,18 +201,19 @@ class Outcome:
     bound: int
     #: Requested sizes of the pods that wait, in bytes.
     waiting: Sequence[int]
-    #: Share of all memory that pods use.
+    #: Ratio of all memory that pods use.
     used_ratio: float
     free_bytes: int
-    #: Devices whose pods request more than their memory, and pods without enough memory.
+    #: Number of devices whose pods request more than their memory, and of pods without enough
+    #: memory.
     overcommitted: int
     without_memory: int
     turned_away: int
-    #: The texts of ``why``, with the number of pods.
+    #: Texts of ``why`` -> number of pods.
     reasons: Counter[str]
     suggestions: Counter[str]
     steering: str
-    #: The whole text of ``why`` for the smallest pod that waits.
+    #: The whole text of ``why`` for the smallest waiting pod.
     example: Sequence[str]
 
 

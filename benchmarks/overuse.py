@@ -3,16 +3,16 @@
     python -m benchmarks.overuse [--nodes 105] [--interval-s 5] [--grace-s 5] [--seed 1]
 
 It runs a real etcd, API server and kube-scheduler, and two extenders with ``on_overuse: evict``. On
-each node, one pod leaks from its reservation on, at a constant rate, beside three pods that stay
-within theirs. Sizes, use, priorities and order come from the seed. Nodes are Node objects; their
-reports are written by the agent's own status writer, which samples each node at a time of its own
-and reads the ledger once a second.
+each node, one pod begins to leak at its reservation, at a constant rate, beside three pods that
+stay within theirs. The seed decides sizes, use, priorities and order. Nodes are only Node objects.
+The agent's own status writer writes their reports: it samples each node at a different time and
+reads the ledger once a second.
 
-For each rate, the table shows the seconds from the moment of pressure (free memory is less than the
-other pods have reserved and do not use, or than the margin) until the API server shows the pod as
-terminating, and the GPUs whose memory was used up before the pod had ended. A pod ends
-``ENDS_AFTER_S`` after that. Every eviction of a pod that does not leak is counted as wrong.
-"""
+Pressure begins when free memory is less than the margin, or less than what the other pods have
+reserved and do not use. For each rate, the table shows the seconds from the beginning of the
+pressure until the API server shows the pod as terminating, and the number of GPUs whose memory was
+used up before the pod had ended. A pod ends ``ENDS_AFTER_S`` after that. Every eviction of a pod
+that does not leak counts as wrong."""
 
 import heapq
 import logging
@@ -55,12 +55,12 @@ class Leak:
     node: str
     leaker: str
     rate_bytes_per_s: int
-    #: Use of each pod when the leak begins, and what the others need to be free.
+    #: Use of each pod when the leak begins, and free memory that the other pods need.
     used_bytes: dict[str, int]
     needed_bytes: int
     writer: StatusWriter
     began_s: float = 0.0
-    #: When the API server showed the pod as terminating, and when it ended.
+    #: When the API server showed the pod as terminating, and when the pod ended.
     evicted_s: float | None = None
     ended: bool = False
 
@@ -83,7 +83,7 @@ class Leak:
 
 def main(
     nodes: Annotated[int, typer.Option(min=7)] = 105,
-    interval_s: Annotated[float, typer.Option(help="Between two samples of a node.")] = 5.0,
+    interval_s: Annotated[float, typer.Option(help="Seconds between two samples of a node.")] = 5.0,
     grace_s: Annotated[float, typer.Option(help="Setting overuse_grace_s.")] = 5.0,
     seed: int = 1,
 ) -> None:
@@ -122,7 +122,7 @@ def _leak(
     chance: random.Random,
     ledgers: Mapping[str, GPUNodeSpec],
 ) -> Leak:
-    """Create the four pods of a node. ``ledgers`` are the newest ones, by node."""
+    """Create the four pods of a node. ``ledgers`` maps each node to its newest ledger."""
     sizes = [chance.randint(2, 7) for _ in range(3)]
     sizes.append(24 - sum(sizes) - chance.randint(0, 1))
     chance.shuffle(sizes)
@@ -146,7 +146,7 @@ def _leak(
         lambda status: overuse(status, ledgers.get(node, GPUNodeSpec())),
     )
     needed_bytes = max(MARGIN_BYTES, unused_bytes)
-    # The pressure begins some seconds after the leak, however slow that is.
+    # The pressure begins some seconds after the leak, even if the leak is slow.
     spare_bytes = MEMORY_BYTES - sum(used_bytes.values()) - needed_bytes
     used_bytes[leaker] += max(0, spare_bytes - LEAKS_BEFORE_S * rate_mib * MIB)
     return Leak(node, leaker, rate_mib * MIB, used_bytes, needed_bytes, writer)
@@ -159,7 +159,7 @@ def _play(
     chance: random.Random,
     ledgers: dict[str, GPUNodeSpec],
 ) -> int:
-    """Sample every node until each leaking pod has ended; return the number of wrong evictions.
+    """Sample every node until each leaking pod has ended. Return the number of wrong evictions.
 
     Keeps ``ledgers`` up to date, as the agents' watches do.
     """
@@ -202,7 +202,8 @@ def _play(
 
 
 def _sample(cluster: PlayedCluster, leak: Leak) -> float:
-    """Sample the node; return the seconds until the writer needs the next sample at the latest."""
+    """Sample the node. Return the seconds after which the writer needs the next sample at
+    latest."""
     now_s = time.monotonic()
     if leak.ended:
         cluster.nodes.end(leak.node, leak.leaker)

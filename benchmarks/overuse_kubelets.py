@@ -1,26 +1,25 @@
-"""Plays pods that leak GPU memory beside innocent ones, on real kubelets and with two extenders.
+"""Runs pods that leak GPU memory beside innocent pods, on real kubelets and with two extenders.
 
     make overuse ARGS="--runs 100 --nodes 6 --seed 1 [--for-s 450] [--to runs.jsonl]"
 
-Each run has a node for itself: a pod that leaks and three that stay within their reservations, on
-one GPU of 24 GiB. Kubelet, device plugin, agent, API server, kube-scheduler and extenders are the
-real ones; the container runtime and the driver's library are not. Sizes, use, order of creation,
-priorities, disruption budgets, the rate of the leak and the events of a run come from seed and
-number of the run. One of the two extenders is killed once a minute, and started again.
+Each run has its own node: a pod that leaks and three pods that stay within their reservations, on
+one GPU of 24 GiB. Kubelet, device plugin, agent, API server, kube-scheduler and extenders are real;
+the container runtime and the driver's library are not. Seed and number of a run decide sizes, use,
+order of creation, priorities, disruption budgets, the rate of the leak and the events of the run.
+One of the two extenders is killed once a minute and started again.
 
-A run is judged by the memory that was played, and by the pods at the API server:
+A run is judged by the memory that the pods used, and by the pods at the API server:
 
 * wrong evictions: of innocent pods, of pods that a budget protects, and of pods that used no more
   than their reservation when the newest sample was taken;
 * an innocent pod is out of memory if it cannot allocate what it reserved;
-* duration: from the moment of pressure (free memory is less than the innocent pods have reserved
-  and do not use, or than the margin) to the eviction.
+* duration: from the beginning of the pressure to the eviction. Pressure begins when free memory is
+  less than the margin, or less than what the innocent pods have reserved and do not use.
 
-With ``--to``, runs are appended to a file, runs that it has already are not played again, and the
-tables are about all of them: so 100 runs can be played in parts (``--for-s``). With ``--observe``
-no pod may be evicted; the number of pods that would have been evicted is printed, and how many each
-extender counted.
-"""
+With ``--to``, runs are appended to a file. Runs that the file already contains are not repeated,
+and the tables cover all runs in it, so 100 runs can be made in parts (``--for-s``). With
+``--observe``, no pod may be evicted. Then the number of pods that would have been evicted is
+printed, and the number that each extender counted."""
 
 import json
 import math
@@ -47,13 +46,13 @@ from tests.reverse_proxy import round_robin
 
 STEP_S = 0.2
 LEDGER_S = 0.5
-#: Between a kill of an extender and the next one, and until it is started again.
+#: Seconds between two kills of an extender, and from a kill to the next start.
 KILLED_EVERY_S, DOWN_S = 60.0, 3.0
 WOULD_EVICT = 'headroom_overuse_evictions_total{outcome="would_evict"}'
 
 
 class Play:
-    """All runs, as many at a time as there are nodes."""
+    """All runs, as many at the same time as there are nodes."""
 
     def __init__(
         self,
@@ -145,7 +144,7 @@ class Play:
 
 def main(
     runs: int = 100,
-    nodes: Annotated[int, typer.Option(help="Runs that are played at the same time.")] = 6,
+    nodes: Annotated[int, typer.Option(help="Number of runs at the same time.")] = 6,
     seed: int = 1,
     first: Annotated[int, typer.Option(help="Number of the first run.")] = 0,
     for_s: Annotated[float, typer.Option(help="No run begins after these seconds.")] = math.inf,
@@ -185,7 +184,7 @@ def main(
 
 
 def _read(file: Path | None) -> list[Outcome]:
-    """Return the runs in the file; none if there is no file yet."""
+    """Return the runs in the file, or none if there is no file yet."""
     if file is None or not file.exists():
         return []
     return [Outcome(**json.loads(line)) for line in file.read_text().splitlines()]

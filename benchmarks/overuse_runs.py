@@ -1,4 +1,4 @@
-"""A run of ``benchmarks.overuse_kubelets``: one pod that leaks and three that do not, on a node."""
+"""A run of ``benchmarks.overuse_kubelets``: a pod that leaks and three that do not, on one node."""
 
 import random
 import time
@@ -17,9 +17,9 @@ from tests.e2e.test_evictions import BUDGETS, MERGE
 INTERVAL_S, GRACE_S = 5.0, 5.0
 AGENT = (f"--interval={INTERVAL_S:g}", "--heartbeat=30")
 RATES_MIB = (4, 512)
-#: How long a run goes on after its end was seen: a second eviction would come in this time.
+#: Seconds for which a run continues after its end was seen, because a second eviction could follow.
 AFTER_S = 8.0
-#: How long a pod is watched that must not be evicted.
+#: Seconds for which a pod is watched that must not be evicted.
 HELD_S = 30.0
 GIVEN_UP_S = 240.0
 EVENTS = ("none", "agent restarts", "agent stops", "leak ends")
@@ -34,21 +34,21 @@ class Outcome:
     event: str
     budget: str
     rate_mib: float
-    #: Memory that innocent pods had reserved and did not use when the pressure began.
+    #: Memory that innocent pods had reserved but did not use when the pressure began.
     needed_bytes: int = 0
-    #: From the pressure to the eviction; null if the pod was not evicted.
+    #: Seconds from the pressure to the eviction; null if the pod was not evicted.
     took_s: float | None = None
     #: Whether the pod had to be evicted.
     due: bool = True
-    #: Whether it would be evicted, if the mode were not observe.
+    #: Whether it would be evicted if the mode were not observe.
     would: bool = False
     wrong: list[str] = field(default_factory=list)
-    #: Innocent pods that were out of memory.
+    #: Names of innocent pods that were out of memory.
     out_of_memory: list[str] = field(default_factory=list)
 
 
 class Run:
-    """One node: four pods, from their creation until they are gone."""
+    """One node with four pods, from their creation until they are gone."""
 
     def __init__(
         self, cluster: RealCluster, node: str, seed: int, number: int, observe: bool
@@ -83,7 +83,7 @@ class Run:
             self._grows_s[name] = chance.uniform(0, 40)
         unused = sum(self._reserved[n] - self._used[n] for n in self._innocent)
         spare = self._free_bytes() - max(MARGIN_BYTES, unused)
-        # The pressure begins about ten seconds after the leak, however slow that is.
+        # The pressure begins about ten seconds after the leak, even if the leak is slow.
         self._used[self.leaker] += max(0, int(spare - 10 * self._rate))
         self._began_s = self._stepped_s = 0.0
         self._pressure_s: float | None = None
@@ -94,7 +94,7 @@ class Run:
         self._stops_s = chance.choice((12, 20, 110))
         self._event_done = self._leak_ended = False
         self._over_s: float | None = None
-        #: When the memory was played, and whether there was pressure.
+        #: Times at which the memory was changed, and whether there was pressure.
         self._truth: list[tuple[float, bool]] = []
         self._created_s = time.monotonic()
 
@@ -133,7 +133,7 @@ class Run:
             }
             body = {"metadata": {"name": self.leaker}, "spec": spec}
             made = self._cluster.plane.call("POST", BUDGETS, body)
-            # As the disruption controller does, which does not run here.
+            # The disruption controller would do this, but it does not run here.
             status = {
                 "observedGeneration": made["metadata"]["generation"],
                 "disruptionsAllowed": int(not forbids),
@@ -145,10 +145,10 @@ class Run:
             self._cluster.plane.call("PATCH", path, {"status": status}, MERGE)
 
     def step(self, deleted_s: dict[str, float], ledger: dict[str, Any]) -> bool:
-        """Play until now; return whether the run is over.
+        """Change the memory up to now. Return whether the run is over.
 
-        ``deleted_s``: pod -> when the API server first showed it as terminating; ``ledger``: the
-        reservations of the node by name of the pod, as last read.
+        ``deleted_s`` maps a pod to the time at which the API server first showed it as terminating.
+        ``ledger`` maps a pod's name to its reservation on the node, as last read.
         """
         now_s = time.monotonic()
         if self._began_s == 0:
@@ -165,7 +165,7 @@ class Run:
         return self._over_s is not None and now_s >= self._over_s
 
     def _play(self, now_s: float) -> None:
-        """Let the pods allocate what they want until now, as far as there is memory."""
+        """Let the pods allocate what they want by now, if there is enough memory."""
         if now_s < self._stepped_s:
             return
         for name in self._innocent:
@@ -205,7 +205,7 @@ class Run:
                 agent.kill("agent")
                 agent.start_agent(self._cluster.plane.kubeconfig("agent-of-the-tests"), *AGENT)
             case "agent stops" if self._decided_s is not None:
-                # The pod frees its memory while no sample can show that; some reports become stale.
+                # The pod frees its memory while no sample can show it, and reports become stale.
                 agent.pause("agent")
                 self._paused_until_s = now_s + self._stops_s
                 self._end_leak()
@@ -224,7 +224,7 @@ class Run:
             self._used[self.leaker] = self._reserved[self.leaker]
 
     def _judge(self, now_s: float, deleted_s: dict[str, float]) -> None:
-        """Note the evictions, and set when the run is over."""
+        """Record the evictions, and decide when the run is over."""
         for name in self._innocent:
             if name in deleted_s and name not in self.outcome.wrong:
                 self.outcome.wrong.append(name)
@@ -246,7 +246,7 @@ class Run:
             self._over_s = now_s
 
     def _was_pressed(self, at_s: float) -> bool:
-        """Return whether there was pressure when the newest sample before this can have begun."""
+        """Return whether there was pressure when the newest sample before this may have begun."""
         return any(p for s, p in self._truth if at_s - INTERVAL_S - 2 <= s <= at_s)
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""Sends reports at a constant rate, beside what a benchmark measures."""
+"""Sends reports at a constant rate while a benchmark measures something else."""
 
 import threading
 import time
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class PacedReporter(ABC):
-    """Reports for nodes in turn, ``rate`` nodes a second, in batches of 50 ms.
+    """Reports for nodes in turn, for ``rate`` nodes per second, in batches of 50 ms.
 
     A batch has at most ``batch_limit`` nodes. ``late`` is the largest number of overdue reports.
-    A subclass defines ``report``.
+    Subclasses define ``report``.
     """
 
     def __init__(self, nodes: int, rate: float, batch_limit: int) -> None:
@@ -22,7 +22,7 @@ class PacedReporter(ABC):
 
     @abstractmethod
     def report(self, numbers: list[int]) -> None:
-        """Report other figures for the nodes of these numbers."""
+        """Report new figures for the nodes with these numbers."""
 
     @contextmanager
     def running(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""Starts processes and ends all of them, even if this process is interrupted or killed.
+"""Starts processes, and ends all of them even if this process is interrupted or killed.
 
-Every process gets its own session, so that its children end with it. It also asks the kernel to
-kill it if this process dies.
+Every process gets its own session, so its children end with it. It also asks the kernel to kill it
+when this process dies.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ _ENDING_S = 10.0
 
 
 class ChildFailed(Exception):
-    """A process ended, or did not answer in time; the text names it."""
+    """A process ended, or did not answer in time. The text names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def _die_with_parent() -> None:
 
 
 class Child:
-    """A process that reads one JSON object a line and writes one a line."""
+    """A process that reads one JSON object per line and writes one per line."""
 
     def __init__(self, argv: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
         self._name = _short(argv)
@@ -71,7 +71,7 @@ class Child:
             raise ChildFailed(f"{self._name} ended: {self._why()}") from err
 
     def read(self, timeout_s: float) -> dict[str, Any]:
-        """The next line; raises ``ChildFailed`` if there is none in time."""
+        """Return the next line. Raises ``ChildFailed`` if there is none in time."""
         line = self.read_or_none(timeout_s)
         if line is None:
             raise ChildFailed(f"{self._name} did not answer within {timeout_s:g} s")
@@ -100,7 +100,8 @@ class Child:
     def end(self, *, at_once: bool = False) -> int:
         """End the process and return its exit status.
 
-        Its input ends first, which a worker takes for the end; ``at_once``: SIGTERM comes with it.
+        Its input is closed first, which makes a worker end. With ``at_once``, SIGTERM is sent at
+        the same time.
         """
         process = self.process
         if process.stdin is not None and not process.stdin.closed:
@@ -114,7 +115,7 @@ class Child:
                 break
             except subprocess.TimeoutExpired:
                 continue
-        _signal(process.pid, signal.SIGKILL)  # what it started itself
+        _signal(process.pid, signal.SIGKILL)  # ends also what it started itself
         if process.stdout is not None:
             process.stdout.close()
         return process.returncode
@@ -128,14 +129,14 @@ class Child:
 
 
 class Children:
-    """All processes of one run. ``folder`` takes what they write to stderr."""
+    """All processes of one run. Their stderr is written to ``folder``."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         self._folder = folder
         self._environment = {**environment, "PYTHONPATH": _with_root(environment)}
         self._children: list[Child] = []
         self._count = 0
-        #: Run when everything ends, last in first out.
+        #: Functions that run when everything ends, last in, first out.
         self.at_end: list[Callable[[], object]] = []
 
     def start(self, argv: Sequence[str], **environment: str) -> Child:
@@ -148,7 +149,7 @@ class Children:
     def run(
         self, argv: Sequence[str], timeout_s: float, text: str | None = None, **environment: str
     ) -> Done:
-        """Run a command to its end; raises ``ChildFailed`` if it takes longer."""
+        """Run a command to its end. Raises ``ChildFailed`` if it takes longer."""
         began_s = time.monotonic()
         process = subprocess.Popen(
             [*argv],

@@ -1,4 +1,4 @@
-"""Runs a command with the capabilities of the agent's container: none but SYS_PTRACE.
+"""Runs a command with the capabilities of the agent's container, which has only SYS_PTRACE.
 
     python -m benchmarks.gpu.confined COMMAND...
 

@@ -1,4 +1,4 @@
-"""The CUDA driver API by ctypes: needs libcuda.so.1 of the driver and no toolkit."""
+"""The CUDA driver API by ctypes. It needs the driver's libcuda.so.1 but no toolkit."""
 
 import ctypes
 import time
@@ -26,7 +26,7 @@ again:
   ret;
 }}
 """
-#: Writes to an address that is mapped for no process.
+#: Writes to an address that no process has mapped.
 _FAULT = """
 .version {version}
 .target {target}
@@ -41,7 +41,7 @@ _FAULT = """
   ret;
 }}
 """
-#: Runs a fixed number of rounds, however long they take: unlike spin, it is slowed down by others.
+#: Runs a fixed number of rounds, however long they take. Unlike spin, other processes slow it down.
 _WORK = """
 .version {version}
 .target {target}
@@ -66,7 +66,7 @@ again:
 _WORK_THREADS = 1024
 #: CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _SM_COUNT = 16
-#: Tried in this order: a driver may no longer compile for the oldest.
+#: Targets in the order in which they are tried, because a driver may not compile for the oldest.
 _TARGETS = (("6.4", "sm_70"), ("6.4", "sm_75"), ("7.0", "sm_80"), ("5.0", "sm_52"))
 
 
@@ -81,7 +81,7 @@ class CudaError(Exception):
 
 
 class Cuda:
-    """A context on the first visible device; CUDA_VISIBLE_DEVICES chooses the device.
+    """A context on the first visible device. CUDA_VISIBLE_DEVICES chooses the device.
 
     Raises ``OSError`` if there is no libcuda, and ``CudaError``.
     """
@@ -99,13 +99,13 @@ class Cuda:
         self._call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size_bytes))
 
     def memory(self) -> tuple[int, int]:
-        """Free and total bytes as the process sees them."""
+        """Return the free and total bytes that the process sees."""
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
 
     def spin(self, length_s: float, blocks: int) -> None:
-        """Keep ``blocks`` blocks busy for a time, in kernels of 20 ms."""
+        """Keep ``blocks`` blocks busy for this time, in kernels of 20 ms."""
         function = self._function(_SPIN, b"spin")
         until_s = time.monotonic() + length_s
         while time.monotonic() < until_s:
@@ -124,7 +124,7 @@ class Cuda:
     def work(self, blocks: int) -> Callable[[int], float]:
         """Return a function that runs one kernel of a number of rounds and returns its seconds.
 
-        The time is the GPU's: it includes the time in which kernels of other processes run.
+        The GPU measures the time, which includes the time in which other processes' kernels run.
         """
         function, result = self._function(_WORK, b"work"), ctypes.c_uint64()
         self._call("cuMemAlloc_v2", ctypes.byref(result), ctypes.c_size_t(4))
@@ -145,7 +145,7 @@ class Cuda:
         return run
 
     def fault(self) -> None:
-        """Run a kernel that writes where nothing is mapped; raises ``CudaError``."""
+        """Run a kernel that writes where nothing is mapped. Raises ``CudaError``."""
         self._launch(self._function(_FAULT, b"fault"), 1, 1, None)
         self._call("cuCtxSynchronize")
 

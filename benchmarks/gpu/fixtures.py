@@ -15,7 +15,7 @@ _UUID = re.compile(r"(GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[
 
 
 class Fixtures:
-    """Collects texts by file name; ``write`` puts them into a folder."""
+    """Collects texts by file name. ``write`` writes them to a folder."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -29,7 +29,7 @@ class Fixtures:
         self._texts[name] = json.dumps(_nameless(value), indent=1) + "\n"
 
     def anonymous(self, text: str) -> str:
-        """``text`` with every UUID replaced by a number, the same number each time."""
+        """Return ``text`` with every UUID replaced by a number, always the same for one UUID."""
         return _UUID.sub(self._number, text)
 
     def write(self, folder: Path, readme: str) -> list[str]:
@@ -45,7 +45,7 @@ class Fixtures:
 
 
 def _nameless(value: Any) -> Any:
-    """``value`` without commands of processes, and without pods."""
+    """Return ``value`` without the commands of processes and without pods."""
     if isinstance(value, dict):
         hidden = {"command": "process", "pods": []}
         return {key: hidden.get(key, _nameless(each)) for key, each in value.items()}

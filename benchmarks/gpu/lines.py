@@ -13,7 +13,7 @@ class Verdict(StrEnum):
 
 
 class NotPossible(Exception):
-    """The machine cannot run a check; the text is the reason."""
+    """The machine cannot run a check. The text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,14 @@ class Line:
 
 
 def judged(name: str, summary: str, differences: Sequence[str], figures: dict[str, Any]) -> Line:
-    """``differs`` if there are differences, which then lead the summary; else ``ok``."""
+    """Return verdict ``differs`` with the differences first in the summary, or else ``ok``."""
     if differences:
         return Line(name, Verdict.DIFFERS, "; ".join([*differences, summary]), figures)
     return Line(name, Verdict.OK, summary, figures)
 
 
 def quantile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least ``share`` of the values do not exceed."""
+    """Return the smallest value that at least ``share`` of the values do not exceed."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, max(0, -int(-share * len(ordered) // 1) - 1))]
 

@@ -1,4 +1,4 @@
-"""The machine that is checked: its GPUs, and the commands that every check runs."""
+"""The machine that is checked: its GPUs, and the commands that all checks run."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from benchmarks.gpu.fixtures import Fixtures
 from benchmarks.gpu.lines import NotPossible
 from benchmarks.gpu.smi import Smi, parse
 
-#: If more than this is in use and no process is listed, a process uses the GPU that is not visible.
+#: If more than this is in use and no process is listed, an invisible process uses the GPU.
 _UNSEEN_BYTES = 512 << 20
 _CALL_S = 60.0
 #: Inode of the first PID namespace (PROC_PID_INIT_INO in the kernel's proc_ns.h).
@@ -23,14 +23,14 @@ Status = dict[str, Any]
 
 
 class NoGpu(Exception):
-    """There is no GPU to check; the text gives the reason."""
+    """There is no GPU to check. The text gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     cost_s: float
     looks: int
-    #: Seconds that one driver call may take.
+    #: Maximum seconds of one driver call.
     deadline_s: float
     gpu: str
     sizes_gib: tuple[float, ...]
@@ -39,7 +39,8 @@ class Options:
 
 
 class Machine:
-    """Raises ``NoGpu``. ``gpu`` is the device that is tried, as ``measures identity`` prints it."""
+    """Raises ``NoGpu``. ``gpu`` is the device that is checked, as ``measures identity`` prints
+    it."""
 
     def __init__(
         self,
@@ -79,11 +80,11 @@ class Machine:
     def in_first_pid_namespace(self) -> bool:
         try:
             return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
-        except OSError:  # gVisor has no such file
+        except OSError:  # gVisor does not have this file
             return False
 
     def alone(self) -> None:
-        """Raise ``NotPossible`` if others use the GPU: the check would disturb them."""
+        """Raise ``NotPossible`` if others use the GPU, because the check would disturb them."""
         devices = self.measure("identity")["devices"]
         busy = next((_busy(each) for each in devices if each["uuid"] == self.uuid), "")
         if busy:
@@ -99,7 +100,7 @@ class Machine:
         return found
 
     def measure(self, *args: str, prefix: Sequence[str] = ()) -> dict[str, Any]:
-        """Return what ``benchmarks.gpu.measures`` prints; raise ``ChildFailed``."""
+        """Return what ``benchmarks.gpu.measures`` prints. Raises ``ChildFailed``."""
         argv = [*prefix, sys.executable, "-m", "benchmarks.gpu.measures", *args]
         done = self.children.run(argv, _CALL_S + 0.2 * self.options.looks)
         if done.status:
@@ -108,7 +109,7 @@ class Machine:
         return found
 
     def agent(self, pause_s: float = 0.0, prefix: Sequence[str] = ()) -> Status:
-        """Return what ``agent --once --json`` prints; SM activity needs a pause."""
+        """Return what ``agent --once --json`` prints. SM activity needs a pause."""
         argv = [*prefix, sys.executable, "-m", "agent", "--once", "--json"]
         argv += ["--pause", f"{pause_s:g}"]
         done = self.children.run(argv, _CALL_S)
@@ -131,7 +132,7 @@ class Machine:
         return [sys.executable, "-m", "benchmarks.gpu.worker"]
 
     def worker(self, **environment: str) -> Child:
-        """A process with a CUDA context on the GPU."""
+        """Return a process with a CUDA context on the GPU."""
         on_the_gpu = {"CUDA_VISIBLE_DEVICES": self.uuid}
         child = self.children.start(self.worker_argv, **on_the_gpu | environment)
         opened(child)
@@ -153,14 +154,14 @@ def last_line(text: str) -> str:
 
 
 def opened(child: Child) -> None:
-    """Create the worker's context; raises ``NotPossible`` if CUDA cannot."""
+    """Create the worker's context. Raises ``NotPossible`` if CUDA cannot create it."""
     answer = child.ask(_CALL_S, do="open")
     if "error" in answer:
         raise NotPossible(f"CUDA gives no context: {answer['call']}: {answer['error']}")
 
 
 def device_of(status: Status, uuid: str) -> dict[str, Any]:
-    """One device of the agent's report; raises ``ChildFailed`` if it is not there."""
+    """Return one device of the agent's report. Raises ``ChildFailed`` if it is missing."""
     for device in status["devices"]:
         if device["uuid"] == uuid:
             found: dict[str, Any] = device
@@ -169,13 +170,13 @@ def device_of(status: Status, uuid: str) -> dict[str, Any]:
 
 
 def source_of(status: Status, name: str) -> dict[str, Any]:
-    """One source of the report; what has its default value, as state ok, is not in it."""
+    """Return one source of the report. Default values, such as state ok, are not in it."""
     found = [each for each in status.get("sources", []) if each["name"] == name]
     return found[0] if found else {"name": name, "state": "absent", "message": ""}
 
 
 def _busy(device: dict[str, Any]) -> str:
-    """Return which processes use the device; empty if it is idle."""
+    """Return the processes that use the device, or "" if it is idle."""
     pids = [pid for pid, _ in device["processes"] or []]
     if pids:
         return f"{len(pids)} process{'' if len(pids) == 1 else 'es'} of others"

@@ -1,8 +1,8 @@
-"""Asks the driver through the agent's own code, in a process of its own; prints JSON.
+"""Queries the driver through the agent's own code, in a separate process, and prints JSON.
 
     python -m benchmarks.gpu.measures identity|init|looks|lists|fields|xids|limits ...
 
-A driver call that hangs or crashes then ends this process, and not the whole check.
+If a driver call hangs or crashes, only this process ends, and the check goes on.
 """
 
 import ctypes
@@ -27,12 +27,12 @@ _ROOM = 512
 _POISON = 0xA5
 _WIDEST_BYTES = 64
 _XID_EVENTS = 8
-#: Known to every driver, known to new ones, and known to none.
+#: Fields that every driver has, that only new drivers have, and that no driver has.
 FIELDS = {"uncorrected ECC errors": 4, "recovery action": 230, "unknown": 99_999}
 
 
 class RecordingGate(Gate):
-    """The agent's gate that also keeps what each driver call took and answered."""
+    """The agent's gate, which also records duration and result of each driver call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class RecordingGate(Gate):
 
 
 def identity() -> dict[str, Any]:
-    """Return every device as the agent's probe reads it, and what the kernel reports about it."""
+    """Return every device as the agent's probe reads it, with what the kernel reports about it."""
     found = NvmlProbe(Gate()).read()
     return {
         "why_not": found.driver.why_not,
@@ -91,7 +91,7 @@ def _devices(found: Found) -> list[dict[str, Any]]:
 
 
 def kernel_minors(root: Path) -> dict[str, int]:
-    """UUID -> minor number, from the driver's files in /proc; empty if they are not there."""
+    """Return UUID -> minor number from the driver's files in /proc, or {} if they are missing."""
     found: dict[str, int] = {}
     for path in root.glob("*/information"):
         pairs = (line.partition(":") for line in path.read_text().splitlines())
@@ -102,7 +102,7 @@ def kernel_minors(root: Path) -> dict[str, int]:
 
 
 def init(times: int) -> dict[str, Any]:
-    """Seconds of the first initialisation in this process and of ``times`` more."""
+    """Return the seconds of the first initialisation in this process, and of ``times`` more."""
     gate, took_s = Gate(), []
     for _ in range(times + 1):
         began_s = time.perf_counter()
@@ -143,7 +143,7 @@ def _status(key: str) -> str:
 
 
 def lists(uuid: str) -> dict[str, Any]:
-    """The process lists: the bytes that the driver writes, and what the agent makes of them."""
+    """Return the process lists: the driver's bytes, and what the agent reads from them."""
     gate = Gate()
     gate.start()
     handle = gate.ask("nvmlDeviceGetHandleByUUID", uuid)
@@ -191,7 +191,7 @@ def fields(uuid: str) -> dict[str, Any]:
 
 
 def xids(uuid: str) -> None:
-    """Print each XID of a device until the input ends; the first line shows the event types."""
+    """Print each XID of a device until the input ends. The first line lists the event types."""
     gate = Gate()
     gate.start()
     handle = gate.ask("nvmlDeviceGetHandleByUUID", uuid)
@@ -216,7 +216,8 @@ def xids(uuid: str) -> None:
 
 
 def limits(uuid: str, cgroup: str, hard_bytes: int | None) -> dict[str, Any]:
-    """Memory limits of a cgroup (r615); sets the hard limit first if one is given, 0 ends it."""
+    """Return the memory limits of a cgroup (r615). If ``hard_bytes`` is given, set the hard limit
+    first; 0 removes it."""
     gate = Gate()
     gate.start()
     handle = gate.ask("nvmlDeviceGetHandleByUUID", uuid)

@@ -27,7 +27,7 @@ class Facts:
 
 
 def table(lines: Sequence[Line], facts: Facts) -> str:
-    """One row a line; the summary wraps below its own column."""
+    """Return one row for each line. The summary wraps below its own column."""
     rows = [f"{facts.model}, driver {facts.driver}, CUDA {facts.cuda}, as {facts.user}"]
     rows += [f"GPU in use by others: {facts.busy}"] if facts.busy else []
     rows.append("")

@@ -1,4 +1,4 @@
-"""Runs nvidia-smi; reads the XML of ``nvidia-smi -q -x`` and the columns of ``nvidia-smi dmon``."""
+"""Runs nvidia-smi. Reads the XML of ``nvidia-smi -q -x`` and the output of ``nvidia-smi dmon``."""
 
 import re
 import xml.etree.ElementTree as ET
@@ -31,7 +31,7 @@ class SmiGpu:
     minor: int | None
     memory: SmiMemory
     processes: tuple[SmiProcess, ...] = ()
-    #: GPU instance -> its memory; compute instances share it.
+    #: GPU instance -> its memory, which its compute instances share.
     instances: dict[int, SmiMemory] = field(default_factory=dict)
 
 
@@ -45,9 +45,9 @@ class Smi:
 
 
 def parse(xml: str) -> Smi:
-    """Read the XML; raises ``ValueError`` if it is not what nvidia-smi prints."""
+    """Parse the XML. Raises ``ValueError`` if it is not what nvidia-smi prints."""
     try:
-        # Its DOCTYPE names a file that is not there, which ElementTree does not open.
+        # Its DOCTYPE names a file that does not exist, but ElementTree does not open it.
         root = ET.fromstring(xml)
     except ET.ParseError as err:
         raise ValueError(f"nvidia-smi -q -x printed no XML: {err}") from err
@@ -88,13 +88,13 @@ def _memory(element: ET.Element) -> SmiMemory:
 
 
 def _number(text: str | None) -> int | None:
-    """The number of "81559 MiB"; None for "N/A" and the like."""
+    """Return the number in a text such as "81559 MiB", or None for "N/A" and the like."""
     found = re.match(r"\d+", text or "")
     return int(found[0]) if found else None
 
 
 def dmon(text: str) -> list[dict[str, float]]:
-    """Each sample of ``nvidia-smi dmon``, by the names in its first line."""
+    """Return each sample of ``nvidia-smi dmon``, by the names in its first line."""
     names: list[str] = []
     samples = []
     for line in text.splitlines():

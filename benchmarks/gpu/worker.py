@@ -1,16 +1,16 @@
-"""A process with a CUDA context that executes commands: one JSON object a line, in and out.
+"""A process with a CUDA context that executes commands. Each line in and out is a JSON object.
 
     {"do": "open"}                             create the context
     {"do": "allocate", "bytes": N}
     {"do": "profile"}                          return the free memory that the process sees
     {"do": "fill", "bytes": N, "piece": N}     allocate in pieces, as an engine does at start-up
-    {"do": "spin", "seconds": S, "blocks": N}  answers at its begin and at its end
-    {"do": "rounds", "sms": R, "kernel_s": S}  answers how many rounds take this time
+    {"do": "spin", "seconds": S, "blocks": N}  answer at its start and at its end
+    {"do": "rounds", "sms": R, "kernel_s": S}  return how many rounds take this time
     {"do": "work", "sms": R, "rounds": N, "pause_s": S, "seconds": S}
-                                               answers how many such kernels it runs a second
+                                               return how many such kernels it runs per second
     {"do": "fault"}                            run a kernel that writes to an illegal address
 
-The process ends at the end of its input. A failed call answers {"error": NAME, "code": N,
+The process ends when its input ends. If a call fails, the answer is {"error": NAME, "code": N,
 "call": CALL}.
 """
 
@@ -21,24 +21,24 @@ from typing import Any
 
 from benchmarks.gpu.cuda import Cuda, CudaError
 
-#: Rounds of a kernel that is timed to calibrate a load, and how often it is timed.
+#: Rounds of a kernel that is timed to calibrate a load, and number of times that it is timed.
 _ROUNDS, _TRIES = 1_000_000, 3
 
 
 class Load:
-    """Kernels of the same work, one after the other, on a part of the SMs, with pauses."""
+    """Equal kernels, one after the other, on a part of the SMs, with pauses."""
 
     def __init__(self, cuda: Cuda, sm_ratio: float) -> None:
         self._run = cuda.work(max(1, round(cuda.sms() * sm_ratio)))
 
     def rounds(self, kernel_s: float) -> int:
-        """Return the work of a kernel that takes ``kernel_s`` if no other process has kernels."""
+        """Return the rounds of a kernel that takes ``kernel_s`` if no other process has kernels."""
         return max(1, round(_ROUNDS * kernel_s / min(self._run(_ROUNDS) for _ in range(_TRIES))))
 
     def rate(self, length_s: float, rounds: int, pause_s: float) -> float:
-        """Return kernels per second, over the middle half of the time.
+        """Return the kernels per second over the middle half of the time.
 
-        In the first and the last quarter another process may not have kernels.
+        In the first and the last quarter, another process may not have kernels.
         """
         began_s, kernels_s = time.monotonic(), []
         while (now_s := time.monotonic() - began_s) < length_s:
@@ -95,7 +95,7 @@ def obey(cuda: Cuda, command: dict[str, Any]) -> dict[str, Any]:
 
 
 def filled(cuda: Cuda, wanted_bytes: int, piece_bytes: int) -> dict[str, Any]:
-    """How much of ``wanted_bytes`` could be allocated, and the error that stopped it."""
+    """Allocate up to ``wanted_bytes``. Return how much succeeded, and the error that stopped it."""
     got_bytes = 0
     while got_bytes < wanted_bytes:
         piece = min(piece_bytes, wanted_bytes - got_bytes)

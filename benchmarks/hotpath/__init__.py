@@ -1,1 +1,1 @@
-"""Measures kube-scheduler's calls of the extender: see ``__main__``."""
+"""Measures kube-scheduler's calls of the extender. See ``__main__``."""

@@ -1,14 +1,14 @@
-"""Measures the latency of the verbs, compared with only reading and writing their bytes.
+"""Measures the latency of the verbs, compared with only reading and writing their bodies.
 
     python -m benchmarks.hotpath [--calls 300] [--nodes 100 --nodes 1000 --nodes 5000]
     python -m benchmarks.hotpath --json [--quick] [--nodes F ...] [--pods-per-device F ...]
         [--pod small|256Ki ...] [--form names|objects ...] [--fits all|one|none ...]
         [--verb filter|prioritize|bind|explain|whatif ...] [--calls F] [--best-only]
 
-Without ``--json``: a short table of filter and prioritize, with the time spent in each step (see
-``table``). With it: every verb in every case, as JSON (see ``matrix``). Each option that can be
-repeated selects a part of the matrix; ``--quick`` selects a part that takes half a minute.
-"""
+Without ``--json``, it prints a short table of filter and prioritize, with the time spent in each
+step (see ``table``). With ``--json``, it prints every verb in every case (see ``matrix``). Each
+option that can be repeated selects a part of the matrix. ``--quick`` selects a part that takes half
+a minute."""
 
 import sys
 from typing import Annotated, Any

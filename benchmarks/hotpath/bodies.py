@@ -1,6 +1,6 @@
 """Builds the bodies that kube-scheduler sends: small and large pods, node names or whole Nodes.
 
-Each call has the nodes in a different order.
+Each call lists the nodes in a different order.
 """
 
 import itertools
@@ -22,16 +22,15 @@ def names_of(nodes: int) -> list[str]:
     return [f"gpu-a100-{i:04d}" for i in range(nodes)]
 
 
-#: A pod that was bound once is not bound again.
+#: Numbers of pods. A pod that was bound once is not bound again.
 _numbers = itertools.count(1)
 
 
 class Bodies:
-    """Filter calls, each for another pod, with the nodes in another order.
+    """Filter calls, each for another pod and with the nodes in another order.
 
-    ``padding_bytes`` is what a pod is larger by than a small one, as annotations of tools and
-    variables of users make it.
-    """
+    ``padding_bytes`` is the amount by which a pod is larger than a small pod, because of
+    annotations of tools and variables of users."""
 
     def __init__(
         self,
@@ -64,7 +63,7 @@ class Bodies:
         return msgspec.json.encode({"Pod": pod, "Nodes": nodes, "NodeNames": None})
 
     def of_those_that_passed(self, body: bytes, answer: bytes) -> bytes:
-        """The prioritize call that follows a filter call; empty where nothing passed."""
+        """Return the prioritize call that follows a filter call, or b"" if no node passed."""
         pod = msgspec.json.decode(body, type=_Sent).pod
         shown = msgspec.json.decode(answer, type=_Answered)
         if shown.node_names is not None:
@@ -75,7 +74,7 @@ class Bodies:
 
 
 def bind_of(body: bytes, node: str = "any") -> bytes:
-    """The call that follows those of a pod."""
+    """Return the bind call that follows the other calls of a pod."""
     metadata = msgspec.json.decode(body)["Pod"]["metadata"]
     args = {"PodName": metadata["name"], "PodNamespace": metadata["namespace"]}
     return msgspec.json.encode(args | {"PodUID": metadata["uid"], "Node": node})
@@ -148,7 +147,7 @@ def pod_as_sent(name: str, vram: str) -> dict[str, Any]:
 
 
 def _pad(pod: dict[str, Any], padding_bytes: int) -> None:
-    """Half of it in an annotation, half in variables."""
+    """Enlarge the pod, half by an annotation and half by variables."""
     if not padding_bytes:
         return
     key = "kubectl.kubernetes.io/last-applied-configuration"
@@ -162,7 +161,7 @@ def _pad(pod: dict[str, Any], padding_bytes: int) -> None:
 
 
 def node_as_sent(name: str) -> dict[str, Any]:
-    """A node as its kubelet and GPU feature discovery keep it: some 9 kB of JSON."""
+    """Return a node as its kubelet and GPU feature discovery keep it, about 9 kB of JSON."""
     amounts = {"cpu": "128", "memory": "1056Gi", "pods": "250", "ephemeral-storage": "1788Gi"}
     amounts |= {GPU: "64", "hugepages-1Gi": "0", "hugepages-2Mi": "0"}
     labels = {f"nvidia.com/gpu.label-{number:02d}": "a-value-as-it-has-it" for number in range(40)}

@@ -10,12 +10,12 @@ import numpy as np
 
 from benchmarks.hotpath.bodies import JSON
 
-#: Servers close connections that are idle for longer: uvicorn after 5 s.
+#: Seconds of idle time after which servers close connections. uvicorn waits 5 s.
 _IDLE_S = 3.0
 
 
 class Caller:
-    """One connection, kept open as Go does."""
+    """One connection, which is kept open as in Go."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
@@ -24,12 +24,12 @@ class Caller:
     def _connect(self) -> None:
         self._connection.close()
         self._connection.connect()
-        # As Go does; otherwise what the kernel waits for to fill a packet would be measured.
+        # Go does the same. Otherwise, the time that the kernel waits to fill a packet would count.
         self._connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._used_s = time.monotonic()
 
     def post(self, what: str, body: bytes = b"") -> tuple[bytes, int]:
-        """The answer, and the nanoseconds that it took."""
+        """Return the answer, and the nanoseconds that it took."""
         return self._timed("POST", what, body)
 
     def patch(self, what: str, body: bytes) -> tuple[bytes, int]:

@@ -1,8 +1,7 @@
-"""Simulates the API server of a busy fleet: lists objects and sends watch events of reports.
+"""Simulates the API server of a busy fleet: lists objects, and sends watch events about reports.
 
-The benchmark sets the rate of the reports. Writes are accepted and not stored. The server listens
-on the loopback, in its own process, and is controlled over a pipe.
-"""
+The benchmark sets the rate of the reports. Writes are accepted but not stored. The server listens
+on the loopback, in its own process, and is controlled through a pipe."""
 
 import contextlib
 import itertools
@@ -28,21 +27,22 @@ from headroom.contract.kube import ObjectMeta
 GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
-#: Each agent's Lease, and how many pods of the whole fleet change, in a second.
+#: Seconds between two heartbeats of an agent, and number of pods that change per second.
 _HEARTBEATS_EVERY_S, _PODS_PER_S = 30.0, 50.0
 _TICK_S = 0.01
-#: Stand in for what is another in each version; as long as what comes in their place.
+#: Placeholders for the values that differ in each version. They have the same length as the values.
 _VERSION, _OBSERVED_AT = "0000000000", "2000-01-01T00:00:00.000+00:00"
 
 
 class Order(msgspec.Struct):
-    """From now on so many reports a second; ``burst``: and all nodes at once, now."""
+    """Sets the number of reports per second from now on. With ``burst``, all nodes also report
+    now."""
 
     reports_per_s: float = 0.0
     burst: bool = False
-    #: Heartbeats, and pods that change.
+    #: Whether heartbeats are sent and pods change.
     others: bool = False
-    #: Answer only when the watches have sent everything.
+    #: Whether to answer only after the watches have sent everything.
     drain: bool = False
 
 
@@ -53,10 +53,10 @@ class Feed:
         self._fleet = Fleet(nodes, pods_per_device)
         self._random = random.Random(SEED)
         self._version = itertools.count(1)
-        #: Kind that changes -> a queue for each watch.
+        #: Kind whose objects change -> a queue for each watch.
         self._sent: dict[str, list[queue.Queue[bytes]]] = {GPUNODES: [], LEASES: [], PODS: []}
         names = self._fleet.names
-        #: Reports of each node: with initial use of its pods, and after it has grown.
+        #: Reports of each node: with the initial use of its pods, and after the use has grown.
         self._reports = [[self._template(name, grown) for name in names] for grown in (0, 1, 2)]
         self._pods = [
             msgspec.json.encode(msgspec.structs.replace(pod, metadata=_versioned(pod.metadata)))
@@ -79,7 +79,7 @@ class Feed:
         return _list(self._items(path))
 
     def pods_on(self, node: str) -> bytes:
-        """The list of the pods on a node."""
+        """Return the list of the pods on a node."""
         return _list(map(msgspec.json.encode, self._fleet.kube_pods(node)))
 
     def _items(self, path: str) -> Iterator[bytes]:
@@ -114,7 +114,7 @@ class Feed:
         return msgspec.json.encode({"metadata": metadata, "spec": {"renewTime": now()}})
 
     def written(self, name: str) -> bytes:
-        """The answer to a write that asks for metadata alone."""
+        """Return the answer to a write that requests only metadata."""
         metadata = self._fleet.gpunode(name).metadata
         version = str(next(self._version))
         written = msgspec.structs.replace(metadata, resource_version=version)
@@ -122,7 +122,7 @@ class Feed:
 
     @contextlib.contextmanager
     def watched(self, path: str) -> Iterator["queue.Queue[bytes]"]:
-        """Yield the events from now on; kinds that do not change have none."""
+        """Yield the events from now on. Kinds that do not change have no events."""
         events, watches = queue.Queue[bytes](), self._sent.get(path, [])
         watches.append(events)
         try:
@@ -131,7 +131,7 @@ class Feed:
             watches.remove(events)
 
     def obey(self, orders: Connection) -> None:
-        """For ever; answers each order with when it was taken."""
+        """Execute orders forever. Answer each order with the time at which it was received."""
         order, due, others_due, taken_s = Order(), 0.0, 0.0, time.monotonic()
         while True:
             if orders.poll(_TICK_S):
@@ -182,7 +182,7 @@ def _list(items: Iterable[bytes]) -> bytes:
 
 
 def _is_unknown(path: str) -> bool:
-    """Whether the path is an API that is not served, or one object by name: no pod is created."""
+    """Return whether the path is an API that is not served, or one object by name."""
     return "resource.k8s.io" in path or path.startswith((f"{GPUNODES}/", "/api/v1/namespaces/"))
 
 
@@ -191,12 +191,12 @@ def _versioned(metadata: ObjectMeta) -> ObjectMeta:
 
 
 def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
-    """The child process: sends its port, then takes orders."""
+    """Run the child process, which sends its port and then receives orders."""
     source = Feed(nodes, pods_per_device)
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        # As Go does; else a head waits for the other side to have had the answer before.
+        # As in Go. Otherwise, a head waits until the other side has received the answer before.
         disable_nagle_algorithm = True
 
         def log_message(self, format: str, *args: Any) -> None:
@@ -215,7 +215,7 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
             return self._send(200, source.listed(url.path))
 
         def do_PATCH(self) -> None:
-            """Accept the reservations of a GPUNode; its next report does not contain them."""
+            """Accept the reservations of a GPUNode. Its next report does not contain them."""
             self._read()
             name = urlsplit(self.path).path.rpartition("/")[2]
             self._send(200, source.written(name))
@@ -236,13 +236,13 @@ def feed(nodes: int, pods_per_device: int, pipe: Connection) -> None:
             self.send_response(200)
             self.send_header("Transfer-Encoding", "chunked")
             self.end_headers()
-            # Ends when the client has gone.
+            # The loop ends when the client has disconnected.
             with source.watched(path) as events, contextlib.suppress(ConnectionError):
                 while True:
                     lines = [events.get()]
                     while not events.empty() and len(lines) < 64:
                         lines.append(events.get())
-                    # As the API server: what is there goes out at once.
+                    # Like the API server, send what there is at once.
                     self.wfile.write(
                         b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in lines)
                     )

@@ -1,4 +1,5 @@
-"""Builds the fleet: nodes of time-sliced 80 GiB GPUs, with equally many pods on each device."""
+"""Builds the fleet: nodes of time-sliced 80 GiB GPUs, with the same number of pods on each
+device."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ from headroom.contract.kube import (
 GIB, MIB = 1 << 30, 1 << 20
 DEVICES, REPLICAS = 8, 8
 DEVICE_BYTES, POD_BYTES = 80 * GIB, 8 * GIB
-#: The first node has larger GPUs: the only one that such a pod fits on.
+#: The first node has larger GPUs. It is the only node on which such a pod fits.
 ROOMY_BYTES, ROOMY = 640 * GIB, "300Gi"
 FITS_NOWHERE = "2Ti"
 _MAIN = Container(name="main", resources=ResourceRequirements(limits={GPU: "1"}))
@@ -46,7 +47,7 @@ def now() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sitting:
-    """A pod, and the device that it is on."""
+    """A pod, and the device on which it is."""
 
     uid: str
     name: str
@@ -104,7 +105,7 @@ class Fleet:
         )
 
     def status(self, name: str, grown_bytes: int) -> GPUNodeStatus:
-        """Return the report of the node's agent when each pod uses ``grown_bytes`` more."""
+        """Return the report of the node's agent if each pod uses ``grown_bytes`` more."""
         used_bytes = POD_BYTES - GIB + grown_bytes
         memory_bytes = ROOMY_BYTES if name == self.names[0] else DEVICE_BYTES
         count = self._per_device
@@ -148,7 +149,7 @@ def _uuid(name: str, index: int) -> str:
 
 
 def encoded(gpunode: GPUNode) -> bytes:
-    """As the API server sends it."""
+    """Return the object as the API server sends it."""
     whole = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
     return msgspec.json.encode({**whole, **msgspec.to_builtins(gpunode)})
 

@@ -1,4 +1,4 @@
-"""Describes the machine and the versions that a result was measured with."""
+"""Describes the machine and the versions with which a result was measured."""
 
 import io
 import os
@@ -12,7 +12,7 @@ _MATTER = ("numpy", "msgspec", "pydantic", "fastapi", "starlette", "uvicorn", "u
 
 
 def quiet() -> None:
-    """Log lines are made, and kept from the terminal."""
+    """Create log lines, but keep them off the terminal."""
     structlog.configure(
         processors=[structlog.processors.JSONRenderer()],
         logger_factory=structlog.PrintLoggerFactory(io.StringIO()),

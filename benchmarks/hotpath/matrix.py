@@ -1,8 +1,7 @@
 """Measures every verb in every case, compared with an echo of the same body, for ``--json``.
 
-Each call is for a different pod, sends the nodes in a different order, and follows a report of a
-different node. The bodies of a case are the same in every run: the seed decides them.
-"""
+Each call is for another pod, lists the nodes in another order, and follows a report of another
+node. The bodies of a case are the same in every run, because the seed determines them."""
 
 import itertools
 import time
@@ -24,7 +23,7 @@ from headroom.contract.annotations import VRAM
 
 SCHEMA = "headroom.hotpath/v1"
 Verb = Literal["filter", "prioritize", "bind", "explain", "whatif"]
-#: How many nodes the pods of a case fit on.
+#: On how many nodes the pods of a case fit.
 Fits = Literal["all", "one", "none"]
 PodSize = Literal["small", "256Ki"]
 VERBS, FORMS, FITS, POD_SIZES = map(get_args, (Verb, Form, Fits, PodSize))
@@ -36,11 +35,12 @@ _ASKED: dict[str, tuple[str, ...]] = {
 }
 _PADDING = {"small": 0, "256Ki": 254 << 10}
 _WARM_UP = 5
-#: Maximum number of calls with whole nodes, and of explanations: they are slow and vary less.
+#: Maximum number of calls with whole nodes, and of explanations. They are slow and vary less.
 _MOST_LONG = 30
-#: Number of pods that stay bound in a case. Older ones are deleted, so that nodes do not fill up.
+#: Number of pods that stay bound in a case. Older pods are deleted to keep nodes from filling up.
 _KEPT_BOUND = 60
-#: If the pod fits on "all": with six pods per device, bound pods fill a third of 100 nodes.
+#: Ratio of nodes on which a pod for "all" must fit. With six pods per device, bound pods fill a
+#: third of 100 nodes.
 _NEARLY_ALL = 0.6
 #: Number of pods in one question.
 _WHATIF_PODS = 6
@@ -55,17 +55,18 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct):
-    """One verb in one case; the i-th echo had the body of the i-th call."""
+    """One verb in one case. The i-th echo had the same body as the i-th call."""
 
     verb: Verb
     calls: int
     request_bytes: int
     took: Spread
-    #: Null for explain, which has no body.
+    #: Null for explain, because it has no body.
     echo: Spread | None
     ratio_p50: float | None
     ratio_p99: float | None
-    #: At most at once during one call, and blocks that outlive it; null where it was not measured.
+    #: Most bytes allocated at a time during one call, and number of blocks that outlive it; null if
+    #: not measured.
     peak_bytes: int | None
     blocks_kept: int | None
 
@@ -73,7 +74,7 @@ class Figures(msgspec.Struct):
 class Measured(msgspec.Struct):
     case: Case
     figures: list[Figures]
-    #: Null, or why there are no figures: the server's error.
+    #: The server's error if there are no figures, otherwise null.
     rejected: str | None = None
     #: Duration of the rejected call, including the body.
     rejection: Spread | None = None
@@ -94,7 +95,7 @@ class Results(msgspec.Struct):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """Which part of the matrix."""
+    """The selected part of the matrix."""
 
     nodes: Sequence[int] = (100, 1_000, 5_000)
     pods_per_device: Sequence[int] = (0, 2, 6)
@@ -103,8 +104,8 @@ class Choice(msgspec.Struct, frozen=True):
     fits: Sequence[Fits] = FITS
     verbs: Sequence[Verb] = VERBS
     calls: int = 100
-    #: Filter returns only the best node, the shipped default for the separate kube-scheduler. Then
-    #: kube-scheduler does not call prioritize.
+    #: Whether filter returns only the best node, which is the shipped default for the separate
+    #: kube-scheduler. Then kube-scheduler does not call prioritize.
     best_only: bool = False
 
 
@@ -177,7 +178,7 @@ class _Run:
         self._bodies: dict[Verb, bytes] = {}
 
     def one_pod(self, bodies: Bodies, turn: int) -> None:
-        """As kube-scheduler calls for it; what comes before turn 0 is not counted."""
+        """Make the calls of kube-scheduler for one pod. Turns before 0 are not counted."""
         self._caller.post("drive/report")
         body = bodies.another()
         answer = self._call("filter", body, turn)
@@ -185,7 +186,7 @@ class _Run:
         if shown["Error"]:
             raise RuntimeError(f"{self._case}: {shown['Error']}")
         passed = bodies.of_those_that_passed(body, answer)
-        # But for nodes that the pods filled that were bound before.
+        # Nodes that earlier bound pods have filled do not count.
         most_fit = 1 if self._best_only else self._case.nodes
         least, most = {
             "all": (round(_NEARLY_ALL * most_fit), most_fit),
@@ -211,11 +212,10 @@ class _Run:
             self._end_hold(body, best, turn)
 
     def _end_hold(self, body: bytes, node: str, turn: int) -> None:
-        """Bind the pod, even if bind is not measured, or delete it if it fits on one node only.
+        """Bind the pod even if bind is not measured, or delete it if it fits on only one node.
 
         Memory is held for a pod between filter and bind. If no bind followed, each filter call
-        would weigh the nodes of more and more waiting pods.
-        """
+        would weigh the nodes of more and more waiting pods."""
         self._caller.post("drive/admit", body)
         if self._case.fits == "one":  # bound pods would fill the node
             self._caller.post("drive/delete", body)

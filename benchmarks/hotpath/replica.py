@@ -1,6 +1,6 @@
 """Runs a whole replica in its own process: the real wiring, verbs, debug API and in-memory store.
 
-It also serves the echo route, and the routes that control the measurement.
+It also serves the echo route and the routes that control the measurement.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ class Where(msgspec.Struct):
 
 @contextlib.contextmanager
 def replica(nodes: int, pods_per_device: int, target: Any = None) -> Iterator[Where]:
-    """``target``: what the process does, if another than ``run``."""
+    """Run a replica in a child process. ``target`` replaces ``run`` as its function."""
     ours, theirs = multiprocessing.Pipe()
     context = multiprocessing.get_context("spawn")
     args = (nodes, pods_per_device, theirs)
@@ -88,7 +88,7 @@ async def _run(fleet: Fleet, pipe: Connection, best_only: bool) -> None:
 
 
 async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: Connection) -> None:
-    """Serve until a signal."""
+    """Serve until a signal arrives."""
     own = extender.verbs(extender.open_ledger(AsyncStore(store)))
     verbs = Router(default=extender.verbs_app(extender.open_ledger(AsyncStore(store))))
     reports = 0
@@ -98,7 +98,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         return Response(msgspec.json.encode(msgspec.json.decode(body)), media_type=JSON)
 
     async def report(_: Request) -> Response:
-        """One node reports: the next one each time, so that every call comes after a change."""
+        """Let the next node report, so that every call comes after a change."""
         nonlocal reports
         reports += 1
         name = fleet.names[reports % len(fleet.names)]
@@ -109,7 +109,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         return Response(str(time.perf_counter_ns() - began))
 
     async def admit(request: Request) -> Response:
-        """The pod of a filter call exists, so that it can be bound."""
+        """Create the pod of a filter call, so that it can be bound."""
         store.admit(decode_offer(await request.body()).pod)
         return Response()
 
@@ -120,7 +120,7 @@ async def answer(extender: Extender, store: EmbeddedStore, fleet: Fleet, pipe: C
         return Response()
 
     async def allocations(request: Request) -> Response:
-        """Return the allocations of one call; measuring them slows it down."""
+        """Return the allocations of one call. Measuring them slows the call down."""
         body, verb = await request.body(), request.path_params["verb"]
         gc.collect()
         tracemalloc.start()

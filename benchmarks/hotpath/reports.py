@@ -1,4 +1,4 @@
-"""Measures the cost of one report by fleet size: it should not depend on it."""
+"""Measures the cost of one report by fleet size. The cost should not depend on the size."""
 
 import itertools
 import statistics
@@ -18,12 +18,12 @@ _REPORTS = 300
 
 
 class Report(msgspec.Struct):
-    """In this process, nothing else running in it."""
+    """The cost in this process, in which nothing else runs."""
 
     nodes: int
-    #: To apply a report, which weighs the node.
+    #: Time to apply a report, which weighs the node.
     weighed_p50_us: float
-    #: The snapshot after it.
+    #: Time for the snapshot after it.
     snapshot_p50_us: float
     snapshot_p99_us: float
 

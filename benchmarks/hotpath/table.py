@@ -1,11 +1,12 @@
-"""Prints a short table: filter and prioritize, compared with only reading and writing their bytes.
+"""Prints a short table that compares filter and prioritize with only reading and writing their
+bodies.
 
-Every call is for a different pod, sends all nodes in a different order, and follows a bind, so it
-includes the cost of a new snapshot. Server and client are two processes; the calls go over HTTP on
-the loopback. After each verb, the client sends the same body to the *echo*, so that the ratio also
-holds on a busy machine. The echo is a route of the same server: it decodes the body with msgspec
-into plain Python values, encodes them again and decides nothing. Its answer is smaller than that of
-prioritize.
+Every call is for another pod, lists all nodes in another order, and follows a bind, so it includes
+the cost of a new snapshot. Server and client are two processes, and the calls use HTTP on the
+loopback. After each verb, the client sends the same body to the *echo*, so the ratio is also valid
+on a busy machine. The echo is a route of the same server: it decodes the body with msgspec into
+plain Python values, encodes them again and decides nothing. Its answer is smaller than the answer
+of prioritize.
 
 Then the calls are repeated with timers in the verbs, to show the time spent in each step.
 """
@@ -121,7 +122,7 @@ class Fleet:
         )
 
     def bind_one(self) -> None:
-        """Reserve memory on a random node; if it has many reservations, remove the oldest."""
+        """Reserve memory on a random node. If it has many reservations, remove the oldest."""
         name = self._random.choice(self.names)
         if len(self._reservations[name]) > 3:
             del self._reservations[name][next(iter(self._reservations[name]))]
@@ -146,7 +147,7 @@ def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
 
 
 class Stopwatch:
-    """Time spent in parts of a verb, the parts within them not counted."""
+    """Measures the time spent in parts of a verb, excluding the parts within them."""
 
     PARTS = (
         ("decode", extender_v1, "decode_offer"),
@@ -162,7 +163,7 @@ class Stopwatch:
     )
 
     def __init__(self) -> None:
-        #: Verb -> for each call, the nanoseconds of each part.
+        #: Verb -> nanoseconds of each part, for each call.
         self.calls: dict[str, list[dict[str, int]]] = {"filter": [], "prioritize": []}
         self._within = [0]
         self._parts: dict[str, int] = {}
@@ -189,7 +190,7 @@ class Stopwatch:
 
 
 def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
-    """The child process: verbs and echo behind one server on a free port of the loopback."""
+    """Run the child process: verbs and echo on one server, on a free port of the loopback."""
     quiet()
     limit_heap()
     watch = Stopwatch()
@@ -207,7 +208,7 @@ def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
     async def bind_one(_: Request) -> Response:
         began = time.perf_counter_ns()
         fleet.bind_one()
-        # As the wiring does after a bind.
+        # The wiring does the same after a bind.
         fleet.state.cluster.snapshot()
         return Response(str(time.perf_counter_ns() - began))
 
@@ -227,13 +228,13 @@ def serve(nodes: int, stopwatch: bool, pipe: Connection) -> None:
 
 @dataclass
 class Measured:
-    """Nanoseconds of each call; the i-th echo had the body of the i-th call of the verb."""
+    """Nanoseconds of each call. The i-th echo had the same body as the i-th call of the verb."""
 
     verbs: dict[str, list[int]]
     echoes: dict[str, list[int]]
     #: Nanoseconds for a report and the snapshot after it.
     reports: list[int]
-    #: By verb; empty without a stopwatch.
+    #: Verb -> parts of each call; empty without a stopwatch.
     parts: dict[str, list[dict[str, int]]]
 
 
@@ -301,7 +302,7 @@ def show_parts(nodes: int, found: Measured) -> None:
 
 
 def tabulate(calls: int, sizes: Sequence[int]) -> None:
-    """Print p50 and p99, their ratios to the echo's, and where the time goes."""
+    """Print p50 and p99, their ratios to the echo's figures, and where the time goes."""
     typer.echo(machine())
     typer.echo(
         f"{'':>19}{'p50 ms':>9}{'p99 ms':>9}{'echo p50':>10}{'p99':>9}{'ratio p50':>11}{'p99':>7}"

@@ -2,10 +2,9 @@
 
     python -m benchmarks.packing --policy bestfit --policy fgd --seed 42 --mode vram [--json]
 
-docs/design/packing.md describes the experiments, inflation and churn. Without --nodes and --pods,
-it uses the files of the published trace if they are beside the repository, otherwise a workload
-generated from its counts.
-"""
+docs/design/packing.md describes the experiments *inflation* and *churn*. Without --nodes and
+--pods, it uses the files of the published trace if they are beside the repository, and otherwise a
+workload that is generated from the trace's counts."""
 
 import json
 import multiprocessing
@@ -38,7 +37,7 @@ from headroom.errors import BadSettings
 OPENB = Path("../shared/data/openb")
 CHOICES = ("mixed", "steered", "predicted")
 MODES = ("milli", "vram")
-#: Seeds of the orders where neither a seed nor arrivals are given.
+#: Seeds of the orders if neither a seed nor arrivals are given.
 SEEDS = (1, 2, 3)
 
 
@@ -64,13 +63,13 @@ def main(
     mixed: Annotated[
         str | None, typer.Option("--mix", help=f"{', '.join(MIXES)}, or random-1, random-2 ...")
     ] = None,
-    churn: Annotated[bool, typer.Option("--churn", help="Pods end again.")] = False,
+    churn: Annotated[bool, typer.Option("--churn", help="Let pods end again.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     against: Annotated[
         Path | None, typer.Option("--golden", help="Folder with golden.json to compare with.")
     ] = None,
 ) -> None:
-    """Run the pods through each policy and print what was admitted."""
+    """Run the pods through each policy, and print which ratio was admitted."""
     known = [*RULES, *POLICIES]
     check("mode", mode, MODES)
     for name, given, right in (

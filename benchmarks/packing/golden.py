@@ -1,4 +1,4 @@
-"""Compares the rules with published reference results and reports the differences."""
+"""Compares the rules with published reference results, and reports the differences."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -20,7 +20,7 @@ NODES = {"full": "nodes.csv", "small": "nodes_small.csv"}
 
 
 def runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
-    """Each reference result of ``golden.json`` with the run that should come to the same."""
+    """Return each reference result of ``golden.json`` with the run that should give the same."""
     try:
         wanted = json.loads((folder / "golden.json").read_text())["runs"]
     except OSError as err:
@@ -52,7 +52,7 @@ def runs(folder: Path) -> list[tuple[dict[str, Any], Run]]:
 
 
 def deviations(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, float]:
-    """Figure -> points by which it is off."""
+    """Return figure -> percentage points by which it differs."""
     off = {
         str(at): found["admitted_pct"][str(at)] - wanted["admitted_pct"][str(at)] for at in READ_AT
     }
@@ -63,7 +63,7 @@ def deviations(wanted: dict[str, Any], found: dict[str, Any]) -> dict[str, float
 def table(
     folder: Path, each: Callable[[list[Run]], Iterable[dict[str, Any]]]
 ) -> tuple[list[str], float]:
-    """Lines of a table, and the most that any figure is off."""
+    """Return the lines of a table, and the largest difference of any figure."""
     pairs = runs(folder)
     lines = [
         "| cluster | mode | seed | policy | @90 | @95 | @100 | @130 | idle @100 |",

@@ -1,8 +1,7 @@
 """Judges placements. Its only input is which pod was where; it keeps its own accounts.
 
-A pod that comes to a node or a device with too little free capacity is an *overcommit*, and is not
-admitted.
-"""
+A pod that comes to a node or a device with too little free capacity counts as an *overcommit*, and
+is not admitted."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ class Device:
 
 @dataclass(slots=True)
 class Place:
-    """A node as the judge keeps it."""
+    """A node in the judge's own accounts."""
 
     cpu_milli: int
     memory_mib: int
@@ -30,17 +29,17 @@ class Place:
 @dataclass(slots=True)
 class Judge:
     nodes: list[Place]
-    #: Not taken of all devices.
+    #: Amount of all devices that is not in use.
     idle: int = 0
     overcommits: int = 0
-    #: Pod -> where it sits, and what it took of each device.
+    #: Pod -> its place, and what it took of each device.
     _sits: dict[str, tuple[int, Ask, dict[int, int]]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.idle = sum(device.left for node in self.nodes for device in node.devices)
 
     def came(self, pod: str, ask: Ask, node: int, devices: Sequence[int]) -> bool:
-        """Whether it has what it asked for."""
+        """Record the pod. Return whether it got what it requested."""
         there = self.nodes[node]
         on = [there.devices[each] for each in devices]
         right = (

@@ -3,15 +3,14 @@
     python -m benchmarks.packing.matrix --nodes nodes.csv --pods pods.csv [--choice steered]
         [--baseline pack] [--mix random-1] [--seed 1 --seed 2] [--others bestfit] [--ties 4]
 
-All have the same pools of nodes. The baseline is the published BestFit unless ``--baseline`` names
-another policy. BestFit places pods without a GPU by its own rule. Headroom places them as it asks
-kube-scheduler to, or as ``--others`` sets. The figures are percentage points admitted above the
-baseline @90 and @100: the mean of the seeds, its standard error if there are several, and the
-minimum. Both runs of a pair have the same seed. Below the table, the goals of
-``docs/design/packing.md`` (for BestFit), and the workloads on which a policy is below the baseline
-by more than two standard errors. ``--ties`` also compares BestFit with itself, with equal nodes in
-different orders: that difference is chance.
-"""
+All policies have the same pools of nodes. The baseline is the published BestFit unless
+``--baseline`` names another policy. BestFit places pods without a GPU by its own rule. Headroom
+places them as it asks kube-scheduler to, or as ``--others`` sets. The figures are percentage points
+admitted above the baseline @90 and @100: the mean over the seeds, its standard error if there are
+several seeds, and the minimum. Both runs of a pair have the same seed. Below the table are the
+goals of ``docs/design/packing.md`` (for BestFit), and the workloads on which a policy is below the
+baseline by more than two standard errors. ``--ties`` also compares BestFit with itself, with equal
+nodes in different orders, which shows how large differences by chance are."""
 
 import itertools
 import statistics
@@ -30,7 +29,7 @@ from benchmarks.packing.runs import OTHERS, Run
 from benchmarks.packing.workload import Ask, Node, ask, read_nodes, read_pods
 from headroom.errors import BadSettings
 
-#: Points: the least that any workload may bring @90 and @100, and all on average @100.
+#: Minimum points @90 and @100 on any workload, and minimum mean @100 over all workloads.
 LEAST, MEAN = -0.5, 1.5
 READ = ("90", "100")
 BASELINE = "bestfit"
@@ -53,7 +52,7 @@ def main(
         str, typer.Option(help=f"Who places pods without a GPU: own, {', '.join(OTHERS)}.")
     ] = "own",
     churn: Annotated[
-        bool, typer.Option("--churn", help="Pods end again; compare the running pods.")
+        bool, typer.Option("--churn", help="Let pods end again, and compare the running pods.")
     ] = False,
     ties: Annotated[
         int, typer.Option(help="Number of other orders of equal nodes, for BestFit.")
@@ -140,7 +139,7 @@ def _figures(
 
 
 def _order(nodes: int, seed: int, tie: int) -> tuple[int, ...]:
-    """Return a random order of the nodes, or none for the given order."""
+    """Return a random order of the nodes, or () for the given order."""
     lots = np.random.default_rng([seed, tie])
     return tuple(lots.permutation(nodes).tolist()) if tie else ()
 
@@ -148,14 +147,14 @@ def _order(nodes: int, seed: int, tie: int) -> tuple[int, ...]:
 def _above(
     found: Sequence[tuple[float, ...]], base: Sequence[tuple[float, ...]]
 ) -> list[list[float]]:
-    """Return the differences in points, a list for each figure."""
+    """Return the differences in points, one list for each figure."""
     pairs = zip(found, base, strict=True)
     points = [[ours - theirs for ours, theirs in zip(*pair, strict=True)] for pair in pairs]
     return [list(column) for column in zip(*points, strict=True)]
 
 
 def _standard_error(column: Sequence[float]) -> float:
-    """Return the standard error of the mean, infinite for one seed."""
+    """Return the standard error of the mean, which is infinite for one seed."""
     if len(column) < 2:
         return float("inf")
     return statistics.stdev(column) / float(len(column)) ** 0.5

@@ -1,9 +1,8 @@
-"""Derives other workloads from one, with other shares of pods that share, select models, and so on.
+"""Derives other workloads from a given one, for example with another ratio of pods that share GPUs.
 
-The recipes are those of the published variants (pods drawn again in other proportions). They show
-how a policy performs on workloads that it was not designed for. ``random-7`` draws the proportions
-as well; its number is the seed.
-"""
+The recipes are the recipes of the published variants, in which pods are drawn again in other
+proportions. They show how a policy performs on workloads for which it was not designed.
+``random-7`` also draws the proportions; its number is the seed."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -12,7 +11,7 @@ from typing import TypeVar
 
 from benchmarks.packing.workload import WHOLE_MILLI, Node, Pod
 
-#: Models that the published pods select, and how many pods do: some have little, and are asked for.
+#: Models that the published pods select -> number of pods. Some models are rare but often selected.
 PUBLISHED: tuple[tuple[frozenset[str], int], ...] = tuple(
     (frozenset(models.split()), pods)
     for models, pods in (
@@ -21,10 +20,9 @@ PUBLISHED: tuple[tuple[frozenset[str], int], ...] = tuple(
         *(("A10 G2 T4 V100M16 V100M32", 9), ("P100 V100M16", 6), ("P100 T4 V100M16 V100M32", 5)),
     )
 )
-#: (number of models that a pod names, weight), if models are requested as often as nodes have
-#: them.
+#: (number of models that a pod names, weight), if models are requested as often as nodes have them.
 NAMED = ((1, 85), (2, 8), (3, 7))
-#: (devices of a pod with several devices, weight).
+#: (number of devices of a pod with several devices, weight).
 SEVERAL = ((2, 2), (4, 2), (8, 3))
 
 T = TypeVar("T")
@@ -32,8 +30,8 @@ Recipe = Callable[[Sequence[Pod], Sequence[Node], random.Random], list[Pod]]
 
 
 def selecting(share: float, even: bool = False) -> Recipe:
-    """So many of the pods with a GPU may run on few models only: those that the published pods
-    name, or ``even``, as many as there are nodes of them."""
+    """Return a recipe in which ``share`` of the GPU pods may run only on some models. These are the
+    models that published pods name, or with ``even``, models in proportion to their nodes."""
 
     def make(pods: Sequence[Pod], nodes: Sequence[Node], lots: random.Random) -> list[Pod]:
         sizes = {node.model: node.device_mib for node in nodes if node.gpus}
@@ -49,7 +47,7 @@ def selecting(share: float, even: bool = False) -> Recipe:
                 named = frozenset(lots.choices(there, counts, k=_drawn(NAMED, lots)))
             else:
                 named = _drawn([each for each in published if each[0]], lots)
-            # A share was sized on one of the models that it may run on.
+            # The requested share refers to one of the models on which the pod may run.
             size = sizes[lots.choice(sorted(named))]
             vram = max(1, pod.gpu_milli * size // WHOLE_MILLI) if pod.vram_mib > 0 else -1
             made.append(replace(pod, models=named, vram_mib=vram))
@@ -59,7 +57,7 @@ def selecting(share: float, even: bool = False) -> Recipe:
 
 
 def without_gpu(times: float) -> Recipe:
-    """So many times as many pods that ask for no GPU."""
+    """Return a recipe with ``times`` as many pods that request no GPU."""
 
     def make(pods: Sequence[Pod], nodes: Sequence[Node], lots: random.Random) -> list[Pod]:
         plain = [pod for pod in pods if not pod.gpus]
@@ -70,7 +68,7 @@ def without_gpu(times: float) -> Recipe:
 
 
 def sharing(share: float) -> Recipe:
-    """So many of the pods with a GPU ask for a part of one."""
+    """Return a recipe in which ``share`` of the GPU pods request a part of a GPU."""
 
     def make(pods: Sequence[Pod], nodes: Sequence[Node], lots: random.Random) -> list[Pod]:
         parts = [pod for pod in pods if pod.vram_mib > 0]
@@ -86,7 +84,7 @@ def sharing(share: float) -> Recipe:
 
 
 def several(share: float) -> Recipe:
-    """So much of what is asked for, in devices, is asked for by pods that want several."""
+    """Return a recipe in which pods with several devices request ``share`` of all devices."""
 
     def make(pods: Sequence[Pod], nodes: Sequence[Node], lots: random.Random) -> list[Pod]:
         wholes = [pod for pod in pods if pod.vram_mib < 0]
@@ -117,7 +115,7 @@ def _any(pods: Sequence[Pod], nodes: Sequence[Node], lots: random.Random) -> lis
     return made
 
 
-#: The names as the tables have them.
+#: Names of the recipes, as the tables show them.
 MIXES: dict[str, Recipe] = {
     "default": lambda pods, nodes, lots: list(pods),
     "select-10": selecting(0.10),
@@ -135,7 +133,8 @@ def known(name: str) -> bool:
 
 
 def mix(name: str, pods: Sequence[Pod], nodes: Sequence[Node]) -> list[Pod]:
-    """The same for the same pods and name; the names of the pods are their places."""
+    """Return the mixed pods, which depend only on the given pods and the name. Each pod is named
+    after its position."""
     recipe = MIXES.get(name, _any)
     made = recipe(sorted(pods, key=lambda pod: pod.name), nodes, random.Random(name))
     return [replace(pod, name=f"pod-{place:05d}") for place, pod in enumerate(made)]

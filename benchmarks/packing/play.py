@@ -1,13 +1,14 @@
 """Runs pods through a placement policy and reports the results.
 
-*Inflation* (the published experiment): pods arrive one by one and never end; a pod that does not
-fit is dropped. The admitted share is read when the requests reach given percentages of capacity.
+In experiment *inflation*, which was published, pods arrive one by one and never end. A pod that
+does not fit is dropped. The admitted ratio is read when the requests reach given percentages of
+capacity.
 
-*Churn*: pods arrive at random times and end again; after a while, as many arrive as end.
+In experiment *churn*, pods arrive at random times and end again. After a while, as many pods arrive
+as end.
 
-CPU, host memory and GPU models are checked as kube-scheduler's own filters would: a policy gets
-only nodes that pass.
-"""
+CPU, host memory and GPU models are checked as by kube-scheduler's own filters, so a policy gets
+only nodes that pass."""
 
 import heapq
 import itertools
@@ -24,10 +25,10 @@ from benchmarks.packing.judge import Judge
 from benchmarks.packing.workload import Ask, Demand, Node
 
 Rows = NDArray[np.int64]
-#: A node by its place, and devices by their index.
+#: Index of a node, and indices of devices.
 Placed = tuple[int, tuple[int, ...]]
 
-#: Shares of the capacity asked for, in percent, at which the inflation is read.
+#: Ratios of the capacity that is requested, in percent, at which the inflation is read.
 READ_AT = (90, 95, 100, 130)
 #: The trace is repeated until it requests this multiple of the capacity.
 UNTIL = 1.3
@@ -36,13 +37,13 @@ CHURN_LOAD, CHURN_LIVES = 0.95, 3.5
 
 class Scheduler(Protocol):
     def choose(self, name: str, ask: Ask, offered: Rows) -> Placed | None:
-        """Place a pod on one of the nodes; return the node and the devices, or None."""
+        """Place a pod on one of the nodes. Return the node and the devices, or None."""
 
     def ended(self, name: str) -> None: ...
 
 
 def share_of(ask: Ask) -> str:
-    """Return the class by which rejections are counted."""
+    """Return the class under which a rejection is counted."""
     if not ask.gpus:
         return "cpu"
     return "share" if ask.shares else f"{ask.gpus}-gpu"
@@ -51,7 +52,7 @@ def share_of(ask: Ask) -> str:
 @dataclass(slots=True)
 class Inflation:
     capacity: int
-    #: Percent of the capacity, rounded -> percents admitted at each arrival there.
+    #: Percentage of the capacity, rounded -> admitted percentages at the arrivals there.
     _admitted: dict[int, list[float]] = field(default_factory=dict)
     _idle: dict[int, list[float]] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
@@ -70,7 +71,8 @@ class Inflation:
 
     @staticmethod
     def _read(figures: dict[int, list[float]], at: int) -> float:
-        """The mean over the arrivals there; few pods may jump over a percent: then the nearest."""
+        """Return the mean over the arrivals there, or the nearest if no arrival hits the
+        percent."""
         nearest = min(figures, key=lambda there: (abs(there - at), there))
         return sum(figures[nearest]) / len(figures[nearest])
 
@@ -84,18 +86,18 @@ class Churn:
     _running: float = 0.0
     _offered: float = 0.0
     _rejected: float = 0.0
-    #: Class -> number of pods, and of rejected pods.
+    #: Class -> number of pods, and number of rejected pods.
     by_class: dict[str, tuple[int, int]] = field(default_factory=dict)
     overcommits: int = 0
 
     @property
     def running(self) -> float:
-        """Percent of the capacity that running pods had requested, mean over time."""
+        """Percentage of the capacity that running pods requested, mean over time."""
         return 100 * self._running / self._time / self.capacity
 
     @property
     def rejected(self) -> float:
-        """Percent of the requested amount."""
+        """Percentage of the requested amount that was rejected."""
         return 100 * self._rejected / self._offered
 
     def goes_by(self, since: float, until: float, running: float) -> None:
@@ -111,7 +113,7 @@ class Churn:
 
 
 class Filters:
-    """kube-scheduler's own filters: CPU, memory, the model, the pool."""
+    """kube-scheduler's own filters: CPU, memory, model and pool."""
 
     def __init__(self, nodes: Sequence[Node], unshared: Sequence[int] = ()) -> None:
         self._cpu = np.array([node.cpu_milli for node in nodes], np.int64)
@@ -171,12 +173,12 @@ class Play:
         return found
 
     def churn(self, asks: Sequence[Ask], seed: int) -> Churn:
-        """Lives are drawn, on average one unit of time long."""
+        """Run the churn. Lives are drawn and last one unit of time on average."""
         lots = random.Random(seed)
         worth = [self._demand.of(ask) for ask in asks]
         every = sum(worth) / len(worth) / (CHURN_LOAD * self._demand.capacity)
         found = Churn(self._demand.capacity)
-        #: When each pod leaves, and which it is.
+        #: Time at which each pod leaves, and the pod.
         leaving: list[tuple[float, str, int]] = []
         now = running = 0.0
         for number in itertools.count():
@@ -218,7 +220,7 @@ class Play:
 
 
 def shuffled(worth: Sequence[float], capacity: float, seed: int) -> Iterator[int]:
-    """Each pod once, in any order, then some of them again until enough has been asked for."""
+    """Yield each pod once in random order, and then some again until enough is requested."""
     lots = random.Random(seed)
     order = list(range(len(worth)))
     lots.shuffle(order)

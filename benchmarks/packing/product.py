@@ -1,8 +1,8 @@
 """Places pods with Headroom's own code: state, scores and ledger.
 
 Pods that request no GPU go where Headroom asks kube-scheduler to put them. The code of extender
-replica and agents is called as in ``benchmarks.device_truth``. Here nodes have many shapes, and
-each pod is admitted, started and reported before the next one arrives.
+replica and agents is called as in ``benchmarks.device_truth``. But here nodes have many shapes, and
+each pod is admitted, started and reported before the next pod arrives.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ CHOICES: Mapping[str, type[Product]] = {
     "steered": Steered,
     "predicted": Product,
 }
-#: The label with the model of a node's devices.
+#: Label with the model of a node's devices.
 PRODUCT = "nvidia.com/gpu.product"
 POLICIES = tuple(policy.value for policy in ScoringPolicy)
 
@@ -32,7 +32,7 @@ class _Job(Job):
 
     @property
     def selector(self) -> Mapping[str, str] | None:
-        """One value stands for an affinity to one of these."""
+        """Return the selector. One value stands for an affinity to one of several models."""
         return {PRODUCT: "_".join(sorted(self.models))} if self.models else None
 
     @property
@@ -41,7 +41,7 @@ class _Job(Job):
 
 
 class Headroom:
-    """``unshared`` are nodes whose devices are not shared."""
+    """Headroom as a scheduler. The devices of nodes in ``unshared`` are not shared."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Headroom:
         unshared: Sequence[int],
     ) -> None:
         alone = set(unshared)
-        #: In thousandths of a device one stands for a MiB: the proportions are what counts.
+        #: One thousandth of a device stands for one MiB, because only proportions matter.
         self._shapes = [
             Shape(
                 nodes=1,
@@ -66,7 +66,7 @@ class Headroom:
         ]
         self._world = World(self._shapes[0], seed, self._shapes)
         self._product = CHOICES[choice](self._world, Rules(policy=ScoringPolicy(policy)))
-        #: Replicas of each node that kube-scheduler counts as given.
+        #: Number of replicas of each node that kube-scheduler counts as allocated.
         self._given = [0] * len(nodes)
         self._sits: dict[str, tuple[_Job, int]] = {}
         self._now_s = 0.0
@@ -102,7 +102,7 @@ class Headroom:
     def ended(self, name: str) -> None:
         self._now_s += 1.0
         if name not in self._sits:
-            return  # it asked for no GPU
+            return  # it requested no GPU
         job, node = self._sits.pop(name)
         self._given[node] -= job.count
         self._world.end(name, node)

@@ -4,17 +4,16 @@
         --policy fragmentation [--arrivals arrivals.csv --cluster small] [--seed 100]
 
 It runs a real etcd, API server and kube-scheduler. Nodes are objects, and a simulated agent of each
-reports the devices of its pods. Each pod is bound or rejected before the next is created; rejected
-pods are deleted. A published rule runs as its own extender, which filters, scores and binds; it
-passes its score to kube-scheduler in the range of an extender, 0..10. Headroom is the real process,
-on steered nodes. Placements are judged as in the simulation. A pod takes some tenths of a second,
-so use a small cluster.
+node reports the devices of its pods. Each pod is bound or rejected before the next is created.
+Rejected pods are deleted. A published rule runs as its own extender, which filters, scores and
+binds. It passes its score to kube-scheduler in the range of an extender, 0..10. Headroom is the
+real process, on steered nodes. Placements are judged as in the simulation. A pod takes some tenths
+of a second, so use a small cluster.
 
-``--others`` sets where pods without a GPU go. "kube": kube-scheduler decides, and the extender is
-called only for GPU pods. "own": the extender is called for all pods, by a second entry as in
-deploy/base/kube-scheduler.yaml, and Headroom or the rule returns its own score. "aside": the rule
-is called, and returns the score of ``--others aside`` in the simulation.
-"""
+``--others`` sets where pods without a GPU go. With "kube", kube-scheduler decides, and the extender
+is called only for GPU pods. With "own", the extender is called for all pods, by a second entry as
+in deploy/base/kube-scheduler.yaml, and Headroom or the rule returns its own score. With "aside",
+the rule is called, and returns the same score as ``--others aside`` in the simulation."""
 
 import contextlib
 import json
@@ -59,7 +58,7 @@ OURS = ("pack", "fragmentation")
 
 
 class Real(ABC):
-    """Places a pod as kube-scheduler does; subclasses return the devices that it got."""
+    """Places a pod as kube-scheduler does. Subclasses return the devices that the pod got."""
 
     def __init__(self, cluster: Fleetful) -> None:
         self.cluster = cluster
@@ -89,11 +88,11 @@ class Real(ABC):
 
     @abstractmethod
     def devices(self, name: str, asked: Ask, row: int, pod: Any) -> tuple[int, ...]:
-        """On which devices of the node it sits."""
+        """Return the devices of the node that the pod got."""
 
 
 class ByRule(Real):
-    """Its extender is a published rule, which sees the nodes that kube-scheduler offers."""
+    """Runs a published rule as extender, which sees the nodes that kube-scheduler offers."""
 
     def __init__(self, cluster: Fleetful, rule: Rule, aside: Rule | None, alone: bool) -> None:
         super().__init__(cluster)
@@ -111,7 +110,7 @@ class ByRule(Real):
     def choose(self, name: str, asked: Ask, offered: Rows) -> Placed | None:
         self._asked[name] = asked
         placed = super().choose(name, asked, offered)
-        if placed is not None and not asked.gpus:  # no extender binds those
+        if placed is not None and not asked.gpus:  # no extender binds pods without a GPU
             self._rule.note(name, asked, placed)
         return placed
 
@@ -172,13 +171,13 @@ class ByRule(Real):
                 self.wfile.write(answer)
 
             def log_message(self, *_: object) -> None:
-                """Nothing."""
+                """Log nothing."""
 
         return Handler
 
 
 class ByHeadroom(Real):
-    """The agents report each pod before the next one is created."""
+    """Runs Headroom as extender. The agents report each pod before the next one is created."""
 
     def __init__(self, cluster: Fleetful) -> None:
         super().__init__(cluster)
@@ -192,7 +191,7 @@ class ByHeadroom(Real):
     def devices(self, name: str, asked: Ask, row: int, pod: Any) -> tuple[int, ...]:
         placed = json.loads(pod["metadata"]["annotations"]["headroom.gpu/placement"])
         sizes: Mapping[str, int] = placed["containers"]["main"]["bytes"]
-        # Of unshared devices the kubelet takes any that are free.
+        # The kubelet may choose any free device if devices are unshared.
         free = [uuid for uuid in sizes if all(use.device != uuid for use in self._uses[row])]
         given = sorted(free if row in self.cluster.pools else sizes)[: asked.gpus]
         self._uses[row] += [

@@ -17,7 +17,7 @@ POOL, MODEL = "pool", "model"
 
 
 class Fleetful(Cluster):
-    """Nodes as the workload has them; those of ``pools`` are unshared."""
+    """Nodes of the workload. The nodes in ``pools`` are unshared."""
 
     def __init__(self, plane: ControlPlane, nodes: Sequence[Node], pools: Sequence[int]) -> None:
         super().__init__(plane, [node.name for node in nodes])

@@ -1,9 +1,8 @@
-"""Published placement rules, small and vectorised, which Headroom is compared with.
+"""Published placement rules, small and vectorised, with which Headroom is compared.
 
-Each rule sees the whole cluster, CPU included, and chooses the node as well as the devices. Scores
-are coarse (0..100, truncated) or exact. Ties are decided by BestFit or by a given order of the
-nodes, as in the published experiments: otherwise the published numbers cannot be reproduced.
-"""
+Each rule sees the whole cluster, including CPU, and chooses the node as well as the devices. Scores
+are coarse (0..100, truncated) or exact. As in the published experiments, BestFit or a given order
+of the nodes decides ties. Otherwise, the published numbers could not be reproduced."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -18,11 +17,11 @@ from benchmarks.packing.workload import SLOTS, Ask, Demand, Mode, Node, device_a
 
 Scores = NDArray[np.float64]
 
-#: The most CPU of a node, to which BestFit scales.
+#: The most CPU of any node, to which BestFit scales.
 CPU_MILLI = 128_000
-#: Exact scores are compared to this many digits: sums of floats differ by their order beyond it.
+#: Number of digits to which exact scores are compared. The order of sums changes further digits.
 DIGITS = 6
-#: The typical pods are the most frequent kinds that make up this share of all pods (FGD).
+#: Ratio of all pods that the typical pods make up. They are the most frequent kinds of pods (FGD).
 TYPICAL = 0.95
 NOWHERE = 1 << 60
 
@@ -43,7 +42,7 @@ class Fleet:
         self.size = np.where(there, self.device[:, None], 0)
         self.left = self.size.copy()
         self.replicas = np.where(there, replicas(mode), 0)
-        #: Counts what happened to a node, for what is kept of it.
+        #: Number of changes of each node. Cached values of a node depend on it.
         self.version = np.zeros(len(nodes), np.int64)
         self._allowed: dict[frozenset[str], NDArray[np.bool_]] = {}
 
@@ -54,14 +53,14 @@ class Fleet:
         return self._allowed[models]
 
     def candidates(self, ask: Ask) -> NDArray[np.bool_]:
-        """(nodes, slots): devices that could take the pod, or one part of it."""
+        """Return (nodes, slots): devices that could take the pod, or one part of it."""
         empty = (self.left == self.size) & (self.size > 0)
         if ask.amount is None:
             return empty
         return (self.left >= ask.amount) & (self.replicas > 0)
 
     def fits(self, ask: Ask, rows: Rows) -> Rows:
-        """Return those of the nodes on which enough devices fit."""
+        """Return the nodes on which enough devices fit."""
         return rows[self.candidates(ask)[rows].sum(axis=1) >= ask.gpus] if ask.gpus else rows
 
     def take(self, ask: Ask, row: int, devices: Sequence[int], sign: int = 1) -> None:

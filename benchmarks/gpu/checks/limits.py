@@ -1,4 +1,4 @@
-"""Checks the memory limits of a cgroup, which drivers support from r615 on."""
+"""Checks the memory limits of cgroups, which drivers support from r615 on."""
 
 import os
 from pathlib import Path

@@ -18,7 +18,7 @@ _CLIENT_BYTES = (1 << 30, 2 << 30)
 _START_S = 30.0
 #: The device plugin sets such a limit for every client: device memory / replicas.
 _DEFAULT_MIB = 4096
-#: Case -> the client's variable, as Headroom's webhook sets it, and the limit that must hold.
+#: Case -> the variable of the client, as Headroom's webhook sets it, and the limit that must hold.
 _LIMITS: dict[str, tuple[dict[str, str], int]] = {
     "no variable": ({}, _DEFAULT_MIB << 20),
     "2 GiB": ({"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M"}, 2048 << 20),
@@ -33,7 +33,8 @@ def two_clients(machine: Machine) -> Line:
 
 
 def limited_clients(machine: Machine) -> Line:
-    """Clients allocate until they fail: with the daemon's limit, a lower one and a higher one."""
+    """Let clients allocate until they fail, with the daemon's limit, and with a lower and a higher
+    one."""
     with daemon(machine) as places:
         limit = f"set_default_device_pinned_mem_limit 0 {_DEFAULT_MIB}M\n"
         machine.children.run([machine.tool(_CONTROL)], _START_S, limit, **places)
@@ -89,12 +90,12 @@ def _told(found: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def daemon(machine: Machine) -> Iterator[dict[str, str]]:
-    """Run an MPS daemon of our own; yields the environment of its clients."""
+    """Run our own MPS daemon. Yield the environment of its clients."""
     machine.alone()
     control = machine.tool(_CONTROL)
     if other := _running(Path("/proc")):
         raise NotPossible(f"an MPS daemon of others runs here (pid {other})")
-    # A socket is made in it, and the path of a socket is short.
+    # It will contain a socket, whose path must be short.
     folder = tempfile.mkdtemp(prefix="mps-")
     machine.children.at_end.append(lambda: shutil.rmtree(folder, ignore_errors=True))
     places = {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
@@ -104,7 +105,7 @@ def daemon(machine: Machine) -> Iterator[dict[str, str]]:
         _wait_for(Path(folder, "control"))
         yield places
     finally:
-        with contextlib.suppress(ChildFailed):  # it is killed below
+        with contextlib.suppress(ChildFailed):  # otherwise it is killed below
             machine.children.run([control], _START_S, "quit\n", **places)
         daemon.end(at_once=True)
 
@@ -183,7 +184,7 @@ def _in_list(raw: dict[str, Any], clients: set[int]) -> str:
 
 
 def _wait_for(control: Path) -> None:
-    """Wait for the daemon's socket: without it, clients would silently run without MPS."""
+    """Wait for the daemon's socket. Without it, clients would silently run without MPS."""
     until_s = time.monotonic() + _START_S
     while not control.exists():
         if time.monotonic() > until_s:

@@ -1,4 +1,4 @@
-"""Checks the driver's process lists: three processes of known size, read in four ways."""
+"""Checks the driver's process lists with three processes of known size, read in four ways."""
 
 import sys
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from benchmarks.gpu.machine import Machine, device_of, last_line, source_of
 from headroom.contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES
 
 _GIB, _MIB = 1 << 30, 1 << 20
-#: A CUDA context and its libraries.
+#: Maximum size of a CUDA context and its libraries.
 _MOST_CONTEXT_BYTES = 2 * _GIB
-#: All holders together use at most this share of the free memory.
+#: Ratio of the free memory that all holders together use at most.
 _MOST_SHARE = 0.5
 _ALLOCATE_S = 60.0
 _ENTRY_BYTES = (24, 32)
@@ -21,7 +21,7 @@ _ENTRY_BYTES = (24, 32)
 
 @contextmanager
 def holders(machine: Machine) -> Iterator[dict[int, int]]:
-    """pid -> bytes that it has allocated, of three running processes."""
+    """Run three processes. Yield pid -> bytes that the process has allocated."""
     wanted = [int(size * _GIB) for size in machine.options.sizes_gib]
     scale = min(1.0, machine.free_bytes * _MOST_SHARE / sum(wanted))
     sizes = [max(_MIB, int(size * scale)) for size in wanted]
@@ -98,7 +98,7 @@ def judge_lists(
         smi_mib = None if theirs is None else theirs.get(pid)
         if used is not None and smi_mib is not None and abs(used / _MIB - smi_mib) > 1:
             differences.append(f"{used / _MIB:.1f} MiB listed, nvidia-smi shows {smi_mib} MiB")
-    if grown_bytes is None:  # others use the device: the growth may be theirs
+    if grown_bytes is None:  # others use the device, so they may have caused the growth
         return differences
     rest_bytes = grown_bytes - sum(found.get(pid) or 0 for pid in held)
     if not differences and abs(rest_bytes) > UNATTRIBUTED_TOLERANCE_BYTES:
@@ -175,7 +175,7 @@ def stride(machine: Machine) -> Line:
 
 
 def entry_bytes(raw: bytes, count: int, known: set[int]) -> int | None:
-    """The size of an entry at which every known pid that can be there is read; None: no size."""
+    """Return the size of an entry with which every known pid that fits is read, or None."""
     for size in _ENTRY_BYTES:
         pids = {int.from_bytes(raw[i * size : i * size + 4], "little") for i in range(count)}
         if known and known <= pids:
@@ -236,7 +236,7 @@ def capabilities(machine: Machine) -> Line:
         )
     confined = [sys.executable, "-m", "benchmarks.gpu.confined"]
     done = machine.children.run([*confined, sys.executable, "-c", "import agent.probes.nvml"], 30.0)
-    if done.status:  # root that may not drop them, or a checkout that only DAC_OVERRIDE can read
+    if done.status:  # root may not drop them, or only DAC_OVERRIDE can read the checkout
         raise NotPossible(f"Python does not start with SYS_PTRACE only: {last_line(done.err)}")
     bound = machine.measure("looks", "3", prefix=confined)
     status = machine.agent(prefix=confined)
