@@ -246,3 +246,14 @@ def test_a_pod_that_precedes_the_nominated_pod_is_not_asked_to_wait() -> None:
     assert cluster.get("/v1/explain/pods/default/asked")["verdict"] == "fits"
     own = cluster.get("/v1/explain/pods/default/held")
     assert (own["verdict"], own["nearest"][0]["holds"]) == ("fits", [])
+
+
+def test_a_whatif_leaves_the_rows_that_views_share() -> None:
+    """A what-if uses a snapshot in which held memory counts as reserved."""
+    cluster = Cluster([[4], []])
+    cluster.fleet.get("/v1/pods")
+    cluster.hold("assumed", "held", 8, 0, "b")
+    asked = cluster.fleet.post("/v1/whatif", {"pods": [{"vram": "2Gi"}]}).json()
+    assert asked["before"]["reserved_bytes"] == 12 * GIB
+    shown = {pod["name"]: pod["node"] for pod in cluster.fleet.get("/v1/pods").json()["pods"]}
+    assert shown == {"a-0": "a", "held": None}

@@ -5,6 +5,8 @@ Each pod has one row. Views filter the rows, and sum them by owner.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -18,6 +20,7 @@ from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
 from headroom.core.cluster.own_rows import own_rows
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder
+from headroom.core.placement.per_node import PerNode
 from headroom.core.placement.request import Portion, Unreadable, VramRequest, asks_for_gpu
 from headroom.core.placement.snapshot import NodeTerms, Snapshot
 
@@ -75,11 +78,6 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
         return idle_s is not None and idle_s >= IDLE_AFTER_S and held_bytes >= HELD_BYTES
 
 
-#: Inputs of the rows of a node: its devices, its GPUNode, its pods, and all pods that use GPUs
-#: without requesting any. A heartbeat changes none of them.
-_Sources = tuple[tuple[DeviceTerms, ...], GPUNode | None, tuple[Pod, ...], Mapping[str, Pod]]
-
-
 class GpuPods:
     """Keeps the rows of all pods. Several threads may use it.
 
@@ -91,8 +89,8 @@ class GpuPods:
     """
 
     def __init__(self) -> None:
-        #: Node -> the sources of its rows, the rows, and the uids of pods that are not bound to it.
-        self._nodes: dict[str, tuple[_Sources, list[GpuPod], Set[str]]] = {}
+        #: The rows of each node, and the uids of those pods that are not bound to it.
+        self._nodes = PerNode[tuple[list[GpuPod], Set[str]]]()
 
     def of(self, cluster: Cluster, snap: Snapshot) -> Iterator[GpuPod]:
         """Yield the rows of all pods."""
@@ -106,32 +104,23 @@ class GpuPods:
         The rows of pods that are pending, or bound to a node that is not in the snapshot, come
         first under an empty name."""
         on_nodes = [(node.name, self.on_node(cluster, node)) for node in snap.nodes]
-        self.forget_others(snap)
         yield "", self.without_node(cluster, snap)
         yield from on_nodes
 
-    def forget_others(self, snap: Snapshot) -> None:
-        """Drop the rows of nodes that are not in the snapshot."""
-        if len(self._nodes) > len(snap.nodes):
-            self._nodes = {name: self._nodes[name] for name in snap.names if name in self._nodes}
-
     def on_node(self, cluster: Cluster, node: NodeTerms) -> Sequence[GpuPod]:
         """Return the rows of a node, which are the same object until a row changes."""
-        gpunode, pods = cluster.gpunode(node.name), cluster.pods_on(node.name)
-        sources = node.devices, gpunode, pods, cluster.gpu_users
-        known = self._nodes.get(node.name)
-        if known is None or any(a is not b for a, b in zip(known[0], sources, strict=True)):
-            rows = list(_on_node(cluster, node.name, *sources))
-            unbound = {row.uid for row in rows} - {pod.metadata.uid for pod in sources[2]}
-            known = self._nodes[node.name] = sources, rows, unbound
-        return known[1]
+        name = node.name
+        # A heartbeat changes none of these.
+        sources = node.devices, cluster.gpunode(name), cluster.pods_on(name), cluster.gpu_users
+        return self._nodes.find(node, sources, partial(_rows, cluster))[0]
 
     def without_node(self, cluster: Cluster, snap: Snapshot) -> list[GpuPod]:
         """Return the rows of pods that are pending, or bound to a node that is not in the snapshot.
 
         Call it after ``on_node`` was called for all nodes.
         """
-        reserved = {uid for _, _, unbound in list(self._nodes.values()) for uid in unbound}
+        self._nodes.drop_others(snap)
+        reserved = {uid for _, unbound in self._nodes.values() for uid in unbound}
         pending = [
             _without_devices(pod, requested_bytes(cluster.understand(pod)))
             for pod in cluster.unbound()
@@ -255,6 +244,11 @@ def _row(
         idle_since=idle_since,
         created_at=(pod.metadata.creation_timestamp if pod else None) or "",
     )
+
+
+def _rows(cluster: Cluster, node: NodeTerms, *sources: Any) -> tuple[list[GpuPod], Set[str]]:
+    rows = list(_on_node(cluster, node.name, *sources))
+    return rows, {row.uid for row in rows} - {pod.metadata.uid for pod in sources[2]}
 
 
 def _on_node(

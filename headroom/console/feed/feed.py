@@ -24,8 +24,8 @@ from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.object_cache import NOTHING
 from headroom.core.journal.decision_records import BindTried, Filtered, Ranked, Record
+from headroom.core.placement.per_node import PerNode
 from headroom.core.placement.snapshot import REASONS, NodeTerms
-from headroom.core.placement.updated_nodes import UpdatedNodes
 from headroom.runtime.loops import Loops
 
 #: Number of events that are kept. Each takes a quarter of a KiB.
@@ -187,8 +187,8 @@ class _Seen(msgspec.Struct, frozen=True, gc=False):
     terms: NodeTerms
     #: Generation of the last snapshot in which the node's figures changed.
     changed_in: int
-    fresh: bool
     reservations: Mapping[str, Reservation]
+    fresh: bool
 
     def health_issues(self) -> dict[str, str]:
         """Return why devices are unhealthy, by UUID."""
@@ -224,9 +224,9 @@ class ChangeFeed:
         self._journals = journals
         self._feed = feed
         self._name = name
-        self._updated = UpdatedNodes()
-        #: None before the first check, which publishes nothing but decisions.
-        self._seen: dict[str, _Seen] | None = None
+        self._nodes = PerNode[_Seen]()
+        #: The first check publishes nothing but decisions.
+        self._is_first = True
         #: Extender -> the version of its records at the last check.
         self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
         #: Id of a decision on record -> its last published state.
@@ -245,30 +245,27 @@ class ChangeFeed:
     def check(self, now_s: float) -> Iterator[None]:
         """Publish the changes since the last check. Other tasks may run between two steps."""
         snap = self._cluster.snapshot()
-        is_first = self._seen is None
-        # Update it in place, which frees the old terms node by node: freeing the terms of many
-        # nodes at the same time takes milliseconds.
-        seen: dict[str, _Seen] = {} if self._seen is None else self._seen
-        for number, row in enumerate(self._updated.since_last(snap, now_s), 1):
-            terms = snap.nodes[row]
-            gpunode = self._cluster.gpunode(terms.name)
-            reservations = gpunode.spec.reservations if gpunode else NOTHING
-            fresh = terms.fresh_until_s >= now_s
-            now = _Seen(terms, int(snap.changed_in[row]), fresh, reservations)
-            known = seen.get(terms.name)
-            if known is not None:
-                self._compare(known, now)
-            elif not is_first:
-                self._feed.publish("node_appeared", node=terms.name)
-            seen[terms.name] = now
+        changes = self._nodes.update(
+            snap,
+            lambda node: (node, self._reservations(node.name), node.fresh_until_s >= now_s),
+            lambda node, _, *rest: _Seen(node, int(snap.changed_in[snap.row_of[node.name]]), *rest),
+            now_s,
+        )
+        for number, (name, before, after) in enumerate(changes, 1):
+            if after is None:
+                self._feed.publish("node_gone", node=name)
+            elif before is not None:
+                self._compare(before, after)
+            elif not self._is_first:
+                self._feed.publish("node_appeared", node=name)
             if number % AT_ONCE == 0:
                 yield
-        if len(seen) > len(snap.nodes):
-            for name in [name for name in seen if name not in snap.row_of]:
-                del seen[name]
-                self._feed.publish("node_gone", node=name)
-        self._seen = seen
+        self._is_first = False
         yield from self._decisions()
+
+    def _reservations(self, node: str) -> Mapping[str, Reservation]:
+        gpunode = self._cluster.gpunode(node)
+        return gpunode.spec.reservations if gpunode else NOTHING
 
     def _compare(self, was: _Seen, now: _Seen) -> None:
         node, feed = now.terms.name, self._feed

@@ -5,7 +5,7 @@ unshared GPU as a whole (``idle_pods.IdlePod.gpu_ratio``). If the shares of the 
 up to more than 1, each is divided by the sum. So the costs of a GPU never exceed its price.
 """
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -101,38 +101,6 @@ def of_node(
         others = found.get(each.namespace)
         found[each.namespace] = held if others is None else others.plus(held)
     return found
-
-
-class HeldSums:
-    """Sums the holdings of all nodes by namespace, and updates the sums by differences."""
-
-    def __init__(self) -> None:
-        self._nodes: dict[str, Held] = {}
-        self._sums: dict[str, Holdings] = {}
-        #: Namespace -> the number of nodes on which it has pods.
-        self._counts = Counter[str]()
-
-    def replace(self, node: str, held: Held) -> None:
-        """Replace what namespaces hold on a node."""
-        before = self._nodes.get(node, {})
-        if held == before:  # most reports change nothing but SM activity
-            return
-        self._add(held, 1)
-        self._add(before, -1)
-        self._nodes.pop(node, None)
-        if held:
-            self._nodes[node] = held
-
-    def _add(self, part: Held, times: int) -> None:
-        for namespace, held in part.items():
-            self._sums[namespace] = self._sums.get(namespace, Holdings()).plus(held, times)
-            self._counts[namespace] += times
-            if not self._counts[namespace]:
-                del self._counts[namespace], self._sums[namespace]
-
-    def limited(self) -> Held:
-        """Return the sums over all nodes, limited to ``MOST_NAMESPACES``."""
-        return limited(self._sums)
 
 
 def limited(sums: Held, most: int = MOST_NAMESPACES) -> Held:

@@ -7,6 +7,7 @@ changed.
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from headroom.console.facts.gpu_pods import unconfirmed_by_model
 from headroom.console.history.growth import Growing, growing
@@ -21,12 +22,12 @@ from headroom.console.history.history import (
     PodOn,
     Totals,
 )
-from headroom.console.history.holdings import Held, HeldSums, of_node
+from headroom.console.history.holdings import Held, Holdings, limited, of_node
 from headroom.contract.gpunode import GPUNode, GPUNodeStatus
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import first_of_each_memory
-from headroom.core.placement.snapshot import NodeTerms
-from headroom.core.placement.updated_nodes import UpdatedNodes
+from headroom.core.placement.per_node import PerNode, Sums
+from headroom.core.placement.snapshot import NodeTerms, Snapshot
 from headroom.runtime.loops import Loops
 
 #: Number of nodes that are recorded before the event loop serves other tasks.
@@ -39,7 +40,7 @@ SUMS = 6
 
 
 class HistoryRecorder:
-    """Adds rows to ``history``. ``pending`` returns the number of pending pods."""
+    """Adds rows to ``history``."""
 
     def __init__(self, cluster: Cluster, history: History, wall_s: Callable[[], float]) -> None:
         self._cluster = cluster
@@ -47,15 +48,11 @@ class HistoryRecorder:
         self.history = history
         #: Node -> devices whose use grows. Replaced as a whole.
         self.growing: Mapping[str, tuple[Growing, ...]] = {}
-        #: Node -> its terms and its GPUNode at its last change, whether its report was fresh, and
-        #: its sums.
-        self._seen: dict[str, tuple[NodeTerms, GPUNode | None, bool, Sequence[int]]] = {}
-        #: The sums over all nodes, updated by differences.
-        self._sums = [0] * SUMS
-        self._held_sums = HeldSums()
-        #: The sums over all nodes by namespace. Replaced as a whole.
+        #: The values of ``Totals`` of each node, under one key, and the holdings of its namespaces.
+        self._nodes = PerNode[tuple[Mapping[str, Sequence[int]], Held]]()
+        self._sums, self._held_sums = Sums[str, int](), Sums[str, float]()
+        #: The holdings over all nodes by namespace. Replaced as a whole.
         self.held: Held = {}
-        self._updated = UpdatedNodes()
         self._rounds = 0
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:
@@ -74,55 +71,49 @@ class HistoryRecorder:
         ``now_s`` is the monotonic time.
         """
         step = int(self._wall_s() // RESOLUTION_S)
-        snap = self._cluster.snapshot()
-        for number, row in enumerate(self._updated.since_last(snap, now_s), 1):
-            terms = snap.nodes[row]
-            fresh = terms.fresh_until_s >= now_s
-            known, gpunode = self._seen.get(terms.name), self._cluster.gpunode(terms.name)
+        cluster, snap = self._cluster, self._cluster.snapshot()
+        changes = self._nodes.update(
+            snap,
             # A heartbeat replaces the terms of the node but keeps the terms of its devices.
-            if (
-                known is None
-                or known[0].devices is not terms.devices
-                or known[1] is not gpunode
-                or known[2] != fresh
-            ):
-                sums = _sums(self._cluster, terms)
-                self._count(known[3] if known else [0] * SUMS, sums)
-                self._seen[terms.name] = terms, gpunode, fresh, sums
-                status = gpunode.status if gpunode else None
-                self.history.add(terms.name, step, *sample(terms, status if fresh else None))
-                held = of_node(self._cluster, gpunode, terms.devices, fresh, self._wall_s())
-                self._held_sums.replace(terms.name, held)
+            lambda node: (cluster.gpunode(node.name), node.fresh_until_s >= now_s, node.devices),
+            partial(self._add, step),
+            now_s,
+        )
+        for number, (name, before, after) in enumerate(changes, 1):
+            self._sums.replace(before and before[0], after and after[0])
+            self._held_sums.replace(before and before[1], after and after[1])
+            if after is None:
+                self.history.add(name, step, Layout(), ())
             if number % AT_ONCE == 0:
                 yield
-        if len(self._seen) > len(snap.nodes):
-            for name in [name for name in self._seen if name not in snap.row_of]:
-                self._count(self._seen.pop(name)[3], [0] * SUMS)
-                self._held_sums.replace(name, {})
-                self.history.add(name, step, Layout(), ())
-        if self._seen:
-            pending = len(self._cluster.unbound())
-            self.history.add_totals(Totals(*[step, *self._sums, pending]))
+        if totals := self._sums.totals:
+            pending = len(cluster.unbound())
+            self.history.add_totals(Totals(*[step, *totals[""], pending]))
         yield
-        self.held = self._held_sums.limited()
+        held = self._held_sums.totals
+        self.held = limited({namespace: Holdings(*each) for namespace, each in held.items()})
         self.history.held.add(self.held, self._wall_s(), now_s)
         yield
         self._rounds += 1
         if self._rounds % CHORES_EVERY == 0:
             self.history.forget(step)
             yield
-            yield from self._find_growing(step)
+            yield from self._find_growing(snap, step, now_s)
 
-    def _count(self, before: Sequence[int], after: Sequence[int]) -> None:
-        """Replace the sums of one node within the sums of all nodes."""
-        changes = zip(self._sums, after, before, strict=True)
-        self._sums = [total + new - old for total, new, old in changes]
+    def _add(
+        self, step: int, node: NodeTerms, gpunode: GPUNode | None, fresh: bool, _: object
+    ) -> tuple[Mapping[str, Sequence[int]], Held]:
+        """Add a row for a node that changed. Return its values in the sums."""
+        status = gpunode.status if gpunode and fresh else None
+        self.history.add(node.name, step, *sample(node, status))
+        held = of_node(self._cluster, gpunode, node.devices, fresh, self._wall_s())
+        return {"": _sums(self._cluster, node)}, held
 
-    def _find_growing(self, step: int) -> Iterator[None]:
+    def _find_growing(self, snap: Snapshot, step: int, now_s: float) -> Iterator[None]:
         found: dict[str, tuple[Growing, ...]] = {}
-        for number, (name, (terms, _, fresh, _)) in enumerate(list(self._seen.items()), 1):
-            if fresh and (there := growing(terms, self.history, step)):
-                found[name] = there
+        for number, node in enumerate(snap.nodes, 1):
+            if node.fresh_until_s >= now_s and (there := growing(node, self.history, step)):
+                found[node.name] = there
             if number % AT_ONCE == 0:
                 yield
         self.growing = found

@@ -2,7 +2,6 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from operator import add, sub
 from threading import Lock
 
 import numpy as np
@@ -26,8 +25,8 @@ from headroom.console.view_context import InContext, Newest, shared
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
+from headroom.core.placement.per_node import PerNode, Sums
 from headroom.core.placement.snapshot import REASONS, NodeTerms, Snapshot
-from headroom.core.placement.updated_nodes import UpdatedNodes
 
 
 class ModelView(View):
@@ -103,10 +102,8 @@ class ModelSums:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._updated = UpdatedNodes()
-        #: Node -> its devices, whether it takes pods, and its sums, which the totals include.
-        self._nodes: dict[str, tuple[tuple[DeviceTerms, ...], bool, _NodeSums]] = {}
-        self._totals: dict[str, list[int]] = {}
+        self._nodes = PerNode[_NodeSums]()
+        self._sums = Sums[str, int]()
 
     def of(self, cluster: Cluster, snap: Snapshot, now_s: float) -> list[ModelView]:
         """Return the sums of each model, largest first."""
@@ -114,34 +111,19 @@ class ModelSums:
             self._update(cluster, snap, now_s)
             models = [
                 ModelView(model=model, **dict(zip(_FIELDS, totals, strict=True)))
-                for model, totals in self._totals.items()
+                for model, totals in self._sums.totals.items()
             ]
         return sorted(models, key=lambda each: (-each.allocatable_bytes, each.model))
 
     def _update(self, cluster: Cluster, snap: Snapshot, now_s: float) -> None:
-        for row in self._updated.since_last(snap, now_s):
-            node = snap.nodes[row]
-            is_open = _is_open(node, now_s)
-            known = self._nodes.get(node.name)
-            if known is None or known[0] is not node.devices or known[1] != is_open:
-                now = node.devices, is_open, _sums(cluster, node, is_open)
-                self._subtract(node.name)
-                self._nodes[node.name] = now
-                for model, sums in now[2].items():
-                    totals = self._totals.get(model, [0] * len(_FIELDS))
-                    self._totals[model] = list(map(add, totals, sums))
-        if len(self._nodes) > len(snap.nodes):
-            for name in self._nodes.keys() - snap.row_of.keys():
-                self._subtract(name)
-
-    def _subtract(self, name: str) -> None:
-        """Subtract the sums of a node from the totals and forget them. Ignore unknown nodes."""
-        if name not in self._nodes:
-            return
-        for model, sums in self._nodes.pop(name)[2].items():
-            totals = list(map(sub, self._totals.pop(model), sums))
-            if any(totals):
-                self._totals[model] = totals
+        changes = self._nodes.update(
+            snap,
+            lambda node: (node.devices, _is_open(node, now_s)),
+            lambda node, _, is_open: _sums(cluster, node, is_open),
+            now_s,
+        )
+        for _, before, after in changes:
+            self._sums.replace(before, after)
 
 
 def shared_sums(request: Request) -> ModelSums:

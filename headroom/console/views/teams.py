@@ -1,12 +1,12 @@
 """GPU memory by namespace and by owner: reserved, used, peak and unused memory, and waiting
 pods."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import nlargest, nsmallest
+from operator import add
 from threading import Lock
 from typing import Annotated
 
-import msgspec
 from fastapi import APIRouter, Query
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,8 +17,8 @@ from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.console.views.pods import shared_rows
 from headroom.core.cluster.cluster import Cluster
+from headroom.core.placement.per_node import PerNode, Sums
 from headroom.core.placement.snapshot import Snapshot
-from headroom.core.placement.updated_nodes import UpdatedNodes
 
 Limit = Annotated[
     int, Query(ge=1, le=10_000, description="Maximum number of owners.", examples=[200])
@@ -66,6 +66,9 @@ class TeamsBody(Body):
     """Sorted by unused memory, most first."""
 
 
+#: The fields of the sums, in their order, and the index of one of them.
+_FIELDS = tuple(UseOfMemoryView.model_fields)
+_UNUSED = _FIELDS.index("unused_bytes")
 #: Key of a sum: the namespace, or the namespace with kind and name of an owner.
 _Key = tuple[str, ...]
 
@@ -99,13 +102,13 @@ def _answer(
             **context.head(snap),
             matching=len(owners),
             teams=[
-                TeamView(namespace=of, **msgspec.structs.asdict(sums))
-                for (of,), sums in sorted(kept.namespaces.items(), key=_most_unused)
+                TeamView(namespace=of, **dict(zip(_FIELDS, sums, strict=True)))
+                for (of,), sums in sorted(kept.namespaces.totals.items(), key=_most_unused)
             ],
             owners=[],
         )
         views = (
-            OwnerView(namespace=of, kind=kind, name=name, **msgspec.structs.asdict(sums))
+            OwnerView(namespace=of, kind=kind, name=name, **dict(zip(_FIELDS, sums, strict=True)))
             for (of, kind, name), sums in _largest(owners, limit)
         )
         return joined(body, "owners", views)
@@ -116,48 +119,31 @@ def _shared_sums(request: Request) -> "TeamSums":
     return shared(request, TeamSums)
 
 
-def _largest(owners: Mapping[_Key, "_Sums"], limit: int) -> list[tuple[_Key, "_Sums"]]:
+def _largest(owners: Mapping[_Key, Sequence[int]], limit: int) -> list[tuple[_Key, Sequence[int]]]:
     """Return the owners with the most unused memory, most first.
 
     A large fleet has tens of thousands of owners, so most of them are excluded before the rest is
     sorted.
     """
-    unused = [sums.unused_bytes for sums in owners.values()]
+    unused = [sums[_UNUSED] for sums in owners.values()]
     least = nlargest(limit, unused)[-1] if unused else 0
     found = [each for each, count in zip(owners.items(), unused, strict=True) if count >= least]
     return nsmallest(limit, found, key=_most_unused)
 
 
-def _most_unused(each: tuple[_Key, "_Sums"]) -> tuple[int, _Key]:
-    return -each[1].unused_bytes, each[0]
+def _most_unused(each: tuple[_Key, Sequence[int]]) -> tuple[int, _Key]:
+    return -each[1][_UNUSED], each[0]
 
 
-class _Sums(msgspec.Struct, gc=False):
-    """Running sums of the fields of ``UseOfMemoryView``, for fleets of 100,000 pods."""
-
-    pods: int = 0
-    waiting_pods: int = 0
-    waiting_bytes: int = 0
-    reserved_bytes: int = 0
-    used_bytes: int = 0
-    peak_bytes: int = 0
-    unused_bytes: int = 0
-    overuse_bytes: int = 0
-    unmeasured_pods: int = 0
-
-    def add(self, pod: GpuPod, times: int) -> None:
-        """Add the pod if ``times`` is 1, subtract it if ``times`` is -1."""
-        if not pod.node:
-            self.waiting_pods += times
-            self.waiting_bytes += times * pod.waiting_bytes
-            return
-        self.pods += times
-        self.reserved_bytes += times * pod.reserved_bytes
-        self.peak_bytes += times * pod.peak_bytes
-        self.unmeasured_pods += times * (pod.used_bytes is None)
-        self.used_bytes += times * (pod.used_bytes or 0)
-        self.unused_bytes += times * pod.unused_bytes
-        self.overuse_bytes += times * pod.overuse_bytes
+def _numbers(pod: GpuPod) -> tuple[int, ...]:
+    """Return the values of a pod in the order of ``_FIELDS``."""
+    if not pod.node:
+        return (0, 1, pod.waiting_bytes, *([0] * (len(_FIELDS) - 3)))
+    is_measured = pod.used_bytes is not None
+    return (
+        *(1, 0, 0, pod.reserved_bytes, pod.used_bytes or 0, pod.peak_bytes),
+        *(pod.unused_bytes, pod.overuse_bytes, 0 if is_measured else 1),
+    )
 
 
 class TeamSums:
@@ -169,47 +155,41 @@ class TeamSums:
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self._updated = UpdatedNodes()
-        #: Node -> its rows, which the sums include. "" has the pods on no node of the snapshot.
-        self._nodes: dict[str, Sequence[GpuPod]] = {}
-        self.namespaces: dict[_Key, _Sums] = {}
-        self.owners: dict[_Key, _Sums] = {}
+        self._nodes = PerNode[Sequence[GpuPod]]()
+        #: The rows of the pods on no node of the snapshot.
+        self._elsewhere: Sequence[GpuPod] = ()
+        self.namespaces, self._owners = Sums[_Key, int](), Sums[_Key, int]()
 
     def update(self, cluster: Cluster, snap: Snapshot, rows: GpuPods) -> None:
         """Update the sums to this snapshot."""
-        for row in self._updated.since_last(snap):
-            node = snap.nodes[row]
-            self._replace(node.name, rows.on_node(cluster, node))
-        if len(self._nodes) > 1 + len(snap.nodes):
-            for name in self._nodes.keys() - snap.row_of.keys() - {""}:
-                self._replace(name, ())
-                del self._nodes[name]
-        rows.forget_others(snap)
-        self._replace("", rows.without_node(cluster, snap))
+        changes = self._nodes.update(
+            snap, lambda node: (rows.on_node(cluster, node),), lambda _, pods: pods
+        )
+        for _, before, after in changes:
+            self._replace(before or (), after or ())
+        elsewhere = rows.without_node(cluster, snap)
+        self._replace(self._elsewhere, elsewhere)
+        self._elsewhere = elsewhere
 
-    def of(self, namespace: str) -> Mapping[_Key, _Sums]:
+    def of(self, namespace: str) -> Mapping[_Key, Sequence[int]]:
         """Return the sums of the owners in a namespace, or of all owners for ""."""
+        owners = self._owners.totals
         if not namespace:
-            return self.owners
-        return {key: sums for key, sums in self.owners.items() if key[0] == namespace}
+            return owners
+        return {key: sums for key, sums in owners.items() if key[0] == namespace}
 
-    def _replace(self, node: str, pods: Sequence[GpuPod]) -> None:
-        before = self._nodes.get(node, ())
-        if pods == before:
+    def _replace(self, before: Sequence[GpuPod], after: Sequence[GpuPod]) -> None:
+        if before == after:
             return
-        for pod in before:
-            self._add(pod, -1)
-        for pod in pods:
-            self._add(pod, 1)
-        self._nodes[node] = pods
+        for sums, parts in (self.namespaces, 1), (self._owners, 3):
+            sums.replace(_summed(before, parts), _summed(after, parts))
 
-    def _add(self, pod: GpuPod, times: int) -> None:
-        """Add the pod if ``times`` is 1, subtract it if ``times`` is -1."""
-        owner = pod.namespace, pod.owner_kind, pod.owner_name
-        for found, key in (self.namespaces, owner[:1]), (self.owners, owner):
-            sums = found.get(key)
-            if sums is None:
-                sums = found[key] = _Sums()
-            sums.add(pod, times)
-            if not sums.pods and not sums.waiting_pods:
-                del found[key]
+
+def _summed(pods: Iterable[GpuPod], parts: int) -> Mapping[_Key, Sequence[int]]:
+    """Sum the values of pods by the first ``parts`` of namespace, kind and name of their owner."""
+    found: dict[_Key, Sequence[int]] = {}
+    for pod in pods:
+        key = (pod.namespace, pod.owner_kind, pod.owner_name)[:parts]
+        numbers = _numbers(pod)
+        found[key] = list(map(add, found[key], numbers)) if key in found else numbers
+    return found

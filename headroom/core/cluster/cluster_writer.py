@@ -69,9 +69,7 @@ class ClusterWriter:
         change. ``unlisted`` are the kinds that must be listed before any node can be weighed."""
         self.parts = parts = Parts(rules, stale_after_s, epoch_s, unlisted)
         self.cluster = Cluster(parts)
-        self._objects = parts.objects
-        self._queue = parts.queue
-        self._table = parts.table
+        self._objects, self._queue, self._table = parts.objects, parts.queue, parts.table
         self._heartbeats = parts.heartbeats
         self._weigher = parts.weigher
         self._followers = followers(*parts.trackers)
@@ -206,6 +204,8 @@ class ClusterWriter:
                 for name in names:
                     self._move_activity(name)
             case GpuUsersSeen(pods):
+                for pod in (*self.parts.gpu_users.values(), *pods.values()):
+                    self._table.updated(pod.node)
                 self.parts.gpu_users = pods
             case BindBegun(pod, name):
                 self._assume(pod, name)
