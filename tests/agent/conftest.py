@@ -5,7 +5,6 @@ import os
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from tests.agent.whole import Whole
 from tests.agent.writing import Clock
 from tests.driver import AGENT_PATH, GIB, Driver, Gpu, h100, library_folder
 from tests.processes import starts_processes
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 __all__ = ["installed"]
 
@@ -112,11 +111,14 @@ class Survey:
         """Return the first status with the expected value, because results of other threads are
         delayed.
         """
-        end_s = time.monotonic() + within_s
-        while not right(status := self.step()):
-            assert time.monotonic() < end_s, f"not within {within_s} s; last: {status}"
-            time.sleep(0.02)
-        return status
+        seen: list[dict[str, Any]] = [{}]
+
+        def is_right() -> bool:
+            seen[0] = self.step()
+            return right(seen[0])
+
+        until(is_right, "the expected status", within_s, logs=lambda: str(seen))
+        return seen[0]
 
     def ask(self, command: str) -> dict[str, Any]:
         self._commands.write(command + "\n")

@@ -11,19 +11,19 @@ from tests.waiting import PATIENCE_S
 STALE_AFTER_S = 35.0
 
 
-class World:
+class ServedSample:
     def __init__(self) -> None:
         self.now_s = 1024.0
         self.board = LatestSample("n1", lambda: self.now_s, STALE_AFTER_S)
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> ServedSample:
+    return ServedSample()
 
 
 @pytest.fixture
-def server(world: World) -> Iterator[Server]:
+def server(world: ServedSample) -> Iterator[Server]:
     server = Server(world.board, "127.0.0.1", 0, 0, None, {}, open_metrics=True)
     server.start()
     try:

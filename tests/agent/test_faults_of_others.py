@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 UIDS = [f"{number:08x}-1111-4222-8333-{number:012x}" for number in (1, 2)]
 
 
-class World:
+class SampledNode:
     """A node with two pods, and the probes of an agent that has sampled it once."""
 
     def __init__(self, folder: Path) -> None:
@@ -130,18 +130,18 @@ def lost(status: GPUNodeStatus) -> list[str]:
     return found
 
 
-FAULTS: list[tuple[str, Callable[[World], None]]] = [
-    ("the kubelet's socket is gone", World.kubelet_gone),
-    ("the kubelet's socket does not answer", World.kubelet_silent),
-    ("the checkpoint is gone", World.checkpoint_gone),
-    ("the checkpoint is corrupt", World.checkpoint_garbled),
-    ("socket and checkpoint are gone", World.both_gone),
-    ("the plugin's socket is gone", World.plugin_gone),
-    ("the plugin is down", World.plugin_away),
-    ("two plugins listen, and no kubelet", World.two_plugins),
-    ("the plugin's configuration is corrupt", World.configuration_garbled),
-    ("no permission to read the plugin's environment", World.environment_hidden),
-    ("the agent does not see the host's processes", World.processes_hidden),
+FAULTS: list[tuple[str, Callable[[SampledNode], None]]] = [
+    ("the kubelet's socket is gone", SampledNode.kubelet_gone),
+    ("the kubelet's socket does not answer", SampledNode.kubelet_silent),
+    ("the checkpoint is gone", SampledNode.checkpoint_gone),
+    ("the checkpoint is corrupt", SampledNode.checkpoint_garbled),
+    ("socket and checkpoint are gone", SampledNode.both_gone),
+    ("the plugin's socket is gone", SampledNode.plugin_gone),
+    ("the plugin is down", SampledNode.plugin_away),
+    ("two plugins listen, and no kubelet", SampledNode.two_plugins),
+    ("the plugin's configuration is corrupt", SampledNode.configuration_garbled),
+    ("no permission to read the plugin's environment", SampledNode.environment_hidden),
+    ("the agent does not see the host's processes", SampledNode.processes_hidden),
 ]
 
 
@@ -150,7 +150,7 @@ def test_every_fault_is_reported_as_the_table_in_the_docs_shows() -> None:
     for fault, inject in FAULTS:
         # The path of a socket has at most 107 characters.
         with tempfile.TemporaryDirectory() as short:
-            world = World(Path(short) / "node")
+            world = SampledNode(Path(short) / "node")
             try:
                 inject(world)
                 found = world.sample()

@@ -16,7 +16,7 @@ from agent import liveness_probe
 from agent.http_endpoints import Server
 from agent.logs import log_to_stderr
 from headroom.contract.gpunode import Device, GPUNodeStatus
-from tests.agent.served import STALE_AFTER_S, World, http, local, server, world
+from tests.agent.served import STALE_AFTER_S, ServedSample, http, local, server, world
 from tests.builders import shared
 
 __all__ = ["http", "local", "server", "world"]
@@ -29,7 +29,7 @@ def healthy(http: httpx.Client) -> bool:
 
 
 def test_the_agent_is_unhealthy_only_while_samples_are_missing(
-    world: World, local: httpx.Client
+    world: ServedSample, local: httpx.Client
 ) -> None:
     assert healthy(local)  # The first sample may still arrive.
     assert local.get("/readyz").status_code == HTTPStatus.SERVICE_UNAVAILABLE
@@ -49,7 +49,7 @@ def test_the_agent_is_unhealthy_only_while_samples_are_missing(
     assert "headroom_agent_sample_age_seconds 40.0" in local.get("/metrics").text
 
 
-def test_a_too_old_sample_is_not_used(world: World) -> None:
+def test_a_too_old_sample_is_not_used(world: ServedSample) -> None:
     assert world.board.fresh is None
     status = GPUNodeStatus(observed_at="then")
     world.board.set(status)
@@ -103,7 +103,7 @@ class Read(list[Device]):
 
 
 def test_the_metrics_of_a_sample_are_rendered_once(
-    world: World, server: Server, http: httpx.Client
+    world: ServedSample, server: Server, http: httpx.Client
 ) -> None:
     devices = Read([shared("GPU-0")])
     world.board.set(GPUNodeStatus(devices=devices))
@@ -121,7 +121,7 @@ def test_the_metrics_of_a_sample_are_rendered_once(
 
 
 def test_the_probe_of_the_container_uses_the_local_port(
-    world: World, server: Server, capsys: pytest.CaptureFixture[str]
+    world: ServedSample, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
     port = str(server.local_port)
     assert liveness_probe.main(["/healthz", port]) == 0

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from agent.gate_decision import Verdict
 from agent.http_endpoints import Server
 from headroom.contract.gpunode import GPUNodeStatus
-from tests.agent.served import World, client, http, server, world
+from tests.agent.served import ServedSample, client, http, server, world
 from tests.builders import shared
 from tests.waiting import PATIENCE_S, until
 
@@ -44,7 +44,9 @@ def test_other_methods_than_get_are_rejected(
         assert sock.recv(100).startswith(f"HTTP/1.1 {status} ".encode())
 
 
-def test_an_internal_error_is_logged_but_a_client_that_disconnects_is_not(world: World) -> None:
+def test_an_internal_error_is_logged_but_a_client_that_disconnects_is_not(
+    world: ServedSample,
+) -> None:
     def mistaken(uid: str) -> Verdict:
         raise LookupError("a mistake for the tests")
 
@@ -118,7 +120,9 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("sent", [pytest.param(sent, id=name) for name, sent in ATTACKS.items()])
-def test_other_clients_are_answered_whatever_many_clients_do(world: World, sent: bytes) -> None:
+def test_other_clients_are_answered_whatever_many_clients_do(
+    world: ServedSample, sent: bytes
+) -> None:
     released = threading.Event()
 
     def ask(uid: str) -> Verdict:
@@ -173,7 +177,7 @@ def test_a_hanging_request_does_not_block_shutdown() -> None:
     assert subprocess.check_output(command, text=True, timeout=PATIENCE_S) == "stopped\n"
 
 
-def test_a_slow_reader_gets_the_whole_answer(world: World, server: Server) -> None:
+def test_a_slow_reader_gets_the_whole_answer(world: ServedSample, server: Server) -> None:
     world.board.set(GPUNodeStatus(devices=[shared(f"GPU-{n}") for n in range(400)]))
     with capture_logs() as logs:
         for _ in range(5):

@@ -78,7 +78,7 @@ class Service(PodResources):
         return self.healthy_now
 
 
-class World:
+class ProbedKubelet:
     """A probe with a clock of the test."""
 
     def __init__(self, folder: Path, cgroups: Path | None = None) -> None:
@@ -114,11 +114,11 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> ProbedKubelet:
+    return ProbedKubelet(tmp_path)
 
 
-def test_a_pod_that_a_settled_kubelet_does_not_list_has_ended(world: World) -> None:
+def test_a_pod_that_a_settled_kubelet_does_not_list_has_ended(world: ProbedKubelet) -> None:
     world.write(entry("u"), entry("v", DeviceIDs={"-1": ["GPU-a::1"]}))
     world.service.containers_now = [listed("p", "GPU-a::1")]
     assert world.uids() == ["v"]
@@ -126,7 +126,7 @@ def test_a_pod_that_a_settled_kubelet_does_not_list_has_ended(world: World) -> N
 
 
 @pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists no pods at all"])
-def test_a_starting_kubelet_gets_time_to_list_its_pods(world: World, young: bool) -> None:
+def test_a_starting_kubelet_gets_time_to_list_its_pods(world: ProbedKubelet, young: bool) -> None:
     world.write(entry("u"))
     if young:
         world.restart_kubelet()
@@ -155,7 +155,7 @@ _UID, _OTHER = "0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c", "2" * 32
 )
 def test_a_pod_that_is_never_listed_runs_while_it_has_a_cgroup(tmp_path: Path, form: str) -> None:
     """Only its init container requests a GPU, and PodResources lists no init containers."""
-    world = World(tmp_path, tmp_path / "cgroup")
+    world = ProbedKubelet(tmp_path, tmp_path / "cgroup")
     is_systemd = form.endswith(".slice")
     folder = tmp_path / "cgroup" / form.format(_UID.replace("-", "_") if is_systemd else _UID)
     folder.mkdir(parents=True)
@@ -175,7 +175,7 @@ def test_a_pod_that_is_never_listed_runs_while_it_has_a_cgroup(tmp_path: Path, f
 
 
 def test_a_new_pod_gets_time_until_it_has_a_cgroup(tmp_path: Path) -> None:
-    world = World(tmp_path, tmp_path)
+    world = ProbedKubelet(tmp_path, tmp_path)
     other = tmp_path / f"kubepods/pod{_OTHER}"
     other.mkdir(parents=True)
     world.write(entry(_UID))
@@ -189,7 +189,7 @@ def test_a_new_pod_gets_time_until_it_has_a_cgroup(tmp_path: Path) -> None:
 
 def test_a_formerly_listed_pod_ends_at_once_even_if_its_cgroup_remains(tmp_path: Path) -> None:
     """The kubelet removes the cgroup only after it has unmounted the pod's volumes."""
-    world = World(tmp_path, tmp_path)
+    world = ProbedKubelet(tmp_path, tmp_path)
     (tmp_path / f"kubepods/pod{_UID}").mkdir(parents=True)
     world.write(entry(_UID))
     world.service.containers_now = [listed("p", "GPU-a::0")]
@@ -200,7 +200,7 @@ def test_a_formerly_listed_pod_ends_at_once_even_if_its_cgroup_remains(tmp_path:
 
 def test_a_listed_pod_has_ended_when_its_cgroup_is_removed(tmp_path: Path) -> None:
     """A kubelet 1.31 lists the last admitted pod until it admits another one."""
-    world = World(tmp_path, tmp_path)
+    world = ProbedKubelet(tmp_path, tmp_path)
     folder = tmp_path / f"kubepods/burstable/pod{_UID}"
     (tmp_path / f"kubepods/pod{_OTHER}").mkdir(parents=True)
     world.write(entry(_UID), entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
@@ -226,14 +226,14 @@ def test_a_listed_pod_has_ended_when_its_cgroup_is_removed(tmp_path: Path) -> No
 
 
 def test_without_cgroups_the_report_shows_which_pods_may_be_missed(tmp_path: Path) -> None:
-    world = World(tmp_path, tmp_path / "none")
+    world = ProbedKubelet(tmp_path, tmp_path / "none")
     world.write(entry(_UID))
     world.service.containers_now = [listed("other")]
     assert world.uids() == []
     assert "mount the host's /sys/fs/cgroup there" in world.message()
 
 
-def test_a_kubelet_that_does_not_answer_ends_no_pod(world: World) -> None:
+def test_a_kubelet_that_does_not_answer_ends_no_pod(world: ProbedKubelet) -> None:
     world.write(entry("u"))
     assert world.uids() == ["u"]  # No pod is listed, so the list may be incomplete.
     world.service.containers_now = None
@@ -245,7 +245,7 @@ def test_a_kubelet_that_does_not_answer_ends_no_pod(world: World) -> None:
     assert world.uids() == ["u"]  # The waiting time begins with the next response.
 
 
-def test_a_newly_listed_pod_is_looked_up_in_the_checkpoint_again(world: World) -> None:
+def test_a_newly_listed_pod_is_looked_up_in_the_checkpoint_again(world: ProbedKubelet) -> None:
     """It was admitted between the two reads."""
     world.write()
     admitted = entry("u")
@@ -260,7 +260,7 @@ def test_a_newly_listed_pod_is_looked_up_in_the_checkpoint_again(world: World) -
     assert (holding.uid, holding.name) == ("u", "p")
 
 
-def test_a_restart_resets_the_waiting_time_and_keeps_names(world: World) -> None:
+def test_a_restart_resets_the_waiting_time_and_keeps_names(world: ProbedKubelet) -> None:
     world.write(entry("u"))
     world.service.containers_now = [listed("p", "GPU-a::0")]
     assert world.uids() == ["u"]
@@ -272,7 +272,7 @@ def test_a_restart_resets_the_waiting_time_and_keeps_names(world: World) -> None
 
 
 def test_healthy_replicas_come_from_the_kubelet_or_else_from_the_checkpoint(
-    world: World,
+    world: ProbedKubelet,
 ) -> None:
     world.write(entry("u"))
 

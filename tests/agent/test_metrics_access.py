@@ -22,7 +22,7 @@ from agent.metrics_access import (
 )
 from agent.serving_tls import ServingTls
 from headroom.contract.gpunode import GPUNodeStatus
-from tests.agent.served import World, client, world
+from tests.agent.served import ServedSample, client, world
 from tests.builders import shared
 from tests.certificates import Authority, Certificate
 from tests.waiting import PATIENCE_S
@@ -127,7 +127,9 @@ def certificate(authority: Authority) -> Certificate:
 
 
 @contextlib.contextmanager
-def serving(world: World, port: MetricsPort | None, open_metrics: bool = False) -> Iterator[Server]:
+def serving(
+    world: ServedSample, port: MetricsPort | None, open_metrics: bool = False
+) -> Iterator[Server]:
     world.board.set(GPUNodeStatus(devices=[shared("GPU-1")]))
     server = Server(
         world.board, "127.0.0.1", 0, 0, None, {}, metrics_port=port, open_metrics=open_metrics
@@ -140,7 +142,7 @@ def serving(world: World, port: MetricsPort | None, open_metrics: bool = False) 
 
 
 @pytest.fixture
-def server(world: World, reviews: Reviews, certificate: Certificate) -> Iterator[Server]:
+def server(world: ServedSample, reviews: Reviews, certificate: Certificate) -> Iterator[Server]:
     tls = ServingTls(certificate.cert, certificate.key)
     with serving(world, MetricsPort("127.0.0.1", 0, tls, reviews.access)) as server:
         yield server
@@ -185,7 +187,7 @@ def test_the_public_port_serves_no_metrics_and_the_local_port_does(server: Serve
 
 
 def test_metrics_can_be_opened_to_all_clients(
-    world: World, authority: Authority, certificate: Certificate
+    world: ServedSample, authority: Authority, certificate: Certificate
 ) -> None:
     tls = ServingTls(certificate.cert, certificate.key)
     with (
@@ -250,7 +252,7 @@ def test_a_renewed_certificate_is_used_but_a_damaged_one_is_not(
 
 
 def test_the_port_opens_when_the_certificate_arrives(
-    world: World, reviews: Reviews, authority: Authority, tmp_path: Path
+    world: ServedSample, reviews: Reviews, authority: Authority, tmp_path: Path
 ) -> None:
     """The Secret can be created after the agent has started, and gates must not wait for it."""
     cert, key = tmp_path / "later.crt", tmp_path / "later.key"
@@ -282,7 +284,7 @@ def test_a_client_that_never_completes_its_handshake_is_closed(
 
 
 def test_a_slow_reader_gets_a_large_response_completely(
-    world: World, reviews: Reviews, certificate: Certificate, authority: Authority
+    world: ServedSample, reviews: Reviews, certificate: Certificate, authority: Authority
 ) -> None:
     tls = ServingTls(certificate.cert, certificate.key)
     with serving(world, MetricsPort("127.0.0.1", 0, tls, reviews.access)) as server:

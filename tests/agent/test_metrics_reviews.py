@@ -19,7 +19,7 @@ from agent.metrics_access import KubeReview, MetricsAccess
 from agent.serving_tls import ServingTls
 from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.installed_agent import AT_ONCE, installed, token, unless
-from tests.agent.served import World, world
+from tests.agent.served import ServedSample, world
 from tests.agent.test_metrics_access import asked, connection
 from tests.builders import shared
 from tests.certificates import Authority
@@ -91,7 +91,7 @@ def test_the_api_server_decides_which_client_reads_metrics(
 
 
 def test_an_agent_serves_metrics_only_to_prometheus(
-    review: KubeReview, accounts: dict[str, str], world: World, tmp_path: Path
+    review: KubeReview, accounts: dict[str, str], world: ServedSample, tmp_path: Path
 ) -> None:
     authority = Authority(tmp_path, "headroom-ca")
     signed = authority.sign("agent")

@@ -24,7 +24,7 @@ from headroom.runtime.settings.reload import Origin
 from headroom.runtime.settings.settings import Settings
 from headroom.runtime.telemetry import sample_lag
 from headroom.serve.beside import console_beside
-from tests.app.life_world import NODES, Store, Told, World, rejected
+from tests.app.life_world import NODES, LifeWorld, Store, Told, rejected
 from tests.builders import GIB, container, kube_node, pod
 from tests.waiting import until_then
 
@@ -38,7 +38,7 @@ def live() -> Told:
 
 
 async def _live(file: Path) -> Told:
-    world: World | None = None
+    world: LifeWorld | None = None
     # Shorter than a settings file allows.
     settings = Settings(evict_for_memory=True).model_copy(update={"nomination_hold_s": 0.3})
     extender = Extender(
@@ -51,7 +51,7 @@ async def _live(file: Path) -> Told:
         extender.enqueue,
     )
     console = console_beside(extender)
-    world = World(extender, store, file, console)
+    world = LifeWorld(extender, store, file, console)
     ledger = extender.open_ledger(AsyncStore(store))
     extender.enable_evictions(AsyncStore(store), ledger, world)
     extender.enable_preemption(
@@ -69,12 +69,12 @@ async def _live(file: Path) -> Told:
     return Told("", failures(world))
 
 
-def _of(world: World | None) -> World:
+def _of(world: LifeWorld | None) -> LifeWorld:
     assert world is not None
     return world
 
 
-def start(world: World, ledger: Any) -> None:
+def start(world: LifeWorld, ledger: Any) -> None:
     """Start all loops of a replica in a cluster, except for its servers."""
     extender, each = world.extender, world.extender.loops
     extender.requeue_controller.start(each, ledger)
@@ -97,7 +97,7 @@ def start(world: World, ledger: Any) -> None:
     each.start("clock", extender.report_time, cluster_view.CLOCK_EVERY_S)
 
 
-def failures(world: World) -> float:
+def failures(world: LifeWorld) -> float:
     counted = world.extender.telemetry.registry.get_sample_value
     names = ("event_queue", "requeues", "reservations", "nodes", "notices", "waiting", "preemption")
     names += ("overuse", "starts", "mirror", "feed", "lag", "settings", "clock")
@@ -105,7 +105,7 @@ def failures(world: World) -> float:
     return world.errors + sum(filter(None, of_loops))
 
 
-async def steps(world: World) -> None:
+async def steps(world: LifeWorld) -> None:
     extender, store = world.extender, world.store
     world.create("s0", 10)  # It waits for the first node.
     for node in NODES:

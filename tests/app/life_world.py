@@ -118,7 +118,7 @@ class Store(EmbeddedStore):
 
 
 @dataclass
-class World:
+class LifeWorld:
     """The users, agents and kube-scheduler of the replica, which make no mistakes."""
 
     extender: Extender

@@ -19,7 +19,7 @@ from tests.builders import GIB, device, mig, shared
 from tests.console.asking import STALE_AFTER_S, Asked
 from tests.console.test_idle import AN_HOUR, SM, TWO_DAYS, add, fleet, row
 from tests.promtool import complaints
-from tests.server.test_auth import World
+from tests.server.test_auth import GuardedApi
 
 ROUND_S = 10.0
 
@@ -188,7 +188,7 @@ def test_invalid_times_are_rejected(team: Asked, since: str) -> None:
 
 
 def test_only_viewers_may_read_costs() -> None:
-    world = World()
+    world = GuardedApi()
     world.reviews.rights["member"] = {GetPod("ml", "p")}
     world.reviews.rights["viewer"] = {ReadPath("get", "/v1/costs")}
     assert world.get("/v1/costs", "member").status_code == 403

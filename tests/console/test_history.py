@@ -12,7 +12,7 @@ from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, NodeGone, NodeSe
 from headroom.runtime.server.auth import GetPod
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, WALL_S, Asked
-from tests.server.test_auth import World
+from tests.server.test_auth import GuardedApi
 
 #: Seconds between two rounds of the recorder.
 ROUND_S = 10.0
@@ -174,7 +174,7 @@ def test_a_loaded_model_does_not_count_as_growth() -> None:
 
 
 def test_a_caller_that_may_get_a_pod_may_read_only_the_history_of_that_pod() -> None:
-    world = World()
+    world = GuardedApi()
     world.reviews.rights["owner"] = {GetPod("ml", "a")}
     answer = world.get("/v1/history/pods/ml/a", "owner")
     assert (answer.status_code, "no history of pod ml/a" in answer.text) == (404, True)

@@ -15,7 +15,7 @@ from headroom.core.whatif.pending_pods import Pending
 from headroom.runtime.server.auth import GetPod, ReadPath
 from tests.builders import GIB, device, gpunode, kube_node, mig, pod, reservation, shared, use
 from tests.console.asking import STALE_AFTER_S, Asked
-from tests.server.test_auth import World
+from tests.server.test_auth import GuardedApi
 
 #: Two days and one hour before the reports.
 TWO_DAYS, AN_HOUR = "2026-11-19T00:00:00Z", "2026-11-20T23:00:00Z"
@@ -238,7 +238,7 @@ def test_a_pod_without_a_report_is_unknown(team: Asked) -> None:
 
 
 def test_a_caller_that_may_get_a_pod_may_read_whether_it_is_idle() -> None:
-    world = World()
+    world = GuardedApi()
     add(
         world.api,
         shared("A", sm_activity=SM),

@@ -21,7 +21,7 @@ from headroom.runtime.server.auth import GetPod, ReadPath
 from tests.console.asking import Asked
 from tests.console.test_visible_pods import OWN, VIEWS, world
 from tests.controlplane import ROOT
-from tests.server.test_auth import World
+from tests.server.test_auth import GuardedApi
 
 SHARED_S = 0.25
 
@@ -138,7 +138,7 @@ def test_a_header_for_one_reader_is_not_sent_to_the_next() -> None:
 @pytest.mark.parametrize("path", SHARED)
 def test_a_reader_without_permission_does_not_get_the_answer_of_another_reader(path: str) -> None:
     may_read = ReadPath("get", path.partition("?")[0])
-    made = World(answers=SharedAnswers(), viewer=may_read, owner=GetPod("ml", "p"))
+    made = GuardedApi(answers=SharedAnswers(), viewer=may_read, owner=GetPod("ml", "p"))
     assert made.get(path, "viewer").status_code == 200
     assert made.get(path, "owner").status_code == 403
     assert made.get(path, None).status_code == 401

@@ -13,7 +13,7 @@ from headroom.core.cluster.changes import Event
 from headroom.core.journal.decision_records import Preempted, Victim
 from headroom.runtime.server.auth import GetPod, Permission, ReadPath, ReviewFailed, User
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
-from tests.server.test_auth import World
+from tests.server.test_auth import GuardedApi
 
 MOST_NAMESPACES = 32
 
@@ -38,9 +38,9 @@ def world(
     *rights: Permission,
     holders: dict[str, tuple[str, int]] = HOLDERS,
     answers: SharedAnswers | None = None,
-) -> World:
+) -> GuardedApi:
     """Pods on the only GPU of 24 GiB, which keep a pending pod from fitting."""
-    made = World(answers=answers)
+    made = GuardedApi(answers=answers)
     made.reviews.rights["reader"] = set(rights)
     there = {space: held(space, *what) for space, what in holders.items()}
     reservations = {running.metadata.uid: reserved for reserved, running in there.values()}
@@ -57,7 +57,7 @@ def world(
     return made
 
 
-def read(made: World, path: str) -> tuple[Any, str]:
+def read(made: GuardedApi, path: str) -> tuple[Any, str]:
     answer = made.get(path, "reader")
     assert answer.status_code == 200, answer.text
     return answer.json(), answer.text

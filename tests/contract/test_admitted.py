@@ -45,7 +45,7 @@ from tests.fuzz.world import Attacked
 from tests.recorder.facts import NODE, NOW_S, facts, report, use
 from tests.recorder.test_recording import asked, create
 from tests.recorder.test_rounds import KEY
-from tests.recorder.test_rounds import World as Recording
+from tests.recorder.test_rounds import RecorderRounds as Recording
 from tests.waiting import until
 
 ROOT = "/apis/headroom.gpu/v1alpha1"

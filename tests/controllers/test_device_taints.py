@@ -79,7 +79,7 @@ class FakeApi:
         return Listing(found, "1")
 
 
-class World:
+class TaintedNode:
     def __init__(self, version: str = "v1beta2") -> None:
         self.api = FakeApi(version)
         self.now_s = 1000.0
@@ -123,13 +123,13 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> TaintedNode:
+    return TaintedNode()
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta2", "v1alpha3"])
 def test_a_device_is_tainted_in_the_served_version_and_the_taint_is_removed(version: str) -> None:
-    world = World(version)
+    world = TaintedNode(version)
     world.reported(a=8)
     assert world.round() == []
     world.reported(5, a=8)
@@ -161,7 +161,7 @@ def test_a_device_is_tainted_in_the_served_version_and_the_taint_is_removed(vers
 
 
 def test_use_beyond_a_claim_taints_the_device_and_a_larger_claim_removes_the_taint(
-    world: World,
+    world: TaintedNode,
 ) -> None:
     world.reported(a=9)
     assert world.round() == ["gpu-0"]
@@ -171,7 +171,7 @@ def test_use_beyond_a_claim_taints_the_device_and_a_larger_claim_removes_the_tai
 
 
 def test_without_served_rules_the_obstacle_is_reported_until_they_are_served() -> None:
-    world = World("v2")
+    world = TaintedNode("v2")
     world.reported(5)
     assert world.round() == []
     assert world.controller.obstacle == NOT_SERVED
@@ -180,7 +180,7 @@ def test_without_served_rules_the_obstacle_is_reported_until_they_are_served() -
     assert world.controller.obstacle == ""
 
 
-def test_another_version_is_used_after_an_upgrade_of_the_api_server(world: World) -> None:
+def test_another_version_is_used_after_an_upgrade_of_the_api_server(world: TaintedNode) -> None:
     world.reported(5)
     assert world.round() == ["gpu-0"]
     world.api.version = "v1"
@@ -192,7 +192,7 @@ def test_another_version_is_used_after_an_upgrade_of_the_api_server(world: World
     assert world.round(FIRST_HOLD_S) == []
 
 
-def test_only_the_leader_writes_and_the_next_leader_continues(world: World) -> None:
+def test_only_the_leader_writes_and_the_next_leader_continues(world: TaintedNode) -> None:
     world.leads = False
     world.reported(5)
     assert world.round() == []
@@ -207,7 +207,7 @@ def test_only_the_leader_writes_and_the_next_leader_continues(world: World) -> N
     assert world.round(FIRST_HOLD_S) == []
 
 
-def test_mode_observe_writes_nothing_and_removes_taints(world: World) -> None:
+def test_mode_observe_writes_nothing_and_removes_taints(world: TaintedNode) -> None:
     world.reported(5)
     assert world.round() == ["gpu-0"]
     world.observes = True
@@ -217,14 +217,14 @@ def test_mode_observe_writes_nothing_and_removes_taints(world: World) -> None:
     assert world.api.writes == []
 
 
-def test_the_rules_of_a_removed_node_are_deleted(world: World) -> None:
+def test_the_rules_of_a_removed_node_are_deleted(world: TaintedNode) -> None:
     world.reported(5)
     assert world.round() == ["gpu-0"]
     world.reports.apply([GPUNodeGone("n")])
     assert world.round() == []
 
 
-def test_rules_of_others_stay_and_our_changed_rules_are_replaced(world: World) -> None:
+def test_rules_of_others_stay_and_our_changed_rules_are_replaced(world: TaintedNode) -> None:
     place = {"driver": "gpu.nvidia.com", "pool": "n", "device": "gpu-0"}
     spec = {
         "deviceSelector": place,
@@ -243,7 +243,7 @@ def test_rules_of_others_stay_and_our_changed_rules_are_replaced(world: World) -
     )
 
 
-def test_a_rule_that_a_user_deleted_is_created_again(world: World) -> None:
+def test_a_rule_that_a_user_deleted_is_created_again(world: TaintedNode) -> None:
     world.reported(5)
     assert world.round() == ["gpu-0"]
     world.api.rules.clear()
@@ -251,7 +251,7 @@ def test_a_rule_that_a_user_deleted_is_created_again(world: World) -> None:
     assert world.round(LIST_EVERY_S) == ["gpu-0"]
 
 
-def test_a_rule_that_replaced_ours_is_deleted_when_it_is_listed(world: World) -> None:
+def test_a_rule_that_replaced_ours_is_deleted_when_it_is_listed(world: TaintedNode) -> None:
     world.reported(5)
     world.round()
     (name,) = world.api.rules
@@ -262,7 +262,7 @@ def test_a_rule_that_replaced_ours_is_deleted_when_it_is_listed(world: World) ->
     assert world.round() == []
 
 
-def test_a_failed_write_is_repeated(world: World) -> None:
+def test_a_failed_write_is_repeated(world: TaintedNode) -> None:
     world.reported(5)
     world.api.fault = NoAnswer("no answer")
     assert world.round() == []
@@ -277,7 +277,7 @@ def test_a_failed_write_is_repeated(world: World) -> None:
     assert world.round() == []
 
 
-def test_metrics_are_documented(world: World) -> None:
+def test_metrics_are_documented(world: TaintedNode) -> None:
     world.reported(5)
     world.round()
     text = world.telemetry.exposition(True).decode()
@@ -295,7 +295,7 @@ def test_metrics_are_documented(world: World) -> None:
     assert "\nheadroom_device_taints_leads 1.0\n" in text
 
 
-def test_an_old_report_taints_nothing_until_a_heartbeat_confirms_it(world: World) -> None:
+def test_an_old_report_taints_nothing_until_a_heartbeat_confirms_it(world: TaintedNode) -> None:
     world.reported(5)
     assert world.round(STALE_AFTER_S + 1) == []
     world.reports.apply([HeartbeatSeen(Lease(metadata=ObjectMeta(name="n")), world.now_s)])

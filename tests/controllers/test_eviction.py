@@ -74,7 +74,7 @@ class Evictor:
 
 
 @dataclass
-class World:
+class MisplacedPods:
     stage: Stage
     evictor: Evictor
     #: Return the pods to evict, from the node's GPUNode.
@@ -146,14 +146,14 @@ def replaced_by(stage: Stage, pod: Pod) -> Callable[[], None]:
 
 
 @pytest.fixture
-def world() -> World:
+def world() -> MisplacedPods:
     stage = Stage()
     stage.bind()
     replaced_by(stage, gated())()
-    return World(stage, Evictor(stage), {"uid-p"})
+    return MisplacedPods(stage, Evictor(stage), {"uid-p"})
 
 
-def test_a_pod_is_marked_and_then_evicted(world: World) -> None:
+def test_a_pod_is_marked_and_then_evicted(world: MisplacedPods) -> None:
     assert world.send_away() == WENT
     assert world.evictor.marked == [True]
     calls = ["read_gpunode", "write_spec", "read_gpunode", "read_pod"]
@@ -163,20 +163,20 @@ def test_a_pod_is_marked_and_then_evicted(world: World) -> None:
     assert world.stage.node().spec.reservations["uid-p"].charges
 
 
-def test_eviction_is_requested_again_but_marked_once(world: World) -> None:
+def test_eviction_is_requested_again_but_marked_once(world: MisplacedPods) -> None:
     assert world.send_away() == world.send_away() == WENT
     assert "write_spec" not in world.stage.calls
     assert world.flags == [EVICTED]
 
 
-def test_the_mark_is_removed_if_the_pod_fits_again(world: World) -> None:
+def test_the_mark_is_removed_if_the_pod_fits_again(world: MisplacedPods) -> None:
     world.send_away()
     world.leave.clear()
     assert world.send_away() == NOBODY
     assert world.flags == []
 
 
-def test_after_a_conflict_the_decision_is_made_again(world: World) -> None:
+def test_after_a_conflict_the_decision_is_made_again(world: MisplacedPods) -> None:
     def others_make_room() -> None:
         world.stage.store.report([("n", DEVICES)])
         world.leave.clear()
@@ -186,7 +186,7 @@ def test_after_a_conflict_the_decision_is_made_again(world: World) -> None:
     assert world.flags == []
 
 
-def test_only_one_of_two_replicas_writes_the_mark(world: World) -> None:
+def test_only_one_of_two_replicas_writes_the_mark(world: MisplacedPods) -> None:
     """The other replica reads the GPUNode again after its conflict and finds the mark."""
     seen: list[list[str]] = []
 
@@ -212,7 +212,7 @@ def test_only_one_of_two_replicas_writes_the_mark(world: World) -> None:
     ],
 )
 def test_the_mark_and_the_report_are_read_again_before_the_eviction(
-    world: World, deed: Callable[[World], None]
+    world: MisplacedPods, deed: Callable[[MisplacedPods], None]
 ) -> None:
     world.stage.fault = once("write_spec", "after", lambda: deed(world))
     assert world.send_away() == NOBODY
@@ -234,34 +234,36 @@ def test_the_mark_and_the_report_are_read_again_before_the_eviction(
     ],
 )
 def test_a_pod_that_changed_before_its_eviction_is_not_evicted(
-    world: World, meanwhile: Pod
+    world: MisplacedPods, meanwhile: Pod
 ) -> None:
     world.stage.fault = once("write_spec", "after", replaced_by(world.stage, meanwhile))
     assert world.send_away() == NOBODY
     assert world.evictor.evicted == []
 
 
-def test_a_pod_without_a_gate_can_be_evicted(world: World) -> None:
+def test_a_pod_without_a_gate_can_be_evicted(world: MisplacedPods) -> None:
     plain = msgspec.structs.replace(gated(), spec=PodSpec(node_name="n"))
     replaced_by(world.stage, plain)()
     assert world.send_away() == WENT
 
 
-def test_an_eviction_rejected_by_a_budget_is_reported_and_retried(world: World) -> None:
+def test_an_eviction_rejected_by_a_budget_is_reported_and_retried(world: MisplacedPods) -> None:
     world.evictor.trouble = OutcomeUnknown("429 too many disruptions")
     assert world.send_away() == ((), (("uid-p", "429 too many disruptions"),))
     world.evictor.trouble = None
     assert world.send_away() == WENT
 
 
-def test_a_pod_that_changed_after_it_was_read_is_checked_later(world: World) -> None:
+def test_a_pod_that_changed_after_it_was_read_is_checked_later(world: MisplacedPods) -> None:
     world.evictor.trouble = StoreConflict("the version is another")
     assert world.send_away() == NOBODY
 
 
 @pytest.mark.parametrize("operation", ["read_gpunode", "write_spec"])
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_without_a_written_mark_no_pod_is_evicted(world: World, operation: str, when: str) -> None:
+def test_without_a_written_mark_no_pod_is_evicted(
+    world: MisplacedPods, operation: str, when: str
+) -> None:
     world.stage.fault = once(operation, when, raises(OutcomeUnknown))
     with pytest.raises(OutcomeUnknown):
         world.send_away()
@@ -269,18 +271,18 @@ def test_without_a_written_mark_no_pod_is_evicted(world: World, operation: str, 
     assert world.send_away() == WENT
 
 
-def test_a_node_without_a_gpunode_evicts_no_pod(world: World) -> None:
+def test_a_node_without_a_gpunode_evicts_no_pod(world: MisplacedPods) -> None:
     world.stage.store.delete_gpunode("n")
     assert world.send_away() == NOBODY
 
 
-def test_an_evicted_pod_gets_an_event_with_the_reason(world: World) -> None:
+def test_an_evicted_pod_gets_an_event_with_the_reason(world: MisplacedPods) -> None:
     leaves = Misplaced(frozenset({"uid-p"}))
     assert world.told(leaves) == [("uid-p", DOES_NOT_FIT, DOES_NOT_FIT_EVICTED)]
     assert world.evictor.evicted == ["uid-p"]
 
 
-def test_a_stuck_pod_gets_one_event_with_a_suggestion(world: World) -> None:
+def test_a_stuck_pod_gets_one_event_with_a_suggestion(world: MisplacedPods) -> None:
     stuck = Misplaced(frozenset(), frozenset({"uid-p"}))
     assert world.told(stuck) == [("uid-p", DOES_NOT_FIT, DOES_NOT_FIT_WAITS)]
     assert world.evictor.evicted == []

@@ -96,7 +96,7 @@ def remembered(one: StandIn) -> list[str]:
 
 
 @dataclass
-class World:
+class SteeredFleet:
     prometheus: Prometheus
     #: The proxy in front of Prometheus.
     proxy: Service
@@ -183,7 +183,7 @@ def bind(server: Server, name: str, node: str) -> None:
 
 @pytest.fixture(scope="module")
 @starts_processes
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteeredFleet]:
     """A cluster in which each GPU, except those with odd samples, has one pod of the same size."""
     config = tmp_path_factory.mktemp("config") / "config.yaml"
     try:
@@ -202,13 +202,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
                     report(server)
                     bind(server, "t", "steered")
                     report(server)
-                    yield World(real, proxy, wire, server)
+                    yield SteeredFleet(real, proxy, wire, server)
     except Unavailable as err:
         pytest.skip(f"needs a real Prometheus: {err}")
 
 
 @pytest.fixture
-def shown(world: World) -> World:
+def shown(world: SteeredFleet) -> SteeredFleet:
     """Return the explanation when all history has arrived."""
     # The last series of each exporter, because it changes together with the others.
     waited_for = ("right", 0), ("odd", 7), ("odd", 2)
@@ -217,7 +217,9 @@ def shown(world: World) -> World:
     return world
 
 
-def test_the_idler_device_is_chosen_by_history_and_not_by_the_last_sample(shown: World) -> None:
+def test_the_idler_device_is_chosen_by_history_and_not_by_the_last_sample(
+    shown: SteeredFleet,
+) -> None:
     assert {shown.device("steered", i)["headroom_bytes"] for i in (0, 1)} == {16 * GIB}
     device = shown.placed("steered")
     assert device["uuid"] == "GPU-steered-1"
@@ -230,7 +232,7 @@ def test_the_idler_device_is_chosen_by_history_and_not_by_the_last_sample(shown:
     assert loud["sm_activity_ratio"] == pytest.approx(0.9, abs=0.05)
 
 
-def test_the_node_with_the_idler_device_is_chosen(shown: World) -> None:
+def test_the_node_with_the_idler_device_is_chosen(shown: SteeredFleet) -> None:
     """The only devices of both nodes have equal reservations."""
     for order in (("left", "right"), ("right", "left")):
         device = shown.placed(*order)
@@ -256,7 +258,7 @@ def test_the_node_with_the_idler_device_is_chosen(shown: World) -> None:
     ],
 )
 def test_impossible_and_missing_values_are_ignored(
-    shown: World, index: int, ratio: float, source: str
+    shown: SteeredFleet, index: int, ratio: float, source: str
 ) -> None:
     device = shown.device("odd", index)
     # Prometheus computes the quantile in its own doubles.
@@ -264,12 +266,12 @@ def test_impossible_and_missing_values_are_ignored(
     assert device["sm_activity_source"] == source
 
 
-def test_lower_case_and_exported_labels_are_read(shown: World) -> None:
+def test_lower_case_and_exported_labels_are_read(shown: SteeredFleet) -> None:
     right = shown.device("right")
     assert (right["sm_activity_ratio"], right["sm_activity_source"]) == (0.2, HISTORY)
 
 
-def test_the_sm_limit_uses_history_and_the_explanation_shows_it(shown: World) -> None:
+def test_the_sm_limit_uses_history_and_the_explanation_shows_it(shown: SteeredFleet) -> None:
     asking = pod("calm", "1Gi")
     asking["metadata"]["annotations"]["headroom.gpu/max-sm"] = "50%"
     answer = shown.server.post("/filter", offer(asking, "left", "right")).json()
@@ -281,7 +283,7 @@ def test_the_sm_limit_uses_history_and_the_explanation_shows_it(shown: World) ->
     assert any(line.startswith("SM activity 9") and line.endswith(over) for line in lines)
 
 
-def test_placement_continues_during_any_fault_of_prometheus(shown: World) -> None:
+def test_placement_continues_during_any_fault_of_prometheus(shown: SteeredFleet) -> None:
     world, real, wire = shown, shown.prometheus, shown.wire
 
     def placed_by(source: str, why: str) -> dict[str, Any]:

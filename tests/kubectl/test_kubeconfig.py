@@ -34,7 +34,7 @@ Reached = tuple[str, ...]
 
 
 @dataclass
-class World:
+class Kubeconfigs:
     """The clusters, the proxy, and a folder of kubeconfigs."""
 
     folder: Path
@@ -267,7 +267,7 @@ users: [{{name: u, user: {{token: t}}}}]
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubeconfigs]:
     root = tmp_path_factory.mktemp("kubeconfigs")
     authority = Authority(root, "ca")
     server = authority.sign("server")
@@ -284,7 +284,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             "CA64": base64.b64encode(authority.cert.read_bytes()).decode(),
             "DIR": str(folder),
         }
-        world = World(folder, built("kubectl")["kubectl"], values, reached)
+        world = Kubeconfigs(folder, built("kubectl")["kubectl"], values, reached)
         (folder / ".kube").mkdir(parents=True)
         for name in ("ca.crt", ".kube/ca.crt"):
             (folder / name).write_bytes(authority.cert.read_bytes())
@@ -392,7 +392,7 @@ ERRORS = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_headroom_reaches_the_same_cluster_as_kubectl(
-    case: str, world: World, monkeypatch: pytest.MonkeyPatch
+    case: str, world: Kubeconfigs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files, options, variables = CASES[case]
     environment = {
@@ -457,7 +457,7 @@ def test_headroom_reaches_the_same_cluster_as_kubectl(
     ],
 )
 def test_an_unusable_kubeconfig_is_reported_with_the_reason(
-    name: str, context: str | None, message: str, world: World
+    name: str, context: str | None, message: str, world: Kubeconfigs
 ) -> None:
     with pytest.raises(kubeconfig.BadKubeconfig) as caught:
         kubeconfig.configure(client.Configuration(), str(world.folder / name), context, {})
@@ -465,20 +465,22 @@ def test_an_unusable_kubeconfig_is_reported_with_the_reason(
 
 
 @pytest.mark.parametrize("proxy", ["http://[", "http://host:port", "socks5h://host:1", "://"])
-def test_an_unusable_proxy_in_the_environment_is_reported(proxy: str, world: World) -> None:
+def test_an_unusable_proxy_in_the_environment_is_reported(proxy: str, world: Kubeconfigs) -> None:
     file, environment = str(world.folder / "alpha"), {"HTTPS_PROXY": proxy}
     with pytest.raises(kubeconfig.BadKubeconfig, match=r"^HTTPS_PROXY: .* is not supported"):
         kubeconfig.configure(client.Configuration(), file, None, environment)
 
 
-def test_an_asterisk_before_a_domain_excludes_its_hosts_from_the_proxy(world: World) -> None:
+def test_an_asterisk_before_a_domain_excludes_its_hosts_from_the_proxy(world: Kubeconfigs) -> None:
     environment = {"HTTPS_PROXY": "http://proxy", "NO_PROXY": "*.example.org, *.invalid,*"}
     configuration = client.Configuration()
     kubeconfig.configure(configuration, str(world.folder / "proxy-none"), None, environment)
     assert configuration.no_proxy == ".example.org,.invalid,*"
 
 
-def test_a_renewed_token_is_written_to_the_file_of_its_user(world: World, tmp_path: Path) -> None:
+def test_a_renewed_token_is_written_to_the_file_of_its_user(
+    world: Kubeconfigs, tmp_path: Path
+) -> None:
     plugin = tmp_path / "renew"
     credential = {"access_token": "renewed", "token_expiry": "2099-01-01T00:00:00Z"}
     plugin.write_text(f"#!/bin/sh\necho '{json.dumps({'credential': credential})}'\n")
@@ -540,7 +542,7 @@ IN_A_POD: Sequence[tuple[Mapping[str, str], Reached | None]] = (
 
 
 def test_all_programs_in_a_pod_reach_the_same_cluster_as_kubectl(
-    world: World, tmp_path: Path
+    world: Kubeconfigs, tmp_path: Path
 ) -> None:
     account = tmp_path / "account"
     account.mkdir()

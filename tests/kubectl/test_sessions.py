@@ -14,7 +14,7 @@ from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError
 from headroom.kubectl.sessions import USED_S, Sessions, folder
 
 
-class World:
+class UserSessions:
     """Commands of a user, each with its own ``Sessions``."""
 
     def __init__(self, path: Path) -> None:
@@ -33,11 +33,11 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> UserSessions:
+    return UserSessions(tmp_path)
 
 
-def test_commands_share_a_session_until_shortly_before_its_expiry(world: World) -> None:
+def test_commands_share_a_session_until_shortly_before_its_expiry(world: UserSessions) -> None:
     first = world.secret()
     world.now_s += USED_S - 1
     assert world.secret() == first
@@ -51,7 +51,7 @@ def test_commands_share_a_session_until_shortly_before_its_expiry(world: World) 
     assert len(world.created) == 3
 
 
-def test_the_request_contains_only_the_hash_of_the_secret(world: World) -> None:
+def test_the_request_contains_only_the_hash_of_the_secret(world: UserSessions) -> None:
     secret = world.secret()
     (csr,) = world.created
     assert csr["metadata"] == {"name": csr_name(secret)}
@@ -60,13 +60,13 @@ def test_the_request_contains_only_the_hash_of_the_secret(world: World) -> None:
     assert secret not in json.dumps(csr)
 
 
-def test_each_credential_has_its_own_session(world: World) -> None:
+def test_each_credential_has_its_own_session(world: UserSessions) -> None:
     others = [(b"server", b"token"), (b"server", b"other"), (b"other", b"token"), (b"servertoken",)]
     assert len({world.secret(*each) for each in others}) == len(others)
     assert len({csr["metadata"]["name"] for csr in world.created}) == len(others)
 
 
-def test_a_session_that_the_console_rejects_is_not_used_again(world: World) -> None:
+def test_a_session_that_the_console_rejects_is_not_used_again(world: UserSessions) -> None:
     sessions = world.sessions()
     first = sessions.secret(b"token")
     sessions.forget(b"token")
@@ -74,7 +74,7 @@ def test_a_session_that_the_console_rejects_is_not_used_again(world: World) -> N
     assert world.secret(b"token") != first
 
 
-def test_no_other_user_can_read_the_file_and_no_secret_remains(world: World) -> None:
+def test_no_other_user_can_read_the_file_and_no_secret_remains(world: UserSessions) -> None:
     world.secret(b"credential of the user")
     assert world.path.stat().st_mode & 0o777 == 0o700
     (file,) = world.files()
@@ -91,7 +91,7 @@ def test_no_other_user_can_read_the_file_and_no_secret_remains(world: World) -> 
     ["", "{", "[]", "[1, 2]", '["short", 1e9]', "null", '["' + "s" * 43 + '", "x"]',
      '["' + "s" * 43 + '", NaN]', '["' + "s" * 43 + '", null]'],
 )  # fmt: skip
-def test_a_damaged_file_is_replaced(world: World, content: str) -> None:
+def test_a_damaged_file_is_replaced(world: UserSessions, content: str) -> None:
     world.secret()
     (file,) = world.files()
     file.write_text(content)
@@ -102,7 +102,7 @@ def test_a_damaged_file_is_replaced(world: World, content: str) -> None:
 
 
 def test_a_file_that_other_users_can_read_or_wrote_is_not_used(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: UserSessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = world.secret()
     (file,) = world.files()
@@ -114,7 +114,7 @@ def test_a_file_that_other_users_can_read_or_wrote_is_not_used(
 
 
 def test_with_an_unwritable_folder_each_command_creates_a_session(
-    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    world: UserSessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.path = tmp_path / "file" / "headroom"
     (tmp_path / "file").touch()
@@ -134,7 +134,7 @@ def test_with_an_unwritable_folder_each_command_creates_a_session(
     assert len(world.created) == 3
 
 
-def test_nothing_is_stored_if_the_request_is_rejected(world: World) -> None:
+def test_nothing_is_stored_if_the_request_is_rejected(world: UserSessions) -> None:
     def rejects(csr: object) -> None:
         raise CommandError("forbidden", UNREACHABLE)
 

@@ -67,7 +67,7 @@ WAITING = pod("6Gi", uid="waiting", name="waiting", priority=5)
 
 
 @dataclass
-class World:
+class LiedTo:
     """Three nodes as an extender, a console and the recorder see them."""
 
     asked: Asked
@@ -128,7 +128,7 @@ def honest_nodes() -> list[GPUNode]:
     return [a, c]
 
 
-def world(lie: GPUNode, lease: Lease | None = None) -> World:
+def world(lie: GPUNode, lease: Lease | None = None) -> LiedTo:
     state = RecordingState(RULES, 90.0, WALL_S)
     asked = Asked(writer=state)
     alone = {"headroom.gpu/startup": "alone"}
@@ -158,13 +158,13 @@ def world(lie: GPUNode, lease: Lease | None = None) -> World:
         state.apply([GPUNodeSeen(each, NOW_S)])
     if lease is not None:
         state.apply([HeartbeatSeen(lease, NOW_S)])
-    return World(asked, {each.name: each.status for each in nodes if each.status})
+    return LiedTo(asked, {each.name: each.status for each in nodes if each.status})
 
 
 SILENT = gpunode(name="b", uid="gn-b")
 
 
-def decisions(of: World) -> Any:
+def decisions(of: LiedTo) -> Any:
     """Return the terms of each honest node, and the decisions of controllers from them."""
     state = of.state
     nodes = [state.cluster.gpunode(name) for name in HONEST]
@@ -181,13 +181,13 @@ def decisions(of: World) -> Any:
     )
 
 
-def starts(of: World) -> Any:
+def starts(of: LiedTo) -> Any:
     node = of.state.cluster.gpunode("a")
     assert node is not None
     return ended_starts(of.state.cluster, node, WALL_S)
 
 
-def evictions(of: World) -> Any:
+def evictions(of: LiedTo) -> Any:
     nodes = [of.state.cluster.gpunode(name) for name in HONEST]
     decided = [overuse_evictions_on(of.state.cluster, each, NOW_S) for each in nodes if each]
     assert decided[1].selected.keys() == {"hog"}
@@ -196,7 +196,7 @@ def evictions(of: World) -> Any:
     ]
 
 
-def scores(of: World) -> Any:
+def scores(of: LiedTo) -> Any:
     """Return the choice between the honest nodes, with every term."""
     snap = of.state.cluster.snapshot()
     request = of.state.cluster.understand(WAITING)
@@ -208,7 +208,7 @@ def scores(of: World) -> Any:
     return verdicts.codes.tolist(), ranking.scores.tolist(), ranking.winner, terms
 
 
-def metrics(of: World) -> Any:
+def metrics(of: LiedTo) -> Any:
     """Return the series with a label of an honest node or of its pods."""
     collector = FleetCollector(of.state.cluster, of.state.cluster.snapshot, Pending, 100, 90.0)
     labels = {*HONEST, *BOUND_ON, "GPU-a-0", "GPU-a-1", "GPU-c-0"}
@@ -222,11 +222,11 @@ def metrics(of: World) -> Any:
     )
 
 
-def history(of: World) -> Any:
+def history(of: LiedTo) -> Any:
     return [sample(each, of.reports[each.name]) for each in of.terms]
 
 
-def profiles(of: World) -> Any:
+def profiles(of: LiedTo) -> Any:
     """Return the runs from which VRAMProfiles are made."""
     facts = {
         uid: PodFacts("default", uid, "", None, {"main": Program("p", Family.UNKNOWN)}, node=node)
@@ -260,7 +260,7 @@ OF_ALL = {
 }
 
 
-def views(of: World) -> Any:
+def views(of: LiedTo) -> Any:
     """Return the bodies of the debug API, without node b, its pods, and sums over all nodes."""
     return {path: without_b(json.loads(of.asked.get(path).text)) for path in PATHS}
 
@@ -280,7 +280,7 @@ def is_of_b(body: Any) -> bool:
     return is_unknown or "b" in (body.get("node"), body.get("name")) or "liars" in body.values()
 
 
-CONSUMERS: dict[str, Callable[[World], Any]] = {
+CONSUMERS: dict[str, Callable[[LiedTo], Any]] = {
     "decisions": decisions,
     "starts": starts,
     "evictions": evictions,
@@ -290,7 +290,7 @@ CONSUMERS: dict[str, Callable[[World], Any]] = {
     "profiles": profiles,
 }
 #: Each takes a second.
-SLOW_CONSUMERS: dict[str, Callable[[World], Any]] = {"views": views}
+SLOW_CONSUMERS: dict[str, Callable[[LiedTo], Any]] = {"views": views}
 #: All pods of the honest nodes, on a device that is larger than any.
 ABSURD = status(
     shared("GPU-a-0", memory_bytes=1 << 44, used_bytes=1 << 43, model="NVIDIA L4"),
@@ -311,7 +311,7 @@ ABSURD = status(
 )
 
 
-def results(consumers: Mapping[str, Callable[[World], Any]], of: World) -> dict[str, Any]:
+def results(consumers: Mapping[str, Callable[[LiedTo], Any]], of: LiedTo) -> dict[str, Any]:
     return {name: consumer(of) for name, consumer in consumers.items()}
 
 
@@ -321,7 +321,7 @@ def silence() -> dict[str, Any]:
     return results(CONSUMERS | SLOW_CONSUMERS, world(SILENT))
 
 
-def told(report: GPUNodeStatus, confirmation: Confirmation | None) -> World | None:
+def told(report: GPUNodeStatus, confirmation: Confirmation | None) -> LiedTo | None:
     """Return the world in which b sends this report, or None if the report is unreadable."""
     try:
         lie = decode_gpunode(msgspec.json.encode(msgspec.structs.replace(SILENT, status=report)))

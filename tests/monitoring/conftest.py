@@ -35,7 +35,7 @@ PLACED = {"greedy": ("8Gi", 0, 10), "astray": ("20Gi", 0, 1)}
 
 
 @dataclass(frozen=True, slots=True)
-class World:
+class TroubledFleet:
     extender: Server
     #: HOST:PORT.
     agent: str
@@ -45,7 +45,7 @@ class World:
 
 @pytest.fixture(scope="session")
 @starts_processes
-def world() -> Iterator[World]:
+def world() -> Iterator[TroubledFleet]:
     (port, agent_port) = free_ports(2)
     with tempfile.TemporaryDirectory() as folder:
         config = Path(folder, "config.yaml")
@@ -57,7 +57,7 @@ def world() -> Iterator[World]:
         with serving(FLEET, "--config", str(config)) as extender:
             _happen(extender)
             with _agent(Path(folder, "node"), address):
-                yield World(extender, address, port)
+                yield TroubledFleet(extender, address, port)
 
 
 def _happen(server: Server) -> None:

@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.monitoring.conftest import World
+from tests.monitoring.conftest import TroubledFleet
 from tests.monitoring.documented import documented
 from tests.monitoring.test_rules import alerts
 from tests.promtool import complaints
@@ -42,7 +42,7 @@ UNSEEN = {
 _LE = {"le"}
 
 
-def text_of(world: World) -> tuple[str, str]:
+def text_of(world: TroubledFleet) -> tuple[str, str]:
     """The metrics of the extender and the agent, after the first sample."""
     connection = http.client.HTTPConnection(world.agent, timeout=PATIENCE_S)
     try:
@@ -54,7 +54,7 @@ def text_of(world: World) -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def scrapes(world: World) -> tuple[str, str]:
+def scrapes(world: TroubledFleet) -> tuple[str, str]:
     def shows(number: int, line: str) -> Callable[[], bool]:
         return lambda: line in text_of(world)[number]
 

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Gauge, start_http_server
 from headroom.webhook.metrics import WebhookTelemetry
 from tests.debian import Unavailable
 from tests.history.server import Prometheus, prometheus
-from tests.monitoring.conftest import World
+from tests.monitoring.conftest import TroubledFleet
 from tests.monitoring.test_rules import DOCS, RULES, alerts
 from tests.serving import offer, pod
 from tests.waiting import until
@@ -46,7 +46,7 @@ QUERIES = {
 
 
 @pytest.fixture(scope="module")
-def real(world: World) -> Iterator[Prometheus]:
+def real(world: TroubledFleet) -> Iterator[Prometheus]:
     try:
         with prometheus(world.port) as running, webhook_metrics() as webhook:
             extender = world.extender.debug.removeprefix("http://")
@@ -85,7 +85,7 @@ def answered(real: Prometheus, query: str) -> list[Any]:
     return found
 
 
-def test_every_query_of_the_dashboard_returns_data(world: World, real: Prometheus) -> None:
+def test_every_query_of_the_dashboard_returns_data(world: TroubledFleet, real: Prometheus) -> None:
     """kube-scheduler keeps calling meanwhile, because rates need changes."""
     silent = dict(QUERIES)
 
@@ -159,7 +159,7 @@ def test_panels_have_descriptions_and_metrics_have_the_words_of_the_page() -> No
         assert title in {panel["title"] for panel in panels()}
 
 
-def test_queries_in_the_docs_are_served(world: World) -> None:
+def test_queries_in_the_docs_are_served(world: TroubledFleet) -> None:
     """Queries the debug API's paths in docs/operate/alerts.md, with real values for the
     placeholders in capitals.
     """

@@ -217,7 +217,7 @@ def agents(series: Series, cluster: str, times: float) -> None:
 
 
 @dataclass
-class World:
+class FilledPrometheus:
     real: Prometheus
     now_s: float
 
@@ -232,7 +232,7 @@ class World:
 
 @pytest.fixture(scope="module")
 @starts_processes
-def world() -> Iterator[World]:
+def world() -> Iterator[FilledPrometheus]:
     series = Series(time.time())
     fill(series, "eu", 1.0)
     fill(series, "us", 15.0)
@@ -240,10 +240,10 @@ def world() -> Iterator[World]:
         real.scrape([])
         real.remember(series.lines(), longest_block="54h")
         real.run()
-        yield World(real, series.now_s)
+        yield FilledPrometheus(real, series.now_s)
 
 
-def test_costs_count_only_this_cluster(world: World) -> None:
+def test_costs_count_only_this_cluster(world: FilledPrometheus) -> None:
     within = Range(world.now_s - 2 * HOUR_S, world.now_s)
     covered_s, held = costs._read(PrometheusRanges(world.url, queries=OURS), within)
     assert covered_s == pytest.approx(2 * HOUR_S, abs=60)
@@ -258,7 +258,7 @@ def last(values: list[float | None]) -> float | None:
     return [each for each in values if each is not None][-1]
 
 
-def test_the_history_has_only_this_cluster(world: World) -> None:
+def test_the_history_has_only_this_cluster(world: FilledPrometheus) -> None:
     ranges = PrometheusRanges(world.url, queries=OURS)
     within = Range(world.now_s - 2 * HOUR_S, world.now_s)
     fleet = {each.kind: last(each.values) for each in ranges.read(OURS.fleet(), within)}
@@ -272,7 +272,7 @@ def test_the_history_has_only_this_cluster(world: World) -> None:
     assert used == [("used", None, 3 * GIB), ("pod", "w0", 3 * GIB)]
 
 
-def test_a_plan_has_the_pods_and_gpus_of_this_cluster(world: World) -> None:
+def test_a_plan_has_the_pods_and_gpus_of_this_cluster(world: FilledPrometheus) -> None:
     found = read_prometheus(world.url, 1, {}, world.now_s, OURS)
     machines = {each.name: (each.gpus, each.memory_bytes // MIB) for each in found.machines}
     assert machines == {"n1": (1, 46_068), "n2": (1, 46_068), "n3": (1, 2 * 9728)}
@@ -289,12 +289,12 @@ def test_a_plan_has_the_pods_and_gpus_of_this_cluster(world: World) -> None:
     assert (mig.peak_bytes, mig.request_bytes) == (5000 * MIB, 10 * GIB)
 
 
-def test_only_pods_that_request_gpus_are_queried(world: World) -> None:
+def test_only_pods_that_request_gpus_are_queried(world: FilledPrometheus) -> None:
     owners = {own_label(each["metric"], "pod") for each in world.ask(OURS.lives["owner"])}
     assert owners == PODS.keys()
 
 
-def test_the_recorder_reads_the_runs_of_this_cluster(world: World) -> None:
+def test_the_recorder_reads_the_runs_of_this_cluster(world: FilledPrometheus) -> None:
     past = PastLives()
     source = Source(world.url, 20.0, queries=OURS)
     reader = HistoryReader(source, past, lambda: True, lambda: world.now_s, time.monotonic)
@@ -308,7 +308,7 @@ def test_the_recorder_reads_the_runs_of_this_cluster(world: World) -> None:
     assert len(past) == 1  # train-0
 
 
-def test_sm_activity_is_read_only_from_this_cluster(world: World) -> None:
+def test_sm_activity_is_read_only_from_this_cluster(world: FilledPrometheus) -> None:
     span = Span(0.95, 900.0)
     source = QuerySource(world.url, span, 60.0, 10.0, 180.0, queries=OURS)
     answers, _ = query(source)
@@ -322,7 +322,7 @@ def test_sm_activity_is_read_only_from_this_cluster(world: World) -> None:
     }
 
 
-def test_alerts_contain_the_cluster_and_the_pod(world: World) -> None:
+def test_alerts_contain_the_cluster_and_the_pod(world: FilledPrometheus) -> None:
     def raised(alert: str) -> list[dict[str, str]]:
         found = (each["metric"] for each in world.ask(str(alerts()[alert]["expr"])))
         return sorted(found, key=lambda each: each["cluster"])
@@ -338,7 +338,7 @@ def test_alerts_contain_the_cluster_and_the_pod(world: World) -> None:
     ("cluster", "allocatable", "pods"), [("eu", 10, 1), ("us", 150, 1), (".*", 160, 2)]
 )
 def test_the_dashboard_shows_only_the_selected_clusters(
-    world: World, cluster: str, allocatable: int, pods: int
+    world: FilledPrometheus, cluster: str, allocatable: int, pods: int
 ) -> None:
     panels = {each["title"]: each for each in json.loads(DASHBOARD.read_text())["panels"]}
 

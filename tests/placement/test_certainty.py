@@ -16,7 +16,7 @@ from tests.placement import brute
 
 
 @dataclass(frozen=True)
-class World:
+class UnconfirmedNode:
     """A node with unconfirmed pods. Sizes are in GiB, and each pod has one replica."""
 
     node: brute.Node
@@ -78,7 +78,7 @@ class World:
 
 
 @st.composite
-def worlds(draw: DrawFn) -> World:
+def worlds(draw: DrawFn) -> UnconfirmedNode:
     memory = draw(st.sampled_from([8, 12]))
     count = draw(st.integers(1, 3))
     most = draw(st.integers(1, 5))
@@ -90,7 +90,7 @@ def worlds(draw: DrawFn) -> World:
         sitting.append(tuple(draw(st.lists(sizes, max_size=total - unhealthy))))
         gpus.append(brute.Gpu(total, len(sitting[-1]), unhealthy))
     policy = draw(st.sampled_from(["distributed", "packed", "unknown"]))
-    return World(
+    return UnconfirmedNode(
         brute.Node(tuple(gpus), policy),
         memory,
         tuple(draw(st.sampled_from([0, 0, 0, 2])) for _ in range(count)),
@@ -101,14 +101,16 @@ def worlds(draw: DrawFn) -> World:
 
 @settings(max_examples=examples(500), deadline=None)
 @given(worlds())
-def test_a_node_is_exact_only_if_the_next_pod_has_one_candidate(world: World) -> None:
+def test_a_node_is_exact_only_if_the_next_pod_has_one_candidate(world: UnconfirmedNode) -> None:
     could = brute.could_get(world.node, [1] * len(world.waiting))
     assert (world.certainty() == "exact") == (len(could) <= 1)
 
 
 @settings(max_examples=examples(1000), deadline=None)
 @given(worlds(), st.integers(0, 3))
-def test_a_slot_safe_node_cannot_be_overcommitted_by_the_plugin(world: World, more: int) -> None:
+def test_a_slot_safe_node_cannot_be_overcommitted_by_the_plugin(
+    world: UnconfirmedNode, more: int
+) -> None:
     left = [world.memory - taken for taken in world.unattributed]
     pairs = list(zip(world.node.gpus, left, strict=True))
     fits = all(
@@ -128,11 +130,11 @@ def test_a_slot_safe_node_cannot_be_overcommitted_by_the_plugin(world: World, mo
 def test_a_node_that_is_not_slot_safe_can_be_overcommitted() -> None:
     """The rule would be useless if other nodes were never overcommitted."""
     node = brute.Node((brute.Gpu(2), brute.Gpu(2)))
-    assert World(node, 8, (0, 0), ((), ()), (4, 4)).certainty() == "slot-safe"
-    unsafe = World(node, 8, (0, 0), ((), ()), (5, 4))
+    assert UnconfirmedNode(node, 8, (0, 0), ((), ()), (4, 4)).certainty() == "slot-safe"
+    unsafe = UnconfirmedNode(node, 8, (0, 0), ((), ()), (5, 4))
     assert unsafe.certainty() == "predicted"
     assert not unsafe.everything_is_safe()
-    by_strangers = World(node, 8, (1, 0), ((), ()), (4, 4))
+    by_strangers = UnconfirmedNode(node, 8, (1, 0), ((), ()), (4, 4))
     assert by_strangers.certainty() == "predicted"
     assert not by_strangers.everything_is_safe()
 

@@ -30,7 +30,7 @@ class Sitting:
 
 
 @dataclass
-class World:
+class UnconfirmedNode:
     """A node with its pods. Sizes are in GiB, and confirmed pods have one replica each."""
 
     node: brute.Node
@@ -111,7 +111,7 @@ def asked(sizes: Sequence[int]) -> Pod:
 
 
 @st.composite
-def worlds(draw: DrawFn) -> World:
+def worlds(draw: DrawFn) -> UnconfirmedNode:
     gpus: list[brute.Gpu] = []
     sitting: list[Sitting] = []
     memory = tuple(draw(st.sampled_from([8, 8, 8, 12])) for _ in range(draw(st.integers(1, 3))))
@@ -128,12 +128,14 @@ def worlds(draw: DrawFn) -> World:
         sitting += here
     policy = draw(st.sampled_from(["distributed", "distributed", "packed", "unknown"]))
     node = brute.Node(tuple(gpus), policy, aligned=draw(st.integers(0, 3)) == 0)
-    return World(node, memory, tuple(sitting))
+    return UnconfirmedNode(node, memory, tuple(sitting))
 
 
 @settings(max_examples=examples(400), deadline=None)
 @given(worlds(), st.lists(st.integers(1, 9), min_size=1, max_size=4))
-def test_a_pod_fits_exactly_if_no_outcome_overcommits(world: World, sizes: list[int]) -> None:
+def test_a_pod_fits_exactly_if_no_outcome_overcommits(
+    world: UnconfirmedNode, sizes: list[int]
+) -> None:
     for number, size in enumerate(sizes):
         if not world.free():
             break
@@ -147,7 +149,9 @@ def test_a_pod_fits_exactly_if_no_outcome_overcommits(world: World, sizes: list[
 
 @settings(max_examples=examples(300), deadline=None)
 @given(worlds(), st.data())
-def test_no_outcome_overcommits_with_several_containers(world: World, data: DataObject) -> None:
+def test_no_outcome_overcommits_with_several_containers(
+    world: UnconfirmedNode, data: DataObject
+) -> None:
     for number in range(3):
         sizes = tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=2), label="pod"))
         if world.free() < len(sizes):

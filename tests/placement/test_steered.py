@@ -228,7 +228,7 @@ INSTANCES = {"A": "A+B", "B": "A+B", "C": "C"}
 
 
 @dataclass
-class World:
+class SteeredNode:
     """A node with its actual state, and the state that each component has seen."""
 
     memory_of: dict[str, str]
@@ -338,7 +338,7 @@ class World:
 def test_no_interleaving_rejects_a_reserved_pod_or_overcommits(
     memory_of: dict[str, str], data: DataObject
 ) -> None:
-    world, number = World(memory_of), count()
+    world, number = SteeredNode(memory_of), count()
     world.report(steered=data.draw(st.booleans(), label="steered at first"))
     for step in data.draw(st.lists(st.sampled_from("bbbbaaarrd"), max_size=16), label="steps"):
         match step:

@@ -80,7 +80,7 @@ class Api:
         self.profiles.pop((profile.metadata.namespace, profile.metadata.name), None)
 
 
-class World:
+class RecorderRounds:
     def __init__(self) -> None:
         self.api, self.observed = Api(), Observed()
         self.telemetry = RecorderTelemetry(CollectorRegistry())
@@ -115,8 +115,8 @@ class World:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world() -> RecorderRounds:
+    return RecorderRounds()
 
 
 def past_days(count: int) -> list[PastLife]:
@@ -127,7 +127,7 @@ def past_days(count: int) -> list[PastLife]:
     return [PastLife(owner, "main", "", "L4", life) for life in lives]
 
 
-def test_past_runs_give_a_new_owner_a_recommendation_at_once(world: World) -> None:
+def test_past_runs_give_a_new_owner_a_recommendation_at_once(world: RecorderRounds) -> None:
     world.past.load(past_days(5))
     world.see(facts(), use(4))
     world.round()
@@ -152,7 +152,7 @@ def test_past_runs_give_a_new_owner_a_recommendation_at_once(world: World) -> No
     ],
 )
 def test_each_run_is_counted_once_whichever_response_is_lost(
-    world: World, failures: dict[str, list[Exception]]
+    world: RecorderRounds, failures: dict[str, list[Exception]]
 ) -> None:
     for _ in range(2):
         world.see(facts(), use(8, started_s=world.now_s))
@@ -172,7 +172,7 @@ def test_each_run_is_counted_once_whichever_response_is_lost(
 
 
 def test_an_owner_whose_profile_cannot_be_created_delays_no_other(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: RecorderRounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(book: ProfileBook, key: tuple[str, str], now_s: float) -> Write:
         if key[1] == "a-broken":
@@ -190,7 +190,7 @@ def test_an_owner_whose_profile_cannot_be_created_delays_no_other(
     assert world.counted("headroom_recorder_writes_total", outcome="failed") == 1
 
 
-def test_past_runs_are_not_added_to_recorded_ones(world: World) -> None:
+def test_past_runs_are_not_added_to_recorded_ones(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     world.see(facts(ends=ended(0)))
@@ -203,7 +203,7 @@ def test_past_runs_are_not_added_to_recorded_ones(world: World) -> None:
     assert len(world.past) == 0
 
 
-def test_a_run_is_written_while_it_is_active_and_when_it_has_ended(world: World) -> None:
+def test_a_run_is_written_while_it_is_active_and_when_it_has_ended(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     assert (world.track.ended, len(world.track.running_censored)) == (0, 1)
@@ -220,7 +220,7 @@ def test_a_run_is_written_while_it_is_active_and_when_it_has_ended(world: World)
     assert world.counted("headroom_recorder_lives_waiting") == 0
 
 
-def test_a_pod_that_is_deleted_between_two_rounds_is_recorded(world: World) -> None:
+def test_a_pod_that_is_deleted_between_two_rounds_is_recorded(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     world.observed.apply([PodGone("u1"), GPUNodeGone(NODE)])
@@ -228,7 +228,7 @@ def test_a_pod_that_is_deleted_between_two_rounds_is_recorded(world: World) -> N
     assert world.track.ended == 1
 
 
-def test_a_relist_without_the_pod_ends_its_run(world: World) -> None:
+def test_a_relist_without_the_pod_ends_its_run(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     world.observed.apply([Relisted(ObservedPod, (), 0.0), Relisted(GPUNode, (), 0.0)])
@@ -236,7 +236,7 @@ def test_a_relist_without_the_pod_ends_its_run(world: World) -> None:
     assert world.track.ended == 1
 
 
-def test_without_the_lease_no_call_is_made(world: World) -> None:
+def test_without_the_lease_no_call_is_made(world: RecorderRounds) -> None:
     world.leads = False
     world.api.failures["list"] = [AssertionError("asked")]
     world.see(facts(), use(8))
@@ -244,7 +244,7 @@ def test_without_the_lease_no_call_is_made(world: World) -> None:
     assert (world.api.writes, world.counted("headroom_recorder_leads")) == ([], 0)
 
 
-def test_a_recorder_that_leads_again_starts_from_the_stored_profiles(world: World) -> None:
+def test_a_recorder_that_leads_again_starts_from_the_stored_profiles(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     world.see(facts(ends=ended(0)))
@@ -259,7 +259,7 @@ def test_a_recorder_that_leads_again_starts_from_the_stored_profiles(world: Worl
     assert world.track.ended == 2
 
 
-def test_a_conflict_is_resolved_with_the_other_version(world: World) -> None:
+def test_a_conflict_is_resolved_with_the_other_version(world: RecorderRounds) -> None:
     world.see(facts(ends={}), use(8))
     world.round()
     # Another recorder wrote a run meanwhile.
@@ -277,7 +277,7 @@ def test_a_conflict_is_resolved_with_the_other_version(world: World) -> None:
 
 
 @pytest.mark.parametrize("failure", [NoAnswer("timeout"), ApiStatus("PUT", 500, "")])
-def test_a_failed_write_is_repeated(world: World, failure: Exception) -> None:
+def test_a_failed_write_is_repeated(world: RecorderRounds, failure: Exception) -> None:
     world.api.failures["write"] = [failure]
     world.see(facts(), use(8))
     world.round()
@@ -289,14 +289,14 @@ def test_a_failed_write_is_repeated(world: World, failure: Exception) -> None:
     assert world.track.ended == 1
 
 
-def test_a_profile_in_a_deleted_namespace_is_dropped(world: World) -> None:
+def test_a_profile_in_a_deleted_namespace_is_dropped(world: RecorderRounds) -> None:
     world.api.failures["write"] = [ApiStatus("POST", 404, "")]
     world.see(facts(), use(8))
     world.round()
     assert world.counted("headroom_recorder_profiles") == 0
 
 
-def test_a_dropped_profile_that_was_replaced_is_read_again(world: World) -> None:
+def test_a_dropped_profile_that_was_replaced_is_read_again(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     world.see(facts(ends=ended(0)))
@@ -310,7 +310,7 @@ def test_a_dropped_profile_that_was_replaced_is_read_again(world: World) -> None
     assert (world.api.profiles, world.counted("headroom_recorder_profiles")) == ({}, 0)
 
 
-def test_a_run_waits_while_its_owner_cannot_be_read(world: World) -> None:
+def test_a_run_waits_while_its_owner_cannot_be_read(world: RecorderRounds) -> None:
     # While it is active, and when it has ended.
     world.api.failures["owner"] = [NoAnswer("timeout"), NoAnswer("timeout")]
     world.see(facts(), use(8))
@@ -324,7 +324,7 @@ def test_a_run_waits_while_its_owner_cannot_be_read(world: World) -> None:
     assert world.track.ended == 1
 
 
-def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: World) -> None:
+def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     # No call fails, because none is made.
@@ -342,7 +342,7 @@ def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: World)
 
 
 def test_a_pod_that_refers_to_a_controller_in_another_namespace_gets_its_own_owner(
-    world: World,
+    world: RecorderRounds,
 ) -> None:
     """The pod's author wrote the uid of the owner reference."""
     world.see(facts(), use(8))
@@ -353,7 +353,7 @@ def test_a_pod_that_refers_to_a_controller_in_another_namespace_gets_its_own_own
     assert not world.api.failures["owner"]
 
 
-def test_old_profiles_are_deleted(world: World) -> None:
+def test_old_profiles_are_deleted(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
     world.see(facts(ends=ended(0)))
@@ -362,7 +362,7 @@ def test_old_profiles_are_deleted(world: World) -> None:
     assert world.api.profiles == {}
 
 
-def test_probes_and_metrics_match_their_documentation(world: World) -> None:
+def test_probes_and_metrics_match_their_documentation(world: RecorderRounds) -> None:
     reasons = [""]
     app = probes_app("Recorder", lambda: reasons[0], dict, world.telemetry.exposition)
 

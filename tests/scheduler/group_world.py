@@ -80,7 +80,7 @@ class Extender:
     calls: Counter[str] = field(default_factory=Counter)
 
 
-class World:
+class GroupWorld:
     def __init__(self, shapes: Sequence[Shape], extenders: int = 1, seed: int = 0) -> None:
         self.clock, self.chance = Clock(), random.Random(seed)
         self.loop = asyncio.SelectorEventLoop(self.clock)

@@ -11,22 +11,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.examples import examples
-from tests.scheduler.group_world import DEADLINE_S, Extender, Gang, Shape, World
+from tests.scheduler.group_world import DEADLINE_S, Extender, Gang, GroupWorld, Shape
 
 #: Longer than the holds of a rejected group.
 AFTER_S = 0.3
 #: Longer than the holds of a group of the Coscheduling plugin that kube-scheduler itself rejects.
 AFTER_PLUGIN_S = 5.1
 
-NewWorld = Callable[..., World]
+NewWorld = Callable[..., GroupWorld]
 
 
 @pytest.fixture
 def world() -> Iterator[NewWorld]:
-    worlds: list[World] = []
+    worlds: list[GroupWorld] = []
 
-    def make(shapes: Sequence[Shape], extenders: int = 1, seed: int = 0) -> World:
-        worlds.append(World(shapes, extenders, seed))
+    def make(shapes: Sequence[Shape], extenders: int = 1, seed: int = 0) -> GroupWorld:
+        worlds.append(GroupWorld(shapes, extenders, seed))
         return worlds[-1]
 
     yield make
@@ -357,7 +357,7 @@ def test_random_groups_are_bound_to_their_minimum_or_not_at_all(
 ) -> None:
     """Clusters and groups are random. One or two schedulers, each with an extender, also place and
     delete single pods in between."""
-    here = World(shapes, extenders, chance.randrange(1 << 30))
+    here = GroupWorld(shapes, extenders, chance.randrange(1 << 30))
     gangs = [
         Gang(f"g{i}", sizes, min(minimum, len(sizes)), gpus, label=label)
         for i, (sizes, minimum, gpus, label) in enumerate(drawn)
@@ -380,7 +380,7 @@ def test_random_groups_are_bound_to_their_minimum_or_not_at_all(
         here.close()
 
 
-async def step(here: World, gangs: Sequence[Gang], turn: int, chance: random.Random) -> None:
+async def step(here: GroupWorld, gangs: Sequence[Gang], turn: int, chance: random.Random) -> None:
     """Let each scheduler try a group or a single pod at the same time."""
 
     async def one(index: int) -> None:
@@ -400,7 +400,7 @@ async def step(here: World, gangs: Sequence[Gang], turn: int, chance: random.Ran
         await asyncio.gather(*map(one, range(len(here.extenders))))
 
 
-def single_pod_fits(here: World, name: str, chance: random.Random) -> None:
+def single_pod_fits(here: GroupWorld, name: str, chance: random.Random) -> None:
     """Assert that a pod without a group is placed if it fits, and delete it."""
     free = max(here.free(node) for node in here.shapes)
     if free < 1:
@@ -411,6 +411,6 @@ def single_pod_fits(here: World, name: str, chance: random.Random) -> None:
     here.delete(name)
 
 
-def whole(here: World, gang: Gang) -> bool:
+def whole(here: GroupWorld, gang: Gang) -> bool:
     """Return whether no pod of the group was deleted."""
     return all(here.store.read_pod("default", name) is not None for name in gang.pods)

@@ -63,7 +63,7 @@ class Played:
             raise ReviewFailed(self.fails)
 
 
-class World:
+class GuardedApi:
     def __init__(
         self,
         limits: Limits = DEFAULT_LIMITS,
@@ -139,7 +139,7 @@ def test_each_view_accepts_sufficient_permissions(
     ],
 )
 def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: str) -> None:
-    world = World()
+    world = GuardedApi()
     for path in ("/v1/nodes", EXPLAIN, "/metrics"):
         answer = world.api.get(path, header)
         assert answer.status_code == 401
@@ -151,7 +151,7 @@ def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: s
 
 
 def test_permission_for_one_view_does_not_permit_another() -> None:
-    world = World(sre=NODES, author=OF_POD)
+    world = GuardedApi(sre=NODES, author=OF_POD)
     assert world.get("/v1/nodes", "sre").status_code == 200
     assert world.get(EXPLAIN, "author").status_code == 404  # Admitted, but there is no such pod.
     rejected = world.get("/v1/nodes", "author")
@@ -175,7 +175,7 @@ def test_permission_for_one_view_does_not_permit_another() -> None:
 
 def test_a_session_takes_precedence_over_a_token_and_is_not_a_token() -> None:
     """Otherwise a console could be tricked into confusing them."""
-    world = World(sre=NODES)
+    world = GuardedApi(sre=NODES)
 
     def get(**headers: str) -> int:
         sent = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -192,7 +192,7 @@ def test_a_session_takes_precedence_over_a_token_and_is_not_a_token() -> None:
 
 
 def test_an_ended_session_is_rejected_after_a_moment() -> None:
-    world = World(sre=NODES)
+    world = GuardedApi(sre=NODES)
     header = {"Headroom-Session": "session-of-sre"}
     assert world.api.get("/v1/nodes", header).status_code == 200
     world.reviews.ended = True
@@ -202,7 +202,7 @@ def test_an_ended_session_is_rejected_after_a_moment() -> None:
 
 def test_an_unredacted_snapshot_needs_permission_to_get_all_pods() -> None:
     snapshot = ReadPath("get", "/v1/snapshot")
-    world = World(viewer=snapshot)
+    world = GuardedApi(viewer=snapshot)
     world.reviews.rights["admin"] = {snapshot, ALL_PODS}
     for query in ("", "?redact=false", "?redact=true&redact=false"):
         assert world.get(f"/v1/snapshot{query}", "admin").status_code == 200
@@ -217,7 +217,7 @@ def test_an_unredacted_snapshot_needs_permission_to_get_all_pods() -> None:
 
 
 def test_permission_for_the_path_permits_the_views_of_every_pod() -> None:
-    world = World(sre=ReadPath("get", EXPLAIN))
+    world = GuardedApi(sre=ReadPath("get", EXPLAIN))
     assert world.get(EXPLAIN, "sre").status_code == 404
 
 
@@ -229,7 +229,7 @@ def test_permission_for_the_path_permits_the_views_of_every_pod() -> None:
     ],
 )
 def test_only_probes_and_the_page_need_no_authentication(host: str) -> None:
-    world = World()
+    world = GuardedApi()
     world.reviews.fails = "down"
     public = {"/", "/page/app.js", "/healthz", "/readyz", "/openapi.json"}
     views = world.api.app.openapi()["paths"]
@@ -242,7 +242,7 @@ def test_only_probes_and_the_page_need_no_authentication(host: str) -> None:
 
 
 def test_a_host_header_cannot_redirect_a_reader() -> None:
-    answer = World().api.get("/v1/nodes/", {"Host": "elsewhere.example"})
+    answer = GuardedApi().api.get("/v1/nodes/", {"Host": "elsewhere.example"})
     assert answer.status_code == 404
     assert "location" not in answer.headers
     assert answer.json()["detail"].startswith("/v1/nodes/ is not a view")
@@ -251,7 +251,7 @@ def test_a_host_header_cannot_redirect_a_reader() -> None:
 def test_requests_are_rejected_while_the_api_server_does_not_answer(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    world = World(sre=NODES)
+    world = GuardedApi(sre=NODES)
     world.reviews.fails = "it did not answer a TokenReview"
     answer = world.get("/v1/nodes", "sre")
     assert answer.status_code == 503
@@ -263,7 +263,7 @@ def test_requests_are_rejected_while_the_api_server_does_not_answer(
 
 
 def test_reviews_are_cached_only_for_a_moment() -> None:
-    world = World(sre=NODES)
+    world = GuardedApi(sre=NODES)
     for _ in range(3):
         assert world.get("/v1/nodes", "sre").status_code == 200
     assert world.reviews.asked == ["token-of-sre", ("sre", NODES)]
@@ -275,7 +275,7 @@ def test_reviews_are_cached_only_for_a_moment() -> None:
 
 
 def test_the_number_of_cached_reviews_is_limited() -> None:
-    world = World(Limits(most_kept=2))
+    world = GuardedApi(Limits(most_kept=2))
     for name in ("a", "b", "c", "a"):
         world.get("/v1/nodes", name)
     assert world.reviews.asked.count("token-of-a") == 2
