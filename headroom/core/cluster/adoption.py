@@ -26,7 +26,7 @@ from headroom.contract.gpunode import (
     GPUNodeStatus,
     Reservation,
 )
-from headroom.contract.kube import Pod
+from headroom.contract.kube import Node, Pod
 from headroom.contract.pod_limits import MAX_CONTAINERS, container_count
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 from headroom.contract.reasons import Reason
@@ -60,6 +60,8 @@ class AdoptingNode:
     obeys_environment: bool = False
     #: Resources that kube-scheduler serves there by DRA, and no device plugin does.
     by_dra: frozenset[str] = frozenset()
+    #: The reason that names the foreign allocator of its GPUs; None if there is none.
+    manager: Reason | None = None
 
     @cached_property
     def arrays(self) -> DeviceArrays:
@@ -97,29 +99,36 @@ class Adoption:
         may_use_dra = exempt or suits_dra(request)
         return replace(request, may_use_dra=True) if may_use_dra else request
 
-    def on(self, name: str, status: GPUNodeStatus | None, settings: NodeSettings) -> AdoptingNode:
+    def on(
+        self,
+        name: str,
+        node: Node | None,
+        status: GPUNodeStatus | None,
+        settings: NodeSettings,
+    ) -> AdoptingNode:
         """Return the facts about the node; ``status`` is its report, from its agent or its
         labels."""
+        manager = self._allocators.manager(name)
         return AdoptingNode(
             name,
             status.devices if status else (),
             settings.reserve_bytes,
             status is None or not status.plugin.ignores_visible_devices,
-            self._by_dra(name),
+            self._by_dra(node, manager),
+            manager,
         )
 
-    def _by_dra(self, name: str) -> frozenset[str]:
+    def _by_dra(self, node: Node | None, manager: Reason | None) -> frozenset[str]:
         """Return ``AdoptingNode.by_dra``."""
-        if self._allocators.manager(name) is not Reason.DRA_MANAGES:
-            return frozenset()
-        if has_allocatable(self._objects.nodes.get(name), self.rules):
+        if manager is not Reason.DRA_MANAGES or has_allocatable(node, self.rules):
             return frozenset()
         return self._allocators.allocation.resources
 
     def is_left_to_dra(self, pod: Pod) -> bool:
         """Return whether the bound pod needs no reservation, because kube-scheduler allocates its
         GPUs by DRA."""
-        return self._is_left_to_dra(pod, self._by_dra(pod.node))
+        node, manager = self._objects.nodes.get(pod.node), self._allocators.manager(pod.node)
+        return self._is_left_to_dra(pod, self._by_dra(node, manager))
 
     def _is_left_to_dra(self, pod: Pod, served: frozenset[str]) -> bool:
         if not served or (pod.node and not holds_gpus_by_claim(pod, self.rules)):

@@ -73,7 +73,6 @@ class Parts:
             self.adoption,
             self.objects,
             self.heartbeats,
-            self.allocators,
             self.back_offs,
             self.activities,
         )

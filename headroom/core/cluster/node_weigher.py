@@ -20,14 +20,12 @@ from headroom.contract.reasons import Reason
 from headroom.core.cluster.adoption import AdoptingNode, Adoption
 from headroom.core.cluster.label_inventory import believed
 from headroom.core.cluster.node_settings import (
-    NodeSettings,
     has_allocatable,
     node_settings,
     obstacle,
     offers_gpus,
 )
 from headroom.core.cluster.object_cache import NOTHING, ObjectCache
-from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators
 from headroom.core.cluster.trackers.heartbeats import NEVER_S, Heartbeats
 from headroom.core.cluster.trackers.sm_activity import Activities
 from headroom.core.eviction.back_offs import BackOffs
@@ -52,14 +50,12 @@ class NodeWeigher:
         adoption: Adoption,
         objects: ObjectCache,
         heartbeats: Heartbeats,
-        allocators: ForeignAllocators,
         back_offs: BackOffs,
         activities: Activities,
     ) -> None:
         self._adoption = adoption
         self._objects = objects
         self._heartbeats = heartbeats
-        self._allocators = allocators
         self._back_offs = back_offs
         self._activities = activities
 
@@ -73,9 +69,11 @@ class NodeWeigher:
         If no agent has ever reported, return the devices that the node's labels describe if the
         rules accept labels. Otherwise return None.
         """
+        return self._report(self._objects.nodes.get(name), gpunode)
+
+    def _report(self, node: Node | None, gpunode: GPUNode | None) -> GPUNodeStatus | None:
         if gpunode is not None and gpunode.status is not None:
             return gpunode.status
-        node = self._objects.nodes.get(name)
         return None if node is None else believed(node, self.rules)
 
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
@@ -89,8 +87,10 @@ class NodeWeigher:
         return self._adoption.adopted(gpunode, self._adopting(gpunode))
 
     def _adopting(self, gpunode: GPUNode) -> AdoptingNode:
-        name = gpunode.name
-        return self._adoption.on(name, self.report(name, gpunode), self.node_settings(name))
+        node = self._objects.nodes.get(gpunode.name)
+        return self._adoption.on(
+            gpunode.name, node, self._report(node, gpunode), node_settings(node)
+        )
 
     def leaving(self, status: GPUNodeStatus, name: str) -> Set[str]:
         """Return the uids of pods in the report that are terminating, have ended or are deleted.
@@ -103,9 +103,6 @@ class NodeWeigher:
             if not pod.metadata.deletion_timestamp
         }
         return {use.uid for use in status.pods} - staying
-
-    def node_settings(self, name: str) -> NodeSettings:
-        return node_settings(self._objects.nodes.get(name))
 
     def fresh_until_s(self, name: str) -> float:
         return self._heartbeats.fresh_until_s(name, self._objects.gpunodes.get(name))
@@ -125,13 +122,13 @@ class NodeWeigher:
 
         ``device_choice`` replaces the node's annotation in a simulation.
         """
-        node, settings = self._objects.nodes.get(name), self.node_settings(name)
+        node = self._objects.nodes.get(name)
+        settings, status = node_settings(node), self._report(node, gpunode)
         if device_choice is not None:
             settings = replace(settings, device_choice=device_choice)
-        status = self.report(name, gpunode)
-        adopting = self._adoption.on(name, status, settings)
+        adopting = self._adoption.on(name, node, status, settings)
         adopted = {} if gpunode is None else self._adoption.adopted(gpunode, adopting)
-        by_dra, manager = adopting.by_dra, self._allocators.manager(name)
+        by_dra, manager = adopting.by_dra, adopting.manager
         if manager is Reason.DRA_MANAGES:
             if self._has_both(node, gpunode, adopted):
                 manager, by_dra = Reason.DRA_AND_PLUGIN, frozenset()
