@@ -1,4 +1,4 @@
-"""Reads an exposition of dcgm-exporter, and compares its memory figures with NVML's. Pure.
+"""Reads an exposition of dcgm-exporter. Pure.
 
 The exporter may repeat the series of a device for each pod that shares it
 (KUBERNETES_VIRTUAL_GPUS), and some of these series contain figures of single pods. So the series of

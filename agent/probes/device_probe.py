@@ -1,9 +1,6 @@
 """Joins NVML, DCGM and XID events into the readings of each device.
 
 Memory figures come from NVML. DCGM is the best source of SM activity and a second source of XIDs.
-DCGM's memory figures serve only as a check of NVML's figures. If the two differ by more than timing
-and rounding explain, the source ``dcgm`` is reported as degraded, but NVML's figures are still
-used.
 """
 
 import os

@@ -10,7 +10,8 @@ from headroom.contract.gpunode import GPUNodeStatus, Plugin, Replicas, Source
 from headroom.contract.kube import Node, NodeStatus, ObjectMeta
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
 from headroom.doctor.findings import Finding, Weight
-from headroom.doctor.node_rules import examine, source_findings
+from headroom.doctor.node_rules import examine
+from headroom.doctor.source_rules import source_findings
 from tests.builders import GPU, NOW_S, STAMP, device, gpunode
 from tests.controlplane import ROOT
 from tests.state.states import state_of
