@@ -7,8 +7,7 @@ may be repeated. The event loop uses ``runtime.kube.async_client``.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -206,11 +205,11 @@ class KubeApi:
     ) -> Listing[T]:
         """Return all objects under ``path`` at one time, fetched in pages. Raises ``ApiError``.
 
-        ``take`` converts each object. Objects for which it returns None are left out. It is called
-        in the order of the list, on another thread, while the server prepares the next page. At
-        most two pages are in memory. Because etcd keeps only minutes of history, a continue token
-        can expire (410). Then the list starts again in one page, which cannot expire, and ``take``
-        is called again for all objects."""
+        ``take`` converts each object, in the order of the list. Objects for which it returns None
+        are left out. Because etcd keeps only minutes of history, a continue token can expire (410).
+        Then the list starts again in one page, which cannot expire, and ``take`` is called again
+        for all objects.
+        """
         try:
             return self._list(path, take, query, page_size)
         except ApiStatus as err:
@@ -227,21 +226,16 @@ class KubeApi:
     ) -> Listing[T]:
         items: list[T] = []
         page_query = dict(query or {}) | ({"limit": str(page_size)} if page_size else {})
-        with ThreadPoolExecutor(1, thread_name_prefix="list") as executor:
-            taking: Future[list[T]] | None = None
-            while True:
-                body = self.call("GET", path, query=page_query)
-                try:
-                    page = _page_decoder.decode(body)
-                except (ValueError, RecursionError) as err:
-                    raise Unreadable(f"GET {path}: not a list: {err}") from err
-                if taking is not None:
-                    items += taking.result()
-                if not page.metadata.continue_:
-                    items += _taken(take, page.items or ())
-                    return Listing(items, page.metadata.resource_version)
-                taking = executor.submit(_taken, take, page.items or ())
-                page_query["continue"] = page.metadata.continue_
+        while True:
+            body = self.call("GET", path, query=page_query)
+            try:
+                page = _page_decoder.decode(body)
+            except (ValueError, RecursionError) as err:
+                raise Unreadable(f"GET {path}: not a list: {err}") from err
+            items += (item for raw in page.items or () if (item := take(raw)) is not None)
+            if not page.metadata.continue_:
+                return Listing(items, page.metadata.resource_version)
+            page_query["continue"] = page.metadata.continue_
 
     def _send(
         self,
@@ -289,10 +283,6 @@ class KubeApi:
         if 200 <= response.status < 300:
             return body
         raise rejection(call, response.status, body, response.reason, response.headers)
-
-
-def _taken(take: Callable[[msgspec.Raw], T | None], raws: Sequence[msgspec.Raw]) -> list[T]:
-    return [item for raw in raws if (item := take(raw)) is not None]
 
 
 def authorization(configuration: Configuration) -> str:
