@@ -22,7 +22,7 @@ _RETRY_S = 0.05
 _PADDING = "x" * 100_000
 #: Number of connections to a webhook.
 CONNECTIONS = 8
-#: The requests of each connection to a console: those of the page and of a scraper, a what-if, and
+#: The requests of each connection to a console: requests of the page and a scraper, a what-if, and
 #: the largest tables.
 VIEWS: Sequence[Sequence[Request]] = (
     [("GET", "/v1/fleet", None)],

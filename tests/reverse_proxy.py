@@ -20,7 +20,7 @@ from tests.certificates import Certificate
 from tests.waiting import PATIENCE_S
 
 MAX_BODY_BYTES = 1 << 26
-#: Headers of one connection, which a proxy does not forward.
+#: Hop-by-hop headers, which a proxy does not forward.
 _OWN_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding")
 
 
@@ -208,5 +208,5 @@ def watches(request: web.Request) -> bool:
 
 
 def passed_on(headers: Mapping[str, str]) -> CIMultiDict[str]:
-    """Return the headers without those of one connection."""
+    """Return the headers without hop-by-hop headers."""
     return CIMultiDict((k, v) for k, v in headers.items() if k.lower() not in _OWN_HEADERS)

@@ -80,28 +80,30 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
     ("text", "message"),
     [
         pytest.param(
-            "\npolcy: pack", "FILE:2: polcy is not a setting; did you mean policy?", id="slip"
+            "\npolcy: pack",
+            "FILE:2: polcy is not a setting; did you mean policy?",
+            id="misspelled key",
         ),
         pytest.param(
             "zzz: 1",
             "FILE:1: zzz is not a setting; see docs/reference/settings.md",
-            id="no setting",
+            id="unknown key",
         ),
         pytest.param(
             "score_weights:\n  slack: 1\n  pakcing: 1",
             "FILE:3: score_weights.pakcing is not a setting; did you mean packing?",
-            id="a slip in a part",
+            id="misspelled key in a section",
         ),
         pytest.param(
             "host: 127.0.0.1\nstale_after_s: soon",
             "FILE:2: stale_after_s: Input should be a valid number, unable to parse string as a "
             "number. Example: stale_after_s: 90",
-            id="no number",
+            id="not a number",
         ),
         pytest.param(
             "policy: pack\npolicy: spread",
             "FILE:2: policy is set twice; remove one of the lines",
-            id="twice",
+            id="repeated key",
         ),
         pytest.param(
             "debug_open: true\n\ndebug_host: 10.1.2.3",
@@ -113,7 +115,7 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
         pytest.param(
             "largest_devices: [nvidia.com/gpu=80GB]",
             "FILE:1: largest_devices: 'nvidia.com/gpu=80GB': '80GB' is not a quantity",
-            id="no quantity",
+            id="not a quantity",
         ),
         *(
             pytest.param(
@@ -126,9 +128,9 @@ def test_variables_of_kubectl_headroom_are_ignored() -> None:
         pytest.param(
             "largest_devices: [a=1Gi, a=2Gi/4]",
             "FILE:1: largest_devices: a is set twice; remove one of the entries",
-            id="a resource twice",
+            id="repeated resource",
         ),
-        pytest.param("a: [", "FILE:2: is not YAML", id="no YAML"),
+        pytest.param("a: [", "FILE:2: is not YAML", id="not YAML"),
         pytest.param("- a", "FILE: must contain a mapping, as in 'policy: pack'", id="a list"),
     ],
 )

@@ -34,7 +34,9 @@ with control_plane() as plane:
     ("ending", "tidy"),
     [
         pytest.param(signal.SIGINT, True, id="Ctrl-C"),
-        pytest.param(signal.SIGKILL, False, id="killed, its files go with the next one"),
+        pytest.param(
+            signal.SIGKILL, False, id="killed, so that the next session deletes its files"
+        ),
     ],
 )
 def test_an_ended_session_leaves_no_process_or_folder(

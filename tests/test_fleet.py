@@ -43,12 +43,12 @@ def test_a_fleet_entry_creates_its_nodes_and_devices(tmp_path: Path) -> None:
         pytest.param("nodes: []", "nodes: ", id="no nodes"),
         pytest.param("nodes: [{name: a}]", "nodes.0.gpus: Field required", id="no gpus"),
         pytest.param(
-            "nodes: [{name: A b, gpus: 1, memory: 1Gi}]", "nodes.0.name", id="name is none"
+            "nodes: [{name: A b, gpus: 1, memory: 1Gi}]", "nodes.0.name", id="invalid name"
         ),
         pytest.param(
             "nodes: [{name: a, gpus: 1, memory: 24 GB}]",
             "nodes.0.memory: Value error, '24 GB' is not a quantity",
-            id="bad quantity",
+            id="invalid quantity",
         ),
         pytest.param(
             "nodes: [{name: a, gpus: 1, memory: 24Gi, replicas: 4}]",
@@ -63,12 +63,12 @@ def test_a_fleet_entry_creates_its_nodes_and_devices(tmp_path: Path) -> None:
         pytest.param(
             "nodes: [{name: a, gpus: 1, memory: 1Gi, reserved: 1Gi}]",
             "reserved must be less",
-            id="nothing left",
+            id="no memory left",
         ),
         pytest.param(
             "nodes: [{name: a, gpus: 1, memory: 1Gi}, {name: a, gpus: 1, memory: 1Gi}]",
             "node a is defined twice",
-            id="twice",
+            id="repeated name",
         ),
         pytest.param(
             "nodes: [{name: a, gpus: 1, memory: 1Gi, colour: red}]", "colour", id="unknown key"
@@ -76,7 +76,7 @@ def test_a_fleet_entry_creates_its_nodes_and_devices(tmp_path: Path) -> None:
         pytest.param(
             "nodes: [{name: a, gpus: 1, memory: 1Gi}]\nnamespaces: [{name: t, defaultVram: x}]",
             "annotation headroom.gpu/default-vram",
-            id="bad namespace default",
+            id="invalid default of a namespace",
         ),
     ],
 )

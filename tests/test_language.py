@@ -60,7 +60,7 @@ def test_docstrings_comments_and_messages_are_checked(
     assert [each.rule for each in language.findings(file)] == rules
 
 
-def test_manifests_are_checked_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_manifests_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(language, "ROOT", tmp_path)
     file = tmp_path / "rules.yaml"
     file.write_text("# Alerts.\nsummary: what was promised\n")

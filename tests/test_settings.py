@@ -34,10 +34,10 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         pytest.param("max_body: 8 MB", "Example: 64Mi", id="not a quantity"),
         pytest.param("resources: []", "resources: ", id="no resources"),
         pytest.param("stale_after_s: 0", "stale_after_s: ", id="zero seconds"),
-        pytest.param("verbs_port: 70000", "verbs_port: ", id="no such port"),
+        pytest.param("verbs_port: 70000", "verbs_port: ", id="invalid port"),
         pytest.param("prometheus_url: prometheus:9090", "prometheus_url: ", id="no scheme"),
         pytest.param("prometheus_url: http://", "prometheus_url: ", id="no host"),
-        pytest.param("prometheus_url: 'http://p:x'", "prometheus_url: ", id="no number of a port"),
+        pytest.param("prometheus_url: 'http://p:x'", "prometheus_url: ", id="port is not a number"),
         pytest.param("prometheus_url: 'http://p/?q=1'", "prometheus_url: ", id="with a query"),
         *(
             pytest.param(
@@ -57,8 +57,10 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         pytest.param(
             "prometheus_ca: ca.crt", "set without prometheus_url", id="CA without a server"
         ),
-        pytest.param("prometheus_quantile: 95", "prometheus_quantile: ", id="percent"),
-        pytest.param("prometheus_window_s: 15", "prometheus_window_s: ", id="no window"),
+        pytest.param(
+            "prometheus_quantile: 95", "prometheus_quantile: ", id="percentage instead of a ratio"
+        ),
+        pytest.param("prometheus_window_s: 15", "prometheus_window_s: ", id="too short window"),
     ],
 )
 def test_an_error_names_its_key(tmp_path: Path, text: str, says: str) -> None:

@@ -117,7 +117,7 @@ def test_limits_of_the_author_bound_the_recommendation(text: str, written: str) 
         ("auto", "main=3Gi,other=1Gi", "main=3Gi", "namespace team-a"),
     ],
 )
-@pytest.mark.parametrize("found", [None, profile(lives=2)], ids=["no profile", "few lives"])
+@pytest.mark.parametrize("found", [None, profile(lives=2)], ids=["no profile", "few runs"])
 def test_a_pod_without_a_recommendation_gets_a_default(
     found: VRAMProfile | None, text: str, default: str | None, written: str, source: str
 ) -> None:

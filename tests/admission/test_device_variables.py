@@ -47,11 +47,11 @@ class TestShare:
     @pytest.mark.parametrize(
         ("vram", "nodes", "mib"),
         [
-            pytest.param("8Gi", (CAPABLE,), "8192", id="the driver can"),
+            pytest.param("8Gi", (CAPABLE,), "8192", id="supported"),
             pytest.param("8G", (CAPABLE,), "7629", id="rounded down"),
-            pytest.param("25%", (CAPABLE,), None, id="a share is not known yet"),
+            pytest.param("25%", (CAPABLE,), None, id="unknown share"),
             pytest.param("1Ki", (CAPABLE,), None, id="less than a MiB"),
-            pytest.param("8Gi", (CAPABLE, node("b")), None, id="another node cannot"),
+            pytest.param("8Gi", (CAPABLE, node("b")), None, id="another node does not support it"),
             pytest.param(
                 "8Gi",
                 (node("a", driver="614.99", strategy="cdi-cri", limits="ok"),),
@@ -103,7 +103,7 @@ class TestShare:
         ("vram", "processes", "gpus", "mps"),
         [
             pytest.param("4Gi", "1", 1, "0=4096M", id="lower"),
-            pytest.param("6Gi", "1", 1, None, id="the plugin's own"),
+            pytest.param("6Gi", "1", 1, None, id="equal to the plugin's"),
             pytest.param("8Gi", "1", 1, None, id="higher"),
             pytest.param("8Gi", "4", 1, "0=2048M", id="each process"),
             pytest.param("4Gi", "1", 2, None, id="two devices are not distinguished"),

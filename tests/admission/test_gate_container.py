@@ -30,9 +30,11 @@ class TestGate:
     @pytest.mark.parametrize(
         ("of_pod", "of_namespace", "nodes", "gated"),
         [
-            pytest.param("true", None, (), True, id="the pod's wish"),
-            pytest.param(None, "true", (), True, id="its namespace's wish"),
-            pytest.param("false", "true", (node(choice="gated"),), False, id="the pod counts more"),
+            pytest.param("true", None, (), True, id="annotation of the pod"),
+            pytest.param(None, "true", (), True, id="annotation of the namespace"),
+            pytest.param(
+                "false", "true", (node(choice="gated"),), False, id="the pod has priority"
+            ),
             pytest.param(None, None, (node(),), False, id="not requested"),
             pytest.param("yes", None, (), False, id="unreadable"),
         ],
@@ -80,7 +82,7 @@ class TestGate:
                 {"env": [{"name": "HEADROOM_AGENT_PORT_NUMBER", "value": "1"}]}, id="a port"
             ),
             pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/app"}]}, id="other files"),
-            pytest.param({"ofTheFuture": True}, id="a field of the future"),
+            pytest.param({"ofTheFuture": True}, id="an unknown field"),
         ],
     )
     @pytest.mark.parametrize("wish", [None, "true", "false"])

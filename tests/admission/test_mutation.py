@@ -23,12 +23,22 @@ class TestScheduler:
     @pytest.mark.parametrize(
         ("named", "label", "wanted", "becomes"),
         [
-            pytest.param("default-scheduler", None, "headroom", "headroom", id="names none"),
-            pytest.param("kai-scheduler", None, "headroom", "kai-scheduler", id="names another"),
-            pytest.param("default-scheduler", "none", "headroom", "default-scheduler", id="out"),
-            pytest.param("default-scheduler", "special", "headroom", "special", id="by label"),
+            pytest.param("default-scheduler", None, "headroom", "headroom", id="no scheduler"),
             pytest.param(
-                "default-scheduler", None, "default-scheduler", "default-scheduler", id="stock asks"
+                "kai-scheduler", None, "headroom", "kai-scheduler", id="another scheduler"
+            ),
+            pytest.param(
+                "default-scheduler", "none", "headroom", "default-scheduler", id="opted out"
+            ),
+            pytest.param(
+                "default-scheduler", "special", "headroom", "special", id="opted out by label"
+            ),
+            pytest.param(
+                "default-scheduler",
+                None,
+                "default-scheduler",
+                "default-scheduler",
+                id="default scheduler opted in",
             ),
             pytest.param(
                 "default-scheduler", "headroom", "default-scheduler", "headroom", id="opted in"
@@ -57,7 +67,7 @@ class TestScheduler:
         "obj",
         [
             pytest.param(manifest(None, container(gpus=0)), id="no GPU"),
-            pytest.param(manifest("8Gi", container(gpus=0)), id="no GPU, annotated all the same"),
+            pytest.param(manifest("8Gi", container(gpus=0)), id="no GPU, but annotated"),
         ],
     )
     def test_other_objects_stay_unchanged(self, obj: dict[str, Any]) -> None:
@@ -108,9 +118,9 @@ class TestDefault:
     @pytest.mark.parametrize(
         ("own", "default", "becomes"),
         [
-            pytest.param("8Gi", "4Gi", "8Gi", id="not over the pod's own"),
-            pytest.param(None, "main=4Gi,other=2Gi", "main=4Gi", id="of containers it has"),
-            pytest.param(None, "other=2Gi", None, id="none of its containers"),
+            pytest.param("8Gi", "4Gi", "8Gi", id="the pod has its own"),
+            pytest.param(None, "main=4Gi,other=2Gi", "main=4Gi", id="only existing containers"),
+            pytest.param(None, "other=2Gi", None, id="no existing container"),
             pytest.param(None, "4Gj", None, id="unreadable"),
             pytest.param(None, "25%", "25%", id="a share"),
         ],

@@ -287,7 +287,7 @@ class TestStolenToken:
                 "/status",
                 {"metadata": {"annotations": {"headroom.gpu/retry": "x"}}},
                 "this changes headroom.gpu/retry",
-                id="ours, by the status",
+                id="our annotation by the status",
             ),
             pytest.param(
                 "/status", {"status": {"phase": "Failed"}}, "this changes phase", id="the phase"

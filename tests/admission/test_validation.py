@@ -62,7 +62,7 @@ def annotated(**of_users: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "obj",
     [
-        pytest.param(annotated(vram="8Gi", policy="spread", max_sm="70%"), id="right"),
+        pytest.param(annotated(vram="8Gi", policy="spread", max_sm="70%"), id="valid"),
         pytest.param(manifest(None), id="no annotation"),
         pytest.param(manifest("8GB", container(gpus=0)), id="no GPU"),
     ],
@@ -103,7 +103,7 @@ def test_the_schedulers_verbs_reject_the_pod_too() -> None:
         assert rejection(obj) == f"Headroom: {found.message}"
 
 
-def test_an_invalid_default_is_reported_as_the_namespaces() -> None:
+def test_an_invalid_default_is_reported_with_its_namespace() -> None:
     where = around(annotations={"headroom.gpu/default-vram": "4GB"})
     assert rejection(manifest(None), where).startswith(
         "Headroom: namespace team-a: annotation headroom.gpu/default-vram: '4GB' is not valid"
@@ -115,9 +115,9 @@ class TestChanges:
     @pytest.mark.parametrize(
         ("before", "after", "rejected"),
         [
-            pytest.param(manifest("8Gi"), manifest("9GB"), True, id="to what cannot be read"),
-            pytest.param(manifest("8Gi"), manifest("9Gi"), False, id="to what can"),
-            pytest.param(manifest("9GB"), manifest("9GB"), False, id="of something else"),
+            pytest.param(manifest("8Gi"), manifest("9GB"), True, id="invalid annotation"),
+            pytest.param(manifest("8Gi"), manifest("9Gi"), False, id="valid annotation"),
+            pytest.param(manifest("9GB"), manifest("9GB"), False, id="another field"),
             pytest.param(
                 manifest("8Gi", nodeName="n"),
                 manifest("9GB", nodeName="n"),

@@ -53,7 +53,7 @@ def offered(replicas: int, held: int = 0) -> list[Reading]:
         pytest.param([memory(1 << 50, 1 << 49)], id="a petabyte"),
         pytest.param([memory((1 << 63) - 1, 0, 1 << 62)], id="the largest number"),
         pytest.param([memory(-1, -1, -1)], id="negative memory"),
-        pytest.param([memory(24 * GIB, 1 << 50, 1 << 50)], id="more free than there is"),
+        pytest.param([memory(24 * GIB, 1 << 50, 1 << 50)], id="more free than its memory"),
         pytest.param(offered(3000), id="thousands of replicas"),
         pytest.param(offered(3000, held=2000), id="thousands of held replicas"),
         pytest.param([HealthIssueReading("GPU-0", LONG, "2026-11-21T00:00:00Z")], id="long issue"),

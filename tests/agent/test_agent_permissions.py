@@ -52,9 +52,9 @@ class TestOwnNodeOnly:
             pytest.param(
                 "agent-b",
                 "an agent on node agent-b may write only what is named agent-b, not agent-a",
-                id="another node's",
+                id="of another node",
             ),
-            pytest.param(None, "the agent's token names no node", id="one that names no node"),
+            pytest.param(None, "the agent's token names no node", id="without a node"),
         ],
     )
     def test_no_other_token_can_write_these_objects(
@@ -89,8 +89,8 @@ class TestOwnNodeOnly:
     def test_the_agents_role_has_only_the_required_permissions(
         self, installed: ControlPlane
     ) -> None:
-        """Compares the API server's list of permissions, without those of every authenticated
-        user.
+        """Compares the API server's list of permissions, except the permissions that every
+        authenticated user has.
         """
         body = {"spec": {"namespace": SYSTEM}}
         path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"

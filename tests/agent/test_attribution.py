@@ -89,10 +89,10 @@ def test_the_use_of_a_pod_that_requested_no_device_is_attributed() -> None:
 @pytest.mark.parametrize(
     ("device", "processes"),
     [
-        pytest.param(gpu(processes={1: 9}), None, id="processes cannot be looked at"),
-        pytest.param(gpu(processes=None), (), id="the driver lists none"),
-        pytest.param(gpu(processes={1: 9}), (process(1, known=False),), id="one may not be seen"),
-        pytest.param(gpu(processes={1: 9}), (), id="one was not looked at"),
+        pytest.param(gpu(processes={1: 9}), None, id="unreadable processes"),
+        pytest.param(gpu(processes=None), (), id="no process list"),
+        pytest.param(gpu(processes={1: 9}), (process(1, known=False),), id="one process is hidden"),
+        pytest.param(gpu(processes={1: 9}), (), id="one process was not read"),
     ],
 )
 def test_nothing_is_attributed_if_processes_are_unknown(
@@ -141,11 +141,13 @@ def test_the_use_of_an_unknown_static_pod_is_unattributed_with_its_name() -> Non
 @pytest.mark.parametrize(
     ("server", "used", "pods", "unattributed"),
     [
-        pytest.param(30, 130, {"u": 60, "v": 40, "mps": 30}, 0, id="its own context only"),
-        pytest.param(100, 100, {"u": 60, "v": 40, "mps": 0}, 0, id="all of it a second time"),
-        pytest.param(130, 130, {"u": 60, "v": 40, "mps": 30}, 0, id="and its own context"),
+        pytest.param(30, 130, {"u": 60, "v": 40, "mps": 30}, 0, id="only its own context"),
+        pytest.param(100, 100, {"u": 60, "v": 40, "mps": 0}, 0, id="all memory"),
         pytest.param(
-            200, 130, {"u": 60, "v": 40, "mps": 100}, 0, id="no more is taken than clients list"
+            130, 130, {"u": 60, "v": 40, "mps": 30}, 0, id="all memory and its own context"
+        ),
+        pytest.param(
+            200, 130, {"u": 60, "v": 40, "mps": 100}, 0, id="at most the memory of its clients"
         ),
         pytest.param(30, 500, {"u": 60, "v": 40, "mps": 30}, 370, id="with much unattributed use"),
     ],
@@ -167,8 +169,8 @@ def test_memory_also_listed_for_the_mps_server_is_counted_once(
 @pytest.mark.parametrize(
     ("by_mps", "pods", "unattributed"),
     [
-        pytest.param(("A",), {"u": None, "mps": None}, None, id="unknown parts of the server's"),
-        pytest.param((), {"u": 0, "mps": 100}, 0, id="no server, whatever its name"),
+        pytest.param(("A",), {"u": None, "mps": None}, None, id="with sharing by MPS"),
+        pytest.param((), {"u": 0, "mps": 100}, 0, id="without sharing by MPS"),
     ],
 )
 def test_an_mps_server_whose_clients_list_no_memory_hides_use_only_with_sharing_by_mps(

@@ -37,10 +37,10 @@ from tests.builders import (
 #: The device has 24 GiB and the pod requests 20 GiB. The fields are unattributed use, reserve, and
 #: whether the pod fits.
 CASES = [
-    pytest.param(0, 4 * GIB, True, id="all but the reserve"),
-    pytest.param(0, 4 * GIB + 1, False, id="a byte more of reserve"),
-    pytest.param(64 * MIB, 4 * GIB, True, id="all that is tolerated"),
-    pytest.param(64 * MIB + 1, 4 * GIB, False, id="a byte more than is tolerated"),
+    pytest.param(0, 4 * GIB, True, id="all memory except the reserve"),
+    pytest.param(0, 4 * GIB + 1, False, id="one byte more than the reserve"),
+    pytest.param(64 * MIB, 4 * GIB, True, id="the tolerated use"),
+    pytest.param(64 * MIB + 1, 4 * GIB, False, id="one byte more than the tolerated use"),
     pytest.param(4 * GIB + 64 * MIB, 0, True, id="much and what is tolerated"),
     pytest.param(4 * GIB + 64 * MIB + 1, 0, False, id="a byte more than much"),
 ]

@@ -50,8 +50,8 @@ def restless(at_s: int) -> GPUNodeStatus:
     ("life", "reports"),
     [
         pytest.param(idle, (1, 1), id="idle"),
-        pytest.param(one_pod, (4, 4), id="a pod that comes, grows and goes"),
-        pytest.param(restless, (700, 720), id="never at rest"),
+        pytest.param(one_pod, (4, 4), id="a pod that starts, grows and ends"),
+        pytest.param(restless, (700, 720), id="changes with every sample"),
     ],
 )
 def test_writes_in_an_hour_stay_within_the_budget(

@@ -35,10 +35,10 @@ def test_devices_are_read_from_every_numa_node_and_from_the_old_plain_list() -> 
     "content",
     [
         pytest.param(b"", id="empty"),
-        pytest.param(b'{"Data": {"PodDev', id="torn"),
-        pytest.param(b"[]", id="something else"),
+        pytest.param(b'{"Data": {"PodDev', id="truncated"),
+        pytest.param(b"[]", id="another format"),
         pytest.param(b'{"Data": null, "Checksum": 1}', id="no data"),
-        pytest.param(b"\xff\xfe", id="no text"),
+        pytest.param(b"\xff\xfe", id="not text"),
         pytest.param(b'{"Data":' * 100_000, id="nested too deeply"),
     ],
 )

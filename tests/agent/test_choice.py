@@ -137,9 +137,7 @@ def test_a_confirmed_pod_is_not_waited_for() -> None:
 
 
 def test_an_ended_pod_is_not_waited_for_although_its_reservation_remains() -> None:
-    """Another device than those of the unconfirmed pods is reserved for it, or no specific
-    device.
-    """
+    """Its reservation names no device. The reservations of the unconfirmed pods name GPU-1."""
     reservations = {
         "ended": reservation(16),
         "p": reservation(12, "GPU-1"),
@@ -230,7 +228,7 @@ def test_a_pod_reserved_without_a_choice_is_rejected_if_no_device_has_enough_mem
 def test_a_pod_without_a_reserved_device_gets_the_plugins_choice(
     policy: Literal["distributed", "packed", "unknown"], fuller: str, device: str
 ) -> None:
-    """Later reservations used the remaining memory in that order. GPU-0 has one replica less."""
+    """One device has 18 GiB of unattributed use, and GPU-0 has fewer free replicas."""
     used = {"used_bytes": 18 * GIB, "unattributed_bytes": 18 * GIB}
     devices = [gpu(name, **(used if name == fuller else {})) for name in ("GPU-0", "GPU-1")]
     sample = GPUNodeStatus(

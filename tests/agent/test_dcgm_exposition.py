@@ -110,12 +110,12 @@ def test_names_and_units_since_version_4_9_are_recognised() -> None:
         pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} -0.5', id="negative"),
         pytest.param('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-a"} 57', id="percent"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 1e309', id="infinite"),
-        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 7.5', id="half an XID"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} 7.5', id="a fractional XID"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a"} text', id="no value"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{gpu="0"} 5', id="no device"),
         pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a",GPU_I_ID="x"} 5', id="no instance"),
-        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a', id="cut off"),
-        pytest.param("DCGM_FI_DEV_XID_ERRORS{, =1} 5", id="a label that the parser stumbles over"),
+        pytest.param('DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a', id="truncated"),
+        pytest.param("DCGM_FI_DEV_XID_ERRORS{, =1} 5", id="invalid label"),
     ],
 )
 def test_an_invalid_line_is_skipped_and_hides_no_other(line: str) -> None:

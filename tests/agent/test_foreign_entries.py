@@ -21,11 +21,11 @@ from tests.agent.test_kubelet import held, listed
     [
         pytest.param({"DeviceIDs": {"-1": ["d" * 257]}}, 0, id="a long device"),
         pytest.param({"PodUID": "u" * 200, "ContainerName": "c" * 64}, 0, id="long names"),
-        pytest.param({"DeviceIDs": {"x": ["a"]}}, 0, id="a NUMA node that is no number"),
-        pytest.param({"DeviceIDs": None, "AllocResp": "%"}, 0, id="no base64"),
+        pytest.param({"DeviceIDs": {"x": ["a"]}}, 0, id="a NUMA node that is not a number"),
+        pytest.param({"DeviceIDs": None, "AllocResp": "%"}, 0, id="not base64"),
         pytest.param({"PodUID": 7}, 1, id="a uid that is a number"),
         pytest.param({"DeviceIDs": {"-1": [7]}}, 1, id="a device that is a number"),
-        pytest.param({"DeviceIDs": {"-1": "x"}}, 1, id="devices that are no list"),
+        pytest.param({"DeviceIDs": {"-1": "x"}}, 1, id="devices that are not a list"),
     ],
 )
 def test_an_entry_of_another_plugin_hides_no_other_entry(
@@ -89,8 +89,8 @@ class _Answers(PodResources):
 @pytest.mark.parametrize(
     ("devices", "left_out"),
     [
-        pytest.param(_message((1, "x.io/dev"), (2, b"\xff")), 2, id="no text"),
-        pytest.param(b"\x0a\x7f", 2, id="cut off"),
+        pytest.param(_message((1, "x.io/dev"), (2, b"\xff")), 2, id="not text"),
+        pytest.param(b"\x0a\x7f", 2, id="truncated"),
         pytest.param(_message((1, "x.io/dev"), (2, "d" * 257)), 0, id="long"),
     ],
 )

@@ -80,12 +80,12 @@ def waited(question: Question) -> tuple[list[str], list[float]]:
         pytest.param(NOT_YET, id="not yet"),
         pytest.param(NO, id="no"),
         pytest.param((400, {"error": "pod_uid is no uid"}), id="a rejected request"),
-        pytest.param((200, b"yes"), id="something else than an agent"),
+        pytest.param((200, b"yes"), id="another server than an agent"),
         pytest.param((200, {"answer": "no"}), id="a status that contradicts its body"),
-        pytest.param((503, {"answer": "yes"}), id="the other way round"),
+        pytest.param((503, {"answer": "yes"}), id="a body that contradicts its status"),
         pytest.param((200, b'["yes"]'), id="a list"),
-        pytest.param((404, b""), id="an agent of another time"),
-        pytest.param((200, b"\xff\xfe"), id="no text at all"),
+        pytest.param((404, b""), id="an agent of another version"),
+        pytest.param((200, b"\xff\xfe"), id="not text"),
     ],
 )
 def test_the_gate_waits_until_the_answer_is_yes(told: tuple[int, object]) -> None:

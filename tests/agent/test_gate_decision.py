@@ -53,31 +53,31 @@ def test_a_pod_on_an_unpredicted_device_counts_there() -> None:
     ("sample", "more"),
     [
         pytest.param(status(), {}, id="the kubelet has not admitted it"),
-        pytest.param(status(row("q", "GPU-a")), {}, id="another pod is there"),
+        pytest.param(status(row("q", "GPU-a")), {}, id="another pod of that name"),
         pytest.param(
-            status(PodUse("p", "GPU-a", used_bytes=1)), {}, id="it holds nothing, and yet is there"
+            status(PodUse("p", "GPU-a", used_bytes=1)), {}, id="it exists but holds no replica"
         ),
-        pytest.param(status(row("p", "GPU-z")), {}, id="its device is not known"),
+        pytest.param(status(row("p", "GPU-z")), {}, id="unknown device"),
         pytest.param(
             status(row("p", "GPU-a")), {"initialised": False}, id="the ledger is not ready"
         ),
         pytest.param(
-            status(row("p", "GPU-a")), {"written": status()}, id="the report was not written"
+            status(row("p", "GPU-a")), {"written": status()}, id="the report is not written yet"
         ),
         pytest.param(
             status(row("p", "GPU-a")),
             {"written": status(row("p", "GPU-b"))},
-            id="the report that was written shows it elsewhere",
+            id="the written report shows another device",
         ),
         pytest.param(
             status(row("p", "GPU-a"), sources=[Source("checkpoint", "degraded")]),
             {},
-            id="who holds what is not known",
+            id="unknown replicas of pods",
         ),
         pytest.param(
             status(row("p", "GPU-a"), devices=[device("GPU-a", memory_bytes=-1)]),
             {},
-            id="the memory is not known",
+            id="unknown memory",
         ),
     ],
 )
@@ -108,13 +108,17 @@ def test_with_several_devices_the_worst_one_decides() -> None:
     ("state", "answer"),
     [
         pytest.param({"healthy": False}, "no", id="unhealthy"),
-        pytest.param({"compute_mode": "prohibited"}, "no", id="no process may use it"),
-        pytest.param({"compute_mode": "exclusive-process"}, "no", id="only one process may use it"),
+        pytest.param({"compute_mode": "prohibited"}, "no", id="prohibited compute mode"),
+        pytest.param({"compute_mode": "exclusive-process"}, "no", id="exclusive compute mode"),
         pytest.param(
-            {"compute_mode": "exclusive-process", "sharing": "mps"}, "yes", id="the MPS server's"
+            {"compute_mode": "exclusive-process", "sharing": "mps"},
+            "yes",
+            id="exclusive for the MPS server",
         ),
         pytest.param(
-            {"compute_mode": "exclusive-process", "sharing": "none"}, "yes", id="one pod's"
+            {"compute_mode": "exclusive-process", "sharing": "none"},
+            "yes",
+            id="exclusive for a pod",
         ),
     ],
 )
@@ -130,7 +134,7 @@ def test_no_pod_starts_on_a_device_that_takes_no_pods(state: dict[str, Any], ans
         pytest.param(
             30,
             status(row("p", "GPU-a"), devices=[device("GPU-a", unattributed_bytes=70)]),
-            id="a stranger's",
+            id="process without a pod",
         ),
         pytest.param(
             30,
@@ -271,10 +275,10 @@ def certain(asked: int, uuid: str) -> Reservation:
 @pytest.mark.parametrize(
     ("rows", "answer"),
     [
-        pytest.param([], "no", id="it is charged here before it is seen"),
-        pytest.param([row("e", "GPU-b")], "no", id="its replica is of another device"),
+        pytest.param([], "no", id="charged before its use is seen"),
+        pytest.param([row("e", "GPU-b")], "no", id="its replica belongs to another device"),
         pytest.param(
-            [PodUse("e", "GPU-a", used_bytes=70)], "no", id="it uses more than its reservation"
+            [PodUse("e", "GPU-a", used_bytes=70)], "no", id="it uses more than it reserved"
         ),
     ],
 )
@@ -288,9 +292,9 @@ def test_a_pod_whose_variable_names_this_device_counts_here(
 @pytest.mark.parametrize(
     ("used", "answer"),
     [
-        pytest.param(0, "yes", id="a replica is no memory"),
-        pytest.param(1, "no", id="unless it uses some"),
-        pytest.param(None, "no", id="or may"),
+        pytest.param(0, "yes", id="it uses no memory here"),
+        pytest.param(1, "no", id="it uses memory here"),
+        pytest.param(None, "no", id="it may use memory here"),
     ],
 )
 def test_a_pod_whose_variable_names_another_device_only_holds_a_replica_here(

@@ -219,7 +219,9 @@ def changed(each: PodUse, container: str, began: bool, settled: bool, used: int)
     ("containers", "answer"),
     [
         pytest.param([("convert", 1, 1, 5), ("engine", 0, 0, 0)], WAITS, id="init container runs"),
-        pytest.param([("convert", 1, 0, 0), ("engine", 0, 0, 0)], WAITS, id="it has ended"),
+        pytest.param(
+            [("convert", 1, 0, 0), ("engine", 0, 0, 0)], WAITS, id="init container has ended"
+        ),
         pytest.param([("convert", 1, 0, 0), ("engine", 1, 0, 5)], WAITS, id="the engine loads"),
         pytest.param([("convert", 1, 0, 0), ("engine", 1, 1, 5)], "yes", id="the engine settled"),
         pytest.param([("one", 1, 1, 5), ("two", 1, 0, 5)], WAITS, id="the second engine loads"),

@@ -55,11 +55,11 @@ def test_a_container_has_the_high_water_mark_of_the_device_that_it_holds(
     "text",
     [
         pytest.param("", id="nothing"),
-        pytest.param(PEAKS.format(bytes="max"), id="no number"),
+        pytest.param(PEAKS.format(bytes="max"), id="not a number"),
         pytest.param(PEAKS.format(bytes=0), id="nothing used"),
-        pytest.param(PEAKS.format(bytes=1 << 45), id="more than any device has"),
+        pytest.param(PEAKS.format(bytes=1 << 45), id="more memory than any device"),
         pytest.param("nvidia/0000:17:00.0/vidmem", id="no value"),
-        pytest.param("nvidia/0000:18:00.0/vidmem 5\n", id="a device that is not here"),
+        pytest.param("nvidia/0000:18:00.0/vidmem 5\n", id="unknown device"),
     ],
 )
 def test_other_high_water_marks_are_ignored(

@@ -48,12 +48,12 @@ def test_a_pod_is_idle_from_the_first_sample_without_sm_activity() -> None:
     ("ratio", "shares", "is_idle"),
     [
         pytest.param(0.0, {}, True, id="the device is idle"),
-        pytest.param(0.004, {}, True, id="a counter that is not exact"),
+        pytest.param(0.004, {}, True, id="an inexact counter"),
         pytest.param(0.005, {"c1": 0.005}, False, id="the pod is hardly active"),
         pytest.param(0.9, {"c1": 0.9}, False, id="the pod is active"),
         pytest.param(0.9, {"c2": 0.9}, True, id="another pod is active"),
-        pytest.param(0.9, {}, False, id="it is not known which pod is active"),
-        pytest.param(None, {}, False, id="SM activity is not known"),
+        pytest.param(0.9, {}, False, id="the active pod is unknown"),
+        pytest.param(None, {}, False, id="SM activity is unknown"),
     ],
 )
 def test_the_start_of_idleness_in_each_case(

@@ -125,7 +125,7 @@ def test_a_pod_that_a_settled_kubelet_does_not_list_has_ended(world: ProbedKubel
     assert world.message() == ""
 
 
-@pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists no pods at all"])
+@pytest.mark.parametrize("young", [True, False], ids=["started just now", "lists no pods"])
 def test_a_starting_kubelet_gets_time_to_list_its_pods(world: ProbedKubelet, young: bool) -> None:
     world.write(entry("u"))
     if young:

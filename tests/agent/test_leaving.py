@@ -48,7 +48,7 @@ class Ending:
 @pytest.mark.parametrize(
     ("answers", "returned", "after_s"),
     [
-        pytest.param([True], True, 0.0, id="nothing unconfirmed"),
+        pytest.param([True], True, 0.0, id="no unconfirmed pod"),
         pytest.param([False, False, True], True, 1.0, id="confirmed soon"),
         pytest.param([False], False, 6.0, id="never confirmed"),
         pytest.param([None, None, True], True, 1.0, id="a short outage"),

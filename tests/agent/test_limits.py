@@ -160,8 +160,8 @@ def test_a_hanging_call_leaves_out_only_the_limits(
 @pytest.mark.parametrize(
     ("code", "shown"),
     [
-        pytest.param(3, [], id="a driver that does not count"),
-        pytest.param(999, [Degraded("limits", "A: Unknown Error (NVML 999)")], id="a failure"),
+        pytest.param(3, [], id="unsupported"),
+        pytest.param(999, [Degraded("limits", "A: Unknown Error (NVML 999)")], id="failed"),
     ],
 )
 def test_a_failed_call_is_reported_and_an_unsupported_call_is_not_a_fault(
@@ -215,7 +215,7 @@ def mistaken(*args: object) -> None:
 @pytest.mark.parametrize(
     "limits",
     [*map(refusing, range(30)), mistaken, granting(2**64 - 1)],
-    ids=[*map(str, range(30)), "a mistake of ours", "more than there is"],
+    ids=[*map(str, range(30)), "a bug in Headroom", "more than the memory"],
 )
 def test_no_error_is_raised(
     probe: Callable[..., LimitsProbe], tmp_path: Path, limits: Callable[..., None]

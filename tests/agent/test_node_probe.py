@@ -102,7 +102,7 @@ def test_labels_reserve_and_topology_policy_are_read_once_a_minute(
                     " than any device has. Example: headroom.gpu/unified-memory: 96Gi",
                 )
             ],
-            id="not valid",
+            id="invalid",
         ),
     ],
 )
@@ -171,8 +171,8 @@ def test_an_unreachable_server_is_waited_for_only_once(server: ApiServer) -> Non
 
 
 NO_ANSWER = [
-    pytest.param(b"<html>", id="no JSON"),
-    pytest.param(b'{"metadata": {"uid": "\xff"}}', id="no UTF-8"),
+    pytest.param(b"<html>", id="not JSON"),
+    pytest.param(b'{"metadata": {"uid": "\xff"}}', id="not UTF-8"),
     pytest.param(b'{"kind": ' + 10_000 * b"[" + 10_000 * b"]" + b"}", id="nested too deeply"),
 ]
 
@@ -239,9 +239,9 @@ def test_the_mirror_of_a_static_pod_is_read_once(server: ApiServer, asking: Aski
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        pytest.param(None, "API server answers 403", id="not ours to read"),
+        pytest.param(None, "API server answers 403", id="forbidden"),
         pytest.param(
-            mirror("uid-1", "f" * 32), "is a different pod", id="another pod of that name"
+            mirror("uid-1", "f" * 32), "is a different pod", id="another pod of the same name"
         ),
     ],
 )

@@ -62,7 +62,7 @@ def test_an_absent_value_is_none(code: int) -> None:
     assert gate(nvmlDeviceGetName=refusing(code)).ask("nvmlDeviceGetName", 0) is None
 
 
-def test_a_call_that_this_pynvml_lacks_is_absent() -> None:
+def test_a_function_that_pynvml_lacks_returns_none() -> None:
     assert gate().ask("nvmlDeviceGetSomethingOfTheFuture", 0) is None
 
 
@@ -137,7 +137,7 @@ def test_limits_of_a_cgroup_are_reported_if_the_driver_has_them() -> None:
     assert gate().limits(0, "/sys/fs/cgroup/a") is None
 
 
-def test_an_agent_with_a_limit_of_its_own_uses_no_value() -> None:
+def test_a_limit_of_the_agents_own_cgroup_is_a_fault() -> None:
     # Inside a limited cgroup the driver reports the limit as the memory of the device.
     for hard, fault in ((10, "the agent's own cgroup"), (2**64 - 1, "")):
         probe = NvmlProbe(limited(hard), cgroup="/sys/fs/cgroup/a")
@@ -185,12 +185,12 @@ def test_the_incarnation_changes_with_boot_and_kernel_module(tmp_path: Path) -> 
             {"nvmlDeviceGetMigDeviceHandleByIndex": refusing(6)},
             "MIG is on and no instance can be read: none exists, or the agent's container"
             " cannot see them",
-            id="none is shown",
+            id="no MIG device",
         ),
         pytest.param(
             {"nvmlDeviceGetMigMode": refusing(4)},
             "the agent has no permission to read the MIG mode",
-            id="the mode may not be read",
+            id="unreadable mode",
         ),
     ],
 )

@@ -100,10 +100,10 @@ def test_a_device_lost_before_the_agent_started_is_reported_without_figures(repo
         pytest.param(16, "GPU requires restart", id="reset required"),
         pytest.param(999, "Unknown Error", id="unknown"),
         pytest.param(
-            777, "an error that only this driver has", id="a code that pynvml does not have"
+            777, "an error that only this driver has", id="an error code that pynvml lacks"
         ),
         pytest.param(3, "does not report the memory", id="integrated GPU without memory figures"),
-        pytest.param(2, "Invalid Argument", id="handle that stays stale"),
+        pytest.param(2, "Invalid Argument", id="permanently stale handle"),
     ],
 )
 def test_only_the_device_with_failing_memory_is_unhealthy(

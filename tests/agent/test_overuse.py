@@ -40,7 +40,7 @@ def sum_on(pods: tuple[PodUse, ...], uuid: str) -> int:
     ("pods", "devices"),
     [
         pytest.param([use("p", "GPU-0", 8 * GIB)], set(), id="exactly what it reserved"),
-        pytest.param([use("p", "GPU-0", 8 * GIB + 1)], {"GPU-0"}, id="a byte more"),
+        pytest.param([use("p", "GPU-0", 8 * GIB + 1)], {"GPU-0"}, id="one byte more"),
         pytest.param([use("p", "GPU-0", None)], set(), id="not measured"),
         pytest.param([use("x", "GPU-0", 20 * GIB)], set(), id="without a reservation"),
         pytest.param(

@@ -104,9 +104,9 @@ def test_containers_of_a_pod_have_separate_peaks_if_their_names_are_known() -> N
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(("", ""), id="no name is known"),
-        pytest.param(("main", "proxy"), id="a process in a container that holds nothing"),
-        pytest.param(("",), id="the name of the only one is not known"),
+        pytest.param(("", ""), id="no container name is known"),
+        pytest.param(("main", "proxy"), id="a process in a container without a replica"),
+        pytest.param(("",), id="unknown name of the only container"),
     ],
 )
 def test_use_of_an_unknown_container_has_no_peak(names: tuple[str, ...]) -> None:

@@ -30,8 +30,8 @@ def test_a_high_water_mark_covers_the_whole_run(node: Node) -> None:
     ("mark", "source", "peak"),
     [
         pytest.param(2 * GIB - 64 * MIB, "driver", 2 * GIB, id="read a moment apart"),
-        pytest.param(2 * GIB - 65 * MIB, "nvml", 2 * GIB, id="it does not count everything"),
-        pytest.param(0, "nvml", 2 * GIB, id="it counts nothing"),
+        pytest.param(2 * GIB - 65 * MIB, "nvml", 2 * GIB, id="the mark omits some use"),
+        pytest.param(0, "nvml", 2 * GIB, id="the mark is 0"),
     ],
 )
 def test_a_mark_below_a_sample_is_not_used(node: Node, mark: int, source: str, peak: int) -> None:

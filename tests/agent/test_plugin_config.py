@@ -113,7 +113,7 @@ def test_the_environment_of_the_gpu_operator_is_read(tree: Tree) -> None:
             None,
             id="mps wins; before v0.20 it does not listen",
         ),
-        pytest.param({"timeSlicing": {"resources": []}}, "none", {}, False, id="of nothing"),
+        pytest.param({"timeSlicing": {"resources": []}}, "none", {}, False, id="empty"),
         pytest.param(None, "none", {}, False, id="none"),
     ],
 )
@@ -212,9 +212,7 @@ def test_a_hanging_file_system_delays_no_sample(tree: Tree) -> None:
 @pytest.mark.parametrize(
     ("spoil", "reported"),
     [
-        pytest.param(
-            lambda f: (f / "environ").unlink(), "CAP_SYS_PTRACE", id="it may not be looked into"
-        ),
+        pytest.param(lambda f: (f / "environ").unlink(), "CAP_SYS_PTRACE", id="unreadable process"),
         pytest.param(
             lambda f: (f / "root/config/config.yaml").unlink(),
             "/config/config.yaml: No such file or directory",
@@ -223,17 +221,17 @@ def test_a_hanging_file_system_delays_no_sample(tree: Tree) -> None:
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text("a: b: c"),
             "ValueError",
-            id="no YAML",
+            id="not YAML",
         ),
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text("[1]"),
             "ValueError",
-            id="another YAML",
+            id="YAML of another kind",
         ),
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_bytes(b"\xff"),
             "UnicodeDecodeError",
-            id="no text",
+            id="not text",
         ),
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text(MERGES), "ValueError", id="aliases"
@@ -244,7 +242,7 @@ def test_a_hanging_file_system_delays_no_sample(tree: Tree) -> None:
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text(f"version: {'1:' * 5000}1"),
             "ValueError",
-            id="a number to the base of 60 that takes minutes to compute",
+            id="a sexagesimal number that takes minutes to compute",
         ),
         pytest.param(
             lambda f: (f / "root/config/config.yaml").write_text("<<: {version: v1}"),

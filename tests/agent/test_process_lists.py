@@ -29,9 +29,9 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 @pytest.mark.parametrize(
     ("clients", "server"),
     [
-        pytest.param("compute mps", "compute", id="clients in two, as from Volta on"),
-        pytest.param("compute graphics mps", "compute mps", id="clients in all three"),
-        pytest.param("mps", "mps", id="all in the list of MPS alone"),
+        pytest.param("compute mps", "compute", id="clients in two lists, as from Volta on"),
+        pytest.param("compute graphics mps", "compute mps", id="clients in all three lists"),
+        pytest.param("mps", "mps", id="all processes only in the MPS list"),
     ],
 )
 @pytest.mark.slow  # starts an agent

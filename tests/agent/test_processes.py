@@ -48,11 +48,11 @@ def probe(
         pytest.param(103, id="v2, systemd, CRI-O with a level below"),
         pytest.param(104, id="v2, cgroupfs, burstable"),
         pytest.param(105, id="v2, cgroupfs, guaranteed"),
-        pytest.param(106, id="v1, systemd, Docker, and an unused v2 beside it"),
+        pytest.param(106, id="v1, systemd, Docker, with an unused v2 hierarchy"),
         pytest.param(107, id="v1, cgroupfs"),
         pytest.param(108, id="kind: the kubelet's own slice before it"),
         pytest.param(109, id="a node in Docker"),
-        pytest.param(110, id="relative to a cgroup namespace of our own"),
+        pytest.param(110, id="relative to the agent's own cgroup namespace"),
     ],
 )
 def test_every_form_of_a_cgroup_path_contains_the_pod(pid: int) -> None:
@@ -94,10 +94,10 @@ def test_on_a_node_in_a_pod_only_pods_of_its_own_kubelet_count(tree: Path) -> No
 @pytest.mark.parametrize(
     ("pid", "command"),
     [
-        pytest.param(112, "python3", id="somebody's session"),
-        pytest.param(113, "nvidia-persiste", id="a service of the machine"),
-        pytest.param(114, "a) S (b", id="a container without a pod, and a name that misleads"),
-        pytest.param(117, "podman", id="a container of podman, whose path has pod in it"),
+        pytest.param(112, "python3", id="a user session"),
+        pytest.param(113, "nvidia-persiste", id="a system service"),
+        pytest.param(114, "a) S (b", id="a container without a pod and a misleading name"),
+        pytest.param(117, "podman", id="a container of podman, whose path contains pod"),
     ],
 )
 def test_a_process_without_a_pod_is_reported_by_its_name(pid: int, command: str) -> None:
@@ -308,8 +308,8 @@ def test_processes_of_a_container_have_the_start_of_its_oldest_process(host: Pat
     "mounts",
     [
         pytest.param("", id="no mounts"),
-        pytest.param(MOUNT.format(uid=uid(8), name="main"), id="those of another pod"),
-        pytest.param("1 2 3\n\n4", id="other lines"),
+        pytest.param(MOUNT.format(uid=uid(8), name="main"), id="mounts of another pod"),
+        pytest.param("1 2 3\n\n4", id="invalid lines"),
         pytest.param(
             f"1 2 8:1 /pods/{uid(7)}/containers/main/x/y /mnt rw - ext4 a rw\n", id="another path"
         ),

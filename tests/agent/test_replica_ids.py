@@ -30,7 +30,7 @@ NODE = [gpu(GPU, 0), mig(MIG, 3), mig("MIG-b", 5), mig("MIG-c", 5)]
         pytest.param(MIG, MIG, None, id="a MIG device"),
         pytest.param(f"{MIG}::0", MIG, 0, id="a share of one MIG device"),
         pytest.param(f"MIG-{OTHER}/3/0", MIG, None, id="a MIG device of an old driver"),
-        pytest.param(f"MIG-{OTHER}/3/0::2", MIG, 2, id="a share of that"),
+        pytest.param(f"MIG-{OTHER}/3/0::2", MIG, 2, id="a share of a MIG device of an old driver"),
         pytest.param("nvidia0", GPU, None, id="GKE: a whole GPU"),
         pytest.param("nvidia0/vgpu3", GPU, 3, id="GKE: a share"),
         pytest.param("nvidia1/gi3", MIG, None, id="GKE: a MIG device"),
@@ -48,15 +48,15 @@ def test_a_replica_id_is_mapped_to_its_device(
 @pytest.mark.parametrize(
     "replica",
     [
-        pytest.param("GPU-gone::1", id="a device that is not here"),
+        pytest.param("GPU-gone::1", id="unknown device"),
         pytest.param("nvidia1", id="GKE: a GPU that is cut into MIG devices"),
-        pytest.param("nvidia7/vgpu0", id="GKE: a number that is not here"),
+        pytest.param("nvidia7/vgpu0", id="GKE: unknown number"),
         pytest.param(f"MIG-{OTHER}/5/1", id="one of two compute instances, by its place"),
-        pytest.param("all", id="WSL's name where there are several"),
-        pytest.param("tegra", id="Jetson's name where there are several"),
-        pytest.param("", id="nothing"),
-        pytest.param("::1", id="a number of nothing"),
-        pytest.param("mlx5_0", id="another plugin's"),
+        pytest.param("all", id="WSL's name with several GPUs"),
+        pytest.param("tegra", id="Jetson's name with several GPUs"),
+        pytest.param("", id="empty"),
+        pytest.param("::1", id="a number without a device"),
+        pytest.param("mlx5_0", id="of another plugin"),
     ],
 )
 def test_a_replica_id_of_no_or_several_devices_is_skipped(replica: str) -> None:

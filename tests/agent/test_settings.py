@@ -37,22 +37,26 @@ def test_the_environment_of_the_manifest_sets_the_flags() -> None:
     ("flags", "message"),
     [
         pytest.param([], "no node name", id="the node is not set"),
-        pytest.param(["--node", "n", "--replicas", "4"], "contradict", id="shared by no means"),
-        pytest.param(["--node", "n", "--sharing", "mps"], "contradict", id="shared by one"),
-        pytest.param(["--node", "n", "--replicas", "0"], "is not 1..", id="no replica"),
-        pytest.param(["--node", "n", "--device-choice", "best"], "'steered'", id="no such choice"),
+        pytest.param(["--node", "n", "--replicas", "4"], "contradict", id="unknown way of sharing"),
+        pytest.param(["--node", "n", "--sharing", "mps"], "contradict", id="shared by one pod"),
+        pytest.param(["--node", "n", "--replicas", "0"], "is not 1..", id="no replicas"),
+        pytest.param(
+            ["--node", "n", "--device-choice", "best"], "'steered'", id="unknown device choice"
+        ),
         pytest.param(
             ["--node", "n", "--device-choice", "steered", "--no-publish"], "ledger", id="no ledger"
         ),
         pytest.param(["--node", "n", "--listen", "9410x"], "HOST:PORT", id="no port"),
-        pytest.param(["--node", "n", "--listen", ":" + "9" * 5000], "HOST:PORT", id="no such port"),
-        pytest.param(["--node", "n", "--interval", "0"], "--interval 5", id="no interval"),
-        pytest.param(["--node", "n", "--unified-memory", "all"], "neither auto nor", id="no pool"),
+        pytest.param(["--node", "n", "--listen", ":" + "9" * 5000], "HOST:PORT", id="invalid port"),
+        pytest.param(["--node", "n", "--interval", "0"], "--interval 5", id="interval of 0"),
+        pytest.param(
+            ["--node", "n", "--unified-memory", "all"], "neither auto nor", id="pool of 0 bytes"
+        ),
         pytest.param(["--node", "n", "--unified-memory", "96"], "less than 1Mi", id="96 bytes"),
         pytest.param(["--node", "n", "--stale-after", "20"], "heartbeat (30", id="stale too soon"),
         pytest.param(["--node", "n", "--stale-after", "inf"], "--stale-after 90", id="never stale"),
         pytest.param(
-            ["--node", "n", "--interval", "nan"], "--interval 5", id="interval is no number"
+            ["--node", "n", "--interval", "nan"], "--interval 5", id="interval is not a number"
         ),
     ],
 )

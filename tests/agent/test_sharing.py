@@ -190,11 +190,13 @@ LABELS = {
 @pytest.mark.parametrize(
     ("plugins", "answers", "expected"),
     [
-        pytest.param([configured()], ANSWERED, "time-slicing", id="the configuration first"),
-        pytest.param([configured(sharing="none")], ANSWERED, "mps", id="unless it is not in use"),
-        pytest.param([], ANSWERED, "mps", id="then what the plugin answered"),
-        pytest.param([of_labels(LABELS)], [], "mps", id="then the labels"),
-        pytest.param([], [], "time-slicing", id="and none: reported, and taken for time-slicing"),
+        pytest.param([configured()], ANSWERED, "time-slicing", id="the configuration"),
+        pytest.param(
+            [configured(sharing="none")], ANSWERED, "mps", id="the configuration is not in use"
+        ),
+        pytest.param([], ANSWERED, "mps", id="the plugin's answers"),
+        pytest.param([of_labels(LABELS)], [], "mps", id="the labels"),
+        pytest.param([], [], "time-slicing", id="no source: reported, and treated as time-slicing"),
     ],
 )
 def test_sharing_is_taken_from_the_best_source(
@@ -268,7 +270,7 @@ def test_responses_from_two_configurations_give_no_policy() -> None:
         pytest.param(
             LABELS | {"nvidia.com/gpu.replicas": "many"},
             PluginReading("labels", "mps", {}),
-            id="no number",
+            id="not a number",
         ),
         pytest.param({"nvidia.com/gpu.sharing-strategy": ""}, None, id="invalid in GFD"),
         pytest.param({}, None, id="none"),

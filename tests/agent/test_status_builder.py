@@ -80,10 +80,10 @@ def test_values_read_a_moment_apart_never_make_used_negative() -> None:
 @pytest.mark.parametrize(
     ("memory", "reported"),
     [
-        pytest.param(Memory(0, 0, 0), (0, 0), id="no memory at all"),
-        pytest.param(Memory(1 << 45, 0, 0), (-1, 0), id="more than any device has"),
-        pytest.param(Memory(1000, 1001, 0), (1000, 0), id="more free than there is"),
-        pytest.param(Memory(1000, 10, 1001), (1000, 1001), id="more reserved than there is"),
+        pytest.param(Memory(0, 0, 0), (0, 0), id="no memory"),
+        pytest.param(Memory(1 << 45, 0, 0), (-1, 0), id="more memory than any device"),
+        pytest.param(Memory(1000, 1001, 0), (1000, 0), id="more free than its memory"),
+        pytest.param(Memory(1000, 10, 1001), (1000, 1001), id="more reserved than its memory"),
     ],
 )
 def test_a_device_with_contradictory_values_is_unhealthy_and_nothing_is_computed(
@@ -185,17 +185,19 @@ POD = PodUse(uid="u", device="GPU-a", used_bytes=GIB)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        pytest.param(status(), status(device()), id="device came"),
-        pytest.param(status(device()), status(), id="device went"),
+        pytest.param(status(), status(device()), id="device added"),
+        pytest.param(status(device()), status(), id="device removed"),
         pytest.param(
             status(device()),
             status(device(healthy=False, health_reason="lost")),
             id="device changed health",
         ),
-        pytest.param(status(device()), status(device(used_bytes=-1)), id="figure went absent"),
-        pytest.param(status(device()), status(device(unattributed_bytes=0)), id="figure came"),
-        pytest.param(status(device()), status(device(), pods=[POD]), id="pod came"),
-        pytest.param(status(device(), pods=[POD]), status(device()), id="pod went"),
+        pytest.param(status(device()), status(device(used_bytes=-1)), id="value became absent"),
+        pytest.param(
+            status(device()), status(device(unattributed_bytes=0)), id="value became known"
+        ),
+        pytest.param(status(device()), status(device(), pods=[POD]), id="pod added"),
+        pytest.param(status(device(), pods=[POD]), status(device()), id="pod removed"),
         pytest.param(status(), status(driver_version="581"), id="another driver"),
     ],
 )
@@ -208,11 +210,15 @@ def test_added_and_removed_pods_and_changed_health_are_written_at_once(
 @pytest.mark.parametrize(
     ("used_bytes", "since_s", "written"),
     [
-        pytest.param(10 * GIB - 1, 1.0, True, id="freed, however little"),
-        pytest.param(10 * GIB - GIB, 0.9, False, id="freed, less than a second ago written"),
+        pytest.param(10 * GIB - 1, 1.0, True, id="little memory freed"),
+        pytest.param(
+            10 * GIB - GIB, 0.9, False, id="freed less than a second after the last write"
+        ),
         pytest.param(10 * GIB + 64 * MIB, 5.0, True, id="grown by 64 MiB"),
-        pytest.param(10 * GIB + 64 * MIB - 1, 1e9, False, id="grown by less"),
-        pytest.param(10 * GIB + 64 * MIB, 4.9, False, id="grown, less than five seconds ago"),
+        pytest.param(10 * GIB + 64 * MIB - 1, 1e9, False, id="grown by less than 64 MiB"),
+        pytest.param(
+            10 * GIB + 64 * MIB, 4.9, False, id="grown less than five seconds after the last write"
+        ),
     ],
 )
 def test_memory_is_written_when_a_decision_depends_on_it(
@@ -248,11 +254,11 @@ def test_a_limit_is_written_at_once_and_use_below_it_with_the_next_report() -> N
 @pytest.mark.parametrize(
     ("ratio", "since_s", "written"),
     [
-        pytest.param(0.3, 60.0, True, id="moved by a tenth"),
-        pytest.param(0.1, 60.0, True, id="moved down by a tenth"),
-        pytest.param(0.29, 1e9, False, id="moved by less"),
-        pytest.param(0.9, 59.0, False, id="less than a minute ago"),
-        pytest.param(None, 60.0, True, id="no longer known"),
+        pytest.param(0.3, 60.0, True, id="increased by 10 %"),
+        pytest.param(0.1, 60.0, True, id="decreased by 10 %"),
+        pytest.param(0.29, 1e9, False, id="changed by less than 10 %"),
+        pytest.param(0.9, 59.0, False, id="less than a minute after the last write"),
+        pytest.param(None, 60.0, True, id="became unknown"),
     ],
 )
 def test_a_change_of_only_sm_activity_is_written_once_a_minute(

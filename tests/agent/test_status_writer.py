@@ -180,7 +180,9 @@ def test_a_heartbeat_does_not_wait_for_sm_activity(
         pytest.param({"used_bytes": 4}, id="memory is freed"),
         pytest.param({"pods": [PodUse(uid="u", device="GPU-a")]}, id="a pod appears"),
         pytest.param({"devices": []}, id="a device is lost"),
-        pytest.param({"devices": [Device(uuid="GPU-a", healthy=False)]}, id="it is unhealthy"),
+        pytest.param(
+            {"devices": [Device(uuid="GPU-a", healthy=False)]}, id="a device is unhealthy"
+        ),
         pytest.param({"sources": [Source(name="proc", state="absent")]}, id="a source is lost"),
     ],
 )

@@ -116,8 +116,8 @@ class TestAnHour:
     @pytest.mark.parametrize(
         ("interval_s", "most"),
         [
-            pytest.param(5.0, 720, id="sampled every 5 s: a write a sample"),
-            pytest.param(0.25, 3600, id="triggered all the time: a write a second"),
+            pytest.param(5.0, 720, id="sampled every 5 s"),
+            pytest.param(0.25, 3600, id="triggered all the time"),
         ],
     )
     def test_a_node_where_all_values_change_stays_within_the_budget(

@@ -47,7 +47,7 @@ def _reported(*readings: Reading, replicas: int = 4) -> list[Device]:
     ("pool_gib", "available_gib", "memory_gib", "used_gib"),
     [
         pytest.param(96, 120, 96, 10, id="the host has enough"),
-        pytest.param(96, 50, 96, 46, id="the host is short of memory"),
+        pytest.param(96, 50, 96, 46, id="the host has little memory"),
         pytest.param(256, 120, 128, 10, id="more than the host has"),
     ],
 )
@@ -111,7 +111,9 @@ def test_an_invalid_pool_closes_the_gpu_with_a_reason() -> None:
         pytest.param(64 * GIB, None, (64 * GIB, ""), id="the agent's flag"),
         pytest.param(None, PoolReading("labels"), (0, ""), id="the node's annotation"),
         pytest.param(64 * GIB, PoolReading("labels", GIB), (GIB, ""), id="both"),
-        pytest.param(64 * GIB, PoolReading("labels", error="wrong"), (0, "wrong"), id="a bad one"),
+        pytest.param(
+            64 * GIB, PoolReading("labels", error="wrong"), (0, "wrong"), id="an invalid annotation"
+        ),
     ],
 )
 def test_the_annotation_of_the_node_has_priority_over_the_flag_of_the_agent(

@@ -14,13 +14,13 @@ from agent.sharing import ignores_visible_devices
 @pytest.mark.parametrize(
     ("strategies", "toolkit_ignores", "expected"),
     [
-        pytest.param(["envvar"], False, False, id="the variable, and the toolkit obeys it"),
-        pytest.param(["envvar"], True, True, id="the administrator forbids it"),
+        pytest.param(["envvar"], False, False, id="the toolkit uses the variable"),
+        pytest.param(["envvar"], True, True, id="disabled by the administrator"),
         pytest.param(["volume-mounts"], False, True, id="mounts are preferred"),
         pytest.param(["cdi-annotations", "cdi-cri"], False, True, id="the GPU Operator"),
         pytest.param(["cdi-cri"], False, True, id="the runtime injects devices by itself"),
         pytest.param(["cdi-annotations", "envvar"], True, False, id="depends on the mode"),
-        pytest.param([], True, False, id="the plugin is not seen"),
+        pytest.param([], True, False, id="unknown plugin"),
     ],
 )
 def test_the_variable_is_ignored_only_if_that_is_certain(

@@ -37,13 +37,13 @@ def test_peaks_are_written_with_the_report_of_memory(
     ("change", "is_written"),
     [
         pytest.param({"peak": 5 + GROWN_BYTES}, True, id="a peak 64 MiB higher"),
-        pytest.param({"peak": 5 + GROWN_BYTES - 1}, False, id="a peak hardly higher"),
-        pytest.param({"started_at": "s2"}, True, id="another life"),
-        pytest.param({"peak": 4, "started_at": "s2"}, True, id="another life with a lower peak"),
+        pytest.param({"peak": 5 + GROWN_BYTES - 1}, False, id="a slightly higher peak"),
+        pytest.param({"started_at": "s2"}, True, id="another run"),
+        pytest.param({"peak": 4, "started_at": "s2"}, True, id="another run with a lower peak"),
         pytest.param({"peak_source": "driver"}, True, id="another source"),
         pytest.param({"peak_partial": True}, True, id="a gap"),
-        pytest.param({"startup_peak_bytes": 5}, False, id="which settled_at implies"),
-        pytest.param({}, False, id="nothing"),
+        pytest.param({"startup_peak_bytes": 5}, False, id="another settled_at"),
+        pytest.param({}, False, id="no change"),
     ],
 )
 def test_a_change_of_only_peaks_is_written_once_a_minute(

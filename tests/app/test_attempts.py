@@ -93,7 +93,8 @@ def test_every_verb_is_recorded_under_the_decision_id_on_the_pod() -> None:
 
 
 @pytest.mark.parametrize(
-    "deaf", [pytest.param(set(), id="heard of"), pytest.param({2}, id="found out by the conflict")]
+    "deaf",
+    [pytest.param(set(), id="seen by the watch"), pytest.param({2}, id="found by the conflict")],
 )
 def test_a_pod_that_changed_before_bind_has_another_decision_id(deaf: set[int]) -> None:
     async def play() -> None:

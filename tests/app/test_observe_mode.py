@@ -39,7 +39,7 @@ def overcommitted() -> GPUNode:
 
 @pytest.mark.parametrize(
     ("settings", "readings", "shown"),
-    [pytest.param(OBSERVE, 0, 0, id="observes"), pytest.param(ENFORCE, 1, 1, id="enforces")],
+    [pytest.param(OBSERVE, 0, 0, id="observe"), pytest.param(ENFORCE, 1, 1, id="enforce")],
 )
 def test_in_mode_observe_no_pod_is_evicted_and_no_event_is_written(
     settings: Settings, readings: int, shown: int

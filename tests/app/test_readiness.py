@@ -27,14 +27,14 @@ def health(kind: str = "pods", synced: bool = True, age_s: float | None = 1.0) -
 @pytest.mark.parametrize(
     ("seen", "says"),
     [
-        pytest.param([health()], "", id="all is well"),
-        pytest.param([health(age_s=90.0)], "", id="quiet"),
-        pytest.param([health(), health("nodes", age_s=90.1)], BLIND, id="one kind is silent"),
-        pytest.param([health(age_s=None)], BLIND, id="never received"),
+        pytest.param([health()], "", id="ready"),
+        pytest.param([health(age_s=90.0)], "", id="quiet cluster"),
+        pytest.param([health(), health("nodes", age_s=90.1)], BLIND, id="one kind without contact"),
+        pytest.param([health(age_s=None)], BLIND, id="no contact yet"),
         pytest.param(
             [health(), health("poddisruptionbudgets", synced=False, age_s=None)],
             "",
-            id="placement needs no budgets",
+            id="budgets never listed",
         ),
         pytest.param(
             [health(synced=False, age_s=None), health(age_s=500.0)],

@@ -162,7 +162,7 @@ def test_a_framework_must_stay_within_its_request(
     assert expected[1] in summary
 
 
-def test_an_agent_in_its_own_pid_namespace_differs(stage: Stage) -> None:
+def test_an_agent_that_is_not_isolated_in_a_pid_namespace_is_reported(stage: Stage) -> None:
     last = 'while [ "${1#--}" != "$1" ]; do shift; done; exec "$@"'
     stage.script("unshare", f"#!/bin/sh\n{last}\n")  # stays in the host's namespace
     verdict, summary = stage.verdicts(*SHORT, "--only", "pid-namespace")["pid-namespace"]

@@ -10,9 +10,9 @@ from benchmarks.peak_writes import writes
 @pytest.mark.parametrize(
     ("scenario", "with_peaks", "without", "with_overuse"),
     [
-        pytest.param("churn", 356, 342, 360, id="containers come, go and use more for a time"),
+        pytest.param("churn", 356, 342, 360, id="containers start, end and use more for some time"),
         pytest.param("steady", 8, 7, 8, id="nothing changes"),
-        pytest.param("marks", 37, 7, 37, id="peaks change alone, every two minutes"),
+        pytest.param("marks", 37, 7, 37, id="only peaks change, every two minutes"),
     ],
 )
 @pytest.mark.slow

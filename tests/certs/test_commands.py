@@ -14,8 +14,8 @@ app.command()(certs)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        pytest.param(["--leaf-days", "30"], "--leaf-days 30", id="renewed as soon as made"),
-        pytest.param(["--ca-days", "10"], "--ca-days 10", id="an authority that ends first"),
+        pytest.param(["--leaf-days", "30"], "--leaf-days 30", id="renewed at once"),
+        pytest.param(["--ca-days", "10"], "--ca-days 10", id="the CA expires first"),
     ],
 )
 def test_contradictory_validity_periods_are_rejected_with_an_example(

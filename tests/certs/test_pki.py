@@ -67,7 +67,9 @@ def test_a_new_authority_signs_certificates_at_once() -> None:
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        pytest.param({"names": (*SERVING.names, "mine.example")}, "mine.example", id="a name more"),
+        pytest.param(
+            {"names": (*SERVING.names, "mine.example")}, "mine.example", id="an additional name"
+        ),
         pytest.param({"usage": Usage.CLIENT}, "not for a client", id="another use"),
     ],
 )

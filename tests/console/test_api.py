@@ -26,10 +26,10 @@ def fleet() -> Asked:
 @pytest.mark.parametrize(
     ("method", "path", "status", "message"),
     [
-        pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="no such node"),
-        pytest.param("GET", "/v1/explain/pods/a/b", 404, "is not known", id="no such pod"),
+        pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="unknown node"),
+        pytest.param("GET", "/v1/explain/pods/a/b", 404, "is not known", id="unknown pod"),
         pytest.param(
-            "GET", "/v1/nothing", 404, "/v1/nothing is not a view; GET /open", id="no view"
+            "GET", "/v1/nothing", 404, "/v1/nothing is not a view; GET /open", id="unknown view"
         ),
         pytest.param("POST", "/v1/nodes", 405, "does not support POST; use GET", id="wrong method"),
         pytest.param("GET", "/v1/nodes?limit=0", 422, "query limit: ", id="too small"),
@@ -38,10 +38,16 @@ def fleet() -> Asked:
             "/v1/nodes?limit=x",
             422,
             "not 'x'. Example: limit=100",
-            id="no number",
+            id="not a number",
         ),
         pytest.param("GET", "/v1/nodes?order=best", 422, "query order: ", id="unknown word"),
-        pytest.param("GET", "/v1/nodes?limit=x&order=y", 422, "; query order: ", id="two slips"),
+        pytest.param(
+            "GET",
+            "/v1/nodes?limit=x&order=y",
+            422,
+            "; query order: ",
+            id="two misspelled parameters",
+        ),
     ],
 )
 def test_all_errors_are_problem_details(

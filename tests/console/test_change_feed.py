@@ -72,9 +72,9 @@ def test_without_a_change_there_is_no_event(looking: Looking) -> None:
 @pytest.mark.parametrize(
     ("held", "cause"),
     [
-        pytest.param(made(), "bind", id="ours"),
-        pytest.param(made("another-1"), "bind_on_another_replica", id="another's"),
-        pytest.param(made(flags=[ADOPTED]), "bound_without_us", id="a bystander's"),
+        pytest.param(made(), "bind", id="bound by Headroom"),
+        pytest.param(made("another-1"), "bind_on_another_replica", id="bound by another replica"),
+        pytest.param(made(flags=[ADOPTED]), "bound_without_us", id="unreserved"),
     ],
 )
 def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, cause: str) -> None:

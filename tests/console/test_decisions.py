@@ -38,14 +38,14 @@ def ids(asked: Asked, query: str = "") -> list[str]:
     ("query", "found"),
     [
         pytest.param("", [1, 3, 2, 0], id="all, the newest first"),
-        pytest.param("pod=default/p", [2, 0], id="a pod, and its namesake"),
+        pytest.param("pod=default/p", [2, 0], id="a pod and a pod of the same name"),
         pytest.param("pod=other/p", [], id="another namespace"),
         pytest.param("namespace=default", [1, 3, 2, 0], id="a namespace"),
         pytest.param("namespace=other", [], id="a namespace without decisions"),
         pytest.param("uid=uid-2", [2], id="a uid"),
         pytest.param("node=gpu-b", [1], id="a node"),
         pytest.param("since=2026-11-21T00:00:02Z", [1, 3, 2], id="a time"),
-        pytest.param("since=97s", [1, 3], id="how long ago"),
+        pytest.param("since=97s", [1, 3], id="an age"),
         pytest.param("limit=2", [1, 3], id="a page"),
     ],
 )

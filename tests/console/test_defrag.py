@@ -92,7 +92,7 @@ def test_a_search_that_runs_out_of_time_reports_it(
     [
         pytest.param([quota("1", "2")], "none", [UNCHECKED], id="exceeded"),
         pytest.param([quota("2", "2")], "move", [UNCHECKED], id="full"),
-        pytest.param(None, "move", [UNCHECKED, "ResourceQuotas"], id="not readable"),
+        pytest.param(None, "move", [UNCHECKED, "ResourceQuotas"], id="unreadable"),
     ],
 )
 def test_a_pod_that_a_quota_could_reject_is_not_moved(

@@ -190,7 +190,7 @@ def test_a_pods_own_reservation_does_not_count_against_it_in_views() -> None:
 
 @hypothesis.settings(max_examples=examples(300), deadline=None)
 @hypothesis.given(ON_NODE.filter(bool), HOLDS.filter(bool), SIZES)
-def test_a_pod_passes_filter_after_a_rolling_update_ends_old_pods_as_suggested(
+def test_a_pod_passes_filter_after_the_suggested_old_pods_have_ended(
     sizes: list[int], holds: list[tuple[str, int, int, str]], gib: int
 ) -> None:
     asked = of_revision(waiting("asked", gib), "bbb")

@@ -76,9 +76,9 @@ def test_the_reported_size_is_the_memory_in_use() -> None:
 @pytest.mark.parametrize(
     ("bounds", "kept"),
     [
-        pytest.param(Bounds(decisions=3), 3, id="so many"),
-        pytest.param(Bounds(size_bytes=2600), 2, id="so many bytes"),
-        pytest.param(Bounds(age_s=4.5), 5, id="so old"),
+        pytest.param(Bounds(decisions=3), 3, id="number"),
+        pytest.param(Bounds(size_bytes=2600), 2, id="bytes"),
+        pytest.param(Bounds(age_s=4.5), 5, id="age"),
     ],
 )
 def test_the_oldest_decisions_are_removed(bounds: Bounds, kept: int) -> None:

@@ -322,7 +322,7 @@ def test_a_pending_pod_gets_the_recommendation_with_which_it_fits(asked: Asked) 
     )
 
 
-def test_a_recommendation_that_does_not_fit_either_is_not_suggested(asked: Asked) -> None:
+def test_a_recommended_request_that_does_not_fit_is_not_suggested(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     bind(asked, "a", "20Gi", "GPU-n-0", reserved=20 * GIB)
     add_pod(asked, "waits", "16Gi")

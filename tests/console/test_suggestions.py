@@ -198,7 +198,7 @@ def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> Re
     [
         pytest.param([], "lower headroom.gpu/vram to 4Gi or less", id="none"),
         pytest.param(
-            [quota("2", "2")], "lower headroom.gpu/vram to 4Gi or less", id="just used up"
+            [quota("2", "2")], "lower headroom.gpu/vram to 4Gi or less", id="exactly used up"
         ),
         pytest.param(
             [quota("1", "2")],
@@ -207,7 +207,7 @@ def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> Re
             id="lowered",
         ),
         pytest.param([quota("300m", "400m", "requests.cpu")], "raise the quota", id="thousandths"),
-        pytest.param([quota("1", "2", "services")], "lower headroom.gpu/vram", id="of no pod"),
+        pytest.param([quota("1", "2", "services")], "lower headroom.gpu/vram", id="of other pods"),
     ],
 )
 def test_a_change_that_a_quota_would_reject_is_not_suggested(

@@ -175,9 +175,9 @@ def ask_with(quotas: list[ResourceQuota] | None, **body: object) -> dict[str, An
     ("quotas", "placed", "not_checked"),
     [
         pytest.param([], 3, SOME_QUOTAS, id="none"),
-        pytest.param([quota("4", "2")], 2, SOME_QUOTAS, id="room for two"),
+        pytest.param([quota("4", "2")], 2, SOME_QUOTAS, id="enough for two pods"),
         pytest.param([quota("4", "2", "BestEffort")], 3, SOME_QUOTAS, id="with a scope"),
-        pytest.param(None, 3, "ResourceQuotas", id="not readable"),
+        pytest.param(None, 3, "ResourceQuotas", id="unreadable"),
     ],
 )
 def test_pods_that_a_quota_would_reject_are_not_placed(

@@ -241,8 +241,8 @@ def test_encoded_objects_are_accepted() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        pytest.param({"used": 200 << 30}, id="more used than there is"),
-        pytest.param({"reserved": 200 << 30}, id="more reserved than there is"),
+        pytest.param({"used": 200 << 30}, id="more used than its memory"),
+        pytest.param({"reserved": 200 << 30}, id="more reserved than its memory"),
         pytest.param({"memory": 0}, id="no memory"),
         pytest.param({"kind": "mig"}, id="a MIG device without a parent"),
     ],

@@ -31,10 +31,12 @@ def with_state(*states: tuple[str, ContainerState | None], phase: str = "Pending
     ("init", "gated"),
     [
         pytest.param([GATE_CONTAINER], True, id="the gate comes first"),
-        pytest.param([GATE_CONTAINER, container("warm-up")], True, id="others come after it"),
-        pytest.param([container("warm-up"), GATE_CONTAINER], False, id="another runs before it"),
-        pytest.param([container("warm-up")], False, id="there is another only"),
-        pytest.param([], False, id="there is none"),
+        pytest.param([GATE_CONTAINER, container("warm-up")], True, id="other containers follow it"),
+        pytest.param(
+            [container("warm-up"), GATE_CONTAINER], False, id="another container runs before it"
+        ),
+        pytest.param([container("warm-up")], False, id="only another init container"),
+        pytest.param([], False, id="no init container"),
         pytest.param([container(GATE, resource=GPU)], False, id="it holds a GPU itself"),
         pytest.param(
             [Container(name=GATE, restart_policy="Always")],
@@ -54,20 +56,24 @@ def test_a_pod_is_gated_if_no_container_runs_before_its_gate_ends(
     ("of", "waiting"),
     [
         pytest.param(with_state(), True, id="no state from the kubelet yet"),
-        pytest.param(with_state((GATE, None)), True, id="nothing is known of it"),
-        pytest.param(with_state((GATE, ContainerState(running=Present()))), True, id="it runs"),
+        pytest.param(with_state((GATE, None)), True, id="no state of the gate"),
+        pytest.param(
+            with_state((GATE, ContainerState(running=Present()))), True, id="the gate runs"
+        ),
         pytest.param(
             with_state((GATE, ContainerState(terminated=Terminated(exit_code=2)))),
             True,
-            id="it failed, and is run again",
+            id="the gate failed and restarts",
         ),
         pytest.param(
-            with_state(("other", ContainerState(terminated=Terminated()))), True, id="another ended"
+            with_state(("other", ContainerState(terminated=Terminated()))),
+            True,
+            id="another container ended",
         ),
         pytest.param(
             with_state((GATE, ContainerState(terminated=Terminated()))),
             False,
-            id="it ended with yes",
+            id="the gate ended successfully",
         ),
         pytest.param(with_state(phase="Failed"), False, id="the kubelet rejected the pod"),
     ],
@@ -98,8 +104,8 @@ def decoded_with(*init: dict[str, Any]) -> Pod:
 @pytest.mark.parametrize(
     ("changed", "counts"),
     [
-        pytest.param({}, True, id="as it was made"),
-        pytest.param({"imagePullPolicy": "Always", "tty": False}, True, id="what defaults add"),
+        pytest.param({}, True, id="unchanged"),
+        pytest.param({"imagePullPolicy": "Always", "tty": False}, True, id="with defaults"),
         pytest.param({"terminationMessagePath": "/dev/termination-log"}, True, id="a default"),
         pytest.param({"image": f"{IMAGE[:-3]}2.0"}, True, id="another tag"),
         pytest.param({"image": f"{IMAGE}@sha256:{'0' * 64}"}, True, id="a digest"),
@@ -113,13 +119,15 @@ def decoded_with(*init: dict[str, Any]) -> Pod:
         pytest.param({"volumeMounts": [{"name": "v", "mountPath": "/opt"}]}, False, id="files"),
         pytest.param({"volumeDevices": [{"name": "v"}]}, False, id="devices"),
         pytest.param({"resources": {"claims": [{"name": "gpu"}]}}, False, id="a device of DRA"),
-        pytest.param({"securityContext": {"privileged": True}}, False, id="more rights"),
+        pytest.param({"securityContext": {"privileged": True}}, False, id="more privileges"),
         pytest.param({"lifecycle": {"postStart": {}}}, False, id="a hook"),
         pytest.param({"livenessProbe": {"exec": {}}}, False, id="a probe that runs a command"),
-        pytest.param({"stdin": True}, False, id="input"),
-        pytest.param({"resizePolicy": [{}]}, False, id="a policy of resizing"),
-        pytest.param({"restartPolicyRules": [{"action": "Restart"}]}, False, id="restarts"),
-        pytest.param({"imagePullPolicy": "Never"}, False, id="an image that is there"),
+        pytest.param({"stdin": True}, False, id="stdin"),
+        pytest.param({"resizePolicy": [{}]}, False, id="resizePolicy"),
+        pytest.param(
+            {"restartPolicyRules": [{"action": "Restart"}]}, False, id="restartPolicyRules"
+        ),
+        pytest.param({"imagePullPolicy": "Never"}, False, id="imagePullPolicy"),
         pytest.param(
             {"terminationMessagePath": "/opt/headroom/bin/python"}, False, id="an empty file"
         ),

@@ -60,10 +60,16 @@ def gpu(used_gib: int, **others: Any) -> Device:
 @pytest.mark.parametrize(
     ("devices", "memory", "used", "free"),
     [
-        pytest.param([gpu(10), gpu(0, uuid="GPU-b")], "48.0 GiB", "10.0 GiB", "36.0 GiB", id="two"),
-        pytest.param([gpu(-1)], "24.0 GiB", "", "", id="use not known"),
         pytest.param(
-            [gpu(-1), gpu(5, uuid="GPU-b")], "48.0 GiB", "5.0 GiB", "18.0 GiB", id="known of one"
+            [gpu(10), gpu(0, uuid="GPU-b")], "48.0 GiB", "10.0 GiB", "36.0 GiB", id="two devices"
+        ),
+        pytest.param([gpu(-1)], "24.0 GiB", "", "", id="unknown use"),
+        pytest.param(
+            [gpu(-1), gpu(5, uuid="GPU-b")],
+            "48.0 GiB",
+            "5.0 GiB",
+            "18.0 GiB",
+            id="known use of one device",
         ),
         pytest.param(
             [
@@ -73,8 +79,8 @@ def gpu(used_gib: int, **others: Any) -> Device:
             *("24.0 GiB", "8.0 GiB", "15.0 GiB"),
             id="compute instances that share their memory",
         ),
-        pytest.param([], "0.0 GiB", "", "", id="none"),
-        pytest.param([gpu(1, memory_bytes=1 << 60)], "0.0 GiB", "", "", id="impossible"),
+        pytest.param([], "0.0 GiB", "", "", id="no device"),
+        pytest.param([gpu(1, memory_bytes=1 << 60)], "0.0 GiB", "", "", id="impossible values"),
     ],
 )
 def test_a_summary_is_text_for_people(

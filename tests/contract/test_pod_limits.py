@@ -45,7 +45,7 @@ def requesting(resources: int) -> Container:
             pod(None, annotations={f"headroom.gpu/devices.{i}": "" for i in range(256)}),
             pod(None, annotations={f"headroom.gpu/devices.{i}": "" for i in range(257)}),
             "257 annotations, but at most 256",
-            id="annotations of ours",
+            id="our annotations",
         ),
         pytest.param(
             pod("1Gi", annotations={f"a/{i}": "" for i in range(255)}),
@@ -63,7 +63,7 @@ def requesting(resources: int) -> Container:
             pod("x" * ((32 << 10) - len("headroom.gpu/vram"))),
             pod("x" * ((32 << 10) - len("headroom.gpu/vram") + 1)),
             "32769 bytes in annotations headroom.gpu/*, but at most 32768",
-            id="bytes of ours",
+            id="bytes of our annotations",
         ),
         pytest.param(
             pod(None, annotations={FOREIGN: "x" * ((248 << 10) - len(FOREIGN))}),
@@ -104,7 +104,7 @@ def test_a_pod_is_accepted_up_to_the_limit_but_not_beyond(
     assert exceeded(exceeds).startswith(f"pod has {what} are allowed with a GPU; ")
 
 
-def test_bytes_are_counted_as_the_api_server_counts_them() -> None:
+def test_annotations_are_measured_in_utf_8_bytes() -> None:
     assert annotation_bytes({"k": "\u00fc"}) == 3
 
 

@@ -112,8 +112,8 @@ def test_the_message_of_an_event_has_no_control_character() -> None:
     ("answer", "done"),
     [
         pytest.param(NoAnswer("lost"), False, id="no answer"),
-        pytest.param(ApiStatus("POST", 429, "later"), False, id="later"),
-        pytest.param(ApiStatus("POST", 500, "broken"), False, id="broken"),
+        pytest.param(ApiStatus("POST", 429, "later"), False, id="retry later"),
+        pytest.param(ApiStatus("POST", 500, "broken"), False, id="server error"),
         pytest.param(ApiStatus("POST", 403, "the namespace is ending"), True, id="rejected"),
     ],
 )

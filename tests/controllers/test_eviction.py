@@ -204,7 +204,7 @@ def test_only_one_of_two_replicas_writes_the_mark(world: MisplacedPods) -> None:
 @pytest.mark.parametrize(
     "deed",
     [
-        pytest.param(lambda world: world.leave.clear(), id="another pod has made room"),
+        pytest.param(lambda world: world.leave.clear(), id="another pod has freed memory"),
         pytest.param(
             lambda world: world.stage.ledger.mark(world.stage.node(), set()),
             id="another replica has removed the mark",
@@ -221,15 +221,17 @@ def test_the_mark_and_the_report_are_read_again_before_the_eviction(
 @pytest.mark.parametrize(
     "meanwhile",
     [
-        pytest.param(gated(ContainerState(terminated=Terminated())), id="its gate let it through"),
-        pytest.param(gated(deletion_timestamp="2026-11-21T00:00:00Z"), id="it is going already"),
-        pytest.param(gated(node="m"), id="it is another node's"),
+        pytest.param(gated(ContainerState(terminated=Terminated())), id="its gate has ended"),
+        pytest.param(
+            gated(deletion_timestamp="2026-11-21T00:00:00Z"), id="it is already being deleted"
+        ),
+        pytest.param(gated(node="m"), id="it is on another node"),
         pytest.param(
             msgspec.structs.replace(gated(), metadata=ObjectMeta(namespace="a", name="p", uid="h")),
             id="it is another pod",
         ),
         pytest.param(
-            msgspec.structs.replace(gated(), status=PodStatus(phase="Failed")), id="it ended"
+            msgspec.structs.replace(gated(), status=PodStatus(phase="Failed")), id="it has ended"
         ),
     ],
 )

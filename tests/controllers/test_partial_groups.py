@@ -176,11 +176,11 @@ def test_the_bound_pods_of_an_incomplete_group_are_evicted_together() -> None:
     [
         pytest.param(half(3), id="it has its minimum"),
         pytest.param(half(None), id="no minimum"),
-        pytest.param(half(node="n3"), id="whole"),
-        pytest.param(half(4, gated=True), id="the other is gated"),
-        pytest.param(half(4, deleted="2026-11-21T00:00:00Z"), id="the other is deleted"),
+        pytest.param(half(node="n3"), id="completely bound"),
+        pytest.param(half(4, gated=True), id="the other pod is gated"),
+        pytest.param(half(4, deleted="2026-11-21T00:00:00Z"), id="the other pod is deleted"),
         pytest.param(half(5, node="n3", phase="Failed"), id="no pod waits"),
-        pytest.param(half(4, group=""), id="the other is of no group"),
+        pytest.param(half(4, group=""), id="the other pod is in no group"),
     ],
 )
 def test_no_pod_of_these_groups_is_evicted(api: Api) -> None:

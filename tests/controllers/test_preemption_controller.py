@@ -92,12 +92,13 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
     [
         pytest.param(newcomer(20), id="kube-scheduler has not written the condition"),
         pytest.param(
-            waiting(newcomer(20), "0/1 nodes are available: 1 Insufficient cpu."), id="cpu"
+            waiting(newcomer(20), "0/1 nodes are available: 1 Insufficient cpu."),
+            id="rejected for CPU",
         ),
         pytest.param(waiting(newcomer(20, preemption_policy="Never")), id="it never preempts"),
-        pytest.param(waiting(newcomer(20), nominated="n"), id="kube-scheduler does it"),
-        pytest.param(waiting(newcomer(20, priority=0)), id="it is worth no more"),
-        pytest.param(waiting(newcomer(25)), id="it would not help"),
+        pytest.param(waiting(newcomer(20), nominated="n"), id="already nominated"),
+        pytest.param(waiting(newcomer(20, priority=0)), id="equal priority"),
+        pytest.param(waiting(newcomer(25)), id="evictions would not help"),
     ],
 )
 def test_no_pod_is_evicted_under_other_conditions(of: Pod) -> None:

@@ -101,8 +101,10 @@ def test_a_terminating_victim_is_not_evicted_again() -> None:
 @pytest.mark.parametrize(
     "deed",
     [
-        pytest.param(lambda store: store.delete_pod("default", "new"), id="the newcomer went"),
-        pytest.param(lambda store: store.delete_pod("default", "high"), id="a victim went"),
+        pytest.param(
+            lambda store: store.delete_pod("default", "new"), id="the preemptor was deleted"
+        ),
+        pytest.param(lambda store: store.delete_pod("default", "high"), id="a victim was deleted"),
     ],
 )
 def test_no_victim_is_evicted_if_the_state_has_changed(

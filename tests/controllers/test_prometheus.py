@@ -121,7 +121,7 @@ def test_results_are_queried_and_changes_are_passed_on(server: StandIn) -> None:
             200,
             '{"status":"error","errorType":"x","error":"y"}',
             "it answers with an error: x: y",
-            id="an error with 200",
+            id="an error with status 200",
         ),
         pytest.param(200, "{", "its answer is not in the format of Prometheus", id="malformed"),
         pytest.param(204, "", "it answers 204", id="no content"),

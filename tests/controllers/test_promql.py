@@ -105,10 +105,10 @@ def test_with_two_series_of_a_device_the_higher_value_and_the_newer_sample_count
 @pytest.mark.parametrize(
     ("age_s", "counts_as_s"),
     [
-        pytest.param(180, 180.0, id="as old as may be"),
+        pytest.param(180, 180.0, id="at the age limit"),
         pytest.param(181, None, id="too old"),
         pytest.param(-20, 0.0, id="a little ahead: now"),
-        pytest.param(-40, None, id="from the future"),
+        pytest.param(-40, None, id="too far ahead"),
         pytest.param(math.nan, None, id="no time"),
     ],
 )
@@ -178,18 +178,18 @@ SOUND = body(ratio(0.5, UUID="G"), sampled(1, UUID="G"))
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param(b"", "not in the format of Prometheus", id="nothing"),
+        pytest.param(b"", "not in the format of Prometheus", id="empty"),
         pytest.param(b"<html>502</html>", "not in the format of Prometheus", id="HTML"),
-        pytest.param(SOUND[:-1], "not in the format of Prometheus", id="cut off at the end"),
+        pytest.param(SOUND[:-1], "not in the format of Prometheus", id="truncated at the end"),
         pytest.param(SOUND[: len(SOUND) // 2], "not in the format of Prometheus", id="cut in half"),
-        pytest.param(SOUND + b"x", "not in the format of Prometheus", id="more after it"),
+        pytest.param(SOUND + b"x", "not in the format of Prometheus", id="trailing content"),
         pytest.param(b"[" * 100_000, "not in the format of Prometheus", id="deep"),
         pytest.param(
-            SOUND.replace(b"[", b"[" + b"[" * 100_000), "not in the format", id="deep within"
+            SOUND.replace(b"[", b"[" + b"[" * 100_000), "not in the format", id="deep inside"
         ),
         pytest.param(SOUND.replace(b"vector", b"matrix"), "not in the format", id="a matrix"),
-        pytest.param(SOUND.replace(b"result", b"x", 1), "not in the format", id="of no type"),
-        pytest.param(SOUND.replace(b'"result"', b'"x"'), "not in the format", id="of no series"),
+        pytest.param(SOUND.replace(b"result", b"x", 1), "not in the format", id="no result type"),
+        pytest.param(SOUND.replace(b'"result"', b'"x"'), "not in the format", id="no series"),
         pytest.param(
             b'{"status":"error","errorType":"timeout","error":"query timed out"}',
             "it answers with an error: timeout: query timed out",
@@ -205,12 +205,12 @@ def test_an_invalid_answer_is_rejected_as_a_whole(text: bytes, says: str) -> Non
 @pytest.mark.parametrize(
     "result",
     [
-        pytest.param({}, id="no list"),
+        pytest.param({}, id="not a list"),
         pytest.param([AT_S, "0.5"], id="a scalar"),
         pytest.param([{"metric": {}, "values": [[AT_S, "0.5"]]}], id="a matrix"),
-        pytest.param([ratio(0.5) | {"value": [AT_S, 0.5]}], id="a bare figure"),
-        pytest.param([ratio("a half", UUID="G")], id="no figure"),
-        pytest.param([ratio(0.5) | {"metric": {"UUID": 1}}], id="a label that is no text"),
+        pytest.param([ratio(0.5) | {"value": [AT_S, 0.5]}], id="a number without a time"),
+        pytest.param([ratio("a half", UUID="G")], id="not a number"),
+        pytest.param([ratio(0.5) | {"metric": {"UUID": 1}}], id="a label that is not text"),
     ],
 )
 def test_series_of_another_form_are_rejected(result: object) -> None:

@@ -80,7 +80,7 @@ def test_files_are_converted_as_expected(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["kai", "hami", "gpushare"])
-def test_a_converted_file_has_nothing_left_to_convert(name: str) -> None:
+def test_converting_a_converted_file_changes_nothing(name: str) -> None:
     once = (GOLDEN / f"{name}.out.yaml").read_text()
     again = convert(once, Options())
     assert again.text == once
@@ -187,35 +187,39 @@ def test_gpushare_compute_settings_are_removed_with_its_plugin() -> None:
         pytest.param(
             kai(gpu_memory="8Gi"),
             "gpu-memory: '8Gi' MiB is more than any device has; the value is in MiB. Example: 8192",
-            id="a unit on a unit",
+            id="two units",
         ),
         pytest.param(
             limits({"aliyun.com/gpu-mem": 8138}),
             "aliyun.com/gpu-mem: '8138' GiB is more than any device has; the value is in GiB. "
             "Example: 8. Set its unit with --memory-unit",
-            id="MiB taken for GiB",
+            id="MiB instead of GiB",
         ),
         pytest.param(
             limits({"volcano.sh/vgpu-number": 1, "volcano.sh/vgpu-memory": 3000}),
             "volcano.sh/vgpu-memory: Volcano is not converted, only KAI, HAMi and gpushare",
-            id="somebody else's",
+            id="Volcano",
         ),
         pytest.param(kai(gpu_memory="0"), "gpu-memory is 0", id="no memory"),
-        pytest.param(kai(gpu_memory="-5"), "gpu-memory: '-5'", id="less than none"),
+        pytest.param(kai(gpu_memory="-5"), "gpu-memory: '-5'", id="negative"),
         pytest.param(
             kai(gpu_memory="5", gpu_fraction="0.5"),
             "both gpu-fraction and gpu-memory",
-            id="two ways at once",
+            id="fraction and memory",
         ),
         pytest.param(
             kai(gpu_memory="5", gpu_fraction_num_devices="all"),
             "not a number of devices",
-            id="how many",
+            id="invalid count",
         ),
         pytest.param(
-            kai(gpu_memory="5", gpu_fraction_container_name="x"), "names no container", id="whose"
+            kai(gpu_memory="5", gpu_fraction_container_name="x"),
+            "names no container",
+            id="unknown container",
         ),
-        pytest.param(kai(gpu_fraction_num_devices="2"), "without gpu-fraction", id="of what"),
+        pytest.param(
+            kai(gpu_fraction_num_devices="2"), "without gpu-fraction", id="count without a fraction"
+        ),
         pytest.param(
             limits({"nvidia.com/gpumem": 1}, {"aliyun.com/gpu-mem": 1}),
             "it requests memory from HAMi and gpushare",
@@ -224,23 +228,23 @@ def test_gpushare_compute_settings_are_removed_with_its_plugin() -> None:
         pytest.param(
             limits({"nvidia.com/gpu": 1, "aliyun.com/gpu-mem": 1}),
             "requests nvidia.com/gpu and a part of a GPU",
-            id="whole and part",
+            id="whole and shared GPU",
         ),
         pytest.param(
             pod_of({"annotations": {"gpu-memory": "5", VRAM: "8Gi"}}, {"name": "main"}),
             "it already has annotation headroom.gpu/vram",
-            id="ours already",
+            id="already with our annotation",
         ),
         pytest.param(
             pod_of({"annotations": {"nvidia.com/container.main.new-thing": "5"}}, {"name": "main"}),
             "nvidia.com/container.main.new-thing is not known",
-            id="a word of KAI that is not known",
+            id="unknown annotation",
         ),
         pytest.param(limits({"aliyun.com/gpu-count": 2}), "aliyun.com/gpu-count", id="gpu-count"),
         pytest.param(
             "kind: Pod\nmetadata:\n  annotations: &a {gpu-memory: '5'}\nother: *a\n",
             "alias",
-            id="an alias could be changed for two at once",
+            id="a YAML alias of two manifests",
         ),
         pytest.param("kind: Pod\nspec: [1]\n", "no pod template", id="no spec"),
     ],
@@ -256,8 +260,8 @@ def test_unknown_settings_stay_unchanged(text: str, says: str) -> None:
     ("text", "says"),
     [
         pytest.param("a: {{ .Values.x }}\n", "line 1: ", id="a Helm template"),
-        pytest.param("a: [1\n", "line ", id="no YAML"),
-        pytest.param("a: 1\na: 2\n", "line 2: ", id="a key twice"),
+        pytest.param("a: [1\n", "line ", id="not YAML"),
+        pytest.param("a: 1\na: 2\n", "line 2: ", id="a repeated key"),
         pytest.param("- 1\n", "document 1 is not a Kubernetes object", id="a list"),
         pytest.param("kind: Pod\n---\nhello\n", "document 2 is no", id="a word"),
     ],

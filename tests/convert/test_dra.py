@@ -256,7 +256,7 @@ def annotated(text: str | None, **resources: Any) -> Object:
             annotated("25%"), "container main requests 25%; claims count bytes", id="share"
         ),
         pytest.param(annotated(None), "container main requests 1 replica", id="no amount"),
-        pytest.param(annotated("8GB"), "'8GB' is not valid", id="no quantity"),
+        pytest.param(annotated("8GB"), "'8GB' is not valid", id="not a quantity"),
         pytest.param(
             annotated("8Gi", **{"nvidia.com/mig-1g.10gb": 1}),
             "requests nvidia.com/mig-1g.10gb; only nvidia.com/gpu is converted",
@@ -282,7 +282,9 @@ def test_pods_that_claims_cannot_express_are_not_changed(given: Object, says: st
         ),
         pytest.param({"requests": [request("r", selectors=[])]}, "has selectors", id="a selector"),
         pytest.param(
-            {"requests": [request("r", capacity={})]}, "does not request memory alone", id="whole"
+            {"requests": [request("r", capacity={})]},
+            "does not request memory alone",
+            id="no memory request",
         ),
         pytest.param(
             {"requests": [request("r")], "constraints": [{"matchAttribute": "a/b"}]},
@@ -322,7 +324,9 @@ def test_pods_that_claims_cannot_express_are_not_changed(given: Object, says: st
             id="alternatives",
         ),
         pytest.param({"requests": [request("r"), request("s", count=2)]}, "", id="two requests"),
-        pytest.param({"requests": 5}, "ResourceClaimTemplate 't' is not valid", id="odd"),
+        pytest.param(
+            {"requests": 5}, "ResourceClaimTemplate 't' is not valid", id="invalid template"
+        ),
         pytest.param(
             {"requests": [{"name": "n", "exactly": {"deviceClassName": "nic"}}]},
             None,

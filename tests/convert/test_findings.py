@@ -248,8 +248,8 @@ def test_a_template_that_no_pod_uses_any_more_is_reported() -> None:
 @pytest.mark.parametrize(
     ("given", "exit_code"),
     [
-        pytest.param(pod(HAMI), 0, id="all"),
-        pytest.param(pod({**HAMI, PERCENT: 50}), 0, id="the same in other words"),
+        pytest.param(pod(HAMI), 0, id="everything"),
+        pytest.param(pod({**HAMI, PERCENT: 50}), 0, id="equivalent settings"),
         pytest.param(pod({**HAMI, "nvidia.com/gpucores": 30}), 1, id="a part of the cores"),
         pytest.param(pod({GPU: 1, PERCENT: 101}), 1, id="an impossible amount"),
         pytest.param(pod({GPU: 1}), 0, id="nothing to convert"),

@@ -97,7 +97,7 @@ def result(overcommitted: int) -> Result:
 @pytest.mark.parametrize(
     ("ours", "status"),
     [
-        pytest.param([0, 0], 0, id="none: success"),
+        pytest.param([0, 0], 0, id="no device: success"),
         pytest.param([0, 1], 1, id="one device in one seed: failure"),
     ],
 )

@@ -25,7 +25,7 @@ OPENB = Path(__file__).parents[2].parent / "shared/data/openb"
             "nodes.csv",
             "gpu,model,gpu_mem_mib\ntwo,T4,15109\n",
             ["nodes.csv line 2", "'gpu'", "'two'", "8"],
-            id="a word for a number",
+            id="a word instead of a number",
         ),
         pytest.param(
             read_workload,

@@ -220,7 +220,7 @@ def test_prometheus_can_send_a_token_from_a_secret_instead_of_a_file(tmp_path: P
     assert all(each.get("authorization") == credentials for each in endpoints)
 
 
-def test_the_job_of_the_first_certificates_has_a_name_for_each_version(tmp_path: Path) -> None:
+def test_the_certificate_job_gets_a_new_name_when_it_changes(tmp_path: Path) -> None:
     def job(values: dict[str, Any]) -> dict[str, Any]:
         (found,) = [e for k, e in objects(template(tmp_path, values)).items() if k[0] == "Job"]
         return found

@@ -184,7 +184,7 @@ def test_nodes_without_managed_gpus_are_skipped() -> None:
             Weight.ADVICE,
             "several replicas",
             "failRequestsGreaterThanOne: true",
-            id="several replicas are let in",
+            id="several replicas are allowed",
         ),
         pytest.param(
             [sliced(2)],
@@ -290,7 +290,7 @@ STEERED_ANNOTATION = {DEVICE_CHOICE: "steered"}
 @pytest.mark.parametrize(
     ("plugin", "why"),
     [
-        pytest.param({}, "its agent has not reported that it steers", id="no word of it"),
+        pytest.param({}, "its agent has not reported that it steers", id="not reported"),
         pytest.param({"choice_obstacle": "not permitted"}, "not permitted", id="an obstacle"),
     ],
 )

@@ -116,7 +116,7 @@ def test_sharing_an_unshared_gpu_is_advised_if_small_pods_are_pending() -> None:
 @pytest.mark.parametrize(
     ("pods", "free"),
     [
-        pytest.param(asking(*["8Gi"] * 2), 2, id="a free GPU for each"),
+        pytest.param(asking(*["8Gi"] * 2), 2, id="a free GPU for each pod"),
         pytest.param(asking("8Gi", *["60Gi"] * 5), 0, id="one small pod"),
         pytest.param(asking(*[None] * 6), 0, id="without an amount"),
         pytest.param([], 0, id="no pods"),

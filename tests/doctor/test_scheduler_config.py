@@ -123,7 +123,7 @@ def test_each_mistake_is_reported_with_its_position_and_the_fix(
     assert says in finding.do
 
 
-def test_a_missing_bind_verb_is_reported_because_nothing_is_reserved() -> None:
+def test_a_missing_bind_verb_is_reported() -> None:
     config = copy.deepcopy(DEFAULT)
     del ours(config)["bindVerb"]
     (finding,) = found(config)

@@ -64,11 +64,11 @@ def test_a_component_without_a_version_is_the_newest_released_version(
     ("name", "expected"),
     [
         pytest.param("kubelet", True, id="the newest version"),
-        pytest.param("kubelet-1.36", True, id="a version that runs beside it"),
+        pytest.param("kubelet-1.36", True, id="a version that also runs"),
         pytest.param("kubelet-1.37", False, id="the newest version, by its number"),
         pytest.param("kubelet-1.33", False, id="another version"),
         pytest.param("helm", True, id="not of Kubernetes"),
-        pytest.param("kube-proxy", False, id="for checks by hand"),
+        pytest.param("kube-proxy", False, id="for manual checks"),
     ],
 )
 def test_the_default_targets_are_the_binaries_that_make_test_runs(

@@ -250,10 +250,10 @@ def test_the_node_with_the_idler_device_is_chosen(shown: SteeredFleet) -> None:
         pytest.param(0, 0.15, "gpm", id="NaN"),
         pytest.param(1, 0.65, HISTORY, id="two exporters: the higher"),
         pytest.param(2, 0.4, HISTORY, id="two exporters, one without a value"),
-        pytest.param(3, 0.15, "gpm", id="a sample that is too old, and nonsense since"),
-        pytest.param(4, 0.15, "gpm", id="a sample of five minutes ahead"),
+        pytest.param(3, 0.15, "gpm", id="a too old sample and later impossible values"),
+        pytest.param(4, 0.15, "gpm", id="a sample five minutes in the future"),
         pytest.param(5, 0.15, "gpm", id="infinite"),
-        pytest.param(6, 0.0, HISTORY, id="idle is known"),
+        pytest.param(6, 0.0, HISTORY, id="idle"),
         pytest.param(7, 0.713002, HISTORY, id="a GPU instance, by its parent"),
     ],
 )

@@ -7,8 +7,8 @@ from headroom.runtime.kube.reflector import Backoff
     ("drawn", "waits"),
     [
         pytest.param(1.0, [0.5, 1.0, 2.0, 4.0, 5.0, 5.0], id="the bound doubles up to the cap"),
-        pytest.param(0.5, [0.25, 0.5, 1.0, 2.0, 2.5, 2.5], id="the jitter is full"),
-        pytest.param(0.0, [0.0] * 6, id="and may be nothing"),
+        pytest.param(0.5, [0.25, 0.5, 1.0, 2.0, 2.5, 2.5], id="largest jitter"),
+        pytest.param(0.0, [0.0] * 6, id="no jitter"),
     ],
 )
 def test_pauses_grow_up_to_the_limit(drawn: float, waits: list[float]) -> None:

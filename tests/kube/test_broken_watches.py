@@ -35,7 +35,7 @@ from tests.waiting import PATIENCE_S
         pytest.param(
             watch(change("ADDED", "a", 7), b'{"type": "DELETED", "object": {"metad'),
             QUICK,
-            id="a line is cut off and the stream ends",
+            id="truncated line at the end of the stream",
         ),
         pytest.param(
             watch(change("ADDED", "a", 7), then=breaks_off), QUICK, id="the connection breaks"
@@ -66,9 +66,11 @@ def test_a_broken_watch_resumes_at_its_version(ending: Answer, pace: Pace) -> No
         pytest.param(status(500), id="answered 500"),
         pytest.param(status(403), id="answered 403"),
         pytest.param(watch(b"garbage\n"), id="garbage"),
-        pytest.param(watch(b'{"type": "ADDED", "object": {"metadata": 5}}\n'), id="nameless"),
+        pytest.param(
+            watch(b'{"type": "ADDED", "object": {"metadata": 5}}\n'), id="object without a name"
+        ),
         pytest.param(watch(b'{"type": "ADDED", "object": "\xff"}\n'), id="not UTF-8"),
-        pytest.param(status(204), id="no stream"),
+        pytest.param(status(204), id="not a stream"),
     ],
 )
 def test_an_uncertain_version_causes_a_list(ending: Answer) -> None:
@@ -133,7 +135,10 @@ def test_a_long_watch_without_events_resets_the_backoff() -> None:
 
 @pytest.mark.parametrize(
     "nothing",
-    [pytest.param(watch(), id="nothing"), pytest.param(watch(b"<html>"), id="no line")],
+    [
+        pytest.param(watch(), id="empty stream"),
+        pytest.param(watch(b"<html>"), id="incomplete line"),
+    ],
 )
 def test_a_watch_that_ends_immediately_is_retried_with_backoff(nothing: Answer) -> None:
     with following(page(5), nothing, nothing, HANG) as followed:

@@ -148,8 +148,8 @@ def test_no_call_starts_after_close() -> None:
 @pytest.mark.parametrize(
     ("no_proxy", "message"),
     [
-        pytest.param("", r"127\.0\.0\.1:1", id="through it"),
-        pytest.param("localhost", r"localhost:2", id="around it"),
+        pytest.param("", r"127\.0\.0\.1:1", id="through the proxy"),
+        pytest.param("localhost", r"localhost:2", id="NO_PROXY"),
     ],
 )
 def test_the_loop_uses_the_configured_proxy(no_proxy: str, message: str) -> None:

@@ -73,7 +73,7 @@ def test_the_pending_condition_is_kept_until_the_pod_is_bound(node: str) -> None
 @pytest.mark.parametrize("node", ["", "n"])
 @pytest.mark.parametrize("phase", ["Pending", "Running", "Succeeded", "Failed"])
 @pytest.mark.parametrize("which", ["containerStatuses", "initContainerStatuses"])
-@pytest.mark.parametrize("container", [RUNNING, OVER], ids=["running", "over"])
+@pytest.mark.parametrize("container", [RUNNING, OVER], ids=["running", "ended"])
 def test_the_reduced_pod_has_ended_if_the_pod_has_ended(
     node: str, phase: str, which: str, container: Any
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_pod_of_a_lost_node_has_ended_only_if_all_containers_have(
     assert kept.ended == ALL(sent).ended == ended
 
 
-@pytest.mark.parametrize("state", [{}, {"terminated": {"exitCode": 0}}], ids=["shut", "open"])
+@pytest.mark.parametrize("state", [{}, {"terminated": {"exitCode": 0}}], ids=["waiting", "ended"])
 def test_the_reduced_pod_has_the_same_gate_state(state: dict[str, Any]) -> None:
     status = {"phase": "Pending", "initContainerStatuses": [{"name": GATE, "state": state}]}
     spec = {"nodeName": "n", "initContainers": [{"name": GATE}]}

@@ -54,7 +54,7 @@ def _breaks_off(exchange: Exchange) -> None:
         pytest.param(
             lambda exchange: exchange.reply(200, {"metadata": {}, "items": [{"metadata": 1}]}),
             Unreadable,
-            id="no quota",
+            id="invalid quota",
         ),
     ],
 )

@@ -117,7 +117,7 @@ class TestOptionalKind:
 @pytest.mark.parametrize(
     ("kind", "seen", "gone"),
     [
-        pytest.param("pods", "PodSeen", PodGone("uid-a"), id="pods go by their uid"),
+        pytest.param("pods", "PodSeen", PodGone("uid-a"), id="pods"),
         pytest.param("nodes", "NodeSeen", NodeGone("a"), id="nodes"),
         pytest.param("gpunodes", "GPUNodeSeen", GPUNodeGone("a"), id="gpunodes"),
         pytest.param("namespaces", "NamespaceSeen", None, id="namespaces"),

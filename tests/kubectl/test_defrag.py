@@ -260,7 +260,7 @@ def test_an_interrupt_uncordons_the_node() -> None:
     assert played.cordons == [True, False]
 
 
-def test_without_moves_nothing_is_done() -> None:
+def test_without_moves_no_pod_is_evicted() -> None:
     for first, stops in ((FITS, False), (answer("none", "no moves"), True)):
         shown, stopped, played = apply(FITS, lands=[], first=first)
         assert (shown, stopped) == ([f"pod ml/p: {first['message']}"], stops)

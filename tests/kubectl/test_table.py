@@ -36,20 +36,22 @@ def test_other_names_are_shortened_in_the_middle() -> None:
         pytest.param(
             ["node-1-of-the-training-pool", "node-2-of-the-training-pool"],
             ["node-1-…ng-pool", "node-2-…ng-pool"],
-            id="in both ends",
+            id="different at both ends",
         ),
         pytest.param(
             ["training-node-1-europe-west-pool", "training-node-2-europe-west-pool"],
             ["training-node-1…", "training-node-2…"],
-            id="only after the middle, so the width grows",
+            id="different only after the middle, so the width grows",
         ),
         pytest.param(
             ["a.long-domain-of-team-1.example", "a.long-domain-of-team-2.example"],
             ["a…eam-1.example", "a…eam-2.example"],
-            id="only in the domain",
+            id="different only in the domain",
         ),
         pytest.param(
-            ["x" * 20, "x" * 21], ["x" * 20, "x" * 10 + "…" + "x" * 9], id="only in length"
+            ["x" * 20, "x" * 21],
+            ["x" * 20, "x" * 10 + "…" + "x" * 9],
+            id="different only in length",
         ),
     ],
 )
@@ -103,7 +105,7 @@ def test_the_host_of_a_domain_name_is_never_cut() -> None:
     assert lines(table, 20)[1] == "ip-172-31-123-145…  640.0 GiB"
 
 
-def test_on_a_too_narrow_terminal_nothing_is_cut() -> None:
+def test_numbers_and_states_stay_whole_on_a_too_narrow_terminal() -> None:
     whole = "\n".join(lines(NODES, 10))
     for text in ("640.0 GiB", "-3.5 GiB", "overcommitted", "stale", "ip-10-0-123-45…"):
         assert text in whole

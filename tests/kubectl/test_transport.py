@@ -55,10 +55,10 @@ def test_plain_http_is_accepted_only_for_this_machine(host: str, token: str | No
 @pytest.mark.parametrize(
     "token",
     [
-        pytest.param("opaque", id="opaque"),
-        pytest.param(token_for("https://kubernetes.default.svc"), id="of the API server"),
-        pytest.param(token_for(AUDIENCE, "https://kubernetes.default.svc"), id="of both"),
-        pytest.param(token_for(), id="of none"),
+        pytest.param("opaque", id="opaque token"),
+        pytest.param(token_for("https://kubernetes.default.svc"), id="token of the API server"),
+        pytest.param(token_for(AUDIENCE, "https://kubernetes.default.svc"), id="token of both"),
+        pytest.param(token_for(), id="token without an audience"),
     ],
 )
 def test_a_token_for_other_servers_is_not_sent(token: str) -> None:

@@ -120,7 +120,7 @@ def test_an_unshared_device_and_the_topology_policy_are_reported(
     assert row.replica == row.device
 
 
-def test_the_checkpoint_alone_and_podresources_alone_are_reported_as_far_as_they_go(
+def test_the_report_contains_the_data_of_the_only_readable_source(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
     node = start_node(gpus=1, replicas=2)

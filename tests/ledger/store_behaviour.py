@@ -178,7 +178,7 @@ class StoreBehaviour:
         [
             pytest.param({"uid": "00000000-0000-0000-0000-000000000000"}, id="another uid"),
             pytest.param({"resource_version": "1"}, id="an older version"),
-            pytest.param({"resource_version": ""}, id="no version at all"),
+            pytest.param({"resource_version": ""}, id="no version"),
         ],
     )
     def test_a_binding_with_wrong_preconditions_fails(

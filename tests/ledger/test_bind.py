@@ -145,7 +145,7 @@ class TestBind:
 
 
 class TestBindingThatFails:
-    """Step 5, the Binding: the store's answer and the state of the pod decide."""
+    """Step 5 of bind: the response to the Binding and the state of the pod decide the outcome."""
 
     FATES: Mapping[str, tuple[Callable[[Stage], object], str, bool]] = {
         "bound here by a rival": (lambda s: s.rival_binds(), "", True),

@@ -42,8 +42,8 @@ def test_many_concurrent_binds_of_one_node_all_succeed() -> None:
 @pytest.mark.parametrize(
     ("asked", "reads"),
     [
-        pytest.param(4, 0, id="it has it from the one before"),
-        pytest.param(5, 1, id="and asks the store before it declines"),
+        pytest.param(4, 0, id="state of the previous bind"),
+        pytest.param(5, 1, id="state of the store before it declines"),
     ],
 )
 def test_a_queued_bind_uses_the_latest_state_of_the_node(asked: int, reads: int) -> None:

@@ -183,8 +183,10 @@ class TestInitialise:
     @pytest.mark.parametrize(
         ("more", "lists"),
         [
-            pytest.param(FEW_NODES - 1, FEW_NODES + 1, id="few: the unbound, and each node's"),
-            pytest.param(FEW_NODES, 2, id="more: the unbound, and all"),
+            pytest.param(
+                FEW_NODES - 1, FEW_NODES + 1, id="few nodes: unbound pods, and pods of each node"
+            ),
+            pytest.param(FEW_NODES, 2, id="many nodes: unbound pods, and all pods"),
         ],
     )
     def test_pods_are_listed_by_node_or_all_at_once(

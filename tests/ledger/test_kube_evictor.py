@@ -76,10 +76,10 @@ def test_a_pending_pod_is_evicted_regardless_of_its_budget(
 @pytest.mark.parametrize(
     ("most_s", "deleted_with_s", "grace_s"),
     [
-        pytest.param(None, None, 30, id="the pod's own"),
-        pytest.param(120, None, 30, id="the pod's own is shorter"),
+        pytest.param(None, None, 30, id="as in the pod"),
+        pytest.param(120, None, 30, id="shorter in the pod"),
         pytest.param(10, None, 10, id="the longest permitted one"),
-        pytest.param(120, 315_360_000, 30, id="the author deleted it with ten years"),
+        pytest.param(120, 315_360_000, 30, id="deleted by the author with ten years"),
     ],
 )
 def test_the_author_cannot_extend_the_grace_period(

@@ -119,7 +119,9 @@ def test_a_pod_rejected_by_the_kubelet_after_a_reboot_is_not_charged() -> None:
     assert cluster.reserved == set()
 
 
-@pytest.mark.parametrize("i", range(2), ids=["by the one that bound it", "by the other"])
+@pytest.mark.parametrize(
+    "i", range(2), ids=["by the replica that bound the old pod", "by the other replica"]
+)
 def test_a_recreated_stateful_pod_is_charged_in_addition_to_the_old_pod(i: int) -> None:
     """The name is the same, but the uid is new. The containers of the old pod may still run."""
     cluster = Cluster()

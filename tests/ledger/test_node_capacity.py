@@ -103,7 +103,7 @@ def test_a_node_that_another_scheduler_has_filled_is_declined(node: Node) -> Non
     [
         pytest.param([on_node("other", cpu="28")], id="it fits"),
         pytest.param([on_node("other", started=True)], id="kube-scheduler has counted the pod"),
-        pytest.param([on_node("other", scheduler="headroom")], id="its own scheduler bound it"),
+        pytest.param([on_node("other", scheduler="headroom")], id="bound by its own scheduler"),
         pytest.param([on_node("uid-p")], id="the pod itself"),
     ],
 )

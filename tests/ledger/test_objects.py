@@ -93,10 +93,12 @@ def full(devices: int, pods: int, candidates: int) -> GPUNode:
 @pytest.mark.parametrize(
     ("devices", "pods", "candidates", "most_kib"),
     [
-        pytest.param(8, 32, 1, 24, id="8 GPUs of 4 pods, each seen where it is"),
-        pytest.param(16, 1024, 1, 768, id="16 GPUs of 64 pods, each seen where it is"),
-        pytest.param(16, 1024, 16, 1520, id="16 GPUs of 64 pods, each of which could be anywhere"),
-        pytest.param(112, KUBELET_PODS, 112, 1024, id="112 MIG devices, pods as many as may be"),
+        pytest.param(8, 32, 1, 24, id="8 GPUs with 4 confirmed pods each"),
+        pytest.param(16, 1024, 1, 768, id="16 GPUs with 64 confirmed pods each"),
+        pytest.param(16, 1024, 16, 1520, id="16 GPUs with 64 unconfirmed pods each"),
+        pytest.param(
+            112, KUBELET_PODS, 112, 1024, id="112 MIG devices with the maximum number of pods"
+        ),
     ],
 )
 def test_a_full_node_stays_below_the_etcd_limit(

@@ -47,7 +47,7 @@ class TestOutcome:
         ("answer", "error"),
         [
             pytest.param(_lost_after_it_was_read, StoreTimeout, id="lost"),
-            pytest.param(_broken_off, StoreTimeout, id="broken off"),
+            pytest.param(_broken_off, StoreTimeout, id="connection closed"),
             pytest.param(Exchange.hang, StoreTimeout, id="hangs"),
             pytest.param(_status(500), OutcomeUnknown, id="500"),
             pytest.param(_status(504), OutcomeUnknown, id="504"),

@@ -55,7 +55,7 @@ def readings(gpus: list[Gpu]) -> list[DeviceReading]:
     ("gpus", "uuids"),
     [
         pytest.param(ALIKE, ["MIG-1", "MIG-2", "MIG-3"], id="GPU instances"),
-        pytest.param(PARTS, ["MIG-3a", "MIG-3b"], id="compute instances of one"),
+        pytest.param(PARTS, ["MIG-3a", "MIG-3b"], id="compute instances of one GPU instance"),
     ],
 )
 def test_with_strategy_single_an_instance_is_a_gpu_and_its_uuid_is_the_replica(
@@ -141,7 +141,7 @@ def test_labels_of_a_layout_with_equal_instances_are_sufficient_for_placement(
     "gpus",
     [
         pytest.param([gpu(instance(1), instance(2, LARGE))], id="two profiles"),
-        pytest.param([gpu(instance(1)), gpu(number=1)], id="a whole GPU beside"),
+        pytest.param([gpu(instance(1)), gpu(number=1)], id="an additional whole GPU"),
     ],
 )
 def test_a_layout_that_single_cannot_offer_is_labelled_invalid_and_closes_the_node(

@@ -44,13 +44,13 @@ def test_headroom_includes_stranded_memory() -> None:
             [taken("a", 18), taken("b", 20)],
             "fragmented",
             "fragmented: 10.0 GiB are free in total, and the largest request that fits is 6.0 GiB",
-            id="enough in all and nowhere together",
+            id="enough in total, but not on one device",
         ),
         pytest.param(
             [taken("a", 20)],
             "full",
             "full: 4.0 GiB are free in total, which is less than one such pod needs",
-            id="less than one pod needs",
+            id="less in total than one pod needs",
         ),
         pytest.param(
             [taken("a", 4, free=0)],

@@ -51,9 +51,9 @@ def next_ones(weighed: tuple[DeviceTerms, ...], count: int = 1) -> list[str]:
 @pytest.mark.parametrize(
     ("plugin", "expected"),
     [
-        pytest.param(DISTRIBUTED, ["b"], id="distributed: the fewest"),
-        pytest.param(PACKED, ["a"], id="packed: the most with a free one"),
-        pytest.param(Plugin(), ["a", "b"], id="unknown: any with a free one"),
+        pytest.param(DISTRIBUTED, ["b"], id="distributed: the fewest pods"),
+        pytest.param(PACKED, ["a"], id="packed: the most pods and a free replica"),
+        pytest.param(Plugin(), ["a", "b"], id="unknown: any with a free replica"),
     ],
 )
 def test_candidates_follow_the_plugin_policy(plugin: Plugin, expected: list[str]) -> None:
@@ -119,8 +119,8 @@ def test_the_smallest_ending_pod_is_assumed_to_end_first() -> None:
     ("policy", "expected"),
     [
         pytest.param("none", ["a"], id="all are offered together"),
-        pytest.param("restricted", ["a", "c"], id="those of either NUMA node"),
-        pytest.param("", ["a", "c"], id="not known, so those of either"),
+        pytest.param("restricted", ["a", "c"], id="devices of either NUMA node"),
+        pytest.param("", ["a", "c"], id="unknown, so devices of either"),
     ],
 )
 def test_each_numa_node_has_a_next_choice_if_the_kubelet_aligns(
@@ -213,9 +213,9 @@ class TestSeveralReplicasForOneContainer:
     @pytest.mark.parametrize(
         ("sharing", "rejects", "fits"),
         [
-            pytest.param("time-slicing", None, True, id="time-slicing lets it in"),
+            pytest.param("time-slicing", None, True, id="time-slicing accepts it"),
             pytest.param("time-slicing", True, False, id="by default"),
-            pytest.param("mps", None, False, id="MPS does not"),
+            pytest.param("mps", None, False, id="MPS rejects it"),
             pytest.param("mps", False, True, id="by default, with MPS"),
         ],
     )
@@ -242,7 +242,7 @@ class TestWords:
             pytest.param(
                 weigh(held("a", 1), held("b", 0), reservations={"u": reservation({})})[0],
                 "next choice after 1 replica for unconfirmed pods",
-                id="pushed on",
+                id="displaced",
             ),
             pytest.param(
                 weigh(held("a", 2), held("b", 0))[0], "2 replicas of other devices", id="later"
@@ -262,20 +262,20 @@ class TestWords:
     @pytest.mark.parametrize(
         ("weighed_devices", "expected"),
         [
-            pytest.param(weigh(held("a", 0), held("b", 1)), "exact", id="one comes next"),
+            pytest.param(weigh(held("a", 0), held("b", 1)), "exact", id="one next choice"),
             pytest.param(weigh(device("a"), device("b")), "slot-safe", id="whole devices"),
-            pytest.param(weigh(held("a", 0), held("b", 0)), "slot-safe", id="nobody there"),
+            pytest.param(weigh(held("a", 0), held("b", 0)), "slot-safe", id="no pod"),
             pytest.param(
                 weigh(held("a", 0), held("b", 0), reservations={"u": reservation({"a": 6 * GIB})}),
                 "slot-safe",
-                id="a replica's worth",
+                id="the share of a replica",
             ),
             pytest.param(
                 weigh(
                     held("a", 0), held("b", 0), reservations={"u": reservation({"a": 6 * GIB + 1})}
                 ),
                 "predicted",
-                id="a byte more",
+                id="one byte more than the share",
             ),
         ],
     )

@@ -58,9 +58,9 @@ def test_the_charge_lists_containers_separately_if_there_are_several() -> None:
 @pytest.mark.parametrize(
     ("rows", "charged_gib"),
     [
-        pytest.param(APART, [1, 3], id="apart"),
+        pytest.param(APART, [1, 3], id="on different devices"),
         pytest.param([APART[0], use("both", "a", container="helper", replica="a::1")], [4, 0]),
-        pytest.param(APART[:1], [4, 4], id="one is not shown yet: it can get either device"),
+        pytest.param(APART[:1], [4, 4], id="one not reported yet: it can get either device"),
         pytest.param(
             [msgspec.structs.replace(each, container="") for each in APART],
             [4, 4],

@@ -31,7 +31,7 @@ def issue(**given: Any) -> tuple[Reason | None, str]:
         pytest.param(
             {"used_bytes": 40 * GIB + 1},
             "used is 40.1 GiB, and at most 40.0 GiB is possible",
-            id="one byte more used than there is",
+            id="one byte more used than its memory",
         ),
         pytest.param(
             {"unattributed_bytes": 9 * GIB},
@@ -48,7 +48,7 @@ def test_a_contradiction_is_explained_in_gib(given: dict[str, Any], detail: str)
     "given",
     [
         pytest.param({"used_bytes": 40 * GIB}, id="all memory used"),
-        pytest.param({"unattributed_bytes": None}, id="unattributed not known"),
+        pytest.param({"unattributed_bytes": None}, id="unknown unattributed use"),
         pytest.param({"unattributed_bytes": 8 * GIB}, id="all use unattributed"),
         pytest.param({"memory_bytes": 16384 * GIB}, id="the largest device"),
     ],

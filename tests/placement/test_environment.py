@@ -129,8 +129,8 @@ class TestTheEquation:
     @pytest.mark.parametrize(
         ("used_bytes", "charged"),
         [
-            pytest.param(GIB, 8, id="a miss: it uses what it was given"),
-            pytest.param(10 * GIB, 10, id="and more than it asked for"),
+            pytest.param(GIB, 8, id="a miss: it uses its replica's device"),
+            pytest.param(10 * GIB, 10, id="a miss, and it uses more than its request"),
             pytest.param(None, 8, id="unknown"),
         ],
     )

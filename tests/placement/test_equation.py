@@ -135,8 +135,8 @@ def test_an_unreserved_pod_is_charged_its_measured_use() -> None:
 @pytest.mark.parametrize(
     ("unattributed", "charged"),
     [
-        pytest.param(64 * MIB, 0, id="what is tolerated is not charged"),
-        pytest.param(64 * MIB + 1, 1, id="beyond it the rest is"),
+        pytest.param(64 * MIB, 0, id="within the tolerance"),
+        pytest.param(64 * MIB + 1, 1, id="beyond the tolerance"),
     ],
 )
 def test_small_unattributed_use_is_tolerated(unattributed: int, charged: int) -> None:
@@ -147,11 +147,11 @@ def test_small_unattributed_use_is_tolerated(unattributed: int, charged: int) ->
 @pytest.mark.parametrize(
     ("own", "stray", "unattributed"),
     [
-        pytest.param(None, None, 9 - 6, id="not reported: what the request does not explain"),
+        pytest.param(None, None, 9 - 6, id="not reported: the use beyond requests"),
         pytest.param(None, 2, 9 - 6 - 2, id="use of an unreserved pod is not charged twice"),
-        pytest.param(8, None, 9 - 8, id="nor is a pod that outgrew its request"),
-        pytest.param(-1, 2, 9 - 6 - 2, id="a negative figure is ignored"),
-        pytest.param(8, 1, 0, id="all reported: the agent's figure"),
+        pytest.param(8, None, 9 - 8, id="use beyond a request is not charged twice"),
+        pytest.param(-1, 2, 9 - 6 - 2, id="a negative value is ignored"),
+        pytest.param(8, 1, 0, id="all reported: the agent's value"),
     ],
 )
 def test_unattributed_use_is_a_difference(
@@ -222,16 +222,16 @@ class TestInstancesThatShareMemory:
         pytest.param({"uuid": ""}, id="no uuid"),
         pytest.param({"memory_bytes": -1}, id="memory is absent"),
         pytest.param({"memory_bytes": 1 << 90}, id="memory beyond any device"),
-        pytest.param({"reserved_bytes": 25 * GIB}, id="more reserved than there is"),
-        pytest.param({"used_bytes": 24 * GIB + 1}, id="more used than there is"),
+        pytest.param({"reserved_bytes": 25 * GIB}, id="more reserved than its memory"),
+        pytest.param({"used_bytes": 24 * GIB + 1}, id="more used than its memory"),
         pytest.param({"used_bytes": -1}, id="use is absent"),
         pytest.param({"unattributed_bytes": 1}, id="more unattributed than used"),
-        pytest.param({"unattributed_bytes": -1}, id="negative unowned"),
+        pytest.param({"unattributed_bytes": -1}, id="negative unattributed use"),
         pytest.param({"replicas": Replicas(free=-1)}, id="negative replicas"),
         pytest.param({"replicas": Replicas(free=1, allocated=1)}, id="two replicas, unshared"),
         pytest.param(
             {"sharing": "time-slicing", "replicas": Replicas(free=1025)},
-            id="more replicas than can be",
+            id="too many replicas",
         ),
         pytest.param(
             {"sharing": "mps", "replicas": Replicas(free=40, allocated=8, unhealthy=1)},
@@ -239,7 +239,7 @@ class TestInstancesThatShareMemory:
         ),
         pytest.param(
             {"sharing": "mps", "replicas": Replicas(free=17), "architecture": "volta"},
-            id="more than it has on old GPUs",
+            id="more replicas than clients on old GPUs",
         ),
         pytest.param({"sharing": "mps", "kind": "mig"}, id="MPS on a MIG device"),
     ],
@@ -288,7 +288,7 @@ def test_all_devices_with_a_duplicate_uuid_are_closed() -> None:
     assert "2 times" in a.health_detail
 
 
-@pytest.mark.parametrize("more", [{}, {"used_bytes": -1}], ids=["", "and contradicts itself"])
+@pytest.mark.parametrize("more", [{}, {"used_bytes": -1}], ids=["", "and has contradictory values"])
 def test_instances_of_an_unhealthy_gpu_are_unhealthy(more: dict[str, int]) -> None:
     gpu = device("GPU-0", healthy=False, health_reason="XID 79", resource="", **more)
     _, b, c = terms(gpu, mig("M0", 1), mig("M1", 1, parent="GPU-1"))

@@ -27,7 +27,7 @@ def test_reasons_are_counted_and_the_most_frequent_comes_first() -> None:
     assert shown.reasons == ((Reason.STALE_REPORT, 2), (Reason.MEMORY_ON_ANY, 1))
 
 
-def test_the_nearest_nodes_are_fitting_nodes_and_then_those_that_lack_the_least() -> None:
+def test_the_nearest_nodes_fit_or_lack_the_least_memory() -> None:
     nodes = holding("far", 22), holding("fits", 0), holding("near", 17)
     stale = weighed(device(), name="stale", fresh_until_s=0)
     shown = explained("8Gi", stale, *nodes)

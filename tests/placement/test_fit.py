@@ -47,17 +47,17 @@ def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
             pod(str(24 * GIB + 1)), weighed(device()), Reason.MEMORY_ON_ANY, id="one byte too many"
         ),
         pytest.param(
-            pod(str(MAX_DEVICE_BYTES)), weighed(shared()), Reason.MEMORY_ON_ANY, id="the most"
+            pod(str(MAX_DEVICE_BYTES)), weighed(shared()), Reason.MEMORY_ON_ANY, id="the maximum"
         ),
         pytest.param(
-            pod(), weighed(device(resource=SHARED)), Reason.NO_SUCH_RESOURCE, id="other resource"
+            pod(), weighed(device(resource=SHARED)), Reason.NO_SUCH_RESOURCE, id="another resource"
         ),
         pytest.param(pod(), weighed(), Reason.NO_SUCH_RESOURCE, id="no devices"),
         pytest.param(
             pod(),
             weighed(device(replicas=Replicas(allocated=1))),
             Reason.NO_REPLICA,
-            id="every replica is held",
+            id="every replica is allocated",
         ),
         pytest.param(
             pod(),
@@ -69,13 +69,13 @@ def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
             pod("1Gi", container(gpus=3)),
             weighed(device("a"), device("b")),
             Reason.NO_REPLICA,
-            id="more GPUs than there are",
+            id="more GPUs than the node has",
         ),
         pytest.param(
             pod("9Gi"),
             weighed(shared("a"), shared("b", used_bytes=16 * GIB, unattributed_bytes=16 * GIB)),
             Reason.MEMORY_ON_SOME,
-            id="the plugin could choose the full one",
+            id="the plugin could choose the full device",
         ),
         pytest.param(
             pod(), weighed(device(), reserve_bytes=24 * GIB), Reason.MEMORY_ON_ANY, id="reserved"
@@ -90,7 +90,7 @@ def mps(uuid: str = "GPU-0", free: int = 4, **other: object) -> Device:
             pod(None),
             weighed(device(), reserve_bytes=24 * GIB),
             Reason.MEMORY_ON_ANY,
-            id="a replica worth nothing",
+            id="a replica without a share",
         ),
     ],
 )
@@ -163,11 +163,15 @@ class TestUnhealthyDevices:
 @pytest.mark.parametrize(
     ("mode", "sharing", "reason"),
     [
-        pytest.param("exclusive-process", "time-slicing", Reason.COMPUTE_MODE, id="one process"),
-        pytest.param("exclusive-thread", "time-slicing", Reason.COMPUTE_MODE, id="one thread"),
-        pytest.param("exclusive-process", "none", None, id="a pod alone"),
-        pytest.param("exclusive-process", "mps", None, id="the server alone"),
-        pytest.param("prohibited", "mps", Reason.COMPUTE_MODE, id="no server"),
+        pytest.param(
+            "exclusive-process", "time-slicing", Reason.COMPUTE_MODE, id="exclusive process"
+        ),
+        pytest.param(
+            "exclusive-thread", "time-slicing", Reason.COMPUTE_MODE, id="exclusive thread"
+        ),
+        pytest.param("exclusive-process", "none", None, id="exclusive for a pod"),
+        pytest.param("exclusive-process", "mps", None, id="exclusive for the MPS server"),
+        pytest.param("prohibited", "mps", Reason.COMPUTE_MODE, id="no MPS server"),
         pytest.param("default", "time-slicing", None, id="default"),
     ],
 )
@@ -190,11 +194,15 @@ class TestMps:
         ("vram", "processes", "reason"),
         [
             pytest.param("6Gi", "1", None, id="the cap itself"),
-            pytest.param(str(6 * GIB + 1), "1", Reason.ABOVE_MPS_LIMIT, id="a byte above it"),
+            pytest.param(
+                str(6 * GIB + 1), "1", Reason.ABOVE_MPS_LIMIT, id="one byte above the cap"
+            ),
             pytest.param("12Gi", "2", None, id="the cap is for each process"),
-            pytest.param(str(12 * GIB + 1), "2", Reason.ABOVE_MPS_LIMIT, id="and only that"),
-            pytest.param("25%", "1", None, id="a share up to it"),
-            pytest.param("26%", "1", Reason.ABOVE_MPS_LIMIT, id="a share above it"),
+            pytest.param(
+                str(12 * GIB + 1), "2", Reason.ABOVE_MPS_LIMIT, id="only the cap for each process"
+            ),
+            pytest.param("25%", "1", None, id="a share up to the cap"),
+            pytest.param("26%", "1", Reason.ABOVE_MPS_LIMIT, id="a share above the cap"),
         ],
     )
     def test_a_process_gets_the_share_of_its_replica(
@@ -236,7 +244,7 @@ class TestSmLimit:
             pytest.param(SmActivity(0.6999, "gpm"), None, id="below"),
             pytest.param(SmActivity(0.7, "gpm"), Reason.SM_ABOVE_LIMIT, id="at the limit"),
             pytest.param(None, Reason.SM_ABOVE_LIMIT, id="unknown"),
-            pytest.param(SmActivity(0.1, "nvml"), Reason.SM_ABOVE_LIMIT, id="utilisation"),
+            pytest.param(SmActivity(0.1, "nvml"), Reason.SM_ABOVE_LIMIT, id="device utilisation"),
         ],
     )
     def test_sm_activity_must_be_known_and_below_the_limit(

@@ -185,9 +185,9 @@ def test_no_pod_is_evicted_from_a_device_with_implausible_values() -> None:
     "devices",
     [
         pytest.param(
-            (shared("a", unattributed_bytes=20 * GIB, used_bytes=20 * GIB),), id="a stranger"
+            (shared("a", unattributed_bytes=20 * GIB, used_bytes=20 * GIB),), id="unattributed use"
         ),
-        pytest.param((shared("a"), shared("b")), id="a neighbour's use beyond its request"),
+        pytest.param((shared("a"), shared("b")), id="another pod's use beyond its request"),
     ],
 )
 def test_measured_use_counts_if_it_exceeds_the_reservation(devices: tuple[Device, ...]) -> None:
@@ -215,17 +215,17 @@ def test_an_unconfirmed_pod_is_not_on_a_device_yet() -> None:
 @pytest.mark.parametrize(
     ("of", "full"),
     [
-        pytest.param(shared("a", allocated=1), True, id="too much sits there"),
+        pytest.param(shared("a", allocated=1), True, id="overcommitted"),
         pytest.param(shared("a", allocated=1, memory_bytes=48 * GIB), False, id="it fits"),
         pytest.param(
-            shared("a", allocated=1, memory_bytes=48 * GIB, healthy=False), True, id="it is sick"
+            shared("a", allocated=1, memory_bytes=48 * GIB, healthy=False), True, id="unhealthy"
         ),
         pytest.param(
             shared("a", allocated=1, memory_bytes=48 * GIB, compute_mode="exclusive-process"),
             True,
-            id="only one process may use it",
+            id="exclusive compute mode",
         ),
-        pytest.param(device("b", healthy=False), False, id="it is unhealthy, and no pod is on it"),
+        pytest.param(device("b", healthy=False), False, id="unhealthy, without a pod"),
     ],
 )
 def test_a_node_is_checked_only_if_a_pod_may_have_to_leave(of: Device, full: bool) -> None:

@@ -144,11 +144,15 @@ def test_a_device_is_written_if_the_pod_can_get_no_other(node: NodeTerms, certai
 @pytest.mark.parametrize(
     ("node", "certain"),
     [
-        pytest.param(weighed(device("a"), device("b")), True, id="both unshared devices"),
+        pytest.param(weighed(device("a"), device("b")), True, id="two unshared devices"),
         pytest.param(
-            weighed(shared("a"), shared("b")), False, id="two replicas can be of one device"
+            weighed(shared("a"), shared("b")), False, id="both replicas could be on one device"
         ),
-        pytest.param(weighed(device("a"), device("b"), device("c")), False, id="two of three"),
+        pytest.param(
+            weighed(device("a"), device("b"), device("c")),
+            False,
+            id="two of three unshared devices",
+        ),
     ],
 )
 def test_two_replicas_are_written_if_their_devices_are_certain(
@@ -166,7 +170,7 @@ def test_values_are_within_the_reservation_on_every_device() -> None:
     }
     assert written(placed(pod("8Gi"), sizes)) == {
         "bytes.0": str(8 * GIB),
-        "fraction.0": "0.3333",  # 8 of 24 GiB, because half of b would be 12 GiB of a.
+        "fraction.0": "0.3333",  # 8 of 24 GiB. The fraction of b, 0.5, would allow 12 GiB on a.
     }
 
 

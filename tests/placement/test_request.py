@@ -103,11 +103,11 @@ def test_each_resource_has_its_own_request() -> None:
 @pytest.mark.parametrize(
     "of",
     [
-        pytest.param(pod("nonsense", container(gpus=0)), id="no GPU at all"),
+        pytest.param(pod("nonsense", container(gpus=0)), id="no GPU"),
         pytest.param(
             pod("nonsense", container(resource="example.com/gpu")), id="a GPU of another vendor"
         ),
-        pytest.param(pod("nonsense", Container(name="main")), id="no resources at all"),
+        pytest.param(pod("nonsense", Container(name="main")), id="no resources"),
     ],
 )
 def test_a_pod_without_a_managed_gpu_is_always_valid(of: Pod) -> None:
@@ -118,7 +118,7 @@ def test_a_pod_without_a_managed_gpu_is_always_valid(of: Pod) -> None:
 @pytest.mark.parametrize(
     ("of", "reason"),
     [
-        pytest.param(pod("lots"), Reason.BAD_VRAM, id="vram is no quantity"),
+        pytest.param(pod("lots"), Reason.BAD_VRAM, id="vram is not a quantity"),
         pytest.param(pod("other=8Gi"), Reason.BAD_VRAM, id="vram names no GPU container"),
         pytest.param(
             pod(annotations={"headroom.gpu/policy": "best"}), Reason.BAD_POLICY, id="policy"

@@ -59,7 +59,7 @@ def test_a_node_without_a_report_comes_last() -> None:
     "nothing",
     [
         pytest.param(shared("d", healthy=False), id="unhealthy"),
-        pytest.param(shared("d", free=0, allocated=4), id="no replica left"),
+        pytest.param(shared("d", free=0, allocated=4), id="no free replica"),
         pytest.param(shared("d", memory_bytes=-1), id="contradictory"),
     ],
 )

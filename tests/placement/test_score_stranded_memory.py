@@ -109,7 +109,7 @@ def test_with_the_policy_spread_the_emptiest_node_wins() -> None:
     assert winner("4Gi", like, empty, policy="spread") == "empty"
 
 
-def test_nothing_is_newly_stranded_if_levels_do_not_decide() -> None:
+def test_no_memory_is_newly_stranded_on_unshared_devices() -> None:
     assert wasted("4Gi", weighed(device("a"), device("b"))) == [0]
     snap, verdicts = judged(pod("4Gi", container(gpus=2)), node("n", (4,), ()))
     assert newly_stranded(verdicts.asks[0], snap).tolist() == [0]

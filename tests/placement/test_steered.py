@@ -90,12 +90,12 @@ def busy(ratio: float | None) -> SmActivity | None:
 @pytest.mark.parametrize(
     ("a", "b", "best"),
     [
-        pytest.param(0.9, 0.2, "B", id="much quieter"),
-        pytest.param(0.2, 0.9, "A", id="the other way round"),
-        pytest.param(0.31, 0.3, "B", id="a little quieter"),
+        pytest.param(0.9, 0.2, "B", id="B is much less active"),
+        pytest.param(0.2, 0.9, "A", id="A is much less active"),
+        pytest.param(0.31, 0.3, "B", id="B is slightly less active"),
         pytest.param(0.3, None, "A", id="below half, and unknown"),
         pytest.param(0.7, None, "B", id="above half, and unknown"),
-        pytest.param(None, None, "A", id="nobody tells"),
+        pytest.param(None, None, "A", id="both unknown"),
     ],
 )
 def test_of_two_equally_full_devices_the_idler_is_chosen(
@@ -115,9 +115,9 @@ def test_of_two_equally_full_devices_the_idler_is_chosen(
     ("policy", "gib", "best"),
     [
         # The difference between fully busy and idle SMs counts as a quarter of 24 GiB.
-        pytest.param("pack", 7, "B", id="packing, when more than a quarter would be wasted"),
-        pytest.param("pack", 5, "A", id="quiet, when less would be"),
-        pytest.param("spread", 5, "A", id="both speak for it"),
+        pytest.param("pack", 7, "B", id="packing wins if more than a quarter would be wasted"),
+        pytest.param("pack", 5, "A", id="low activity wins if less would be wasted"),
+        pytest.param("spread", 5, "A", id="both prefer the same device"),
     ],
 )
 def test_activity_is_weighted_against_packing(policy: str, gib: int, best: str) -> None:
@@ -130,8 +130,8 @@ def test_activity_is_weighted_against_packing(policy: str, gib: int, best: str) 
     "other",
     [
         pytest.param({"healthy": False}, id="it is unhealthy"),
-        pytest.param({"free": 0, "allocated": 4}, id="it has no replica left"),
-        pytest.param({"memory_bytes": 4 * GIB}, id="it is too small"),
+        pytest.param({"free": 0, "allocated": 4}, id="it has no free replica"),
+        pytest.param({"memory_bytes": 4 * GIB}, id="it has too little memory"),
     ],
 )
 def test_a_device_does_not_close_the_node_under_these_conditions(other: dict[str, Any]) -> None:
@@ -175,15 +175,15 @@ def test_the_reason_comes_from_the_candidates_if_no_device_fits() -> None:
     "how",
     [
         pytest.param(
-            {"reservations": {"q": reservation({"A": GIB})}}, id="one has no reserved device"
+            {"reservations": {"q": reservation({"A": GIB})}}, id="one pod has no reserved device"
         ),
         pytest.param(
             {"reservations": {"q": reserved("A", 1), "r": reserved("B", 1)}},
-            id="two have two reserved devices",
+            id="two pods have different reserved devices",
         ),
         pytest.param(
             {"reservations": {"q": reserved("A", 1)}, "plugin": DISTRIBUTED},
-            id="it is not steered any more",
+            id="the node is no longer steered",
         ),
     ],
 )
@@ -332,7 +332,9 @@ class SteeredNode:
         )
 
 
-@pytest.mark.parametrize("memory_of", [GPUS, INSTANCES], ids=["apart", "two share their memory"])
+@pytest.mark.parametrize(
+    "memory_of", [GPUS, INSTANCES], ids=["separate devices", "two devices share memory"]
+)
 @settings(max_examples=examples(200), deadline=None)
 @given(data=st.data())
 def test_no_interleaving_rejects_a_reserved_pod_or_overcommits(

@@ -132,8 +132,8 @@ def test_contradictory_values_do_not_reach_the_columns() -> None:
 @pytest.mark.parametrize(
     "replicas",
     [
-        pytest.param(Replicas(free=-1), id="negative free"),
-        pytest.param(Replicas(allocated=-1), id="negative allocated"),
+        pytest.param(Replicas(free=-1), id="negative free count"),
+        pytest.param(Replicas(allocated=-1), id="negative allocated count"),
     ],
 )
 def test_an_impossible_count_does_not_prove_that_no_replica_is_free(
@@ -155,10 +155,10 @@ def test_huge_reservations_stay_large() -> None:
     [
         pytest.param(None, -1, id="absent"),
         pytest.param(SmActivity(0.25, "gpm"), 250_000, id="measured"),
-        pytest.param(SmActivity(0.0, "gpm"), 0, id="idle is known"),
+        pytest.param(SmActivity(0.0, "gpm"), 0, id="idle"),
         pytest.param(SmActivity(1.5, "gpm"), -1, id="impossible"),
         pytest.param(SmActivity(-0.1, "gpm"), -1, id="negative"),
-        pytest.param(SmActivity(math.nan, "gpm"), -1, id="no number"),
+        pytest.param(SmActivity(math.nan, "gpm"), -1, id="not a number"),
         pytest.param(SmActivity(0.25, "nvml"), -1, id="device utilisation"),
         pytest.param(SmActivity(0.25), -1, id="the source is missing"),
     ],

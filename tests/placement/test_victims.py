@@ -53,42 +53,42 @@ def chosen(
         pytest.param([pod("a")], {"a": 4}, 0, set(), id="no victims if the pod fits"),
         pytest.param([pod("a")], {"a": 4}, 5, None, id="no victims if that does not help"),
         pytest.param(
-            [pod("a"), pod("b")], {"a": 4, "b": 8}, 8, {"b"}, id="one that is enough, not two"
+            [pod("a"), pod("b")], {"a": 4, "b": 8}, 8, {"b"}, id="one sufficient pod, not two"
         ),
         pytest.param(
             [pod("a", 5), pod("b", 1), pod("c", 1)],
             {"a": 8, "b": 4, "c": 4},
             8,
             {"b", "c"},
-            id="two of low priority rather than one of higher",
+            id="two of low priority instead of one of higher",
         ),
         pytest.param(
             [pod("a", 5), pod("b", 1), pod("c", 5)],
             {"a": 8, "b": 1, "c": 7},
             8,
             {"a"},
-            id="of one highest priority, the smallest sum",
+            id="the smallest sum for an equal highest priority",
         ),
         pytest.param(
             [pod("a", 1, 10), pod("b", 1, 20), pod("c", 1, 15)],
             dict.fromkeys("abc", 8),
             8,
             {"b"},
-            id="who started last",
+            id="the pod that started last",
         ),
         pytest.param(
             [pod("a", 1, 10), pod("b", 1, NOT_STARTED_S)],
             dict.fromkeys("ab", 8),
             8,
             {"b"},
-            id="who has not started before all others",
+            id="not the pod that started before all others",
         ),
         pytest.param(
             [pod("a", -5), pod("b", -5), pod("c", -5)],
             {"a": 4, "b": 4, "c": 8},
             8,
             {"c"},
-            id="fewer of them where priorities are negative",
+            id="fewer pods for negative priorities",
         ),
     ],
 )

@@ -45,7 +45,9 @@ def with_labels(of: Answers, **labels: str) -> Answers:
 @pytest.mark.parametrize(
     "labels",
     [
-        pytest.param({"Hostname": "dcgm-exporter-57pvc", "node": "n"}, id="label of the target"),
+        pytest.param(
+            {"Hostname": "dcgm-exporter-57pvc", "node": "n"}, id="by the label of the target"
+        ),
         pytest.param({"Hostname": "dcgm-exporter-57pvc"}, id="by the pod on the GPU"),
         pytest.param({"Hostname": "n.example.org"}, id="a name with its domain"),
     ],
@@ -59,7 +61,7 @@ def test_the_node_is_found_if_the_exporter_reports_another_host_name(
     assert (machine.name, machine.memory_bytes, life.peak_bytes) == ("n", 46_068 * MIB, 6000 * MIB)
 
 
-def test_a_host_name_of_pods_on_several_nodes_is_not_a_node() -> None:
+def test_a_host_name_that_matches_several_nodes_is_not_used() -> None:
     given = with_labels(answers("Hostname", OLD), Hostname="exporter")
     other = {"namespace": "team", "pod": "q", "uid": "v"}
     given["gpus"].append(Sample(other | {"container": "main", "node": "m"}, 1.0))

@@ -49,7 +49,9 @@ def test_more_nodes_shorten_the_wait_and_fewer_lengthen_it(files: tuple[Path, Pa
     assert "Removed: node n0." in again["assumptions"]
 
 
-def test_a_model_may_be_given_by_one_of_its_words(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_model_can_be_given_by_one_word_of_its_name(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     _, nodes = files
     nodes.write_text("\n".join([NODES, "n0,2,NVIDIA L4,23034", "n1,2,NVIDIA L40S,46068"]) + "\n")
     prices = tmp_path / "prices.yaml"
@@ -70,7 +72,9 @@ def test_a_model_may_be_given_by_one_of_its_words(files: tuple[Path, Path], tmp_
     ("given", "models", "gib", "notes"),
     [
         pytest.param("+2xL4", {"L4": 14}, 22.5, [], id="nodes like those of the cluster"),
-        pytest.param("+2x4xL4", {"L4": 18}, 22.5, ["enough CPU"], id="the same with more GPUs"),
+        pytest.param(
+            "+2x4xL4", {"L4": 18}, 22.5, ["enough CPU"], id="existing nodes with more GPUs"
+        ),
         pytest.param(
             "+2xl40s",
             {"L4": 10, "L40S": 4},
@@ -84,11 +88,11 @@ def test_a_model_may_be_given_by_one_of_its_words(files: tuple[Path, Path], tmp_
             id="a listed model",
         ),
         pytest.param(
-            "+2x8xB200:180Gi", {"L4": 10, "B200": 16}, 180.0, ["no node"], id="everything given"
+            "+2x8xB200:180Gi", {"L4": 10, "B200": 16}, 180.0, ["no node"], id="all values given"
         ),
     ],
 )
-def test_an_added_node_is_like_those_of_the_cluster_or_as_given(
+def test_an_added_node_copies_existing_nodes_or_the_given_values(
     files: tuple[Path, Path], given: str, models: dict[str, int], gib: float, notes: list[str]
 ) -> None:
     pods, _ = files

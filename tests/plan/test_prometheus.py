@@ -79,7 +79,7 @@ def filled() -> Iterator[Filled]:
         pytest.skip(f"needs a real Prometheus: {err}")
 
 
-def test_pods_peaks_and_nodes_equal_those_of_the_cluster(filled: Filled) -> None:
+def test_pods_peaks_and_nodes_equal_the_simulated_cluster(filled: Filled) -> None:
     history = filled.history()
     truth = {each.row.name: each for each in filled.ran}
     assert len(history.lives) == len(truth) > 50

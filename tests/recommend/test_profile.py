@@ -281,7 +281,7 @@ def test_a_request_covers_all_peaks_and_censored_runs_never_lower_it(
     assert after.request_bytes >= max([before.request_bytes, *censored])
 
 
-def test_an_estimate_of_huge_differences_is_finite() -> None:
+def test_an_estimate_from_very_different_peaks_is_finite() -> None:
     histogram = Histogram()
     for peak in (1, 1, 1 << 44):
         histogram.add(peak)

@@ -54,7 +54,7 @@ def test_a_run_has_the_highest_peak_of_its_devices() -> None:
             facts(ends=ended(143), deleting=True), Ending.COMPLETED, id="replaced by its controller"
         ),
         pytest.param(
-            facts(ends=ended(1, finished_s=NOW_S - 2 * HOUR_S)), None, id="end of an earlier life"
+            facts(ends=ended(1, finished_s=NOW_S - 2 * HOUR_S)), None, id="end of an earlier run"
         ),
         pytest.param(facts(), None, id="the pod runs, the agent does not measure"),
     ],

@@ -76,8 +76,8 @@ def test_an_unreadable_controller_counts_as_the_owner(status: int) -> None:
 
 
 def test_a_pod_of_another_namespace_cannot_change_the_owner_of_a_controller() -> None:
-    """The author of a pod writes the uid in its reference, and may write that of a controller of
-    another namespace."""
+    """The author of a pod writes the uid in its owner reference, and can copy the uid of a
+    controller in another namespace."""
     server = Objects(
         {RS: {"uid": "rs-1", "ownerReferences": [reference("Deployment", "llm", "apps/v1")]}}
     )
@@ -113,7 +113,7 @@ CHAINS: list[Any] = [
     pytest.param(
         [("batch/v1", "Job", "jobs", "train-20261125")],
         ProfileOwner(kind="Job", name="train", api_version="batch/v1", family=True),
-        id="Jobs of one name",
+        id="Jobs with one generated name",
     ),
     pytest.param(
         [
@@ -139,7 +139,7 @@ CHAINS: list[Any] = [
     pytest.param(
         [("example.com/v1", "Notebook", "", "alice")],
         ProfileOwner(kind="Notebook", name="alice", api_version="example.com/v1"),
-        id="a kind that is not known",
+        id="unknown kind",
     ),
 ]
 

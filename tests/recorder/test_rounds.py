@@ -144,9 +144,11 @@ def test_past_runs_give_a_new_owner_a_recommendation_at_once(world: RecorderRoun
     [
         pytest.param({"answer": [NoAnswer("reset")]}, id="no answer"),
         pytest.param({"answer": [ApiStatus("PUT", 504, "timeout")]}, id="a timeout of the server"),
-        pytest.param({"answer": [Unreadable("cut off")]}, id="half an answer"),
+        pytest.param({"answer": [Unreadable("cut off")]}, id="truncated response"),
         pytest.param({"answer": [NoAnswer("reset")], "write": [NoAnswer("")] * 3}, id="an outage"),
-        pytest.param({"answer": [NoAnswer("reset")], "read": [NoAnswer("")]}, id="neither answer"),
+        pytest.param(
+            {"answer": [NoAnswer("reset")], "read": [NoAnswer("")]}, id="both responses lost"
+        ),
         pytest.param({"write": [NoAnswer("refused")]}, id="not sent"),
         pytest.param({"write": [ApiStatus("PUT", 429, "later")]}, id="rejected"),
     ],

@@ -117,7 +117,7 @@ class GuardedApi:
             "GET", "/v1/nodes", {}, {"pod": "ml/p"}, [NODES], id="a view that ignores the query"
         ),
         pytest.param(
-            "POST", "/v1/whatif", {}, {}, [ReadPath("post", "/v1/whatif")], id="what would happen"
+            "POST", "/v1/whatif", {}, {}, [ReadPath("post", "/v1/whatif")], id="a what-if"
         ),
     ],
 )
@@ -130,12 +130,14 @@ def test_each_view_accepts_sufficient_permissions(
 @pytest.mark.parametrize(
     ("header", "why"),
     [
-        pytest.param({}, "no token was sent", id="none"),
+        pytest.param({}, "no token was sent", id="no credentials"),
         pytest.param({"Authorization": "Basic dTpw"}, "no token was sent", id="a password"),
-        pytest.param({"Authorization": "Bearer "}, "no token was sent", id="an empty one"),
-        pytest.param({"Authorization": "Bearer x"}, "does not accept this token", id="nobody's"),
+        pytest.param({"Authorization": "Bearer "}, "no token was sent", id="an empty token"),
+        pytest.param(
+            {"Authorization": "Bearer x"}, "does not accept this token", id="an unknown token"
+        ),
         pytest.param({"Headroom-Session": ""}, "no token was sent", id="an empty session"),
-        pytest.param({"Headroom-Session": "x"}, "unknown or has ended", id="nobody's session"),
+        pytest.param({"Headroom-Session": "x"}, "unknown or has ended", id="an unknown session"),
     ],
 )
 def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: str) -> None:

@@ -60,7 +60,9 @@ def asked(server: ScriptedServer) -> list[tuple[str, str, Any]]:
             ANN,
             id="known",
         ),
-        pytest.param({"authenticated": True, "user": {"username": "bob"}}, User("bob"), id="bare"),
+        pytest.param(
+            {"authenticated": True, "user": {"username": "bob"}}, User("bob"), id="only a name"
+        ),
         pytest.param({"error": "expired"}, None, id="unknown"),
         pytest.param({"authenticated": False, "user": {"username": "ann"}}, None, id="denied"),
         pytest.param({"authenticated": True}, None, id="without a name"),
@@ -96,21 +98,25 @@ def test_a_subject_access_review_is_sent_for_each_permission(
     ("answer", "why"),
     [
         pytest.param(
-            lambda asked: asked.reply(403, {}), "may not create a TokenReview", id="no right to ask"
+            lambda asked: asked.reply(403, {}),
+            "may not create a TokenReview",
+            id="no permission to review",
         ),
         pytest.param(
-            lambda asked: asked.reply(500, {}), "answered 500 to a TokenReview", id="broken"
+            lambda asked: asked.reply(500, {}), "answered 500 to a TokenReview", id="server error"
         ),
         pytest.param(
             lambda asked: asked.reply(429, {}, Retry_After="0"),
             "answered 429 to a TokenReview",
             id="too many",
         ),
-        pytest.param(lambda asked: None, "did not answer a TokenReview", id="silent"),
+        pytest.param(lambda asked: None, "did not answer a TokenReview", id="no answer"),
         pytest.param(
-            lambda asked: asked.reply(200, b"{"), "did not answer a TokenReview", id="cut off"
+            lambda asked: asked.reply(200, b"{"),
+            "did not answer a TokenReview",
+            id="truncated response",
         ),
-        pytest.param(says(1), "did not answer a TokenReview", id="something else"),
+        pytest.param(says(1), "did not answer a TokenReview", id="another object"),
     ],
 )
 def test_a_failed_review_permits_nothing(answer: Answer, why: str) -> None:
@@ -128,9 +134,11 @@ def jwt(aud: object) -> str:
 @pytest.mark.parametrize(
     ("token", "only"),
     [
-        pytest.param(jwt([AUDIENCE]), [AUDIENCE], id="ours"),
-        pytest.param(jwt(AUDIENCE), [AUDIENCE], id="as a text"),
-        pytest.param(jwt(["https://kubernetes.default.svc"]), None, id="of the API server"),
+        pytest.param(jwt([AUDIENCE]), [AUDIENCE], id="our audience"),
+        pytest.param(jwt(AUDIENCE), [AUDIENCE], id="audience as text"),
+        pytest.param(
+            jwt(["https://kubernetes.default.svc"]), None, id="audience of the API server"
+        ),
         *(
             pytest.param(jwt(odd), None, id=f"odd: {odd}")
             for odd in (None, 7, {}, [], [7], "", [None])
@@ -169,7 +177,7 @@ def session(
     [
         pytest.param(session(), ANN, id="pending"),
         pytest.param(session(conditions=[{"type": "Approved"}]), ANN, id="approved"),
-        pytest.param(session({"username": "bob"}), User("bob"), id="bare"),
+        pytest.param(session({"username": "bob"}), User("bob"), id="only a name"),
         pytest.param(session(created="2026-11-20T12:00:09Z"), ANN, id="a clock ahead of ours"),
         pytest.param(session(created="2026-11-20T10:59:59Z"), None, id="an hour old"),
         pytest.param(session(conditions=[{"type": "Denied"}]), None, id="denied"),
@@ -205,14 +213,18 @@ def test_an_impossible_secret_is_not_looked_up(secret: str) -> None:
     ("answer", "why"),
     [
         pytest.param(
-            lambda asked: asked.reply(403, {}), "may not get a CertificateSigning", id="no right"
+            lambda asked: asked.reply(403, {}),
+            "may not get a CertificateSigning",
+            id="no permission",
         ),
         pytest.param(
-            lambda asked: asked.reply(500, {}), "answered 500 to a Certificate", id="broken"
+            lambda asked: asked.reply(500, {}), "answered 500 to a Certificate", id="server error"
         ),
-        pytest.param(lambda asked: None, "did not answer", id="silent"),
-        pytest.param(lambda asked: asked.reply(200, b"{"), "cannot be read", id="cut off"),
-        pytest.param(lambda asked: asked.reply(200, {}), "cannot be read", id="something else"),
+        pytest.param(lambda asked: None, "did not answer", id="no answer"),
+        pytest.param(
+            lambda asked: asked.reply(200, b"{"), "cannot be read", id="truncated response"
+        ),
+        pytest.param(lambda asked: asked.reply(200, {}), "cannot be read", id="another object"),
         pytest.param(session({"groups": "all"}), "cannot be read", id="odd groups"),
     ],
 )

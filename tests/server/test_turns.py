@@ -28,7 +28,7 @@ async def order(requests: Iterable[tuple[str, ...]]) -> list[str]:
 @pytest.mark.parametrize(
     ("requests", "expected"),
     [
-        pytest.param([(A, "x")] * 3, ["1x0", "1x1", "1x2"], id="one client, in order"),
+        pytest.param([(A, "x")] * 3, ["1x0", "1x1", "1x2"], id="requests of one client in order"),
         pytest.param(
             [*[(A, "x")] * 4, (A, "y")], ["1x0", "1x1", "1y4", "1x2", "1x3"], id="another user"
         ),

@@ -145,8 +145,8 @@ PACKED = Settings(4, policy="packed", release=20)
     ("available", "size", "choices"),
     [
         pytest.param(ids(4, 4, 4, 4), 1, 4, id="all free: any device"),
-        pytest.param(ids(4, 4, 4, 3), 1, 1, id="the one that has begun"),
-        pytest.param(ids(4, 4, 4, 4), 2, 4, id="two: both on one device"),
+        pytest.param(ids(4, 4, 4, 3), 1, 1, id="the device in use"),
+        pytest.param(ids(4, 4, 4, 4), 2, 4, id="two replicas: both on one device"),
     ],
 )
 def test_packed_fills_a_device_before_it_uses_the_next(

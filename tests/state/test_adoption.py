@@ -39,9 +39,9 @@ def test_a_pod_without_an_annotation_gets_the_default_of_its_namespace() -> None
 @pytest.mark.parametrize(
     "of",
     [
-        pytest.param(pod("lots"), id="nonsense"),
-        pytest.param(pod("nobody=8Gi"), id="no such container"),
-        pytest.param(pod("8Gi", annotations={"headroom.gpu/policy": "best"}), id="bad policy"),
+        pytest.param(pod("lots"), id="invalid annotation"),
+        pytest.param(pod("nobody=8Gi"), id="unknown container"),
+        pytest.param(pod("8Gi", annotations={"headroom.gpu/policy": "best"}), id="invalid policy"),
     ],
 )
 def test_a_pod_with_an_invalid_annotation_is_charged_a_replicas_share(of: Pod) -> None:

@@ -38,7 +38,7 @@ def resized(allocated: str | None, applied: str | None, *conditions: str) -> dic
     }
 
 
-def test_sums_equal_the_sums_of_kube_scheduler() -> None:
+def test_requests_are_summed_like_in_kube_scheduler() -> None:
     """The expected sums were computed by kube-scheduler's own function
     (go_pod_requests/README.md)."""
     table = json.loads(Path(__file__).with_name("pod_requests_table.json").read_text())
@@ -98,7 +98,7 @@ class TestExceeded:
         ("cpus", "others", "is_exceeded"),
         [
             pytest.param(2, [2], False, id="exactly full"),
-            pytest.param(2, [1, "1100m"], True, id="a little too much"),
+            pytest.param(2, [1, "1100m"], True, id="slightly too much"),
             pytest.param(1, [0, 0, 0], True, id="too many pods"),
             pytest.param(0, [9], False, id="a resource that the pod does not request"),
         ],

@@ -87,8 +87,12 @@ def figures(
 @pytest.mark.parametrize(
     ("claims", "status", "expected"),
     [
-        pytest.param([claim("c", "a", "8Gi")], report(a=6), [("a", 8, 6, 0)], id="within"),
-        pytest.param([claim("c", "a", "8Gi")], report(a=9), [("a", 8, 9, 1)], id="beyond"),
+        pytest.param(
+            [claim("c", "a", "8Gi")], report(a=6), [("a", 8, 6, 0)], id="within the claim"
+        ),
+        pytest.param(
+            [claim("c", "a", "8Gi")], report(a=9), [("a", 8, 9, 1)], id="beyond the claim"
+        ),
         pytest.param([], report(a=3), [("a", 0, 3, 3)], id="no claim"),
         pytest.param([claim("c", "a", None)], report(a=70), [("a", 80, 70, 0)], id="whole device"),
         pytest.param([claim("c", "a", "8Gi")], report(), [("a", 8, 0, 0)], id="no use yet"),
@@ -143,9 +147,11 @@ def test_use_without_a_claim_is_excess(
         pytest.param([piece()], {"GPU-0": GPU_0, "GPU-1": GPU_1}, id="of the node"),
         pytest.param([piece(basic=True)], {"GPU-0": GPU_0, "GPU-1": GPU_1}, id="v1beta1"),
         pytest.param([piece(node="m")], {}, id="of another node"),
-        pytest.param([piece(node=None, pool="n")], {}, id="of no node"),
+        pytest.param([piece(node=None, pool="n")], {}, id="without a node"),
         pytest.param([piece(driver="compute-domain.nvidia.com")], {}, id="of another driver"),
-        pytest.param([piece(), piece(node="m", pool="n", name="t")], {}, id="another node's pool"),
+        pytest.param(
+            [piece(), piece(node="m", pool="n", name="t")], {}, id="of the pool of another node"
+        ),
     ],
 )
 def test_only_devices_of_the_nodes_own_slices_count(

@@ -69,8 +69,10 @@ class Play:
         pytest.param(lambda at_s: 0.0, 0.0, id="right"),
         pytest.param(lambda at_s: 600.0, 30.0, id="ten minutes ahead"),
         pytest.param(lambda at_s: -600.0, 30.0, id="ten minutes behind"),
-        pytest.param(lambda at_s: 600.0 if at_s % 120 < 60 else -600.0, 30.0, id="to and fro"),
-        pytest.param(lambda at_s: -0.99999 * at_s, 0.0, id="all but stands still"),
+        pytest.param(
+            lambda at_s: 600.0 if at_s % 120 < 60 else -600.0, 30.0, id="jumps back and forth"
+        ),
+        pytest.param(lambda at_s: -0.99999 * at_s, 0.0, id="nearly stopped"),
         pytest.param(lambda at_s: -3 * at_s, 0.0, id="runs backwards"),
     ],
 )

@@ -40,7 +40,7 @@ class TestWholeNode:
     @pytest.mark.parametrize(
         ("events", "expected"),
         [
-            pytest.param([gpunode(device())], Reason.UNKNOWN_NODE, id="no node of that name"),
+            pytest.param([gpunode(device())], Reason.UNKNOWN_NODE, id="unknown node"),
             pytest.param([kube_node()], Reason.NO_REPORT, id="no GPUNode"),
             pytest.param([kube_node(), gpunode()], Reason.NO_REPORT, id="no status yet"),
             pytest.param(
@@ -51,7 +51,7 @@ class TestWholeNode:
             pytest.param(
                 [kube_node(annotations={RESERVE: "much"}), gpunode(device())],
                 Reason.BAD_NODE_ANNOTATION,
-                id="a reserve that cannot be read",
+                id="unreadable reserve",
             ),
         ],
     )
@@ -79,7 +79,9 @@ class TestGains:
         [
             pytest.param(None, gpunode(device()), True, id="a new node"),
             pytest.param(gpunode(device(), initialised=False), gpunode(device()), True, id="ready"),
-            pytest.param(gpunode(device()), gpunode(device(), initialised=False), False, id="not"),
+            pytest.param(
+                gpunode(device()), gpunode(device(), initialised=False), False, id="not ready"
+            ),
             pytest.param(
                 gpunode(device(), reservations={"u": reservation({"GPU-0": GIB})}),
                 gpunode(device()),
@@ -90,16 +92,16 @@ class TestGains:
                 gpunode(device(unattributed_bytes=GIB)),
                 gpunode(device()),
                 True,
-                id="memory came free",
+                id="memory freed",
             ),
             pytest.param(
-                gpunode(device()), gpunode(device(unattributed_bytes=GIB)), False, id="memory went"
+                gpunode(device()), gpunode(device(unattributed_bytes=GIB)), False, id="memory used"
             ),
             pytest.param(
                 gpunode(shared(free=0, allocated=4)),
                 gpunode(shared(free=1, allocated=3)),
                 True,
-                id="a replica came free",
+                id="a replica freed",
             ),
             pytest.param(
                 gpunode(device(healthy=False)), gpunode(device()), True, id="a device recovered"
@@ -116,7 +118,7 @@ class TestGains:
                 True,
                 id="the plugin no longer has a device to choose",
             ),
-            pytest.param(gpunode(device()), gpunode(device()), False, id="nothing"),
+            pytest.param(gpunode(device()), gpunode(device()), False, id="no change"),
         ],
     )
     def test_the_last_gain_of_a_node_is_recorded(
@@ -142,11 +144,11 @@ class TestGains:
     @pytest.mark.parametrize(
         ("pods", "unsettled"),
         [
-            pytest.param([pod(node="n")], False, id="it sits there"),
-            pytest.param([pod()], False, id="it may be bound later"),
-            pytest.param([], True, id="it is gone"),
-            pytest.param([pod(node="n", phase="Failed")], True, id="it ended"),
-            pytest.param([pod(node="m")], True, id="it went elsewhere"),
+            pytest.param([pod(node="n")], False, id="its pod runs there"),
+            pytest.param([pod()], False, id="its pod may be bound later"),
+            pytest.param([], True, id="its pod is gone"),
+            pytest.param([pod(node="n", phase="Failed")], True, id="its pod has ended"),
+            pytest.param([pod(node="m")], True, id="its pod is on another node"),
         ],
     )
     def test_nodes_with_possible_orphans_are_reported_once(
@@ -205,8 +207,8 @@ class TestEviction:
         [
             pytest.param("8Gi", {"v"}, True, id="one is enough"),
             pytest.param("15Gi", {"v"}, False, id="one is not enough"),
-            pytest.param("24Gi", {"v", "w"}, True, id="both"),
-            pytest.param("1Gi", set(), False, id="nobody goes"),
+            pytest.param("24Gi", {"v", "w"}, True, id="both are evicted"),
+            pytest.param("1Gi", set(), False, id="none is evicted"),
             pytest.param("1Gi", {"other"}, False, id="another pod leaves"),
             pytest.param("lots", {"v", "w"}, False, id="a pod that cannot be read"),
         ],

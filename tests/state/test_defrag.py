@@ -141,11 +141,16 @@ def test_no_pod_is_moved_if_the_pending_pod_fits_or_another_pod_is_ending() -> N
 STAYING = [
     pytest.param({"kind": ""}, {}, Stays.CONTROLLER, id="a bare pod"),
     pytest.param({"kind": "DaemonSet"}, {}, Stays.CONTROLLER, id="a pod of a DaemonSet"),
-    pytest.param({}, {"priority": 101}, Stays.PRIORITY, id="of higher priority"),
-    pytest.param({}, {"annotations": {ON_OVERUSE: "report"}}, Stays.ANNOTATION, id="opted out"),
-    pytest.param({"scheduler_name": "other"}, {}, Stays.SCHEDULER, id="of another scheduler"),
+    pytest.param({}, {"priority": 101}, Stays.PRIORITY, id="a pod of higher priority"),
     pytest.param(
-        {"topology_spread_constraints": [Present()]}, {}, Stays.UNMODELED, id="with a spread"
+        {}, {"annotations": {ON_OVERUSE: "report"}}, Stays.ANNOTATION, id="a pod that opted out"
+    ),
+    pytest.param({"scheduler_name": "other"}, {}, Stays.SCHEDULER, id="a pod of another scheduler"),
+    pytest.param(
+        {"topology_spread_constraints": [Present()]},
+        {},
+        Stays.UNMODELED,
+        id="a pod with a topology spread",
     ),
 ]
 

@@ -33,12 +33,14 @@ def asked(key: str, operator: str, *values: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("wanting", "may"),
     [
-        pytest.param(pod(), True, id="asks for nothing"),
-        pytest.param(pod(nodeSelector={"zone": "a"}), True, id="the label it selects"),
+        pytest.param(pod(), True, id="no conditions"),
+        pytest.param(pod(nodeSelector={"zone": "a"}), True, id="selected label"),
         pytest.param(pod(nodeSelector={"zone": "b"}), False, id="another value"),
-        pytest.param(pod(nodeSelector={"zone": "a", "disk": "ssd"}), False, id="one label lacks"),
-        pytest.param(affinity(), False, id="affinity to nothing"),
-        pytest.param(affinity({}), False, id="a term that asks for nothing"),
+        pytest.param(
+            pod(nodeSelector={"zone": "a", "disk": "ssd"}), False, id="one of two labels is missing"
+        ),
+        pytest.param(affinity(), False, id="affinity without terms"),
+        pytest.param(affinity({}), False, id="a term without expressions"),
         pytest.param(
             affinity({"matchExpressions": [asked("zone", "In", "b", "a")]}), True, id="in"
         ),
@@ -46,15 +48,25 @@ def asked(key: str, operator: str, *values: str) -> dict[str, Any]:
             affinity({"matchExpressions": [asked("zone", "In", "b")]}), False, id="not in"
         ),
         pytest.param(
-            affinity({"matchExpressions": [asked("zone", "NotIn", "a")]}), False, id="no a"
+            affinity({"matchExpressions": [asked("zone", "NotIn", "a")]}),
+            False,
+            id="not in, with the value",
         ),
         pytest.param(
-            affinity({"matchExpressions": [asked("disk", "NotIn", "a")]}), True, id="none"
+            affinity({"matchExpressions": [asked("disk", "NotIn", "a")]}),
+            True,
+            id="not in, without the label",
         ),
         pytest.param(affinity({"matchExpressions": [asked("zone", "Exists")]}), True, id="exists"),
-        pytest.param(affinity({"matchExpressions": [asked("disk", "Exists")]}), False, id="lacks"),
         pytest.param(
-            affinity({"matchExpressions": [asked("zone", "DoesNotExist")]}), False, id="has it"
+            affinity({"matchExpressions": [asked("disk", "Exists")]}),
+            False,
+            id="exists, without the label",
+        ),
+        pytest.param(
+            affinity({"matchExpressions": [asked("zone", "DoesNotExist")]}),
+            False,
+            id="does not exist, with the label",
         ),
         pytest.param(
             affinity({"matchExpressions": [asked("gpus", "Gt", "4")]}), True, id="greater"
@@ -67,10 +79,10 @@ def asked(key: str, operator: str, *values: str) -> dict[str, Any]:
             affinity({"matchExpressions": [asked("gpus", "Lt", "8")]}), False, id="not less"
         ),
         pytest.param(
-            affinity({"matchExpressions": [asked("zone", "Lt", "9")]}), False, id="no number"
+            affinity({"matchExpressions": [asked("zone", "Lt", "9")]}), False, id="not a number"
         ),
         pytest.param(
-            affinity({"matchExpressions": [asked("disk", "Gt", "0")]}), False, id="no such label"
+            affinity({"matchExpressions": [asked("disk", "Gt", "0")]}), False, id="no label"
         ),
         pytest.param(
             affinity({"matchFields": [asked("metadata.name", "In", "n")]}), True, id="name"
@@ -100,7 +112,7 @@ def test_labels_decide_whether_a_node_is_eligible(wanting: Pod, may: bool) -> No
 @pytest.mark.parametrize(
     ("tolerations", "may"),
     [
-        pytest.param([], False, id="none"),
+        pytest.param([], False, id="no tolerations"),
         pytest.param([{"key": "gpu", "operator": "Exists"}], True, id="of the key"),
         pytest.param([{"key": "gpu", "value": "yes"}], True, id="of key and value"),
         pytest.param([{"key": "gpu", "value": "no"}], False, id="of another value"),

@@ -23,7 +23,7 @@ PREEMPTOR = pod(uid="boss", priority=1_000_000)
         ),
         pytest.param(
             {"owner_references": [OwnerReference("v1", "Node", "n", "n", True)]},
-            id="the owner that a static pod has",
+            id="the owner of a static pod",
         ),
         pytest.param({"annotations": {"headroom.gpu/on-overuse": "report"}}, id="on-overuse"),
         pytest.param({"finalizers": ["team/keep"]}, id="a finalizer"),

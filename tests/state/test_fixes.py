@@ -26,7 +26,7 @@ def test_the_template_of_a_controller_that_rolls_out_is_patched() -> None:
     )
 
 
-def test_pods_without_such_a_controller_get_yaml() -> None:
+def test_pods_without_a_patchable_controller_get_yaml() -> None:
     expected = 'metadata:\n  annotations:\n    headroom.gpu/vram: "6Gi"'
     assert request_memory(pod(), "6Gi") == expected
     assert request_memory(owned("Job", "train"), "6Gi") == expected
@@ -62,5 +62,5 @@ def test_taints_are_tolerated_with_their_key_and_effect() -> None:
         )
 
 
-def test_a_node_is_uncordoned() -> None:
+def test_the_command_to_uncordon_a_node() -> None:
     assert uncordon("gpu-a") == "kubectl uncordon gpu-a"

@@ -75,7 +75,7 @@ def published(name: str = "s", **spec: Any) -> ResourceSlice:
         pytest.param(
             node({HANDSHAKE: "Requesting_2026.11.21 10:00:00"}),
             {Reason.HAMI_MANAGES},
-            id="HAMi's scheduler and plugin speak with each other",
+            id="HAMi's handshake is in progress",
         ),
         pytest.param(
             node({HANDSHAKE: "Deleted_2026.11.21 10:00:00", REGISTER: "GPU-0,10,24576,100:"}),
@@ -102,7 +102,7 @@ def test_foreign_allocators_are_detected_on_nodes(given: Node, managers: set[Rea
 @pytest.mark.parametrize(
     ("given", "managers"),
     [
-        pytest.param(pod("8Gi", node="n"), set(), id="one of ours"),
+        pytest.param(pod("8Gi", node="n"), set(), id="a pod of Headroom"),
         pytest.param(
             marked(labels={"runai-gpu-group": "g"}), {Reason.KAI_MANAGES}, id="KAI: a fraction"
         ),
@@ -122,7 +122,7 @@ def test_foreign_allocators_are_detected_on_nodes(given: Node, managers: set[Rea
         pytest.param(
             marked({"gpu-fraction": "0.5"}),
             set(),
-            id="a wish that KAI has not granted proves nothing",
+            id="KAI: a request that is not granted yet",
         ),
         pytest.param(
             marked({"hami.io/vgpu-devices-allocated": "GPU-0,NVIDIA,3000,30:;"}),
@@ -132,7 +132,7 @@ def test_foreign_allocators_are_detected_on_nodes(given: Node, managers: set[Rea
         pytest.param(
             marked({"hami.io/vgpu-devices-allocated": "", "hami.io/vgpu-node": "another"}),
             set(),
-            id="HAMi: a manifest copied from a pod that ran elsewhere",
+            id="HAMi: a manifest copied from a pod of another node",
         ),
         pytest.param(
             marked(limits={"nvidia.com/gpumem": "3000"}),
@@ -166,8 +166,10 @@ def test_foreign_allocators_are_detected_on_pods(
 @pytest.mark.parametrize(
     ("given", "name"),
     [
-        pytest.param(published(), "n", id="the node's"),
-        pytest.param(published(node_name=None, pool=ResourcePool(name="n")), "n", id="its pool's"),
+        pytest.param(published(), "n", id="of the node"),
+        pytest.param(
+            published(node_name=None, pool=ResourcePool(name="n")), "n", id="of the node's pool"
+        ),
         pytest.param(published(devices=None), "", id="no devices"),
         pytest.param(published(driver="compute-domain.nvidia.com"), "", id="no GPUs"),
     ],

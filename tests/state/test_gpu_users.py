@@ -133,7 +133,7 @@ def test_a_missing_pod_is_looked_up_a_few_times(api: ApiServer) -> None:
     assert api.asked == ["n"] * MOST_TRIES
 
 
-def test_the_doctor_reports_such_pods() -> None:
+def test_the_doctor_reports_pods_that_use_gpus_without_a_request() -> None:
     asks = pod("4Gi", uid="asks", name="asks", node="n")
     forgotten = use("asks", "a", GIB, namespace="", name="", replica="")
     now_s = time.monotonic()

@@ -39,17 +39,17 @@ from tests.state.states import state_of
     ("given", "devices", "memory_bytes", "replicas", "sharing"),
     [
         pytest.param(node(gfd()), 4, 81559 * MIB, 1, "none", id="whole GPUs"),
-        pytest.param(node(SLICED, gpu="16"), 4, 81559 * MIB, 4, "time-slicing", id="sliced"),
+        pytest.param(node(SLICED, gpu="16"), 4, 81559 * MIB, 4, "time-slicing", id="time-sliced"),
         pytest.param(
             node(SLICED, **{"gpu": "0", "gpu.shared": "16"}),
             4,
             81559 * MIB,
             4,
             "time-slicing",
-            id="under another name",
+            id="renamed resource",
         ),
         pytest.param(
-            node(gfd(memory=str(81559 * MIB))), 4, 81559 * MIB, 1, "none", id="an old GFD: bytes"
+            node(gfd(memory=str(81559 * MIB))), 4, 81559 * MIB, 1, "none", id="old GFD with bytes"
         ),
         pytest.param(node(gke(accelerator="nvidia-l4"), gpu="2"), 2, 24 * GB, 1, "none", id="GKE"),
         pytest.param(
@@ -129,10 +129,12 @@ OF_GFD = "labels of GPU feature discovery "
             f"{OF_GFD}describe 2 GPUs with 1 replica each, but the node offers 4 of nvidia.com/gpu",
             id="GPUs of two models: the label describes one of them",
         ),
-        pytest.param(node(gfd(), gpu="3"), "the node offers 3 of nvidia.com/gpu", id="a sick GPU"),
+        pytest.param(
+            node(gfd(), gpu="3"), "the node offers 3 of nvidia.com/gpu", id="an unhealthy GPU"
+        ),
         pytest.param(node(SLICED, gpu="15"), "the node offers 15", id="an unhealthy replica"),
         pytest.param(
-            node(gfd(), gpu="0"), "the node offers no managed resource", id="a plugin that is down"
+            node(gfd(), gpu="0"), "the node offers no managed resource", id="no running plugin"
         ),
         pytest.param(
             node(gfd(replicas="0")), "contain only a model. Example", id="an invalid layout"
@@ -146,13 +148,17 @@ OF_GFD = "labels of GPU feature discovery "
             id="unshared replicas",
         ),
         pytest.param(node(gfd(memory="0")), "contain only a model. Example", id="no memory"),
-        pytest.param(node(gfd(memory="lots")), "contain only a model. Example", id="no figure"),
+        pytest.param(
+            node(gfd(memory="lots")), "contain only a model. Example", id="memory is not a number"
+        ),
         pytest.param(
             node(gfd(memory="512")),
             f"{OF_GFD}are not valid: a GPU with 0.5 GiB of",
-            id="too little",
+            id="too little memory",
         ),
-        pytest.param(node(gfd(memory="9" * 15)), "a GPU with 931,322.5 GiB of memory", id="more"),
+        pytest.param(
+            node(gfd(memory="9" * 15)), "a GPU with 931,322.5 GiB of memory", id="too much memory"
+        ),
         pytest.param(
             node(gfd(product="NVIDIA-A100-MIG-1c.3g.20gb")),
             "contain only a model. Example",
@@ -169,7 +175,7 @@ OF_GFD = "labels of GPU feature discovery "
         pytest.param(
             node(gke(accelerator="nvidia-of-tomorrow")),
             "labels of GKE contain only an unknown model or sharing strategy. Example",
-            id="a model not known",
+            id="unknown model",
         ),
         pytest.param(
             node(gke(accelerator="nvidia-l4", gpu_sharing_strategy="mps")),
@@ -179,7 +185,7 @@ OF_GFD = "labels of GPU feature discovery "
         pytest.param(
             node(gke(accelerator="nvidia-l4", accelerator_count="2")),
             "labels of GKE describe 2 GPUs with 1 replica each, but the node offers 4",
-            id="GKE's count does not agree",
+            id="GKE's count differs",
         ),
         pytest.param(
             node(karpenter("1", "16384"), gpu="4"),
@@ -204,7 +210,7 @@ OF_GFD = "labels of GPU feature discovery "
         pytest.param(
             node(aks_by_itself("Standard_NC_of_tomorrow"), gpu="2"),
             "labels of AKS contain only a model and a count. Example",
-            id="AKS, a type not known",
+            id="AKS, unknown type",
         ),
         pytest.param(
             node(aks("Standard_ND96asr_v4"), gpu="56"),
@@ -245,11 +251,22 @@ def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
     ("labels", "gpu", "rules", "vram", "reason"),
     [
         pytest.param(gfd(), "4", Rules(), None, None, id="a whole GPU"),
-        pytest.param(gfd(), "4", Rules(), "60Gi", None, id="one that has enough"),
-        pytest.param(gfd(), "4", Rules(), "79Gi", Reason.MEMORY_ON_ANY, id="the driver's part"),
-        pytest.param(SLICED, "16", Rules(), "8Gi", Reason.NO_REPORT, id="no shared ones"),
-        pytest.param(SLICED, "16", LABELS_DO, "8Gi", None, id="unless labels will do"),
-        pytest.param({}, "16", LABELS_DO, "8Gi", Reason.LABELS_INCOMPLETE, id="and are incomplete"),
+        pytest.param(gfd(), "4", Rules(), "60Gi", None, id="enough memory"),
+        pytest.param(
+            gfd(), "4", Rules(), "79Gi", Reason.MEMORY_ON_ANY, id="memory reserved by the driver"
+        ),
+        pytest.param(
+            SLICED, "16", Rules(), "8Gi", Reason.NO_REPORT, id="shared GPUs without the setting"
+        ),
+        pytest.param(SLICED, "16", LABELS_DO, "8Gi", None, id="shared GPUs with the setting"),
+        pytest.param(
+            {},
+            "16",
+            LABELS_DO,
+            "8Gi",
+            Reason.LABELS_INCOMPLETE,
+            id="incomplete labels with the setting",
+        ),
         pytest.param(by_mps("48"), "192", LABELS_DO, "1Gi", None, id="MPS"),
         pytest.param(
             by_mps("48"), "192", LABELS_DO, "2Gi", Reason.ABOVE_MPS_LIMIT, id="MPS, above its cap"
@@ -268,7 +285,7 @@ def verdict(given: ClusterWriter, vram: str | None) -> Verdicts:
             LABELS_DO,
             "1Gi",
             Reason.CONTRADICTORY_REPORT,
-            id="more than it has on an old GPU",
+            id="more replicas than clients on an old GPU",
         ),
     ],
 )

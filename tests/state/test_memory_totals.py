@@ -158,15 +158,21 @@ def due(shows: str | None, *devices: Device, wanted: bool = True) -> list[Capaci
     ("devices", "mib"),
     [
         pytest.param([device(), device("GPU-1")], 48 << 10, id="two of 24 GiB"),
-        pytest.param([shared(reserved_bytes=GIB)], 23 << 10, id="less what the driver keeps"),
+        pytest.param(
+            [shared(reserved_bytes=GIB)], 23 << 10, id="without memory reserved by the driver"
+        ),
         pytest.param([device(memory_bytes=8 * GIB - 1)], (8 << 10) - 1, id="rounded down"),
-        pytest.param([device(), device("GPU-1", healthy=False)], 24 << 10, id="less the broken"),
+        pytest.param(
+            [device(), device("GPU-1", healthy=False)], 24 << 10, id="without unhealthy devices"
+        ),
         pytest.param(
             [mig("MIG-a", 1), mig("MIG-b", 1), mig("MIG-c", 2)],
             20 << 10,
             id="instances that share a memory count once",
         ),
-        pytest.param([device(), device("GPU-1", resource="other/gpu")], 24 << 10, id="ours alone"),
+        pytest.param(
+            [device(), device("GPU-1", resource="other/gpu")], 24 << 10, id="only our resource"
+        ),
     ],
 )
 def test_the_extended_resource_is_the_allocatable_memory_of_healthy_devices(

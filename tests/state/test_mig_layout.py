@@ -27,11 +27,11 @@ def node(labels: dict[str, str]) -> Node:
 @pytest.mark.parametrize(
     ("labels", "reason"),
     [
-        pytest.param({}, None, id="no MIG at all"),
+        pytest.param({}, None, id="no MIG"),
         pytest.param({STATE: "success"}, None, id="done"),
-        pytest.param({STATE: "pending"}, Reason.MIG_CHANGING, id="under way"),
-        pytest.param({STATE: "rebooting"}, Reason.MIG_CHANGING, id="it takes a reboot"),
-        pytest.param({STATE: "of tomorrow"}, Reason.MIG_CHANGING, id="a state not known"),
+        pytest.param({STATE: "pending"}, Reason.MIG_CHANGING, id="in progress"),
+        pytest.param({STATE: "rebooting"}, Reason.MIG_CHANGING, id="reboot required"),
+        pytest.param({STATE: "of tomorrow"}, Reason.MIG_CHANGING, id="unknown state"),
         pytest.param({STATE: ""}, Reason.MIG_CHANGING, id="empty state"),
         pytest.param({STATE: "failed"}, Reason.MIG_FAILED, id="failed"),
         pytest.param(
@@ -39,7 +39,11 @@ def node(labels: dict[str, str]) -> Node:
             Reason.MIG_INVALID,
             id="a layout that strategy single cannot offer",
         ),
-        pytest.param({PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"}, None, id="one that it can"),
+        pytest.param(
+            {PRODUCT: "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb"},
+            None,
+            id="a layout that strategy single can offer",
+        ),
     ],
 )
 def test_the_labels_decide_whether_the_mig_layout_is_usable(

@@ -36,7 +36,7 @@ def reasons(*items: msgspec.Raw, **annotations: str) -> list[Reason | None]:
 @pytest.mark.parametrize(
     ("node", "reason"),
     [
-        pytest.param(item(), None, id="shared, though require_report is on"),
+        pytest.param(item(), None, id="shared, with require_report"),
         pytest.param(item(labels=gfd(), gpus=4), None, id="unshared"),
         pytest.param(
             item(labels=gke(accelerator="nvidia-l4"), gpus=1),
@@ -44,7 +44,7 @@ def reasons(*items: msgspec.Raw, **annotations: str) -> list[Reason | None]:
             id="too small, by GKE's labels",
         ),
         pytest.param(item(reserve="60Gi"), Reason.MEMORY_ON_ANY, id="annotated reserve"),
-        pytest.param(item(reserve="much"), Reason.BAD_NODE_ANNOTATION, id="bad annotation"),
+        pytest.param(item(reserve="much"), Reason.BAD_NODE_ANNOTATION, id="invalid annotation"),
         pytest.param(item(device_choice="gated"), Reason.NO_GATE, id="for gated pods only"),
         pytest.param(item(gpus=15), Reason.LABELS_INCOMPLETE, id="contradictory"),
         pytest.param(item(labels={}), Reason.LABELS_INCOMPLETE, id="no labels"),
@@ -56,7 +56,7 @@ def reasons(*items: msgspec.Raw, **annotations: str) -> list[Reason | None]:
         pytest.param(
             msgspec.Raw(b'{"metadata":{"name":"new","labels":{"nvidia.com/gpu.count":4}}}'),
             Reason.UNKNOWN_NODE,
-            id="cannot be read",
+            id="unreadable",
         ),
     ],
 )

@@ -181,7 +181,7 @@ def test_memory_that_devices_share_is_reported_once() -> None:
 
 @pytest.mark.parametrize(
     "used_mib",
-    [pytest.param(0, id="idle"), pytest.param(8192, id="all of it")],
+    [pytest.param(0, id="idle"), pytest.param(8192, id="all requested memory")],
 )
 def test_use_within_the_request_is_not_overuse(used_mib: int) -> None:
     overuses = Overuses(LASTING_S)

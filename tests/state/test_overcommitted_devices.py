@@ -60,7 +60,7 @@ VERSION_3 = msgspec.structs.replace(HALF_FULL.metadata, resource_version="3")
             shared("a", memory_bytes=-1, used_bytes=-1, healthy=False, health_reason="lost"),
             id="its driver does not report use",
         ),
-        pytest.param(shared("a", used_bytes=90 * GIB), id="they contradict each other"),
+        pytest.param(shared("a", used_bytes=90 * GIB), id="contradictory values"),
     ],
 )
 def test_a_device_with_unknown_values_raises_no_alarm(device: Device) -> None:

@@ -102,19 +102,33 @@ def test_a_pod_whose_gate_has_opened_is_not_evicted() -> None:
 @pytest.mark.parametrize(
     ("node", "of", "rules", "leaves"),
     [
-        pytest.param(crowded(), pod(gate=False), EVICT, True, id="a newcomer"),
-        pytest.param(crowded(), pod(gate=False), Rules(), False, id="misses are reported only"),
+        pytest.param(crowded(), pod(gate=False), EVICT, True, id="a new pod"),
+        pytest.param(crowded(), pod(gate=False), Rules(), False, id="misses are only reported"),
         pytest.param(crowded(used=1), pod(gate=False), EVICT, False, id="it uses memory"),
         pytest.param(crowded(used=None), pod(gate=False), EVICT, False, id="it may use memory"),
-        pytest.param(crowded(ADOPTED), pod(gate=False), EVICT, False, id="others placed it"),
         pytest.param(
-            crowded(since="2026-11-20T23:57:30Z"), pod(gate=False), EVICT, False, id="it is old"
+            crowded(ADOPTED), pod(gate=False), EVICT, False, id="another scheduler placed it"
         ),
         pytest.param(
-            crowded(since="2026-11-21T01:00:00Z"), pod(gate=False), EVICT, False, id="nobody knows"
+            crowded(since="2026-11-20T23:57:30Z"),
+            pod(gate=False),
+            EVICT,
+            False,
+            id="it started long ago",
         ),
         pytest.param(
-            crowded(), pod(gate=False, controlled=False), EVICT, False, id="it would be lost"
+            crowded(since="2026-11-21T01:00:00Z"),
+            pod(gate=False),
+            EVICT,
+            False,
+            id="start in the future",
+        ),
+        pytest.param(
+            crowded(),
+            pod(gate=False, controlled=False),
+            EVICT,
+            False,
+            id="no controller would replace it",
         ),
         pytest.param(crowded(neighbour=16), pod(gate=False), EVICT, False, id="it fits"),
     ],

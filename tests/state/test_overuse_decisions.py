@@ -109,8 +109,8 @@ def selected(node: GPUNode, *pods: Pod, **of: Any) -> set[str]:
     [
         pytest.param(8, set(), id="within its reservation"),
         pytest.param(12, set(), id="the neighbour's other 10 GiB are free"),
-        pytest.param(12 + 1 / 1024, {"p"}, id="they are not free any more"),
-        pytest.param(21, {"p"}, id="far more"),
+        pytest.param(12 + 1 / 1024, {"p"}, id="the neighbour uses its other 10 GiB"),
+        pytest.param(21, {"p"}, id="much more than its reservation"),
     ],
 )
 def test_a_pod_is_evicted_when_its_neighbour_lacks_reserved_memory(
@@ -156,9 +156,9 @@ def test_a_device_without_the_free_margin_is_under_pressure() -> None:
 @pytest.mark.parametrize(
     ("grace_s", "evicted"),
     [
-        pytest.param(120, set(), id="it leaves soon"),
+        pytest.param(120, set(), id="it ends soon"),
         pytest.param(121, {"p"}, id="its author lets it run for longer"),
-        pytest.param(315_360_000, {"p"}, id="for ten years"),
+        pytest.param(315_360_000, {"p"}, id="its author lets it run for ten years"),
     ],
 )
 def test_a_pod_that_ends_too_late_is_evicted(grace_s: int, evicted: set[str]) -> None:
@@ -385,7 +385,7 @@ def test_a_device_with_unknown_or_implausible_use_is_not_under_pressure(used_gib
     assert selected(leaking(used_bytes=used_gib * GIB)) == set()
 
 
-def test_an_unmeasured_neighbour_needs_no_free_memory() -> None:
+def test_no_pod_is_evicted_for_a_neighbour_with_unknown_use() -> None:
     node = node_of({"p": reserved(8), "q": reserved(12)}, {"p": 14, "q": None})
     assert selected(node) == set()
 

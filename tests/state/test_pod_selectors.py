@@ -42,9 +42,9 @@ def beside(how: str, kind: str = "podAffinity", **term: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("asking", "has"),
     [
-        pytest.param(pod(), False, id="nothing"),
+        pytest.param(pod(), False, id="no preference"),
         pytest.param(
-            pod(nodeSelector={"zone": "a"}), False, id="a selector, which all others meet"
+            pod(nodeSelector={"zone": "a"}), False, id="a node selector, which no score depends on"
         ),
         pytest.param(
             pod(affinity={"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [NODE_TERM]}}}),
@@ -67,7 +67,7 @@ def beside(how: str, kind: str = "podAffinity", **term: Any) -> dict[str, Any]:
         pytest.param(
             pod(affinity=beside(REQUIRED, "podAntiAffinity", labelSelector=WEB)),
             False,
-            id="required anti-affinity, which is no matter of scores",
+            id="required anti-affinity, which no score depends on",
         ),
         pytest.param(
             pod(topologySpreadConstraints=[{"maxSkew": 1, "whenUnsatisfiable": "ScheduleAnyway"}]),

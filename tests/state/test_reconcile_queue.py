@@ -79,14 +79,14 @@ def state_with(node: GPUNode, *pods: Pod) -> RecordingState:
 @pytest.mark.parametrize(
     ("pods", "since", "observed", "left"),
     [
-        pytest.param([pod(node="n")], OLD, False, False, id="it runs here"),
-        pytest.param([pod(node="n", phase="Failed")], YOUNG, False, True, id="it ended"),
-        pytest.param([pod(node="m")], YOUNG, False, True, id="it went elsewhere"),
-        pytest.param([pod()], YOUNG, False, False, id="it may be bound later"),
-        pytest.param([pod()], OLD, False, True, id="it never came"),
-        pytest.param([pod()], NEXT, False, False, id="it is of a clock a little ahead"),
-        pytest.param([pod()], AHEAD, False, True, id="it is of a clock that was wrong"),
-        pytest.param([], YOUNG, False, False, id="unknown, but young"),
+        pytest.param([pod(node="n")], OLD, False, False, id="its pod runs here"),
+        pytest.param([pod(node="n", phase="Failed")], YOUNG, False, True, id="its pod has ended"),
+        pytest.param([pod(node="m")], YOUNG, False, True, id="its pod is on another node"),
+        pytest.param([pod()], YOUNG, False, False, id="its pod may be bound later"),
+        pytest.param([pod()], OLD, False, True, id="its pod never appeared"),
+        pytest.param([pod()], NEXT, False, False, id="timestamp slightly in the future"),
+        pytest.param([pod()], AHEAD, False, True, id="timestamp far in the future"),
+        pytest.param([], YOUNG, False, False, id="unknown pod, recent reservation"),
         pytest.param(
             [pod(node="n", phase="Failed")],
             OLD,
@@ -110,8 +110,8 @@ def test_reservations_without_a_pod_are_found(
     "since",
     [
         pytest.param(OLD, id="old"),
-        pytest.param("then", id="of no known age"),
-        pytest.param(AHEAD, id="of a clock that was wrong"),
+        pytest.param("then", id="of unknown age"),
+        pytest.param(AHEAD, id="timestamp far in the future"),
     ],
 )
 def test_a_reservation_of_an_unknown_pod_is_checked(since: str) -> None:
@@ -135,7 +135,9 @@ RUNS = PodStatus(
         pytest.param([PodSeen(pod()), PodGone("uid-p")], LEFT, id="never bound"),
         pytest.param([PodSeen(pod(node="m")), PodGone("uid-p")], LEFT, id="bound elsewhere"),
         pytest.param(
-            [PodSeen(pod(node="n", phase="Succeeded")), PodGone("uid-p")], LEFT, id="it ended"
+            [PodSeen(pod(node="n", phase="Succeeded")), PodGone("uid-p")],
+            LEFT,
+            id="its pod has ended",
         ),
         pytest.param(
             [PodSeen(pod(node="n")), PodGone("uid-p", ended=True)], LEFT, id="known to have ended"
@@ -144,7 +146,7 @@ RUNS = PodStatus(
         pytest.param(
             [PodSeen(msgspec.structs.replace(pod(node="n"), status=RUNS)), PodGone("uid-p")],
             AWAITS,
-            id="called failed while it ran",
+            id="marked as failed while it ran",
         ),
         pytest.param(
             [PodSeen(pod(node="m")), Relisted(Pod, (), NOW_S)], LEFT, id="missed, bound elsewhere"
@@ -177,7 +179,7 @@ SOUND = [Source(name="checkpoint"), Source(name="proc")]
     ("sources", "device", "beat", "left"),
     [
         pytest.param(SOUND, shared("a"), heartbeat("101"), True, id="a later sample"),
-        pytest.param(SOUND, shared("a"), heartbeat("100"), False, id="maybe an earlier one"),
+        pytest.param(SOUND, shared("a"), heartbeat("100"), False, id="possibly an earlier sample"),
         pytest.param(SOUND, shared("a"), heartbeat(""), False, id="of unknown order"),
         pytest.param(SOUND, shared("a"), heartbeat("1e9"), False, id="no version"),
         pytest.param(SOUND, shared("a"), heartbeat("9" * 5000), False, id="an impossible version"),
@@ -298,17 +300,17 @@ def test_only_the_given_nodes_are_checked() -> None:
 @pytest.mark.parametrize(
     ("node", "sitting", "charged"),
     [
-        pytest.param(gpunode(shared("a")), pod(node="n"), False, id="bound around the ledger"),
+        pytest.param(gpunode(shared("a")), pod(node="n"), False, id="bound by another scheduler"),
         pytest.param(
             gpunode(shared("a"), reservations={"uid-p": reservation({"a": 1})}),
             pod(node="n"),
             True,
-            id="bound by us",
+            id="bound by Headroom",
         ),
         pytest.param(
             gpunode(shared("a"), initialised=False), pod(node="n"), True, id="no ledger yet"
         ),
-        pytest.param(gpunode(shared("a")), pod(), True, id="bound nowhere"),
+        pytest.param(gpunode(shared("a")), pod(), True, id="not bound"),
         pytest.param(gpunode(shared("a")), pod(node="n", phase="Succeeded"), True, id="ended"),
         pytest.param(
             gpunode(shared("a")), pod(None, container(gpus=0), node="n"), True, id="no GPU"
@@ -386,7 +388,9 @@ def test_the_finalizer_of_deleted_gpunodes_is_removed_once() -> None:
             id="changed",
         ),
         pytest.param({}, {"device_choice": "steered"}, ("", ()), id="removed"),
-        pytest.param({DEVICE_CHOICE: "best"}, {"device_choice": "steered"}, None, id="no such"),
+        pytest.param(
+            {DEVICE_CHOICE: "best"}, {"device_choice": "steered"}, None, id="unknown setting"
+        ),
         pytest.param({CORDON: "GPU-b,GPU-a"}, {}, ("", ("GPU-a", "GPU-b")), id="cordoned"),
         pytest.param({CORDON: "GPU-a"}, {"cordoned": ["GPU-a"]}, None, id="cordoned before"),
         pytest.param({}, {"cordoned": ["GPU-a"]}, ("", ()), id="uncordoned"),

@@ -30,12 +30,12 @@ def bound(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
     ("asked", "now", "says"),
     [
         pytest.param("8Gi", "8Gi", "", id="untouched"),
-        pytest.param(None, None, "", id="never had one"),
-        pytest.param("8Gi", "1Gi", "from '8Gi' to '1Gi'", id="less"),
-        pytest.param("25%", "20Gi", "from '25%' to '20Gi'", id="more"),
-        pytest.param("8Gi", None, "from '8Gi' to nothing", id="taken away"),
+        pytest.param(None, None, "", id="never had a request"),
+        pytest.param("8Gi", "1Gi", "from '8Gi' to '1Gi'", id="lowered"),
+        pytest.param("25%", "20Gi", "from '25%' to '20Gi'", id="raised"),
+        pytest.param("8Gi", None, "from '8Gi' to nothing", id="removed"),
         pytest.param(None, "8Gi", "from nothing to '8Gi'", id="added"),
-        pytest.param("8Gi", "lots", "from '8Gi' to 'lots'", id="nonsense"),
+        pytest.param("8Gi", "lots", "from '8Gi' to 'lots'", id="invalid"),
         pytest.param("8Gi", "8" * 9999, "8888'...", id="very long"),
     ],
 )
@@ -111,10 +111,10 @@ def adopted_as(asked: str | None, now: str | None) -> tuple[ClusterWriter, Pod]:
     ("asked", "now", "says"),
     [
         pytest.param("8Gi", "8Gi", "", id="untouched"),
-        pytest.param(None, None, "", id="never had one"),
-        pytest.param("8Gi", "1Gi", "from '8Gi' to '1Gi'", id="less"),
+        pytest.param(None, None, "", id="never had a request"),
+        pytest.param("8Gi", "1Gi", "from '8Gi' to '1Gi'", id="lowered"),
         pytest.param(None, "8Gi", "from nothing to '8Gi'", id="added"),
-        pytest.param("8Gi", None, "from '8Gi' to nothing", id="taken away"),
+        pytest.param("8Gi", None, "from '8Gi' to nothing", id="removed"),
     ],
 )
 def test_an_edit_of_an_adopted_pod_is_reported_too(

@@ -59,8 +59,8 @@ def judged(state: ClusterWriter) -> object:
 @pytest.mark.parametrize(
     "event",
     [
-        pytest.param(GPUNodeGone("n"), id="its object"),
-        pytest.param(HeartbeatGone("n"), id="its heartbeat"),
+        pytest.param(GPUNodeGone("n"), id="the GPUNode"),
+        pytest.param(HeartbeatGone("n"), id="the heartbeat"),
     ],
 )
 def test_a_bind_decision_tolerates_concurrent_deletions(event: Event) -> None:

@@ -59,15 +59,19 @@ ONE_DEVICE = [On("a", 6), On("b", 6), On("c", 6), On("d", 6)]
     ("cluster", "gib", "offered", "leave"),
     [
         pytest.param(
-            [ONE_DEVICE], 12, {"n": ["a"]}, {"n": ["a", "b"]}, id="enlarged where one is not enough"
+            [ONE_DEVICE],
+            12,
+            {"n": ["a"]},
+            {"n": ["a", "b"]},
+            id="enlarged if one pod is not enough",
         ),
-        pytest.param([ONE_DEVICE], 25, {"n": ["a"]}, {}, id="dropped where no removal helps"),
+        pytest.param([ONE_DEVICE], 25, {"n": ["a"]}, {}, id="dropped if no eviction helps"),
         pytest.param(
             [[On("a", 20, 5), On("b", 1, 1)], [On("c", 21, 5), On("d", 1, 1)]],
             12,
             {"n": ["b"]},
             {"n": ["a"]},
-            id="replaced where those proposed free memory on several devices",
+            id="replaced if the proposed pods free memory on several devices",
         ),
         pytest.param(
             # The plugin chooses the device with the fewest allocated replicas, so the new pod gets
@@ -83,19 +87,23 @@ ONE_DEVICE = [On("a", 6), On("b", 6), On("c", 6), On("d", 6)]
             20,
             {"n": ["a"]},
             {"n": ["b"]},
-            id="never one of higher priority",
+            id="no pod of higher priority",
         ),
         pytest.param(
-            [[On("a", 20, 100)], [On("b", 20, 100)]], 20, {"n": ["a"]}, {}, id="nor of equal"
+            [[On("a", 20, 100)], [On("b", 20, 100)]],
+            20,
+            {"n": ["a"]},
+            {},
+            id="no pod of equal priority",
         ),
         pytest.param(
             [[On("a", 20, annotations={MIRRORED: "x"})]],
             20,
             {"n": ["a"]},
             {},
-            id="nor a static one",
+            id="no static pod",
         ),
-        pytest.param([[On("a", 20, 2_000_000_000)]], 20, {"n": ["a"]}, {}, id="nor a critical one"),
+        pytest.param([[On("a", 20, 2_000_000_000)]], 20, {"n": ["a"]}, {}, id="no critical pod"),
     ],
 )
 def test_victims_are_found_on_an_offered_node(
@@ -149,7 +157,7 @@ SMALL = [On("a", 10, 1), On("b", 10, 1)], [On("c", 2, 1)]
         pytest.param(SMALL, PACKED, {}, {"a", "b"}, id="packed takes the fuller device"),
         pytest.param(LARGE, Plugin(), {}, {"a", "b", "c"}, id="unknown takes any"),
         pytest.param(
-            LARGE, STEERED, {DEVICE_CHOICE: "steered"}, {"c"}, id="steered takes the best for it"
+            LARGE, STEERED, {DEVICE_CHOICE: "steered"}, {"c"}, id="steered takes the best device"
         ),
     ],
 )

@@ -51,8 +51,8 @@ def verdict(state: ClusterWriter, of: Pod) -> Reason | None:
 @pytest.mark.parametrize(
     ("ignores", "reason"),
     [
-        pytest.param(False, Reason.CHOOSES_DEVICES, id="it may win"),
-        pytest.param(True, None, id="it is not looked at"),
+        pytest.param(False, Reason.CHOOSES_DEVICES, id="the variable may have an effect"),
+        pytest.param(True, None, id="the variable is ignored"),
     ],
 )
 @pytest.mark.parametrize("where", ["gpu", "neighbour", "init"])
@@ -67,12 +67,14 @@ def test_the_variable_counts_if_it_may_have_an_effect_on_the_node(
     ("variable", "counts"),
     [
         pytest.param(EnvVar(name=NAME, value="GPU-0"), True, id="a device"),
-        pytest.param(EnvVar(name=NAME, value_from=EnvVarSource()), True, id="what cannot be read"),
+        pytest.param(EnvVar(name=NAME, value_from=EnvVarSource()), True, id="unreadable reference"),
         pytest.param(EnvVar(name=NAME, value="none"), False, id="none"),
         pytest.param(EnvVar(name=NAME, value="void"), False, id="void"),
         pytest.param(EnvVar(name=NAME), False, id="empty"),
         pytest.param(EnvVar(name=NAME, value="$(OTHER)"), True, id="another variable of the pod"),
-        pytest.param(EnvVar(name="NVIDIA_DRIVER_CAPABILITIES", value="all"), False, id="another"),
+        pytest.param(
+            EnvVar(name="NVIDIA_DRIVER_CAPABILITIES", value="all"), False, id="another variable"
+        ),
     ],
 )
 def test_values_of_the_variable_that_name_devices_are_recognised(
@@ -158,10 +160,12 @@ SUSPECT = Rules(suspect_env_from=True)
         pytest.param(
             reading(EnvFromSource(), env=(EnvVar(name=NAME, value="none"),)),
             False,
-            id="the pod's own value counts more",
+            id="the pod's own value has priority",
         ),
         pytest.param(
-            reading(EnvFromSource(), env=(EnvVar(name="OTHER", value="x"),)), True, id="of another"
+            reading(EnvFromSource(), env=(EnvVar(name="OTHER", value="x"),)),
+            True,
+            id="the pod sets another variable",
         ),
     ],
 )

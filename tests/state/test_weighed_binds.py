@@ -95,8 +95,8 @@ class TestAssumedBinds:
         "change",
         [
             pytest.param(lambda o: reserving(o, other=21), id="another amount"),
-            pytest.param(lambda o: reserving(o, other=20, more=1), id="one more pod"),
-            pytest.param(lambda o: reserving(o, old=None), id="somebody less"),
+            pytest.param(lambda o: reserving(o, other=20, more=1), id="an additional pod"),
+            pytest.param(lambda o: reserving(o, old=None), id="a removed pod"),
             pytest.param(
                 lambda o: replace(o, spec=replace(o.spec, initialised=False)),
                 id="initialised again",
