@@ -40,7 +40,8 @@ LONG_REACH = 0.7
 MOSTLY_SHORT, DATES_DAYS = 0.9, 28
 #: A load follows the week if days are equal within the first factor, or if two days are quiet.
 #: Each quiet day has at most the second ratio of the work of every other day. Their mean is
-#: below the mean of the other days by the third value, in standard deviations.
+#: below the mean of the other days by the third value, in standard deviations. In several weeks, it
+#: is divided by the square root of their number, because the same days are quiet in each of them.
 EQUAL, QUIET, CLEARLY = 1.1, 0.8, 3.0
 #: Minimum reach. Its square is added to the squares of the other reaches.
 LEAST_REACH = 0.05
@@ -157,10 +158,11 @@ def follows_the_week(work: NDArray[np.float64]) -> bool:
     if work.max() <= EQUAL * work.min():
         return True
     week = np.array([work[day::_WEEK].mean() for day in range(_WEEK)])
+    clearly = CLEARLY / math.sqrt(len(work) // _WEEK)
     for day in range(_WEEK):
         quiet, others = np.split(np.roll(week, -day), [2])
         below = others.mean() - quiet.mean()
-        if quiet.max() <= QUIET * others.min() and below > CLEARLY * others.std(ddof=1):
+        if quiet.max() <= QUIET * others.min() and below > clearly * others.std(ddof=1):
             return True
     return False
 
