@@ -4,7 +4,8 @@ evicted.
 
 import numpy as np
 
-from headroom.console.facts.suggestions import Suggestion, blockers, suggest
+from headroom.console.facts.device_occupants import blockers
+from headroom.console.facts.suggestions import Suggestion, suggest
 from headroom.console.views.explain import unnamed
 from headroom.contract.kube import Pod
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen

@@ -7,8 +7,11 @@ from typing import Literal
 from headroom.console.facts.memory_caps import MemoryCap, caps_on
 from headroom.contract.gpunode import PodUse, Reservation
 from headroom.contract.kube import Pod
+from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import DeviceTerms
+from headroom.core.placement.explain import NodeExplanation
+from headroom.core.placement.fit import Verdicts
 from headroom.core.placement.occupancy import Holder
 
 #: waiting: reserved, but not bound yet. unconfirmed: bound, but no report shows it on a device yet.
@@ -110,3 +113,30 @@ def phase_of(pod: Pod | None, observed: bool, starting: bool = False) -> Phase:
     if observed:
         return "running"
     return "unconfirmed" if pod.node else "waiting"
+
+
+def blockers(cluster: Cluster, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
+    """Return the pods on the devices that are too full for the pod, largest first.
+
+    If the pod only waits until other pods have started, return the starting pods.
+    """
+    found: dict[str, Held] = {}
+    if node.reason is Reason.OTHER_STARTING:
+        for candidate in node.candidates:
+            for held in holders(cluster, node.node, candidate.terms):
+                if held.phase == "starting":
+                    found.setdefault(held.uid, held)
+        return list(found.values())
+    if node.reason is None or not node.reason.evictable:
+        return []
+    requested = {verdict.ask.resource for verdict in verdicts.asks}
+    terms = verdicts.snap.nodes[verdicts.snap.row_of[node.node]].devices
+    short = {each.terms.device.uuid for each in node.candidates if each.short_bytes}
+    for each in terms:
+        if each.device.uuid in short or (not short and each.device.resource in requested):
+            for held in holders(cluster, node.node, each):
+                # A pod that chooses its devices itself may use no memory of the device that its
+                # replica belongs to.
+                if held.charged_bytes or not short:
+                    found.setdefault(held.uid, held)
+    return sorted(found.values(), key=lambda held: -held.charged_bytes)

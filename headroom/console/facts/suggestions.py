@@ -15,14 +15,14 @@ import msgspec
 import numpy as np
 
 from headroom.console.facts import fixes
-from headroom.console.facts.device_occupants import Held, holders
+from headroom.console.facts.device_occupants import Held
 from headroom.console.facts.rollouts import replaced, same_workload
 from headroom.contract.annotations import MAX_SM, VRAM
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib, parse_bytes, quantity_up_to
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.placement.explain import Explanation, NodeExplanation, failing
+from headroom.core.placement.explain import Explanation, failing
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import CODE_OF
@@ -124,33 +124,6 @@ def within_quotas(found: Sequence[Suggestion], beyond: str | None) -> list[Sugge
         "again could be rejected"
     )
     return [*kept, Suggestion("quota", sentence)]
-
-
-def blockers(cluster: Cluster, verdicts: Verdicts, node: NodeExplanation) -> list[Held]:
-    """Return the pods on the devices that are too full for the pod, largest first.
-
-    If the pod only waits until other pods have started, return the starting pods.
-    """
-    found: dict[str, Held] = {}
-    if node.reason is Reason.OTHER_STARTING:
-        for candidate in node.candidates:
-            for held in holders(cluster, node.node, candidate.terms):
-                if held.phase == "starting":
-                    found.setdefault(held.uid, held)
-        return list(found.values())
-    if node.reason is None or not node.reason.evictable:
-        return []
-    requested = {verdict.ask.resource for verdict in verdicts.asks}
-    terms = verdicts.snap.nodes[verdicts.snap.row_of[node.node]].devices
-    short = {each.terms.device.uuid for each in node.candidates if each.short_bytes}
-    for each in terms:
-        if each.device.uuid in short or (not short and each.device.resource in requested):
-            for held in holders(cluster, node.node, each):
-                # A pod that chooses its devices itself may use no memory of the device that its
-                # replica belongs to.
-                if held.charged_bytes or not short:
-                    found.setdefault(held.uid, held)
-    return sorted(found.values(), key=lambda held: -held.charged_bytes)
 
 
 def but_not_checked(checks: Iterable[str]) -> str:

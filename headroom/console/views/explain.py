@@ -8,10 +8,10 @@ import numpy as np
 from fastapi import APIRouter, Path
 from starlette.responses import Response
 
-from headroom.console.facts.device_occupants import Held
+from headroom.console.facts.device_occupants import Held, blockers
 from headroom.console.facts.group_report import group_report
 from headroom.console.facts.memory_caps import caps_of
-from headroom.console.facts.suggestions import Suggestion, blockers, suggest, within_quotas
+from headroom.console.facts.suggestions import Suggestion, suggest, within_quotas
 from headroom.console.responses import (
     UNKNOWN,
     AskView,

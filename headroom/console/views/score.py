@@ -7,8 +7,7 @@ import numpy as np
 from fastapi import APIRouter, Query
 from starlette.responses import Response
 
-from headroom.console.facts.device_occupants import Held
-from headroom.console.facts.suggestions import blockers
+from headroom.console.facts.device_occupants import Held, blockers
 from headroom.console.responses import UNKNOWN, Body, Recomputed, encoded, stamp, unknown_node
 from headroom.console.view import View
 from headroom.console.view_context import InContext, Newest, Visible
