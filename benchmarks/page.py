@@ -2,11 +2,11 @@
 
     python -m benchmarks.page [--nodes 5000] [--rate 167] [--pages 5] [--seconds 60] [--samples 100]
 
-The embedded server has nodes with 8 GPUs, of which ``--rate`` report other figures each second:
-5,000 idle nodes write 167 times a second (docs/design/api-load.md). Chromium runs on the same
-machine. Prints the time to the first paint and to the first figures, the time from an input to its
-paint with the CPU that the page's main thread uses for it, the time from a report to the open page,
-and the CPU of the server without and with open pages. The server includes an extender, so the
+The embedded server has nodes with 8 GPUs, of which ``--rate`` report new figures each second. 5,000
+idle nodes write 167 times a second (docs/design/api-load.md). Chromium runs on the same machine.
+Prints the time to the first paint and to the first figures, the time from an input to its paint
+with the CPU that the page's main thread uses for it, the time from a report to the open page, and
+the CPU of the server with and without open pages. The server includes an extender, so the
 difference is the cost of the pages.
 """
 
@@ -32,7 +32,7 @@ from tests.serving import Server, serving
 GIB = 1 << 30
 GPUS = 8
 FOLLOWED = "h100-0042"
-#: View -> an expression that is true when its figures are there.
+#: View -> an expression that is true when its figures are shown.
 FIGURES = {
     "/overview": "document.querySelectorAll('.list').length === 3 && "
     "![...document.querySelectorAll('.list > div')].some(each => !each.textContent)",
@@ -41,7 +41,6 @@ FIGURES = {
     "/teams": "document.querySelector('#view table, #view p')",
 }
 OPEN_GPU = "document.querySelector('#detail .badges')"
-#: Runs an input, and returns the milliseconds until its paint.
 #: Defines a function whose result settles after the next paint.
 PAINT = """window.painted = async () => {
   let done;
@@ -84,12 +83,12 @@ class Opened(NamedTuple):
 
 
 def views_of(node: str) -> tuple[str, ...]:
-    """Return the views that are opened; the last is a GPU of the node."""
+    """Return the views that are opened. The last shows a GPU of the node."""
     return (*FIGURES, f"/fleet/{node}/3")
 
 
 class Reporter(PacedReporter):
-    """Reports other figures to the embedded server."""
+    """Reports new figures to the embedded server."""
 
     def __init__(self, server: Server, nodes: int, rate: float) -> None:
         super().__init__(nodes, rate, batch_limit=500)
@@ -136,26 +135,27 @@ def quantiles(values: list[float], unit: str) -> str:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU that a process has used, in seconds."""
+    """Return the CPU seconds that a process has used."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def page_cpu_ms(session: CDPSession) -> float:
-    """Return the CPU that the main thread of a page has used: inputs, and updates meanwhile."""
+    """Return the CPU milliseconds that the main thread of a page has used for inputs and
+    updates."""
     metrics = session.send("Performance.getMetrics")["metrics"]
     return 1000 * next(float(each["value"]) for each in metrics if each["name"] == "TaskDuration")
 
 
 def share(pid: int, seconds: float) -> float:
-    """Return the share of one core that a process uses in the next seconds, in percent."""
+    """Return the percentage of one core that a process uses in the next ``seconds``."""
     began_s, before_s = time.monotonic(), cpu_s(pid)
     time.sleep(seconds)
     return 100 * (cpu_s(pid) - before_s) / (time.monotonic() - began_s)
 
 
 def opened(browser: Browser, debug: str, view: str) -> tuple[Page, float, float]:
-    """Open a view in a new page. Return it, and ms to its first paint and to its figures."""
+    """Open a view in a new page. Return it, and the ms to its first paint and to its figures."""
     page = browser.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=True).new_page()
     page.goto(f"{debug}/#{view}", wait_until="commit")
     page.wait_for_function(FIGURES.get(view, OPEN_GPU), polling=10, timeout=60_000)
@@ -226,7 +226,7 @@ def _interact(page: Page, samples: int) -> None:
 def follow(page: Page, send: Callable[[int], None], samples: int) -> None:
     """Print the time from a report to the open detail, which stays open.
 
-    ``send`` reports the use of the GPU, in bytes.
+    ``send`` reports the use of the GPU in bytes.
     """
     page.bring_to_front()
     page.evaluate(OBSERVED)
@@ -256,7 +256,7 @@ def pid_of(server: Server) -> int:
         try:
             if link.readlink().name == f"socket:[{inode}]":
                 return int(link.parts[2])
-        except OSError:  # it has ended, or belongs to another user
+        except OSError:  # the process has ended, or belongs to another user
             continue
     raise RuntimeError("the server's process was not found")
 

@@ -1,19 +1,19 @@
-"""Measures how many reports an agent writes in an hour: with peaks, without, and with overuse.
+"""Measures how many reports an agent writes in an hour: with peaks, without peaks, and with
+overuse.
 
     python -m benchmarks.peak_writes [--hours 1] [--seed 1]
 
-An hour of one node is simulated in steps of the agent's interval, 5 s, with the agent's own code
+An hour of one node is simulated in steps of the agent's interval of 5 s, with the agent's own code
 for attribution, peaks and writing. The node has 8 GPUs of 80 GiB with four pods each:
 
 * churn: containers live for 10 minutes to an hour. They load for 30 s, hold their memory, and use
   up to 4 GiB more for 1 to 30 s about every 20 minutes.
 * steady: containers load once, and then their use does not change.
-* marks: as steady, and the high-water mark of each container grows by 128 MiB every two minutes
-  between two samples. Nothing else in the report changes, so peaks are written alone.
+* marks: like steady, but the high-water mark of each container grows by 128 MiB every two minutes
+  between two samples. Nothing else in the report changes, so only the peaks cause writes.
 
 Without peaks, the same samples are written without the fields for peaks. With overuse, a pod on
-each GPU uses more than it reserved, so that any growth there is written.
-"""
+each GPU uses more than it reserved, so any growth there is written."""
 
 import argparse
 import logging
@@ -40,7 +40,7 @@ SCENARIOS = ("churn", "steady", "marks")
 
 
 class Publisher:
-    """Accepts everything."""
+    """A publisher that accepts everything."""
 
     def __init__(self) -> None:
         self._status: GPUNodeStatus | None = None
@@ -76,7 +76,7 @@ class Pod:
     burst_bytes: int = 0
 
     def step(self, node: Node) -> None:
-        """Change the pod's use of memory to that at the time of the node."""
+        """Change the pod's use of memory to its use at the current time of the node."""
         if node.now_s >= self.ends_s:
             self._restart(node)
         age_s = node.now_s - self.started_s

@@ -1,11 +1,12 @@
-"""CPU time that Headroom's admission policies cost the API server, for pods at its limits.
+"""Measures the CPU time that Headroom's admission policies cost the API server.
 
     python -m benchmarks.policies [--each] [--shape SHAPE ...] [--request REQUEST ...]
 
-A real API server gets pods without a GPU: an ordinary pod, and pods that are as large as it takes,
-in one respect each. Each request is a dry run, in turns without Headroom and with all admission
-policies and the conditions of all webhooks (or with each of them alone: ``--each``). The CPU time
-is that of the API server's process. The goal: no request costs more than 1.1 times as much.
+A real API server gets pods without a GPU: an ordinary pod, and pods that reach one of the API
+server's limits each. Each request is a dry run. It is sent in turns without Headroom and with all
+admission policies and the conditions of all webhooks, or with each of them alone (``--each``). The
+CPU time is that of the API server's process. The goal is that no request costs more than 1.1 times
+as much with Headroom.
 
 ``one look`` is the least that any product costs which treats some pods differently: a policy and
 the conditions of two webhooks, of which one looks at each container once. An API server that is
@@ -34,15 +35,15 @@ Object = dict[str, Any]
 PODS = "/api/v1/namespaces/default/pods"
 EXTENDER = f"system:serviceaccount:{SYSTEM}:headroom-extender"
 KUBELET = "system:node:n1"
-#: Most that a request may cost, relative to the same request without Headroom.
+#: The goal for the cost of a request, relative to the same request without Headroom.
 GOAL_RATIO = 1.1
 ONE_LOOK = "one look"
 #: The API server notices new and deleted policies within a second.
 PROPAGATED_S = 2.0
-#: CPU time in seconds that is measured in each turn, at least; the clock ticks in 10 ms.
+#: Each turn measures at least this much CPU time in seconds, because the clock ticks in 10 ms.
 MEASURED_S = 0.5
 LEAST_REQUESTS, MOST_REQUESTS = 3, 300
-#: Turns without and with the policies, one after the other: other load on the machine changes.
+#: Turns without and with the policies alternate, because other load on the machine changes.
 TURNS = 3
 
 
@@ -78,8 +79,8 @@ def pod(
     }
 
 
-#: Name -> an ordinary pod, or one at a limit of the API server: 256 KiB of annotations, 1.5 MiB in
-#: etcd.
+#: Name -> a function that returns an ordinary pod, or one at a limit of the API server: 256 KiB of
+#: annotations, or 1.5 MiB in etcd.
 SHAPES: dict[str, Callable[[], Object]] = {
     "2 containers": lambda: pod(annotations=3, containers=2, limits=True),
     "64 containers with limits": lambda: pod(containers=64, limits=True),
@@ -91,7 +92,7 @@ SHAPES: dict[str, Callable[[], Object]] = {
     "30,000 resources": lambda: pod(resources=30_000),
 }
 REQUESTS = ("create", "user's update", "kubelet's status", "kube-scheduler's status")
-#: Without the largest: it takes a minute alone.
+#: All shapes except the largest, which takes a minute alone.
 USUAL = [name for name in SHAPES if not name.startswith("84,000")]
 
 
@@ -101,7 +102,7 @@ class Api:
     http: urllib3.PoolManager
 
     def send(self, method: str, path: str, body: Object, user: str = "") -> tuple[int, str]:
-        """Send as this user with all rights; return status and message."""
+        """Send a request as this user with all rights; return its status and message."""
         headers = urllib3.HTTPHeaderDict(
             {
                 "Authorization": f"Bearer {ADMIN_TOKEN}",
@@ -119,13 +120,14 @@ class Api:
         return answer.status, content.get("message", "") if answer.status >= 300 else ""
 
     def cpu_s(self, request: Callable[[], tuple[int, str]]) -> float:
-        """Return the CPU time of one request: the mean of several."""
+        """Return the mean CPU time of one request, measured over several."""
         pid = self.plane.pid("kube-apiserver")
         count, began_s, spent_s = 0, vitals(pid).cpu_s, 0.0
         while count < LEAST_REQUESTS or (spent_s < MEASURED_S and count < MOST_REQUESTS):
             status, message = request()
             count, spent_s = count + 1, vitals(pid).cpu_s - began_s
-            # Headroom's scheduler does not write such pods, and at 504 the API server gave up.
+            # 403 is expected, because Headroom's scheduler does not write such pods. With 504 the
+            # API server gave up.
             if status >= 300 and status not in (403, 504):
                 raise SystemExit(f"rejected with {status}: {message[:300]}")
         return spent_s / count

@@ -2,10 +2,11 @@
 
     python -m benchmarks.recorder_scale [--nodes 5000] [--pods 100000] [--owners 20000]
 
-The process has what the recorder keeps: the reports of nodes with 8 GPUs, the pods as the watch
-delivers them, the lives that run, and a VRAMProfile for each owner. The API server is replaced by a
-dictionary, so its answers take no time. Then rounds are played in which a share of the pods ends
-and is replaced, with new peaks everywhere, and the CPU of each round is printed.
+The process holds what a recorder holds: the reports of nodes with 8 GPUs, the pods as the watch
+delivers them, the lives of running pods, and a VRAMProfile for each owner. The API server is
+replaced by a dictionary, so its answers take no time. In each round a share of the pods ends and is
+replaced, and the peaks of about a quarter of the pods rise. The command prints the CPU time of each
+round.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ START_S = 1_800_000_000.0
 
 @dataclass
 class Api:
-    """Owners and profiles, as an API server has them."""
+    """A dictionary of owners and profiles that answers like an API server."""
 
     profiles: dict[tuple[str, str], bytes] = field(default_factory=dict)
     writes: int = 0
@@ -83,13 +84,13 @@ def profile(owner: str, number: int, chance: random.Random) -> VRAMProfile:
 
 
 class Fleet:
-    """Pods and reports; ``churn`` replaces pods and raises the peaks of all."""
+    """Pods and reports; ``churn`` replaces pods and raises the peaks of about a quarter."""
 
     def __init__(self, nodes: int, pods: int, owners: int) -> None:
         self._chance = random.Random(1)
         self._nodes, self._owners = nodes, owners
         self._number = 0
-        #: Uid -> node, start and peak.
+        #: Uid of a pod -> its node, start and peak.
         self._pods: dict[str, tuple[int, float, int]] = {}
         self.observed = Observed()
         for _ in range(pods):
@@ -175,7 +176,7 @@ def main(
         key = made.metadata.namespace, made.metadata.name
         api.profiles[key] = msgspec.json.encode(made)
     gc.collect()
-    # The bodies stand for the API server's memory.
+    # A real recorder does not hold these objects; the API server does.
     before += sum(map(len, api.profiles.values())) / MIB
     typer.echo(f"reports and pods: {rss_mib() - before:.0f} MiB")
     now_s, leads = START_S, True

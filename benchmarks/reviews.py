@@ -1,17 +1,17 @@
-"""Delay of honest pods and probes while others flood the API server and the webhook.
+"""Measures the delay of honest pods and probes while others flood the API server and the webhook.
 
     python -m benchmarks.reviews [--clients 40] [--seconds 20] [--rounds 2] [--containers 12000]
                                  [--limited]
 
-A real API server calls a real webhook. Two floods: one tenant who creates pods of 12,000 GPU
-containers by dry runs, and clients without credentials that call the webhook's port themselves,
-each with a new connection for each review. Meanwhile honest users create pods in another namespace,
-one after the other, and a probe asks the webhook as a kubelet does.
+A real API server calls a real webhook. There are two floods. In the first, one tenant creates pods
+of 12,000 GPU containers by dry runs. In the second, clients without credentials call the webhook's
+port themselves, with a new connection for each review. Meanwhile honest users create pods in
+another namespace, one after the other, and a probe asks the webhook as a kubelet does.
 
-The tenant floods the same API server in turns without Headroom and with it. The ratio of the two is
-what Headroom adds: the API server, its clients and the webhook share the machine. The goals: a p99
-of 1 s beside direct calls, and beside dry runs at most 1.1 times the p99 without Headroom.
-``--limited``: a FlowSchema of the API server gives the tenant few seats.
+The tenant floods the same API server in turns without Headroom and with it. The ratio of the two
+delays is what Headroom adds, because the API server, its clients and the webhook share the machine.
+The goals are a p99 of 1 s beside direct calls, and beside dry runs at most 1.1 times the p99
+without Headroom. With ``--limited``, a FlowSchema of the API server gives the tenant few seats.
 """
 
 import argparse
@@ -40,11 +40,11 @@ from tests.waiting import until
 
 HONEST = "honest-users"
 CREATE = "/api/v1/namespaces/%s/pods?dryRun=All"
-#: Seconds after which an API server gives up a review, and a kubelet a probe.
+#: Seconds after which an API server gives up a review, and a kubelet gives up a probe.
 GIVEN_UP_S = 5.0
-#: CPU time in seconds of the API server that is measured for each kind of request.
+#: Seconds of the API server's CPU time that are measured for each kind of request.
 MEASURED_S = 2.0
-#: Another address of the loopback than that of the API server.
+#: A loopback address other than the API server's.
 FLOODS_FROM = "127.0.0.2"
 
 
@@ -60,7 +60,8 @@ def flood(
     ends: Event,
     answered: "Synchronized[int]",
 ) -> None:
-    """Send the body to a port of the loopback, each client again and again on new connections."""
+    """Send the body to a port of the loopback address. Each client opens a new connection for each
+    request."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     text = json.dumps(body).encode()
@@ -103,7 +104,7 @@ class Delay:
 
 
 def measured(call: Callable[[], bool], seconds: float) -> Delay:
-    """Call again and again, and return how long the calls took."""
+    """Call a function repeatedly, and return how long the calls took."""
     took_s, failed, end_s = [], 0, time.monotonic() + seconds
     while time.monotonic() < end_s:
         began_s = time.monotonic()
@@ -116,7 +117,8 @@ def measured(call: Callable[[], bool], seconds: float) -> Delay:
 
 
 def tenants(plane: ControlPlane) -> None:
-    """Let a user create pods in the team's namespace, and nothing else; make another namespace."""
+    """Let a user create pods in the team's namespace, and nothing else. Create a second
+    namespace."""
     for name in (TEAM, HONEST):
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
     rbac = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{TEAM}"
@@ -188,7 +190,7 @@ def delays(site: Site, seconds: float) -> dict[str, Delay]:
 
 @contextlib.contextmanager
 def flooded(site: Site, port: int, path: str, body: object, clients: int) -> Iterator[None]:
-    """Flood a port meanwhile."""
+    """Flood a port while the context lasts."""
     ends, answered = multiprocessing.Event(), multiprocessing.Value("i", 0)
     arguments = (port, path, body, clients, ends, answered)
     flooding = multiprocessing.Process(target=flood, args=arguments, daemon=True)
@@ -208,8 +210,8 @@ def show(text: str) -> None:
 
 
 def costs(site: Site, large_one: object) -> None:
-    """Print the CPU time of one request of the flood, of an ordinary pod, and of one as large as a
-    GPU pod may be. Other load on the machine changes it much less than a delay."""
+    """Print the CPU time of one request of the flood, of an ordinary pod, and of a pod that is as
+    large as a GPU pod may be. Other load on the machine changes CPU time much less than a delay."""
     pods = {"1 container": large(1), "64 containers": large(64), "the flood's": large_one}
     processes = {"API server": site.plane.pid("kube-apiserver")}
     if site.webhook is not None:
@@ -245,9 +247,11 @@ def serve(site: Site) -> WebhookServer:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--clients", type=int, default=40)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=20.0, help="duration of each measurement")
     parser.add_argument("--rounds", type=int, default=2, help="turns without and with Headroom")
-    parser.add_argument("--containers", type=int, default=12_000, help="of a pod of the flood")
+    parser.add_argument(
+        "--containers", type=int, default=12_000, help="containers in a pod of the flood"
+    )
     parser.add_argument("--limited", action="store_true", help="few seats for the tenant (APF)")
     options = parser.parse_args()
     body, seconds = large(options.containers), options.seconds

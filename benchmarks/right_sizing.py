@@ -1,15 +1,16 @@
-"""Shows ``headroom.gpu/vram: auto`` end to end: 40 pods that request too much fit half the GPUs.
+"""Shows ``headroom.gpu/vram: auto`` end to end: 40 pods that request too much fit on half the GPUs.
 
     python -m benchmarks.right_sizing [--rounds 3] [--seed 1]     # make auto
 
 It runs a real etcd, API server, kube-scheduler and controller manager with extender, console,
 webhook and recorder. Ten Deployments of four pods request 16 GiB each, on 20 GPUs of 24 GiB, so
-half of the pods wait. Their pods use 3 to 7 GiB, in each life another amount. After ``rounds`` of
-restarts the templates are changed to ``auto``. Nodes are Node objects; kubelets, device plugins and
-agents are played.
+half of the pods wait. Their pods use 3 to 7 GiB, a different amount in each life. After ``rounds``
+of restarts the templates are changed to ``auto``. Nodes exist as Node objects only; the benchmark
+plays kubelets, device plugins and agents.
 
-After every step a judge that imports nothing of the product adds up, for each GPU, the requests of
-its pods and their use. The command fails if a GPU is overcommitted once, or if a pod still waits.
+After every step a judge, which imports nothing of the product, adds up the requests and the use of
+the pods on each GPU. The command fails if a GPU is ever overcommitted, or if a pod still waits at
+the end.
 """
 
 import math
@@ -39,7 +40,8 @@ PODS = DEPLOYMENTS_COUNT * REPLICAS
 GPUS = NODES * GPUS_OF_NODE
 MEMORY_BYTES = 24 * GIB
 OVERSIZED = "16Gi"
-#: Typical peak of a Deployment in GiB, and how much the logarithms of the peaks of lives differ.
+#: Range of the typical peaks of Deployments in GiB, and the standard deviation of the logarithms of
+#: the peaks of one Deployment's lives.
 LEAST_GIB, MOST_GIB, SPREAD = 3.0, 7.0, 0.03
 VRAM, PROFILES = (
     "headroom.gpu/vram",
@@ -105,7 +107,8 @@ class Played:
         ]
 
     def until(self, true: Callable[[], bool], what: str) -> float:
-        """Play until it is true; return the seconds. Stop the command if that takes too long."""
+        """Play until the condition is true; return the seconds. If that takes too long, stop the
+        command."""
         began_s = time.monotonic()
         while not true():
             self.step()
@@ -188,14 +191,14 @@ def _served(cluster: PlayedCluster) -> bool:
 
 
 def _fill(play: Played) -> None:
-    """Create the Deployments: as many pods run as there are GPUs, and the others wait."""
+    """Create the Deployments, so that each GPU has a pod and the other pods wait."""
     for name in play.typical:
         template = pod_manifest(OVERSIZED)
         template["metadata"]["labels"] = {"app": name}
         spec = {
             "replicas": REPLICAS // 2,
             "selector": {"matchLabels": {"app": name}},
-            # GPUs have no space for a second copy of each pod.
+            # The GPUs have no space for a second copy of each pod.
             "strategy": {"type": "Recreate"},
             "template": template,
         }

@@ -1,13 +1,13 @@
-"""Measures how long a pod is pending that fits on one node only, if kube-scheduler samples nodes.
+"""Measures how long a pod that fits on only one node is pending if kube-scheduler samples nodes.
 
     python -m benchmarks.sampling [--nodes 5000] [--tries 5] [--changes 20]
 
 kube-scheduler stops looking for feasible nodes at ``percentageOfNodesToScore``, by default a tenth
-of 5,000, and sends only these to the extender. If the only node that fits is not among them, the
-pod is unschedulable until some event requeues it. Here, all devices of the fleet are nearly full,
-except those of one node, which is another one for each try. Measured are the time until the pod is
-bound, with the default and with 100, with an idle cluster and while running pods change; and the
-latency of an ordinary pod in both cases.
+of 5,000 nodes, and sends only these nodes to the extender. If the only node that fits is not among
+them, the pod is unschedulable until some event requeues it. Here all devices of the fleet are
+nearly full, except those of one node, which is a different one for each try. The benchmark measures
+the time until the pod is bound, with the default and with 100, in an idle cluster and while running
+pods change. It also measures the latency of an ordinary pod in both cases.
 """
 
 import itertools
@@ -24,7 +24,7 @@ from benchmarks.scale_objects import fill, gpunode, node_name
 from benchmarks.storm import LARGE, SMALL, changes
 from tests.e2e.cluster import NAMESPACE
 
-#: Others that come meanwhile; after so long it is given up.
+#: A pod that is pending for so long is given up; other pods arrive meanwhile.
 PATIENCE_S = 60.0
 
 
@@ -49,7 +49,7 @@ def play(on: Stage, percentage: int, per_s: int, tries: int, turns: "itertools.c
         start_scheduler(on.plane, url, {"percentageOfNodesToScore": percentage})
         first = f"run-{percentage}-{per_s}-first"
         on.put([pending(first, SMALL)])
-        bound.wait([first])  # that is when kube-scheduler has listed everything
+        bound.wait([first])  # kube-scheduler has listed everything by now
         names = [f"run-{percentage}-{per_s}-{number}" for number in range(20)]
         ordinary_s = latencies(on, bound, names, [SMALL] * len(names), 0.2)
         with changes(on, per_s):

@@ -1,18 +1,18 @@
-"""Measures a restart in a large cluster: time from kill to ready, and memory afterwards.
+"""Measures a restart in a large cluster: the time from kill to ready, and the memory afterwards.
 
     python -m benchmarks.scale [--nodes 5000] [--pods 100000] [--gpu-pods 20000] [--restarts 3]
         [--churned 4000] [--churn-s 3600]
 
 A real etcd and a real API server hold the cluster: nodes of 8 time-sliced GPUs, each with its
 report, its heartbeat and the reservations of its GPU pods, and all other pods. To save time, the
-objects are written to etcd while the API server is down, in its own JSON format.
+benchmark writes the objects to etcd in the API server's JSON format while the API server is down.
 
-Extender, console and webhook are the real processes, each with its own rights. One after the other,
-each is killed with SIGKILL and started again while the others run. It is ready when /readyz returns
-success. The results also show the CPU time of process and API server until then, and the number of
-watches. Then pods come and go: as fast as one client can, or evenly over --churn-s seconds. Goals
-for the extender: ready within 15 s, less than 250 MiB resident, and no growth with the churn
-(samples differ by up to 5 MiB).
+Extender, console and webhook are the real processes, each with its own rights. The benchmark kills
+one after the other with SIGKILL and starts it again while the others run. A process is ready when
+/readyz returns success. The results also show the CPU time of process and API server until then,
+and the number of watches. Then pods come and go: as fast as one client can create and delete them,
+or evenly over --churn-s seconds. The goals for the extender are: ready within 15 s, less than 250
+MiB resident, and no growth with the churn (samples differ by up to 5 MiB).
 """
 
 import contextlib
@@ -52,12 +52,13 @@ from tests.processes import free_ports
 from tests.waiting import until
 
 _PATIENCE_S = 300.0
-#: By then the API server has the watches of a process that is ready, and none of one that is gone.
+#: After this time the API server serves the watches of a process that is ready, and has closed
+#: those of a process that is gone.
 _SETTLE_S = 2.0
 
 
 class Part:
-    """One of the three processes, as it is deployed; its file has these settings."""
+    """One of the three processes, as it is deployed, with its own settings file."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Part:
         self._http = urllib3.PoolManager(retries=False, timeout=5.0, ca_certs=ca and str(ca))
 
     def start(self, settings: Mapping[str, Any] | None = None) -> float:
-        """Return when it is ready, with the seconds that it took."""
+        """Start the process; return when it is ready, with the seconds that this took."""
         config = self.plane.folder / f"{self.name}.headroom.yaml"
         config.write_text(yaml.safe_dump({**self._settings, **(settings or {})}))
         kubeconfig = self.plane.kubeconfig(f"{self.name}-of-the-tests")
@@ -110,13 +111,14 @@ class Extender(Part):
         )
 
     def metric(self, sample: str) -> float:
-        """One sample of /metrics, by its name and labels as printed; 0 if absent."""
+        """Return one sample of /metrics by its name and labels as printed, or 0 if it is absent."""
         text = self._http.request("GET", f"{self.url}/metrics").data.decode()
         values = [line.rpartition(" ")[2] for line in text.splitlines() if line.startswith(sample)]
         return float(values[0]) if values else 0.0
 
     def fitting(self, nodes: int) -> int:
-        """How many of all nodes take a small pod: proof that what was listed is believed."""
+        """Return on how many nodes a small pod fits, as proof that the extender uses what it
+        listed."""
         sent = pod_as_sent("asked", "1Gi")
         names = [node_name(index) for index in range(nodes)]
         body = msgspec.json.encode({"Pod": sent, "Nodes": None, "NodeNames": names})
@@ -125,8 +127,10 @@ class Extender(Part):
         return len(answer["NodeNames"] or ())
 
     def listed(self) -> list[tuple[str, float, int]]:
-        """Return (kind, seconds, number of objects) of the last start: when each list was complete,
-        counted from the first complete list."""
+        """Return kind, seconds and number of objects of each list of the last start.
+
+        The seconds are those at which the list was complete, counted from the first complete list.
+        """
         lines = [
             json.loads(line)
             for line in self._cluster.plane.log("extender").splitlines()
@@ -142,7 +146,7 @@ class Extender(Part):
 
 
 def parts(cluster: Cluster) -> tuple[Extender, Part, Part]:
-    """Extender, console and webhook."""
+    """Return extender, console and webhook."""
     plane, extender = cluster.plane, Extender(cluster)
     debug, reviews = free_ports(2)
     journal = f"127.0.0.1:{extender.journal_port}"
@@ -163,7 +167,7 @@ def parts(cluster: Cluster) -> tuple[Extender, Part, Part]:
 
 
 def watches(plane: ControlPlane) -> int:
-    """How many the API server serves, with its own."""
+    """Return how many watches the API server serves, including its own."""
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=60.0)
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
@@ -173,7 +177,8 @@ def watches(plane: ControlPlane) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Churned:
-    """``writes`` are all that etcd took meanwhile; ``samples`` are (writes so far, MiB)."""
+    """``writes`` is the number of writes to etcd meanwhile. ``samples`` are pairs of the number of
+    writes so far, and MiB."""
 
     pods: int
     writes: int
@@ -184,17 +189,20 @@ class Churned:
 
     @property
     def grown_mib(self) -> float:
-        """Growth in MiB, by linear regression over the second half of the samples: the first half
-        fills the records of recent decisions and deleted pods."""
+        """Return the growth in MiB, by linear regression over the second half of the samples.
+
+        The first half fills the records of recent decisions and deleted pods.
+        """
         later = self.samples[len(self.samples) // 2 :]
         slope, _ = statistics.linear_regression(*zip(*later, strict=True))
         return slope * self.writes
 
 
 def churn(plane: ControlPlane, pid: int, nodes: int, count: int, over_s: float) -> Churned:
-    """Create bound pods and delete them, in ``over_s`` or as fast as one client can.
+    """Create bound pods and delete them, in ``over_s`` seconds or as fast as one client can.
 
-    Each pod is adopted as an unreserved pod and later removed. Memory is sampled a hundred times.
+    The extender adopts each pod as an unreserved pod and later removes it. Memory is sampled a
+    hundred times.
     """
     began, api_began = vitals(pid), vitals(plane.pid("kube-apiserver"))
     samples: list[tuple[int, float]] = []
@@ -205,7 +213,8 @@ def churn(plane: ControlPlane, pid: int, nodes: int, count: int, over_s: float) 
         manifest = pod(number, number % nodes, gpu=True)
         manifest["metadata"] = {"name": name, "annotations": manifest["metadata"]["annotations"]}
         plane.call("POST", PODS, manifest)
-        # As its kubelet would: the end of a deleted pod needs a sample of the agent otherwise.
+        # The kubelet would write this; without it, the end of a deleted pod needs an agent's
+        # sample.
         path = f"{PODS}/{name}/status"
         plane.call(
             "PATCH", path, {"status": {"phase": "Succeeded"}}, "application/merge-patch+json"
@@ -248,7 +257,7 @@ def main(
         plane.kill("kube-apiserver")
         began_s = time.monotonic()
         size = fill(plane, cluster_objects(nodes, pods, gpu_pods))
-        typer.echo(f"{size / 2**20:.0f} MiB put into etcd in {time.monotonic() - began_s:.0f} s")
+        typer.echo(f"wrote {size / 2**20:.0f} MiB to etcd in {time.monotonic() - began_s:.0f} s")
         plane.start_apiserver(_PATIENCE_S)
         extender, *others = parts(cluster)
         took_s: list[float] = []
@@ -278,7 +287,7 @@ def main(
                 if turn < restarts:
                     plane.kill(part.name)
                     time.sleep(_SETTLE_S)
-        typer.echo(f"{extender.fitting(nodes)} nodes take a small pod; what was listed, and when:")
+        typer.echo(f"{extender.fitting(nodes)} nodes take a small pod; objects listed, and when:")
         for kind, at_s, count in extender.listed():
             typer.echo(f"  {at_s:>6.2f} s  {count:>7} {kind}")
         seen = churn(plane, extender.pid, nodes, churned, churn_s)

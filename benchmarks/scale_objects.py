@@ -1,4 +1,4 @@
-"""The objects of a large cluster, written by a tool: nodes, pods, reports and heartbeats."""
+"""Returns the objects of a large cluster: nodes, pods, reports and heartbeats."""
 
 import base64
 from collections.abc import Iterable, Iterator
@@ -33,7 +33,7 @@ Object = dict[str, Any]
 DEVICES, REPLICAS = 8, 4
 POD_BYTES = 8 * GIB
 READY_S, RESIDENT_MIB, GROWN_MIB = 15.0, 250.0, 5.0
-#: etcd takes no more in one transaction.
+#: etcd accepts no more operations in one transaction.
 BATCH = 128
 
 
@@ -41,8 +41,8 @@ def stamp() -> str:
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-#: When all objects were created and all first reports were made. Later heartbeats confirm these,
-#: and later reports of a node change its status alone.
+#: The time at which all objects were created and all first reports were made. Later heartbeats
+#: confirm these reports, and later reports of a node change only its status.
 OBSERVED_AT = stamp()
 
 
@@ -74,7 +74,7 @@ def node(index: int) -> Object:
 
 
 def pod(index: int, on: int, *, gpu: bool) -> Object:
-    """A running pod as the API server keeps it: some 3 KiB."""
+    """Return a running pod as the API server keeps it, about 3 KiB."""
     sent = pod_as_sent(f"pod-{index}", "8Gi")
     if not gpu:
         sent["metadata"]["annotations"] = {"kubernetes.io/config.source": "api"}
@@ -196,8 +196,10 @@ def heartbeats(nodes: int) -> Iterator[tuple[str, Object]]:
 
 
 def fill(plane: ControlPlane, objects: Iterable[tuple[str, Object]], together: int = BATCH) -> int:
-    """Put them into etcd, as the API server writes them, so many in one transaction, that is in one
-    resourceVersion; how many bytes they are."""
+    """Write objects to etcd as the API server writes them; return their size in bytes.
+
+    ``together`` objects share a transaction, and therefore a resourceVersion.
+    """
     http = urllib3.PoolManager(retries=False, timeout=60.0)
     puts: list[Object] = []
     size = 0

@@ -1,11 +1,11 @@
-"""Measures the queries of SM activity: their answers, their time and the CPU of an extender.
+"""Measures the SM activity queries: the time of their answers, and the CPU of an extender.
 
     python -m benchmarks.sm_queries [--nodes 5000] [--rounds 3]
 
 A real Prometheus has the last 15 minutes of SM activity of 8 GPUs on each node, one sample every
-30 s. As an extender does, this process sends the queries of one refresh, one after the other. At
-the end: the CPU time to decode one answer (median), which blocks the event loop because a decoder
-holds the interpreter's lock, and the time if all answers were one.
+30 s. Like an extender, this process sends the queries of one refresh one after the other. At the
+end it prints the median CPU time to decode one answer, which blocks the event loop because a
+decoder holds the interpreter's lock, and the time it would take if all answers were one.
 """
 
 import gc
@@ -63,7 +63,7 @@ def decoding(source: QuerySource) -> str:
     whole = json.dumps([series for result in results for series in result]).encode()
 
     gc.collect()
-    gc.freeze()  # an extender collects no old garbage either
+    gc.freeze()  # an extender does not collect old garbage either
 
     def took_ms(each: list[bytes]) -> float:
         took = []

@@ -4,9 +4,9 @@
         [--max-backoff-s 30]
 
 It runs a real etcd, API server and kube-scheduler, and two extenders, of which kube-scheduler calls
-one. Kubelets, agents and engines are played, on nodes with one GPU of 24 GiB. The engine is a
-stand-in for vLLM: it checks that its share of the GPU is free, loads its weights, measures the
-memory that other processes use, profiles, measures again, and fails if the two differ. Else it
+one. The benchmark plays kubelets, agents and engines, on nodes with one GPU of 24 GiB. The engine
+is a stand-in for vLLM: it checks that its share of the GPU is free, loads its weights, measures the
+memory that other processes use, profiles, measures again, and fails if the two differ. Otherwise it
 allocates the rest of its share and becomes ready. If it fails, it frees everything and starts again
 after a back-off that doubles. Durations are drawn from the seed.
 
@@ -14,7 +14,7 @@ after a back-off that doubles. Durations are drawn from the seed.
   ``headroom.gpu/startup: alone``. All durations are multiplied by ``--scale``.
 * **Burst**: many engines at once, all with the annotation, on any node, in real time. The
   *hand-over* is the time from the moment at which an engine is ready until the next engine is bound
-  to its GPU: for that time a pod waits longer than its predecessor starts.
+  to its GPU. It is how much longer a pod waits than its predecessor takes to start.
 """
 
 import random
@@ -38,16 +38,18 @@ ALONE = {"headroom.gpu/startup": "alone"}
 MERGE = "application/merge-patch+json"
 #: Seconds between two looks at the API server, and between two steps of the engines.
 POLL_S, STEP_S = 0.1, 0.02
-#: Seconds from the bind to the start of the engine, and of its parts, at scale 1.
+#: Ranges of seconds at scale 1: from the bind to the start of the engine, for loading, and for
+#: profiling.
 KUBELET_S, LOAD_S, PROFILE_S = (1.0, 5.0), (10.0, 40.0), (5.0, 20.0)
-#: Seconds from a failure to the next start, as of a kubelet: at first, and as a multiple of that.
+#: Seconds from the first failure to the next start, as of a kubelet, and the most that this
+#: back-off grows to, as a multiple.
 FIRST_BACK_OFF_S, MOST_BACK_OFFS = 10.0, 30
 PATIENCE_S = 900.0
 
 
 @dataclass
 class Engine:
-    """One pod, and the engine in it."""
+    """One pod, and the engine that runs in it."""
 
     name: str
     share_bytes: int
@@ -57,11 +59,11 @@ class Engine:
     back_off_s: float
     node: str = ""
     bound_s: float = 0.0
-    #: When its current process begins, and its state: waits, loads, profiles or ready.
+    #: When its current process begins, and its state: it waits, loads, profiles or is ready.
     begins_s: float = 0.0
     state: str = "waits"
     used_bytes: int = 0
-    #: Use by other engines when it began to profile.
+    #: Memory that other engines used when it began to profile.
     others_bytes: int = 0
     ready_s: float = 0.0
     failures: int = 0
@@ -71,7 +73,7 @@ class Engine:
         return self.share_bytes // 2
 
     def step(self, now_s: float, others_bytes: int) -> bool:
-        """Move on to this time; return whether the engine has become ready."""
+        """Advance to this time; return whether the engine has become ready."""
         age_s = now_s - self.begins_s
         match self.state:
             case "waits" if age_s >= 0:
@@ -99,22 +101,22 @@ class Engine:
 @dataclass
 class Played:
     engines: list[Engine]
-    #: From the creation of the first pod until all engines were ready.
+    #: Seconds from the creation of the first pod until all engines were ready.
     took_s: float
-    #: The most engines that started on one GPU at the same time.
+    #: The highest number of engines that started on one GPU at the same time.
     most_at_once: int
-    #: From the moment at which an engine was ready until the next one was bound to its GPU, and for
-    #: how long that engine had started.
+    #: For each hand-over: seconds from the moment at which an engine was ready until the next one
+    #: was bound to its GPU, and for how long the first engine had started.
     hand_overs_s: list[float] = field(default_factory=list)
     starts_s: list[float] = field(default_factory=list)
 
 
 def main(
     pairs: Annotated[int, typer.Option(min=1)] = 50,
-    pods: Annotated[int, typer.Option(min=1, help="Of the burst.")] = 200,
-    nodes: Annotated[int, typer.Option(min=1, help="Of the burst.")] = 40,
+    pods: Annotated[int, typer.Option(min=1, help="Number of pods in the burst.")] = 200,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of nodes for the burst.")] = 40,
     seed: int = 1,
-    scale: Annotated[float, typer.Option(help="Of the durations of pairs.")] = 0.1,
+    scale: Annotated[float, typer.Option(help="Factor on the durations of pairs.")] = 0.1,
     max_backoff_s: Annotated[
         int, typer.Option(help="podMaxBackoffSeconds of kube-scheduler.")
     ] = 30,
@@ -152,7 +154,7 @@ def drawn(count: int, share_bytes: int, seed: int, scale: float) -> list[Engine]
 def play(
     engines: list[Engine], nodes: int, max_backoff_s: int, alone: bool, pinned: bool
 ) -> Played:
-    """Create the pods, and play until all engines are ready. ``pinned``: each node gets two."""
+    """Create the pods, and play until all engines are ready. With ``pinned`` each node gets two."""
     with control_plane() as plane:
         cluster = PlayedCluster(plane, nodes, GPU)
         try:
@@ -237,7 +239,7 @@ def _admit(
 
 def _become_ready(cluster: PlayedCluster, engine: Engine) -> None:
     status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-    # Measured from here: nothing can know it earlier.
+    # No process can know it earlier, so the hand-over is measured from here.
     engine.ready_s = time.monotonic()
     path = f"{PODS}/{engine.name}/status"
     cluster.plane.call("PATCH", path, {"status": status}, MERGE)

@@ -1,12 +1,12 @@
-"""Measures the CPU time of an agent's answer to GetPreferredAllocation, without any new sample.
+"""Measures the CPU time of an agent's answer to GetPreferredAllocation.
 
     python -m benchmarks.steered_answers [--answers 50]
 
-One replica of each GPU is free, and one pod is unconfirmed. For each answer
-the agent decodes the GPUNode, reads the kubelet's checkpoint and chooses; the time of the API
-server and of the network is not included. No sample is taken. The last column is the elapsed time
-of an answer if the agent gets the CPU time that it requests when it may steer, and no more. The
-kubelet's limit is 1 s.
+One replica of each GPU is free, and one pod is unconfirmed. For each answer the agent decodes the
+GPUNode, reads the kubelet's checkpoint and chooses. The figures do not include the time of the API
+server and of the network, and the agent takes no new sample. The last column is how long an answer
+takes if the agent gets exactly the CPU that it requests when it may steer. The kubelet's limit is
+1 s.
 """
 
 import argparse
@@ -41,11 +41,11 @@ from headroom.contract.gpunode_json import decode_gpunode
 
 RESOURCE = "nvidia.com/gpu"
 GIB = 1 << 30
-#: (GPUs, replicas of each).
+#: Pairs of the number of GPUs and the replicas of each.
 NODES = ((1, 4), (8, 10), (16, 48))
-#: The agent's CPU request if it may steer, in cores.
+#: CPU that the agent requests if it may steer, in cores.
 REQUEST_CORES = 0.1
-#: The answer of the plugin to Allocate, as the checkpoint has it for each container.
+#: The plugin's answer to Allocate, as the checkpoint stores it for each container.
 ALLOCATED = base64.b64encode(
     field(1, field(1, "NVIDIA_VISIBLE_DEVICES") + field(2, "void"))
     + field(4, field(1, "cdi.k8s.io/nvidia-device-plugin_x") + field(2, "nvidia.com/gpu=GPU-x"))
@@ -53,7 +53,7 @@ ALLOCATED = base64.b64encode(
 
 
 class Ledger:
-    """An API server that answers at once."""
+    """An API server that answers immediately."""
 
     def __init__(self, body: bytes) -> None:
         self._body = body

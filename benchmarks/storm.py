@@ -3,10 +3,10 @@
     python -m benchmarks.storm [--nodes 1000] [--rejected 200] [--changes 200] [--rounds 2]
 
 The newest kube-schedulers retry every pod that an extender rejected whenever any bound pod changes,
-and as fast as they can. Here 200 pods are pending that fit nowhere, while bound pods change 200
-times a second. Ordinary pods are created one at a time, with a GPU and without. They must not be
-pending more than twice as long as in a quiet cluster. Then memory is freed for one rejected pod
-after the other: measured is the time until each is bound. The ways to reject:
+as fast as they can. Here 200 pods that fit nowhere are pending, while bound pods change 200 times a
+second. Ordinary pods are created one at a time, with a GPU and without. They must not be pending
+more than twice as long as in a quiet cluster. Then memory is freed for the rejected pods one after
+the other, and the benchmark measures the time until each is bound. The ways to reject:
 
     headroom       as shipped: every node in FailedAndUnresolvableNodes, and kube-scheduler without
                    SchedulerPopFromBackoffQ
@@ -48,13 +48,13 @@ WAYS = {"unresolvable": "FailedAndUnresolvableNodes", "failed": "FailedNodes"}
 ROWS = (*OF_HEADROOM, *WAYS, "omitted", "error")
 SOONER = {"podMaxBackoffSeconds": 10}
 MERGE = "application/merge-patch+json"
-#: An ordinary request, and one that is larger than the free memory of every device.
+#: An ordinary request, and a request that is larger than the free memory of every device.
 SMALL, LARGE = "8Gi", "72Gi"
 EVERY_S = 0.2
 
 
 class Room:
-    """Makes one more of the rejected pods fit at a time."""
+    """Makes the rejected pods fit, one at a time."""
 
     def __init__(self, on: Stage, extender_url: str, way: str) -> None:
         self._on, self._way = on, way
@@ -70,7 +70,7 @@ class Room:
         return int(self._http.request("POST", f"{self._url}/script", json=what).data)
 
     def make(self, number: int, name: str) -> None:
-        """Make the named pod fit: end a device's last pod, or script the extender to accept it."""
+        """Make the named pod fit: end a device's last pod, or make the extender accept it."""
         if self._way not in OF_HEADROOM:
             self._allowed.append(name)
             self.script(allowed=self._allowed)
@@ -93,7 +93,7 @@ class Room:
 
 @contextlib.contextmanager
 def changes(on: Stage, per_s: int) -> Iterator[None]:
-    """Pods that run change so often meanwhile."""
+    """Update running pods ``per_s`` times a second while the context lasts."""
     stop = threading.Event()
     indices = itertools.cycle(range(on.nodes, on.nodes * on.held))
 
@@ -121,7 +121,7 @@ def changes(on: Stage, per_s: int) -> Iterator[None]:
 
 
 def waits(on: Stage, bound: Bound, prefix: str, count: int) -> tuple[list[float], list[float]]:
-    """Seconds that ordinary pods waited: with a GPU, without."""
+    """Return the seconds that ordinary pods waited: with a GPU, and without."""
     names = [f"{prefix}-{number:03d}" for number in range(count)]
     took_s = latencies(on, bound, names, [SMALL, None] * (count // 2), EVERY_S)
     return took_s[::2], took_s[1::2]
@@ -206,8 +206,8 @@ def until_taken(bound: Bound, room: Room, number: int, names: Sequence[str]) -> 
 
 
 def compared(*phases: tuple[Sequence[float], Sequence[float]]) -> Iterator[str]:
-    """Median (p90) of the first phase in ms, of the others in times of that; with a GPU, then
-    without."""
+    """Yield the median and p90 of the first phase in milliseconds, and those of the other phases as
+    multiples of the first; pods with a GPU come first."""
     for kind in (0, 1):
         first, *others = (phase[kind] for phase in phases)
         p50, p90 = statistics.median(first), quantile(first, 0.9)
@@ -233,7 +233,7 @@ def main(
     ] = 2.0,
     ways: Annotated[str, typer.Option(help="Comma-separated list of ways.")] = ",".join(ROWS),
     binary: Annotated[
-        str, typer.Option("--scheduler", help="Example: kube-scheduler-1.34")
+        str, typer.Option("--scheduler", help="kube-scheduler to use. Example: kube-scheduler-1.34")
     ] = "kube-scheduler",
 ) -> None:
     """Print how long ordinary pods are pending: idle, while pods change, with rejected pods."""

@@ -5,9 +5,9 @@
 Short jobs come and go all the time on nodes with time-sliced GPUs. Only time is simulated. State,
 fit, score and ledger are the extender's own. Kubelet and plugin of each node are the models of
 ``tests/standin``, which are compared with the real ones. The delays from bind to admission and from
-admission to report are those of a kubelet and of an agent. The end or failure of a pod reaches the
-extender later than the kubelet. Memory use is added up from the processes on each simulated device,
-without any knowledge of predictions.
+admission to report are those of a kubelet and of an agent. The extender learns of the end or
+failure of a pod later than the kubelet. Memory use is added up from the processes on each simulated
+device, independently of predictions.
 
 In addition, per 1,000 pods: ``BYPASSING`` pods are bound without a reservation, ``DELETED`` pods
 are deleted before they are admitted, ``FAILING`` replicas become unhealthy, and the plugin is
@@ -33,18 +33,18 @@ from tests.truth.world import Predicted, gpus
 
 GPUS, MEMORY_GIB, REPLICAS = 4, 80, 4
 SIZES_GIB = (4, 8, 12, 16, 20, 24, 32, 40, 48, 60)
-#: A job runs for this long at least.
+#: Each job runs for at least this long.
 LEAST_LIFE_S = 10.0
 #: Events per 1,000 pods.
 BYPASSING, DELETED, FAILING, RESTARTS = 10, 10, 1, 1
-#: Pods that wait and are tried again whenever something changes.
+#: Whenever something changes, waiting pods are tried until this many have been rejected.
 LOOKED_AT = 8
 SAMPLE_EVERY_S = 5.0
 #: A failed replica is healthy again after this time, when an administrator restarts its plugin.
 REPAIRED_AFTER_S = 120.0
 
 
-#: Device choice, how many times as slow, seconds that a job runs for on average.
+#: Device choice, factor on the delays, and mean seconds that a job runs.
 CASES = (
     ("predicted", 1, 70.0),
     ("predicted", 5, 70.0),
@@ -54,18 +54,21 @@ CASES = (
 
 @dataclass
 class Delays:
-    """Seconds, drawn for each event. ``slow`` stretches what a kubelet and an agent take."""
+    """Delays in seconds, drawn for each event. ``slow`` is a factor on those of kubelet and
+    agent."""
 
     chance: random.Random
     slow: float
     life_s: float
 
     def admission(self) -> float:
-        """From the Binding to the kubelet's decision: mostly a watch, sometimes a busy node."""
+        """Return the delay from the Binding to the kubelet's decision. It mostly comes from a
+        watch, and sometimes from a busy node."""
         return self.slow * min(20.0, self.chance.lognormvariate(-2.0, 1.0))
 
     def report(self) -> float:
-        """Agents look when the kubelet's checkpoint changes, and write once a second at most."""
+        """Return the delay from a change of the kubelet's checkpoint to the agent's report. Agents
+        write once a second at most."""
         return self.slow * self.chance.uniform(0.1, 1.0)
 
     def end_told(self) -> float:
@@ -80,11 +83,11 @@ class Delays:
 class Tally:
     placed: int = 0
     admitted: int = 0
-    #: How they were predicted, of those that were seen, and what the extender made of misses.
+    #: For admissions that were seen, how the device was predicted and what the extender concluded.
     results: Counter[Result] = field(default_factory=Counter)
     surprises: Counter[Surprise] = field(default_factory=Counter)
-    #: Admissions that made a device hold more than it has, and by how many bytes, as the stand-in
-    #: counts; and those after which the extender called one of the pods there a miss.
+    #: Admissions after which a device holds more than its memory, as the stand-in counts, and by
+    #: how many bytes; and those after which the extender called one of the pods there a miss.
     overcommits: int = 0
     bypassing_overcommits: int = 0
     overcommitted_bytes: list[int] = field(default_factory=list)
@@ -114,12 +117,12 @@ class Churn:
         self._waiting: list[int] = []
         self._bound_s: dict[str, float] = {}
         self._reporting: set[str] = set()
-        #: Each time that a device was overcommitted, the pods that were on it then.
+        #: For each time that a device was overcommitted, the pods that were on it.
         self._together: list[set[str]] = []
         self._deleted: set[str] = set()
 
     def run(self) -> Tally:
-        # More than the nodes can take: two pods and a half fill a GPU.
+        # Arrivals exceed what the nodes can take; two and a half pods fill a GPU.
         rate = 1.1 * len(self.nodes) * GPUS * 2.5 / self.delays.life_s
         at_s = 0.0
         for number in range(self.pods):

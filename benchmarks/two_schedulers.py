@@ -3,14 +3,14 @@
     python -m benchmarks.two_schedulers [--races 8] [--rounds 6] [--json]
 
 It runs a real etcd and API server, Headroom's own kube-scheduler, and the cluster's kube-scheduler
-without Headroom. There are no kubelets. Two variants take turns: ``checked``, the extender as
-shipped, and ``unchecked``, the same without the list of the node's pods before each Binding.
+without Headroom. There are no kubelets. Two variants take turns: ``checked`` is the extender as
+shipped, and ``unchecked`` is the same without the list of the node's pods before each Binding.
 
-Race: ten nodes of 128 CPUs, and ten pods of 100 CPUs for each scheduler, created at once. A node
-with two of them is overfilled: its kubelet would reject one (OutOfcpu).
+For the race, there are ten nodes of 128 CPUs, and ten pods of 100 CPUs for each scheduler, created
+at once. A node with two of them is overfilled: its kubelet would reject one (OutOfcpu).
 
-Cost: the same nodes with ``--held`` small pods each. GPU pods come one after the other. The
-duration of bind, and the CPU of the processes for each bind, are compared within a round.
+For the cost, the same nodes have ``--held`` small pods each, and GPU pods come one after the other.
+The duration of bind, and the CPU of the processes for each bind, are compared within a round.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ NODES = 10
 CPUS = "100"
 DEFAULT = "default-scheduler"
 MODULES = {"unchecked": "benchmarks.real.unchecked", "checked": "extender"}
-#: Without a change of any pod for so long, all that could be bound are bound.
+#: If no pod has changed for so many seconds, all pods that could be bound are bound.
 QUIET_S = 4.0
 PROCESSES = "extender", "kube-apiserver"
 
@@ -46,10 +46,10 @@ class Race:
     variant: str
     round: int
     bound: int
-    #: Nodes with two pods: those on which Headroom's was bound last, and the others.
+    #: Nodes with two pods: those on which Headroom's pod was bound last, and the others.
     ours_last: int
     ours_first: int
-    #: Milliseconds between the two binds of each such node.
+    #: For each such node, the milliseconds between its two binds.
     apart_ms: list[float]
     declined: int
 
@@ -58,7 +58,7 @@ class Race:
 class Cost:
     variant: str
     round: int
-    #: Mean duration of a bind call.
+    #: Mean duration of a bind call, in milliseconds.
     bind_ms: float
     #: CPU milliseconds of each process for each bind.
     cpu_ms: dict[str, float]
@@ -75,7 +75,7 @@ def pod(name: str, ours: bool, cpu: str) -> dict[str, Any]:
 
 
 class Schedulers:
-    """Both schedulers, and an extender of a variant."""
+    """Both schedulers, and an extender of one of the variants."""
 
     def __init__(self, cluster: PlayedCluster) -> None:
         self.cluster = cluster
@@ -108,7 +108,7 @@ class Schedulers:
         self.cluster.until(lambda: bool(self.cluster.node_of(name)), f"{name} is bound")
 
     def clear(self, keep: str = "held-") -> None:
-        """Delete the pods except those of this prefix, and wait until the ledger is empty."""
+        """Delete the pods except those with this prefix, and wait until the ledger is empty."""
         cluster = self.cluster
         for each in cluster.pods():
             if not each["metadata"]["name"].startswith(keep):
@@ -178,7 +178,7 @@ class Schedulers:
 
 
 def hold(cluster: PlayedCluster, held: int) -> None:
-    """Let small pods of the cluster's scheduler run on each node."""
+    """Run small pods of the cluster's scheduler on each node."""
     for node in cluster.names:
         for index in range(held):
             manifest = pod(f"held-{node}-{index}", False, "1m")
@@ -218,10 +218,10 @@ def show(races: Sequence[Race], costs: Sequence[Cost]) -> Iterator[str]:
 
 
 def main(
-    races: Annotated[int, typer.Option(help="Races of each variant.")] = 8,
-    rounds: Annotated[int, typer.Option(help="Rounds in which the cost is measured.")] = 6,
-    binds: Annotated[int, typer.Option(help="Binds of each variant in such a round.")] = 40,
-    held: Annotated[int, typer.Option(help="Pods on each node while the cost is measured.")] = 30,
+    races: Annotated[int, typer.Option(help="Number of races of each variant.")] = 8,
+    rounds: Annotated[int, typer.Option(help="Number of rounds in which cost is measured.")] = 6,
+    binds: Annotated[int, typer.Option(help="Number of binds of each variant in a round.")] = 40,
+    held: Annotated[int, typer.Option(help="Pods on each node while cost is measured.")] = 30,
     as_json: Annotated[bool, typer.Option("--json", help="Print all figures as JSON.")] = False,
 ) -> None:
     raced: list[Race] = []

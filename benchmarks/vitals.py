@@ -38,7 +38,8 @@ def vitals(pid: int) -> Vitals:
 
 
 def at_rest(pid: int) -> Vitals:
-    """The fewest descriptors and threads of some moments: a sample or a scrape opens some."""
+    """Return the fewest descriptors and threads of several readings, because each sample or scrape
+    opens some."""
     moments = []
     for _ in range(20):
         moments.append(vitals(pid))

@@ -2,10 +2,11 @@
 
     python -m benchmarks.weights [--scheduler kube-scheduler-1.34]
 
-It runs two nodes and a real kube-scheduler. Like Headroom, the extender scores the winner with 10
-and the other node with less. Each row gives kube-scheduler one reason, as strong as possible, to
+It runs two nodes and a real kube-scheduler. Like Headroom, the extender gives the winner a score of
+10, and the other node less. Each row gives kube-scheduler one reason, as strong as possible, to
 prefer the other node. The columns differ in the extender's weight, the other node's score, and the
-weights of kube-scheduler's plugins: as in deploy/base/kube-scheduler.yaml, or the defaults.
+weights of kube-scheduler's plugins, which are those of deploy/base/kube-scheduler.yaml or the
+defaults.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ HOST = "kubernetes.io/hostname"
 IMAGE = "registry.example.com/ml/train:1"
 ALIKE = {"matchLabels": {"app": "train"}}
 AMOUNTS = {"cpu": "64", "memory": "64Gi", "pods": "110", RESOURCE: "8"}
-#: Weight of the extender, what it gives the other node, and whether the plugins count as shipped.
+#: The extender's weight, the score of the other node, and whether plugins have the shipped weights.
 COLUMNS = {
     "2, 0, shipped": (2, 0, True),
     "2, 0": (2, 0, False),
@@ -46,17 +47,17 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """To take the other node."""
+    """A reason of kube-scheduler to prefer the other node."""
 
-    #: Merged into the pod, and into the nodes.
+    #: Content that is merged into the pod, and into each of the nodes.
     pod: Object = field(default_factory=dict)
     ours: Object = field(default_factory=dict)
     other: Object = field(default_factory=dict)
-    #: CPUs and GiB that pods take on each already, and what this one asks for.
+    #: CPUs and GiB that running pods take on each node, and what the new pod requests.
     on_ours: tuple[int, int] = (0, 0)
     on_other: tuple[int, int] = (0, 0)
     asks: tuple[int, int] = (1, 1)
-    #: Pods like it that run on each already.
+    #: Number of running pods on each node that are like the new one.
     alike: tuple[int, int] = (0, 0)
     #: Whether they are replicas of one ReplicaSet.
     replicas: bool = False
@@ -126,7 +127,7 @@ def pod(name: str, asks: tuple[int, int], **spec: Any) -> Object:
 
 
 class Case:
-    """One reason, played on nodes of its own."""
+    """Plays one reason, on nodes of its own."""
 
     def __init__(self, plane: ControlPlane, reason: Reason) -> None:
         self._plane, self._reason = plane, reason
@@ -170,10 +171,10 @@ class Case:
         self._plane.call("POST", PODS, manifest)
 
     def _wait_for_caches(self) -> None:
-        """Return when the caches of kube-scheduler have both nodes and all pods on them.
+        """Wait until kube-scheduler's caches have both nodes and all pods on them.
 
         kube-scheduler can bind a pod to a node only when it has the node's last change, and its
-        watch delivers pods in the order of their creation. Else it could know one node only.
+        watch delivers pods in the order of their creation. Otherwise it might know only one node.
         """
         for name in (OURS, OTHER):
             selects = {"nodeSelector": {HOST: name}, "tolerations": [{"operator": "Exists"}]}
@@ -184,7 +185,7 @@ class Case:
             self._plane.call("DELETE", f"{PODS}/first-{name}", {"gracePeriodSeconds": 0})
 
     def chosen(self) -> str:
-        """The node that kube-scheduler binds the pod to."""
+        """Return the node that kube-scheduler binds the pod to."""
         self._create(
             pod("asked", self._reason.asks, schedulerName=SCHEDULER_NAME, **self._reason.pod)
         )

@@ -55,9 +55,9 @@ _USUAL = {
     "403": "You lack the permission for this view.",
     "422": "A parameter or the body is not valid.",
     "500": "An error in Headroom; the log has the details.",
-    "503": "The API server cannot be asked whether you may read this. Nothing is answered.",
+    "503": "The API server cannot be asked whether you may read this, so the request is denied.",
 }
-#: Fields of every body, and schemas that are described in the text.
+#: Fields of every body, which the text above describes, so tables omit them.
 _OF_EVERY_BODY = ("apiVersion", "generatedAt", "snapshot_generation")
 _LEFT_OUT = ("ProblemBody",)
 #: Part of a field's name -> its unit.
@@ -191,7 +191,7 @@ def _title(name: str) -> str:
 
 
 def _objects(found: _Schema) -> Iterator[str]:
-    """Yield the schemas that are not the body of an answer, and no list of words."""
+    """Yield the schemas that are neither the body of an answer nor an enumeration."""
     bodies = {
         _named(_json(operation["responses"]["200"]))
         for operations in found["paths"].values()

@@ -116,7 +116,7 @@ def _options(command: Any) -> Iterator[tuple[str, str, str]]:
         if option.param_type_name == "argument" or option.hidden:
             continue
         spelling = option.get_help_record(context)[0]
-        # Python's names of types are not those of the reader.
+        # Readers do not know Python's names of types.
         spelling = re.sub(r"<list\[(\w+)\]>", r"<\1>...", spelling)
         for pattern, word in _TYPES.items():
             spelling = re.sub(f"<{pattern}>", word, spelling)

@@ -9,7 +9,7 @@ from reference.markdown import ROOT, code, head, sentence, table
 
 _FILES = ("deploy/base/crd.yaml", "deploy/base/crd-vramprofile.yaml")
 _INTRO = """\
-You read these objects, and Headroom writes them. `[]` marks the items of a list, and `{}` the
+You can read these objects; only Headroom writes them. `[]` marks the items of a list, and `{}` the
 values of a map. Amounts are in bytes.
 
 """

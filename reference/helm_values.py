@@ -8,9 +8,9 @@ from reference.markdown import ROOT, head
 from release.chart import CHART, values_table
 
 _INTRO = """\
-`deploy/chart/headroom/platforms/` has the values for each platform:
-[helm.md](../get-started/helm.md). The chart rejects values that are not listed here. Defaults
-that are empty here are in the chart's manifests.
+`deploy/chart/headroom/platforms/` has the values for each platform (see
+[helm.md](../get-started/helm.md)). The chart rejects values that are not listed here. If a default
+is empty here, the chart's manifests contain it.
 
 """
 

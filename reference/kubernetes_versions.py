@@ -55,9 +55,10 @@ def rows(results: Results) -> Iterator[tuple[str, ...]]:
 
 
 def support_row() -> str:
-    """Return the row about Kubernetes of README's table: tested, from documents, untested.
+    """Return the row about Kubernetes of README's table: which versions are tested, known from
+    documents, and untested.
 
-    A component of a version counts as tested if no test failed.
+    A version of a component counts as tested if no test failed.
     """
     results: Results = json.loads(RESULTS.read_text())
     tested = []

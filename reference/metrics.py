@@ -24,9 +24,8 @@ from reference.markdown import ROOT, code, head, sentence, table
 
 _INTRO = """\
 Each process serves `/metrics` in Prometheus' text format: agents on port 9412, all others on 8889.
-Values that are not known are absent and not zero.
-Counters of one component are added up over its replicas: `sum`. All consoles report the same values
-of the fleet: `max`.
+Values that are not known are absent, not zero. To add up a counter of one component over its
+replicas, use `sum`. All consoles report the same values of the fleet, so use `max` for these.
 
 To scrape them, see [monitoring.md](../get-started/monitoring.md). In a cluster, all processes
 answer only clients that may `get` the path /metrics ([why](../design/security.md#metrics)).
@@ -59,7 +58,7 @@ _SECTIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """One metric, under the name that a scrape has for its samples, without suffixes of series."""
+    """One metric, with the name that its samples have in a scrape, without suffixes of series."""
 
     name: str
     type: str
@@ -80,7 +79,7 @@ class _Registry(CollectorRegistry):
 
 
 def described() -> dict[str, list[Described]]:
-    """Return section -> its metrics, in the order of the page; each is in one section."""
+    """Return the metrics of each section, in the order of the page; each is in one section."""
     extender = _of(Telemetry(_Registry()))
     console = [*_of(ViewTelemetry(_Registry(), "headroom_console_ready")), *_fleet()]
     processes = {
@@ -126,7 +125,7 @@ def page() -> str:
 def _of(telemetry: ProcessTelemetry) -> list[Described]:
     registry = telemetry.registry
     assert isinstance(registry, _Registry)
-    # Every process but the agent has a port with a certificate.
+    # Every process except the agent serves a port with a certificate.
     return list(_families([*registry.collectors, CertificateCollector({"debug": Path("none")})]))
 
 

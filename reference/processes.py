@@ -1,4 +1,5 @@
-"""The page of all programs: how many modules of Headroom each imports, and from which packages."""
+"""The page of all programs: how many of Headroom's modules each imports, and from which
+packages."""
 
 import json
 import subprocess
@@ -25,12 +26,13 @@ PROGRAMS: Mapping[str, str] = {
     "kubectl headroom": "headroom.plugin",
 }
 _INTRO = """\
-Each program imports what it needs of the shared packages, and no other program
-([architecture](../design/architecture.md#import-rules)).
-Lines are those of the imported modules, in thousands.
+Each program imports only the shared packages that it needs, and never another program
+([architecture](../design/architecture.md#import-rules)). The column of lines counts those of the
+imported modules, in thousands.
 
 """
-#: Prints module -> lines, of Headroom's modules that an import of the argument loads.
+#: A program that prints the lines of each of Headroom's modules that an import of the argument
+#: loads.
 _CLOSURE = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])

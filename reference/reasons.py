@@ -27,7 +27,8 @@ _FIRST_OF_NODE, _FIRST_OF_DEVICE = Reason.UNKNOWN_NODE, Reason.CONTRADICTORY_REP
 
 _EVENTS = """\
 Headroom writes Events about pods and nodes (`source: headroom`), which `kubectl describe` shows. To
-list those of one reason: `kubectl get events -A --field-selector reason=NoGPUFits`. Events of
+list the Events of one reason, run `kubectl get events -A --field-selector reason=NoGPUFits`. Events
+of
 decisions carry the annotation `headroom.gpu/decision`.
 
 kube-scheduler's own Event `FailedScheduling` counts the nodes by [reason](reasons.md).

@@ -1,1 +1,1 @@
-"""Builds everything that is published of one commit: `make release`, docs in RELEASING.md."""
+"""Builds everything that is published for a commit. `make release` calls it; see RELEASING.md."""

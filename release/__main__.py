@@ -2,7 +2,7 @@
 
     python -m release VERSION [--repository URL] [--registry NAME] [--out DIR]
 
-Prints each artefact with its size and SHA-256, and what was not built and why.
+It prints each artefact with its size and SHA-256, and what was not built and why.
 """
 
 import argparse

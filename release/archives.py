@@ -1,4 +1,4 @@
-"""Archives of which equal contents are equal bytes."""
+"""Writes archives that are equal byte by byte if their contents are equal."""
 
 import gzip
 import tarfile
@@ -10,14 +10,14 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class File:
-    #: Its path in the archive.
+    #: The path in the archive.
     name: str
     content: bytes
     executable: bool = False
 
 
 def write_tar_gz(path: Path, files: Iterable[File], epoch_s: int) -> None:
-    """Write the files, sorted by name, all of ``epoch_s`` and of root."""
+    """Write the files, sorted by name. All of them belong to root and have the time ``epoch_s``."""
     with (
         path.open("wb") as raw,
         gzip.GzipFile(filename="", mode="wb", fileobj=raw, mtime=epoch_s) as packed,
@@ -31,7 +31,7 @@ def write_tar_gz(path: Path, files: Iterable[File], epoch_s: int) -> None:
 
 
 def normalise(path: Path, epoch_s: int) -> None:
-    """Write a ``.tar.gz`` again, without the time and the user of its making."""
+    """Rewrite a ``.tar.gz`` without the time at which, and the user by whom, it was made."""
     with tarfile.open(path) as archive:
         files = [
             File(member.name, content.read(), bool(member.mode & 0o100))

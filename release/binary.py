@@ -1,9 +1,9 @@
-"""The client as a program that needs no Python, for the platform on which this runs.
+"""Builds the client as a program that needs no Python, for the platform on which this runs.
 
     python -m release.binary VERSION
 
-Writes ``binaries/kubectl-headroom-binary_VERSION_OS_ARCH.tar.gz``; `make release` adds what is
-there. The release workflow runs it on each platform.
+It writes ``binaries/kubectl-headroom-binary_VERSION_OS_ARCH.tar.gz``, and `make release` adds the
+archives that are there. The release workflow runs it on each platform.
 """
 
 import argparse

@@ -1,7 +1,7 @@
-"""Software bills of materials in CycloneDX's format, from the locks.
+"""Writes software bills of materials in the CycloneDX format, from the lock files.
 
-An image's list has its Python packages. The packages of its base image are known only where it is
-built: RELEASING.md.
+The list of an image has its Python packages. The packages of its base image are known only where
+the image is built (RELEASING.md).
 """
 
 import subprocess

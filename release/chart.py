@@ -1,4 +1,4 @@
-"""The packaged chart: the one in deploy/, with its version, addresses and a README."""
+"""Packages the chart in deploy/, with its version, its addresses and a README."""
 
 import json
 import os
@@ -19,7 +19,10 @@ CHART = "deploy/chart/headroom"
 
 
 def build_chart(source: Source, registry: str, out: Path) -> Path:
-    """Write the package into ``out``, and return its path. ``registry`` "": images have none."""
+    """Write the package into ``out``, and return its path.
+
+    If ``registry`` is empty, Chart.yaml lists no images.
+    """
     with tempfile.TemporaryDirectory() as folder:
         chart = Path(folder, "headroom")
         shutil.copytree(source.folder / CHART, chart)  # with the files behind its links
@@ -90,7 +93,7 @@ def readme(chart: Path, source: Source) -> str:
 def values_table(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Return a Markdown table of all values, without a newline at its end.
 
-    ``schema`` is that of values.schema.json, ``values`` the content of values.yaml.
+    ``schema`` is the content of values.schema.json, and ``values`` that of values.yaml.
     """
     lines = ["| value | default | description |", "|---|---|---|"]
     for path, default, description in rows(schema, values, schema):

@@ -1,8 +1,8 @@
-"""The client as one file for each platform, for krew: a zipapp with all that it needs.
+"""Builds the client as one file for each platform, for krew: a zipapp with all that it needs.
 
-All of it is Python, except ``pydantic-core``, which typer and kubernetes need. So each file holds
-that package for every supported version of Python. Other compiled modules have a replacement in
-Python, and are left out.
+All packages are pure Python, except ``pydantic-core``, which typer and kubernetes need. So each
+file contains that package for every supported version of Python. Other compiled modules are left
+out, because they have a replacement in Python.
 """
 
 import os
@@ -26,7 +26,7 @@ PLATFORMS = {
 }
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 COMPILED = "pydantic-core"
-#: kubernetes' asynchronous client, half of its size. What it needs is never imported either.
+#: The asynchronous client of kubernetes, half of the package's size, and what only it imports.
 UNUSED = (
     *("kubernetes/aio", "aiohappyeyeballs", "aiohttp", "aiohttp_retry", "aiosignal"),
     *("frozenlist", "multidict", "propcache", "yarl"),
@@ -68,7 +68,7 @@ def install_all(source: Source, wheel: Path, site: Path) -> None:
 
 
 def install(source: Source, wheel: Path, site: Path) -> None:
-    """Install the same without compiled modules."""
+    """Install the wheel and the packages of the client's lock, without compiled modules."""
     install_all(source, wheel, site)
     for name in UNUSED:
         shutil.rmtree(site / name)

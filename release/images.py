@@ -1,4 +1,4 @@
-"""The images of extender and agent, as archives."""
+"""Builds the images of extender and agent as archives."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ BUILDERS = ("docker", "podman", "buildah")
 def build_images(source: Source, registry: str, out: Path) -> tuple[list[Path], str]:
     """Write an archive for each image into ``out``, unless something is missing for that.
 
-    Returns the paths, and why there are none.
+    Returns the paths, and if there are none, the reason.
     """
     if not os.environ.get("BASE"):
         return [], (

@@ -1,4 +1,4 @@
-"""The manifest with which krew installs ``kubectl headroom``."""
+"""Writes the manifest with which krew installs ``kubectl headroom``."""
 
 import hashlib
 import subprocess
@@ -18,14 +18,14 @@ is on its node, which pods hold GPU memory, how many more pods fit, and what wou
 It needs Headroom's console in the cluster, and only reads.
 """
 CAVEATS = f"""\
-Needs Python {PYTHONS[0]} to {PYTHONS[-1]} as python3 on the PATH, and on Linux glibc. The first
+Needs python3 on the PATH, in version {PYTHONS[0]} to {PYTHONS[-1]}, and glibc on Linux. The first
 call unpacks the plugin into ~/.shiv. `kubectl headroom doctor` needs more packages than the plugin
 has; pip install 'headroom-gpu[extender]' provides them.
 """
 
 
 class _Readable(yaml.SafeDumper):
-    """Writes texts of several lines as they are."""
+    """Writes texts of several lines as block scalars."""
 
 
 _Readable.add_representer(
@@ -39,7 +39,7 @@ _Readable.add_representer(
 def write_manifest(source: Source, archives: Mapping[tuple[str, str], Path], path: Path) -> None:
     """Write the manifest of these archives, by platform, and validate it with krew's own tool.
 
-    krew takes the plugin's name from that of the file: headroom.yaml.
+    krew takes the plugin's name from the name of the file, headroom.yaml.
     """
     downloads = f"{source.repository}/releases/download/v{source.version}"
     manifest: dict[str, Any] = {
@@ -72,7 +72,7 @@ def write_manifest(source: Source, archives: Mapping[tuple[str, str], Path], pat
 
 
 def validate(path: Path) -> None:
-    """Raise ``ReleaseError`` if krew would not accept the manifest. Downloads nothing."""
+    """Raise ``ReleaseError`` if krew would not accept the manifest. This downloads nothing."""
     command = [str(tool("validate-krew-manifest")), "-manifest", str(path), "-skip-install"]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     if checked.returncode:

@@ -3,11 +3,11 @@
     python3 minimal_root.py TARGET ENVIRONMENT
 
 The Dockerfile runs it while it builds an image. TARGET becomes the root of the image, and
-ENVIRONMENT is the virtual environment that is added to it later. Copied are the interpreter, its
+ENVIRONMENT is the virtual environment that is added to it later. It copies the interpreter, its
 standard library without tests, pip, Tk and static libraries, and the shared libraries that the
-interpreter, the standard library and ENVIRONMENT load. The metadata of the Debian packages of
-copied files is in /var/lib/dpkg/status.d, as in distroless images, because scanners look for known
-vulnerabilities there.
+interpreter, the standard library and ENVIRONMENT load. It also writes the metadata of the Debian
+packages of copied files into /var/lib/dpkg/status.d, as distroless images do, because scanners look
+for known vulnerabilities there.
 """
 
 import os
@@ -24,8 +24,8 @@ LEFT_OUT = frozenset(
     {"dist-packages", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
     | {"test", "tests", "tkinter", "turtledemo"}
 )
-#: Files and folders of /etc and others that Python, OpenSSL, glibc, the NVIDIA container toolkit
-#: (debian_version, ld.so.*) or scanners read. Missing ones are left out.
+#: Files and folders, mostly of /etc, that Python, OpenSSL, glibc, the NVIDIA container toolkit
+#: (debian_version, ld.so.*) or scanners read. Those that do not exist are left out.
 READ = (
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/os-release", "/etc/debian_version"),
     *(

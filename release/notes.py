@@ -1,4 +1,4 @@
-"""The release notes: the section of the version in CHANGELOG.md."""
+"""Returns the release notes: the section of the version in CHANGELOG.md."""
 
 import re
 

@@ -1,7 +1,7 @@
-"""The wheel and the source distribution.
+"""Builds the wheel and the source distribution.
 
-The wheel has the package ``headroom`` alone: extender and agent run in their images, and packages
-with such names could hide a user's own (docs/design/adr/0112).
+The wheel has only the package ``headroom``. Extender and agent run in their images, and packages
+with such names could hide a user's own packages (docs/design/adr/0112).
 """
 
 import os
@@ -14,14 +14,14 @@ from pathlib import Path
 from release.archives import normalise
 from release.source import Source
 
-#: The hooks of pyproject.toml's build backend, with the setuptools of this environment.
+#: Calls a hook of pyproject.toml's build backend, with the setuptools of this environment.
 _BUILD = """\
 import sys
 from setuptools import build_meta
 out = sys.argv[1]  # the hooks change sys.argv
 print(getattr(build_meta, sys.argv[2])(out))
 """
-#: The parts of the repository of which the wheel is built.
+#: The parts of the repository that the wheel is built from.
 _OF_WHEEL = ("pyproject.toml", "README.md", "LICENSE")
 
 

@@ -1,6 +1,7 @@
-"""Runs in the client's zipapp before anything else; shiv gives it ``site_packages``.
+"""Runs first in the client's zipapp; shiv sets ``site_packages``.
 
-Removes the files of earlier releases from shiv's folder, which would grow with each upgrade.
+It removes the files of earlier releases from shiv's folder, which would otherwise grow with each
+upgrade.
 """
 
 import shutil

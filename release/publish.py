@@ -30,7 +30,7 @@ Run = Callable[[list[str], Mapping[str, str]], str]
 
 
 def run(command: list[str], variables: Mapping[str, str]) -> str:
-    """Run a command and print its output. Raises ``CalledProcessError``."""
+    """Run a command and print its output. Raises ``CalledProcessError`` if it fails."""
     sys.stdout.write(f"{' '.join(command)}\n")
     done = subprocess.run(
         command,
@@ -64,7 +64,7 @@ def push_images(version: str, registry: str, digests: Path, run: Run) -> None:
 def publish(version: str, registry: str, dist: Path, digests: Path, run: Run, helm: str) -> None:
     """Sign the images with these ``digests``, and sign and publish the files in ``dist``.
 
-    Raises what ``run`` raises, and publishes no more then.
+    If ``run`` raises an exception, nothing more is published, and the exception is raised.
     """
     for name in IMAGES:
         image, digest = f"{registry}/{name}", _digest((digests / name).read_text())

@@ -1,7 +1,7 @@
-"""Hook of mkdocs: makes links that leave ``docs`` lead to the repository.
+"""A hook of mkdocs that makes links out of ``docs`` lead to the repository.
 
-On the site, ``../../deploy/base`` would lead nowhere. With ``REPOSITORY`` such a link leads to the
-file in the repository; without it, only its text remains. A link to a file that does not exist
+On the site, ``../../deploy/base`` would lead nowhere. If ``REPOSITORY`` is set, such a link leads
+to the file in the repository; otherwise only its text remains. A link to a file that does not exist
 stays as it is, so that mkdocs reports it.
 """
 

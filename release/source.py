@@ -9,21 +9,22 @@ from pathlib import Path
 
 
 class ReleaseError(Exception):
-    """The release cannot be made; the text says why and what to do."""
+    """The release cannot be made; the text states why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
     version: str
-    #: Seconds since 1970 at which the commit was made: the time of every file in an artefact.
+    #: The time of the commit in seconds since 1970, which every file in an artefact gets.
     epoch_s: int
-    #: The commit's files, and nothing that was not committed.
+    #: A folder that contains only committed files.
     folder: Path
     #: Whether the commit has the tag of the version.
     tagged: bool
     #: The commit's hash.
     revision: str
-    #: Address of the repository. Its releases hold what the krew manifest and the chart link to.
+    #: Address of the repository, whose releases hold the files to which the krew manifest and the
+    #: chart link.
     repository: str
 
 
@@ -53,6 +54,6 @@ def export(root: Path, folder: Path, version: str, repository: str, commit: str 
 
 
 def version_of(folder: Path) -> str:
-    """Return the version in pyproject.toml, the only place that has it."""
+    """Return the version in pyproject.toml, the only place that states it."""
     project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     return str(project["version"])

@@ -1,4 +1,4 @@
-"""Tools of others, pinned and built as the tests' tools are (tests/gobin)."""
+"""Tools of other projects, pinned and built as the tests' tools are (tests/gobin)."""
 
 import subprocess
 import sys

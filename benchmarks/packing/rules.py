@@ -64,7 +64,7 @@ class Fleet:
         return rows[self.candidates(ask)[rows].sum(axis=1) >= ask.gpus] if ask.gpus else rows
 
     def take(self, ask: Ask, row: int, devices: Sequence[int], sign: int = 1) -> None:
-        """``sign`` -1 gives it back."""
+        """Take the request from the devices. With ``sign`` -1, give it back."""
         self.cpu[row] -= sign * ask.cpu_milli
         self.memory[row] -= sign * ask.memory_mib
         for device in devices:
@@ -75,9 +75,9 @@ class Fleet:
 
 
 class Rule(ABC):
-    """Scores nodes; larger is better."""
+    """Scores nodes. Larger is better."""
 
-    #: 0: exact.
+    #: Number of score steps; 0 for exact scores.
     steps = 100
     best_fit_ties = False
 
@@ -108,7 +108,7 @@ class Rule(ABC):
         return ask, placed
 
     def pick(self, ask: Ask, rows: Rows) -> int:
-        """The best of the nodes where it fits."""
+        """Return the best of the nodes on which it fits."""
         scores = self.scores(ask, rows)
         scores = np.floor(scores * self.steps) if self.steps else np.round(scores, DIGITS)
         top = rows[scores == scores.max()]
@@ -119,10 +119,10 @@ class Rule(ABC):
 
     @abstractmethod
     def scores(self, ask: Ask, rows: Rows) -> Scores:
-        """(rows,) of nodes on which it fits."""
+        """Return the scores, (rows,), of nodes on which it fits."""
 
     def devices(self, ask: Ask, row: int) -> tuple[int, ...]:
-        """The fullest that will do; of whole ones the first."""
+        """Return the fullest devices that suffice. For whole devices, return the first ones."""
         return tuple(self._in_order(ask, row, self.fleet.left[row])[: ask.gpus])
 
     def _in_order(self, ask: Ask, row: int, key: Rows) -> list[int]:
@@ -131,9 +131,9 @@ class Rule(ABC):
 
 
 def best_fit(fleet: Fleet, demand: Demand, ask: Ask, rows: Rows) -> Scores:
-    """1 - what is left, CPU and devices alike: the published BestFit.
+    """Return 1 minus what is left of CPU and devices: the published BestFit.
 
-    A pod that wants whole devices is charged what they hold on average, wherever it goes.
+    A pod that requests whole devices is charged their average amount, wherever it goes.
     """
     cpu = (fleet.cpu[rows] - ask.cpu_milli) / CPU_MILLI
     left = fleet.left[rows].sum(axis=1) - (demand.of(ask) if ask.gpus else 0)
@@ -147,7 +147,7 @@ class BestFit(Rule):
 
 
 class WorstFit(Rule):
-    """The contrary, down to the device."""
+    """The opposite of BestFit, for nodes and devices."""
 
     def scores(self, ask: Ask, rows: Rows) -> Scores:
         return 1 - best_fit(self.fleet, self.demand, ask, rows)
@@ -157,7 +157,7 @@ class WorstFit(Rule):
 
 
 class GpuBest(Rule):
-    """The least left on the device that is chosen; what asks for no share goes by BestFit."""
+    """Leaves the least on the chosen device. Pods that request no share are placed by BestFit."""
 
     steps = 0
     best_fit_ties = True
@@ -173,7 +173,7 @@ class GpuBest(Rule):
 
 
 class Random(Rule):
-    """Any node; the same again for the same order of nodes and pods."""
+    """Chooses any node. The same order of nodes and pods gives the same choices."""
 
     def __init__(self, fleet: Fleet, demand: Demand, kinds: Sequence[Ask], ranks: Rows) -> None:
         super().__init__(fleet, demand, kinds, ranks)
@@ -183,13 +183,13 @@ class Random(Rule):
         return int(self._lots.choice(rows))
 
     def scores(self, ask: Ask, rows: Rows) -> Scores:
-        """All alike."""
+        """Return equal scores for all nodes."""
         return np.zeros(len(rows))
 
 
 @dataclass(slots=True)
 class _Kept:
-    """The effect of pods of one kind on each node; outdated for rows that have changed since."""
+    """The effect of pods of one kind on each node. It is outdated for rows that changed since."""
 
     version: Rows
     change: Scores
@@ -197,10 +197,11 @@ class _Kept:
 
 
 class Fgd(Rule):
-    """Fragmentation gradient descent: the node where least is lost for the pods of a given mix.
+    """Fragmentation gradient descent: chooses the node where the pods of a given mix lose least.
 
-    What no pod of a kind could use on a node is fragmented for that kind: all that is left where
-    its CPU, its model or its devices are not there, else what is left on devices too small for it.
+    What no pod of a kind could use on a node is fragmented for that kind. This is all that is left
+    if the node lacks the CPU, the model or the devices for the kind, and otherwise what is left on
+    devices that are too small for it.
     """
 
     charged = False
@@ -238,7 +239,7 @@ class Fgd(Rule):
         return kept
 
     def _change(self, ask: Ask, rows: Rows) -> tuple[Scores, Rows]:
-        """By which usable memory grows, and the device on which it grows most."""
+        """Return by how much usable memory grows, and the device on which it grows most."""
         fleet = self.fleet
         cpu, left, free = fleet.cpu[rows], fleet.left[rows], fleet.replicas[rows] > 0
         size = fleet.size[rows]
@@ -268,7 +269,7 @@ class Fgd(Rule):
     def _usable(
         self, rows: Rows, cpu: Rows, left: Rows, free: NDArray[np.bool_], size: Rows
     ) -> Scores:
-        """Mean over the mix of what a pod could use of each node."""
+        """Return the mean over the mix of what a pod could use of each node."""
         shares, wholes = self._shares, self._wholes
         hosted = shares.hosted(rows, cpu)
         up_to = np.concatenate([np.zeros((len(rows), 1)), hosted.cumsum(axis=1)], axis=1)
@@ -282,7 +283,7 @@ class Fgd(Rule):
 
 
 class _Kinds:
-    """Kinds of a mix, as columns."""
+    """The kinds of a mix, as columns."""
 
     def __init__(self, fleet: Fleet, kinds: Sequence[tuple[Ask, float]]) -> None:
         self.amount = np.array([kind.amount or 0 for kind, _ in kinds], np.int64)
@@ -294,13 +295,14 @@ class _Kinds:
         self._weights = np.array(allowed, np.float64).reshape(-1, nodes).T * weights
 
     def hosted(self, rows: Rows, cpu: Rows) -> Scores:
-        """(rows, kinds): its weight where model and CPU are there, else 0."""
+        """Return (rows, kinds): the kind's weight if the node has its model and CPU, otherwise
+        0."""
         found: Scores = self._weights[rows] * (cpu[:, None] >= self._cpu)
         return found
 
 
 class Fgdu(Fgd):
-    """As FGD, but the pod's own consumption counts too: keep the most usable memory."""
+    """Like FGD, but the pod's own use counts too: keeps the most usable memory."""
 
     charged = True
     steps = 0
@@ -308,7 +310,7 @@ class Fgdu(Fgd):
 
 
 def _typical(kinds: Sequence[Ask]) -> dict[Ask, int]:
-    """The most frequent kinds that together make up most pods; memory of the host is no part."""
+    """Return the most frequent kinds that together make up most pods. Host memory is ignored."""
     counts: dict[Ask, int] = {}
     for kind in kinds:
         plain = Ask(kind.cpu_milli, 0, kind.gpus, kind.amount, kind.models)
@@ -332,7 +334,7 @@ def _sigmoid(x: Scores) -> Scores:
     return found
 
 
-#: By the names that papers give them.
+#: The rules by the names that papers give them.
 RULES: dict[str, Callable[[Fleet, Demand, Sequence[Ask], Rows], Rule]] = {
     "bestfit": BestFit,
     "worstfit": WorstFit,

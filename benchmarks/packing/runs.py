@@ -1,4 +1,4 @@
-"""Runs one experiment: a workload, an order of its pods, and a placement policy."""
+"""Runs one experiment with a workload, an order of its pods, and a placement policy."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,21 +29,21 @@ class Run:
     asks: tuple[Ask, ...]
     mode: Mode
     policy: str
-    #: "mixed": one pool, and the scheduler chooses the device; else the device choice of Headroom's
-    #: nodes.
+    #: "mixed" means one pool in which the scheduler chooses the device. Otherwise, the device
+    #: choice of Headroom's nodes.
     choice: str
     #: The rule that places pods without a GPU: "own", "bestfit" or "aside".
     others: str
     seed: int
-    #: Indices in ``asks`` in the order of arrival; if empty, drawn by the seed.
+    #: Indices in ``asks`` in the order of arrival. If it is empty, the seed decides the order.
     order: tuple[int, ...] = ()
-    #: Ranks of the nodes that decide between equal nodes; if empty, the order of the nodes.
+    #: Ranks that decide between equal nodes. If it is empty, the order of the nodes decides.
     ranks: tuple[int, ...] = ()
     churn: bool = False
 
 
 def play(run: Run) -> dict[str, Any]:
-    """Return the results of the run; percentages are of the capacity."""
+    """Return the results of the run. Percentages refer to the capacity."""
     demand = Demand(run.nodes, run.mode)
     pools = unshared(run.nodes, run.asks) if run.choice != "mixed" else []
     judge = Judge(places(run.nodes, run.mode, replicas(run.mode)))
@@ -66,7 +66,7 @@ def play(run: Run) -> dict[str, Any]:
 
 
 def places(nodes: Sequence[Node], mode: Mode, most: int) -> list[Place]:
-    """The nodes as a judge keeps them, with nothing on them; a device takes ``most`` pods."""
+    """Return the nodes for a judge, with nothing on them. A device takes at most ``most`` pods."""
     found = []
     for node in nodes:
         size = device_amount(node, mode)
@@ -76,8 +76,9 @@ def places(nodes: Sequence[Node], mode: Mode, most: int) -> list[Place]:
 
 
 def unshared(nodes: Sequence[Node], asks: Sequence[Ask]) -> list[int]:
-    """Nodes that stay unshared for pods that want several whole devices: among those with the most
-    devices evenly, as many as make up these pods' share of what is asked for."""
+    """Return the nodes that stay unshared, for pods that request several whole devices. Among the
+    nodes with the most devices, choose evenly until they match these pods' share of all
+    requests."""
     several = sum(ask.gpus for ask in asks if ask.gpus > 1)
     asked = sum(ask.gpus for ask in asks)
     if not several:
@@ -121,7 +122,7 @@ class _Others(Scheduler):
 
 
 class Aside(BestFit):
-    """Out of the way: the node with the least memory left on its devices."""
+    """Places pods on the node with the least free memory on its devices, out of the way."""
 
     def scores(self, ask: Ask, rows: Rows) -> Any:
         left = self.fleet.left[rows].sum(axis=1)

@@ -1,14 +1,13 @@
 """Generates a workload from the counts of a published cluster, if its files are not available.
 
-The counts are those of Alibaba's cluster-trace-gpu-v2023 as printed in papers: nodes of each shape
-and pods of each size. No data of single pods is copied: CPU and memory are drawn at random.
-"""
+The counts come from Alibaba's cluster-trace-gpu-v2023, as papers print them: nodes of each shape
+and pods of each size. No data of single pods is copied. CPU and memory are drawn at random."""
 
 import random
 
 from benchmarks.packing.workload import WHOLE_MILLI, Node, Pod
 
-#: Model, MiB of a device, and shapes: devices, milli-CPU, MiB, nodes of the whole cluster.
+#: Model, MiB of a device, and shapes: (devices, milli-CPU, MiB, nodes in the whole cluster).
 SHAPES: tuple[tuple[str, int, tuple[tuple[int, int, int, int], ...]], ...] = (
     ("G2", 22731, ((8, 96000, 393216, 549),)),
     ("T4", 15109, ((2, 104000, 524288, 387), (4, 96000, 393216, 17))),
@@ -18,9 +17,9 @@ SHAPES: tuple[tuple[str, int, tuple[tuple[int, int, int, int], ...]], ...] = (
     ("V100M16", 16160, ((4, 32000, 131072, 28), (1, 8000, 32768, 19), (8, 64000, 262144, 8))),
     ("A10", 22731, ((1, 128000, 1048576, 2),)),
 )
-#: Number of pods, of 8152, that request no GPU, and that request 1, 2, 4 or 8 whole GPUs.
+#: Numbers of pods, of 8152 in total, that request no GPU, and that request 1, 2, 4 or 8 whole GPUs.
 NO_GPU, WHOLES = 1088, ((1, 3911), (2, 16), (4, 15), (8, 44))
-#: Thousandths of one GPU -> pods; the two most frequent are the published ones.
+#: Thousandths of one GPU -> number of pods. The two most frequent values are the published ones.
 SHARES = (
     *((810, 1078), (470, 750), (50, 60), (100, 120), (190, 46), (250, 200)),
     *((300, 180), (400, 160), (500, 200), (600, 144), (720, 80), (900, 60)),
@@ -30,7 +29,7 @@ MIB_OF_CPU = (2, 4, 8)
 
 
 def nodes(part: int = 16) -> list[Node]:
-    """One of ``part`` nodes of each shape, one at least."""
+    """Return one of ``part`` nodes of each shape, but at least one of each."""
     found: list[Node] = []
     for model, device_mib, shapes in SHAPES:
         for gpus, cpu, memory, count in shapes:
@@ -41,7 +40,7 @@ def nodes(part: int = 16) -> list[Node]:
 
 
 def pods(seed: int = 0) -> list[Pod]:
-    """The kinds in their proportions; which device a share was sized on is drawn."""
+    """Return pods in the published proportions. The device for which a share was sized is drawn."""
     lots = random.Random(seed)
     sizes = [(device_mib, sum(g * n for g, _, _, n in shapes)) for _, device_mib, shapes in SHAPES]
     kinds = [(0, 0)] * NO_GPU + [(gpus, WHOLE_MILLI) for gpus, n in WHOLES for _ in range(n)]

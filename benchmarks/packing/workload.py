@@ -1,6 +1,6 @@
-"""Reads nodes, pods and the arrival order of pods from files, and checks every cell.
+"""Reads nodes, pods and the arrival order of pods from files, and validates every cell.
 
-The columns are those of the published trace that results are compared with (``nodes.csv``,
+The columns are the columns of the published trace with which results are compared (``nodes.csv``,
 ``pods.csv``, ``arrivals.csv``). Columns that are not used here are optional.
 """
 
@@ -13,9 +13,9 @@ from headroom.errors import BadSettings
 from headroom.planner.csv_rows import read_rows
 
 Mode = Literal["milli", "vram"]
-#: Thousandths of a whole device.
+#: Thousandths of a GPU that make up a whole device.
 WHOLE_MILLI = 1000
-#: Replicas of each shared device: the maximum number of its pods.
+#: Number of replicas of each shared device, and so the maximum number of its pods.
 REPLICAS = 10
 #: Maximum number of devices of a node.
 SLOTS = 8
@@ -38,11 +38,11 @@ class Pod:
     cpu_milli: int
     memory_mib: int
     gpus: int
-    #: Thousandths of each device; 1000: all of it.
+    #: Thousandths of each device; 1000 means the whole device.
     gpu_milli: int
-    #: Models that it may run on; empty: any model.
+    #: Models on which it may run; empty means any model.
     models: frozenset[str]
-    #: MiB on one device; -1: all memory of each of its devices, 0: no GPU.
+    #: MiB on one device; -1 means all memory of each of its devices, 0 means no GPU.
     vram_mib: int
 
 
@@ -53,7 +53,7 @@ class Ask:
     cpu_milli: int
     memory_mib: int
     gpus: int
-    #: Amount on one device; None: ``gpus`` devices that are empty.
+    #: Amount on one device; None means ``gpus`` empty devices.
     amount: int | None
     models: frozenset[str]
 
@@ -75,12 +75,13 @@ def device_amount(node: Node, mode: Mode) -> int:
 
 
 def replicas(mode: Mode) -> int:
-    """A device shared by thousandths has no replicas that could run out."""
+    """Return the replicas of a device. A device shared by thousandths cannot run out of
+    replicas."""
     return REPLICAS if mode == "vram" else 1 << 20
 
 
 class Demand:
-    """The value of a pod, independent of its node: its own amount, or the mean of its devices."""
+    """The value of a pod regardless of its node: its own amount, or the mean of its devices."""
 
     def __init__(self, nodes: Sequence[Node], mode: Mode) -> None:
         self._of_model: dict[str, tuple[int, int]] = {}
@@ -94,7 +95,7 @@ class Demand:
         return sum(amount for amount, _ in self._of_model.values())
 
     def mean(self, models: frozenset[str] = frozenset()) -> float:
-        """Amount of a device of one of the models, on average."""
+        """Return the mean amount of a device of one of the models."""
         allowed = [figures for model, figures in self._of_model.items() if model in models]
         found = allowed if models and allowed else list(self._of_model.values())
         return sum(amount for amount, _ in found) / max(1, sum(gpus for _, gpus in found))
@@ -104,7 +105,7 @@ class Demand:
 
 
 def read_nodes(path: Path) -> list[Node]:
-    """In the order of the file."""
+    """Return the nodes in the order of the file."""
     nodes = []
     needed = ("name", "cpu_milli", "memory_mib", "gpu", "model", "gpu_mem_mib")
     for cells in read_rows(path, needed):
@@ -124,7 +125,7 @@ def read_nodes(path: Path) -> list[Node]:
 
 
 def read_pods(path: Path) -> list[Pod]:
-    """In the order of their names, which is what arrivals count in."""
+    """Return the pods in the order of their names, to which the arrivals refer."""
     pods = []
     needed = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "gpu_spec", "vram_mib")
     for cells in read_rows(path, needed):
@@ -147,8 +148,8 @@ def read_pods(path: Path) -> list[Pod]:
 def read_arrivals(
     path: Path, pods: int, mode: Mode, cluster: str, seeds: Sequence[int]
 ) -> dict[int, tuple[int, ...]]:
-    """Orders by seed. Of a file with several modes or clusters only the rows of these count; all
-    its seeds where none are named."""
+    """Return seed -> order. If the file has several modes or clusters, only the rows of the given
+    ones count. If no seeds are given, return all seeds."""
     found: dict[int, list[tuple[int, int]]] = {}
     at = 0
     for cells in read_rows(path, ("pod",)):
@@ -176,7 +177,7 @@ def read_arrivals(
 
 
 def read_ranks(path: Path, nodes: Sequence[Node]) -> dict[int, tuple[int, ...]]:
-    """By seed; a seed that does not name every node is left out."""
+    """Return seed -> ranks. Seeds that do not name every node are left out."""
     found: dict[int, dict[str, int]] = {}
     for cells in read_rows(path, ("seed", "node", "rank")):
         seed = cells.number("seed", "42")

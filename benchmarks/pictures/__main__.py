@@ -1,9 +1,9 @@
 """Makes the pictures of the docs from the running product: python -m benchmarks.pictures [FOLDER]
 
-Default folder: docs/images. With --all it also makes pictures of each view in light and dark and on
-a phone, whole pages, to look at. It takes two minutes, in which the console sees which GPU is full
-soon, and one for the plan. The plots leave out the seconds in which the fleet is filled.
-"""
+The default folder is docs/images. With --all, it also makes pictures of each view in light and dark
+and on a phone, as whole pages, for inspection. It takes two minutes, until the console finds the
+GPU that is full soon, and one minute for the plan. The plots leave out the seconds in which the
+fleet is filled."""
 
 import re
 import time
@@ -56,11 +56,11 @@ VIEWS = {
 }
 #: Maximum size of a picture.
 MOST_BYTES = 150_000
-#: As narrow as the page's header permits: GitHub shows pictures at about 800 pixels.
+#: As narrow as the page's header permits, because GitHub shows pictures at about 800 pixels.
 DOCS_WIDTH = 1140
 #: Maximum height of the header in pixels.
 MOST_HEADER = 400
-#: For pictures without the header.
+#: Size of pictures without the header.
 NARROW = {"width": 900, "height": 590}
 REPORT = {"width": 900, "height": 700}
 SCREEN = {"width": 1280, "height": 800}
@@ -68,7 +68,7 @@ PHONE = {"width": 390, "height": 844}
 
 
 def main(
-    folder: Annotated[Path, typer.Argument(help="Where the pictures go.")] = Path("docs/images"),
+    folder: Annotated[Path, typer.Argument(help="Folder for the pictures.")] = Path("docs/images"),
     all_views: Annotated[bool, typer.Option("--all", help="Make pictures of each view.")] = False,
 ) -> None:
     folder.mkdir(parents=True, exist_ok=True)
@@ -106,12 +106,12 @@ def main(
 def _served(browser: Browser) -> Iterator[tuple[Server, tuple[float, float]]]:
     """Serve the fleet, with pods that wait and a GPU that is full soon.
 
-    Yields also the Unix times at which its filling began and ended.
+    Also yield the Unix times at which its filling began and ended.
     """
     fleet = PicturedFleet()
     fleet.fill()
     seeded = "benchmarks.pictures.seeded", str(fleet.now_step)
-    # The first value of the server has the time of the step in which it starts.
+    # The server's first value has the time of the step in which the server starts.
     began_s = time.time() - RESOLUTION_S
     with serving(fleet_yaml(), program=seeded) as server:
         fleet.bind(server)
@@ -156,15 +156,15 @@ def _view(
     whole: bool = False,
     header: bool = True,
 ) -> None:
-    """Take the screen, or the whole page; without ``header``, as much of the page below it."""
-    # The map draws only its part on the screen, so the screen has space for the header too.
+    """Save the screen or the whole page. Without ``header``, save as much of the page below it."""
+    # The map draws only the part that is on the screen, so the screen must also fit the header.
     screen = size if header else size | {"height": size["height"] + MOST_HEADER}
     context = browser.new_context(viewport=screen, color_scheme=scheme, timezone_id="Europe/Berlin")  # type: ignore[arg-type]
     context.route("**/v1/history/**", lambda route: _without(route, filling))
     page: Page = context.new_page()
     page.goto(f"{server.debug}/#{view}")
     expect(page.locator("#live")).to_contain_text("live", timeout=30_000)
-    # The figures have arrived; the plots are drawn in the next frames.
+    # The figures have arrived, but the plots are drawn in the next frames.
     page.wait_for_timeout(1500)
     if header:
         page.screenshot(path=path, full_page=whole)
@@ -177,7 +177,7 @@ def _view(
 
 
 def _without(route: Route, filling: tuple[float, float]) -> None:
-    """Answer with the history without the seconds in which the fleet was filled."""
+    """Return the history without the seconds in which the fleet was filled."""
     body = route.fetch().json()
     begin_s, end_s = filling
     kept = [i for i, at_s in enumerate(body["at_s"]) if not begin_s <= at_s < end_s]
@@ -188,7 +188,7 @@ def _without(route: Route, filling: tuple[float, float]) -> None:
 
 
 def _report(browser: Browser, report: Path, path: Path) -> None:
-    """Take the report down to its first picture."""
+    """Save the report down to its first chart."""
     page = browser.new_page(viewport=REPORT)  # type: ignore[arg-type]
     page.goto(report.as_uri())
     box = page.locator("figure").first.bounding_box()

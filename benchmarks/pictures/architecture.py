@@ -1,4 +1,4 @@
-"""Draws Headroom's processes and who calls whom; a test compares the names with deploy/base."""
+"""Draws Headroom's processes and their calls. A test compares the names with deploy/base."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from benchmarks.pictures.svg import BLUE, QUIET, Drawing
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload of the manifests: its containers with their ports."""
+    """A workload of the manifests: its containers and their ports."""
 
     kind: str
     name: str
@@ -27,7 +27,7 @@ WEBHOOK = Workload("Deployment", "headroom-webhook", {"webhook": (9443, 8889)})
 RECORDER = Workload("Deployment", "headroom-recorder", {"recorder": (8889,)})
 AGENT = Workload("DaemonSet", "headroom-agent", {"agent": (9410, 9412)})
 WORKLOADS = (SCHEDULER, CONSOLE, WEBHOOK, RECORDER, AGENT)
-#: kube-scheduler calls the extender here.
+#: Address at which kube-scheduler calls the extender.
 EXTENDER_URL = "https://127.0.0.1:8888"
 CALLS = ("filter", "prioritize", "preempt", "bind")
 

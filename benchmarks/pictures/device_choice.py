@@ -14,7 +14,7 @@ from headroom.core.placement.device_plugin_model import plugin_choices
 from tests.builders import GIB, GPU, judged, reservation, shared, use, weighed
 
 GPU_GIB, RESERVED_GIB, REPLICAS = 24, 0.5, 4
-#: GiB of the pods on each GPU, and of the pod that is created.
+#: GiB of the running pods on each GPU, and of the pod that is created.
 RUNNING_GIB = ((4, 4), (16,))
 ASKED_GIB = 12
 
@@ -23,9 +23,9 @@ _PX_OF_GIB = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Results of the model for the pod that is created; GPUs are indices."""
+    """Results of the model for the pod that is created. GPUs are indices."""
 
-    #: Bytes that are free on each GPU.
+    #: Free bytes on each GPU.
     free_bytes: tuple[int, ...]
     #: The GPU that the device plugin chooses.
     plugins: int
@@ -38,7 +38,7 @@ class Outcome:
 
 
 def outcome() -> Outcome:
-    """Ask the model. Raises ``ValueError`` if the example does not show the problem."""
+    """Run the model. Raises ``ValueError`` if the example does not show the problem."""
     steering = Plugin(
         allocation_policy="distributed", topology_manager_policy="none", steered=[GPU]
     )
@@ -128,9 +128,9 @@ class _Frame:
         self._drawing.text(self._x + 16, self._y + 266, lines, size=15)
 
     def gpus(self, found: Outcome, *, memory: bool = True, new: int | None = None) -> None:
-        """Draw each GPU: its memory with its pods, and its replicas.
+        """Draw each GPU with its memory, its pods and its replicas.
 
-        ``memory``: whether the memory is shown. ``new``: the GPU that gets the pod.
+        ``memory`` is whether to show the memory. ``new`` is the GPU that gets the pod.
         """
         drawing, x, width = self._drawing, self._x + 74, GPU_GIB * _PX_OF_GIB
         for index, pods in enumerate(RUNNING_GIB):

@@ -1,6 +1,7 @@
-"""A fleet for pictures of the page: 216 GPUs, 330 pods that Headroom places, an hour of history.
+"""A fleet for pictures of the page: 216 GPUs, 330 pods that Headroom places, and an hour of
+history.
 
-``benchmarks.pictures.seeded`` starts the server with this history. In it, one pod grows until its
+``benchmarks.pictures.seeded`` starts the server with this history, in which one pod grows until its
 GPU is full soon.
 """
 
@@ -37,7 +38,7 @@ POOLS = {
     "a100": (10, 4, 40, "NVIDIA A100-PCIE-40GB"),
     "l4": (40, 2, 24, "NVIDIA L4"),
 }
-#: Namespace -> owner and GiB that each of its pods requests.
+#: Namespace -> owner, and GiB that each of its pods requests.
 TEAMS = {
     "search": (("embedder", 6), ("reranker", 10)),
     "assistant": (("llama-8b", 20), ("whisper", 5)),
@@ -45,7 +46,7 @@ TEAMS = {
     "research": (("notebook", 16), ("finetune", 36)),
 }
 PODS = 330
-#: The pod that grows, its request and its use an hour ago and now, in GiB.
+#: The pod that grows, its request, and its use an hour ago and now, in GiB.
 LEAK, LEAK_REQUEST, LEAK_FROM, LEAK_TO = "tokenizer-7c9d5b-x2vqk", 6, 4.0, 12.5
 SICK = "l4-0039"
 #: One node. In this order, the device plugin puts the second pod on GPU 1 and the others on GPU 0.
@@ -60,7 +61,7 @@ Pools = Mapping[str, tuple[int, int, int, str]]
 
 def fleet_yaml(pools: Pools = POOLS) -> str:
     lines = [
-        # Without other nodes, the embedded server adds no number to the name.
+        # If there is only one node, the embedded server adds no number to the name.
         f"  - {{name: {name if nodes > 1 else f'{name}-0000'}, count: {nodes}, gpus: {gpus}, "
         f"memory: {gib}Gi, model: {model}, sharing: time-slicing, replicas: {REPLICAS}}}"
         for name, (nodes, gpus, gib, model) in pools.items()
@@ -70,7 +71,7 @@ def fleet_yaml(pools: Pools = POOLS) -> str:
 
 @dataclass(slots=True)
 class Placed:
-    """A pod on a GPU; ``level`` is the share of its request that it uses on average."""
+    """A pod on a GPU. ``level`` is the ratio of its request that it uses on average."""
 
     uid: str
     namespace: str
@@ -83,18 +84,18 @@ class Placed:
     grows: bool = False
 
     def used_bytes(self, age: float) -> int:
-        """Return its use ``age`` seconds before the history was made; negative: after that."""
+        """Return its use ``age`` seconds before the history was made, or after that if negative."""
         if self.grows:
             share = 1 - age / KEPT_S
             return int((LEAK_FROM + (LEAK_TO - LEAK_FROM) * share) * GIB)
-        # Steps, not a wave: a use that rises for ten minutes would count as growing.
+        # Use steps instead of a wave, because a use that rises for ten minutes counts as growing.
         wave = 0.05 * math.sin(age // 900 + 9 * self.level)
         return int(self.request_gib * min(1.0, self.level + wave) * GIB)
 
 
 @dataclass(slots=True)
 class PicturedFleet:
-    """The pods of each node, and its GPUs in the order in which the device plugin takes them."""
+    """The pods of each node, and its GPUs in the order in which the device plugin uses them."""
 
     pools: Pools = field(default_factory=lambda: POOLS)
     chance: random.Random = field(default_factory=lambda: random.Random(7))
@@ -116,7 +117,7 @@ class PicturedFleet:
             suffix = "".join(self.chance.choices("bcdfghjklmnpqrstvwxz2456789", k=5))
             pod = self._pod(namespace, f"{owner}-5f6c8d-{suffix}", request, came=True)
             self.chance.shuffle(names)
-            # Packs as the extender does: a node that others use comes first.
+            # Pack like the extender: nodes that already have pods come first.
             names.sort(key=lambda name: -len(self.pods[name]))
             for node in names if number % 3 else names[::-1]:
                 if node not in ("l4-0007", SICK) and self._put(node, pod):
@@ -156,8 +157,8 @@ class PicturedFleet:
     def bind(self, server: Server) -> None:
         """Let Headroom reserve the memory of all pods, and report each node after each of its pods.
 
-        Pods that Headroom rejects, because the plugin could choose a device on which they do not
-        fit, are left out.
+        Headroom rejects pods if the plugin could choose a device on which they do not fit. These
+        pods are left out.
         """
         for node, pods in self.pods.items():
             bound: list[Placed] = []
@@ -284,7 +285,7 @@ def activity(pods: Sequence[Placed], index: int, age: float) -> float:
 def ask(
     server: Server, namespace: str, name: str, vram: str, nodes: list[str], age_s: float = 1500
 ) -> None:
-    """Ask as kube-scheduler does, for a pod of a ReplicaSet that was created ``age_s`` ago."""
+    """Call the extender as kube-scheduler does, for a pod of a ReplicaSet of age ``age_s``."""
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "controller": True}
     pod: dict[str, Any] = {
         "metadata": {

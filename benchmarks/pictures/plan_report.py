@@ -10,9 +10,9 @@ NODES, SCALE = 12, 0.3
 
 
 def report(folder: Path) -> Path:
-    """Write the history and the report into the folder; return the path of the report.
+    """Write the history and the report into the folder. Return the path of the report.
 
-    It takes about a minute of CPU time.
+    This takes about a minute of CPU time.
     """
     pods, nodes = generated.write(folder, generated.rows(14, seed=1, scale=SCALE), NODES)
     prices, page = folder / "prices.yaml", folder / "report.html"

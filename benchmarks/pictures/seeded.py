@@ -1,6 +1,6 @@
 """Runs ``headroom`` with the history of the pictured fleet.
 
-python -m benchmarks.pictures.seeded STEP serve ...: STEP is the newest step of the history.
+python -m benchmarks.pictures.seeded STEP serve ...     STEP is the newest step of the history.
 """
 
 import sys

@@ -11,7 +11,7 @@ _LINE_HEIGHT = 1.3
 
 @dataclass(slots=True)
 class Drawing:
-    """A picture of ``width`` x ``height`` pixels; all positions are in pixels from its corner."""
+    """A picture of ``width`` x ``height`` pixels. Positions are in pixels from its corner."""
 
     width: int
     height: int
@@ -48,7 +48,7 @@ class Drawing:
         fill: str = INK,
         anchor: str = "start",
     ) -> None:
-        """Write lines; ``y`` is the baseline of the first."""
+        """Write lines of text. ``y`` is the baseline of the first line."""
         weight = ' font-weight="600"' if bold else ""
         for number, line in enumerate(lines.split("\n")):
             self._parts.append(
@@ -59,7 +59,7 @@ class Drawing:
     def arrow(
         self, x1: float, y1: float, x2: float, y2: float, *, both: bool = False, line: str = INK
     ) -> None:
-        """Draw an arrow to (x2, y2), with ``both`` also to (x1, y1)."""
+        """Draw an arrow to (x2, y2). With ``both``, it also has a head at (x1, y1)."""
         start = ' marker-start="url(#head)"' if both else ""
         self._parts.append(
             f'<line x1="{x1:g}" y1="{y1:g}" x2="{x2:g}" y2="{y2:g}" stroke="{line}" '

@@ -1,4 +1,4 @@
-"""Terminal pictures: the output of real commands, as HTML that a browser draws."""
+"""Terminal pictures: the output of real commands as HTML that a browser draws."""
 
 import fcntl
 import io
@@ -21,7 +21,7 @@ pre {{ margin: 0; padding: 16px 20px; font: 14px/1.35 "DejaVu Sans Mono", monosp
 
 
 def command(server: str, *arguments: str) -> str:
-    """Run ``kubectl headroom`` on a terminal of ``COLUMNS`` columns; return the page."""
+    """Run ``kubectl headroom`` on a terminal with ``COLUMNS`` columns. Return the page."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
     environment = os.environ | {"HEADROOM_SERVER": server, "TERM": "xterm-256color"}

@@ -1,4 +1,4 @@
-"""Writes the history of a made-up cluster, for `headroom plan`, tests its ranges, and times it.
+"""Writes the history of a generated cluster for `headroom plan`, tests its ranges, and times it.
 
 python -m benchmarks.plan generate cluster --days 14 --nodes 16
 python -m benchmarks.plan backtest
@@ -32,21 +32,21 @@ from headroom.planner.scenarios import Configuration
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 SCALES, DRIFTS = (0.3, 1.0, 4.0), (0.0, 0.05)
-#: Clusters from this seed on are those on which constants are chosen.
+#: First seed of the clusters that were used to choose constants.
 _CHOSEN = 1000
-#: The clusters of the test begin with this seed.
+#: First seed of the clusters that test the ranges.
 _TESTED = 2000
-#: In the published trace few pods run before this day.
+#: Before this day of the published trace, few pods run.
 _FIRST_DAY = 113
 
 
 @app.command()
 def generate(
     folder: Annotated[Path, typer.Argument(help="Folder for pods.csv and nodes.csv.")],
-    days: Annotated[int, typer.Option(help="Days, from a Monday on.")] = 14,
-    nodes: Annotated[int, typer.Option(help="Nodes of 4 GPUs.")] = 16,
+    days: Annotated[int, typer.Option(help="Number of days, beginning on a Monday.")] = 14,
+    nodes: Annotated[int, typer.Option(help="Number of nodes of 4 GPUs.")] = 16,
     scale: Annotated[float, typer.Option(help="Multiplies the number of pods.")] = 1.0,
-    drift: Annotated[float, typer.Option(help="Growth of the number of pods a week.")] = 0.0,
+    drift: Annotated[float, typer.Option(help="Weekly growth of the number of pods.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
 ) -> None:
     """Write the pods and the nodes as CSV."""
@@ -64,7 +64,7 @@ def ranges(
     ] = None,
     seeds: Annotated[int, typer.Option(help="Replays for each range.")] = 5,
     replayed: Annotated[
-        bool, typer.Option("--replayed", help="Replay the weeks; else their largest demands.")
+        bool, typer.Option("--replayed", help="Replay the weeks, instead of using largest demands.")
     ] = False,
     trace: Annotated[
         Path | None, typer.Option(help="Folder of the published trace: pods.csv and nodes.csv.")
@@ -106,7 +106,9 @@ def ranges(
 def savings(
     clusters: Annotated[int, typer.Option(help="Generated clusters for each row.")] = 30,
     weeks: Annotated[int, typer.Option(help="Weeks of each; all but the first are held out.")] = 4,
-    seeds: Annotated[int, typer.Option(help="Drawn histories and the given one.")] = 5,
+    seeds: Annotated[
+        int, typer.Option(help="Number of histories, drawn ones and the given one.")
+    ] = 5,
 ) -> None:
     """Print coverage and width of the stated ranges of savings, in GPUs and in percent."""
     columns = (
@@ -193,7 +195,8 @@ def times(
     replicas: Annotated[int, typer.Option(help="Replicas of each GPU.")] = 4,
     seed: Annotated[int, typer.Option(help="Seed of the generated history.")] = 1,
 ) -> None:
-    """Print the table of docs/design/plan.md: time and memory of one configuration and one seed."""
+    """Print the table of docs/design/plan.md: time and memory for one configuration and one
+    seed."""
     typer.echo(f"{machine_line()}\n")
     typer.echo("| configuration | pods | nodes | GPUs needed | time | CPU time | memory |")
     typer.echo("|---" * 7 + "|")
@@ -213,9 +216,9 @@ def from_prometheus(
     scale: Annotated[float, typer.Option(help="Multiplies the number of pods.")] = 0.3,
     seed: Annotated[int, typer.Option(help="Seed of all random choices.")] = 1,
 ) -> None:
-    """Fill a real Prometheus with days of a played cluster, and plan from it.
+    """Fill a real Prometheus with days of a simulated cluster, and plan from it.
 
-    All other options are those of headroom plan.
+    All other options are passed to headroom plan.
     """
     with played.filled(days, nodes, scale, seed) as address:
         plan = ["plan", "--prometheus", address, "--window", f"{days}d", *options.args]

@@ -1,13 +1,13 @@
 """Compares the range that a plan states from one week with what the next week really needs.
 
 The need is the fewest GPUs for the same waiting time, shared with 4 replicas and steered. Nodes of
-generated clusters have one GPU each, so that needs are exact to one GPU. To test many weeks in
-little time, the need can also be the most GPUs that the pods use at once if none waits, packed
-without loss. What sharing saves is the difference of two such needs.
+generated clusters have one GPU each, so needs are exact to one GPU. To test many weeks in little
+time, the need can also be the most GPUs that the pods use at a time if none of them waits and
+packing is perfect. What sharing saves is the difference of two such needs.
 
-The rival repeats the need of the last week, plus and minus a part of it. This part is chosen as the
-constants of the plan were, so that 90 % of the needs of each kind of weeks are contained, but for
-clusters of each size on its own, which the plan does not need.
+The rival states the need of the last week plus and minus a ratio of it. Like the constants of the
+plan, this ratio is chosen so that 90 % of the needs of each kind of weeks are contained. But it is
+chosen separately for clusters of each size, which the plan does not require.
 """
 
 import math
@@ -40,9 +40,9 @@ PEAKS = Vram("peaks", 0.1)
 REPLICAS = 4
 UNSHARED = Configuration("exclusive", 1, PEAKS)
 SHARED = Configuration("steered", REPLICAS, PEAKS)
-#: More GPUs than a week of a test needs, for each unit of its scale.
+#: More GPUs than a test week needs, for each unit of its scale.
 _MANY = 250
-#: A range should contain this part of the needs.
+#: Ratio of the needs that a range should contain.
 COVERED = 0.9
 
 
@@ -55,13 +55,13 @@ class Cluster:
     scale: float
     drift_a_week: float
     seeds: int
-    #: Replay the weeks; else take their largest demand.
+    #: Whether to replay the weeks, instead of using their largest demands.
     replayed: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Week:
-    """A held-out week: the range stated from the week before, and the needs of both weeks."""
+    """A held-out week: the range stated from the week before it, and the needs of both weeks."""
 
     low: int
     high: int
@@ -79,7 +79,7 @@ class Saving:
 
 
 def play(cluster: Cluster) -> list[Week]:
-    """Return all weeks of a cluster but the first."""
+    """Return all weeks of a cluster except the first."""
     return held_out(_weeks(cluster), PEAKS, cluster.seeds, cluster.replayed)
 
 
@@ -93,7 +93,7 @@ def _weeks(cluster: Cluster) -> list[History]:
 def held_out(
     histories: Sequence[History], vram: Vram, seeds: int, replayed: bool = False
 ) -> list[Week]:
-    """Return the weeks after the first, each with the range stated from the one before.
+    """Return all weeks except the first, each with the range stated from the week before it.
 
     Weeks for which no range is stated are left out.
     """
@@ -110,9 +110,9 @@ def held_out(
 
 
 def savings(cluster: Cluster) -> list[tuple[Saving, Saving]]:
-    """Return the savings of all weeks of a cluster but the first, in GPUs and in percent.
+    """Return the savings of all weeks of a cluster except the first, in GPUs and in percent.
 
-    The ranges are those that the week before states, from largest demands.
+    The ranges are stated by the week before, from largest demands.
     """
     histories = _weeks(cluster)
     saved = [_saved(history, history.lives) for history in histories]
@@ -133,7 +133,7 @@ def savings(cluster: Cluster) -> list[tuple[Saving, Saving]]:
 
 
 def _saved(history: History, lives: Sequence[Life]) -> tuple[float, float]:
-    """Return the GPUs that sharing saves, and which part of the unshared ones they are."""
+    """Return the number of GPUs that sharing saves, and its ratio to the unshared GPUs."""
     unshared = demand(lives, 1, PEAKS, mean_gpu_bytes(history.machines))[0]
     gpus = unshared - largest_demand(history, lives, PEAKS, 0)
     return gpus, gpus / unshared if unshared else 0.0
@@ -160,8 +160,8 @@ def history_of(rows: Sequence[generated.Row], week: int, scale: float) -> Histor
 
 
 def trace_weeks(pods: Path, nodes: Path, first_day: int, seeds: int) -> list[Week]:
-    """Return all weeks of a trace that begin on a day from ``first_day`` on and have a week before
-    them. Pods that run at the beginning or at the end of a week count for the time in it."""
+    """Return all weeks of a trace that begin on ``first_day`` or later and follow another week.
+    Pods that run at the start or the end of a week count only for their time in it."""
     whole, vram = read_history(pods, nodes), Vram("requests")
     days = range(first_day, int(whole.span_s // DAY_S) - 6)
     week = {day: cut(whole, day * DAY_S) for day in days}
@@ -170,7 +170,7 @@ def trace_weeks(pods: Path, nodes: Path, first_day: int, seeds: int) -> list[Wee
 
 
 def cut(whole: History, since_s: float, length_s: float = WEEK_S) -> History:
-    """Return a part of a history from this time on, with the pods that run at its ends."""
+    """Return a part of a history from this time on, including pods that run across its ends."""
     lives = []
     for life in whole.lives:
         begin_s = max(life.created_s, since_s)
@@ -181,14 +181,14 @@ def cut(whole: History, since_s: float, length_s: float = WEEK_S) -> History:
 
 
 def largest_demand(history: History, lives: Sequence[Life], vram: Vram, seed: int) -> int:
-    """Return the most GPUs that the pods use at once if none waits, packed without loss."""
+    """Return the most GPUs that the pods use at a time if none waits and packing is perfect."""
     stay, share = split(lives, history.machines, Configuration("steered", REPLICAS, vram))
     size = mean_gpu_bytes(history.machines)
     return math.ceil(demand(stay, 1, vram, size)[0] + demand(share, REPLICAS, vram, size)[0])
 
 
 def replayed_need(history: History, lives: Sequence[Life], vram: Vram, seed: int) -> int:
-    """Return the fewest GPUs with which nothing waits longer than on the whole cluster."""
+    """Return the fewest GPUs with which no pod waits longer than on the whole cluster."""
     today = Baseline(0.0, NO_WAIT_S, 0)
     configuration = Configuration("steered", REPLICAS, vram)
     exclusive = exclusive_pool(history, lives, configuration, seed, today)
@@ -208,7 +208,8 @@ def run_savings(clusters: Sequence[Cluster], processes: int) -> list[tuple[Savin
 
 
 def savings_row(name: str, weeks: Sequence[tuple[Saving, Saving]]) -> str:
-    """Return a row: weeks; mean, coverage and mean width of the savings in GPUs and in percent."""
+    """Return a row: weeks, then mean, coverage and mean width of the savings in GPUs and
+    percent."""
     cells = [name, str(len(weeks))]
     for some in zip(*weeks, strict=True):
         inside = [each.low <= each.saved <= each.high for each in some]
@@ -219,8 +220,8 @@ def savings_row(name: str, weeks: Sequence[tuple[Saving, Saving]]) -> str:
 
 
 def rival_factor(kinds: Sequence[Sequence[Week]]) -> float:
-    """Return the least part, in percent steps, by which the last week's need must be widened so
-    that the range contains ``COVERED`` of the needs of each kind of weeks."""
+    """Return the smallest ratio, in percent steps, by which the last week's need must be widened to
+    contain ``COVERED`` of the needs of each kind of weeks."""
     for percent in range(1, 100):
         factor = percent / 100
         if all(_covered([rival(w, factor) for w in weeks], weeks) >= COVERED for weeks in kinds):
@@ -229,14 +230,14 @@ def rival_factor(kinds: Sequence[Sequence[Week]]) -> float:
 
 
 def rival(week: Week, factor: float) -> tuple[int, int]:
-    """Return the range that repeats the need of the last week."""
+    """Return the range around the need of the last week."""
     return outward(week.before * (1 - factor), week.before * (1 + factor))
 
 
 def table(name: str, weeks: Sequence[tuple[Week, float]]) -> str:
     """Return a row: weeks, mean need, coverage and mean width of both ranges.
 
-    ``weeks``: each with the rival's factor.
+    ``weeks`` pairs each week with the rival's factor.
     """
     held = [week for week, _ in weeks]
     cells = [name, str(len(held)), f"{statistics.mean(week.need for week in held):.1f}"]

@@ -17,7 +17,7 @@ from benchmarks.plan import families, generated
 from headroom.contract.quantity import parse_bytes
 
 WEEK_S = 7 * generated.DAY_S
-#: Size of a cluster, which is also its number of nodes.
+#: Sizes of clusters, which are also their numbers of nodes.
 SIZES = (15, 30, 50)
 _OPTIONS = (
     *("--mode", "steered", "--replicas", "4", "--vram", "peaks"),
@@ -31,11 +31,11 @@ class Checked:
 
     family: str
     pods: int
-    #: Whether the ranges of the unshared need, of the need with replicas and of the saved part
-    #: contain those of week 2; None without ranges.
+    #: Whether the ranges of the unshared need, of the need with replicas and of the saved ratio
+    #: contain the figures of week 2; None without ranges.
     contained: tuple[bool, bool, bool] | None
     annotations: int
-    #: Annotations below a peak of their workload, and workloads that are also named as exclusive.
+    #: Number of annotations below a peak of their workload, and of workloads also named exclusive.
     below: int
     both: int
 

@@ -1,7 +1,8 @@
-"""The metrics of a played cluster, as kube-state-metrics and dcgm-exporter export them.
+"""The metrics of a simulated cluster, as kube-state-metrics and dcgm-exporter export them.
 
-Pods get the first free GPUs of the first node with enough of them, unshared; a pod that finds none
-waits. The lines are OpenMetrics with timestamps: `promtool tsdb create-blocks-from openmetrics`.
+Pods get the first free GPUs of the first node that has enough of them, unshared. A pod that finds
+none waits. The lines are OpenMetrics with timestamps, for `promtool tsdb create-blocks-from
+openmetrics`.
 """
 
 import heapq
@@ -24,14 +25,14 @@ EVERY_S = 60
 SHOWN_S = 600
 _KSM = 'job="kube-state-metrics",instance="10.0.0.1:8080"'
 _IDLE_MIB = 3
-#: Kernels that use all SMs are the exception, so the time with kernels is longer than SM activity.
+#: Kernels seldom use all SMs, so the time with kernels is longer than the SM activity.
 _UTILIZATION_OF_SM = 1.5
 NAMESPACE = "ml"
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One pod on its node; times in seconds of the history."""
+    """One pod on its node. Times are in seconds of the history."""
 
     row: Row
     node: int
@@ -44,7 +45,7 @@ class Ran:
 
 
 def play(rows: Sequence[Row], nodes: int) -> list[Ran]:
-    """Run the pods unshared, first come first served; the result is in the order of their starts.
+    """Run the pods unshared, first come, first served. The result is in the order of their starts.
 
     Raises ``ValueError`` if a pod has more GPUs than a node.
     """
@@ -73,7 +74,7 @@ def play(rows: Sequence[Row], nodes: int) -> list[Ran]:
 def lines(
     ran: Sequence[Ran], nodes: int, start_s: float, end_s: float, longer_s: float = 0.0
 ) -> Iterator[str]:
-    """Yield all samples between two Unix times; second 0 of the history is ``start_s``.
+    """Yield all samples between two Unix times. Second 0 of the history is ``start_s``.
 
     Nodes and idle GPUs have samples from ten minutes before ``end_s`` to ``longer_s`` after it.
     """
@@ -89,7 +90,7 @@ def lines(
 def dcgm_lines(
     ran: Sequence[Ran], nodes: int, start_s: float, end_s: float, longer_s: float = 0.0
 ) -> Iterator[str]:
-    """Yield the samples of dcgm-exporter only."""
+    """Yield only the samples of dcgm-exporter."""
     for number in range(nodes):
         for gpu in range(GPUS_OF_NODE):
             labels = dcgm(number, gpu)
@@ -110,8 +111,8 @@ def life(ran: Ran, start_s: float, end_s: float) -> tuple[float, float]:
 
 
 def repeated(line: str, since_s: float, until_s: float) -> Iterator[str]:
-    """Yield the samples of a line of kube-state-metrics, ``name{labels} value``, as Prometheus has
-    them."""
+    """Yield the samples of a line of kube-state-metrics, ``name{labels} value``, as Prometheus
+    stores them."""
     series, _, value = line.rpartition(" ")
     series = f"{series.removesuffix('}')},{_KSM}}}"
     for at_s in _times(since_s, until_s):
@@ -145,7 +146,7 @@ def _dcgm_of_pod(ran: Ran, since_s: float, until_s: float) -> Iterator[str]:
     row, times = ran.row, list(_times(since_s, until_s))
     for gpu in ran.gpus:
         labels = f'{dcgm(ran.node, gpu)},exported_namespace="{NAMESPACE}",exported_pod="{row.name}"'
-        # The peak is reached once, in the middle of the life.
+        # The pod reaches its peak once, in the middle of its life.
         used, unused, unit, sm = _names(ran.node)
         for name, low, high in (
             (used, row.peak_mib * 6 // 10, row.peak_mib),
@@ -162,7 +163,7 @@ def _dcgm_of_pod(ran: Ran, since_s: float, until_s: float) -> Iterator[str]:
 def _names(node: int) -> tuple[str, str, int, str]:
     """Return the metrics of used and free memory, their unit, and the metric of SM activity.
 
-    Every second node has dcgm-exporter 4.9.0.
+    Every second node runs dcgm-exporter 4.9.0.
     """
     if node % 2:
         return USED_BYTES, FREE_BYTES, 1 << 20, SM_ACTIVITY[1]
@@ -174,7 +175,7 @@ def node_name(number: int) -> str:
 
 
 def dcgm(node: int, gpu: int) -> str:
-    """Return the labels of a GPU, with those of the scraped exporter."""
+    """Return the labels of a GPU and of the exporter that reports it."""
     name, host = node_name(node), "hostname" if node % 2 else "Hostname"
     return (
         f'gpu="{gpu}",UUID="GPU-{name}-{gpu}",modelName="{MODEL}",{host}="{name}",'

@@ -1,8 +1,8 @@
 """Families of clusters on which the ranges of a plan are tuned and judged.
 
-Each family differs in kind from the clusters of ``generated``, which have a steady rhythm. They
-share no code with the product. The constants of the ranges were chosen on ``TUNED``; ``JUDGED``
-were only measured. All constants are made up.
+Each family differs in kind from the clusters of ``generated``, which have a steady rhythm. The
+families share no code with the product. The constants of the ranges were chosen on ``TUNED``, while
+``JUDGED`` was only measured. All constants are made up.
 """
 
 import math
@@ -22,7 +22,7 @@ class Cluster:
 
     lots: np.random.Generator
     days: int
-    #: About the number of GPUs that it needs unshared.
+    #: Approximate number of GPUs that it needs unshared.
     size: float
 
     def arrivals(self, a_day: float, weekend: float = 1.0, office: bool = False) -> Iterator[float]:
@@ -38,7 +38,7 @@ class Cluster:
 
 
 def traffic(cluster: Cluster) -> Iterator[Drawn]:
-    """Services whose replicas follow the traffic of the hour; some days have much more of it."""
+    """Services whose replicas follow the hourly traffic. Some days have much more traffic."""
     lots = cluster.lots
     for service in range(int(lots.integers(3, 8))):
         share, size = cluster.size / 5 * lots.uniform(0.4, 1.6), lots.uniform(0.08, 0.6)
@@ -60,7 +60,7 @@ def traffic(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def campaigns(cluster: Cluster) -> Iterator[Drawn]:
-    """Campaigns of heavy-tailed size: tens of pods that are submitted together, on a few days."""
+    """Campaigns of heavy-tailed size: tens of pods that are submitted together on a few days."""
     lots = cluster.lots
     tail = lots.uniform(1.3, 2.5)
     begun = cluster.arrivals(lots.uniform(0.4, 3.0), 0.3, office=True)
@@ -75,7 +75,7 @@ def campaigns(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def retraining(cluster: Cluster) -> Iterator[Drawn]:
-    """Models that are trained again each week on their weekday, on more data each time."""
+    """Models that are trained again every week on their weekday, on more data each time."""
     lots = cluster.lots
     for model in range(max(3, int(cluster.size / 3))):
         weekday, hour = int(lots.integers(0, 6)), lots.uniform(0, 20)
@@ -95,7 +95,7 @@ def retraining(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def sessions(cluster: Cluster) -> Iterator[Drawn]:
-    """Notebooks of teams: sessions by day; teams are away for days, or work towards a date."""
+    """Notebooks of teams: sessions by day. Teams are away for days, or work towards a date."""
     lots = cluster.lots
     for team in range(int(lots.integers(2, 6))):
         level = cluster.size / 4 * lots.uniform(0.4, 1.6)
@@ -146,7 +146,7 @@ def mixture(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def nightly(cluster: Cluster) -> Iterator[Drawn]:
-    """Pipelines over the data of the day, at night, beside a few people by day."""
+    """Pipelines over the data of the day, which run at night, and a few people by day."""
     lots = cluster.lots
     data = 1.0
     steps = [
@@ -195,7 +195,7 @@ def courses(cluster: Cluster) -> Iterator[Drawn]:
 def experiments(cluster: Cluster) -> Iterator[Drawn]:
     """Trainings of days to weeks on several GPUs, each with evaluations of its checkpoints."""
     lots = cluster.lots
-    # A training takes 2.5 GPUs for 4 days in the mean, and some run before the history begins.
+    # On average, a training takes 2.5 GPUs for 4 days. Some run before the history begins.
     a_day = 0.75 * cluster.size / 10
     for day in range(-12, cluster.days):
         for _ in range(lots.poisson(a_day)):
@@ -211,7 +211,7 @@ def experiments(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def arrays(cluster: Cluster) -> Iterator[Drawn]:
-    """Arrays of 20 to 300 tasks, of which each group runs as many at once as its quota allows."""
+    """Arrays of 20 to 300 tasks. Each group runs as many at a time as its quota allows."""
     lots = cluster.lots
     for group in range(int(lots.integers(3, 7))):
         quota = max(2, int(cluster.size / 5 * lots.uniform(0.6, 1.4)))
@@ -228,7 +228,7 @@ def arrays(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def customers(cluster: Cluster) -> Iterator[Drawn]:
-    """A service for each customer, by the traffic of the day; customers come, grow and leave."""
+    """A service for each customer that follows the traffic of the day. Customers come and go."""
     lots = cluster.lots
     for customer in range(int(cluster.size / 2)):
         first, last = 0, cluster.days
@@ -247,7 +247,7 @@ def customers(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def commits(cluster: Cluster) -> Iterator[Drawn]:
-    """Tests of commits: each starts several short pods, some are repeated; all tests at night."""
+    """Tests of commits: each starts several short pods, and some are repeated. All run at night."""
     lots = cluster.lots
     for repository in range(int(lots.integers(3, 7))):
         pods, minutes, mib = int(lots.integers(2, 9)), lots.uniform(8, 45), cluster.mib(0.05, 0.4)
@@ -271,7 +271,7 @@ def commits(cluster: Cluster) -> Iterator[Drawn]:
 
 
 def restarts(cluster: Cluster) -> Iterator[Drawn]:
-    """Trainings of several whole nodes for days, which restart after failures, beside notebooks."""
+    """Trainings on several whole nodes for days, which restart after failures, and notebooks."""
     lots = cluster.lots
     for team in range(max(2, int(cluster.size / 20))):
         at_s = -lots.uniform(0, 6) * DAY_S
@@ -323,7 +323,7 @@ def _steady(cluster: Cluster, gpus: float) -> Iterator[Drawn]:
 
 Family = Callable[[Cluster], Iterator[Drawn]]
 #: Families on which the ranges were tuned, together with ``generated``. ``deadlines``, ``mixture``,
-#: ``nightly`` and ``experiments`` were judged families, until their first results were looked at.
+#: ``nightly`` and ``experiments`` were judged families until their first results were inspected.
 TUNED: dict[str, Family] = {
     "traffic": traffic,
     "campaigns": campaigns,
@@ -333,7 +333,7 @@ TUNED: dict[str, Family] = {
     "nightly": nightly,
     "experiments": experiments,
 }
-#: Families that were only measured.
+#: Families that were only measured, not used for tuning.
 JUDGED: dict[str, Family] = {
     "retraining": retraining,
     "drift": drift,
@@ -347,7 +347,7 @@ JUDGED: dict[str, Family] = {
 
 
 def rows(name: str, seed: int, days: int, size: float) -> list[Row]:
-    """Return the pods of ``days`` days of a cluster of a family, in the order of their creation."""
+    """Return the pods of ``days`` days of a cluster of this family, in order of creation."""
     family = (TUNED | JUDGED)[name]
     lots = np.random.default_rng([seed, *name.encode()])
     found = [

@@ -1,9 +1,8 @@
 """Tests the ranges of a plan on families of clusters, with the week that follows each range.
 
-Needs are the largest demands of a week, unshared and with 4 replicas, and what sharing saves of
-them. The rival repeats the need of the last week, plus and minus a part of it. This is the least
-part for which its range contains 90 % of the needs of the tuned families.
-"""
+Needs are the largest demands of a week, unshared and with 4 replicas, and the saving by sharing.
+The rival states the need of the last week plus and minus a ratio of it. This is the smallest ratio
+for which its range contains 90 % of the needs of the tuned families."""
 
 import math
 import statistics
@@ -20,36 +19,36 @@ from headroom.planner.scenarios import split, variation_of
 from headroom.planner.wording import outward
 from headroom.planner.workload import DAY_S, History, Life, Machine, with_workloads
 
-#: Days of each cluster, and of the periods into which they are cut.
+#: Number of days of each cluster, and of the periods into which they are cut.
 DAYS, PERIOD_DAYS = 28, 7
-#: About the number of GPUs that the clusters of a family need.
+#: Approximate numbers of GPUs that the clusters of a family need.
 SIZES = (10, 40, 120)
-#: Replays of a plan: the history as it was, and drawn ones.
+#: Number of replays of a plan: the unchanged history, and drawn histories.
 _SEEDS = 5
 _COVERED = 0.9
-#: Minimum number of ranges for which a row has shares.
+#: Minimum number of ranges from which a row shows ratios.
 _LEAST_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Stated:
-    """The ranges that a plan states from one week, and the figures of the next one.
+    """The ranges that a plan states from one week, and the figures of the next week.
 
     Each is a pair of the unshared need and the need with replicas, in GPUs.
     """
 
     before: tuple[int, int]
     after: tuple[int, int]
-    #: None without a range.
+    #: None if there is no range.
     ranges: tuple[tuple[int, int], tuple[int, int]] | None
-    #: Range of the saved part, and the saved part of the next week.
+    #: Range of the saved ratio, and the saved ratio of the next week.
     part: tuple[float, float]
     after_part: float
     why_none: str = ""
 
 
 def weeks(name: str, seed: int, size: float, days: int = PERIOD_DAYS) -> Iterator[Stated]:
-    """Yield all periods of so many days but the first of one cluster."""
+    """Yield all periods of ``days`` days of one cluster except the first."""
     whole, length_s = _history(name, seed, size), days * DAY_S
     histories = [
         with_workloads(cut(whole, number * length_s, length_s)) for number in range(DAYS // days)
@@ -107,7 +106,7 @@ def _needs(history: History, lives: Sequence[Life]) -> tuple[int, int]:
 
 
 def rival_factor(tuned: Mapping[str, Sequence[Stated]], at: int) -> float:
-    """Return the part by which the last week's need is widened; ``at`` chooses unshared or not."""
+    """Return the ratio by which the last week's need is widened. ``at`` selects the need."""
     every = [week for some in tuned.values() for week in some]
     parts = (percent / 100 for percent in range(1, 400))
     return next(part for part in parts if _rival_covered(every, at, part) >= _COVERED)
@@ -123,7 +122,7 @@ def _rival_covered(some: Sequence[Stated], at: int, factor: float) -> float:
 
 
 def row(name: str, some: Sequence[Stated], factors: tuple[float, float]) -> str:
-    """Return a row of the table of docs/design/plan.md; widths are parts of the need."""
+    """Return a row of the table of docs/design/plan.md. Widths are ratios of the need."""
     with_range = [each for each in some if each.ranges]
     differ, dates = (
         sum(why in each.why_none for each in some) for why in ("differ too much", "follow dates")

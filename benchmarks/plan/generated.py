@@ -1,9 +1,8 @@
-"""Generates the history of a cluster with daily and weekly rhythm, and optionally drift.
+"""Generates the history of a cluster with daily and weekly rhythm, and optionally with drift.
 
-The workloads are made up: notebooks that sit on a GPU during office hours, inference servers that
-follow the day's traffic, batch jobs, and trainings with several GPUs. None of them is measured on a
-real cluster.
-"""
+The workloads are made up: notebooks that hold a GPU during office hours, inference servers that
+follow the day's traffic, batch jobs, and trainings with several GPUs. None of them was measured on
+a real cluster."""
 
 import csv
 from collections.abc import Iterator
@@ -18,17 +17,17 @@ MODEL, GPU_MIB, GPUS_OF_NODE = "L40S", 46_068, 4
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One workload; times in hours, sizes in MiB."""
+    """One workload. Times are in hours, sizes in MiB."""
 
     name: str
-    #: Pods a day on a working day, and what part of them arrives on a weekend day.
+    #: Number of pods on a working day, and the ratio of it that arrives on a weekend day.
     a_day: float
     weekend: float
     mean_h: float
     peak_mib: tuple[int, int]
     sm: tuple[float, float]
     gpus: int = 1
-    #: Whether pods arrive by day only.
+    #: Whether pods arrive only by day.
     office: bool = True
 
 
@@ -61,8 +60,8 @@ class Row:
 def rows(days: int, seed: int, scale: float = 1.0, drift_a_week: float = 0.0) -> list[Row]:
     """Return the pods of ``days`` days that begin on a Monday, in the order of their creation.
 
-    ``scale`` multiplies the number of pods; ``drift_a_week`` is what it grows by each week, as a
-    part of it.
+    ``scale`` multiplies the number of pods. ``drift_a_week`` is the ratio by which the number grows
+    each week.
     """
     lots = np.random.default_rng(seed)
     found = [
@@ -79,7 +78,7 @@ def _pods(
     for day in range(days):
         weekend = kind.weekend if day % 7 >= 5 else 1.0
         grown = (1 + drift_a_week) ** (day / 7)
-        # Days differ by more than chance alone.
+        # Days differ more than by chance alone.
         busy = float(lots.lognormal(0.0, 0.12))
         for _ in range(lots.poisson(kind.a_day * weekend * scale * grown * busy)):
             hour = lots.triangular(7, 10.5, 20) if kind.office else lots.triangular(0, 14, 24)
@@ -90,7 +89,7 @@ def _pods(
 
 
 def write(folder: Path, found: list[Row], nodes: int) -> tuple[Path, Path]:
-    """Write the pods and ``nodes`` nodes of 4 GPUs as CSV; return both paths."""
+    """Write the pods and ``nodes`` nodes of 4 GPUs as CSV. Return both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     pods_path, nodes_path = folder / "pods.csv", folder / "nodes.csv"
     with pods_path.open("w", newline="") as file:

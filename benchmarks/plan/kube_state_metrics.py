@@ -1,10 +1,9 @@
-"""The series of a real kube-state-metrics for the pods and nodes of a played cluster.
+"""The series of a real kube-state-metrics for the pods and nodes of a simulated cluster.
 
-kube-state-metrics reads the API server. Here it reads a stand-in of it, which lists all pods of the
-two weeks at once, each with its own times: the series of a pod do not depend on other pods, and do
-not change while it runs. So one scrape has each series of the two weeks, and its samples are
-repeated for the life of its pod.
-"""
+kube-state-metrics reads an API server. Here it reads a stand-in, which lists all pods of the two
+weeks together, each with its own times. This works because the series of a pod do not depend on
+other pods and do not change while the pod runs. So one scrape has all series of the two weeks, and
+the samples of a pod are repeated for its life."""
 
 import json
 import re
@@ -35,9 +34,9 @@ _PODS = (
 
 
 def series(ran: Sequence[Ran], nodes: int, start_s: int) -> tuple[list[str], dict[str, list[str]]]:
-    """Return the series of the nodes, and those of each pod by its name, as ``name{labels} value``.
+    """Return the series of the nodes, and pod name -> series of the pod, as ``name{labels} value``.
 
-    ``start_s``: the Unix time of second 0 of the history.
+    ``start_s`` is the Unix time of second 0 of the history.
     """
     objects = {
         "pods": [_pod(each, start_s) for each in ran],
@@ -96,7 +95,7 @@ def _scraped(objects: Mapping[str, list[dict[str, Any]]]) -> str:
 
 @contextmanager
 def _api_server(objects: Mapping[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """Serve lists of these objects, and watches in which nothing happens."""
+    """Serve lists of these objects, and watches on which nothing happens."""
     ended = Event()
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,9 +1,8 @@
-"""Fills a real Prometheus with days of a played cluster, and plans from it.
+"""Fills a real Prometheus with days of a simulated cluster, and plans from it.
 
-The pods are those of a generated history, run unshared. Their series are those of a real
-kube-state-metrics, and of dcgm-exporter in the form of its recorded expositions, because that
-exporter itself needs a GPU. The samples have the times of the days until now.
-"""
+The pods come from a generated history and run unshared. Their series come from a real
+kube-state-metrics. The series of dcgm-exporter have the form of its recorded expositions, because
+the exporter itself needs a GPU. The samples have the times of the days until now."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -13,13 +12,13 @@ from benchmarks.plan import exported, generated, kube_state_metrics
 from benchmarks.plan.exported import Ran
 from tests.history.server import prometheus
 
-#: The nodes are still there while a plan is computed.
+#: Seconds after the end for which the nodes still exist, while a plan is computed.
 _LONGER_S = 7200
 
 
 @contextmanager
 def filled(days: int, nodes: int, scale: float, seed: int) -> Iterator[str]:
-    """Run a Prometheus that has these days; return its address."""
+    """Run a Prometheus that has these days. Yield its address."""
     ran = exported.play(generated.rows(days, seed, scale), nodes)
     end_s = int(time.time())
     start_s = end_s - days * generated.DAY_S

@@ -1,9 +1,8 @@
-"""Measures the time and the memory of a plan: one configuration and one seed.
+"""Measures time and memory of a plan with one configuration and one seed.
 
-That is all work from the CSV files to the figures: reading, recommendations, today's cluster, the
-search of the fewest nodes for the pods that share and for those that do not, and the spread. Each
-measurement is a process of its own.
-"""
+This includes all work from the CSV files to the figures: reading, recommendations, today's cluster,
+the searches for the fewest nodes for sharing and exclusive pods, and the ranges. Each measurement
+is a separate process."""
 
 import multiprocessing
 import resource
@@ -26,7 +25,7 @@ from headroom.planner.scenarios import (
 from headroom.planner.workload import Vram, with_workloads
 
 DAYS = 14
-#: Generated pods for each unit of the scale, and nodes that are about twice as many as they need.
+#: Generated pods for each unit of the scale, and nodes, which are about twice as many as needed.
 _PODS_A_SCALE, _NODES_A_SCALE = 2010, 30
 PEAKS = Vram("peaks", 0.1)
 

@@ -2,13 +2,14 @@
 
     python -m benchmarks.preemption [--seconds-to-end 20] [--ways ...]
 
-Ways: ``stock``: kube-scheduler without an extender. ``headroom``: Headroom as shipped, with
-``evict_for_memory``. ``gates``: the same with kube-scheduler's default feature gates, which let it
-take pods out of the back-off queue when it is idle. ``asked``: as shipped, but only kube-scheduler
-evicts pods.
+The ways: ``stock`` is kube-scheduler without an extender. ``headroom`` is Headroom as shipped, with
+``evict_for_memory``. ``gates`` is the same with kube-scheduler's default feature gates, which let
+it take pods out of the back-off queue when it is idle. ``asked`` is Headroom as shipped, except
+that only kube-scheduler evicts pods.
 
-Newcomers that would die are counted by the device plugin's rule: it allocates the device with the
-fewest allocated replicas, and ignores memory.
+A newcomer would die if the device on which it is allocated cannot hold it. The benchmark computes
+that device as the device plugin does, which chooses the device with the fewest allocated replicas
+and ignores memory.
 """
 
 import contextlib
@@ -62,7 +63,7 @@ def start_scheduler(cluster: PlayedCluster, url: str, gates: bool) -> None:
 
 
 def would_die(scenario: Scenario, outcome: Outcome) -> int:
-    """Newcomers whose device cannot hold all that is on it."""
+    """Return how many newcomers are on a device that cannot hold all pods that are on it."""
     on: dict[tuple[str, int], list[int]] = {
         (node, index): [] for node in scenario.nodes for index in range(PAIR.gpus)
     }

@@ -1,11 +1,11 @@
-"""The baseline extender: it only binds, as fast as Python can.
+"""The baseline extender, which only binds pods, as fast as Python can.
 
     python -m benchmarks.real.nothing --port PORT --api URL --ca FILE --token TOKEN [--swap]
 
 It accepts all nodes with equal scores. With ``--swap`` it writes a reservation into the node's
-GPUNode before the Binding, by compare-and-swap on its own last write: the least work of any ledger.
-``POST /script`` makes it reject or prefer nodes, for benchmarks of kube-scheduler's reaction; the
-answer contains the number of filter calls.
+GPUNode before the Binding, by compare-and-swap on its own last write, because any ledger has to do
+at least that. ``POST /script`` makes it reject or prefer nodes, for benchmarks of kube-scheduler's
+reaction; the answer contains the number of filter calls.
 """
 
 import argparse
@@ -46,9 +46,9 @@ class Args(msgspec.Struct, rename="pascal"):
 class Script(msgspec.Struct):
     """Settings of the extender; an omitted field stays as it was."""
 
-    #: How filter rejects pods whose names begin with "rejected"; empty: not at all.
+    #: How filter rejects pods whose names begin with "rejected". If empty, it accepts them.
     reject: str | None = None
-    #: Names of such pods that filter accepts all the same.
+    #: Names of such pods that filter accepts nevertheless.
     allowed: list[str] | None = None
     #: Node -> score.
     scores: dict[str, int] | None = None

@@ -1,6 +1,6 @@
 """A real etcd, API server and kube-scheduler with a fleet of Node objects and hundreds of pods.
 
-The measurement has no overhead of its own: nodes and pods are written directly to etcd, many in one
+To have no overhead of its own, the measurement writes nodes and pods directly to etcd, many in one
 transaction. The time of each bind comes from a watch, whose lines are parsed afterwards.
 """
 
@@ -40,7 +40,7 @@ from tests.e2e.cluster import GPUNODES, NAMESPACE, PODS, Cluster
 
 Object = dict[str, Any]
 
-#: kube-scheduler's own limit of 50 requests a second is for clusters of another age.
+#: kube-scheduler's default limit of 50 requests a second would be the bottleneck.
 UNHURRIED = {"qps": 5000, "burst": 10000}
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
 PATIENCE_S = 180.0
@@ -81,7 +81,7 @@ class Bound:
 
     def __exit__(self, *_: object) -> None:
         self._over = True
-        with contextlib.suppress(RuntimeError):  # it has just ended by itself
+        with contextlib.suppress(RuntimeError):  # the watch can end by itself at the same moment
             self._answer.shutdown()
         self._thread.join()
 
@@ -116,7 +116,7 @@ class Bound:
             self._answer = self._open()
 
     def wait(self, names: Iterable[str], patience_s: float = PATIENCE_S) -> list[float]:
-        """When each of these was bound, once all are."""
+        """Wait until all these pods are bound; return the time at which each of them was."""
         waiting, deadline_s = set(names), time.monotonic() + patience_s
         found = sorted(waiting)
         while waiting := waiting - self.at_s.keys():
@@ -130,7 +130,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """CPU seconds of each process."""
+    """The CPU seconds of each process."""
 
     of: Mapping[str, float]
 
@@ -139,7 +139,8 @@ class Spent:
 
 
 class Stage:
-    """``nodes`` of 8 GPUs in 4 replicas each, on each of which ``held`` pods run already."""
+    """A fleet of ``nodes`` nodes with 8 GPUs in 4 replicas each, with ``held`` pods on each
+    node."""
 
     def __init__(self, nodes: int, held: int, plane: ControlPlane) -> None:
         self.nodes, self.held = nodes, held
@@ -149,20 +150,22 @@ class Stage:
         self._numbers: dict[str, int] = {node_name(index): index for index in range(nodes)}
 
     def put(self, pods: Iterable[Object]) -> None:
-        """One after the other, as the API server does it: watches of it break where a hundred have
-        one version."""
+        """Write pods one after the other, as the API server does.
+
+        Watches of the API server break where a hundred objects have the same version.
+        """
         keyed = ((f"pods/{NAMESPACE}/{each['metadata']['name']}", each) for each in pods)
         fill(self.plane, keyed, together=1)
 
     def start_headroom(self, *, best_only: bool = True) -> str:
-        """Start it with one heartbeat of every node, which is to do; where its verbs are."""
+        """Start Headroom with one heartbeat of every node; return the address of its verbs."""
         fill(self.plane, heartbeats(self.nodes))
         self.headroom.start({"stale_after_s": 3600.0, "filter_best_only": best_only})
         return f"http://127.0.0.1:{self.cluster.port}"
 
     @contextlib.contextmanager
     def profiled(self, spy: str, variant: str) -> Iterator[None]:
-        """Let py-spy look at the extender meanwhile, if there is one and a ``spy`` is given."""
+        """Let py-spy profile the extender meanwhile, if it runs and a ``spy`` is given."""
         name = {"none": "", "headroom": "extender"}.get(variant, "nothing")
         if not spy or not name:
             yield
@@ -192,7 +195,7 @@ class Stage:
         self.restore(on)
 
     def delete(self, key: str, *, prefix: bool = False) -> None:
-        """Take from etcd what is under that key, or all whose keys begin with it."""
+        """Delete a key from etcd, or with ``prefix`` all keys that begin with it."""
         first = f"/registry/{key}".encode()
         keys = {"key": first}
         if prefix:
@@ -214,7 +217,7 @@ class Stage:
         self.restore(map(node_name, again))
 
     def restore(self, names: Iterable[str]) -> None:
-        """Make these GPUNodes what they were."""
+        """Restore these GPUNodes to their state at the start."""
         indices = sorted(self._numbers[name] for name in names)
         pods = self.nodes * self.held
         fill(
@@ -231,7 +234,7 @@ class Stage:
 
 @contextlib.contextmanager
 def stage(nodes: int, held: int) -> Iterator[Stage]:
-    """The fleet in a running API server; nothing schedules yet."""
+    """Yield the fleet in a running API server, without any scheduler."""
     plane = ControlPlane()
     try:
         plane.start()
@@ -242,7 +245,8 @@ def stage(nodes: int, held: int) -> Iterator[Stage]:
         pods = nodes * held
         fill(plane, cluster_objects(nodes, pods, pods))
         plane.start_apiserver(PATIENCE_S)
-        plane.call("GET", f"{GPUNODES}?limit=1&resourceVersion=0")  # answered once it has read them
+        # The API server answers this once it has read all GPUNodes.
+        plane.call("GET", f"{GPUNODES}?limit=1&resourceVersion=0")
         yield set_up
     except TimeoutError as err:
         raise TimeoutError(f"{err}\n{plane.logs()}") from err
@@ -251,7 +255,7 @@ def stage(nodes: int, held: int) -> Iterator[Stage]:
 
 
 def pending(name: str, vram: str | None, priority: int = 0) -> Object:
-    """A pod as the API server keeps it; without ``vram`` it asks for no GPU."""
+    """Return a pod as the API server keeps it; without ``vram`` it asks for no GPU."""
     made = pod_as_sent(name, vram or "")
     metadata, spec = made["metadata"], made["spec"]
     metadata |= {
@@ -272,9 +276,12 @@ def pending(name: str, vram: str | None, priority: int = 0) -> Object:
 def latencies(
     on: Stage, bound: Bound, names: Sequence[str], vrams: Sequence[str | None], every_s: float
 ) -> list[float]:
-    """Seconds from when each pod came until it was bound, in the order of their names; one comes
-    after the other, whatever became of the one before, and not in step with what kube-scheduler
-    does once a second."""
+    """Return the seconds from the creation of each pod until it was bound, in the order of their
+    names.
+
+    Pods are created one after the other, whether or not the previous one was bound. The pauses are
+    out of step with what kube-scheduler does once a second.
+    """
     came_s: dict[str, float] = {}
     due_s, dice = time.monotonic(), random.Random(1)
     for name, vram in zip(names, vrams, strict=True):

@@ -28,9 +28,9 @@ def start_scheduler(
     binary: str = "kube-scheduler",
     extender: Mapping[str, Any] | None = None,
 ) -> None:
-    """Start it as the documentation describes, except for ``config`` and ``extender``.
+    """Start kube-scheduler as the documentation describes, except for ``config`` and ``extender``.
 
-    ``flags``: None for the shipped ones.
+    If ``flags`` is None, it gets the shipped flags.
     """
     flags = scheduler_flags(binary) if flags is None else flags
     kubeconfig = plane.kubeconfig("scheduler-of-the-tests")
@@ -46,7 +46,7 @@ def start_scheduler(
 
 
 def start_nothing(plane: ControlPlane, port: int, *flags: str) -> str:
-    """``benchmarks.real.nothing``; returns its address once it listens there."""
+    """Start ``benchmarks.real.nothing``; return its address once it listens there."""
     plane.spawn(
         "nothing",
         *(sys.executable, "-m", "benchmarks.real.nothing", "--port", str(port)),

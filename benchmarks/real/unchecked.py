@@ -1,4 +1,4 @@
-"""``headroom serve`` without the check for other schedulers' binds, to compare with:
+"""Runs ``headroom serve`` without the check for other schedulers' binds, for comparison:
 python -m benchmarks.real.unchecked serve --config FILE ..."""
 
 from extender.ledger.node_capacity import NodeCapacity

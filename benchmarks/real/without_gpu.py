@@ -24,7 +24,7 @@ VARIANTS = ("with managedResources", "without managedResources")
 
 
 def bound_per_second(plane: ControlPlane, nodes: int, pods: int, named: bool) -> float:
-    """Creates ``pods`` pods at once and waits until kube-scheduler has bound them all."""
+    """Create ``pods`` pods at once, and wait until kube-scheduler has bound them all."""
     with contextlib.closing(PlayedCluster(plane, nodes, Shape())) as cluster:
         cluster.create()
         url = cluster.start_extender()

@@ -1,11 +1,11 @@
 """Measures how much of the requested GPU memory recommendations give back, and how often they are
-too small, beside other rules.
+too small, compared with other rules.
 
     python -m benchmarks.recommend SUMMARIES.csv [--part tuning]
 
 docs/design/recommendations.md describes the method. The generated lives are calibrated on
-SUMMARIES.csv (``calibration.py``); the command stops if the constants in the code are not those of
-the file.
+SUMMARIES.csv (``calibration.py``). The command stops if the constants in the code are not those
+that follow from the file.
 """
 
 import sys
@@ -32,23 +32,27 @@ from benchmarks.recommend.replay import (
 from benchmarks.recommend.workloads import HELD_OUT_KINDS, KINDS, workload
 from tests.gobin.build import build, default_cache
 
-#: The recommender's constants were chosen on the first. The second has other workloads, and a kind
-#: of its own.
+#: The recommender's constants were chosen on the first part. The second part has other workloads,
+#: and a kind of workload that the first does not have.
 SEEDS = {"tuning": "tune", "held-out": "held-out"}
 VPA = "VPA 1.8.1"
-#: Accepted share of lives above the recommendation.
+#: The goal for the share of lives above the recommendation.
 GOAL = 0.001
 
 
 def main(
-    summaries: Annotated[Path, typer.Argument(help="CSV of the calibration.")],
-    part: Annotated[str, typer.Option(help=f"One of {', '.join(SEEDS)}.")] = "held-out",
+    summaries: Annotated[Path, typer.Argument(help="CSV file with the calibration data.")],
+    part: Annotated[str, typer.Option(help=f"Part to score: {' or '.join(SEEDS)}.")] = "held-out",
     workloads: Annotated[int, typer.Option(help="Number of workloads.")] = 600,
     days: Annotated[float, typer.Option(help="Simulated days.")] = 90,
-    warm_days: Annotated[float, typer.Option(help="Days that do not count.")] = 21,
-    ratio: Annotated[float, typer.Option(help="Median of a request over the usual peak.")] = 2.0,
+    warm_days: Annotated[
+        float, typer.Option(help="Lives that start in these first days do not count.")
+    ] = 21,
+    ratio: Annotated[
+        float, typer.Option(help="Median ratio of a request to the usual peak.")
+    ] = 2.0,
     vpa: Annotated[bool, typer.Option(help="Also run the Vertical Pod Autoscaler's code.")] = True,
-    bound: Annotated[bool, typer.Option(help="Also run a rule with all later lives.")] = True,
+    bound: Annotated[bool, typer.Option(help="Also run a rule that uses all later lives.")] = True,
     kinds: Annotated[bool, typer.Option(help="Also print Headroom's result by kind.")] = True,
 ) -> None:
     """Print a table in Markdown."""
@@ -109,7 +113,7 @@ def _check(found: Scores) -> None:
     sys.stdout.write(
         f"missed: {total.missed} lives of {len(found.missed_by)} workloads ({worst})\n"
     )
-    sys.stdout.write(f"lives above what their author requests: {total.over_author}\n")
+    sys.stdout.write(f"lives that use more than their author requests: {total.over_author}\n")
 
 
 if __name__ == "__main__":

@@ -2,10 +2,10 @@
 
     python -m benchmarks.recommend.calibration SUMMARIES.csv
 
-SUMMARIES.csv has one row per pod of the trace cluster-trace-v2026-GenAI (144 Stable Diffusion
-pods, about 23 hours, a sample each minute): ``samples``, and ``min_mib`` to ``max_mib`` of its GPU
-memory. The trace scales its values, so only ratios are used. The command printed the constants
-below for it; the lifetimes are those of the trace cluster-trace-gpu-v2023.
+SUMMARIES.csv has one row per pod of the trace cluster-trace-v2026-GenAI (144 Stable Diffusion pods,
+about 23 hours, a sample each minute). Its columns are ``samples``, and ``min_mib`` to ``max_mib``
+of the pod's GPU memory. The trace scales its values, so only ratios are used. The command printed
+the constants below for this file. The lifetimes come from the trace cluster-trace-gpu-v2023.
 """
 
 import csv
@@ -17,16 +17,16 @@ from pathlib import Path
 #: A pod that was recorded for the whole day has at least this many samples.
 WHOLE_DAY_SAMPLES = 1400
 
-#: Natural logarithm of a day's peak over the 95th percentile of its samples: mean and standard
-#: deviation of 104 pods that were recorded for the whole day.
+#: Mean of the natural logarithm of a day's peak over the 95th percentile of its samples, and its
+#: standard deviation, for 104 pods that were recorded for the whole day.
 PEAK_OVER_P95_LOG_MEAN = 0.346
 PEAK_OVER_P95_LOG_SD = 0.158
-#: Standard deviation of the logarithm of these pods' peaks: the most that lives of one service
-#: differ, because the pods are of several services.
+#: Standard deviation of the logarithm of these pods' peaks. Lives of one service differ at most as
+#: much, because the pods are of several services.
 PEAK_BETWEEN_LIVES_LOG_SD = 0.169
 
-#: Lifetime of a pod: log-normal with the median and, from mean and median, the deviation of the
-#: 8,152 pods of cluster-trace-gpu-v2023: 540 s, mean 25,839 s.
+#: The lifetime of a pod is log-normal. Its median, 540 s, and its deviation, which follows from
+#: median and mean (25,839 s), are those of the 8,152 pods of cluster-trace-gpu-v2023.
 LIFETIME_MEDIAN_S = 540.0
 LIFETIME_LOG_SD = math.sqrt(2 * math.log(25_839 / 540))
 

@@ -1,8 +1,9 @@
-"""Families of workloads on which the recommender is judged beside those of ``workloads``.
+"""Families of workloads on which the recommender is judged, in addition to ``workloads``.
 
-Each family is a kind of program that people run, with lives of its own shape. They share no code
-with the recommender, and only the form of a life with ``workloads``. The recommender's choices were
-made with ``TUNED``; ``JUDGED`` were only measured. All constants are assumptions.
+Each family is a kind of program that people run, and its lives have a shape of their own. The
+families share no code with the recommender, and only the class ``Life`` with ``workloads``. The
+recommender's choices were made with ``TUNED``; ``JUDGED`` were only measured. All constants are
+assumptions.
 """
 
 import math
@@ -12,11 +13,11 @@ from dataclasses import dataclass
 
 from benchmarks.recommend.life import DAY, GIB, HOUR, Life, Workload
 
-#: Memory of an A10, an L40S, an A100 of 40 GB, and an H100.
+#: Memory of an A10, an L40S, an A100 with 40 GB, and an H100.
 DEVICES_BYTES = tuple(mib << 20 for mib in (22731, 46068, 40960, 81559))
-#: Requests that authors write, in GiB; they take the smallest that is large enough.
+#: Requests that authors write, in GiB. An author takes the smallest that is large enough.
 REQUESTS_GIB = (2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80)
-#: Time until a program has loaded what it needs at first.
+#: Time until a program has loaded what it needs when it starts.
 LOADED_S = 180.0
 
 
@@ -51,8 +52,8 @@ class Owner:
     def life(
         self, start_s: float, end_s: float, steps: list[tuple[float, float]], program: str = "p"
     ) -> Life:
-        """Return a life that uses these amounts from these parts of its time on; 1 of 60 fails
-        on the way."""
+        """Return a life that uses these amounts from these parts of its time on. One in 60 fails
+        before it ends."""
         use = [
             (start_s + max(0.01, at) * (end_s - start_s), self.capped(amount))
             for at, amount in sorted(steps)
@@ -65,7 +66,7 @@ class Owner:
 
 
 def bounded_text(owner: Owner) -> Iterator[Life]:
-    """Training on texts: the longest batch decides, and no text is longer than the limit."""
+    """Training on texts: the longest batch decides the peak, and the length of texts is limited."""
     rng, short = owner.rng, owner.rng.uniform(0.05, 0.4)
     limit = rng.uniform(1.0, 1.15)
     for start_s in owner.starts(rng.uniform(1.5, 8.0)):
@@ -156,7 +157,7 @@ def image_releases(owner: Owner) -> Iterator[Life]:
 
 
 def sessions(owner: Owner) -> Iterator[Life]:
-    """Notebooks: bursts of cells on whatever is of interest on that day."""
+    """Notebooks: bursts of cells, whose subject changes from day to day."""
     rng = owner.rng
     for start_s in owner.starts(rng.uniform(0.7, 3.0)):
         cells = [
@@ -168,7 +169,7 @@ def sessions(owner: Owner) -> Iterator[Life]:
 
 
 def tests_of_commits(owner: Owner) -> Iterator[Life]:
-    """CI: many short lives of a few suites, in which a new test sometimes needs more."""
+    """CI: many short lives of a few test suites, in which a new test sometimes needs more."""
     rng, noise = owner.rng, owner.rng.uniform(0.001, 0.02)
     suites = [rng.uniform(0.3, 1.0) for _ in range(rng.randint(1, 4))]
     month = 1.0
@@ -182,7 +183,7 @@ def tests_of_commits(owner: Owner) -> Iterator[Life]:
 
 
 def autoscaled_triton(owner: Owner) -> Iterator[Life]:
-    """Triton that is scaled by its load: each instance in use adds to the memory."""
+    """Triton that is scaled by its load: each instance in use adds to its memory."""
     rng = owner.rng
     instances, part = rng.randint(2, 8), rng.uniform(0.05, 0.25)
     weights = 1 - part
@@ -213,7 +214,7 @@ def loaded_on_demand(owner: Owner) -> Iterator[Life]:
 
 Family = Callable[[Owner], Iterator[Life]]
 #: Families that were looked at while the recommender's rules were chosen. ``CI`` was one of the
-#: judged families, until its first result led to the margin after lives above a recommendation.
+#: judged families until its first result led to the margin after lives above a recommendation.
 TUNED: dict[str, Family] = {
     "bounded text": bounded_text,
     "rare batches": rare_batches,
@@ -232,7 +233,10 @@ JUDGED: dict[str, Family] = {
 
 
 def workload(name: str, seed: str, index: int, days: float, ratio: float) -> Workload:
-    """Return workload ``index`` of a family; ``ratio``: median of a request over the usual peak."""
+    """Return workload ``index`` of a family.
+
+    ``ratio`` is the median ratio of a request to the usual peak.
+    """
     rng = random.Random(f"{name}/{seed}/{index}")
     device_bytes = rng.choice(DEVICES_BYTES)
     usual = device_bytes * min(0.8, max(0.03, rng.lognormvariate(math.log(0.22), 0.6)))
@@ -251,7 +255,7 @@ def workload(name: str, seed: str, index: int, days: float, ratio: float) -> Wor
 
 
 def _requests(lives: list[Life], first: int, device_bytes: int) -> tuple[tuple[float, int], ...]:
-    """Return what the author requests: after an overrun, 1.2 times what it needed."""
+    """Return what the author requests; after an overrun it is 1.2 times what the life needed."""
     found = [(0.0, min(first, device_bytes))]
     for life in sorted(lives, key=lambda each: each.end_s):
         if life.peak_bytes > found[-1][1]:

@@ -1,9 +1,9 @@
-"""Scores recommendations on each family of workloads, beside another rule.
+"""Scores recommendations on each family of workloads, compared with another rule.
 
     python -m benchmarks.recommend.family_scores
 
-A life counts once, and for the columns of hours with the time that it runs. The other rule is the
-99 % quantile of the last 1,000 peaks plus 15 %.
+A life counts once, except in the columns of hours, where it counts with the hours that it runs. The
+other rule is the 99 % quantile of the last 1,000 peaks plus 15 %.
 """
 
 import sys
@@ -32,12 +32,17 @@ _COLUMNS = (
 
 
 def main(
-    count: Annotated[int, typer.Option(help="Workloads of each family.")] = 40,
+    count: Annotated[int, typer.Option(help="Number of workloads of each family.")] = 40,
     tuned_seed: Annotated[str, typer.Option(help="Seed of the tuned families.")] = "tune",
-    judged_seed: Annotated[str, typer.Option(help="Seed of all families, judged.")] = "judge",
-    ratio: Annotated[float, typer.Option(help="Median of a request over the usual peak.")] = 2.0,
+    judged_seed: Annotated[
+        str, typer.Option(help="Second seed of the tuned families, and seed of the judged ones.")
+    ] = "judge",
+    ratio: Annotated[
+        float, typer.Option(help="Median ratio of a request to the usual peak.")
+    ] = 2.0,
 ) -> None:
-    """Print a table in Markdown: tuned families, the same with another seed, judged families."""
+    """Print a Markdown table with the tuned families, the same with another seed, and the judged
+    families."""
     sys.stdout.write(f"| family | {' | '.join(_COLUMNS)} |\n|{'---|' * (len(_COLUMNS) + 1)}\n")
     _rows("tuned", _drawn(families.TUNED, tuned_seed, count, ratio))
     _rows("other seed", _drawn(families.TUNED, judged_seed, count, ratio))

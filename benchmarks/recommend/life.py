@@ -1,4 +1,4 @@
-"""The lives that are generated and replayed, and the workloads to which they belong."""
+"""The lives that are generated and replayed, and the workloads that they belong to."""
 
 from dataclasses import dataclass
 
@@ -13,11 +13,13 @@ class Life:
 
     start_s: float
     end_s: float
-    #: (time, bytes in use) in order of time, the first soon after the start, the last at the end.
+    #: Pairs of time and bytes in use, in order of time. The first is soon after the start, and the
+    #: last at the end.
     use: tuple[tuple[float, int], ...]
-    #: completed: ended by itself or replaced by its controller; failed, evicted, oom.
+    #: How the life ended. ``completed`` means that it ended by itself or was replaced by its
+    #: controller. The other values are ``failed``, ``evicted`` and ``oom``.
     ending: str
-    #: Stands for the pod's image, arguments and environment: equal for lives of one program.
+    #: Stands for the pod's image, arguments and environment. It is equal for lives of one program.
     program: str
 
     @property
@@ -34,9 +36,10 @@ class Workload:
     name: str
     kind: str
     device_bytes: int
-    #: (time from which it holds, bytes): what its author requests, in order of time.
+    #: The author's requests, as pairs of time and the bytes that hold from then on, in order of
+    #: time.
     requests: tuple[tuple[float, int], ...]
-    #: In order of their start.
+    #: The lives, in order of their start.
     lives: tuple[Life, ...]
 
     def requested_at(self, time_s: float) -> int:

@@ -11,7 +11,8 @@ from headroom.core.recommend import lives as product
 from headroom.core.recommend.growth import Growth
 from headroom.core.recommend.profile import ContainerProfile
 
-#: A rule: workload -> request of each life in bytes, or None while it recommends nothing.
+#: A rule returns the request of each life of a workload in bytes, or None where it recommends
+#: nothing.
 Rule = Callable[[Workload], Sequence[int | None]]
 _ENDINGS = {
     "completed": product.Ending.COMPLETED,
@@ -23,19 +24,19 @@ _ENDINGS = {
 
 @dataclass(slots=True)
 class Score:
-    """Sums over lives, each counted once, or with the hours that it runs."""
+    """Sums over lives. Each life counts once, or with the hours that it runs."""
 
     lives: float = 0
     recommended: float = 0
     #: Lives with a recommendation whose peak is above it.
     missed: float = 0
-    #: Those of them that fitted what their author requests.
+    #: The missed lives that fitted what their author requests.
     missed_fitting: float = 0
     #: Lives whose peak is above what their author requests, with or without a recommendation.
     over_author: float = 0
     #: Bytes that authors request beyond the workload's highest peak in the whole evaluation.
     reclaimable: float = 0
-    #: The part of it that the recommendations give back.
+    #: The part of ``reclaimable`` that the recommendations give back.
     found: float = 0
 
     def add(self, other: "Score") -> None:
@@ -46,7 +47,7 @@ class Score:
 @dataclass(slots=True)
 class Scores:
     by_kind: dict[str, Score] = field(default_factory=lambda: defaultdict(Score))
-    #: Workload -> lives missed, for the rest of the analysis.
+    #: Workload -> number of its lives that were missed.
     missed_by: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -94,8 +95,8 @@ def score(
 
 
 def in_order(workload: Workload) -> Iterator[tuple[Life, list[Life], list[Life]]]:
-    """Yield each life at its start, with the lives that ended since the one before, and those that
-    run."""
+    """Yield each life at its start, with the lives that ended since the previous start, and the
+    lives that still run."""
     running: list[Life] = []
     for life in workload.lives:
         ended = sorted((e for e in running if e.end_s <= life.start_s), key=lambda e: e.end_s)
@@ -105,7 +106,7 @@ def in_order(workload: Workload) -> Iterator[tuple[Life, list[Life], list[Life]]
 
 
 def headroom(workload: Workload) -> list[int | None]:
-    """Headroom's recommendations."""
+    """Return Headroom's recommendations."""
     profile = ContainerProfile()
     requests = []
     for life, ended, running in in_order(workload):
@@ -122,7 +123,7 @@ def headroom(workload: Workload) -> list[int | None]:
 
 
 def _recorded(life: Life, until_s: float, ending: product.Ending | None = None) -> product.Life:
-    """Return the life until a time, for a recorder that reads its peak once a day."""
+    """Return the life until a time, as a recorder sees it that reads its peak once a day."""
     growth = Growth()
     for day in range(1, int((until_s - life.start_s) // DAY) + 1):
         growth = growth.until(day * DAY, life.peak_until(life.start_s + day * DAY))
@@ -137,7 +138,7 @@ def _recorded(life: Life, until_s: float, ending: product.Ending | None = None) 
 
 
 def fixed_quantile(share: float, margin: float, window: int = 100) -> Rule:
-    """Return the rule: a quantile of the peaks of the last lives, and a fixed margin."""
+    """Return a rule that adds a fixed margin to a quantile of the peaks of the last lives."""
 
     def rule(workload: Workload) -> list[int | None]:
         peaks: list[int] = []
@@ -153,10 +154,10 @@ def fixed_quantile(share: float, margin: float, window: int = 100) -> Rule:
 
 
 def all_other_lives(margin: float) -> Rule:
-    """Return a rule that no recommender can follow: the highest peak of all other lives of the same
-    program, those to come included, and a margin.
+    """Return a rule that no recommender can follow, because it uses future lives.
 
-    If most programs of a workload have one life, as in sweeps, all lives are taken together.
+    It adds a margin to the highest peak of all other lives of the same program, including later
+    ones. If most programs of a workload have one life, as in sweeps, it uses all lives together.
     """
 
     def rule(workload: Workload) -> list[int | None]:
@@ -178,8 +179,8 @@ def all_other_lives(margin: float) -> Rule:
 
 
 def margin_for(workloads: Sequence[Workload], goal: float, warm_days: float) -> float:
-    """Return the least margin of ``all_other_lives``, to 0.1 %, with at most this share of lives
-    above."""
+    """Return the smallest margin of ``all_other_lives``, to 0.1 %, with which at most this share of
+    lives is above the recommendation."""
     low, high = 0, 1000
     while low < high:
         tried = (low + high) // 2
@@ -193,12 +194,12 @@ def vertical_pod_autoscaler(
 ) -> Rule:
     """Return the targets of the Vertical Pod Autoscaler's recommender, which ``binary`` runs.
 
-    It gets all samples of all lives in order of time, and each kill for want of memory.
+    It gets all samples of all lives in order of time, and each out-of-memory kill.
     """
     lines: list[str] = []
     for workload in workloads:
         lines.append("w")
-        # (time, order at equal times, line): samples, then kills, then the question.
+        # Tuples of time, order at equal times (samples, kills, the question), and line.
         events: list[tuple[float, int, str]] = []
         for index, life in enumerate(workload.lives):
             events.append((life.start_s, 2, f"r {life.start_s:.0f}"))

@@ -1,10 +1,11 @@
-"""Generates the lives of containers on GPUs: when each starts and ends, and what memory it uses.
+"""Generates the lives of containers on GPUs: when each starts and ends, and how much memory it
+uses.
 
 A workload is one owner with one GPU container. Everything about it is drawn from its own random
-generator, so that it is the same whichever other workloads are generated. This module shares no
-code with the recommender: it has no buckets, no quantiles and no rules about lives.
+generator, so it stays the same whichever other workloads are generated. This module shares no code
+with the recommender.
 
-Constants are calibrated (see ``calibration.py``) or are marked as assumptions.
+Constants are either calibrated (see ``calibration.py``) or marked as assumptions.
 """
 
 import math
@@ -25,17 +26,18 @@ from benchmarks.recommend.life import DAY, GIB, HOUR, Life, Workload
 DEVICES_BYTES = tuple(mib << 20 for mib in (15109, 22731, 46068, 81251))
 #: Requests that people write, in GiB. An assumption.
 SIZES_GIB = (1, 2, 3, 4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80)
-#: A request over the typical peak when the workload was created: log-normal. An assumption; the
-#: benchmark can vary the median.
+#: The ratio of a request to the typical peak when the workload was created is log-normal. An
+#: assumption; the benchmark can vary the median.
 REQUEST_LOG_SD = 0.35
 #: Days between two changes of a workload's model, on average. An assumption.
 CHANGE_EVERY_DAYS = 45.0
-#: Share of these changes that the pod's arguments or environment show; the others come with data
-#: or a file that the pod reads. An assumption.
+#: Share of these changes that show in the pod's arguments or environment. The others come with data
+#: or with a file that the pod reads. An assumption.
 CHANGE_SHOWN = 0.85
-#: Effect of a change on the memory: log-normal. An assumption: models grow more often than shrink.
+#: The effect of a change on memory is log-normal. An assumption: models grow more often than
+#: shrink.
 CHANGE_LOG_MEAN, CHANGE_LOG_SD = 0.1, 0.35
-#: Time that a process takes to allocate what it needs at first.
+#: Time in which a process allocates what it needs when it starts.
 STARTUP_S = 120.0
 
 
@@ -47,17 +49,17 @@ class _Plan:
     device_bytes: int
     days: float
     born_s: float
-    #: Typical peak of the first model.
+    #: Typical peak of the first model, in bytes.
     base_bytes: float
-    #: (time, factor, program) of each model, the first at the birth.
+    #: Time, factor and program of each model. The first begins with the workload.
     models: list[tuple[float, float, str]] = field(default_factory=list)
 
     def model_at(self, time_s: float) -> tuple[float, str]:
-        """Return the factor on the memory, and the program."""
+        """Return the factor on the memory, and the program, at this time."""
         return [(factor, program) for since, factor, program in self.models if since <= time_s][-1]
 
     def capped(self, amount_bytes: float) -> int:
-        """Return at least the CUDA context, at most what the device has."""
+        """Return the amount, but at least the CUDA context and at most the device's memory."""
         return int(min(max(amount_bytes, 0.3 * GIB), 0.985 * self.device_bytes))
 
 
@@ -67,7 +69,7 @@ Drawn = Iterator[Life]
 def _ramp(
     start_s: float, end_s: float, peak: int, rng: random.Random, steps: int
 ) -> list[tuple[float, int]]:
-    """Return use that reaches most of its peak in the beginning, and the peak at a random time."""
+    """Return use that reaches most of its peak at the beginning, and the peak at a random time."""
     length_s = end_s - start_s
     first = min(STARTUP_S, length_s / 2)
     use = [(start_s + first, int(peak * rng.uniform(0.75, 0.97)))]
@@ -89,7 +91,7 @@ def _life(
     fails: float = 0.0,
     evicted: float = 0.01,
 ) -> Life:
-    """Return a life with this peak, unless it fails or is evicted before it reaches it."""
+    """Return a life with this peak, or one that fails or is evicted before it reaches the peak."""
     rng = plan.rng
     drawn = rng.random()
     ending = "failed" if drawn < fails else "evicted" if drawn < fails + evicted else "completed"
@@ -119,8 +121,8 @@ def _lifetime(rng: random.Random, scale: float = 1.0, most_s: float = 3 * DAY) -
 
 
 def training(plan: _Plan) -> Drawn:
-    """Jobs: the caching allocator grows with the longest batch; half of the workloads are sweeps,
-    whose arguments, and with them the activations, differ from life to life."""
+    """Training jobs, whose caching allocator grows with the longest batch. Half of the workloads
+    are sweeps: their arguments, and so their activations, differ from life to life."""
     rng = plan.rng
     spread, growth = rng.uniform(0.01, 0.05), rng.uniform(0.0, 0.15)
     sweep = rng.random() < 0.5
@@ -132,14 +134,15 @@ def training(plan: _Plan) -> Drawn:
             program = f"{program}-{rng.randrange(10**9)}"
             factor *= 0.45 + 0.55 * rng.choice((0.25, 0.5, 1.0, 1.0))
         grown = 1 + growth * (1 - math.exp(-length_s / (6 * HOUR)))
-        # The longest of many batches: an extreme value.
+        # The longest of many batches follows an extreme value distribution.
         longest = -math.log(-math.log(rng.uniform(1e-9, 1 - 1e-9)))
         peak = plan.capped(plan.base_bytes * factor * grown * math.exp(spread * longest * 0.5))
         yield _life(plan, start_s, start_s + length_s, peak, program, fails=fails)
 
 
 def notebook(plan: _Plan) -> Drawn:
-    """Sessions of hours: today's work shows little about tomorrow's."""
+    """Notebook sessions of several hours, where today's work does not show much about
+    tomorrow's."""
     rng = plan.rng
     spread = rng.uniform(0.25, 0.6)
     for start_s in _arrivals(plan, rng.uniform(0.5, 2.0)):
@@ -150,7 +153,7 @@ def notebook(plan: _Plan) -> Drawn:
 
 
 def _replicas(plan: _Plan, most: int, releases_per_week: float) -> Iterator[tuple[float, float]]:
-    """Yield start and end of each replica's lives: a release replaces all, a drain one."""
+    """Yield start and end of each replica's lives. A release replaces all replicas, a drain one."""
     rng = plan.rng
     count = rng.randint(1, most)
     horizon = plan.days * DAY
@@ -169,8 +172,9 @@ def _replicas(plan: _Plan, most: int, releases_per_week: float) -> Iterator[tupl
 
 
 def service(plan: _Plan) -> Drawn:
-    """Inference whose use follows its requests, as the Stable Diffusion pods that it is calibrated
-    on: a high-water mark far above the usual use, of which replicas find different parts."""
+    """Inference whose memory follows its requests, like the Stable Diffusion pods of the
+    calibration: the high-water mark is far above the usual use, and replicas reach different parts
+    of it."""
     rng = plan.rng
     between = PEAK_BETWEEN_LIVES_LOG_SD * rng.uniform(0.3, 1.0)
     rare = math.exp(PEAK_OVER_P95_LOG_MEAN)
@@ -178,7 +182,7 @@ def service(plan: _Plan) -> Drawn:
         factor, program = plan.model_at(start_s)
         top = plan.base_bytes * factor * math.exp(rng.gauss(0, between))
         usual = top / rare
-        # The mark rises with time: a day to find most of it, as in the day that was recorded.
+        # The mark rises with time; most of it is reached within a day, as in the recorded day.
         found = min(1.0, 0.75 + 0.25 * (end_s - start_s) / DAY)
         wobble = math.exp(rng.gauss(0, PEAK_OVER_P95_LOG_SD * 0.25))
         peak = plan.capped(usual + (top - usual) * found * wobble)
@@ -186,7 +190,7 @@ def service(plan: _Plan) -> Drawn:
 
 
 def autoscaled(plan: _Plan) -> Drawn:
-    """The same inference, scaled by its load: many shorter lives."""
+    """The same inference, but scaled by its load, so it has many shorter lives."""
     rng = plan.rng
     between = PEAK_BETWEEN_LIVES_LOG_SD * rng.uniform(0.3, 1.0)
     for start_s in _arrivals(plan, rng.uniform(4.0, 20.0)):
@@ -197,7 +201,7 @@ def autoscaled(plan: _Plan) -> Drawn:
 
 
 def engine(plan: _Plan) -> Drawn:
-    """Engines that size themselves: one allocation at the start, then flat."""
+    """Engines that size themselves: they allocate once at the start, and then stay flat."""
     rng = plan.rng
     noise = rng.uniform(0.001, 0.006)
     if rng.random() < 0.5:
@@ -226,7 +230,7 @@ def engine(plan: _Plan) -> Drawn:
 
 
 def leak(plan: _Plan) -> Drawn:
-    """Memory that grows until the process ends, is restarted, or has the whole device."""
+    """Memory that grows until the process ends, is restarted, or has used up the device."""
     rng = plan.rng
     base = plan.base_bytes * 0.5
     per_s = plan.base_bytes * 0.5 / (rng.uniform(6.0, 48.0) * HOUR)
@@ -254,7 +258,7 @@ def leak(plan: _Plan) -> Drawn:
 
 
 def retries(plan: _Plan) -> Drawn:
-    """Short batches; one that fails is retried up to six times, mostly to fail again."""
+    """Short batches. One that fails is retried up to six times, and mostly fails again."""
     rng = plan.rng
     spread = rng.uniform(0.02, 0.1)
     fails = rng.uniform(0.05, 0.3)
@@ -349,7 +353,7 @@ def workload(seed: str, index: int, days: float, ratio: float, held_out: bool = 
 def _change_models(
     rng: random.Random, plan: _Plan, requests: list[tuple[float, int]], ratio: float
 ) -> None:
-    """Draw the changes of the model; an author raises the request with a change if it is needed."""
+    """Draw the changes of the model. If a change needs it, the author raises the request."""
     time_s, factor, program = plan.born_s, 1.0, "model-0"
     while (time_s := time_s + rng.expovariate(1 / (CHANGE_EVERY_DAYS * DAY))) < plan.days * DAY:
         factor *= rng.lognormvariate(CHANGE_LOG_MEAN, CHANGE_LOG_SD)
@@ -362,7 +366,7 @@ def _change_models(
 
 
 def _request(rng: random.Random, plan: _Plan, factor: float, ratio: float) -> int:
-    """Return what an author requests: a round number, at most the device."""
+    """Return what an author requests: a round number, at most the device's memory."""
     wanted = (
         plan.base_bytes * factor * max(1.1, rng.lognormvariate(math.log(ratio), REQUEST_LOG_SD))
     )
