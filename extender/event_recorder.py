@@ -1,9 +1,10 @@
-"""Writes each notice as a Kubernetes Event once, even if several replicas have the same notice.
+"""Writes each notice as a Kubernetes Event exactly once, even if several replicas have the same
+notice.
 
-An Event's name is derived from its object, reason and occurrence. A second replica that creates the
-Event gets a conflict, and stops. An Event whose message changes over time is applied instead, so it
-stays one object with the message of the last writer. No decision depends on Events, so a lost or
-repeated Event does no harm.
+An Event's name is derived from its object, reason and occurrence. A second replica that tries to
+create the same Event gets a conflict and does nothing. An Event whose message changes over time is
+written with server-side apply instead, so it stays one object, which has the message of the last
+writer. No decision depends on Events, so a lost or repeated Event does no harm.
 """
 
 import asyncio
@@ -32,16 +33,16 @@ log = structlog.get_logger()
 COMPONENT = "headroom"
 #: Maximum number of Events written in a round. Further notices wait for the next round.
 AT_ONCE = 64
-#: Maximum number of recorded notices that were written.
+#: Maximum number of written notices that are remembered, so that they are not written again.
 REMEMBERED = 10_000
-#: Notices that are checked before the event loop serves other tasks.
+#: Number of notices that are checked before the event loop serves other tasks.
 CHECKED_AT_ONCE = 64
 THREADS = 2
-#: The API server's limit for a message.
+#: The API server's limit for the length of an Event's message.
 _MESSAGE_CHARS = 1024
 #: The namespace of Events about cluster-scoped objects.
 _NODES_NAMESPACE = "default"
-#: Statuses after which a retry may succeed.
+#: HTTP status codes after which a retry may succeed.
 _LATER = (408, 429)
 
 _encode = msgspec.json.Encoder().encode
@@ -51,7 +52,7 @@ Post = Callable[[Notice], bool]
 
 
 class KubeEvents:
-    """Writes Events. Methods block, and may be called from any thread; ``wall_s`` returns Unix
+    """Writes Events. The methods block and may be called from any thread. ``wall_s`` returns Unix
     seconds."""
 
     def __init__(self, api: "KubeApi", wall_s: Callable[[], float]) -> None:
@@ -65,7 +66,7 @@ class KubeEvents:
             self._write(notice)
         except ApiStatus as err:
             if err.status == 409:
-                return True  # another replica was faster
+                return True  # another replica has created the Event
             if err.status in _LATER or err.status >= 500:
                 return False
             # For example, the namespace is being deleted. A retry would not help.
@@ -152,7 +153,7 @@ class EventRecorder:
             if len(pending) == AT_ONCE:
                 break
             if number % CHECKED_AT_ONCE == 0:
-                await asyncio.sleep(0)  # kube-scheduler's calls run in between
+                await asyncio.sleep(0)  # lets the event loop serve kube-scheduler's calls
 
         async def one(key: tuple[str, str, str], notice: Notice) -> None:
             if await self.write(notice):
@@ -171,8 +172,8 @@ class EventRecorder:
 
 
 def event_name(notice: Notice) -> str:
-    """Return a valid name for the Event, which is equal on each replica and unique per
-    occurrence."""
+    """Return a valid name for the Event. All replicas compute the same name, and each occurrence
+    has another name."""
     what = "\n".join((notice.about.uid, notice.reason, notice.key))
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     return f"{notice.about.name[:200].rstrip('-.')}.{digest}"

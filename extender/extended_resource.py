@@ -1,10 +1,10 @@
 """Keeps the extended resource for GPU memory on the Nodes up to date.
 
-Extended resources are advertised by the Node's capacity. The kubelet copies it to allocatable with
-its next status update; both are written here, so that no pod has to wait for that.
+An extended resource is advertised in the Node's capacity, and the kubelet copies it to allocatable
+with its next status update. This module writes both, so that no pod has to wait for the kubelet.
 
-Every replica runs it, even if the setting is off, because then it removes the resource from Nodes
-that still have it. Only differences are written.
+The controller runs on each replica even if the setting is off, because it then removes the resource
+from Nodes that still have it. Only differences are written.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from headroom.runtime.loops import Loops
 log = structlog.get_logger()
 
 EVERY_S = 5.0
-#: Maximum number of writes per round: in a large fleet, the first writes take several rounds.
+#: Maximum number of writes per round. In a large cluster, the first writes take several rounds.
 AT_MOST = 200
 _HINT = "apply ClusterRole headroom-extender-mirror in deploy/components/in-tree-mirror"
 
@@ -53,8 +53,8 @@ class ExtendedResourceController:
             self._logged = error
 
     def _write(self, due: list[CapacityChange]) -> str:
-        """Return the first error; empty if there was none. If writing is forbidden, stop at the
-        first node."""
+        """Write the changes and return the first error, or an empty string if all writes succeeded.
+        If writing is forbidden, stop at the first node."""
         error = ""
         for shown in due:
             try:
@@ -68,8 +68,8 @@ class ExtendedResourceController:
         return error
 
     def _write_one(self, shown: CapacityChange) -> None:
-        """Patch one Node. Several replicas may do so, because a patch without changes creates no
-        new version."""
+        """Patch one Node. Several replicas may write the same patch, because a patch that changes
+        nothing creates no new resourceVersion."""
         amounts = {MIRROR: None if shown.mib is None else str(shown.mib)}
         body = msgspec.json.encode({"status": {"capacity": amounts, "allocatable": amounts}})
         path = f"/api/v1/nodes/{quote(shown.node, safe='')}/status"

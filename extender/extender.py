@@ -48,13 +48,14 @@ from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
 from headroom.version import own_version
 
-#: Pods that are written concurrently when nodes are initialised. A connection takes 3 ms for each,
-#: and 8 of the 32 that ``runtime.kube.async_client`` opens are left for binds.
+#: Number of pods that are written concurrently when nodes are initialised. Each write takes 3 ms on
+#: its connection. ``runtime.kube.async_client`` opens 32 connections, so 8 are left for binds.
 TOUCHED_AT_ONCE = 24
 
 
 class Extender(ClusterView):
-    """Answers kube-scheduler, with HTTP endpoints, a ledger and controllers around a store."""
+    """Serves kube-scheduler's calls over HTTP, and runs the ledger and the controllers on one
+    store."""
 
     telemetry: Telemetry
 
@@ -66,8 +67,8 @@ class Extender(ClusterView):
         unlisted: Iterable[type] = (),
         origin: Origin = ANYWHERE,
     ) -> None:
-        """Prepare the extender. ``post`` writes Events; None if there is no API server. The other
-        parameters are those of ``ClusterView``."""
+        """Prepare the extender. ``post`` writes Events. It is None if there is no API server.
+        ``ClusterView`` describes the other parameters."""
         super().__init__(settings, unready, Telemetry(CollectorRegistry()), unlisted, origin)
         self.journal = Journal(settings.journal)
         self.stream = JournalSource(self.name, self.journal, self._state_line, self._holds)
@@ -89,7 +90,7 @@ class Extender(ClusterView):
         self.event_recorder = EventRecorder(post, self.telemetry)
         #: None if this process evicts no pods.
         self.overuse_controller: OveruseController | None = None
-        #: None if there is no API server that has groups.
+        #: None if no API server is used, because groups are read from it.
         self.partial_groups_controller: PartialGroupsController | None = None
         self.reconciler = ReconcileController(
             self.cluster,
@@ -145,7 +146,7 @@ class Extender(ClusterView):
         return self.settings.bind_deadline_s
 
     def idle(self) -> str:
-        """Return why no pod may be preempted at present, as a sentence; "" if pods may be."""
+        """Return the reason why no pod may be preempted now, or "" if pods may be preempted."""
         return self.unready() or ("Headroom is in mode observe" if self.observes else "")
 
     def take(self, settings: Settings) -> None:
@@ -180,15 +181,16 @@ class Extender(ClusterView):
         )
 
     def open_ledger(self, store: Store, bound: ListBound | None = None) -> Ledger:
-        """Return the ledger over the store. ``bound`` lists the pods of a node, to decline binds to
-        nodes that another scheduler has filled; None if there is no other scheduler."""
+        """Return the ledger over the store. ``bound`` lists the pods of a node, so that binds to
+        nodes that another scheduler has filled are declined. It is None if there is no other
+        scheduler."""
 
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
             now_s = time.monotonic()
             found = self.cluster.judge(pod, gpunode, now_s)
             if isinstance(found, Reason):
                 return found
-            # The memory may be held for another pod since filter passed this pod.
+            # After filter passed this pod, the memory may have been held for another pod.
             return rejection_by_nominees(self.cluster, pod, gpunode.name, now_s) or found
 
         return Ledger(
@@ -218,8 +220,8 @@ class Extender(ClusterView):
         }
 
     def enable_evictions(self, store: Store, ledger: Ledger, evictor: Evictor) -> None:
-        """Start to evict pods that do not fit on the GPU that they got, or use more memory than
-        they reserved."""
+        """Start to evict pods that do not fit on the GPU that they got, and pods that use more
+        memory than they reserved."""
 
         def misplaced_now(gpunode: GPUNode) -> Misplaced:
             return self.cluster.misplaced(gpunode, time.monotonic())
@@ -253,7 +255,8 @@ class Extender(ClusterView):
         return VerbsApp(self.verbs(ledger, pods), self.telemetry, self.settings.max_body)
 
     def verbs(self, ledger: Ledger, pods: PodStore | None = None) -> Verbs:
-        """Return the calls of kube-scheduler. ``pods`` gets the pod of each filter call."""
+        """Return the handlers for kube-scheduler's calls. ``pods`` receives the pod of each filter
+        call."""
         self.preemption_controller = PreemptionController(
             self.cluster,
             self.journal,
@@ -265,7 +268,8 @@ class Extender(ClusterView):
         return Verbs(self.scheduling, ledger.binder, pods)
 
     def app(self, guard: Guard | None = None) -> FastAPI:
-        """Return the app of the second port: probes, metrics and the journal."""
+        """Return the app of the second port, which serves the probes, the metrics and the
+        journal."""
         metrics_guard = None if self.settings.metrics_access is MetricsAccess.OPEN else guard
         app = probes_app(
             "Headroom extender",

@@ -13,7 +13,7 @@ from headroom.contract.reasons import Reason
 from headroom.core.placement.prediction_outcome import Result, Surprise
 from headroom.runtime.telemetry import SECONDS, ViewTelemetry, counter
 
-#: From 0.1 s, with an idle kubelet, to 300 s, with a kubelet that waits for its disk.
+#: An idle kubelet takes 0.1 s, and a kubelet that waits for its disk may take 300 s.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 #: Kinds of writes that the API server rejects if another client wrote the object first.

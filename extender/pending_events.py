@@ -1,8 +1,9 @@
-"""Writes Events on pending pods that state why no node takes them, whenever the reason changes.
+"""Writes Events on pending pods. An Event states why the pod fits no node, and changes with the
+reason.
 
 It runs in the background and explains a few pods per second, each pod at most once per
 ``AGAIN_AFTER_S``. The replica that rejected a pod writes the Event, because it has the decision. If
-this state is lost, or another replica takes over, the same Event is written again for each pod.
+this state is lost, or another replica serves the pod, the same Event is written again.
 """
 
 import asyncio
@@ -51,7 +52,7 @@ class PendingEventsController:
         self._event_recorder = event_recorder
         self.limit(per_round)
         self._monotonic_s = monotonic_s
-        #: Uid -> the last explanation.
+        #: The last explanation of each pod, by uid.
         self._explained: dict[str, _Explained] = {}
         self._pods = PendingPods(cluster, journal.of_uid)
 
@@ -68,7 +69,8 @@ class PendingEventsController:
         loops.start("waiting", lambda: self.once(self._monotonic_s()), EVERY_S, unready=unready)
 
     async def once(self, now_s: float) -> None:
-        """Run one round: count the pending pods, and explain those that are due."""
+        """Run one round, which counts the pending pods and explains each pod whose explanation is
+        due."""
         there = {pod.metadata.uid for pod in self._cluster.unbound()}
         self._explained = {u: e for u, e in self._explained.items() if u in there}
         due: list[tuple[float, str, Pod, Decision]] = []
@@ -90,7 +92,7 @@ class PendingEventsController:
         until_s = self._monotonic_s() + SPENT_S
         for pod, decision in due:
             if self._monotonic_s() > until_s:
-                return  # in a large fleet each kind of request takes a while
+                return  # in a large cluster, each kind of request takes a while
             again = pod.metadata.uid in self._explained
             explained = self._explained.setdefault(pod.metadata.uid, _Explained(now_s))
             explained.explained_at_s = now_s
@@ -99,5 +101,5 @@ class PendingEventsController:
                 continue
             if not self._event_recorder.write_now(notice):
                 explained.explained_at_s = -1.0
-                return  # the API server does not answer: the other Events would fail as well
+                return  # the API server does not respond, so the other Events would fail too
             explained.message = notice.message

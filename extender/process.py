@@ -28,8 +28,8 @@ async def serve_extender(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Serve kube-scheduler's calls for the cluster of the kubernetes package's configuration until
-    a signal; raise ``BadSettings``."""
+    """Serve kube-scheduler's calls until a signal, for the cluster of the kubernetes package's
+    configuration. Raise ``BadSettings``."""
     async with extender_of(settings, pace, origin) as (server, extender, ledger):
         app = extender.app(server.guard)
         async with server.followed_by(extender, extender.enqueue):
@@ -42,7 +42,7 @@ async def serve_extender(
 async def extender_of(
     settings: Settings, pace: Pace, origin: Origin
 ) -> AsyncIterator[tuple[ApiServer, Extender, Ledger]]:
-    """Yield the API server, and an extender with its ledger there; raise ``BadSettings``."""
+    """Yield the API server, and an extender whose ledger is stored there. Raise ``BadSettings``."""
     limit_heap()
     server = ApiServer(settings, pace)
     check_scheduler_is_authenticated(settings)
@@ -62,7 +62,7 @@ async def extender_of(
 
 
 def start_writers(server: ApiServer, extender: Extender, ledger: Ledger) -> None:
-    """Start the controllers that only a cluster needs."""
+    """Start the controllers that are needed only in a real cluster."""
     extender.requeue_controller.start(extender.loops, ledger)
     ExtendedResourceController(extender.cluster, extender.settings.mirror_vram, server.api).start(
         extender.loops, extender.unready

@@ -11,8 +11,8 @@ from headroom.runtime.server.http_limits import CertifiedProtocol
 from headroom.runtime.server.ports import Port, serve_ports
 from headroom.runtime.server.tls import ServerTls
 
-#: How long a computing thread keeps the interpreter's lock while another one waits for it. The
-#: event loop waits for it several times in each call.
+#: Number of seconds for which a thread keeps the interpreter's lock while another thread waits for
+#: it. The event loop waits for the lock several times in each call.
 SWITCH_S = 0.0005
 
 
@@ -27,7 +27,7 @@ async def serve(
 ) -> None:
     """Serve kube-scheduler's calls, and the second port, until a signal.
 
-    ``started`` and ``stopping`` are called with the extender's own start and end.
+    ``started`` and ``stopping`` are called when the extender starts and stops.
     """
     settings = extender.settings
     tls = ServerTls(settings.tls) if settings.tls else None
@@ -39,7 +39,7 @@ async def serve(
         extender.start_controllers(ledger)
         started()
 
-    def stop() -> None:  # otherwise shutdown waits for clients that follow the journal
+    def stop() -> None:  # otherwise the shutdown waits for clients that follow the journal
         extender.stream.ended = True
         stopping()
 

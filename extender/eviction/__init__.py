@@ -1,1 +1,1 @@
-"""Evicts pods that do not fit on the GPU that they got."""
+"""Evicts pods that do not fit on the GPU that the device plugin gave them."""

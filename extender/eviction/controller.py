@@ -1,4 +1,4 @@
-"""Evicts pods that do not fit on the GPU that they got. It marks them in the ledger first.
+"""Evicts pods that do not fit on the GPU that they got. Before that, it marks them in the ledger.
 
 The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
 evict two pods if one eviction is enough. A marked pod stays at its gate, even if memory becomes
@@ -110,7 +110,7 @@ class Evictions:
         return EvictionResult(tuple(evicted), tuple(rejected))
 
     async def _is_required(self, node: str, uid: str) -> bool:
-        """Return whether the ledger marks the pod, and the newest report shows that it must
+        """Return whether the ledger marks the pod and the newest report shows that the pod must
         leave."""
         gpunode = await self._store.read_gpunode(node)
         reservation = gpunode.spec.reservations.get(uid) if gpunode else None

@@ -1,9 +1,10 @@
 """Evicts a pod for a controller. All controllers evict pods only through this module.
 
-A replica's cache may be late: another replica may have withdrawn the decision, or have evicted a
-pod after which this one fits. So before each eviction the object that carries the decision is read
-from the API server, and must still require it. The pod is read after it. The eviction carries the
-uid and resourceVersion of that pod, so a pod that changes meanwhile is not evicted.
+A replica's cache may be out of date, because another replica may have withdrawn the decision, or
+may have evicted a pod so that the remaining pod fits. So before each eviction the object that
+carries the decision is read from the API server, and must still require it. The pod is read after
+it. The eviction carries the uid and resourceVersion of that pod, so a pod that changes meanwhile is
+not evicted.
 """
 
 from collections.abc import Awaitable, Callable
@@ -31,13 +32,14 @@ class Victim:
 
 class Result(Enum):
     EVICTED = "evicted"
-    #: The pod is not on the node any more, is ending, or must not be evicted in its present state.
+    #: The pod is no longer on the node, is terminating, or must not be evicted in its current
+    #: state.
     LEFT = "left"
-    #: The decision does not require the eviction any more.
+    #: The decision no longer requires the eviction.
     WITHDRAWN = "withdrawn"
-    #: The pod changed in each attempt.
+    #: The pod changed during each attempt.
     CHANGED = "changed"
-    #: The API server rejected it, for example because of a disruption budget.
+    #: The API server rejected the eviction, for example because of a disruption budget.
     REJECTED = "rejected"
 
 
@@ -46,7 +48,7 @@ class Eviction:
     result: Result
     #: The pod that was read from the API server; None if it was not read.
     pod: Pod | None = None
-    #: Why it was rejected.
+    #: The API server's reason for a rejection.
     message: str = ""
 
 
@@ -60,11 +62,11 @@ async def evict(
 ) -> Eviction:
     """Evict the pod if that is still required.
 
-    ``is_required`` reads the object that carries the decision, from the API server.
-    ``may_leave`` returns whether the pod may be evicted in its present state. ``most_grace_s`` is
-    the maximum grace period in seconds, which also applies to a pod that was deleted with a longer
-    one. With None, the pod's own grace period applies. Raises store errors of the reads, and
-    ``StoreTimeout`` if the pod may be evicted or not.
+    ``is_required`` reads the object that carries the decision from the API server. ``may_leave``
+    returns whether the pod may be evicted in its current state. ``most_grace_s`` is the maximum
+    grace period in seconds. It also shortens the grace period of a pod that is already being
+    deleted. With None, the pod's own grace period applies. Raises store errors of the reads, and
+    ``StoreTimeout`` if it is unknown whether the pod was evicted.
     """
     for _ in range(ATTEMPTS):
         if not await is_required():

@@ -1,15 +1,15 @@
 """Binds all pods of a group together, or none of them.
 
-kube-scheduler calls bind for all pods of a group at once. If the ledger declined one of them, for
-example because a program has taken the memory meanwhile, the other pods would be bound and keep
-their memory without being able to work. So each bind first reserves its memory, and then waits.
-When all binds have reserved memory, all pods are bound. If one bind is declined, all are declined,
-and they release their memory. kube-scheduler then tries the group again.
+kube-scheduler calls bind for all pods of a group at the same time. If the ledger declined one of
+them, for example because a program has taken the memory meanwhile, the other pods would be bound,
+and would hold their memory although they cannot work. So each bind first reserves its memory, and
+then waits. When all binds have reserved memory, all pods are bound. If one bind is declined, all
+are declined, and they release their memory. kube-scheduler then tries the group again.
 
-A bind waits only for pods that had a node when the first bind of the group was called, and at most
-for half of its time. Then the pods with reservations are bound: another component may have stopped
-the other binds, another extender may have got their calls, or the group is large and the API server
-slow. The memory of the other pods is held, so they follow.
+A bind waits only for pods that had a node when the first bind of the group was called, and it waits
+at most for half of its time. Then the pods with reservations are bound, because another component
+may have stopped the other binds, another extender may have received their calls, or the group is
+large and the API server is slow. The memory of the other pods is held, so they can be bound later.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from headroom.contract.kube import Pod
 from headroom.core.cluster.assumed_binds import AssumedBinds
 from headroom.core.groups.membership import Group, group_of
 
-#: Seconds between two checks whether the pods that have not called bind yet are still expected.
+#: Number of seconds between two checks whether a bind is still expected for the pods without one.
 CHECKED_EVERY_S = 0.05
 #: Maximum number of recorded pods. A pod is recorded while its group is being bound, or after the
 #: group was declined and until it is tried again.
@@ -40,7 +40,7 @@ class _Attempt:
     expected: set[str]
     #: Pods whose bind was called and that have not reserved their memory yet.
     unreserved: set[str] = field(default_factory=set)
-    #: Whether the pods may be bound; None before that is decided.
+    #: True if the pods may be bound, False if they are declined, and None until that is decided.
     verdict: bool | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,8 +61,7 @@ class GroupBinds:
         self._declined: Bounded[Group, None] = Bounded(MAX_GROUPS)
 
     def call(self, uid: str, pod: Pod | None) -> bool:
-        """Record that bind is called for the pod. Return False if its group was declined
-        already."""
+        """Record that bind is called for the pod. Return False if its group is already declined."""
         now_s = self._monotonic_s()
         attempt = self._attempts.get(uid)
         group = group_of(pod) if pod is not None else None
@@ -82,7 +81,7 @@ class GroupBinds:
         return True
 
     def _is_free(self, uid: str) -> bool:
-        """Return whether no bind waits for the bind of the pod."""
+        """Return whether no other bind waits for the bind of this pod."""
         attempt = self._attempts.get(uid)
         return attempt is None or attempt.verdict is not None
 
@@ -123,7 +122,7 @@ class GroupBinds:
             self._assumed.end_group(attempt.group)
 
     def withdraw(self, uid: str) -> None:
-        """Record that filter is asked about the pod again, so no bind follows from the last
+        """Record that filter is called for the pod again, so that no bind follows from the last
         attempt."""
         if (attempt := self._attempts.pop(uid, None)) is not None:
             attempt.expected.discard(uid)

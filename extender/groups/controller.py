@@ -1,19 +1,20 @@
 """Evicts the bound pods of a group together if the group cannot work because other pods of it wait.
 
-The binds of a group are called at once. If an extender is killed or the API server is too slow,
-only a part of the group may be bound. This part holds memory that it cannot use, while
-kube-scheduler tries the other pods again. If the group still lacks pods
+kube-scheduler calls the binds of a group at the same time. If an extender is killed or the API
+server is too slow, only a part of the group may be bound. This part holds memory that it cannot
+use, while kube-scheduler tries the other pods again. If the group still lacks pods
 ``evict_partial_groups_after_s`` after its last pod was bound or has reserved memory, its bound pods
 are evicted, and their controllers create them again.
 
-Every replica checks the groups, without a leader. The decision is made again on the state of the
-API server, and an eviction is conditional on the pod's version, so if two replicas evict a group,
-each pod is evicted only once. Before that, the evictions of all pods are tried as a dry run. If the
-API server rejects one of them, for example because of a disruption budget, no pod is evicted.
+All replicas check the groups, without leader election. Before a replica evicts a group, it decides
+again with the state of the API server. Each eviction is conditional on the pod's resourceVersion,
+so if two replicas evict the same group, each pod is evicted only once. Before that, the evictions
+of all pods are tried as a dry run. If the API server rejects one of them, for example because of a
+disruption budget, no pod is evicted.
 
 One group is evicted at a time. It is the group with the lowest priority, or the youngest of several
-such groups. Then the wait of the other groups starts again, because they may be bound in the memory
-that becomes free.
+such groups. Then the waiting time of the other groups starts again, because they may be bound in
+the memory that becomes free.
 """
 
 import time
@@ -48,7 +49,8 @@ class GroupReader(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """The pods of a group that are bound or being bound, and since when no pod was added."""
+    """The pods of a group that are bound or being bound, and the time when the last of them was
+    added."""
 
     pods: frozenset[str]
     since_s: float
@@ -81,8 +83,8 @@ class PartialGroupsController:
         loops.start("partial groups", lambda: self.once(after_s()), EVERY_S, unready=unready)
 
     async def once(self, after_s: float | None) -> None:
-        """Evict one group that has been bound in part for ``after_s``; with None, evict no
-        group."""
+        """Evict one group of which only a part has been bound for ``after_s`` seconds. With None,
+        evict no group."""
         bound = partly_bound(self._cluster) if after_s is not None else {}
         now_s, being_bound = self._monotonic_s(), self._being_bound(bound)
         self._seen = {
@@ -104,7 +106,7 @@ class PartialGroupsController:
                 return
 
     def _being_bound(self, groups: dict[Group, list[Pod]]) -> dict[Group, set[str]]:
-        """Return the unbound pods of these groups that have reserved memory, on any replica."""
+        """Return the unbound pods of these groups for which any replica has reserved memory."""
         found: dict[Group, set[str]] = {group: set() for group in groups}
         for pod in self._cluster.unbound() if groups else ():
             group, uid = named_group_of(pod), pod.metadata.uid
@@ -131,7 +133,8 @@ class PartialGroupsController:
                 return False
             for pod in victims:
                 await self._evictor.may_evict(pod)
-            # That took a while. A pod of the group may be bound now, or changed.
+            # The dry runs took time. In the meantime, a pod of the group may have been bound or
+            # changed.
             again = pods_to_evict(await self._groups.read(group))
             if isinstance(again, str) or uids(again) != uids(victims):
                 return False
@@ -152,7 +155,7 @@ class PartialGroupsController:
         metadata = pod.metadata
 
         async def is_required() -> bool:
-            return True  # once the first is evicted, the others cannot work
+            return True  # after the first eviction, the other pods cannot work
 
         victim = Victim(metadata.namespace, metadata.name, metadata.uid, pod.node)
         try:

@@ -13,7 +13,8 @@ from headroom.errors import OutcomeUnknown
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import KubeApi
 
-#: Versions of the PodGroup API, newest first: v1beta1 since Kubernetes 1.37, v1alpha2 in 1.36.
+#: Versions of the PodGroup API, the newest first. Kubernetes 1.36 has v1alpha2, and Kubernetes 1.37
+#: and later have v1beta1.
 _VERSIONS = {
     GroupKind.KUBERNETES: [
         f"scheduling.k8s.io/{version}" for version in ("v1", "v1beta1", "v1alpha3", "v1alpha2")
@@ -32,7 +33,7 @@ class _Policy(KubeStruct, frozen=True):
 
 
 class _Spec(KubeStruct, frozen=True):
-    #: Set in groups of kube-scheduler itself.
+    #: Set in groups of kube-scheduler's own API.
     scheduling_policy: _Policy = _Policy()
     #: Set in groups of the Coscheduling plugin.
     min_member: int | None = None
@@ -47,7 +48,7 @@ _decode_pod = msgspec.json.Decoder(Pod).decode
 
 
 class KubeGroups:
-    """Reads groups of pods, on threads. Raises store errors."""
+    """Reads groups of pods in threads. Raises store errors."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -81,7 +82,7 @@ class KubeGroups:
             try:
                 spec = _decode_group(self._api.call("GET", path)).spec
             except ApiStatus as err:
-                if err.status != 404:  # the version, or the object
+                if err.status != 404:  # not found: the API version or the object
                     raise
                 continue
             of_plugin = group.kind is GroupKind.COSCHEDULING

@@ -31,12 +31,14 @@ from headroom.errors import (
     StoreRejected,
 )
 
-#: Binds a pod as kube-scheduler would bind it, without charges and annotations.
+#: The placement of a pod that is bound as kube-scheduler would bind it, without charges and
+#: annotations.
 UNRESERVED = Placement((), {})
 
 
 class Judge(Protocol):
-    """Fits a pod on one version of a GPUNode, ignoring a reservation that the pod has there.
+    """Fits a pod on one version of a GPUNode, and ignores a reservation that the pod already has
+    there.
 
     Returns the placement, or the reason why the pod does not fit.
     """
@@ -46,7 +48,8 @@ class Judge(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Reserved:
-    """The pod can be bound with ``placement``. If this requires a reservation, it is written."""
+    """The pod can be bound with ``placement``. If the placement requires a reservation, the
+    reservation is already written."""
 
     pod: Pod
     placement: Placement
@@ -63,11 +66,11 @@ class _Retry:
 
 @dataclass(slots=True, eq=False)
 class _PendingBind:
-    """One bind that is queued for steps 1 to 3."""
+    """A bind that is queued for steps 1 to 3."""
 
     request: BindRequest
-    #: The pod and the GPUNode on which the decision is based. None means that the object is read
-    #: from the store.
+    #: The pod and the GPUNode on which the decision is based. An object that is None is read from
+    #: the store.
     pod: Pod | None
     gpunode: GPUNode | None
     done: bool = False
@@ -163,7 +166,8 @@ class Binder:
         return Failed(f"gave up after {ATTEMPTS} attempts: {error}")
 
     async def _second_thoughts(self, pod: Pod, request: BindRequest) -> Reason | None:
-        """Return why a pod with a reservation is not to be bound; None if it is."""
+        """Return the reason why a pod with a reservation must not be bound, or None if it may be
+        bound."""
         if self._observes():
             return None
         if await self._capacity.exceeded(pod, request.node):
@@ -175,7 +179,7 @@ class Binder:
     async def _reserve(
         self, node: str, queue: NodeQueue[_PendingBind], binds: list[_PendingBind]
     ) -> None:
-        """Run steps 1 to 3 for all of these binds, with one write. If the store rejects the write,
+        """Run steps 1 to 3 for all given binds with one write. If the store rejects the write,
         write each reservation separately. Complete each bind, even after an error."""
         try:
             await self._reserve_together(node, queue, binds)
@@ -216,7 +220,7 @@ class Binder:
                 stamped = self._reservations.stamped(pending.reservation, gpunode)
                 gpunode = _with(gpunode, pending.request.uid, stamped)
         # 3. Reserve, even if the pod has a reservation already, because the write proves that no
-        # replica removed the reservation in between.
+        #    replica has removed the reservation in the meantime.
         error: StoreError | None = None
         if gpunode is not before:
             try:
@@ -254,8 +258,8 @@ class Binder:
     async def _fit(self, pending: _PendingBind, gpunode: GPUNode, fresh: bool) -> None:
         """Run steps 1 and 2 for one bind.
 
-        ``fresh`` is whether ``gpunode`` was just read from the store. If the pod does not fit on an
-        object that is not fresh, the attempt is repeated on a fresh object.
+        ``fresh`` states whether ``gpunode`` was just read from the store. If the pod does not fit
+        on an object that is not fresh, the attempt is repeated on a fresh object.
         """
         request, pod, pending.reservation = pending.request, pending.pod, None
         # 1. Get the pod, unbound, at a resourceVersion. If it has a reservation already, read the
@@ -267,7 +271,7 @@ class Binder:
         if not isinstance(state, Pod):
             pending.step = state
             return
-        # 2. Fit it on the object that the write will be conditional on.
+        # 2. Fit the pod on the version of the GPUNode that the write requires.
         pending.pod, placement, despite = state, self._judge(state, gpunode), None
         if isinstance(placement, Reason):
             if not fresh:
@@ -277,9 +281,9 @@ class Binder:
                 pending.step = Declined(placement, state.metadata.resource_version)
                 return
             despite, placement = placement, UNRESERVED
-            # Adopt it as an unreserved pod, so that a later switch to mode enforce starts with
-            # correct charges. This is not necessary before the node is initialised, because that
-            # charges all pods on the node.
+            # Adopt the pod as an unreserved pod, so that a later switch to mode enforce starts with
+            # correct charges. This is not necessary before the node is initialised, because the
+            # initialisation charges all pods on the node.
             if gpunode.spec.initialised:
                 pending.reservation = self._reservations.adopt(state, gpunode)
         elif placement.charges:
@@ -288,10 +292,10 @@ class Binder:
         pending.step = _Reserved(state, placement, despite)
 
     async def _bind_unreserved(self, request: BindRequest, outcome: Declined | Failed) -> Outcome:
-        """Bind a pod without a reservation, because mode observe delays no pod.
+        """Bind a pod without a reservation, because no pod is delayed in mode observe.
 
-        The pod is charged when it is seen on the node. Return ``outcome`` unchanged if
-        kube-scheduler no longer waits for an answer.
+        The pod is charged when the watch shows it on the node. Return ``outcome`` unchanged if
+        kube-scheduler no longer waits for the response.
         """
         try:
             state = _unbound(request, await self._store.read_pod(request.namespace, request.name))

@@ -17,9 +17,9 @@ class BindRequest:
     name: str
     uid: str
     node: str
-    #: The pod as the filter call sent it; None if this replica did not serve that call.
+    #: The pod that was sent in the filter call. None if another replica served the filter call.
     pod: Pod | None
-    #: The GPUNode as the watch delivered it; None if the watch has not delivered it.
+    #: The GPUNode that the watch delivered, or None if the watch has not delivered it yet.
     gpunode: GPUNode | None
     #: Monotonic time in seconds at which kube-scheduler's call times out. After that, its
     #: assumptions about the node (CPU, ports, volumes) no longer hold.
@@ -33,7 +33,8 @@ class BindRequest:
 class Bound:
     """The pod is bound to the requested node, by this call or before it."""
 
-    #: The pod's resourceVersion for which this call decided; empty if it did not decide.
+    #: The resourceVersion of the pod for which this call decided. Empty if this call made no
+    #: decision.
     version: str = field(default="", compare=False)
     #: In mode observe, the reason for which mode enforce would have declined the bind.
     despite: Reason | None = None
@@ -41,11 +42,10 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Declined:
-    """The pod does not fit on the node, or does not fit any more, so kube-scheduler tries it
-    again."""
+    """The pod does not fit on the node, or no longer fits. kube-scheduler tries it again."""
 
     reason: Reason
-    #: The pod's resourceVersion for which this call decided.
+    #: The resourceVersion of the pod for which this call decided.
     version: str = field(default="", compare=False)
 
 

@@ -22,9 +22,9 @@ from headroom.errors import StoreConflict, StoreNotFound
 
 T = TypeVar("T")
 
-#: Called with the name of an operation and "before" or "after". May sleep or raise a StoreError.
-#: If it raises "before", the operation is not done. If it raises "after", the result or error of
-#: the operation is lost.
+#: A callback that receives the name of an operation and "before" or "after". It may sleep or raise
+#: a StoreError. If it raises "before", the operation is not done. If it raises "after", the result
+#: or error of the operation is lost.
 Fault = Callable[[str, str], None]
 
 
@@ -90,8 +90,8 @@ class EmbeddedStore:
         fault: Fault = no_fault,
         watch: Callable[[list[Event]], None] | None = None,
     ) -> None:
-        """``deliver`` applies changes at once. ``watch`` queues reports, and defaults to
-        ``deliver``.
+        """``deliver`` applies changes immediately. ``watch`` queues the agents' reports. Without
+        it, ``deliver`` applies reports too.
 
         ``watch`` also receives each write and deletion of a GPUNode after ``deliver``, so that a
         report queued earlier cannot undo the change.
@@ -105,7 +105,7 @@ class EmbeddedStore:
         self._version = 0
         self._gpunodes: dict[str, GPUNode] = {}
         self._pods: dict[tuple[str, str], Pod] = {}
-        #: Pod uid -> the resourceVersions that ``admit`` was called with.
+        #: The resourceVersions with which ``admit`` was called, by pod uid.
         self._shown: dict[str, set[str]] = {}
 
     # Calls of the ledger.
@@ -117,7 +117,7 @@ class EmbeddedStore:
         def create() -> GPUNode:
             if gpunode.name in self._gpunodes:
                 raise StoreConflict(f"GPUNode {gpunode.name} exists already")
-            # Like the API server: assign a uid, and create no status.
+            # Like the API server, assign a uid and create no status.
             metadata = msgspec.structs.replace(gpunode.metadata, uid=f"gpunode-{uuid.uuid4()}")
             return self._put_gpunode(
                 msgspec.structs.replace(gpunode, metadata=metadata, status=None)
@@ -187,10 +187,10 @@ class EmbeddedStore:
 
         return self._do("touch_pod", touch)
 
-    # Calls of the rest of the cluster: users create and delete pods, agents report.
+    # Calls of the rest of the cluster. Users create and delete pods, and agents write reports.
 
     def admit(self, pod: Pod) -> Pod:
-        """Create the pod, or update it while it is not bound; return the pod that is stored.
+        """Create the pod, or update it while it is not bound. Return the stored pod.
 
         A pod of the same name with another uid replaces the old pod, as if the old pod had been
         deleted. The pod keeps the resourceVersion that its creator gave it. If it has none, the
@@ -220,7 +220,8 @@ class EmbeddedStore:
         return self._do("admit", create)
 
     def delete_pod(self, namespace: str, name: str) -> Pod:
-        """Remove a pod at once, as if its containers had ended; raise ``StoreNotFound``."""
+        """Remove a pod immediately, as if its containers had terminated. Raise ``StoreNotFound`` if
+        it does not exist."""
 
         def delete() -> Pod:
             pod = self._held_pod(namespace, name)
@@ -230,7 +231,8 @@ class EmbeddedStore:
         return self._do("delete_pod", delete)
 
     def delete_gpunode(self, name: str) -> None:
-        """Remove a GPUNode at once, ignoring finalizers; raise ``StoreNotFound``."""
+        """Remove a GPUNode immediately, even if it has finalizers. Raise ``StoreNotFound`` if it
+        does not exist."""
 
         def delete() -> None:
             self._held(name)
@@ -240,8 +242,8 @@ class EmbeddedStore:
         self._do("delete_gpunode", delete)
 
     def report(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> None:
-        """Replace the status of GPUNodes, as their agents do; raise ``StoreNotFound``, and then
-        replace none of them."""
+        """Replace the status of GPUNodes, as their agents do. If one of them does not exist, raise
+        ``StoreNotFound`` and replace none."""
 
         def write() -> None:
             pairs = [(self._held(name), status) for name, status in reports]

@@ -17,7 +17,7 @@ class FollowedStore(ConflictCountingStore):
     found.
 
     A uid is never used again. So if an object was cached before a call and is missing in the
-    answer, it is deleted permanently, however late the answer arrives.
+    response, it is deleted permanently, even if the response arrives late.
     """
 
     def __init__(

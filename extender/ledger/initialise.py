@@ -37,8 +37,8 @@ async def one_by_one(calls: Iterable[Awaitable[None]]) -> None:
 class ErrorsByNode:
     """Collects store errors that concern one node, so that the other nodes are still processed.
 
-    Each ``with`` block handles one node. ``StoreTimeout`` is raised at once, because a store that
-    does not answer would delay every other node too.
+    Each ``with`` block handles one node. ``StoreTimeout`` is raised immediately, because a store
+    that does not respond would delay all other nodes too.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class ErrorsByNode:
 
 
 class Initialiser:
-    """Creates and initialises GPUNodes; ``together`` awaits calls that may run concurrently."""
+    """Creates and initialises GPUNodes. ``together`` awaits calls that may run concurrently."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class Initialiser:
         self._store = reservations.store
         self._new_id = reservations.new_id
         self._together = together
-        #: Uids of GPUNodes that are not initialised yet, and for which the Bindings in flight were
-        #: made to fail.
+        #: Uids of GPUNodes that are not initialised yet, but for which the Bindings in flight were
+        #: already made to fail.
         self._cleared: set[str] = set()
 
     async def initialise(self, nodes: Iterable[Node]) -> list[str]:
@@ -106,8 +106,8 @@ class Initialiser:
         pods_on: dict[str, list[Pod]] = {}
         names = [gpunode.name for gpunode in waiting]
         for name in names if len(names) <= FEW_NODES else (None,):
-            # No list misses a pod with a reservation, because no pod is bound with one before its
-            # node is initialised.
+            # Each list has all pods with reservations, because no pod is bound with a reservation
+            # before its node is initialised.
             async for pods in part_by_part(await self._store.list_pods(name), AT_ONCE):
                 for pod in pods:
                     if pod.node and not pod.ended:
@@ -140,7 +140,8 @@ class Initialiser:
         try:
             await self._store.touch_pod(pod, self._new_id())
         except (StoreConflict, StoreNotFound):
-            pass  # changed or deleted since it was listed: its Bindings fail as well
+            # The pod was changed or deleted after it was listed, so its Bindings fail as well.
+            pass
         except StoreRejected as err:
             log.warning("pod_not_touched", pod_uid=pod.metadata.uid, message=str(err))
 
@@ -183,15 +184,16 @@ class Initialiser:
         try:
             return await self._store.create_gpunode(GPUNode(metadata=metadata))
         except StoreConflict:
-            return None  # another client was faster; the next round checks it again
+            return None  # another client created it, and the next round checks it again
 
     async def remove_finalizer(self, names: Iterable[str]) -> None:
-        """Remove our finalizer from each named GPUNode that is being deleted (with its Node or by
-        hand).
+        """Remove Headroom's finalizer from each named GPUNode that is being deleted, with its Node
+        or by a user.
 
         Their reservations are lost. This is safe, because no pod is placed on a node without a
-        GPUNode, and the pods on the node are charged before a new GPUNode takes more. Raises store
-        errors, but raises an error about a single node only after all other nodes are done.
+        GPUNode, and the pods on the node are charged before pods are placed with a new GPUNode.
+        Raises store errors, but raises an error about a single node only after all other nodes are
+        done.
         """
         errors = ErrorsByNode()
         for name in names:
@@ -206,8 +208,9 @@ class Initialiser:
         """Write settings of the Node into its GPUNode, where the agent reads them.
 
         Reservations are unchanged. Filter uses the device choice that the agent reports, and an
-        agent changes it only when no unconfirmed pod depends on it. ``cordoned`` are UUIDs. Return
-        whether the GPUNode has these settings now. Raise all store errors except lost races.
+        agent changes it only when no unconfirmed pod depends on it. ``cordoned`` contains the UUIDs
+        of cordoned GPUs. Return whether the GPUNode has these settings now. Raise all store errors
+        except lost races.
         """
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)

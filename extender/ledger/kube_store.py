@@ -33,8 +33,8 @@ from headroom.runtime.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.client import JSON, METADATA_ONLY, KubeApi
 
-#: Removes the object's managedFields. Nothing reads them, and maintaining them took a third of the
-#: API server's time for each write of a reservation or a report.
+#: Removes the object's managedFields. Nothing reads them, and the API server spent a third of its
+#: time for each write of a reservation or a report on them.
 UNTRACKED = [dict[str, Any]()]
 _GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 _MERGE_PATCH = "application/merge-patch+json"
@@ -47,9 +47,9 @@ _TOO_LARGE = "etcdserver: request is too large", "trying to send message larger 
 _NO_WEBHOOK = "failed calling webhook"
 #: Fragments of other etcd errors. Whether the write was done is unknown.
 _ETCD_TROUBLE = "etcdserver: ", "rpc error: ", "context deadline exceeded", "context canceled"
-#: Statuses of rejections that may be temporary. With 401 the token is being rotated, and with 410
-#: the resourceVersion has expired, and the next attempt reads a newer one. 408, 425 and 429 mean
-#: timeout, too early and too many requests.
+#: HTTP status codes of rejections that may be temporary. With 401, the token is being rotated. With
+#: 410, the resourceVersion has expired, and the next attempt reads a newer version. 408, 425 and
+#: 429 mean timeout, too early and too many requests.
 _MAY_BE_ACCEPTED_LATER = frozenset({401, 408, 410, 425, 429})
 
 T = TypeVar("T")
@@ -212,7 +212,7 @@ class KubernetesStore:
             raise store_error(what, err) from err
 
 
-#: The grace period of a pod that sets none.
+#: The grace period in seconds of a pod that does not set one.
 _DEFAULT_GRACE_S = 30
 
 
@@ -278,7 +278,7 @@ def _without_reservations(spec: GPUNodeSpec) -> dict[str, Any]:
 
 def merge_patch(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """Return the RFC 7386 patch that turns ``before`` into ``after``: at each level, removed keys
-    are null and unchanged keys are left out. Neither may contain nulls."""
+    are null and unchanged keys are omitted. Neither object may contain nulls."""
     patch: dict[str, Any] = dict.fromkeys(before.keys() - after.keys())
     for key, new in after.items():
         old = before.get(key)
@@ -318,7 +318,7 @@ def _decode_gpunode(body: bytes) -> GPUNode:
 
 
 def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T:
-    """Decode an answer. Raise ``OutcomeUnknown`` if it cannot be read."""
+    """Decode a response. Raise ``OutcomeUnknown`` if it cannot be read."""
     try:
         return decode(body)
     except (ValueError, RecursionError) as err:
@@ -328,7 +328,7 @@ def _read(what: str, decode: Callable[[Any], T], body: bytes | msgspec.Raw) -> T
 def store_error(what: str, err: ApiError) -> StoreError:
     """Convert the error of an API call to the store error that the bind protocol handles.
 
-    ``what`` is the operation, for the message.
+    ``what`` names the operation in the message.
     """
     kind: type[StoreError] = OutcomeUnknown
     if isinstance(err, NoAnswer):

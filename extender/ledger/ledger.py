@@ -44,8 +44,8 @@ class Ledger:
     async def requeue(self, pod: Pod) -> str | None:
         """Change annotation ``RETRY`` of the pod, so that kube-scheduler retries the pod.
 
-        Return the annotation's new value, which another replica may have written first. Return None
-        if the pod is bound or gone, or if all attempts lost a race. Raise other store errors.
+        Return the annotation's new value, which another replica may have written. Return None if
+        the pod is bound or gone, or if all attempts lost a race. Raise other store errors.
         """
         retry = self._new_id()
         current: Pod | None = pod

@@ -1,7 +1,8 @@
-"""Batches concurrent binds per node: the holder of the node's lock serves all queued requests.
+"""Batches concurrent binds per node. The request that holds the node's lock serves all queued
+requests.
 
-Compare-and-swap decides between replicas. Inside one replica, binds that race for the same GPUNode
-would only cause conflicts, and separate writes of one object would cost more than one write.
+Between replicas, compare-and-swap decides which write succeeds. Within one replica, separate writes
+of the same GPUNode would only cause conflicts, and would cost more than one common write.
 """
 
 from asyncio import Lock
@@ -15,7 +16,7 @@ from headroom.contract.gpunode import GPUNode
 class Request(Protocol):
     """A request for one node."""
 
-    #: Set when any holder of the lock has served the request.
+    #: True after a holder of the lock has served the request.
     done: bool
 
 
@@ -31,8 +32,8 @@ class NodeQueue(Generic[R]):
     requests: int = 0
     #: Requests that no holder of the lock has taken yet.
     queued: list[R] = field(default_factory=list)
-    #: Whether an earlier request held the lock. Then ``gpunode`` is the object that the last holder
-    #: wrote; None if it wrote none, or if the result of its write is unknown.
+    #: True if an earlier request held the lock. Then ``gpunode`` is the object that the last holder
+    #: wrote, or None if it wrote no object or the result of its write is unknown.
     used: bool = False
     gpunode: GPUNode | None = None
 
@@ -40,7 +41,7 @@ class NodeQueue(Generic[R]):
 class NodeBatcher(Generic[R]):
     """Calls ``serve`` with all queued requests of a node, one call per node at a time.
 
-    ``serve`` must complete each request that it receives, also if an error occurs.
+    ``serve`` must complete each request that it receives, even if an error occurs.
     """
 
     def __init__(self, serve: Callable[[str, NodeQueue[R], list[R]], Awaitable[None]]) -> None:

@@ -1,11 +1,12 @@
 """Checks, just before a Binding, that no other scheduler has filled the node in the meantime.
 
-Each kube-scheduler sees the binds of the others by its watch. If two of them choose one node at the
-same moment, both pods are bound, and the kubelet rejects the second (OutOfcpu). The extender's own
-watch is not faster than that of kube-scheduler, so the check asks the API server.
+Each scheduler learns of the binds of other schedulers through its watch. If two schedulers choose
+the same node at the same moment, both pods are bound, and the kubelet rejects the second pod
+(OutOfcpu). The extender's watch is not faster than kube-scheduler's watch, so the check reads from
+the API server.
 
-The check cannot see a Binding that arrives after the list. docs/design/kube-scheduler.md shows how
-often that happens.
+The check cannot see a Binding that is created after the list. docs/design/kube-scheduler.md shows
+how often that happens.
 """
 
 import itertools
@@ -21,15 +22,16 @@ ListBound = Callable[[str], Awaitable[Iterable[BoundPod]]]
 
 
 class NodeCapacity:
-    """Performs the check. ``allocatable`` returns the resources of a node that count. If the node
-    is not known, it returns None, and nothing is checked."""
+    """Performs the check. ``allocatable`` returns the resources of a node that are checked. If the
+    node is unknown, it returns None, and nothing is checked."""
 
     def __init__(
         self, bound: ListBound, allocatable: Callable[[str], Mapping[str, Quantity] | None]
     ) -> None:
         self._bound = bound
         self._allocatable = allocatable
-        #: Node -> uid -> requests of the pods that are being bound, in the order of their arrival.
+        #: The requests of the pods that are being bound, by node and uid, in the order of their
+        #: arrival.
         self._arriving: dict[str, dict[str, Demands]] = {}
 
     @contextmanager
@@ -45,8 +47,8 @@ class NodeCapacity:
                 del self._arriving[node]
 
     async def exceeded(self, pod: Pod, node: str) -> bool:
-        """Return whether another scheduler has bound pods to the node beside which this pod does
-        not fit. Raises the errors of ``bound``.
+        """Return whether another scheduler has bound pods to the node so that this pod no longer
+        fits. Raises the errors of ``bound``.
 
         Pods that the kubelet has accepted are not considered, because kube-scheduler has counted
         them. Otherwise a pod could wait forever if kube-scheduler and this check ever computed

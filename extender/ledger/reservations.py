@@ -21,16 +21,16 @@ from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
-#: Number of attempts for a step that loses races. After that, the pod waits for kube-scheduler's
-#: next attempt.
+#: Number of attempts for a step whose writes conflict with other clients' writes. After that, the
+#: pod waits for kube-scheduler's next attempt.
 ATTEMPTS = 8
 #: The resolution of ``since``.
 _TICK = timedelta(milliseconds=1)
 
 
 class Adopt(Protocol):
-    """Returns the reservation to write for a pod that was bound without a reservation; None if the
-    pod needs no reservation."""
+    """Returns the reservation to write for a pod that was bound without a reservation, or None if
+    the pod needs none."""
 
     def __call__(self, pod: Pod, gpunode: GPUNode) -> Reservation | None: ...
 
@@ -46,12 +46,12 @@ class Reservations:
 
     store: Store
     adopt: Adopt
-    #: Called with each GPUNode that was written, so that the next decision is based on it.
+    #: A callback that receives each written GPUNode, so that the next decision is based on it.
     written: Callable[[GPUNode], None]
-    #: Unix seconds.
+    #: Returns the current time in Unix seconds.
     wall_s: Callable[[], float]
     new_id: Callable[[], str]
-    #: Whether the node's devices are known, so that its pods can be charged.
+    #: Returns whether the node's devices are known, so that its pods can be charged.
     known: Callable[[GPUNode], bool] = has_devices
 
     def stamped(self, reservation: Reservation, gpunode: GPUNode) -> Reservation:
@@ -59,7 +59,7 @@ class Reservations:
 
         The reservation is written to ``gpunode``. Pods that start alone start in the order of
         ``since``, so the new ``since`` is later than the ``since`` of each other starting pod
-        there, whatever the clocks of replicas show.
+        there, even if the clocks of the replicas differ.
         """
         at = datetime.fromtimestamp(self.wall_s(), UTC)
         if reservation.is_starting:
@@ -70,7 +70,7 @@ class Reservations:
     async def write(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         """Replace the spec of ``before`` by ``spec``, and set the sum ``reserved`` in it.
 
-        Return the GPUNode that was written. Raise store errors: ``StoreConflict`` if ``before`` is
+        Return the written GPUNode. Raise store errors, such as ``StoreConflict`` if ``before`` is
         not the newest version.
         """
         reserved = sum(
@@ -87,13 +87,14 @@ class Reservations:
         """Remove a reservation unless its pod may run on the node. No other function removes
         reservations.
 
-        * The pod exists: the reservation is removed if the pod has ended, is unbound, or is bound
-          to another node.
-        * The pod is deleted: its containers may still run. The reservation is removed only with
-          ``left``: the caller has proof that they do not run on the node, such as a sample that was
-          taken after the deletion (``departed_by``). A report that shows the pod overrides it.
+        * If the pod exists, the reservation is removed if the pod has ended, is unbound, or is
+          bound to another node.
+        * If the pod is deleted, its containers may still run. The reservation is removed only with
+          ``left``, which means that the caller has proof that they do not run on the node, such as
+          a sample that was taken after the deletion (``departed_by``). A report that shows the pod
+          overrides this proof.
 
-        Return True if the GPUNode has no such reservation any more. Return False if the reservation
+        Return True if the GPUNode no longer has the reservation. Return False if the reservation
         stays, or may stay after a store error or ``ATTEMPTS`` lost races, which is safe.
         """
         for _ in range(ATTEMPTS):
@@ -144,7 +145,7 @@ class Reservations:
                 if pod.node != node or pod.ended or not gpunode.spec.initialised:
                     return True
                 if not self.known(gpunode):
-                    return False  # the reservation lists the devices, which are not known yet
+                    return False  # the reservation must list the devices, which are not known yet
                 if (reservation := self.adopt(pod, gpunode)) is None:
                     return True
                 stamped = self.stamped(reservation, gpunode)
@@ -177,11 +178,11 @@ class Reservations:
     async def end_starts(
         self, node: str, ended: Callable[[GPUNode], Collection[str]]
     ) -> Collection[str]:
-        """Set the phase of starting pods to running, if their start has ended.
+        """Set the phase of pods whose start has ended from starting to running.
 
         ``ended`` returns the uids of these pods for one version of the GPUNode. Return the uids
-        whose phase this call has set. Raise store errors; after ``ATTEMPTS`` lost races, return
-        none.
+        whose phase this call has set. Raise store errors. After ``ATTEMPTS`` conflicts, return no
+        uids.
         """
         for _ in range(ATTEMPTS):
             gpunode = await self.store.read_gpunode(node)
@@ -218,9 +219,9 @@ class Reservations:
         )
 
     async def reject_overuse(self, node: str, uid: str) -> None:
-        """Record that the eviction of the pod was rejected just now. Raise store errors.
+        """Record that the eviction of the pod has just been rejected. Raise store errors.
 
-        Nothing is written if the pod is not to be evicted any more.
+        Nothing is written if the pod no longer has to be evicted.
         """
         gpunode = await self.store.read_gpunode(node)
         reservation = gpunode.spec.reservations.get(uid) if gpunode else None
@@ -233,9 +234,10 @@ class Reservations:
     async def departed_by(self, node: str, uid: str, reservation: Reservation) -> str | None:
         """Return the version of the agent's Lease, read after the pod was found to be deleted.
 
-        A later version of the Lease was written after the deletion. So a sample that the agent took
-        after it had read a later version was taken after the deletion. Return an empty string if
-        the agent has no Lease. Return None if the pod still exists, or after a store error.
+        Each later version of the Lease was written after the deletion. So if the agent takes a
+        sample after it has read a later version, the sample was taken after the deletion. Return an
+        empty string if the agent has no Lease. Return None if the pod still exists, or after a
+        store error.
         """
         try:
             gone = await self.store.read_pod(reservation.namespace, reservation.name)

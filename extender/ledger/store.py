@@ -17,7 +17,7 @@ from headroom.contract.kube import Pod
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """A Binding to POST, with the pod, the node, annotations, and the preconditions uid and
+    """The content of a Binding: the pod, the node, annotations, and the preconditions uid and
     resourceVersion."""
 
     namespace: str
@@ -31,7 +31,7 @@ class Binding:
 
 
 class Evictor(Protocol):
-    """Evicts pods. Both calls raise store errors if the API server rejects the eviction."""
+    """Evicts pods. Both methods raise store errors if the API server rejects the eviction."""
 
     async def may_evict(self, pod: Pod) -> None:
         """Dry-run the eviction of the pod. Raises the error that ``evict`` would raise."""
@@ -51,33 +51,35 @@ class Store(Protocol):
         """Return the GPUNode, or None if it does not exist."""
 
     async def create_gpunode(self, gpunode: GPUNode) -> GPUNode:
-        """Create the GPUNode (metadata and spec); raise ``StoreConflict`` if it exists."""
+        """Create the GPUNode with its metadata and spec. Raise ``StoreConflict`` if it exists."""
 
     async def write_spec(self, before: GPUNode, spec: GPUNodeSpec) -> GPUNode:
         """Replace the spec of ``before`` by ``spec`` if its resourceVersion is still the newest.
 
-        This is a compare-and-swap, which raises ``StoreConflict`` if another client wrote the
-        object in between.
+        This is a compare-and-swap, which raises ``StoreConflict`` if another client has written the
+        object in the meantime.
         """
 
     async def remove_finalizer(self, gpunode: GPUNode) -> None:
-        """Remove our finalizer from a GPUNode that is being deleted, which completes the deletion.
+        """Remove Headroom's finalizer from a GPUNode that is being deleted, which completes the
+        deletion.
 
-        Raise ``StoreConflict`` if another client wrote the object in between.
+        Raise ``StoreConflict`` if another client has written the object in the meantime.
         """
 
     async def read_pod(self, namespace: str, name: str) -> Pod | None:
         """Return the pod, or None if it does not exist."""
 
     async def read_heartbeat_version(self, node: str) -> str:
-        """Return the resourceVersion of the agent's Lease on the node; empty if it has none."""
+        """Return the resourceVersion of the Lease of the node's agent, or an empty string if the
+        agent has no Lease."""
 
     async def list_pods(self, node: str | None = None) -> list[Pod]:
-        """Return all pods, consistently. With the name of a node, return the pods bound to it. With
-        an empty name, return the pods that are not bound."""
+        """Return all pods with a consistent read. With the name of a node, return the pods bound to
+        it. With an empty name, return the pods that are not bound."""
 
     async def bind(self, binding: Binding) -> None:
-        """Bind the pod and write its annotations, atomically; raise ``StoreConflict`` if a
+        """Bind the pod and write its annotations in one atomic step. Raise ``StoreConflict`` if a
         precondition fails."""
 
     async def touch_pod(self, pod: Pod, value: str, key: str = TOUCHED) -> Pod:

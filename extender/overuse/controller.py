@@ -4,10 +4,10 @@ reserved.
 Each eviction has two steps. First the decision is written into the GPUNode by compare-and-swap, and
 an Event warns the pod's owner. After the grace period, the pod is evicted if a newer sample of the
 agent still shows the pressure. Otherwise the decision is withdrawn. So all replicas act on one
-decision, and a replica that restarts continues it. Before the eviction the GPUNode is read again:
-it must have the decision, and its report must show that this pod is to be evicted. A pod whose
-eviction is rejected, for example by a disruption budget, is left out for a while; then the next pod
-of its namespace is selected.
+decision, and a replica that restarts continues it. Before the eviction, the GPUNode is read again.
+It must still contain the decision, and its report must show that this pod has to be evicted. If an
+eviction is rejected, for example by a disruption budget, the pod is skipped for a while and the
+next pod of its namespace is selected.
 
 In mode observe, pods that would be evicted are only logged and counted. This happens after the
 grace period, if a newer sample still shows the pressure and the API server accepts the eviction as
@@ -49,8 +49,8 @@ from headroom.runtime.loops import Loops
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-#: Maximum number of nodes without a decision that are checked in a round. Each takes up to a
-#: millisecond.
+#: Maximum number of nodes without a decision that are checked in a round. The check of a node takes
+#: up to a millisecond.
 MOST_NODES = 100
 #: Maximum number of decisions, and of logged pods, that are remembered.
 DECISIONS, REMEMBERED = 2048, 4096
@@ -58,8 +58,8 @@ DECISIONS, REMEMBERED = 2048, 4096
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """A pod that would be selected, with the monotonic time and the sample since which this is
-    so."""
+    """A pod that would be selected, with the monotonic time and the sample at which it was selected
+    first."""
 
     device: str
     since_s: float
@@ -96,13 +96,14 @@ class OveruseController:
         self._evictor = evictor
         self._metrics = metrics
         self._event_recorder = event_recorder
-        #: (uid, time of the decision) -> when this process saw it first. The clocks of two replicas
-        #: are not compared.
+        #: When this process first saw a decision, by the pod's uid and the time of the decision.
+        #: The clocks of two replicas are not compared.
         self._seen: Bounded[tuple[str, str], _Seen] = Bounded(DECISIONS)
-        #: In mode observe: node -> pods that would be selected, and pods that were logged.
+        #: In mode observe, the pods that would be selected, by node, and the pods that were already
+        #: logged.
         self._observed: dict[str, dict[str, _Observed]] = {}
         self._logged: Bounded[str, None] = Bounded(REMEMBERED)
-        #: Node -> number of its devices under pressure on which no pod may be evicted.
+        #: The number of devices under pressure on which no pod may be evicted, by node.
         self._unresolved: dict[str, int] = {}
         #: Position of the next node without a decision.
         self._turn = 0
@@ -123,7 +124,8 @@ class OveruseController:
         loops.start("overuse", check, EVERY_S)
 
     async def once(self, observes: bool, grace_s: float) -> None:
-        """Check the nodes with a decision, and in turn up to ``most_nodes`` others with overuse."""
+        """Check all nodes with a decision, and up to ``most_nodes`` of the other nodes with
+        overuse. The next call continues with the nodes that follow."""
         decided, others = self._cluster.overuses.nodes()
         names = {*decided, *others}
         self._observed = {name: of for name, of in self._observed.items() if name in names}
@@ -150,7 +152,7 @@ class OveruseController:
         return overuse_evictions_on(self._cluster, gpunode, self._monotonic_s())
 
     async def _observe(self, gpunode: GPUNode, found: OveruseEvictions, grace_s: float) -> None:
-        """Log the pods that would be evicted now, each once."""
+        """Log each pod that would be evicted now, once per pod."""
         now_s, sample = self._monotonic_s(), latest_sample(self._cluster, gpunode)
         before = self._observed.get(gpunode.name, {})
         selected = self._observed[gpunode.name] = {}
@@ -165,7 +167,7 @@ class OveruseController:
                 continue
             try:
                 await self._evictor.may_evict(pod)
-            except StoreError:  # tried again later, as in mode enforce
+            except StoreError:  # The dry run is repeated later, as an eviction is in mode enforce.
                 selected[uid] = replace(first, since_s=now_s + REJECTED_FOR_S)
                 continue
             self._logged[uid] = None
@@ -229,8 +231,8 @@ class OveruseController:
         return None
 
     def _decided(self, gpunode: GPUNode) -> dict[str, str]:
-        """Return uid -> device of the pods that are to be evicted according to the ledger, and that
-        neither leave already nor are left out because their eviction was rejected."""
+        """Return the pods that must be evicted according to the ledger, with their device by uid.
+        Pods that are terminating, and pods whose eviction was rejected recently, are omitted."""
         return {
             uid: reservation.overuse.device
             for uid, reservation in gpunode.spec.reservations.items()
@@ -281,7 +283,9 @@ class OveruseController:
             log.warning("overuse_eviction_rejected", node=node, pod_uid=uid, message=made.message)
             return
         if made.result is not Result.EVICTED or made.pod is None:
-            return  # changed, deleted or withdrawn: the next round checks it again
+            # The pod was changed or deleted, or the decision withdrawn. The next round checks it
+            # again.
+            return
         self._metrics.evictions.labels("evicted").inc()
         log.warning("pod_evicted", node=node, pod_uid=uid, reason="overuse of GPU memory")
         message = (

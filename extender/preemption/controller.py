@@ -1,9 +1,9 @@
 """Evicts pods for pods that lack only GPU memory, and writes Events about preemption.
 
-kube-scheduler calls preempt only if it finds a resource missing itself. It looks for victims before
-it writes that a pod is unschedulable. So a pod that has that condition because of Headroom, was
-rejected here recently and has no nomination yet got no victims from kube-scheduler. For such pods
-``writer`` evicts.
+kube-scheduler calls preempt only if one of its own checks finds that a resource is short. It
+searches for victims before it writes the condition that a pod is unschedulable. So kube-scheduler
+found no victims for a pod that has this condition because of Headroom, was rejected by this replica
+recently and is not nominated yet. ``writer`` evicts victims for such pods.
 """
 
 import time
@@ -30,21 +30,22 @@ from headroom.runtime.loops import Loops
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-#: Time that kube-scheduler gets to act on a rejection before this controller does.
+#: Number of seconds after a rejection in which kube-scheduler may act before this controller does.
 SETTLED_S = 0.5
-#: Retry interval for a pod without possible victims, or whose victims cannot be evicted.
+#: Number of seconds before the next attempt for a pod without possible victims, or with victims
+#: that cannot be evicted.
 AGAIN_AFTER_S = 15.0
-#: Pods per round, the most important first.
+#: Maximum number of pods per round. Pods with the highest priority come first.
 AT_ONCE = 4
-#: Pods whose last Event and last attempt are remembered.
+#: Maximum number of pods whose last Event and last attempt are remembered.
 REMEMBERED = 1024
 
 
 class PreemptionController:
-    """Evicts victims through ``writer``; None if this process must not evict pods.
+    """Evicts victims through ``writer``, which is None if this process must not evict pods.
 
-    ``rejected`` returns the nodes that passed kube-scheduler's filters in the pod's last filter
-    call here, and that were rejected for reasons that evictions could remove.
+    ``rejected`` returns the nodes that passed kube-scheduler's own filters in the pod's last filter
+    call to this replica, and that Headroom rejected for reasons that evictions could resolve.
     """
 
     def __init__(
@@ -66,9 +67,9 @@ class PreemptionController:
         self._rejected = rejected
         self._writer = writer
         self._event_recorder = event_recorder
-        #: Uid of a pod -> earliest time of its next attempt, on the monotonic clock.
+        #: The earliest time of the next attempt for each pod, by uid, on the monotonic clock.
         self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
-        #: Uid of a pod -> the decision that its last Event is about.
+        #: The decision that the last Event of each pod is about, by the pod's uid.
         self._recorded: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
@@ -83,7 +84,8 @@ class PreemptionController:
             await self._preempt(self._writer, pod)
 
     def _waiting(self, now_s: float) -> list[Pod]:
-        """Return the pods that may preempt others, the most important and oldest first."""
+        """Return the pods that may preempt others. Pods with the highest priority come first, and
+        older pods before younger pods."""
         nominees = self._cluster.holds.nominees(now_s)
         held = {pod.metadata.uid for pods in nominees.values() for pod in pods}
         found: list[Pod] = []
@@ -111,7 +113,7 @@ class PreemptionController:
         )
         best = found.best
         if best is None or best.leaving_anyway:
-            return  # no eviction helps, or the pod fits soon anyway
+            return  # no eviction helps, or the pod will fit soon without one
         took_us = micros(self._monotonic_s() - began_s)
         part = recorded(found, self._wall_s(), took_us, 0, 1, "controller")
         decision = self._journal.of_uid(uid)
@@ -134,7 +136,7 @@ class PreemptionController:
             outcomes.labels("rejected").inc()
 
     async def _record_nominations(self) -> None:
-        """Write Events about the preemptions of kube-scheduler, once it has nominated a node."""
+        """Write an Event about each preemption by kube-scheduler after it has nominated a node."""
         for pods in self._cluster.holds.nominees(self._monotonic_s()).values():
             for pod in pods:
                 uid = pod.metadata.uid
@@ -164,8 +166,8 @@ class PreemptionController:
         for victim in part.victims:
             leaves = self._cluster.pod(victim.uid)
             if leaves is not None:
-                # Only the pod's uid, as in kube-scheduler's Event: the reader may not be allowed to
-                # read that pod.
+                # As in kube-scheduler's Event, name only the pod's uid, because the reader may not
+                # be allowed to read that pod.
                 message = (
                     f"Leaves node {part.node} for pod {uid}, which has a higher priority and needs "
                     "the memory of its GPU."

@@ -1,16 +1,17 @@
-"""Evicts the victims of one preemption, after the attempt is written on the pod that preempts.
+"""Evicts the victims of a preemption after it has written the attempt to the pod that preempts.
 
     read the pod -> dry-run the eviction of each victim -> write the attempt on the pod
                  -> evict the victims, the least important first
 
 The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
-continues, and from then on all replicas hold the memory for the pod. Before each eviction the pod
-is read again: it must still wait, with this attempt. If the API server, which
-evaluates disruption budgets, rejects one of the dry runs, no victim is evicted. After a later error
-the next attempt continues: victims that have left count as gone.
+continues, and from then on all replicas hold the memory for the pod. Before each eviction, the pod
+is read again, and must still wait with the same attempt. If the API server, which evaluates
+disruption budgets, rejects one of the dry runs, no victim is evicted. After a later error, the next
+attempt evicts the remaining victims.
 
-Nothing is written into the pod's status. kube-scheduler clears a nomination that it did not make
-when its next attempt fails, and newer versions retry a pod after each such write.
+Nothing is written into the pod's status. If another component nominates a node, kube-scheduler
+clears the nomination when its next attempt fails, and newer versions retry a pod after each such
+write.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,16 +27,17 @@ from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
 @dataclass(frozen=True, slots=True)
 class PreemptionResult:
-    """The result of an attempt; ``evicted`` are the victims whose eviction was accepted."""
+    """The result of an attempt. ``evicted`` contains the victims whose eviction was accepted."""
 
     begun: bool = False
     evicted: tuple[Pod, ...] = ()
-    #: Why it failed, or failed in part; empty if all went well or another replica was faster.
+    #: The reason why the attempt failed completely or in part. Empty if it succeeded, or if another
+    #: replica was faster.
     rejected: str = ""
 
 
 class PreemptionWriter:
-    """Evicts victims for a pod; ``wall_s`` returns the time in Unix seconds."""
+    """Evicts victims for a pod. ``wall_s`` returns the time in Unix seconds."""
 
     def __init__(
         self,
@@ -52,8 +54,8 @@ class PreemptionWriter:
     async def preempt(self, seen: Pod, node: str, victims: Sequence[Pod]) -> PreemptionResult:
         """Evict the victims from the node for the pod, if nothing has changed since ``seen``.
 
-        The victims must still be there, and the pod may differ only in what kube-scheduler writes
-        on it.
+        The victims must still exist, and only the fields that kube-scheduler writes may have
+        changed in the pod.
         """
         metadata = seen.metadata
         try:
@@ -62,7 +64,7 @@ class PreemptionWriter:
                 return PreemptionResult()
             there = [await self._read(victim, node) for victim in victims]
             if any(each is None for each in there):
-                return PreemptionResult(rejected="a victim has changed or gone")
+                return PreemptionResult(rejected="a victim has changed or no longer exists")
             leaving = [each for each in there if each and not each.metadata.deletion_timestamp]
             for victim in leaving:
                 await self._evictor.may_evict(victim)
@@ -90,7 +92,7 @@ class PreemptionWriter:
             except StoreError as err:
                 return PreemptionResult(True, tuple(evicted), str(err))
             if made.result is Result.WITHDRAWN:
-                why = f"{_name(pod)} does not wait for its victims any more"
+                why = f"{_name(pod)} no longer waits for its victims"
                 return PreemptionResult(True, tuple(evicted), why)
             if made.result is Result.CHANGED:
                 return PreemptionResult(True, tuple(evicted), f"{_name(victim)} has changed")
@@ -101,7 +103,8 @@ class PreemptionWriter:
         return PreemptionResult(True, tuple(evicted))
 
     async def _is_required(self, waiting: Pod, attempt: Attempt) -> bool:
-        """Return whether the pod still waits for the victims of this attempt, which is on it."""
+        """Return whether the pod still waits for the victims of this attempt, which is recorded on
+        the pod."""
         pod = await self._store.read_pod(waiting.metadata.namespace, waiting.metadata.name)
         return (
             pod is not None
@@ -134,7 +137,8 @@ def _waits(pod: Pod, uid: str) -> bool:
 
 
 def _nominated(pod: Pod) -> str:
-    """Return the node that kube-scheduler has nominated for the pod; empty for none."""
+    """Return the node that kube-scheduler has nominated for the pod, or an empty string if there is
+    none."""
     return (pod.status.nominated_node_name if pod.status else "") or ""
 
 

@@ -1,7 +1,8 @@
-"""Reconciles the ledger with the cluster: on changed nodes at once, on all nodes every few seconds.
+"""Reconciles the ledger with the cluster, on changed nodes immediately and on all nodes every few
+seconds.
 
-``reconcile.queue`` finds what is to be done, and the ledger writes it. This module decides
-when, and keeps slow work from delaying other work or calls of kube-scheduler.
+``reconcile.queue`` finds the corrections, and the ledger writes them. This module decides when that
+happens, so that slow work delays neither other work nor kube-scheduler's calls.
 """
 
 import asyncio
@@ -37,11 +38,12 @@ from headroom.runtime.settings.settings import Mode, Settings
 
 log = structlog.get_logger()
 
-#: Seconds between two rounds over all nodes.
+#: Number of seconds between two rounds over all nodes.
 EVERY_S = 5.0
-#: Seconds between two rounds of initialising nodes, if a node waits for it.
+#: Number of seconds between two rounds in which nodes are initialised, while a node is waiting.
 READY_EVERY_S = 0.25
-#: Seconds for which a round waits for its nodes. Slower nodes continue in the background.
+#: Number of seconds for which a round waits for its nodes. Slower nodes are finished in the
+#: background.
 WAITED_S = 1.0
 #: Number of nodes that are checked before the event loop serves other tasks.
 AT_ONCE = 20
@@ -52,9 +54,9 @@ WRITTEN_AT_ONCE = 8
 class ReconcileController:
     """Reconciles reservations, GPUNodes and Events.
 
-    ``unready`` returns why the cache is incomplete; "" if it is complete. While it is incomplete,
-    a pod that is not in the cache may exist. In mode observe no pod is evicted and no Event is
-    written.
+    ``unready`` returns the reason why the cache is incomplete, or "" if it is complete. While it is
+    incomplete, a pod that is not in the cache may exist. In mode observe, no pod is evicted and no
+    Event is written.
     """
 
     def __init__(
@@ -75,14 +77,14 @@ class ReconcileController:
         self._writes = asyncio.Semaphore(WRITTEN_AT_ONCE)
         self.every_s, self.ready_every_s = EVERY_S, READY_EVERY_S
         self.waited_s, self.at_once = WAITED_S, AT_ONCE
-        #: Set if a reservation may be left over or missing.
+        #: Set if a reservation may be orphaned or missing.
         self._reservations_changed = asyncio.Event()
         #: Set if a GPUNode may have to be initialised, or its finalizer removed.
         self._nodes_changed = asyncio.Event()
         self._round_at_s = 0.0
         #: Nodes that may have an orphaned or missing reservation.
         self._unsettled: dict[str, None] = {}
-        #: Node -> the task that checks its reservations.
+        #: The task that checks the reservations of a node, by node.
         self._checks: dict[str, asyncio.Task[None]] = {}
         #: None if this process evicts no pods.
         self.eviction_controller: EvictionController | None = None
@@ -92,8 +94,8 @@ class ReconcileController:
         self._settings = settings
 
     def react(self, effects: Effects) -> None:
-        """Schedule a check of nodes that may have an orphaned or missing reservation, may have to
-        be initialised, or have changed settings for the agent."""
+        """Schedule a check of the nodes that may have an orphaned or missing reservation, may have
+        to be initialised, or have changed settings for their agent."""
         if effects.unsettled:
             self._unsettled |= effects.unsettled
             self._reservations_changed.set()
@@ -115,7 +117,7 @@ class ReconcileController:
         start("notices", self.record_events, self.every_s)
 
     async def once(self, ledger: Ledger) -> None:
-        """Run one round of everything, on all nodes."""
+        """Run one round of all checks on all nodes."""
         self._round_at_s = 0.0
         await self.check_reservations(ledger)
         await self.prepare_nodes(ledger)
@@ -125,7 +127,7 @@ class ReconcileController:
         """Remove the finalizers of deleted GPUNodes, initialise new nodes, and copy changed
         settings of Nodes for their agents."""
         if self._unready():
-            self._nodes_changed.set()  # Nodes take no pods until they are initialised.
+            self._nodes_changed.set()  # No pods are placed on nodes until they are initialised.
             return
         gone, changed = list[str](), list[tuple[str, AgentSettings]]()
         async for held in part_by_part(self._cluster.gpunodes(), self.at_once):
@@ -156,18 +158,18 @@ class ReconcileController:
             await self._event_recorder.record(notices(self._cluster))
 
     async def check_reservations(self, ledger: Ledger) -> None:
-        """Remove reservations that are left over, and charge unreserved pods.
+        """Remove orphaned reservations, and charge unreserved pods.
 
-        Changed nodes are checked at once, and all nodes every few seconds. Work that fails is found
-        again in the next round. Work on one node is sequential, because it is written into one
-        object. A slow node does not delay others.
+        Changed nodes are checked immediately, and all nodes every few seconds. If a correction
+        fails, the next round finds it again. The corrections of one node are written one after
+        another, because they change the same object. A slow node does not delay other nodes.
         """
         everywhere = time.monotonic() >= self._round_at_s
         if everywhere:
             self._round_at_s = time.monotonic() + self.every_s
         on, self._unsettled = list(self._unsettled), {}
         if self._unready():
-            return  # pods that are not listed yet are not missing
+            return  # a pod that is not listed yet may exist
         after_s = self._settings.orphan_after_s
         nodes = [each.name for each in self._cluster.gpunodes()] if everywhere else on
         of_node: dict[str, list[UnreservedPod | Orphan | Unmarked]] = {}
@@ -195,7 +197,9 @@ class ReconcileController:
             async with self._writes:
                 for found in findings:
                     await self._correct(ledger, found)
-        except Exception:  # noqa: BLE001 - logged and counted; the next round finds the rest again
+        # noqa: BLE001 - logged and counted, and the next round finds the remaining corrections
+        # again
+        except Exception:
             self._loops.failing("reservations")
         finally:
             del self._checks[node]
@@ -218,7 +222,8 @@ class ReconcileController:
 
 
 def _changes_readiness(event: Event) -> bool:
-    """Return whether the event may concern a node to initialise, or a GPUNode to finalise."""
+    """Return whether the event may be about a node that must be initialised, or a GPUNode whose
+    finalizer must be removed."""
     if isinstance(event, GPUNodeSeen):
         return not event.gpunode.spec.initialised or bool(event.gpunode.metadata.deletion_timestamp)
     return isinstance(event, GPUNodeGone)

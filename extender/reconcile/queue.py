@@ -1,7 +1,8 @@
-"""Finds what to reconcile: orphaned reservations, unreserved pods, and nodes without a ledger.
+"""Finds orphaned reservations, unreserved pods, and nodes whose ledger is not initialised.
 
-The results are based on what this replica has seen so far. A caller that acts on them must check
-with the store again."""
+The results are based on this replica's cache. Before a caller acts on them, it must check them
+against the store.
+"""
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from headroom.core.cluster.trackers.deleted_pods import is_unreachable
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An orphaned reservation. ``left`` is whether its pod is gone and certainly does not run on
+    """An orphaned reservation. ``left`` is true if its pod is gone and certainly does not run on
     the node."""
 
     node: str
@@ -46,8 +47,8 @@ class UnreservedPod:
 def unreserved_pods(state: Cluster, on: Collection[str] | None = None) -> list[UnreservedPod]:
     """Return the pods that were bound without a reservation.
 
-    They need a reservation because agents read only from the ledger what pods may use. ``on`` has
-    the names of the nodes to check, None for all.
+    They need a reservation, because agents read from the ledger how much memory pods may use.
+    ``on`` contains the names of the nodes to check. With None, all nodes are checked.
     """
     held = state.gpunodes() if on is None else filter(None, map(state.gpunode, on))
     return [
@@ -65,9 +66,9 @@ def orphans(
 
     A bind in progress has a reservation but no bound pod yet, so a reservation without a bound pod
     is kept until it is ``orphan_after_s`` old. A reservation is also kept while a report shows the
-    pod on a device: its memory is not free. If the end of a pod was not observed, the reservation
-    is kept until a sample taken after the pod was gone no longer shows it. ``on`` has the names of
-    the nodes to check, None for all.
+    pod on a device, because its memory is not free. If the end of a pod was not observed, the
+    reservation is kept until a sample taken after the pod was gone no longer shows it. ``on`` has
+    the names of the nodes to check, None for all.
     """
     found: list[Orphan | Unmarked] = []
     held = state.gpunodes() if on is None else map(state.gpunode, on)
@@ -97,8 +98,8 @@ def orphans(
 
 
 def _left(state: Cluster, gpunode: GPUNode, uid: str) -> bool:
-    """Return whether a sample taken after the pod was gone confirms the report, and the report
-    would show the pod if it still held memory."""
+    """Return whether a sample that was taken after the pod was gone confirms the report, and
+    whether the report would show the pod if it still held memory."""
     confirmation = state.confirmation(gpunode.name)
     return (
         confirmation is not None
@@ -128,7 +129,8 @@ def being_deleted(among: Iterable[GPUNode]) -> list[str]:
 
 
 def changed_settings(state: Cluster, among: Iterable[GPUNode]) -> list[tuple[str, AgentSettings]]:
-    """Return (name, settings of the Node) of each GPUNode whose copy of the settings differs."""
+    """Return the name of each GPUNode whose copy of the settings differs from its Node, with the
+    Node's settings."""
     found = ((held.name, settings_to_copy(state.node(held.name), held)) for held in among)
     return [(name, settings) for name, settings in found if settings is not None]
 
@@ -142,9 +144,9 @@ def devices_known(state: Cluster, gpunode: GPUNode) -> bool:
 def uninitialised(state: Cluster, among: Iterable[Node] | None = None) -> list[Node]:
     """Return the nodes with managed GPUs whose ledger can be initialised now.
 
-    These nodes have no GPUNode, or have an uninitialised GPUNode and their devices are known. Nodes
-    whose GPUs a DRA driver manages are among them, so that their agents can report.
-    ``among``: the nodes to check, None for all.
+    These nodes have no GPUNode, or their GPUNode is uninitialised and their devices are known.
+    Nodes whose GPUs are managed by a DRA driver are included, so that their agents can report.
+    ``among`` contains the nodes to check. With None, all nodes are checked.
     """
     found: list[Node] = []
     for node in state.nodes() if among is None else among:

@@ -1,1 +1,1 @@
-"""Requeues rejected pods that fit now."""
+"""Requeues rejected pods when they fit on a node."""

@@ -24,21 +24,22 @@ from headroom.runtime.settings.settings import Mode, Settings
 
 log = structlog.get_logger()
 
-#: Minimum seconds between two checks of the pending pods. Gains in between are checked together.
+#: Minimum number of seconds between two checks of the pending pods. Nodes that gain headroom in the
+#: meantime are checked together.
 EVERY_S = 0.25
-#: Interval between two checks if no pod is known to wait and no node gained headroom.
+#: Number of seconds between two checks if no pod is known to wait and no node has gained headroom.
 IDLE_S = 5.0
 #: Maximum number of pods that are written concurrently. The other connections are left for binds.
 REQUEUED_AT_ONCE = 8
-#: Seconds for which a check runs before the event loop serves other tasks.
+#: Number of seconds for which a check runs before the event loop serves other tasks.
 SLICE_S = 0.003
 
 
 class RequeueController:
     """Requeues pods through the ledger.
 
-    ``unready`` returns why nothing can be decided yet; "" if it can. In mode observe no pod is
-    rejected. ``name`` begins the ids that this process writes.
+    ``unready`` returns the reason why nothing can be decided yet, or "" if decisions are possible.
+    In mode observe, no pod is rejected. The ids that this process writes begin with ``name``.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class RequeueController:
         self._requeue_hints = RequeueHints()
         self._due = asyncio.Event()
         self._latest_gain = 0
-        #: Uids of rejected pods that were requeued since the mode is observe.
+        #: Uids of rejected pods that were requeued after the mode became observe.
         self._released: set[str] = set()
         self._writes = asyncio.Semaphore(REQUEUED_AT_ONCE)
 
@@ -70,7 +71,8 @@ class RequeueController:
         self._due.set()
 
     def react(self, effects: Effects) -> None:
-        """Schedule a check if an event may concern a rejected pod, or if a node gained headroom."""
+        """Schedule a check if an event may be about a rejected pod, or if a node has gained
+        headroom."""
         has_gained = self._cluster.latest_gain != self._latest_gain
         self._latest_gain = self._cluster.latest_gain
         if has_gained or any(map(_was_rejected, effects.events)):
@@ -119,8 +121,8 @@ class RequeueController:
             log.info("pods_released", pods=len(held))
 
     async def _requeue(self, ledger: Ledger, pod: Pod) -> bool:
-        """Requeue the pod; return whether it succeeded. A failed pod is found again by the next
-        check."""
+        """Requeue the pod and return whether that succeeded. If it failed, the next check finds the
+        pod again."""
         try:
             async with self._writes:
                 retry = await ledger.requeue(pod)
@@ -139,7 +141,7 @@ class RequeueController:
 
 
 def _was_rejected(event: Event) -> bool:
-    """Return whether the event may concern a rejected pod."""
+    """Return whether the event may be about a rejected pod."""
     if isinstance(event, PodSeen):
         return not event.pod.node and rejected_by_us(event.pod)
     return isinstance(event, Relisted)

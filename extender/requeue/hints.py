@@ -1,19 +1,20 @@
 """Decides which rejected pods kube-scheduler should retry, and when.
 
 kube-scheduler does not see GPU memory become free or SMs become idle, and would not retry a
-rejected pod for minutes. So the pod is requeued once for each time that a node on which it fits
-gained headroom, or lower SM activity if the pod requests that. The most important and oldest pods
-come first, and no more pods are requeued at once than fit together. A requeued pod has a *claim* on
-a node until it is bound or rejected again. Meanwhile no other pod is requeued for the same
-headroom. If the pod is rejected again, the next pod is requeued. So a pod that kube-scheduler
-rejects for other reasons delays the other pods, but never blocks them.
+rejected pod for minutes. So the pod is requeued once whenever a node on which it fits gains
+headroom, or whenever the SM activity of such a node falls if the pod limits the SM activity. Pods
+with a higher priority come first, and older pods before younger pods. The pods that are requeued
+together also fit together. A requeued pod has a *claim* on a node until it is bound or rejected
+again. Meanwhile no other pod is requeued for the same headroom. If the pod is rejected again, the
+next pod is requeued. So a pod that kube-scheduler rejects for other reasons may delay other pods,
+but never blocks them.
 
 A pass over thousands of pods and nodes takes a while, and kube-scheduler's calls must not wait for
 it. So it runs in steps of a few milliseconds, and its results for one pod are reused for all pods
 with the same request.
 
-The pod's condition shows that Headroom rejected it, whichever replica did. The journal shows the
-rejections of this replica before the watch delivers the condition.
+The pod's condition shows a rejection by any replica of Headroom. The journal shows the rejections
+of this replica before the watch delivers the condition.
 """
 
 import re
@@ -35,22 +36,23 @@ from headroom.core.placement.snapshot import Mask, Snapshot
 from headroom.core.rules.eligible_nodes import eligibility_key, eligible
 from headroom.core.whatif.node_whatif import rejection_beside
 
-#: Maximum duration of a claim in seconds. It is shorter than kube-scheduler's longest back-off of
-#: 10 s, because memory must not stay free for a pod that is not tried. A pod that is tried later
-#: waits for the next gain.
+#: Maximum duration of a claim in seconds. It is shorter than kube-scheduler's maximum backoff of 10
+#: s, because memory must not stay free for a pod that is not tried. A pod that is tried later waits
+#: until a node gains headroom again.
 CLAIM_S = 2.0
 #: A pod that passed filter less than this time ago counts as being bound, even if its condition
 #: still shows a rejection.
 BINDING_S = 5.0
 #: Initial and maximum delay of pods that are requeued repeatedly without success.
 BACK_OFF_S, MAX_BACK_OFF_S = 0.25, 10.0
-#: Maximum number of pods to requeue at once; each is a write, and the others follow soon.
+#: Maximum number of pods that are requeued together. Each requeue is a write, and the other pods
+#: follow soon.
 AT_ONCE = 64
-#: Maximum number of claimed nodes to check for one pod; each check takes a millisecond.
+#: Maximum number of claimed nodes that are checked for one pod. Each check takes a millisecond.
 CROWDED = 8
-#: Maximum number of such checks in one pass; the next pass reuses their results and continues.
+#: Maximum number of such checks in one pass. The next pass reuses their results and continues.
 MOST_WEIGHED = 256
-#: Number of nodes fitted for a kind of request before control returns to the caller.
+#: Number of nodes on which a kind of request is fitted before control returns to the caller.
 FITTED_TOGETHER = 256
 
 
@@ -60,18 +62,19 @@ class _Wait:
 
     #: Generation of the snapshot on which the pod was last checked.
     generation: int = 0
-    #: The pod's retry annotation as last seen, and as this replica last wrote it. Any other value
-    #: is from another replica.
+    #: The pod's retry annotation as last seen, and as this replica last wrote it. Another replica
+    #: wrote any other value.
     seen: str | None = None
     written: str | None = None
-    #: When another replica was seen to have requeued the pod, on the monotonic clock.
+    #: The time on the monotonic clock when this replica saw that another replica had requeued the
+    #: pod.
     by_another_s: float = NEVER_S
-    #: When this replica requeued the pod: Unix time in seconds, as in decisions.
+    #: The time when this replica requeued the pod, in Unix seconds like the times of decisions.
     requeued_at_s: float = 0.0
-    #: The claimed node, empty for none, and until when, on the monotonic clock.
+    #: The claimed node, or an empty string, and the end of the claim on the monotonic clock.
     claim: str = ""
     claim_until_s: float = NEVER_S
-    #: Number of requeues so far, for the back-off.
+    #: Number of requeues so far, from which the backoff is computed.
     attempts: int = 0
     not_before_s: float = NEVER_S
     #: The last version of the pod, whether its condition contains a rejection by Headroom, and the
@@ -84,7 +87,8 @@ class _Wait:
     default_vram: str | None = None
 
 
-#: Kind of request, node, generation of the node's last change, pods that claim the node.
+#: The kind of request, the node, the generation of the node's last change, and the pods that claim
+#: the node.
 _ClaimCheck = tuple[Kind, str, int, tuple[tuple[str, str], ...]]
 
 
@@ -93,7 +97,7 @@ class RequeueHints:
 
     def __init__(self) -> None:
         self._waits: dict[str, _Wait] = {}
-        #: Whether some pods that might fit were skipped for now.
+        #: Whether pods that might fit were skipped in the last pass.
         self.pending = False
         #: Results of the last pass for claimed nodes.
         self._claim_checks: Mapping[_ClaimCheck, bool] = {}
@@ -101,7 +105,7 @@ class RequeueHints:
     def due(
         self, state: Cluster, journal: Journal, now_s: float, wall_s: float
     ) -> Iterator[Pod | None]:
-        """Yield the pods to requeue now, at most ``AT_ONCE``; they count as requeued already.
+        """Yield at most ``AT_ONCE`` pods to requeue now. A yielded pod counts as requeued.
 
         When the iterator yields None, the caller may do other work first.
         """
@@ -141,7 +145,7 @@ class RequeueHints:
             wait.claim, wait.claim_until_s, wait.requeued_at_s = node, now_s + CLAIM_S, wall_s
             self.pending = True
             if now_s - wait.by_another_s < CLAIM_S:
-                continue  # if that was for another node, a later pass checks the pod again
+                continue  # if the pod was requeued for another node, a later pass checks it again
             wait.generation = snap.generation
             wait.not_before_s = now_s + min(BACK_OFF_S * 2**wait.attempts, MAX_BACK_OFF_S)
             wait.attempts = min(wait.attempts + 1, 16)
@@ -159,7 +163,8 @@ class RequeueHints:
         return wait
 
     def requeued(self, uid: str, retry: str) -> None:
-        """Record the pod's current retry annotation, written by this replica or a faster one."""
+        """Record the pod's current retry annotation, which this replica or a faster replica has
+        written."""
         if (wait := self._waits.get(uid)) is not None:
             wait.written = retry
 
@@ -191,7 +196,7 @@ class RequeueHints:
         if checks.now_s < wait.not_before_s:
             self.pending = True
             return None
-        # A node that victims left for this pod comes first.
+        # A node on which victims were evicted for this pod comes first.
         own = checks.state.holds.node_of(pod.metadata.uid)
         if own in names and not checks.preceding(pod, claims.get(own, ()), own):
             return own
@@ -206,14 +211,16 @@ class RequeueHints:
             if fits is None:
                 break
             yield
-        self.pending = True  # the pod gets a node if the pods that claim it are not bound there
+        # A node becomes available if the pods that claim it are not bound there.
+        self.pending = True
         return None
 
 
 class _Checks:
-    """The checks of one pass, on one snapshot. Caches results, because many requests are equal.
+    """The checks of one pass on one snapshot. Results are cached, because many requests are equal.
 
-    ``previous``: the claim checks of the previous pass, valid for unchanged claims and nodes.
+    ``previous`` contains the claim checks of the previous pass, which are valid for unchanged
+    claims and nodes.
     """
 
     def __init__(
@@ -231,17 +238,21 @@ class _Checks:
             state.headroom_gains.latest,
             max(state.headroom_gains.latest, state.sm_decreases.latest),
         )
-        #: (generation, whether lower SM activity counts) -> rows of nodes that improved since then.
+        #: The rows of nodes that improved, by the generation since which they improved and by
+        #: whether lower SM activity counts.
         self._rows: dict[tuple[int, bool], list[int]] = {}
-        #: Kind of request -> mask of checked rows, mask of rows on which the request fits.
+        #: The mask of checked rows and the mask of rows on which the request fits, by the kind of
+        #: request.
         self._fits: dict[Kind, tuple[Mask, Mask]] = {}
-        #: Eligibility key -> node -> whether the node is eligible.
+        #: Whether a node is eligible, by eligibility key and node.
         self._eligible: dict[bytes, dict[str, bool]] = {}
-        #: Kind of request, eligibility key, generation -> nodes.
+        #: The nodes found by ``improved_since``, by kind of request, eligibility key and
+        #: generation.
         self._names: dict[tuple[Kind, bytes, int], list[str]] = {}
 
     def request_of(self, pod: Pod, wait: _Wait, generation: int) -> VramRequest | None:
-        """Return the pod's request; None if it requests no GPU or no node improved since then."""
+        """Return the pod's request, or None if it requests no GPU or no node has improved since
+        ``generation``."""
         if self._latest[pod.annotation(MAX_SM) is not None] <= generation:
             return None
         default = self.state.namespaces.default_vram(pod.metadata.namespace)
@@ -253,7 +264,8 @@ class _Checks:
     def improved_since(
         self, wait: _Wait, request: VramRequest, generation: int
     ) -> Generator[None, None, list[str]]:
-        """Return the eligible nodes that improved since then and on which the request fits."""
+        """Return the eligible nodes that have improved since ``generation`` and on which the
+        request fits."""
         key = request.kind, wait.eligibility, generation
         if key in self._names:
             return self._names[key]
@@ -291,8 +303,8 @@ class _Checks:
         return self._rows[key]
 
     def preceding(self, pod: Pod, claiming: Sequence[Pod], name: str) -> list[Pod]:
-        """Return the claiming pods that take precedence over the pod, which are all except the pod
-        itself and nominees that it outranks."""
+        """Return the claiming pods that take precedence over the pod. These are all claiming pods
+        except the pod itself and nominees with a lower rank."""
         node_of = self.state.holds.node_of
         is_nominated = node_of(pod.metadata.uid) == name
         return [
@@ -303,8 +315,8 @@ class _Checks:
         ]
 
     def fits_beside(self, request: VramRequest, name: str, others: list[Pod]) -> bool | None:
-        """Return whether the pod fits beside the other pods; None if this pass may make no more
-        checks."""
+        """Return whether the pod fits beside the other pods, or None if this pass has reached its
+        maximum number of checks."""
         version = int(self.snap.changed_in[self.snap.row_of[name]])
         others_key = tuple((o.metadata.uid, o.metadata.resource_version) for o in others)
         question = request.kind, name, version, others_key
@@ -327,7 +339,7 @@ def _claim(claims: dict[str, list[Pod]], name: str, pod: Pod) -> None:
 def rejected_by_us(pod: Pod) -> bool:
     """Return whether kube-scheduler marked the pod as unschedulable with a reason of Headroom.
 
-    Pods that failed with an error do not count: kube-scheduler retries them by itself, and a
+    Pods that failed with an error do not count, because kube-scheduler retries them anyway, and a
     requeue would not be faster.
     """
     return any(

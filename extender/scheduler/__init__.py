@@ -1,1 +1,1 @@
-"""The calls of kube-scheduler: filter, prioritize, preempt and bind over HTTP."""
+"""Serves kube-scheduler's calls filter, prioritize, preempt and bind over HTTP."""

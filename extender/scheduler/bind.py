@@ -1,4 +1,4 @@
-"""Answers bind: the ledger reserves the pod's memory and binds the pod."""
+"""Handles the bind call. The ledger reserves the pod's memory and binds the pod."""
 
 from typing import Protocol
 
@@ -16,7 +16,7 @@ log = structlog.get_logger()
 
 
 class Binder(Protocol):
-    """The part of the ledger that bind needs."""
+    """The part of the ledger that the bind call needs."""
 
     async def bind(self, ask: BindRequest) -> Outcome: ...
 
@@ -29,8 +29,9 @@ class Bind:
     async def __call__(self, body: bytes) -> bytes:
         """Reserve the pod's memory and bind the pod to the node.
 
-        Return an Error if the extender is not ready, or if the ledger declines or fails. After an
-        Error kube-scheduler retries the pod with back-off. Raises ``extender_v1.MalformedBody``.
+        Return an Error if the extender is not ready, if the ledger declines the bind or if the bind
+        fails. After an Error, kube-scheduler retries the pod with backoff. Raises
+        ``extender_v1.MalformedBody``.
         """
         state = self._state
         if (unready := state.replica.unready()) and not state.replica.observes:
@@ -68,14 +69,14 @@ class Bind:
         )
 
     def error(self, message: str) -> bytes:
-        """Count, log and return an Error, which kube-scheduler shows on the pod before it backs
-        off."""
+        """Count, log and return an Error. kube-scheduler shows it on the pod and retries the pod
+        with backoff."""
         self._state.telemetry.verb_errors.labels("bind").inc()
         log.warning("bind_error", message=message)
         return extender_v1.encode_bind(message)
 
     def _known(self, uid: str) -> Pod | None:
-        """Return the version of the pod that the last filter call decided about.
+        """Return the version of the pod for which the last filter call decided.
 
         Without a recorded filter call, return the watched pod. If both copies have the same
         version, also return the watched pod, because if clients other than kube-scheduler can reach

@@ -1,16 +1,17 @@
 """Chooses the rejected nodes on which kube-scheduler may search for victims.
 
-Filter rejects these nodes with ``FailedNodes``, and all others with ``FailedAndUnresolvableNodes``.
-All of these nodes passed kube-scheduler's own filters, so these filters need no victims.
-kube-scheduler 1.38 and newer calls preempt nevertheless, with an empty list of victims. Older
-versions report an error that lists the nodes in random order. So the message of the pod changes
-with each attempt, and these versions retry the pod a hundred times a second. The extender cannot
-detect the version, because kube-scheduler does not send it. So candidates must be allowed by a
-setting (``preempt_for_memory``), and if no preempt call follows, the extender names no candidates
-for a while.
+Filter returns these nodes in ``FailedNodes``, and all other rejected nodes in
+``FailedAndUnresolvableNodes``. All candidates passed kube-scheduler's own filters, so
+kube-scheduler itself needs no victims there. kube-scheduler 1.38 and newer versions call preempt
+nevertheless, with an empty list of victims. Older versions report an error that lists the nodes in
+random order. So the pod's message changes with each attempt, and these versions retry the pod a
+hundred times per second. The extender cannot detect the version, because kube-scheduler does not
+send it. So the extender names candidates only if the setting ``preempt_for_memory`` allows it, and
+it pauses for a while if no preempt call follows.
 
-A search for victims takes far longer than filter. So nodes on which a search found none are no
-candidates for pods of the same kind and priority either, until a node has gained headroom.
+A search for victims takes far longer than filter. So if a search finds no victims on a node, the
+node is also no candidate for other pods of the same kind and priority until a node has gained
+headroom.
 """
 
 from collections.abc import Set
@@ -31,14 +32,14 @@ from headroom.core.preemption.victim_search import Preemption
 
 log = structlog.get_logger()
 
-#: Code of a reason -> whether evicting pods could resolve it.
+#: Whether evictions could resolve a reason, by the code of the reason.
 CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
-#: Number of answers with candidates after which kube-scheduler is assumed to be older than 1.38, if
-#: it has not called preempt with an empty list of victims.
+#: Number of responses with candidates after which kube-scheduler is assumed to be older than 1.38,
+#: unless it has called preempt with an empty list of victims.
 MOST_UNCONFIRMED = 4
-#: Seconds for which no candidates are named after that.
+#: Number of seconds for which no candidates are named after that.
 PAUSE_S = 60.0
-#: Minimum and maximum seconds for which a search without victims is not repeated.
+#: Minimum and maximum number of seconds for which a search without victims is not repeated.
 FRUITLESS_S, LONGEST_FRUITLESS_S = 2.0, 60.0
 #: Maximum number of kinds of pods whose searches are remembered.
 MOST_FRUITLESS = 16
@@ -46,8 +47,8 @@ MOST_FRUITLESS = 16
 
 @dataclass(slots=True)
 class _Fruitless:
-    """Searches that found no victims. The first of them was at ``at_s``, in this generation of the
-    snapshot."""
+    """Searches that found no victims. The first of them was made at ``at_s`` on the given
+    generation of the snapshot."""
 
     at_s: float
     generation: int
@@ -59,15 +60,15 @@ class CandidateNodes:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        #: Answers with candidates since the last confirmation.
+        #: Number of responses with candidates since the last confirmation.
         self._unconfirmed = 0
         self._paused_until_s = float("-inf")
-        #: By the kind of request and the priority of the pods.
+        #: Searches without victims, by the kind of request and the priority of the pods.
         self._fruitless: Bounded[tuple[Kind, int], _Fruitless] = Bounded(MOST_FRUITLESS)
 
     def confirm(self) -> None:
         """Record a preempt call with an empty list of victims, which only kube-scheduler 1.38 and
-        newer makes."""
+        newer versions make."""
         self._unconfirmed = 0
 
     def searched(self, pod: Pod, request: VramRequest, found: Preemption, now_s: float) -> None:
@@ -106,16 +107,17 @@ class CandidateNodes:
         snap: Snapshot,
         now_s: float,
     ) -> Mask | None:
-        """Return the mask (n,) of the rejected nodes on which evictions could help; None if there
-        are none.
+        """Return the mask (n,) of the rejected nodes on which evictions could help, or None if
+        there are no such nodes.
 
-        ``rows`` are the rows of the nodes, -1 for unknown nodes. ``codes`` are the codes of their
-        reasons. ``large_enough`` has ``Verdicts.large_enough`` for each row of the snapshot.
+        ``rows`` contains the rows of the nodes, with -1 for unknown nodes. ``codes`` contains the
+        codes of their reasons. ``large_enough`` contains ``Verdicts.large_enough`` for each row of
+        the snapshot.
 
-        A node is a candidate if its reason can be resolved by evictions, if its devices are large
-        enough, if it has a pod of lower priority with GPUs, and if it is not ``fruitless``. If the
-        pod is nominated to one of these nodes, only that node is a candidate, so that
-        kube-scheduler waits for the victims there.
+        A node is a candidate if evictions can resolve its reason, its devices are large enough, it
+        has a GPU pod with a lower priority, and it is not ``fruitless``. If the pod is nominated to
+        one of these nodes, only that node is a candidate, so that kube-scheduler waits for the
+        victims there.
         """
         if now_s < self._paused_until_s or not may_preempt(pod):
             return None
@@ -140,7 +142,8 @@ class CandidateNodes:
         return candidates
 
     def _count(self, now_s: float) -> None:
-        """Count an answer with candidates, and pause after too many without a confirmation."""
+        """Count a response with candidates, and pause after too many responses without a
+        confirmation."""
         self._unconfirmed += 1
         if self._unconfirmed > MOST_UNCONFIRMED:
             self._unconfirmed = 0

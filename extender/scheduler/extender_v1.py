@@ -1,8 +1,9 @@
-"""Decodes and encodes kube-scheduler's extender API (extender/v1), strictly.
+"""Decodes and encodes kube-scheduler's extender API (extender/v1) with strict checks.
 
-Go writes absent fields as null, and field names of the extender API in PascalCase. Inside Pod and
-Node, field names are the usual ones of Kubernetes. With nodeCacheCapable the nodes are names.
-Without it they are whole objects, which are returned byte for byte.
+Go writes absent fields as null. The field names of the extender API are in PascalCase, but the
+field names inside Pod and Node are those of the Kubernetes API. With nodeCacheCapable,
+kube-scheduler sends only the names of nodes. Without it, kube-scheduler sends whole objects, which
+are returned byte for byte.
 """
 
 from collections.abc import Mapping, Sequence
@@ -74,7 +75,7 @@ class PreemptArgs(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims] | None = None
 
     def offers(self) -> dict[str, Offer]:
-        """Return node -> victims, whether they were sent as whole pods or as uids."""
+        """Return the victims by node, whether they were sent as whole pods or as uids."""
         if self.node_name_to_meta_victims is not None:
             return {
                 node: Offer(
@@ -101,7 +102,7 @@ class FilterResult(msgspec.Struct, rename="pascal"):
     nodes: dict[str, list[msgspec.Raw]] | None = None
     node_names: list[str] | None = None
     failed_nodes: dict[str, str] = {}
-    #: Node -> reason, as a sentence.
+    #: The reason as a sentence, by node.
     failed_and_unresolvable_nodes: dict[str, str] = {}
     error: str = ""
 
@@ -141,17 +142,18 @@ class Offered(msgspec.Struct):
     """The pod and the nodes of a filter or prioritize call."""
 
     pod: Pod
-    #: Whole nodes in the order of ``names``, which the answer repeats unchanged; None if only names
-    #: were sent.
+    #: Whole nodes in the order of ``names``, which the response repeats unchanged. None if only
+    #: names were sent.
     objects: list[msgspec.Raw] | None = None
-    #: Names of the nodes as they were sent, a JSON array; empty if whole nodes were sent.
+    #: Names of the nodes as a JSON array, exactly as they were sent. Empty if whole nodes were
+    #: sent.
     names_json: bytes = b""
-    #: Names of the nodes. Empty until ``decode_names``, if only names were sent.
+    #: Names of the nodes. If only names were sent, empty until ``decode_names`` is called.
     names: Sequence[str] = ()
 
     def decode_names(self) -> None:
-        """Decode ``names``; raises ``MalformedBody``. Decoding 5,000 names takes longer than
-        decoding the pod."""
+        """Decode ``names``. This is a separate step, because decoding 5,000 names takes longer than
+        decoding the pod. Raises ``MalformedBody``."""
         if self.objects is None:
             self.names = _decoded(_names, self.names_json, "NodeNames")
 
@@ -161,7 +163,7 @@ class Offered(msgspec.Struct):
 
 
 def decode_offer(body: bytes) -> Offered:
-    """Decode the body of filter or prioritize without its names; raises ``MalformedBody``."""
+    """Decode the body of filter or prioritize without its names. Raises ``MalformedBody``."""
     args = _decoded(_filter_args, body)
     pod = kept_pod(_complete(args.pod))
     if len(body) > MAX_POD_BYTES:  # the pod may be too large, or there are many nodes
@@ -175,7 +177,7 @@ def decode_offer(body: bytes) -> Offered:
 
 
 def decode_bind(body: bytes) -> BindArgs:
-    """Decode the body of bind; raises ``MalformedBody``, also if a field is missing or empty."""
+    """Decode the body of bind. Raises ``MalformedBody``, also if a field is missing or empty."""
     args = _decoded(_bind_args, body)
     for name, value in (
         ("PodName", args.pod_name),
@@ -189,13 +191,13 @@ def decode_bind(body: bytes) -> BindArgs:
 
 
 def decode_preempt(body: bytes) -> tuple[Pod, dict[str, Offer]]:
-    """Decode the body of preempt: the pod, and node -> victims. Raises ``MalformedBody``."""
+    """Decode the body of preempt into the pod and the victims by node. Raises ``MalformedBody``."""
     args = _decoded(_preempt_args, body)
     return _complete(args.pod), args.offers()
 
 
 def _complete(pod: Pod | None) -> Pod:
-    """Return the pod; raises ``MalformedBody`` if the pod, its name or its uid is missing."""
+    """Return the pod. Raises ``MalformedBody`` if the pod, its name or its uid is missing."""
     if pod is None:
         raise MalformedBody("Pod is missing")
     for name, value in (("name", pod.metadata.name), ("uid", pod.metadata.uid)):
@@ -222,12 +224,12 @@ def encode_filter(
     sentences: Sequence[str],
     resolvable: NDArray[np.bool_] | None = None,
 ) -> bytes:
-    """Return the answer to filter, with names or whole nodes as in the call.
+    """Return the response to filter, with names or whole nodes as in the call.
 
-    ``passed`` are the indices of the nodes that pass. ``codes`` (n,) has for each rejected node the
-    index of its reason in ``sentences``. A node with code 0 that does not pass is left out without
-    a reason. ``resolvable`` (n,) is the mask of the rejected nodes on which kube-scheduler may
-    search for victims; None if there are no such nodes.
+    ``passed`` contains the indices of the nodes that pass. ``codes`` (n,) contains the index in
+    ``sentences`` of the reason of each rejected node. A node with code 0 that does not pass is
+    omitted without a reason. ``resolvable`` (n,) is the mask of the rejected nodes on which
+    kube-scheduler may search for victims, or None if there are no such nodes.
     """
     rejected = codes != 0
     sentences = [printable(each) for each in sentences]
@@ -255,11 +257,12 @@ def encode_filter_error(message: str) -> bytes:
 
 
 def encode_priorities(winner: str | None) -> bytes:
-    """Return a list of {Host, Score} with only the winner; empty if there is no winner.
+    """Return a list of {Host, Score} that contains only the winner. The list is empty if there is
+    no winner.
 
     kube-scheduler assumes a score of 0 for all other nodes. Parsing the scores of 5,000 nodes would
     take kube-scheduler longer than the extender needs to find the best node. With a single score, a
-    user's preference for another node always competes with the same known value.
+    user's preference for another node always competes with the same value.
     """
     if winner is None:
         return b"[]"
@@ -267,8 +270,8 @@ def encode_priorities(winner: str | None) -> bytes:
 
 
 def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
-    """Return a list of {Host, Score} with an equal score for each chosen node; empty if all nodes
-    are chosen."""
+    """Return a list of {Host, Score} with an equal score for each chosen node. The list is empty if
+    all nodes are chosen."""
     if chosen.all():
         return b"[]"
     hosts = (names[i] for i in np.flatnonzero(chosen).tolist())
@@ -276,12 +279,13 @@ def encode_alike(names: Sequence[str], chosen: NDArray[np.bool_]) -> bytes:
 
 
 def encode_bind(message: str) -> bytes:
-    """Return the answer to bind; ``message`` is empty if the pod is bound."""
+    """Return the response to bind. ``message`` is empty if the pod is bound."""
     return _encoder.encode(BindResult(go_text(message)))
 
 
 def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
-    """Return node -> victims as uids, because kube-scheduler reads no other form of the answer."""
+    """Return the response to preempt with the victims' uids by node, because kube-scheduler reads
+    no other form of the response."""
     return _encoder.encode(
         PreemptResult(
             {
@@ -293,5 +297,6 @@ def encode_preempt(victims: Mapping[str, Offer]) -> bytes:
 
 
 def go_text(message: str) -> str:
-    """Return at most 1,000 printable characters without percent signs, which Go would format."""
+    """Return at most 1,000 printable characters of the message. Percent signs are replaced, because
+    Go would interpret them as format verbs."""
     return printable(message.replace("%", " percent"))[:1000]

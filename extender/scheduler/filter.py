@@ -1,4 +1,4 @@
-"""Answers filter by deciding, on one snapshot, which of the offered nodes can take the pod.
+"""Handles the filter call by deciding on one snapshot on which of the offered nodes the pod fits.
 
 Filter does not block and reserves nothing. It counts memory that is held for other pods as if it
 were reserved. It records the decision, and assumes the bind if exactly one node passes.
@@ -26,7 +26,8 @@ from headroom.core.whatif.pending_pods import main_reason
 
 log = structlog.get_logger()
 
-#: The Error for a pod whose retry is delayed. Its owner got the reason with an earlier rejection.
+#: The Error for a pod whose retry is delayed. An earlier rejection has given the reason to the
+#: pod's owner.
 TRY_AGAIN = (
     "no node has enough free GPU memory; many pods wait, so this one is retried within seconds"
 )
@@ -34,35 +35,35 @@ SENTENCES = [reason.sentence if reason else "" for reason in REASONS]
 
 
 class PodStore(Protocol):
-    """A store of pods without an API server, which sees pods only in filter calls."""
+    """A store of pods for use without an API server. It receives pods only from filter calls."""
 
     def admit(self, pod: Pod) -> object: ...
 
 
 class Filter:
-    """Answers filter.
+    """Handles the filter call.
 
-    With ``Replica.best_only``, only the best node passes, so kube-scheduler need not score nodes.
-    If a user's preference could favor another node, all nodes that fit pass. ``pods`` receives the
-    pod of each call before the decision.
+    With ``Replica.best_only``, only the best node passes, so that kube-scheduler does not have to
+    score nodes. If a user's preference could favor another node, all nodes that fit pass. ``pods``
+    receives the pod of each call before the decision.
     """
 
     def __init__(self, state: SchedulingState, pods: PodStore | None = None) -> None:
         self._state = state
         self._pods = pods
         self._node_sets = NodeSets()
-        #: Names of the last snapshot, and their length as a JSON array.
+        #: The names of the nodes in the last snapshot, and their length as a JSON array.
         self._names: tuple[str, ...] = ()
         self._names_bytes = 2
         self._retries = RetrySpreader()
 
     def __call__(self, body: bytes) -> bytes:
-        """Return which of the offered nodes can take the pod, and why the others cannot.
+        """Return the offered nodes on which the pod fits, and a reason for each of the other nodes.
 
         Return an Error if the extender is not ready, or to delay the retry of one of many rejected
-        pods. In mode observe, every node passes. Every node also passes for a bound pod:
-        kube-scheduler asks about a bound pod if its resize is deferred, and a resize changes no GPU
-        memory. Raises ``extender_v1.MalformedBody``.
+        pods. In mode observe, every node passes. Every node also passes for a bound pod, because
+        kube-scheduler calls filter for a bound pod only if its resize is deferred, and a resize
+        does not change GPU memory. Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         unready, observes = state.replica.unready(), state.replica.observes
@@ -108,13 +109,13 @@ class Filter:
         best_only: bool,
         guessed: bool,
     ) -> bytes | None:
-        """Decide, record the decision and return the answer.
+        """Decide, record the decision and return the response.
 
         ``rows`` are the rows of the offered nodes. With ``guessed`` they are all rows, because the
         offered names have as many bytes as the names of all nodes. This saves decoding 5,000 names,
         which takes a fifth of the call. The guess can be wrong, because kube-scheduler may offer a
-        new node instead of another one. So return None, and decide nothing, unless the best of all
-        nodes was offered, which makes it the best of the offered nodes too.
+        new node instead of another one. So unless the best of all nodes was offered, which makes it
+        the best of the offered nodes too, return None and decide nothing.
         """
         state, pod, observes = self._state, offered.pod, self._state.replica.observes
         managed = request if isinstance(request, VramRequest) and request.asks else None
@@ -133,8 +134,8 @@ class Filter:
         answered_codes = np.zeros_like(codes) if observes else codes
         passed = (answered_codes == 0).nonzero()[0]
         if reserved and not observes and len(again := np.intersect1d(passed, reserved)):
-            # kube-scheduler chose this node before, and the bind was not finished. If the pod went
-            # to another node, it would reserve memory twice.
+            # kube-scheduler has already chosen this node, and the bind is not finished. If the pod
+            # were placed on another node, its memory would be reserved twice.
             passed, answered_codes, best_only = again, np.zeros_like(codes), False
         passed_rows = rows.take(passed)
         node, best, candidates = "", None, len(passed)
@@ -143,14 +144,14 @@ class Filter:
                 best = self._undisputed(pod, managed, passed_rows, snap, began_s)
             if guessed and (best is None or not offered.has_name(best.contenders[0].node)):
                 return None
-            if best is not None:  # the other nodes are left out, not rejected
+            if best is not None:  # the other nodes are omitted, not rejected
                 passed, answered_codes = passed[[best.place]], np.zeros_like(codes)
             if len(passed) == 1:  # then prioritize is not called
                 node = offered.names[passed[0]]
                 state.calls.assumed.assume(pod, managed, node, state.clock.monotonic())
         if not len(passed):
             state.calls.assumed.reject(pod, began_s)
-        if managed is not None:  # not for a wrong guess, whose rows were not offered
+        if managed is not None:  # not after a wrong guess, because its rows were not offered
             state.calls.demand.see(managed, pod, snap, rows)
         if managed is None or len(passed):
             answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
@@ -167,15 +168,16 @@ class Filter:
         return answer
 
     def error(self, message: str) -> bytes:
-        """Count, log and return an Error; kube-scheduler shows it on the pod and backs off."""
+        """Count, log and return an Error. kube-scheduler shows it on the pod and retries the pod
+        with backoff."""
         self._state.telemetry.verb_errors.labels("filter").inc()
         log.warning("filter_error", message=message)
         return extender_v1.encode_filter_error(message)
 
     def _filter_templates(self, offered: extender_v1.Offered, began_s: float) -> bytes:
-        """Answer filter for node templates of an autoscaler.
+        """Handle a filter call with node templates of an autoscaler.
 
-        The decision is not recorded: no bind follows, and the pod may be a template too.
+        The decision is not recorded, because no bind follows and the pod may be a template too.
         """
         state, pod, objects = self._state, offered.pod, offered.objects or ()
         request = state.cluster.understand(pod)
@@ -203,7 +205,7 @@ class Filter:
         now_s: float,
     ) -> Mask | None:
         """Return the mask (n,) of the rejected nodes on which kube-scheduler may search for
-        victims; None if there are none."""
+        victims, or None if there are no such nodes."""
         if not self._state.replica.preempts_for_memory:
             return None
         large_enough = self._state.fit_cache().weigh(request, snap).large_enough
@@ -216,8 +218,8 @@ class Filter:
         requests GPUs, and that no preference of this pod or of another pod could make
         kube-scheduler choose another node.
 
-        The preferences of a group whose last bind was declined do not count, because memory is held
-        on the nodes that filter names, so kube-scheduler must choose them.
+        The preferences of a group whose last bind was declined do not count. Memory is held on the
+        nodes that filter names, so kube-scheduler must choose these nodes.
         """
         if not isinstance(request, VramRequest) or not request.asks:
             return False
@@ -231,8 +233,8 @@ class Filter:
     def _undisputed(
         self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float
     ) -> Best | None:
-        """Return the best of several rows; None if there are fewer than two rows, or if a taint of
-        the best node could make kube-scheduler choose another node.
+        """Return the best of several rows, or None if there are fewer than two rows or if a taint
+        of the best node could make kube-scheduler choose another node.
 
         ``_may_name_best`` explains the exception.
         """
@@ -250,7 +252,7 @@ class Filter:
         The call counts the rejection or the delay.
         """
         if pod.status and pod.status.nominated_node_name:
-            return False  # its victims are terminating
+            return False  # the pod's victims are terminating
         if self._retries.reject(pod.metadata.uid, now_s):
             return False
         self._state.telemetry.spread_retries.inc()
@@ -269,8 +271,8 @@ class Filter:
     ) -> None:
         """Record the decision in the journal, the metrics and the log.
 
-        ``sure`` is whether no node was rejected because of memory that is held for other pods.
-        ``node`` is the node in the answer if there is only one, and otherwise empty.
+        ``sure`` is true if no node was rejected because of memory that is held for other pods.
+        ``node`` is the node in the response if the response has only one node, and otherwise empty.
         """
         state, metadata, observed = self._state, pod.metadata, self._state.replica.observes
         took_s = state.clock.monotonic() - began_s
@@ -318,8 +320,8 @@ def _answer(offered: extender_v1.Offered, codes: Codes) -> bytes:
 
 
 def _codes_without_gpu(request: VramRequest | Unreadable, nodes: int) -> Codes:
-    """Return equal codes for all nodes: 0 for a pod without GPUs, otherwise the reason why the
-    request is unreadable."""
+    """Return the same code for all nodes, which is 0 for a pod without GPUs. For an unreadable
+    request, it is the code of the reason."""
     reason = request.reason if isinstance(request, Unreadable) else None
     return np.full(nodes, CODE_OF[reason], np.int8)
 

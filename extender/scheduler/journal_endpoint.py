@@ -14,10 +14,11 @@ from headroom.runtime.follow.journal_stream import Cursor, HoldsLine, StateLine,
 from headroom.runtime.server.streams import TimedStream, counted
 
 MAX_STREAMS = 8
-#: Seconds between two checks for new lines, and between two state lines on an idle stream.
+#: Number of seconds between two checks for new lines, and between two state lines on an idle
+#: stream.
 CHECK_S = 0.25
 STATE_S = 5.0
-#: Maximum number of lines sent at once, so that other tasks get their turn.
+#: Maximum number of lines that are sent before the event loop serves other tasks.
 _CHUNK_LINES = 50
 NDJSON = "application/x-ndjson"
 #: Attribute of ``app.state`` with the number of open streams.
@@ -41,7 +42,7 @@ class JournalSource:
     #: Returns the current state line, and the current line about holds.
     state: Callable[[], StateLine]
     holds: Callable[[], HoldsLine] = HoldsLine
-    #: Set when the process ends, so that open streams end too.
+    #: True when the process ends, so that open streams end too.
     ended: bool = False
 
 

@@ -19,7 +19,7 @@ from headroom.core.placement.snapshot import CODE_OF
 
 log = structlog.get_logger()
 
-#: Length limit of a recorded error message.
+#: Maximum length of a recorded error message.
 MAX_MESSAGE = 200
 
 
@@ -33,8 +33,9 @@ def record_bind(
 ) -> None:
     """Record the outcome of a bind in the journal, the metrics and the log.
 
-    ``at_s`` is the Unix time of the outcome, ``took_s`` the duration of the bind. If the pod's
-    version is not known, the journal gets no record: the version is part of the decision id.
+    ``at_s`` is the Unix time of the outcome, and ``took_s`` is the duration of the bind in seconds.
+    If the pod's version is unknown, nothing is recorded in the journal, because the version is part
+    of the decision id.
     """
     outcome_name = type(outcome).__name__.lower()
     reason = outcome.reason if isinstance(outcome, Declined) else None

@@ -1,4 +1,5 @@
-"""Answers preempt with the nodes on which the pod fits after evictions, and their victims."""
+"""Handles the preempt call. The response contains the nodes on which the pod fits after evictions,
+and their victims."""
 
 import structlog
 
@@ -13,8 +14,8 @@ from headroom.core.preemption.victim_search import Offer, preemption
 
 log = structlog.get_logger()
 
-#: Maximum seconds between the filter and preempt calls for a pod. Between the calls, kube-scheduler
-#: searches for victims itself.
+#: Maximum number of seconds between the filter call and the preempt call for a pod. Between the
+#: calls, kube-scheduler searches for victims itself.
 PREEMPT_FOLLOWS_WITHIN_S = 5.0
 
 
@@ -25,11 +26,10 @@ class Preempt:
     def __call__(self, body: bytes) -> bytes:
         """Return the nodes on which the pod fits after evictions, with the necessary victims.
 
-        kube-scheduler proposes nodes and victims. Nodes on which no eviction helps are left out.
-        For a pod without GPUs, for a bound pod and in mode observe, the answer is the unchanged
-        proposal. A bound pod can only lack CPU or host memory, for a deferred resize. While the
-        extender is not ready, the answer is empty for all other pods. Raises
-        ``extender_v1.MalformedBody``.
+        kube-scheduler proposes nodes and victims. Nodes on which no eviction helps are omitted. For
+        a pod without GPUs, for a bound pod and in mode observe, the proposal is returned unchanged.
+        A bound pod can lack only CPU or host memory, for a deferred resize. While the extender is
+        not ready, the response is empty for all other pods. Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         pod, offered = extender_v1.decode_preempt(body)

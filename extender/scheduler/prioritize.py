@@ -1,11 +1,11 @@
-"""Answers prioritize with the best of the nodes that passed filter."""
+"""Handles the prioritize call. The response names the best of the nodes that passed filter."""
 
 from extender.scheduler import extender_v1
 from extender.scheduler.scheduling_state import SchedulingState, are_templates, rows_of
 from headroom.core.placement.request import Unreadable
 from headroom.core.placement.score import best_for_non_gpu_pod
 
-#: All nodes score the same, so kube-scheduler decides as it does without the extender.
+#: All nodes get the same score, so kube-scheduler decides as it does without the extender.
 NO_PREFERENCE = extender_v1.encode_priorities(None)
 
 
@@ -16,9 +16,9 @@ class Prioritize:
     def __call__(self, body: bytes) -> bytes:
         """Return the score of the best of the nodes that passed filter.
 
-        For a pod without GPUs, the nodes without GPUs are best, or if there are none, the node with
-        the least spare GPU memory. No node is preferred in mode observe, for node templates or for
-        unreadable pods. Raises ``extender_v1.MalformedBody``.
+        For a pod without GPUs, the nodes without GPUs are best. If there are no such nodes, the
+        node with the least spare GPU memory is best. No node is preferred in mode observe, for node
+        templates or for unreadable pods. Raises ``extender_v1.MalformedBody``.
         """
         state, began_s = self._state, self._state.clock.monotonic()
         observes = state.replica.observes
@@ -31,7 +31,7 @@ class Prioritize:
         if isinstance(request, Unreadable):
             state.record_ranked(pod, began_s, snap, len(rows), ())
             return NO_PREFERENCE
-        if not request.asks:  # not recorded: Headroom does not manage the pod
+        if not request.asks:  # not recorded, because Headroom does not manage the pod
             chosen = best_for_non_gpu_pod(snap, rows)
             return NO_PREFERENCE if observes else extender_v1.encode_alike(offered.names, chosen)
         best = state.best(request, rows[rows >= 0], snap, began_s)

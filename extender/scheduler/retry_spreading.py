@@ -1,11 +1,12 @@
 """Spreads the retries of unschedulable pods over time, so that kube-scheduler does not try all of
-them at once.
+them in the same second.
 
 kube-scheduler retries an unschedulable pod after a few seconds, as long as anything in the cluster
-changes. Pods rejected together are retried together, and any new pod waits for all of them. If
-filter returns an Error instead of a rejection, kube-scheduler backs off: 1 second after the first
-Error in a row, then 2, 4 and so on. So if filter rejects more pods at once than it rejects on
-average per second, it returns Errors for further pods.
+changes. Pods that were rejected together are retried together, and each new pod waits for all of
+them. If filter returns an Error instead of a rejection, kube-scheduler waits for a backoff of 1
+second after the first Error in a row, and then of 2 seconds, 4 seconds and so on. So if filter
+rejects more pods at the same time than it rejects on average per second, it returns Errors for
+further pods.
 """
 
 from collections import deque
@@ -14,16 +15,17 @@ from zlib import crc32
 
 from headroom.bounded import Bounded
 
-#: Window over which the average number of rejections per second is computed. It is longer than the
-#: longest back-off in the shipped kube-scheduler configuration (podMaxBackoffSeconds).
+#: Number of seconds over which the average number of rejections per second is computed. This is
+#: longer than the maximum backoff in Headroom's kube-scheduler configuration
+#: (podMaxBackoffSeconds).
 REMEMBERED_S = 40.0
 #: Maximum number of recorded pods, and of recorded rejections.
 MAX_REMEMBERED = 65_536
 #: Rejections within this many seconds count as simultaneous. kube-scheduler requeues pods once a
 #: second and then tries them one after the other.
 TOGETHER_S = 0.6
-#: Rejections are a crowd if at least FEW are simultaneous, and at least SLACK times as many as the
-#: average per second.
+#: Pods are delayed if at least FEW rejections are simultaneous, and if these are at least SLACK
+#: times the average number per second.
 FEW, SLACK = 5, 1.1
 #: Number of rejections before a pod can get its first Error. An Error hides the reason from the
 #: pod's owner, and kube-scheduler searches for victims only after a rejection.
@@ -46,14 +48,15 @@ class RetrySpreader:
     """Decides which rejections to replace with an Error. Times are monotonic seconds."""
 
     def __init__(self) -> None:
-        #: Uid -> attempts of the pod, in the order of the last attempts.
+        #: The attempts of each pod, by uid, in the order of the last attempts.
         self._tried: Bounded[str, _Tried] = Bounded(MAX_REMEMBERED)
         #: Times of the rejections in the last REMEMBERED_S and in the last TOGETHER_S seconds.
         self._lately: deque[float] = deque(maxlen=MAX_REMEMBERED)
         self._together: deque[float] = deque(maxlen=MAX_REMEMBERED)
 
     def reject(self, uid: str, now_s: float) -> bool:
-        """Return True to reject the pod, False to answer with an Error that delays its retry.
+        """Return True if the pod is to be rejected, and False if filter must return an Error that
+        delays the pod's retry.
 
         Counts the rejection or the Error.
         """
@@ -66,9 +69,9 @@ class RetrySpreader:
         recorded_s = now_s - self._lately[0] if self._lately else 0.0
         limit_per_s = SLACK * len(self._lately) / max(1.0, recorded_s)
         crowded = len(self._together) >= max(FEW, limit_per_s)
-        # A pod retried within TOGETHER_S was not delayed by back-off (SchedulerPopFromBackoffQ). So
-        # an Error would not delay it either, and would only hide from autoscalers that the pod is
-        # unschedulable.
+        # A pod that is retried within TOGETHER_S was not delayed by the backoff
+        # (SchedulerPopFromBackoffQ). So an Error would not delay it either, and would only hide
+        # from autoscalers that the pod is unschedulable.
         backs_off = now_s > tried.last_s + TOGETHER_S
         errors_limit = 1 + crc32(f"{uid} {tried.rejected}".encode()) % MOST_IN_A_ROW
         may_get_error = tried.rejected >= REJECTED_OFTEN and tried.spread_retries < errors_limit

@@ -25,7 +25,7 @@ from headroom.core.placement.score import Contender, best
 from headroom.core.placement.snapshot import CODE_OF, Rows, Snapshot
 from headroom.core.whatif.held_memory import HeldMemory
 
-#: Number of best nodes whose scores a decision records, term by term.
+#: Number of best nodes for which a decision records each term of the score.
 CONTENDERS = 5
 #: Maximum number of rejected pods whose nodes are kept. Each pod takes 50 kB if there are 5,000
 #: nodes.
@@ -33,7 +33,7 @@ MAX_REJECTED_PODS = 64
 
 
 class Replica(Protocol):
-    """The process that answers the calls."""
+    """The process that serves the calls."""
 
     @property
     def observes(self) -> bool:
@@ -47,14 +47,14 @@ class Replica(Protocol):
     @property
     def preempts_for_memory(self) -> bool:
         """Whether kube-scheduler may search for victims if only GPU memory or replicas are short.
-        It can do so from version 1.38 on."""
+        This requires kube-scheduler 1.38 or newer."""
 
     @property
     def bind_deadline_s(self) -> float:
         """Seconds after which a bind call of kube-scheduler times out."""
 
     def unready(self) -> str:
-        """Return a sentence that states why no decision is possible yet; "" if decisions are
+        """Return a sentence that states why no decision is possible yet, or "" if decisions are
         possible."""
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -120,8 +120,8 @@ class SchedulingState:
         self.group_binds = GroupBinds(calls.assumed, clock.monotonic)
         self._rules = cluster.rules
         self._fit_cache = FitCache(cluster.rules.weights)
-        #: Uid -> the nodes that the last filter call rejected. kube-scheduler may call preempt for
-        #: the pod next.
+        #: The nodes that the last filter call rejected, by the pod's uid, because kube-scheduler
+        #: may call preempt for the pod next.
         self._rejected_pods: Bounded[str, RejectedPod] = Bounded(MAX_REJECTED_PODS)
 
     def fit_cache(self) -> FitCache:
@@ -133,9 +133,9 @@ class SchedulingState:
         return self._fit_cache
 
     def codes(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Codes:
-        """Return the code of each node's reason, (n,); 0 if the pod fits.
+        """Return the code of each node's reason as an array (n,). The code is 0 if the pod fits.
 
-        A row of -1 is an unknown node.
+        A row of -1 stands for an unknown node.
         """
         cached = self.fit_cache().weigh(request, snap)
         if rows.min(initial=0) >= 0:
@@ -145,10 +145,8 @@ class SchedulingState:
         return codes
 
     def best(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Best | None:
-        """Return the best of these rows, which must all be rows of known nodes.
-
-        None if the pod fits on no node, or only on nodes where kube-scheduler allocates the GPUs.
-        """
+        """Return the best of these rows, which must all be rows of known nodes. Return None if the
+        pod fits on no node, or only on nodes where kube-scheduler allocates the GPUs."""
         market = self.cluster.market
         cached = self.fit_cache().weigh(request, snap)
         ranking = cached.rank(request, snap, rows, now_s, market)
@@ -168,8 +166,8 @@ class SchedulingState:
     ) -> None:
         """Record that the first of ``contenders`` is the best of ``offered`` nodes.
 
-        Without contenders, record that no node was preferred. ``by_filter`` is whether filter
-        returned only the best node, after which kube-scheduler does not call prioritize.
+        Without contenders, record that no node was preferred. ``by_filter`` is true if filter
+        returned only the best node, because kube-scheduler then does not call prioritize.
         """
         took_us = micros(self.clock.monotonic() - began_s)
         winner = contenders[0].node if contenders else ""
@@ -194,23 +192,26 @@ class SchedulingState:
             self._rejected_pods.trim(1)
 
     def last_rejection(self, uid: str) -> RejectedPod | None:
-        """Return the nodes that the pod's last filter call rejected; None if no longer kept."""
+        """Return the nodes that the pod's last filter call rejected, or None if they are no longer
+        kept."""
         return self._rejected_pods.get(uid)
 
     def rejected_for_memory(self, uid: str) -> list[str]:
-        """Return the nodes that the pod's last filter call rejected and evictions could free.
+        """Return the nodes that the pod's last filter call rejected, and on which evictions could
+        help.
 
-        These nodes passed kube-scheduler's own filters. Empty if the call is no longer kept.
+        These nodes passed kube-scheduler's own filters. The list is empty if the call is no longer
+        kept.
         """
         last = self._rejected_pods.get(uid)
         return last.names() if last else []
 
 
 def rows_of(offered: Offered, snap: Snapshot) -> Rows:
-    """Decode the names of the offered nodes and return their rows; -1 for unknown nodes.
+    """Decode the names of the offered nodes and return their rows, with -1 for unknown nodes.
 
-    If only names were offered, this can change their order, which makes it faster. kube-scheduler
-    reads the answer by name, so the order does not matter.
+    If only names were offered, their order may be changed, because this is faster. The order does
+    not matter, because kube-scheduler reads the response by name.
     """
     offered.decode_names()
     if offered.objects is not None:

@@ -1,4 +1,5 @@
-"""Serves kube-scheduler's calls: routes, body limits and timing. Decides nothing about pods."""
+"""Serves kube-scheduler's calls over HTTP, with routes, body limits and timing. It makes no
+decisions about pods."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -31,8 +32,8 @@ Call = Callable[[bytes], bytes | Awaitable[bytes]]
 
 
 class Verbs:
-    """The calls of kube-scheduler. Each of them takes the body of a request and returns the body of
-    the answer."""
+    """The handlers of kube-scheduler's calls. Each of them takes the body of a request and returns
+    the body of the response."""
 
     def __init__(
         self, state: SchedulingState, ledger: Binder, pods: PodStore | None = None
@@ -50,16 +51,16 @@ class VerbsApp:
     """
 
     def __init__(self, verbs: Verbs, telemetry: Telemetry, max_body_bytes: int) -> None:
-        # Answers of filter and bind have an Error field. kube-scheduler shows it on the pod, and
-        # reads it only from a response with status 200. The other two verbs have no such field, and
-        # kube-scheduler ignores the extender if they fail.
+        # The responses of filter and bind have an Error field, which kube-scheduler shows on the
+        # pod. It reads the field only from a response with status 200. The other two verbs have no
+        # such field, and kube-scheduler ignores the extender if they fail.
         calls: dict[str, tuple[Call, Callable[[str], bytes] | None]] = {
             "filter": (verbs.filter, verbs.filter.error),
             "prioritize": (verbs.prioritize, None),
             "preempt": (verbs.preempt, None),
             "bind": (verbs.bind, verbs.bind.error),
         }
-        #: Path -> the ASGI application of a verb.
+        #: The ASGI application of each verb, by path.
         self.endpoints: dict[str, ASGIApp] = {
             f"{prefix}/{verb}": _Endpoint(verb, call, error, telemetry, max_body_bytes)
             for verb, (call, error) in calls.items()

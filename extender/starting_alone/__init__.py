@@ -1,1 +1,1 @@
-"""Ends the starts of pods that start alone."""
+"""Ends the start phase of pods that start alone."""

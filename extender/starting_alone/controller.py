@@ -1,8 +1,8 @@
 """Ends the start phase of pods that start alone, so that the next such pod can be placed there.
 
-Every replica checks once a second, and writes by compare-and-swap. So exactly one replica writes
-each end, counts it and writes the Event. The write frees the device for pending pods, which
-``requeue.controller`` then requeues.
+Each replica checks the nodes once per second and writes by compare-and-swap. So exactly one replica
+writes the end of a start, counts it and writes the Event. The write makes the device available to
+pending pods, which ``requeue.controller`` then requeues.
 """
 
 import asyncio
@@ -82,7 +82,7 @@ class StartsController:
 
 
 def start_notice(pod: Pod, start: EndedStart) -> Notice | None:
-    """Return the notice about a start that failed; None if the start ended normally."""
+    """Return the notice about a start that failed, or None if the start ended normally."""
     after = f"{start.age_s or 0.0:.0f} s after its bind"
     opened = f"Other pods with annotation {STARTUP}: alone may start on its GPU now"
     if start.end is StartEnd.TIMED_OUT:

@@ -1,7 +1,8 @@
-"""Errors, watches and credentials of the API server, as all its clients read them.
+"""Reads the API server's errors, watches and credentials for all clients.
 
-How requests are sent differs (docs/design/adr/0111): the agent has no package ``kubernetes``, the
-ledger sends them on an event loop, and ``kubectl headroom`` may repeat them.
+The clients send requests in different ways (docs/design/adr/0111). The agent does without the
+package ``kubernetes``, the ledger sends requests on an event loop, and ``kubectl headroom`` may
+repeat them.
 """
 
 import json
@@ -14,22 +15,24 @@ _MOST_CHARS = 1000
 
 
 class LineTooLong(ValueError):
-    """A line of a watch is longer than any object may be."""
+    """A line of a watch is longer than the maximum size of an object."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Kubernetes' error object."""
+    """The error object of the Kubernetes API."""
 
     message: str = ""
-    #: Such as AlreadyExists; empty if the API server gives none.
+    #: For example AlreadyExists. Empty if the API server gives no reason.
     reason: str = ""
-    #: Message of the first cause, such as the disruption budget that allows no eviction; or empty.
+    #: Message of the first cause, such as the disruption budget that allows no eviction. Empty if
+    #: there is no cause.
     cause: str = ""
 
 
 def status_of(body: bytes | str) -> Status:
-    """Return the error object in an answer; one without texts if the answer has none."""
+    """Return the error object in a response. If the response has no error object, return an empty
+    one."""
     try:
         found = json.loads(body)
         causes = (found.get("details") or {}).get("causes") or [{}]
@@ -40,7 +43,8 @@ def status_of(body: bytes | str) -> Status:
 
 
 def status_message(body: bytes) -> str:
-    """Return the reason and the message of an error object, or the answer's text."""
+    """Return the reason and the message of the error object in a response, or else the text of the
+    response."""
     status = status_of(body)
     if not status.message:
         return status.reason or body.decode("utf-8", "replace").strip()[:_MOST_CHARS]
@@ -48,7 +52,7 @@ def status_message(body: bytes) -> str:
 
 
 def retry_after_s(headers: Mapping[str, str]) -> float:
-    """Return the pause in seconds that the API server requests; 0 if it requests none."""
+    """Return the pause in seconds that the API server requests, or 0 if it requests none."""
     text = headers.get("Retry-After", "")
     return float(text) if text.isdecimal() else 0.0
 
@@ -69,11 +73,12 @@ def whole_lines(chunks: Iterable[bytes], most_bytes: int) -> Iterator[list[bytes
 
 
 def authentication(configuration: Any) -> dict[str, str]:
-    """Return the headers that authenticate a client; empty if it has no token.
+    """Return the headers that authenticate a client. The mapping is empty if the client has no
+    token.
 
-    ``configuration``: a ``kubernetes.client.Configuration``. Call it for each request: service
-    account tokens are rotated while the process runs. It may run the exec plugin of a kubeconfig,
-    which can take seconds. Raises ``OSError`` if they cannot be read.
+    ``configuration`` is a ``kubernetes.client.Configuration``. Call this function for each request,
+    because service account tokens are rotated while the process runs. It may run the exec plugin of
+    a kubeconfig, which can take seconds. Raises ``OSError`` if the credentials cannot be read.
     """
     from kubernetes.config import ConfigException
 

@@ -1,9 +1,10 @@
 """Finds the cluster, the user and the namespace that kubectl uses.
 
-All programs of Headroom use this module. It follows the rules of kubectl (``tools/clientcmd`` of
-client-go), because the package ``kubernetes`` has others: it uses the current context of the last
-file instead of the first, rejects empty files, and makes the user anonymous if an exec plugin
-fails. The package is imported only to connect, and gets only the context that was found.
+All programs of Headroom use this module. It follows the rules of kubectl (``tools/clientcmd`` in
+client-go). The package ``kubernetes`` follows other rules. It uses the current context of the last
+file instead of the first file, rejects empty files, and makes the user anonymous if an exec plugin
+fails. So that package is imported only to connect, and receives only the context that this module
+has found.
 """
 
 import base64
@@ -25,12 +26,13 @@ ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 _FILES = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
 #: Fields of users that make requests act as another user.
 _IMPERSONATION = ("as", "as-uid", "as-groups", "as-user-extra")
-#: Value of ``no_proxy`` that matches no host. If it is empty, libraries read the environment.
+#: Value of ``no_proxy`` that matches no host. An empty value would make libraries read the
+#: environment.
 _NO_HOST = "no-host.invalid"
 
 
 class BadKubeconfig(ValueError):
-    """A kubeconfig that cannot be used; the message names the file or the context."""
+    """A kubeconfig that cannot be used. The message names the file or the context."""
 
 
 class NoContext(BadKubeconfig):
@@ -38,7 +40,8 @@ class NoContext(BadKubeconfig):
 
 
 class NoCluster(BadKubeconfig):
-    """No kubeconfig selects a cluster. ``namespace`` is the context's; empty if it has none."""
+    """No kubeconfig selects a cluster. ``namespace`` is the namespace of the context, or empty if
+    it has none."""
 
     def __init__(self, why: str, namespace: str = "") -> None:
         super().__init__(why)
@@ -47,7 +50,7 @@ class NoCluster(BadKubeconfig):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A kubeconfig: its lists by the names of their entries."""
+    """The lists of a kubeconfig as mappings from the names of their entries."""
 
     path: str
     current_context: str
@@ -58,15 +61,16 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """Cluster, user and namespace of a context, with absolute paths and without empty fields."""
+    """The cluster, the user and the namespace of a context, with absolute paths and without empty
+    fields."""
 
-    #: Empty if the context has none.
+    #: Empty if the context has no namespace.
     namespace: str
     cluster: dict[str, Any]
     #: Empty for an anonymous user.
     user: dict[str, Any]
     user_name: str
-    #: Path of the kubeconfig that contains the user; empty for an anonymous user.
+    #: Path of the kubeconfig that contains the user. Empty for an anonymous user.
     user_file: str
 
 
@@ -75,7 +79,8 @@ def find(
     context: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Selected:
-    """Return what ``context`` selects, by default the current context.
+    """Return the cluster, the user and the namespace of ``context``, which defaults to the current
+    context.
 
     If ``explicit`` is a path, only this kubeconfig is read. Otherwise the files of KUBECONFIG are
     merged: the first file that defines a name or a current context wins. Raises ``NoCluster``,
@@ -124,7 +129,8 @@ def namespace(
     environment: Mapping[str, str] = os.environ,
     account: Path = ACCOUNT,
 ) -> str:
-    """Return the namespace of the context, or in a pod the pod's; "default" if there is none.
+    """Return the namespace of the context. Without one, return the namespace of the pod in which
+    this process runs, or "default" outside a pod.
 
     Raises ``BadKubeconfig``, but not ``NoCluster``.
     """
@@ -150,14 +156,14 @@ def configure(
     context: str | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> None:
-    """Set address, credentials and proxy of a ``kubernetes.client.Configuration``.
+    """Set the address, the credentials and the proxy of a ``kubernetes.client.Configuration``.
 
-    In a pod without a kubeconfig, they are those of its service account. Raises ``NoCluster`` and
+    In a pod without a kubeconfig, the pod's service account is used. Raises ``NoCluster`` and
     ``BadKubeconfig``.
     """
     from kubernetes import config
 
-    load: Any = config  # typed in some releases, in part
+    load: Any = config  # some releases are partly typed
     try:
         selected = find(explicit, context, environment)
     except NoCluster:
@@ -175,7 +181,7 @@ def configure(
     with _logged_errors() as errors:
         try:
             _load(configuration, selected)
-        except Exception as err:  # the package raises many kinds for invalid values
+        except Exception as err:  # the package raises many kinds of errors for invalid values
             raise BadKubeconfig(f"{where}: {' '.join(str(err).split())}") from err
     if "exec" in selected.user and not (configuration.api_key or configuration.cert_file):
         raise BadKubeconfig(f"{where}: {'; '.join(errors) or 'the exec plugin returned nothing'}")
@@ -189,9 +195,9 @@ def _load(configuration: Any, selected: Selected) -> None:
     user = dict(selected.user)
     token_file = user.pop("tokenFile", None)
     if "username" in user:
-        user.pop("exec", None)  # kubectl then starts no plugin
+        user.pop("exec", None)  # in this case kubectl does not start the plugin
     scheme, colon, rest = str(selected.cluster["server"]).partition(":")
-    # The package uses the certificates only if it sees this scheme.
+    # The package uses the certificates only if the scheme is lowercase.
     cluster = {**selected.cluster, "server": f"{scheme.lower()}{colon}{rest}"}
     only: dict[str, Any] = {
         "current-context": "c",
@@ -243,7 +249,8 @@ def _logged_errors() -> Iterator[list[str]]:
 
 
 def _set_proxy(configuration: Any, url: str, environment: Mapping[str, str]) -> None:
-    """Set the proxy of the cluster, or the proxy of the environment as Go's programs read it."""
+    """Set the proxy of the cluster, or the proxy from the environment variables that Go programs
+    read."""
     parts = urlsplit(configuration.host)
     host = parts.hostname or ""
     if url:  # applies to all hosts
@@ -258,14 +265,15 @@ def _set_proxy(configuration: Any, url: str, environment: Mapping[str, str]) -> 
     except_for = environment.get("NO_PROXY") or environment.get("no_proxy") or _NO_HOST
     hosts = (each.strip() for each in except_for.split(","))
     local = host == "localhost" or _is_loopback(host)
-    # For Go's programs, *.example.org is .example.org.
+    # Go programs treat *.example.org like .example.org.
     configuration.no_proxy = host if local else ",".join(re.sub(r"^\*\.", ".", h) for h in hosts)
 
 
 def _use_proxy(configuration: Any, url: str, source: str) -> None:
-    """Set a proxy, and the credentials in its URL, which the package would not send.
+    """Set a proxy and the credentials in its URL, which the package would not send.
 
-    Raises ``BadKubeconfig`` if it cannot be used; ``source`` is where the URL is from.
+    Raises ``BadKubeconfig`` if the proxy cannot be used. ``source`` names the origin of the URL in
+    the message.
     """
     user, _, address = url.rpartition("@")
     scheme, _, credentials = user.rpartition("://")
@@ -301,7 +309,7 @@ def _default_paths(environment: Mapping[str, str]) -> list[str]:
 
 
 def _read(path: str, *, required: bool) -> _File | None:
-    """Return the content of a kubeconfig; None if it does not exist and is not required.
+    """Return the content of a kubeconfig, or None if it does not exist and is not required.
 
     Raises ``BadKubeconfig``.
     """
@@ -312,7 +320,7 @@ def _read(path: str, *, required: bool) -> _File | None:
         try:
             content = json.loads(text)  # YAML's parser rejects tabs between its tokens
         except ValueError:
-            # As kubectl, read the first document only.
+            # Like kubectl, read only the first document.
             content = next(iter(yaml.safe_load_all(text)), None)
     except FileNotFoundError:
         if not required:
@@ -329,7 +337,7 @@ def _read(path: str, *, required: bool) -> _File | None:
 
 
 def _by_name(path: str, key: str, entries: Any) -> dict[str, dict[str, Any]]:
-    """Return the content of each entry of a list by its name; raises ``BadKubeconfig``."""
+    """Return the content of each entry of a list, by the entry's name. Raises ``BadKubeconfig``."""
     if not isinstance(entries, list):
         raise BadKubeconfig(f"{path}: {key} is not a list")
     found: dict[str, dict[str, Any]] = {}
@@ -344,21 +352,21 @@ def _by_name(path: str, key: str, entries: Any) -> dict[str, dict[str, Any]]:
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
-    """Return a mapping, empty for None; raises ``BadKubeconfig``."""
+    """Return the value as a mapping, which is empty for None. Raises ``BadKubeconfig``."""
     if value is not None and not isinstance(value, dict):
         raise BadKubeconfig(f"{where} is not a mapping")
     return value or {}
 
 
 def _text(value: Any, where: str) -> str:
-    """Return a string, empty for None; raises ``BadKubeconfig``."""
+    """Return the value as a string, which is empty for None. Raises ``BadKubeconfig``."""
     if value is not None and not isinstance(value, str):
         raise BadKubeconfig(f"{where} is {value!r}, which is not a string")
     return value or ""
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out all nulls, which mean "not set" in a kubeconfig."""
+    """Return the value without nulls, because null means "not set" in a kubeconfig."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     if isinstance(value, list):
@@ -378,7 +386,7 @@ def _first(
 
 
 def _resolved(fields: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """Make the paths in a cluster or a user absolute, and leave out empty strings."""
+    """Return the fields of a cluster or a user with absolute paths and without empty strings."""
     folder = os.path.dirname(os.path.abspath(path))
     resolved = {key: value for key, value in fields.items() if value != ""}
     for key in _FILES:

@@ -1,4 +1,4 @@
-"""The common interface of all trackers: one method for each kind of change.
+"""The common interface of all trackers, with one method for each kind of change.
 
 ``ClusterWriter`` calls the trackers that define the method, on the thread that owns the state. If a
 tracker raises an exception, the other trackers still get the change.
@@ -14,14 +14,13 @@ from headroom.core.placement.device_accounting import DeviceTerms
 
 @dataclass(frozen=True, slots=True)
 class LastSeen:
-    """The last state of a deleted pod, with its node ("" if it was unbound) and whether it had
-    ended."""
+    """The last state of a deleted pod. ``node`` is empty if the pod was unbound."""
 
     node: str
     ended: bool
 
     def settles(self, node: str) -> bool:
-        """Whether it is certain that no container of the pod runs on this node."""
+        """Return whether it is certain that no container of the pod runs on this node."""
         return self.ended or self.node != node
 
 
@@ -39,16 +38,21 @@ class WeighedNode:
 
 
 class Tracker:
-    """Follows the cluster. The ``..._seen`` and ``..._gone`` methods may return nodes whose terms
-    have changed, apart from the node that the change is about."""
+    """Follows the cluster.
+
+    The ``..._seen`` and ``..._gone`` methods may return further nodes whose terms have changed. The
+    node that the change is about need not be returned.
+    """
 
     def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str] | None:
-        """A pod was created or updated. ``managed`` is whether it requests GPU resources that
-        Headroom manages."""
+        """Handle a created or updated pod.
+
+        ``managed`` states whether the pod requests GPU resources that Headroom manages.
+        """
         return None
 
     def pod_gone(self, uid: str, last: LastSeen | None) -> Iterable[str] | None:
-        """A pod was deleted. ``last`` is None if the last state of the pod is not known."""
+        """Handle a deleted pod. ``last`` is None if the last state of the pod is unknown."""
         return None
 
     def node_seen(self, node: Node, before: Node | None) -> Iterable[str] | None:
@@ -58,8 +62,11 @@ class Tracker:
         return None
 
     def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> Iterable[str] | None:
-        """A GPUNode was created or updated. ``at_s`` is the monotonic time at which it was
-        received. The same version may come twice if another tracker raised an exception."""
+        """Handle a created or updated GPUNode. ``at_s`` is the monotonic time at which it was
+        received.
+
+        The same version may arrive twice if another tracker raised an exception.
+        """
         return None
 
     def gpunode_gone(self, name: str) -> Iterable[str] | None:

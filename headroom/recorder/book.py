@@ -1,4 +1,4 @@
-"""The profiles in memory, and which of them have to be written."""
+"""Holds the profiles in memory and decides which of them must be written."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,12 +19,14 @@ from headroom.core.recommend.profile import Profile
 from headroom.core.recommend.profile_status import restored, status_of
 from headroom.recorder.life_tracker import TrackedLife
 
-#: Lives of one profile that wait to be written; beyond it, the oldest are dropped.
+#: Maximum number of lives of a profile that wait to be written. Beyond it, the oldest lives are
+#: dropped.
 MAX_PENDING = 1000
-#: Seconds between two writes of one profile, if lives have ended and if not.
+#: Number of seconds between two writes of a profile, with and without lives that have ended.
 ENDED_EVERY_S = 30.0
 RUNNING_EVERY_S = 600.0
-#: A profile without a life for this time is deleted: its weights are gone after ten half-lives.
+#: A profile is deleted after this number of seconds without a life. By then, the weights of its
+#: lives have passed ten half-lives.
 FORGOTTEN_AFTER_S = 100 * 86400.0
 
 #: Namespace and name of a profile.
@@ -33,11 +35,12 @@ ProfileKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Owned:
-    """A life with its owner, and an owner reference, by which Kubernetes deletes the profile."""
+    """A life with its owner, and with an owner reference, so that Kubernetes deletes the profile
+    with the owner."""
 
     tracked: TrackedLife
     owner: ProfileOwner
-    #: None for a family, whose profile outlives each owner.
+    #: None for a family of owners, because its profile outlives each of them.
     reference: OwnerReference | None = None
 
     @property
@@ -47,22 +50,22 @@ class Owned:
 
 @dataclass(slots=True)
 class _Entry:
-    #: As the API server has it; None if it has none.
+    #: The profile on the API server, or None if it does not exist there.
     stored: VRAMProfile | None
     pending: list[Owned] = field(default_factory=list)
     running: list[Owned] = field(default_factory=list)
     #: Digest of the running lives at the last write.
     written: frozenset[tuple[str, ...]] = frozenset()
-    #: Time of the last write, or of the last attempt.
+    #: Time of the last write or the last failed attempt.
     written_s: float = 0.0
-    #: A write without an answer, so it may have changed the object. It is repeated unchanged until
-    #: the answer shows whether its lives are counted.
+    #: A write without a response, which may have changed the object. It is repeated unchanged until
+    #: a response shows whether its lives are recorded.
     unanswered: "Write | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """A profile to create, or to replace on condition of its resourceVersion."""
+    """A profile to create, or to replace if its resourceVersion is unchanged."""
 
     key: ProfileKey
     profile: VRAMProfile
@@ -71,7 +74,7 @@ class Write:
 
 
 class ProfileBook:
-    """All profiles. The process that holds the lease writes them, and no other."""
+    """Holds all profiles. Only the process that holds the Lease writes them."""
 
     def __init__(self) -> None:
         self._entries: dict[ProfileKey, _Entry] = {}
@@ -87,7 +90,7 @@ class ProfileBook:
                 self._entries.setdefault(key, _Entry(None)).pending = entry.pending
 
     def stored(self, key: ProfileKey, profile: VRAMProfile | None) -> None:
-        """Store the profile as the API server has it; None if it was deleted."""
+        """Store the profile that the API server has, or None if it was deleted."""
         self._entries.setdefault(key, _Entry(None)).stored = profile
 
     def take(self, ended: Iterable[Owned], running: Iterable[Owned]) -> None:
@@ -135,10 +138,10 @@ class ProfileBook:
             entry.unanswered = None
 
     def conflicted(self, write: Write, profile: VRAMProfile | None, now_s: float) -> None:
-        """Store the profile that the API server has instead; None if it was deleted.
+        """Store the profile that the API server has after a conflict, or None if it was deleted.
 
-        If the profile has the status of this write, an earlier attempt was successful, and only
-        its answer was lost.
+        If the profile has the status of this write, an earlier attempt was successful, and only its
+        response was lost.
         """
         if profile is not None and profile.status == write.profile.status:
             self.written(write, profile, now_s)
@@ -171,7 +174,7 @@ class ProfileBook:
 
     @property
     def waiting(self) -> int:
-        """Return the number of lives that wait to be written."""
+        """Return the number of lives that are not written yet."""
         return sum(len(entry.pending) for entry in self._entries.values())
 
     def __len__(self) -> int:
@@ -224,7 +227,7 @@ def _replace_running(
     for key, lives in by_container.items():
         families[key] = lives[-1].program.family.value
         container = profile.container(*key)
-        # Not the largest ever seen: a false report must not count for ever.
+        # This is not the largest value of all time, because a false report must not count forever.
         container.memory_bytes = max(each.memory_bytes for each in lives)
         container.replace_running((each.program.fingerprint, each.life) for each in lives)
     for key, container in profile.containers.items():

@@ -23,7 +23,7 @@ from headroom.runtime.kube.client import METADATA_ONLY, KubeApi
 
 log = structlog.get_logger()
 
-#: Controllers whose end of the chain is remembered.
+#: Maximum number of controllers for which the end of their chain is remembered.
 MAX_KNOWN = 20_000
 _NOT_READABLE = (403, 404)
 
@@ -43,16 +43,19 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OwnerReader:
-    """Follows the chain of controllers, and remembers it. Methods block."""
+    """Follows the chain of a pod's controllers to its end, and remembers the end. The methods
+    block."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        #: Namespace and uid of a controller -> the end of its chain, and the reference to it. A
-        #: pod's author can write the uid of a controller in another namespace.
+        #: The end of each controller's chain and the reference to it, by the controller's namespace
+        #: and uid. The namespace is part of the key, because a user can write the uid of a
+        #: controller in another namespace into a pod.
         self._ends: Bounded[tuple[str, str], tuple[Controller, OwnerReference]] = Bounded(MAX_KNOWN)
 
     def owner(self, pod: PodFacts) -> tuple[ProfileOwner, OwnerReference | None]:
-        """Return the owner of a pod, and a reference to it; None for a family.
+        """Return the owner of a pod and a reference to it. The reference is None for a family of
+        owners.
 
         Raise ``ApiError`` if the chain cannot be read now.
         """
@@ -88,8 +91,8 @@ class OwnerReader:
         )
 
     def _read(self, namespace: str, controller: OwnerReference, resource: str) -> _Metadata | None:
-        """Return the metadata of a controller; None if it is gone or may not be read."""
-        # Anyone who creates a pod chooses these texts, so none may lead to another path.
+        """Return the metadata of a controller, or None if it is gone or may not be read."""
+        # The user who creates a pod chooses these values, so they must not lead to another path.
         api_group, version = (
             group(controller.api_version),
             controller.api_version.rpartition("/")[2],
@@ -110,7 +113,8 @@ class OwnerReader:
 
 
 class ProfileStore:
-    """Lists, creates, replaces and deletes VRAMProfiles. Methods block, and raise ``ApiError``."""
+    """Lists, creates, replaces and deletes VRAMProfiles. The methods block and raise
+    ``ApiError``."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -121,8 +125,8 @@ class ProfileStore:
         return self._api.list(path, _readable, page_size=500).items
 
     def write(self, profile: VRAMProfile) -> VRAMProfile:
-        """Create a profile that has no resourceVersion. Otherwise replace it, on condition of its
-        resourceVersion.
+        """Create the profile if it has no resourceVersion. Otherwise replace it if its
+        resourceVersion is unchanged.
 
         Raise ``ApiStatus`` with 409 if another process created or changed it.
         """
@@ -134,7 +138,7 @@ class ProfileStore:
         return _decode_profile(body)
 
     def read(self, namespace: str, name: str) -> VRAMProfile | None:
-        """Return a profile; None if there is none."""
+        """Return the profile, or None if it does not exist."""
         try:
             return _decode_profile(
                 self._api.call("GET", self._path(ObjectMeta(namespace=namespace, name=name)))
@@ -145,9 +149,9 @@ class ProfileStore:
             raise
 
     def delete(self, profile: VRAMProfile) -> None:
-        """Delete this version of a profile; nothing happens if it is gone.
+        """Delete this version of a profile. Nothing happens if it does not exist.
 
-        Raise ``ApiStatus`` with 409 if it has changed, or another one has replaced it.
+        Raise ``ApiStatus`` with 409 if the profile has changed or another profile has replaced it.
         """
         metadata = profile.metadata
         preconditions = {"uid": metadata.uid, "resourceVersion": metadata.resource_version}

@@ -1,4 +1,4 @@
-"""Turns the agents' reports into lives: which run, and which have ended and how."""
+"""Turns the agents' reports into lives, and finds out which lives have ended and how."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -11,9 +11,10 @@ from headroom.core.recommend.lives import Ending, Life
 from headroom.core.recommend.programs import Family, Program
 from headroom.recorder.pod_facts import OOM_KILLED, PodFacts
 
-#: A container that started this much later than before has begun another life.
+#: If the start time of a container moves by more than this number of seconds, another life has
+#: begun.
 SAME_START_S = 1.0
-#: The program of a container that its pod does not list, such as an ephemeral one.
+#: The program of a container that its pod does not list, such as an ephemeral container.
 _NO_PROGRAM = Program("", Family.UNKNOWN)
 
 
@@ -23,11 +24,11 @@ class TrackedLife:
 
     pod: PodFacts
     container: str
-    #: Product name of its devices.
+    #: Product name of the devices on which the container runs.
     model: str
     program: Program
     life: Life
-    #: Memory of its device without the driver's part; 0 for past lives.
+    #: Memory of the container's device without the part that the driver uses. 0 for past lives.
     memory_bytes: int = 0
     growth: Growth = field(default_factory=Growth)
 
@@ -40,7 +41,7 @@ class LifeTracker:
 
     def __init__(self) -> None:
         self._open: dict[Key, TrackedLife] = {}
-        #: The last life that ended, of the containers of pods that exist.
+        #: The last life that ended for each container of the existing pods.
         self._ended: dict[Key, Life] = {}
 
     def follow(
@@ -50,12 +51,12 @@ class LifeTracker:
         gone: Mapping[str, PodFacts],
         now_s: float,
     ) -> list[TrackedLife]:
-        """Take the newest reports by node; return the lives that have ended.
+        """Process the newest reports by node, and return the lives that have ended.
 
-        ``pods`` are the pods that exist, by uid, ``gone`` those that were deleted since the last
-        call. A report counts only for pods that are bound to its node. A life that no report
-        shows goes on until its pod shows the end of the container, or is gone, because an agent may
-        stop measuring.
+        ``pods`` contains the existing pods by uid, and ``gone`` contains the pods that were deleted
+        since the last call. A report counts only for pods that are bound to its node. If no report
+        shows a life, the life continues until its pod shows the end of the container or is gone,
+        because an agent may stop measuring.
         """
         seen = _seen(reports, {**gone, **pods}, now_s)
         ended: list[TrackedLife] = []
@@ -75,7 +76,7 @@ class LifeTracker:
         for key, current in seen.items():
             last = self._ended.get(key)
             if last is not None and not _is_later(current.life, last):
-                continue  # a report shows a life again that has been counted
+                continue  # a report shows a life again that is already counted
             before = self._open.get(key)
             if key[0] in pods or before is not None:
                 self._open[key] = _highest(current, before)
@@ -89,10 +90,11 @@ class LifeTracker:
 def _seen(
     reports: Mapping[str, GPUNodeStatus], pods: Mapping[str, PodFacts], now_s: float
 ) -> dict[Key, TrackedLife]:
-    """Return the measured lives in the reports. A container on several devices has one life, with
-    the highest peak of a device, because a request is an amount of each device.
+    """Return the measured lives in the reports. A container on several devices has one life with
+    the highest peak of all its devices, because a request is an amount per device.
 
-    No peak is larger than its device. Rows without a device of the report are ignored.
+    A peak is limited to the memory of its device. Rows with a device that the report does not list
+    are ignored.
     """
     found: dict[Key, TrackedLife] = {}
     for node, status in reports.items():
@@ -133,9 +135,10 @@ def _bytes_of(amount: Amount | None, memory_bytes: int) -> int:
 
 
 def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
-    """Return a life with the highest peaks of two records of it.
+    """Return a life with the highest peaks of two records of the same life.
 
-    A startup peak that is known remains known: an agent that starts again may not know it.
+    A startup peak is kept if one of the records has it, because an agent that has restarted may not
+    have measured it.
     """
     if other is None:
         return one
@@ -163,10 +166,10 @@ def _is_later(life: Life, before: Life) -> bool:
 
 
 def _ending(pod: PodFacts, tracked: TrackedLife, is_gone: bool, restarted: bool) -> Ending | None:
-    """Return how a life ended that no report shows any more; None if it may still run."""
+    """Return how a life ended that reports no longer show, or None if it may still run."""
     end = pod.ends.get(tracked.container)
     if end is not None and end.finished_s < tracked.life.started_s - SAME_START_S:
-        end = None  # of an earlier life
+        end = None  # the end of an earlier life
     if end is None and not is_gone:
         return Ending.UNKNOWN if restarted else None
     if end is not None and end.reason == OOM_KILLED:

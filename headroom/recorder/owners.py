@@ -1,7 +1,7 @@
-"""Finds the owner of a pod: the end of the chain of its controllers, by ownerReferences.
+"""Finds the owner of a pod, which is at the end of the chain of controllers in its ownerReferences.
 
-The rule is the same for all kinds. The kinds in ``RESOURCES`` are read to find their own
-controllers; the chain ends at any other kind. Objects of the kinds in ``PER_RUN`` are created again
+The rule is the same for all kinds. Objects of the kinds in ``RESOURCES`` are read to find their own
+controllers. The chain ends at any other kind. Objects of the kinds in ``PER_RUN`` are created again
 for each run, so the owner is their family (``core.recommend.families``).
 """
 
@@ -12,7 +12,7 @@ from headroom.contract.vramprofile import ProfileOwner
 from headroom.core.recommend.families import family
 from headroom.recorder.pod_facts import PodFacts
 
-#: (API group, kind) -> its resource: kinds between a pod and its owner.
+#: The resources of the kinds that can be between a pod and its owner, by API group and kind.
 RESOURCES: dict[tuple[str, str], str] = {
     ("apps", "ReplicaSet"): "replicasets",
     ("batch", "Job"): "jobs",
@@ -25,12 +25,12 @@ RESOURCES: dict[tuple[str, str], str] = {
     ("ray.io", "RayCluster"): "rayclusters",
     ("ray.io", "RayJob"): "rayjobs",
 }
-#: Kinds of which each run is a new object.
+#: Kinds for which each run is a new object.
 PER_RUN = frozenset(
     {"Pod", "Job", "Workflow", "PyTorchJob", "TFJob", "MPIJob", "TrainJob", "JobSet"}
     | {"RayCluster", "RayJob", "XGBoostJob", "PaddleJob", "VCJob"}
 )
-#: Real chains are shorter; a longer one is a cycle.
+#: Maximum length of a chain. Real chains are shorter, and a longer chain is a cycle.
 MAX_CHAIN = 5
 
 
@@ -51,12 +51,13 @@ def resource_of(controller: OwnerReference) -> str | None:
 
 
 def group(api_version: str) -> str:
-    """Return the API group of an apiVersion; empty for the core group."""
+    """Return the API group of an apiVersion. It is empty for the core group."""
     return api_version.rpartition("/")[0]
 
 
 def owner_of(pod: PodFacts, end: Controller | None) -> ProfileOwner:
-    """Return the owner of a pod. ``end`` is the end of the chain; None if it has no controller."""
+    """Return the owner of a pod. ``end`` is the end of the pod's chain of controllers, or None if
+    the pod has no controller."""
     if end is None:
         return ProfileOwner(
             kind="Pod", name=family(pod.name, pod.generate_name), api_version="v1", family=True

@@ -1,12 +1,13 @@
 """Lives from before the recorder ran, read from metrics in Prometheus.
 
-Peaks are those of Headroom's agent if it has them, else the memory that dcgm-exporter shows for the
-pod of a GPU, as long as no other pod used this GPU at the time. Owners, images and ends are from
-kube-state-metrics.
+The peaks come from Headroom's agent. Without its metrics, the memory that dcgm-exporter shows for
+the pod on a GPU is used, if no other pod used this GPU at the time. Owners, images and ends come
+from kube-state-metrics.
 
 Prometheus has no arguments and no environment, so it does not show which program a past life ran.
-When a pod of the same owner runs, past lives count for the pod's program: all lives of a
-ReplicaSet, and lives of other owners if their image and tag are the same. All others are dropped.
+When a pod of the same owner runs, past lives count for the pod's program. All lives of a ReplicaSet
+count. The lives of other owners count if their image and tag are the same, and are dropped
+otherwise.
 """
 
 import math
@@ -24,25 +25,26 @@ from headroom.recorder.pod_facts import PodFacts
 from headroom.runtime.metric_history import Reading, Sample, read_days
 from headroom.runtime.promql import MIB, MODELS, Queries, own_label
 
-#: Days that are read. After this time, a peak has less than half of its weight.
+#: Number of days that are read. After this time, a peak has less than half of its weight.
 DAYS = 14
-#: Containers whose past lives wait for a pod of their owner, and lives of each.
+#: Maximum number of containers whose past lives wait for a pod of their owner, and maximum number
+#: of lives of each container.
 MAX_CONTAINERS, MAX_LIVES = 20_000, 200
-#: A life whose last sample is older has ended.
+#: A life has ended if its last sample is older than this number of seconds.
 _GONE_AFTER_S = 15 * 60.0
 #: The error of the times of first and last samples.
 _STEP_S = 300.0
-#: Limit of a value; NaN, infinities and larger values are no measurements.
+#: Maximum value of a measurement. Larger values, infinities and NaN are ignored.
 _MOST_VALUE = float(1 << 60)
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The part of a pod's controller that later pods of the same owner have in common with it."""
+    """The properties of a pod's controller that all pods of the same owner share."""
 
     namespace: str
     kind: str
-    #: A ReplicaSet's whole name, else the family of its name.
+    #: The full name of a ReplicaSet. For other kinds, the family of the name.
     name: str
 
 
@@ -58,7 +60,7 @@ class PastLife:
 
 @dataclass(slots=True)
 class _Series:
-    """A container of a pod on a device, over all days."""
+    """The measurements of a pod's container on a device over all days."""
 
     model: str
     peak_bytes: float = 0.0
@@ -66,11 +68,11 @@ class _Series:
     last_s: float = 0.0
 
 
-#: Name of a query -> its samples, of all days.
+#: The samples of all days, by the name of their query.
 Answers = Mapping[str, Sequence[Sample]]
-#: Namespace and name of a pod, its container, and its uid if the metric has it.
+#: The namespace and the name of a pod, its container, and its uid if the metric contains it.
 _Container = tuple[str, str, str, str]
-#: A container on a device; None if the metric does not identify the device.
+#: A container and its device. The device is None if the metric does not identify it.
 _Use = tuple[_Container, Key | None]
 
 
@@ -81,7 +83,7 @@ def reading(queries: Queries, now_s: float) -> Reading[list[PastLife]]:
 
 
 def past_lives(answers: Answers, now_s: float) -> list[PastLife]:
-    """Return the lives that have ended, the oldest first. ``now_s``: the end of the last day."""
+    """Return the lives that have ended, the oldest first. ``now_s`` is the end of the last day."""
     pods = _Pods(answers)
     own = _by_device(answers, {"peak": 1}, pods)
     found = dict(own)
@@ -100,7 +102,8 @@ def past_lives(answers: Answers, now_s: float) -> list[PastLife]:
         peak_bytes = max(int(each.peak_bytes), before.life.peak_bytes if before else 0)
         if peak_bytes <= 0:
             continue
-        # The peak of an agent's metric is that since the start, whenever the samples begin.
+        # The agent's metric contains the peak since the start of the container, even if the samples
+        # begin later.
         partial = (container, device) not in own and each.first_s < begin_s + 2 * _STEP_S
         ending = pods.ending(namespace, pod, name)
         life = Life(peak_bytes, each.first_s, each.last_s, ending, None, partial)
@@ -136,13 +139,13 @@ class _Pods:
     def may_be_on(self, namespace: str, pod: str, use: Sample) -> bool:
         """Return whether a pod ran on the node that the target's own label ``node`` names.
 
-        A node could otherwise report peaks of pods on other nodes.
+        Without this check, a node could report peaks of pods on other nodes.
         """
         nodes, node = self._nodes[namespace, pod], use.labels.get("node")
         return not nodes or not node or node in nodes
 
     def owner(self, namespace: str, pod: str) -> Owner | None:
-        """Return the owner of a pod; None if it is not known."""
+        """Return the owner of a pod, or None if it is unknown."""
         labels = self._owners.get((namespace, pod))
         if labels is None:
             return None
@@ -150,7 +153,8 @@ class _Pods:
         return _owner(namespace, pod, kind if kind != "<none>" else "", name, "")
 
     def ending(self, namespace: str, pod: str, container: str) -> Ending:
-        """Return how a container ended. A pod without another sign of its end was deleted."""
+        """Return how a container ended. If no metric shows the reason, its pod was deleted and the
+        life counts as completed."""
         if (namespace, pod, container) in self._killed:
             return Ending.OOM_KILLED
         for ending in (Ending.EVICTED, Ending.FAILED):
@@ -160,7 +164,8 @@ class _Pods:
 
 
 def _by_device(answers: Answers, units: Mapping[str, int], pods: _Pods) -> dict[_Use, _Series]:
-    """Return the series of all containers. ``units``: beginning of the queries' names -> bytes."""
+    """Return the series of all containers. ``units`` contains the bytes per unit by the first word
+    of the queries' names."""
     found: dict[_Use, _Series] = {}
     for (name, unit_bytes), figure in product(units.items(), ("most", "first", "last")):
         for sample in answers[f"{name} {figure}"]:
@@ -186,7 +191,7 @@ def _by_device(answers: Answers, units: Mapping[str, int], pods: _Pods) -> dict[
 def _alone(
     found: Mapping[_Use, _Series],
 ) -> dict[_Use, _Series]:
-    """Return the series of pods that had their device for themselves all the time."""
+    """Return the series of pods that were alone on their device the whole time."""
     by_device: dict[Key | None, list[tuple[_Container, _Series]]] = defaultdict(list)
     for (container, device), each in found.items():
         by_device[device].append((container, each))
@@ -238,7 +243,7 @@ class PastLives:
         self._lives: Bounded[tuple[Owner, str], list[PastLife]] = Bounded(MAX_CONTAINERS)
 
     def load(self, lives: Iterable[PastLife]) -> None:
-        """Replace all lives; the oldest come first."""
+        """Replace all lives. The given lives are sorted, the oldest first."""
         self._lives.clear()
         for each in lives:
             older = self._lives.get((each.owner, each.container)) or []
@@ -247,8 +252,8 @@ class PastLives:
     def claim(self, running: Iterable[Owned], is_new: Callable[[Owned], bool]) -> list[Owned]:
         """Return the past lives of the owners of these running lives, and forget them.
 
-        ``is_new`` returns whether no complete life of the container is recorded; otherwise its
-        past lives are dropped, because some of them may be recorded already.
+        ``is_new`` returns whether no complete life of the container is recorded. If it returns
+        False, the container's past lives are dropped, because some of them may already be recorded.
         """
         if not self._lives:
             return []

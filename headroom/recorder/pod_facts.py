@@ -1,4 +1,5 @@
-"""The fields of a pod that the recorder reads: controller, programs, ends of containers."""
+"""The fields of a pod that the recorder reads, such as its controller, its programs and the ends of
+its containers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -49,11 +50,11 @@ class _Ends(KubeStruct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """How a container ended last."""
+    """The last end of a container."""
 
     exit_code: int
     reason: str
-    #: Seconds since the epoch; 0 if unknown.
+    #: Unix time in seconds, or 0 if it is unknown.
     finished_s: float
 
 
@@ -63,15 +64,16 @@ class PodFacts:
     name: str
     generate_name: str
     controller: OwnerReference | None
-    #: Container -> its program.
+    #: The program of each container, by the container's name.
     programs: Mapping[str, Program] = field(default_factory=dict)
-    #: Container -> how it ended last; absent if it has not ended.
+    #: The last end of each container that has ended, by the container's name.
     ends: Mapping[str, End] = field(default_factory=dict)
     #: Whether the pod is or was ended by an eviction, a preemption or the loss of its node.
     disrupted: bool = False
-    #: Whether its deletion was requested.
+    #: Whether the pod is being deleted.
     deleting: bool = False
-    #: The node that it is bound to; empty if it is pending. Only reports of this node count for it.
+    #: The node that the pod is bound to. Empty for a pending pod. Only reports of this node count
+    #: for the pod.
     node: str = ""
     #: Container -> the amount on each device that its author requests.
     requests: Mapping[str, Amount] = field(default_factory=dict)
@@ -80,7 +82,8 @@ class PodFacts:
 
 
 class ObservedPod(Pod, frozen=True):
-    """A pod as it is watched: its identity, and its facts; None for pods without a GPU."""
+    """A pod that is watched, reduced to its identity and its facts. ``facts`` is None for pods
+    without a GPU."""
 
     facts: Any = None
 
@@ -90,7 +93,7 @@ _ends_decoder = msgspec.json.Decoder(_Ends)
 
 
 def read_pod(raw: bytes | msgspec.Raw, rules: Rules) -> ObservedPod:
-    """Decode a pod; raise ``ValueError``."""
+    """Decode a pod. Raise ``ValueError`` if it cannot be decoded."""
     pod = _pod_decoder.decode(raw)
     identity = ObjectMeta(
         name=pod.metadata.name,

@@ -1,4 +1,4 @@
-"""The process of the recorder: two watches, one port, and the VRAMProfiles that it writes."""
+"""The process of the recorder, which runs two watches, serves one port and writes VRAMProfiles."""
 
 import asyncio
 import time
@@ -40,8 +40,8 @@ async def serve_recorder(
     origin: Origin = ANYWHERE,
     every_s: float = EVERY_S,
 ) -> None:
-    """Keep the VRAMProfiles of the cluster of the kubernetes package's configuration, until a
-    signal; raise ``BadSettings``."""
+    """Write VRAMProfiles until a signal, in the cluster of the kubernetes package's configuration.
+    Raise ``BadSettings``."""
     api = KubeApi(load_configuration())
     telemetry = RecorderTelemetry(CollectorRegistry())
     telemetry.registry.register(CertificateCollector(settings.served_certificates))
@@ -70,7 +70,8 @@ async def serve_recorder(
         await asyncio.to_thread(election.attempt)
 
     def started() -> None:
-        # Its settings take effect after a restart; errors in the file are counted at once.
+        # Changed settings take effect after a restart, but errors in the file are counted
+        # immediately.
         SettingsReloader(origin, settings, lambda _: None, telemetry).start(loops)
         loops.start("election", compete, RETRY_S, unready=not_ready)
         loops.start("record", recorder.round, every_s, unready=not_ready)

@@ -1,4 +1,5 @@
-"""Reads the lives of the last days from Prometheus, once each time this recorder begins to lead."""
+"""Reads the lives of the last days from Prometheus, once whenever this recorder becomes the
+leader."""
 
 import asyncio
 import contextlib
@@ -17,11 +18,12 @@ from headroom.runtime.promql import EVERY_CLUSTER, Queries
 
 log = structlog.get_logger()
 
-#: Seconds between two attempts to read the history, and between two checks whether this one leads.
+#: Number of seconds between two attempts to read the history, and between two checks whether this
+#: recorder is the leader.
 RETRY_S, CHECK_S = 600.0, 15.0
-#: Maximum timeout of a query; less than the time after which a loop counts as stuck.
+#: Maximum timeout of a query. It is shorter than the time after which a loop counts as stuck.
 MAX_TIMEOUT_S = 20.0
-#: Samples of all answers together; beyond it, nothing is used.
+#: Maximum number of samples in all responses together. If there are more, no sample is used.
 MAX_SAMPLES = 1_000_000
 _EXTRA_S = 1.0
 
@@ -31,7 +33,7 @@ class Source:
     #: May contain a user and a password, which must not be logged.
     url: str
     timeout_s: float
-    #: Read before each query, because tokens are renewed.
+    #: The file is read before each query, because tokens are renewed.
     token_file: Path | None = None
     ca: Path | None = None
     queries: Queries = EVERY_CLUSTER
@@ -42,7 +44,7 @@ Query = Callable[[Source, Asked], list[Sample]]
 
 
 def query(source: Source, asked: Asked) -> list[Sample]:
-    """Return the samples of one query; raise ``PrometheusUnreadable``."""
+    """Return the samples of one query. Raise ``PrometheusUnreadable`` if it fails."""
     # The client of Prometheus is an optional dependency.
     from headroom.runtime.prometheus import connected, read_moment
 
@@ -53,7 +55,8 @@ def query(source: Source, asked: Asked) -> list[Sample]:
 
 @dataclass(slots=True)
 class HistoryReader:
-    """Fills ``past`` while this recorder leads, and empties it when another one does."""
+    """Fills ``past`` while this recorder is the leader, and empties it when another recorder is the
+    leader."""
 
     source: Source
     past: PastLives
@@ -62,16 +65,17 @@ class HistoryReader:
     monotonic_s: Callable[[], float]
     query: Query = query
     most_samples: int = MAX_SAMPLES
-    #: When to read again; None if the history was read.
+    #: The time of the next attempt, or None if the history was read.
     due_s: float | None = field(default=0.0, init=False)
     #: The thread of a query that did not end in time.
     hanging: threading.Thread | None = field(default=None, init=False)
 
     async def check(self) -> None:
-        """Read the history once while this recorder leads, and drop it when another one does.
+        """Read the history once while this recorder is the leader, and drop it when another
+        recorder is the leader.
 
-        A failure is logged, and the history is read again after ``RETRY_S``. Lives are recorded
-        without it meanwhile.
+        A failure is logged, and the next attempt follows after ``RETRY_S``. Meanwhile, lives are
+        recorded without the history.
         """
         if not self.leads():
             self.past.load(())
@@ -107,7 +111,7 @@ class HistoryReader:
                 return result
 
     async def _ask(self, asked: Asked) -> list[Sample]:
-        """Query on a thread of its own, which is abandoned if it does not end in time."""
+        """Send a query on its own thread, which is abandoned if the query does not end in time."""
         if self.hanging is not None and self.hanging.is_alive():
             raise PrometheusUnreadable("an earlier query still hangs")
         loop = asyncio.get_running_loop()
@@ -127,7 +131,7 @@ class HistoryReader:
                 found = self.query(self.source, asked)
             except PrometheusUnreadable as err:
                 error = err
-            except Exception as err:  # noqa: BLE001 - of four libraries, without secrets
+            except Exception as err:  # noqa: BLE001 - errors of four libraries, without secrets
                 error = PrometheusUnreadable(f"cannot be asked: {innermost(err)}")
             with contextlib.suppress(RuntimeError):  # the process ends
                 loop.call_soon_threadsafe(put, found, error)

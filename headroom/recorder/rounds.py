@@ -1,4 +1,4 @@
-"""One round of the recorder: read what has changed, and write what is due."""
+"""A round of the recorder, which reads changed objects and writes the profiles that are due."""
 
 import asyncio
 import threading
@@ -32,7 +32,7 @@ from headroom.runtime.loops import progressed
 log = structlog.get_logger()
 
 T = TypeVar("T")
-#: Writes of one round. More wait for the next one.
+#: Maximum number of writes per round. Further writes wait for the next round.
 MAX_WRITES = 100
 #: Maximum number of deleted pods whose lives have not been recorded yet.
 MAX_GONE = 10_000
@@ -56,7 +56,8 @@ class Observed:
                 self._apply(event)
 
     def take(self) -> tuple[dict[str, GPUNodeStatus], dict[str, PodFacts], dict[str, PodFacts]]:
-        """Return copies of reports (by node) and pods, and the pods gone since the last call."""
+        """Return copies of the reports by node, of the pods, and of the pods that were deleted
+        since the last call."""
         with self._lock:
             gone = dict(self._gone)
             self._gone.clear()
@@ -95,7 +96,7 @@ class Observed:
 
 
 class Recorder:
-    """Records lives while it leads."""
+    """Records lives while this recorder is the leader."""
 
     def __init__(
         self,
@@ -112,17 +113,18 @@ class Recorder:
         self._leads, self._telemetry, self._now_s = leads, telemetry, now_s
         self._tracker, self._book = LifeTracker(), ProfileBook()
         self._is_loaded = False
-        #: Lives that ended and whose owner is not known yet.
+        #: Lives that have ended and whose owner is not known yet.
         self._unowned: list[TrackedLife] = []
-        #: Namespace and uid of a controller -> owner, for the controllers of lives that run. So a
-        #: round needs threads only for new controllers, and not for each of 100,000 lives.
+        #: The owners of running lives, by the namespace and uid of their controllers. So a round
+        #: needs threads only for new controllers, and not for each of 100,000 lives.
         self._known: dict[tuple[str, str], tuple[ProfileOwner, OwnerReference | None]] = {}
 
     async def round(self) -> None:
-        """Follow the reports and write what is due; without the Lease, drop all state.
+        """Process the reports and write the profiles that are due. Without the Lease, drop all
+        state.
 
-        A recorder that begins to lead follows lives that run from then on. Lives that ended before
-        and were not written are lost.
+        A recorder that becomes the leader follows the lives that run from then on. Lives that ended
+        earlier and were not written are lost.
         """
         self._telemetry.leads.set(self._leads())
         if not self._leads():
@@ -171,7 +173,7 @@ class Recorder:
 
     async def _owner(self, pod: PodFacts) -> tuple[ProfileOwner, OwnerReference | None]:
         if pod.controller is None:
-            return self._owners.owner(pod)  # follows from its name
+            return self._owners.owner(pod)  # found by the pod's name
         key = _controller_key(pod)
         found = self._known.get(key)
         if found is None:
@@ -184,7 +186,7 @@ class Recorder:
                 return
             try:
                 outcome = await self._write(key, now_s)
-            except Exception:  # other owners must not wait for it
+            except Exception:  # other owners must not wait for this profile
                 log.exception("profile_not_written", namespace=key[0], name=key[1])
                 self._book.delayed(key, now_s)
                 outcome = "failed"
@@ -241,5 +243,6 @@ async def _ask(call: Callable[[], T]) -> T:
 
 
 def _controller_key(pod: PodFacts) -> tuple[str, str]:
-    """Return namespace and uid: an author can write the uid of a foreign controller."""
+    """Return the namespace and the uid of the pod's controller. The namespace is needed, because a
+    user can write the uid of a controller in another namespace."""
     return pod.namespace, pod.controller.uid if pod.controller else ""

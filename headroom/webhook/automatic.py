@@ -1,6 +1,6 @@
-"""The request ``auto``: the webhook replaces it by the recommendation when a pod is created.
+"""Replaces the request ``auto`` with the recommendation when a pod is created.
 
-A recommendation comes from the profile of the pod's owner. The pod keeps what it got, and the
+A recommendation comes from the profile of the pod's owner. The pod keeps this amount, and the
 annotation in its template stays ``auto``.
 """
 
@@ -42,7 +42,7 @@ class Automatic:
     """The amount that replaces ``auto``."""
 
     text: str
-    #: Its source, for people.
+    #: The source of the amount, as a text for users.
     source: str
     warning: str = ""
 
@@ -53,8 +53,8 @@ def requests_auto(pod: Pod) -> bool:
 
 
 def replace_auto(draft: Draft, context: AdmissionContext) -> Iterator[str]:
-    """Replace the request auto; yield warnings. Without any amount it stays, and validation rejects
-    the pod."""
+    """Replace the request ``auto`` and yield warnings. If there is no amount to replace it with,
+    ``auto`` stays and validation rejects the pod."""
     text = draft.pod.annotation(VRAM)
     if text is None or not is_auto(text):
         return
@@ -71,7 +71,8 @@ def replace_auto(draft: Draft, context: AdmissionContext) -> Iterator[str]:
 
 
 def problem(pod: Pod, context: AdmissionContext, *, is_template: bool) -> str:
-    """Return why a pod with ``auto`` is rejected. Of a template only the text is checked."""
+    """Return the reason why a pod with ``auto`` is rejected. In a template, only the text of the
+    annotation is checked."""
     text = pod.annotation(VRAM) or ""
     try:
         parse_auto(text)
@@ -92,10 +93,11 @@ def problem(pod: Pod, context: AdmissionContext, *, is_template: bool) -> str:
 
 
 def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
-    """Return the amount for a pod with ``auto``; None if there is none, or if ``auto`` is invalid.
+    """Return the amount for a pod with ``auto``, or None if there is none or if ``auto`` is
+    invalid.
 
-    In this order: the recommendation, ``default=``, the namespace's default, and the recommendation
-    of other programs of the same owner.
+    The first of these amounts that exists is returned: the recommendation, ``default=``, the
+    namespace's default, and the recommendation for other programs of the same owner.
     """
     try:
         auto = parse_auto(pod.annotation(VRAM) or "")
@@ -125,7 +127,7 @@ def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
 
 
 def _bare_request(pod: Pod, context: AdmissionContext) -> VramRequest | None:
-    """Return the request of the pod without its memory annotation; None if it cannot be read."""
+    """Return the request of the pod without its memory annotation, or None if it cannot be read."""
     annotations = {k: v for k, v in (pod.metadata.annotations or {}).items() if k != VRAM}
     bare = _annotated(pod, annotations)
     request = understand(bare, None, replace(context.rules, reject_unannotated=False))
@@ -140,9 +142,8 @@ def _annotated(pod: Pod, annotations: Mapping[str, str]) -> Pod:
 def _largest(
     pod: Pod, request: VramRequest, context: AdmissionContext
 ) -> Mapping[str, Mapping[str, int]]:
-    """Return container -> device model -> the most bytes that a device of this model can give the
-    container, of the nodes that the pod may run on. Containers without a known device are left
-    out."""
+    """Return the most bytes that a device can give a container, by container and device model. Only
+    devices on nodes where the pod may run count. Containers without a known device are omitted."""
     found: dict[str, dict[str, int]] = {}
     asks = {ask.name: ask.resource for ask in request.containers}
     for node in context.candidates(pod, list(dict.fromkeys(asks.values()))):
@@ -168,11 +169,11 @@ def _recommended(
     *,
     others: bool,
 ) -> dict[str, int]:
-    """Return container -> the largest recommendation of all device models, in bytes.
+    """Return the largest recommendation of all device models in bytes, by container.
 
-    The pod has no device yet, so models count that it could get (``largest``); if no life ran on
-    such a model, all models. No amount is larger than the largest of these devices. With
-    ``others``, of any program.
+    The pod has no device yet, so all models that it could get count (``largest``). If no life ran
+    on any of these models, all models count. No amount is larger than the largest of these devices.
+    With ``others``, the lives of all programs count.
     """
     if profile is None:
         return {}
@@ -206,7 +207,8 @@ def _amounts(
 
 
 def _above(pod: Pod, text: str, context: AdmissionContext) -> str | None:
-    """Return that recorded lives used more than this amount; None if none did."""
+    """Return a text which states that recorded lives used more than this amount, or None if none of
+    them did."""
     profile = context.profile_of(pod)
     try:
         amounts = parse_vram(text)

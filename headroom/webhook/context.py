@@ -1,4 +1,5 @@
-"""The inputs of a decision about a pod: the settings, its namespace and the GPU nodes."""
+"""The inputs of a decision about a pod, which are the settings, the pod's namespace and the GPU
+nodes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,8 @@ class GpuNode:
 
     @property
     def choice(self) -> DeviceChoice:
-        """The node's annotated device choice; predicted if it is missing or invalid."""
+        """The device choice in the node's annotation, or predicted if the annotation is missing or
+        invalid."""
         text = (self.node.metadata.annotations or {}).get(DEVICE_CHOICE)
         try:
             return DeviceChoice.PREDICTED if text is None else parse_device_choice(text)
@@ -87,7 +89,8 @@ class GpuNode:
         return [device for device in devices if device.resource == resource]
 
     def offers(self, resource: str) -> bool:
-        """Return whether the node offers the resource now, or will once its device plugin runs."""
+        """Return whether the node offers the resource now, or will offer it when its device plugin
+        runs."""
         allocatable = (self.node.status and self.node.status.allocatable) or {}
         return resource in allocatable or bool(self.devices(resource))
 
@@ -101,16 +104,17 @@ class AdmissionContext:
     namespace: NamespaceMetadata = NamespaceMetadata()
     #: All nodes of the cluster.
     nodes: Iterable[GpuNode] = ()
-    #: The nodes with an annotated device choice; None: search ``nodes`` for them.
+    #: The nodes with a device choice in an annotation. With None, they are searched in ``nodes``.
     annotated: Iterable[GpuNode] | None = None
-    #: The node of the kubelet that sent the request; empty for any other client.
+    #: The node of the kubelet that sent the request. Empty for any other client.
     kubelet_node: str = ""
-    #: Container of the pod -> its program, and the pod's generateName; for the request auto.
+    #: The program of each container of the pod, and the pod's generateName. The request ``auto``
+    #: needs both.
     programs: Mapping[str, Program] = field(default_factory=lambda: MappingProxyType({}))
     generate_name: str = ""
     #: Returns the profile of pods with a controller in a namespace.
     profile: Callable[[str, ProfileController], VRAMProfile | None] = lambda *_: None
-    #: Seconds since the epoch, by which old lives lose weight.
+    #: The current Unix time in seconds, which determines the weights of lives.
     now_s: float = 0.0
 
     def profile_of(self, pod: Pod) -> VRAMProfile | None:
@@ -119,13 +123,14 @@ class AdmissionContext:
     def is_static(self, pod: Pod) -> bool:
         """Return whether the pod is the mirror of a static pod.
 
-        Any user can set the annotation, so it counts only from the kubelet of the pod's node.
+        Any user can set the annotation, so it counts only if the kubelet of the pod's node sent the
+        request.
         """
         return pod.annotation(MIRRORED) is not None and pod.node == self.kubelet_node != ""
 
     @property
     def is_exempt(self) -> bool:
-        """Whether the mutating webhook does not serve the namespace."""
+        """Whether the mutating webhook skips the namespace."""
         return self.namespace.labels.get(SCHEDULER) == NO_SCHEDULER
 
     @property
@@ -135,22 +140,22 @@ class AdmissionContext:
 
     @property
     def scheduler(self) -> str | None:
-        """The scheduler to set on pods that name none. If it is None, they keep the default
+        """The scheduler that is set on pods without a scheduler. With None, they keep the default
         scheduler."""
         label = self.namespace.labels.get(SCHEDULER)
         name = self.settings.scheduler if label is None else label
         return None if name in (NO_SCHEDULER, STOCK_SCHEDULER) else name
 
     def asks_headroom(self, scheduler: str | None) -> bool:
-        """Return whether this scheduler calls Headroom; None is the default scheduler."""
+        """Return whether this scheduler calls Headroom. None stands for the default scheduler."""
         name = scheduler or STOCK_SCHEDULER
         return name == self.settings.scheduler or name == self.scheduler
 
     def candidates(self, pod: Pod, resources: Sequence[str]) -> list[GpuNode]:
         """Return the nodes that the pod is eligible for, now or later.
 
-        Node selector, node affinity and taints count. Cordons and the taints that Kubernetes sets
-        for conditions do not, because they are temporary.
+        Node selectors, node affinity and taints are considered. Cordons and the taints that
+        Kubernetes sets for conditions are not, because they are temporary.
         """
         return [each for each in self.nodes if _could_run(pod, resources, each)]
 
@@ -163,17 +168,20 @@ class AdmissionContext:
         )
 
     def gate_option(self, pod: Pod) -> bool | None:
-        """Return whether the pod should get a gate; None if no annotation sets it."""
+        """Return whether the pod should get a gate, or None if no annotation states it."""
         return self._option(pod, GATED, parse_gated)
 
     def share_mode(self, pod: Pod) -> ShareMode:
-        """Return whether the pod's share of a device is exposed or limited; by default neither."""
+        """Return whether the pod's share of a device is exposed or limited. The default is
+        neither."""
         return self._option(pod, SHARE, parse_share) or ShareMode.NONE
 
     def _option(self, pod: Pod, key: str, parse: Callable[[str], T]) -> T | None:
-        """Return the annotation of the pod, or else of its namespace; None if it has no valid one.
+        """Return the value of the annotation on the pod, or else on its namespace. Return None if
+        it is missing or invalid.
 
-        Validation rejects an invalid annotation of a pod, and warns about one of a namespace.
+        Validation rejects an invalid annotation on a pod, and warns about an invalid annotation on
+        a namespace.
         """
         for text in (pod.annotation(key), self.namespace.annotations.get(key)):
             if text is not None:
@@ -201,7 +209,7 @@ def _without_conditions(node: Node) -> Node:
 class _Nodes:
     """Nodes with their reports, built only when they are iterated.
 
-    Most decisions depend on no node.
+    This saves time, because most decisions do not depend on nodes.
     """
 
     held: Mapping[str, Node]
@@ -213,11 +221,11 @@ class _Nodes:
 
 
 class ObjectCache:
-    """Caches the latest version of the nodes, GPUNodes and namespaces, from the watches.
+    """Caches the latest versions of nodes, GPUNodes and namespaces that the watches deliver.
 
-    ``apply`` may be called from any thread, if the events of one kind come from one; ``context``
-    may be called from any thread. Each change is one operation on a dictionary, and readers copy
-    what they iterate over.
+    ``apply`` may be called from several threads if all events of a kind come from the same thread,
+    and ``context`` may be called from any thread. Each change is one operation on a dictionary, and
+    readers copy a dictionary before they iterate over it.
     """
 
     def __init__(self) -> None:
@@ -261,7 +269,7 @@ class ObjectCache:
         return AdmissionContext(rules, settings, found, nodes, annotated)
 
     def _replace(self, listed: Relisted) -> None:
-        """Replace all objects of one kind by a complete list."""
+        """Replace all objects of one kind with a complete list."""
         objects = {each.metadata.name: each for each in listed.objects}
         if listed.kind is Node:
             nodes = {k: each for k, each in objects.items() if isinstance(each, Node)}

@@ -4,11 +4,12 @@ No node offers the resource, kube-scheduler ignores it (deploy/base/kube-schedul
 kubelet drops resources that its node does not have. The API server counts it atomically for each
 pod at creation, so there is no race between replicas (docs/design/adr/0044).
 
-An amount that depends on the device counts as on the largest device: that of setting
-``largest_devices``, which no agent can change, or else the largest that an agent reports. Devices
-above the setting take no pods, so no pod counts less than the memory that is reserved for it. On
-each device a pod may also use a tolerance beyond its reservation, without being evicted. So it
-counts at least that: otherwise many pods that reserve one byte would evade their quota.
+If an amount depends on the device, the amount on the largest device is counted. This is the device
+in the setting ``largest_devices``, which agents cannot change, or else the largest device that an
+agent reports. No pods are placed on devices that are larger than the setting, so at least the
+memory that is reserved for a pod is counted. On each device, a pod may also use a tolerance beyond
+its reservation without being evicted. At least this tolerance is counted, because many pods that
+reserve one byte would otherwise evade their quota.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,10 +31,10 @@ from headroom.webhook.json_patch import Draft, Where
 def count(
     draft: Draft, requests_of: Mapping[Where, Sequence[ContainerAsk]], context: AdmissionContext
 ) -> None:
-    """Let containers request the memory that they get on all their devices.
+    """Let each container request the memory that it gets on all its devices together.
 
-    A value that is there already is replaced: it comes from a copy of another pod, or would let the
-    pod evade its quota.
+    An existing value is replaced, because it was copied from another pod or would let the pod evade
+    its quota.
     """
     for where, requests in requests_of.items():
         counted_bytes = _counted_bytes(requests, context)
@@ -43,10 +44,11 @@ def count(
 
 
 def miscounted(pod: Pod, request: VramRequest) -> str:
-    """Return why a quota would not count the memory of the pod; empty if it does.
+    """Return the reason why a quota would count the memory of the pod incorrectly, or an empty
+    string if it is counted correctly.
 
-    An amount that depends on the device must only be counted at all: the largest device may have
-    changed since.
+    If an amount depends on the device, any counted value is accepted, because the largest device
+    may have changed since.
     """
     requests_of: dict[tuple[int | None, str], list[ContainerAsk]] = {}
     for ask in request.containers:
@@ -79,8 +81,8 @@ _NO_NODES = AdmissionContext()
 
 
 def _counted_bytes(requests: Sequence[ContainerAsk], context: AdmissionContext) -> int:
-    """Return the bytes of one container on all its devices; 0 if that depends on the device, and
-    none is known."""
+    """Return the bytes of a container on all its devices, or 0 if they depend on the device and no
+    device is known."""
     total = 0
     for ask in requests:
         match ask.amount:
@@ -97,7 +99,8 @@ def _counted_bytes(requests: Sequence[ContainerAsk], context: AdmissionContext) 
 
 
 def _by_setting(ask: ContainerAsk, largest: Sequence[LargestDevice]) -> int:
-    """Return the most bytes that one replica could take of the largest device; 0 without one."""
+    """Return the most bytes that one replica can use on the largest device in the setting, or 0 if
+    the setting has no device."""
     devices = [each for each in largest if each.resource == ask.resource]
     if not devices:
         return 0
@@ -107,15 +110,15 @@ def _by_setting(ask: ContainerAsk, largest: Sequence[LargestDevice]) -> int:
         replicas=np.array([each.replicas for each in devices], np.int64),
         common=flags,
         sharers=np.ones(len(devices), np.int64),
-        mps=flags,  # where several processes of a pod take the most
+        mps=flags,  # several processes of a pod use the most memory with MPS
     )
     return int(bytes_of(ask.amount, 1, arrays).max())
 
 
 def _by_reports(ask: ContainerAsk, node: GpuNode) -> int:
-    """Return the most bytes that one replica could take of a device of the node.
+    """Return the most bytes that one replica can use on a device of the node.
 
-    Devices whose values are not believed take no pods.
+    Devices with implausible values are ignored, because no pods are placed on them.
     """
     devices = node.devices(ask.resource)
     arrays = device_arrays(devices, 0)
@@ -124,7 +127,8 @@ def _by_reports(ask: ContainerAsk, node: GpuNode) -> int:
 
 
 def declared_amount(container: Container, resource: str) -> int:
-    """Return what quotas count for the container; 0 if its request and its limit differ."""
+    """Return the amount that quotas count for the container, or 0 if its request and its limit
+    differ."""
     resources = container.resources
     limits = (resources and resources.limits) or {}
     requests = (resources and resources.requests) or {}

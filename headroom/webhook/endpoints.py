@@ -1,7 +1,7 @@
-"""The HTTP server of the admission webhook: routes, body limits and timing.
+"""The HTTP server of the admission webhook, with its routes, body limits and timing.
 
-An API server accepts only a 200 with an AdmissionReview. For any other answer it applies the
-failure policy of the webhook (deploy/base/webhook.yaml), and quotes the answer in its error.
+An API server accepts only status 200 with an AdmissionReview. For any other response, it applies
+the failure policy of the webhook (deploy/base/webhook.yaml) and quotes the response in its error.
 """
 
 import time
@@ -35,9 +35,10 @@ Decide = Callable[[Asked, ContextOf], bytes]
 class Webhook:
     """The parts that the server needs.
 
-    ``unready`` returns why reviews cannot be answered; empty if they can. Until nodes and
-    namespaces are listed, they cannot, because objects that are not listed yet would count as
-    absent. ``stuck`` maps each loop that has stopped to the seconds since its last progress.
+    ``unready`` returns the reason why reviews cannot be answered yet, or an empty string if they
+    can. No review is answered before nodes and namespaces are listed, because objects that are not
+    listed yet would be treated as missing. ``stuck`` maps each loop that has stopped to the number
+    of seconds since its last progress.
     """
 
     context_of: ContextOf
@@ -51,8 +52,9 @@ def webhook_app(webhook: Webhook) -> FastAPI:
     """Return the ASGI application, which serves reviews and probes.
 
     Clients take turns by address, then by the namespace of the object, then by user, because the
-    largest reviews take several milliseconds each. A tenant is its namespaces: it can have any
-    number of users, and controllers create the pods of all tenants as one user.
+    largest reviews take several milliseconds each. Tenants are distinguished by namespace rather
+    than by user, because a tenant can have any number of users, and controllers create the pods of
+    all tenants as the same user.
     """
     app = FastAPI(title="Headroom admission webhook", openapi_url=None)
     decisions: dict[str, Decide] = {"mutate": answer_mutate, "validate": answer_validate}
@@ -101,7 +103,8 @@ def _endpoint(
             return reject(str(err), 400)
         address = request.client.host if request.client else ""
         async with turns.turn(address, asked.namespace, asked.user_info.username):
-            if await request.is_disconnected():  # it waited for longer than its client
+            # the client's timeout ended before the request's turn
+            if await request.is_disconnected():
                 return Response(status_code=400)
             return decided(asked)
 

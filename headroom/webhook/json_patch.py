@@ -1,9 +1,9 @@
 """Builds a JSON patch of a pod or a template step by step.
 
-Each step sees the changes of the steps before it.
+Each step sees the changes of the earlier steps.
 
-Only a part of the pod's fields is decoded, so the patch adds to fields and never replaces an
-object. It creates lists that are absent, null or empty: the API server sends any of these forms.
+Only some of the pod's fields are decoded, so the patch adds to fields and never replaces an object.
+A list that is absent, null or empty is created, because the API server may send any of these forms.
 """
 
 from collections.abc import Collection, Mapping
@@ -42,7 +42,7 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A container of a pod, by its list and its index in the list."""
+    """The position of a container in a pod, given by its list and its index in the list."""
 
     init: bool
     index: int
@@ -54,11 +54,11 @@ class Where:
 
 @dataclass(slots=True)
 class Draft:
-    """A patch in progress; ``pod`` is the pod with all operations so far applied."""
+    """A patch in progress. ``pod`` is the pod after all operations so far."""
 
     pod: Pod
     operations: list[Operation] = field(default_factory=list)
-    #: Path of the pod in the patched object: that of the template if this is a workload.
+    #: Path of the pod in the patched object. For a workload, it is the path of the template.
     root: str = ""
 
     def annotate(self, key: str, text: str) -> None:
@@ -112,7 +112,7 @@ class Draft:
     def first(self, gate: Mapping[str, Any]) -> None:
         """Insert an init container before all others.
 
-        This shifts the indices of the init containers, so steps that use indices come first.
+        This shifts the indices of the init containers, so steps that use indices must come earlier.
         """
         init = self.pod.spec.init_containers or []
         if init:
@@ -161,7 +161,7 @@ def following(name: str, annotation: str) -> EnvVar:
 def _variable(variable: EnvVar) -> dict[str, Any]:
     if variable.value_from is None or variable.value_from.field_ref is None:
         return {"name": variable.name, "value": variable.value or ""}
-    # The API server's default for apiVersion, so that it changes nothing later.
+    # Set the API server's default for apiVersion, so that the API server changes nothing later.
     reference = {"apiVersion": "v1", "fieldPath": variable.value_from.field_ref.field_path}
     return {"name": variable.name, "valueFrom": {"fieldRef": reference}}
 

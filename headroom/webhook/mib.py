@@ -1,8 +1,9 @@
-"""Amounts in MiB that limit a container or count for it.
+"""Amounts in MiB that limit a container or are counted for it.
 
-Before the pod has a device, only a request in bytes is known; a share of a device or of a replica
-is not. Limits are rounded down, so that the limits on one device never exceed its reservations. The
-mirrored resource is rounded up, so that it never allows more than there is.
+Before the pod has a device, the amount is known only for a request in bytes, and not for a share of
+a device or a replica. Limits are rounded down, so that the limits on a device never exceed its
+reservations. The mirrored resource is rounded up, so that it never allows more memory than there
+is.
 """
 
 from collections.abc import Sequence
@@ -14,12 +15,12 @@ from headroom.webhook.context import GpuNode
 
 #: Major version of the first driver that limits memory per cgroup.
 LIMITING_DRIVER = 615
-#: The agent's source that reads these limits.
+#: The source in the agent that reads these limits.
 LIMITS_SOURCE = "limits"
 
 
 def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
-    """Return the MiB of all devices of one container; None if an amount is not known yet."""
+    """Return the MiB of a container on all its devices, or None if an amount is not known yet."""
     total = 0
     for ask in requests:
         if not isinstance(ask.amount, Bytes):
@@ -31,7 +32,8 @@ def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
 def cap_mib(requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
     """Return the driver's memory limit in MiB for each device of a container.
 
-    None unless the container has one request in bytes and every candidate node can enforce it.
+    Return None unless the container has exactly one request in bytes and all candidate nodes can
+    enforce it.
     """
     amount_bytes = _single_amount_bytes(requests)
     if amount_bytes is None or not candidates:
@@ -46,8 +48,8 @@ def mps_mib(
 ) -> int | None:
     """Return MPS's memory limit in MiB for each process of a container with one device.
 
-    None unless the limit is below MPS's own limit on every device that the container could get: MPS
-    ignores a larger limit.
+    Return None unless the limit is below MPS's own limit on each device that the container could
+    get, because MPS ignores a larger limit.
     """
     amount_bytes = _single_amount_bytes(requests)
     if amount_bytes is None or requests[0].count != 1 or not candidates:
@@ -72,8 +74,8 @@ def _single_amount_bytes(requests: Sequence[ContainerAsk]) -> int | None:
 def _enforces(candidate: GpuNode, resource: str) -> bool:
     """Return whether the node's driver can limit memory per cgroup, according to its agent.
 
-    It needs the driver, cgroup v2, devices injected with CDI, and no MIG. The agent cannot see the
-    versions of the container toolkit and the device plugin.
+    This requires the driver, cgroup v2, devices that are injected with CDI, and no MIG. The agent
+    cannot see the versions of the container toolkit and the device plugin.
     """
     status = candidate.status
     if status is None:

@@ -6,11 +6,11 @@ The steps, in this order:
 2. Write the namespace's default as the pod's annotation, and record its origin.
 3. Set the scheduler that calls Headroom, if the pod names none.
 4. Add the extended resources of the in-tree mirror and of quotas.
-5. For pods that Headroom places: add the variables that expose and limit the share, and the gate.
+5. For pods that Headroom places, add the variables that expose and limit the share, and the gate.
 
 The steps never change a field that a user set, except for what quotas count, and they are
-idempotent. The API server may call the
-webhook again if another webhook added containers: then these are handled too.
+idempotent. The API server may call the webhook again if another webhook has added containers. Then
+the added containers are handled too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,8 +47,8 @@ from headroom.webhook.mib import cap_mib, mirrored_mib, mps_mib
 
 BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
 FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
-#: Read by a hook of the container toolkit, in MiB. Above the limit, the driver fails allocations;
-#: below the request, it does not evict memory.
+#: Variables in MiB that a hook of the container toolkit reads. The driver rejects allocations above
+#: the limit, and does not evict memory below the request.
 CAP_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
@@ -59,8 +59,9 @@ UNLIMITED = (
 #: Maximum CPU and memory of the gate. The CPU manager would assign whole cores to the gate, and so
 #: choose a NUMA node before the GPU is chosen.
 _MOST_CPU, _MOST_MEMORY_BYTES = Decimal("0.5"), Decimal(1 << 30)
-#: Annotations of Istio and Linkerd: outbound ports that the proxy does not take. The proxy starts
-#: after the gate, but their CNI plugins redirect connections before.
+#: Annotations of Istio and Linkerd with the outbound ports that bypass the proxy. The gate's port
+#: must bypass it, because their CNI plugins redirect connections before the proxy starts, and the
+#: proxy starts after the gate.
 _SKIPPED_PORTS = (
     "traffic.sidecar.istio.io/excludeOutboundPorts",
     "config.linkerd.io/skip-outbound-ports",
@@ -73,17 +74,17 @@ class Mutated:
     """The patch of a pod."""
 
     operations: tuple[Operation, ...] = ()
-    #: Unexpected changes, and steps that failed, for the user who creates the pod.
+    #: Warnings for the user who creates the pod about unexpected changes and failed steps.
     warnings: tuple[str, ...] = ()
-    #: The pod with the changes; None if there are none.
+    #: The changed pod, or None if there are no changes.
     pod: Pod | None = None
 
 
 def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     """Return the changes to a pod that is being created.
 
-    It raises no errors. The caller validates the changed pod: what cannot be read or counted is
-    rejected there.
+    It raises no errors. The caller validates the changed pod, and validation rejects values that
+    cannot be read or counted.
     """
     if context.is_static(pod) or not asks_for_gpu(pod, context.rules):
         return Mutated()
@@ -108,10 +109,12 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
 
 
 def mutate_template(pod: Pod, context: AdmissionContext) -> Mutated:
-    """Return the changes to a Job that waits in a queue of Kueue; ``pod`` is one of its template.
+    """Return the changes to a Job that waits in a queue of Kueue. ``pod`` is built from the
+    template of the Job.
 
-    Kueue counts what the template requests, before there is any pod. So the template requests what
-    its pods will request in quotas: with the namespace's default, or the present recommendation.
+    Kueue counts the requests of the template before any pod exists. So the template gets the
+    request that its pods will have in quotas, from the namespace's default or the current
+    recommendation.
     """
     if not context.settings.counts or not asks_for_gpu(pod, context.rules) or exceeded(pod):
         return Mutated()
@@ -126,7 +129,7 @@ def mutate_template(pod: Pod, context: AdmissionContext) -> Mutated:
 
 
 def _remove_extender_annotations(draft: Draft) -> Iterator[str]:
-    """Remove annotations that only extenders may write; yield a warning for each.
+    """Remove annotations that only extenders may write, and yield a warning for each.
 
     A pod has them if its manifest was copied from a pod that Headroom placed.
     """
@@ -141,7 +144,8 @@ def _remove_extender_annotations(draft: Draft) -> Iterator[str]:
 def _default(draft: Draft, context: AdmissionContext) -> None:
     """Write the namespace's default amount on a pod without an amount.
 
-    From a default by container, only the entries of the pod's GPU containers are written.
+    If the default has an amount per container, only the entries for the pod's GPU containers are
+    written.
     """
     text, pod = context.namespace.default_vram, draft.pod
     if text is None or pod.annotation(VRAM) is not None:
@@ -161,7 +165,8 @@ def _default(draft: Draft, context: AdmissionContext) -> None:
 
 
 def _scheduler(draft: Draft, context: AdmissionContext) -> Iterator[str]:
-    """Set the scheduler of a pod that names none; warn if the named one does not call Headroom."""
+    """Set the scheduler of a pod without a scheduler. Warn if the pod's scheduler does not call
+    Headroom."""
     named = draft.pod.spec.scheduler_name or STOCK_SCHEDULER
     if named == STOCK_SCHEDULER and context.scheduler is not None and not draft.pod.node:
         draft.schedule(context.scheduler)
@@ -207,7 +212,7 @@ def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) ->
             continue
         if (mib := cap_mib(requests, candidates)) is not None:
             is_limited = True
-            # If the user set one of them, the other could contradict it.
+            # If the user has set one of the variables, the other could contradict it.
             if not any(_has_variable(draft, where, name) for name in CAP_VARIABLES):
                 for name in CAP_VARIABLES:
                     draft.variable(where, EnvVar(name=name, value=str(mib)))
@@ -247,7 +252,8 @@ def _gate(
 ) -> Iterator[str]:
     """Add the gate if an annotation sets it, or if the pod is eligible for a gated node.
 
-    In the second case all its eligible nodes must have an agent: without one, a gate never opens.
+    In the second case, all eligible nodes must have an agent, because a gate never opens without
+    one.
     """
     gated = [each.node.metadata.name for each in candidates if each.choice is DeviceChoice.GATED]
     if not (requested or gated):
@@ -275,9 +281,10 @@ def _gate(
 
 
 def _replace_gates(draft: Draft, context: AdmissionContext) -> None:
-    """Replace what the author or another webhook calls a gate by the webhook's own, as the first.
+    """Replace an init container with the gate's name by the webhook's own gate, and make it the
+    first init container.
 
-    So no author can write a container that counts as the gate, whatever it looks like.
+    So neither a user nor another webhook can create a container that counts as the gate.
     """
     init = draft.pod.spec.init_containers or ()
     found = next((index for index, each in enumerate(init) if each.name == GATE), None)
@@ -286,10 +293,11 @@ def _replace_gates(draft: Draft, context: AdmissionContext) -> None:
 
 
 def _gate_beside(pod: Pod, context: AdmissionContext) -> dict[str, Any]:
-    """Return the gate with as much CPU, memory and storage as other containers have, within limits.
+    """Return the gate, which requests as much CPU, memory and storage as the other containers, up
+    to a maximum.
 
     So a LimitRange that accepts the other containers accepts the gate too. The pod as a whole
-    requests no more than before, because the gate ends before the others start.
+    requests no more than before, because the gate ends before the other containers start.
     """
     requests = {name: amount(quantity) for name, quantity in GATE_RESOURCES.items()}
     for each in (*(pod.spec.init_containers or ()), *(pod.spec.containers or ())):

@@ -1,4 +1,5 @@
-"""The process of the admission webhook: four watches, two ports. It has no pods and no ledger."""
+"""The process of the admission webhook, which runs four watches and serves two ports. It watches no
+pods and has no ledger."""
 
 import asyncio
 import time
@@ -34,7 +35,7 @@ _BEAT_S = 1.0
 
 
 class Decider:
-    """Holds the current settings and cached objects, for the endpoints."""
+    """Holds the current settings and the cached objects for the endpoints."""
 
     def __init__(self, settings: Settings) -> None:
         self.cache, self.profiles = ObjectCache(), Profiles()
@@ -49,13 +50,13 @@ class Decider:
         return replace(context, profile=self.profiles.of, now_s=time.time())
 
     def apply(self, events: Sequence[WatchEvent]) -> None:
-        """Take the events of the watches."""
+        """Apply the events of the watches."""
         self.cache.apply(events)
         self.profiles.apply(events)
 
 
 class Heartbeat:
-    """Shows to other threads whether the event loop that answers reviews goes on."""
+    """Shows other threads whether the event loop that answers reviews still makes progress."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -67,7 +68,8 @@ class Heartbeat:
             await asyncio.sleep(_BEAT_S)
 
     def stuck(self) -> dict[str, float]:
-        """Return name -> seconds without progress; empty if it goes on."""
+        """Return the number of seconds without progress by the name of the loop. The mapping is
+        empty while the loop makes progress."""
         late_s = self._monotonic_s() - self._at_s
         return {"reviews": late_s} if late_s > STUCK_AFTER_S else {}
 
@@ -78,8 +80,8 @@ async def serve_webhook(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Answer admission reviews of the cluster of the kubernetes package's configuration, until a
-    signal; raise ``BadSettings``."""
+    """Answer admission reviews until a signal, for the cluster of the kubernetes package's
+    configuration. Raise ``BadSettings``."""
     if settings.webhook_tls is None:
         raise BadSettings(
             "webhook_tls_cert and webhook_tls_key are not set, but the API server calls webhooks "
@@ -117,7 +119,8 @@ async def serve_webhook(
                 telemetry.exposition,
                 guard,
             )
-            # In a thread of its own: probes are answered while reviews wait for each other.
+            # Serve probes in their own thread, so that they are answered while reviews wait for
+            # each other.
             with serve_beside(probes) as address:
                 announce(msgspec.json.encode({"event": "serving", "probes": address}).decode())
                 await serve_ports([port], announce, started=lambda: reloading.start(loops))

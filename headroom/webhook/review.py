@@ -1,4 +1,5 @@
-"""Answers AdmissionReviews, version admission.k8s.io/v1: decodes them, decides and encodes.
+"""Decodes AdmissionReviews of version admission.k8s.io/v1, decides about them and encodes the
+responses.
 
 Only the fields in ``contract.kube`` are decoded from the object under review. A body that no API
 server sends raises ``MalformedReview``, which names the invalid part.
@@ -31,15 +32,15 @@ from headroom.webhook.validation import (
 API_VERSION = "admission.k8s.io/v1"
 KIND = "AdmissionReview"
 _NODE_USER = "system:node:"
-#: Maximum characters of a warning: an API server truncates longer warnings, and drops warnings
-#: after a total of about 4 KiB.
+#: Maximum number of characters of a warning. An API server truncates longer warnings, and drops
+#: further warnings after a total of about 4 KiB.
 _MAX_WARNING_CHARS = 256
-#: Maximum characters of the reason for a rejection.
+#: Maximum number of characters of the reason for a rejection.
 _MAX_REJECTION_CHARS = 1024
 #: Returns the inputs of a decision about a pod of the given namespace.
 ContextOf = Callable[[str], AdmissionContext]
 
-#: Label with the queue of Kueue in which an object waits.
+#: Label that names the Kueue queue in which an object waits.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _CREATE, _UPDATE = "CREATE", "UPDATE"
 #: Kinds that are changed when they are created.
@@ -49,7 +50,7 @@ _ANNOTATED = ("Namespace", "Node")
 
 
 class MalformedReview(ValueError):
-    """A review that cannot be answered; the message names the error and its place."""
+    """A review that cannot be answered. The message names the error and the invalid part."""
 
 
 class GroupVersionKind(KubeStruct, frozen=True):
@@ -117,7 +118,8 @@ class _Annotated(KubeStruct, frozen=True):
 def read(body: bytes) -> Request:
     """Decode the request of a review.
 
-    Raises ``MalformedReview``, also if the uid is empty: the API server needs it in the answer.
+    Raises ``MalformedReview``. This includes an empty uid, because the API server needs the uid in
+    the response.
     """
     review: _Review = _decoded(body, _Review, "the body")
     if (review.api_version, review.kind) != (API_VERSION, KIND):
@@ -136,10 +138,10 @@ def pod_of(request: Request) -> Pod:
 
 
 def _oversized(pod: Pod, context: AdmissionContext) -> Validated | None:
-    """Return the result for a pod with more containers than a pod with GPUs may have; None for any
+    """Return the result for a pod with more containers than a GPU pod may have, or None for any
     other pod.
 
-    It must be asked first: all else that is decided looks at all containers, several times.
+    This must be checked first, because all other checks read all containers several times.
     """
     if container_count(pod) <= MAX_CONTAINERS or context.is_static(pod):
         return None
@@ -152,7 +154,8 @@ def pod_before(request: Request) -> Pod | None:
 
 
 def template_of(request: Request) -> tuple[ObjectMeta, Pod] | None:
-    """Return a workload's metadata and a pod of its template; None if it has no template."""
+    """Return the metadata of a workload and a pod that is built from its template, or None if it
+    has no template."""
     workload = _decoded(request.object, _Workload, "request.object")
     nested = workload.spec.job_template
     template = workload.spec.template if nested is None else nested.spec.template
@@ -178,7 +181,7 @@ def answer_mutated(request: Request, mutated: Mutated) -> bytes:
 def answer_validated(request: Request, validated: Validated) -> bytes:
     response: dict[str, Any] = {"allowed": not validated.rejection}
     if validated.rejection:
-        # The API server's own status for invalid fields.
+        # This is the status that the API server itself uses for invalid fields.
         response["status"] = {
             "message": f"Headroom: {printable(validated.rejection)[:_MAX_REJECTION_CHARS]}",
             "reason": "Invalid",
@@ -200,7 +203,7 @@ def _truncated(text: str) -> str:
 
 
 def _in_namespace(pod: Pod, request: Request) -> Pod:
-    """Set the pod's namespace from the request: a pod that is being created may not have it."""
+    """Set the pod's namespace from the request, because a pod that is being created may lack it."""
     metadata = msgspec.structs.replace(pod.metadata, namespace=request.namespace)
     return msgspec.structs.replace(pod, metadata=metadata)
 
@@ -213,8 +216,8 @@ def _decoded(body: bytes | msgspec.Raw, kind: Any, where: str) -> Any:
 
 
 def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
-    """Answer a mutating review. Only pods, and the templates of Jobs, are changed when they are
-    created."""
+    """Answer a mutating review. Only pods and the templates of Jobs are changed, and only when they
+    are created."""
     if request.operation != _CREATE or request.kind.kind not in _CHANGED:
         return answer_mutated(request, Mutated())
     if request.kind.kind == "Job":
@@ -232,7 +235,8 @@ def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
         programs, generate_name = _programs(request)
         context = replace(context, programs=programs, generate_name=generate_name)
     changed = mutate(pod, context)
-    # This webhook fails closed and the validating one does not, so a pod is rejected here already.
+    # The mutating webhook has failurePolicy Fail and the validating webhook does not, so invalid
+    # pods are already rejected here.
     validated = validate_pod(changed.pod or pod, None, context)
     if validated.rejection:
         return answer_validated(request, Validated(validated.rejection, changed.warnings))
@@ -240,9 +244,10 @@ def answer_mutate(request: Request, context_of: ContextOf) -> bytes:
 
 
 def _queued_template(request: Request) -> Pod | None:
-    """Return a pod of the template of a Job that names a queue of Kueue; None if it names none.
+    """Return a pod that is built from the template of a Job in a Kueue queue, or None if the Job
+    names no queue.
 
-    The pod has the Job as its controller, so that its profile can be found.
+    The Job is set as the pod's controller, so that its profile can be found.
     """
     found = template_of(request)
     if found is None or not (found[0].labels or {}).get(QUEUE_LABEL):

@@ -1,8 +1,8 @@
 """Validates Headroom's annotations on pods, workloads, namespaces and nodes.
 
-Pods are parsed by the same code as in the scheduler's calls, so an admitted pod is never unreadable
-there. Workloads (Deployment, Job, ...) only get warnings: their users see the error when they run
-``kubectl apply``, and the pods are rejected when they are created.
+The same code parses pods here and in kube-scheduler's calls, so an admitted pod is never unreadable
+there. Workloads (Deployment, Job, ...) only get warnings, so that users see the error when they run
+``kubectl apply``. Their pods are rejected when they are created.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -64,7 +64,7 @@ _NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
 }
 
 
-#: Maximum number of warnings in an answer: an API server drops warnings after about 4 KiB.
+#: Maximum number of warnings in a response, because an API server drops warnings after about 4 KiB.
 MAX_WARNINGS = 12
 #: Maximum number of characters of an annotation's name that are compared to suggest another name.
 MAX_NAME_CHARS = 80
@@ -79,15 +79,16 @@ WOULD = "in mode enforce, this pod would be rejected"
 class Validated:
     """The result of a validation."""
 
-    #: Why the object is rejected; empty if it is admitted.
+    #: The reason why the object is rejected. Empty if it is admitted.
     rejection: str = ""
     warnings: tuple[str, ...] = ()
 
 
 def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Validated:
-    """Validate a pod that is created, or changed before it is bound; ``before`` is its old version.
+    """Validate a pod that is created, or changed before it is bound. ``before`` is the old version
+    of a changed pod.
 
-    A change that leaves Headroom's annotations as they are is always admitted: otherwise an invalid
+    A change that does not affect Headroom's annotations is always admitted. Otherwise an invalid
     pod that was admitted earlier could not be deleted. Static pods are admitted, because the
     kubelet runs them anyway.
     """
@@ -98,7 +99,7 @@ def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Val
     ):
         return Validated()
     rejection = _rejection(pod, context)
-    # A quota that does not count every pod is none, so invalid pods cannot be admitted uncounted.
+    # A quota must count all pods, so invalid pods must not be admitted without being counted.
     if context.settings.observes and not (context.counts and asks_for_gpu(pod, context.rules)):
         would = [f"{WOULD}: {rejection}"] if rejection else []
         return Validated(warnings=(*would, *_warnings(pod, context)))
@@ -115,7 +116,7 @@ def validate_pod(pod: Pod, before: Pod | None, context: AdmissionContext) -> Val
 
 
 def validate_oversized(pod: Pod, context: AdmissionContext) -> Validated:
-    """Return the result for a pod that has more containers than a pod with GPUs may have."""
+    """Return the result for a pod that has more containers than a GPU pod may have."""
     if not asks_for_gpu(pod, context.rules):
         return Validated()
     rejection = exceeded(pod)
@@ -147,7 +148,7 @@ def validate_template(
 def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
     """Validate the annotations of a namespace or node.
 
-    They are never rejected: namespaces and nodes matter to more than GPUs.
+    They are never rejected, because namespaces and nodes are used for more than GPUs.
     """
     parsers = _NAMESPACE_PARSERS if kind == "Namespace" else _NODE_PARSERS
     warnings: list[str] = []
@@ -165,7 +166,8 @@ def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
 
 
 def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False) -> str:
-    """Return why a GPU pod is invalid; empty if it is valid or requests no GPU."""
+    """Return the reason why a GPU pod is invalid, or an empty string if it is valid or requests no
+    GPU."""
     implicit = implicit_gpu_resources(pod)
     if pod.annotation(VRAM) is not None and implicit and not context.is_exempt:
         return (
@@ -241,17 +243,17 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
 def _without_effect(
     metadata: ObjectMeta, known: Collection[str], where: str = "", labels: Collection[str] = ()
 ) -> Iterator[str]:
-    """Yield a warning for each annotation that has another name than the ``known`` ones.
+    """Yield a warning for each annotation whose name is not in ``known``.
 
-    A name with another prefix is reported only if it is similar to a known one. ``labels`` are
-    names that count only as labels.
+    A name with another prefix is reported only if it is similar to a known name. ``labels``
+    contains names that take effect only as labels.
     """
     keys = (
         key
         for key in sorted(metadata.annotations or {})
         if key.startswith("headroom") and key not in known and not is_extender_annotation(key)
     )
-    # An answer takes no more warnings, and the search for similar names is slow.
+    # A response cannot contain more warnings, and the search for similar names is slow.
     for key in islice(keys, MAX_WARNINGS):
         if key in labels:
             yield f"annotation {key} has no effect; set a label of that name"
@@ -264,7 +266,8 @@ def _without_effect(
 
 
 def _implausible(key: str, text: str) -> Iterator[str]:
-    """Yield a warning if a valid value is probably a mistake: an index, or a missing unit."""
+    """Yield a warning if a valid value is probably a mistake, such as an index or a number without
+    a unit."""
     if key == CORDON:
         wrong = sorted(each for each in parse_cordon(text) if not each.startswith(UUID_PREFIXES))
         if wrong:
@@ -277,7 +280,8 @@ def _implausible(key: str, text: str) -> Iterator[str]:
 
 
 def _amounts(key: str, text: str) -> list[int]:
-    """Return the amounts in bytes that an annotation contains; none if it is not valid."""
+    """Return the amounts in bytes that an annotation contains. The list is empty if the annotation
+    is invalid."""
     try:
         if key == RESERVE:
             return [parse_reserve(text)]

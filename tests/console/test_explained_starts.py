@@ -47,8 +47,8 @@ def engine(gate: ContainerState | None) -> Pod:
         (
             "running",
             ContainerState(),
-            "starts alone: it is at its gate. What it waits for: kubectl logs -n default llm "
-            "-c headroom-gate",
+            "starts alone and waits at its gate. To see what it waits for: "
+            "kubectl logs -n default llm -c headroom-gate",
         ),
         (
             "running",
@@ -61,7 +61,7 @@ def engine(gate: ContainerState | None) -> Pod:
             "running",
             None,
             "has started alone. If it starts again in place, it does not wait for other such "
-            "pods, because it has no gate. To change that, annotate its template. Example: "
+            "pods, because it has no gate. To add a gate, annotate its template. Example: "
             "headroom.gpu/gated: 'true'",
         ),
     ],

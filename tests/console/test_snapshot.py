@@ -297,7 +297,7 @@ def test_replay_counts_one_node_in_the_singular(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("no JSON", "use the answer of GET /v1/snapshot of the debug API"),
+        ("no JSON", "use the response of GET /v1/snapshot of the debug API"),
         ("{}", "Object missing required field `head`"),
     ],
 )

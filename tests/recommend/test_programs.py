@@ -48,5 +48,5 @@ def test_the_deciding_setting_of_a_program_is_named() -> None:
     assert "--gpu-memory-utilization" in setting(Family.VLLM, self_sized=True)
     assert "XLA_PYTHON_CLIENT_MEM_FRACTION" in setting(Family.JAX, self_sized=True)
     assert "caching allocator" in setting(Family.PYTORCH, self_sized=False)
-    assert "allocates once" in setting(Family.UNKNOWN, self_sized=True)
+    assert "allocates memory once" in setting(Family.UNKNOWN, self_sized=True)
     assert setting(Family.VLLM, self_sized=False) == ""

@@ -15,7 +15,7 @@ from tests.scheduler.test_needless_evictions import Full
 from tests.serving import pod
 from tests.state.evictions import On
 
-EQUAL = "equal; another node was taken"
+EQUAL = "equal; another node was chosen"
 
 EXPECTED_S = 5.0
 
@@ -96,7 +96,7 @@ def test_preemptions_are_recorded_with_their_reasons(world: Full) -> None:
     assert view is not None
     assert (view.node, view.lines) == (
         None,
-        ["no pod is evicted: eviction would help on 0 of 1 node"],
+        ["no pod is evicted, because eviction would help on 0 of 1 node"],
     )
 
 

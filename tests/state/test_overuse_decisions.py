@@ -263,7 +263,7 @@ class TestExemptions:
         over = shown(self.node(), attacker, pod("q", "evict"), pod("r"), rules=rules)
         assert over["q"].outcome == "protected"
         assert over["q"].message.startswith(
-            "not evicted, because a pod of another namespace exceeds its reservation by more, and "
+            "not evicted, because a pod of another namespace exceeds its reservation by more but "
             "may not be evicted; only 1.1 GiB"
         )
 
@@ -517,7 +517,10 @@ def test_an_evicted_pod_is_shown_until_it_ends() -> None:
     held = {"p": reserved(8, decided=True), "q": reserved(12)}
     going = pod("p", deleted="2026-11-21T00:00:00Z")
     (over,) = shown(node_of(held, {"p": 14, "q": 2}), going, pod("q")).values()
-    assert (over.outcome, over.message) == ("ending", "it was evicted for that, and ends")
+    assert (over.outcome, over.message) == (
+        "ending",
+        "it was evicted for its overuse, and is terminating",
+    )
     (other,) = shown(leaking(), going, pod("q")).values()
     assert (other.outcome, other.message) == ("ending", "it is being deleted")
 

@@ -47,14 +47,15 @@ class AssumedBinds:
 
     def __init__(self, nominations: Nominations) -> None:
         self._nominations = nominations
-        #: By uid, in the order in which they were made.
+        #: Assumed binds by uid, in the order in which they were assumed.
         self._assumed: dict[str, Assumed] = {}
         self._cycles = GroupCycles()
 
     def ask(self, pod: Pod, now_s: float) -> None:
-        """Record that filter is asked about the pod, so no bind followed the last call.
+        """Record that filter was called for the pod, so no bind has followed the last call.
 
-        If the pod had a node, kube-scheduler has begun again with its whole group.
+        If the pod already had a node, kube-scheduler has started again with the whole group of the
+        pod.
         """
         uid, group = pod.metadata.uid, group_of(pod)
         held = self._assumed.pop(uid, None)
@@ -76,7 +77,7 @@ class AssumedBinds:
         kind = request.kind if request.visible is Visible.BY_PLUGIN else None
         for uid, each in list(self._assumed.items()):
             if each.kind == kind:
-                kind = each.kind  # one object for all equal kinds
+                kind = each.kind  # use one object for all equal kinds
             if self._follows_until_s(each) < now_s or uid == request.uid:
                 self._assumed.pop(uid, None)
         until_s, group = now_s + BIND_FOLLOWS_WITHIN_S, group_of(pod)
@@ -94,20 +95,22 @@ class AssumedBinds:
         self._nominations.expect(pod, node, now_s)
 
     def call_bind(self, uid: str, now_s: float) -> None:
-        """Record that kube-scheduler has called bind for the pod, so it is no longer assumed. The
-        other pods of its group follow."""
+        """Record that kube-scheduler has called bind for the pod, so its bind is no longer assumed.
+
+        The binds of the other pods of its group follow.
+        """
         held = self._assumed.pop(uid, None)
         if held is not None and held.group is not None:
             self._cycles.bind(held.group, now_s)
 
     def forget(self, uid: str) -> None:
-        """No longer assume a bind of the pod."""
+        """Stop assuming a bind of the pod."""
         self._assumed.pop(uid, None)
 
     def end_group(self, group: Group, attempt: float = math.inf) -> None:
-        """No longer hold memory for the pods of the group, except for pods that preempt others.
+        """End the holds of the group's pods, except for pods that preempt others.
 
-        Memory that was chosen after that attempt stays held.
+        Holds that were made after this attempt stay.
         """
         for uid, each in list(self._assumed.items()):
             if each.group == group and each.attempt <= attempt:
@@ -115,7 +118,7 @@ class AssumedBinds:
                 self._nominations.give_up(uid)
 
     def members(self, group: Group, now_s: float) -> set[str]:
-        """Return the uids of the group's pods that have a node and may be bound next."""
+        """Return the uids of the group's pods that have a node and whose bind may follow."""
         return {
             uid
             for uid, each in list(self._assumed.items())
@@ -123,7 +126,7 @@ class AssumedBinds:
         }
 
     def may_follow(self, uid: str, now_s: float) -> bool:
-        """Return whether the pod has a node and may be bound next."""
+        """Return whether the pod has a node and its bind may follow."""
         held = self._assumed.get(uid)
         return held is not None and self._follows_until_s(held) >= now_s
 

@@ -1,9 +1,9 @@
 """Tracks the memory of nodes that is held for pods that are not bound yet.
 
-kube-scheduler chooses a node for a pod first, and the pod is bound later. Any other pod could take
-the memory in between. So the memory is held, for one of three reasons:
+After kube-scheduler has chosen a node for a pod, and before the pod is bound, another pod could
+take the memory. So the memory is held for one of three reasons:
 
-* ``NOMINATED``: other pods left the node for this pod, or are leaving it. Pods with a higher
+* ``NOMINATED``: other pods have left the node for this pod, or are leaving it. Pods with a higher
   priority may still take the memory.
 * ``ASSUMED``: filter or prioritize named the node, and kube-scheduler is about to call bind. If
   filter offered this memory to the next pod too, one of the binds would be declined, and its pod
@@ -11,9 +11,9 @@ the memory in between. So the memory is held, for one of three reasons:
 * ``BINDING``: the bind call is being served, and the reservation is not written yet.
 
 A reservation that is being written counts in the weighed nodes, because it will be in the ledger in
-a moment. Each decision looks up the memory that is held for the other two reasons, because the
-order of precedence depends on the pod. A hold ends when the pod is bound, deleted or chosen for
-another node, and at the latest at the end of its time.
+a moment. Memory that is held for the other two reasons is looked up for each decision, because the
+order of precedence depends on the pod. A hold ends when the pod is bound, deleted or assigned to
+another node, and at the latest when its time is over.
 
 Holds are kept in the memory of one extender. If extenders hold different memory, the ledger
 decides.
@@ -44,10 +44,9 @@ class Why(StrEnum):
 class HeldFor(msgspec.Struct, frozen=True):
     """A hold as extenders send it to consoles.
 
-    ``reservation`` is the reservation to expect; None for a nominee. ``holds`` is false for a
-    nominee whose hold is over, which still takes precedence over younger nominees of the node.
-    ``until_s`` is the Unix time in seconds at which the hold ends at the latest; 0 if it is not
-    known.
+    ``reservation`` is the expected reservation, or None for a nominee. ``holds`` is false for a
+    nominee whose hold is over, but which still takes precedence over younger nominees of the node.
+    ``until_s`` is the latest Unix time at which the hold ends, in seconds, or 0 if it is unknown.
     """
 
     uid: str
@@ -65,7 +64,7 @@ class Hold:
     pod: Pod
     #: The kind of its request, if its bind is assumed; None for a nominee.
     kind: object | None = None
-    #: Unix time at which the hold ends at the latest; None if it is not known.
+    #: Latest Unix time at which the hold ends; None if it is unknown.
     until_s: float | None = None
 
     @property
@@ -97,7 +96,7 @@ class Holds(Tracker):
         self._objects = objects
         self._reserve = reserve
         self._epoch_s = epoch_s
-        #: Node -> pod uid -> reservation that a bind is about to write.
+        #: The reservations that binds are about to write, by node and pod uid.
         self._binding: dict[str, dict[str, Reservation]] = {}
         #: The nominees of the extenders that this process follows, by uid; None if it decides
         #: itself or follows no extender.
@@ -160,14 +159,14 @@ class Holds(Tracker):
         return held.node if held else ""
 
     def nominees(self, now_s: float) -> Mapping[str, Sequence[Pod]]:
-        """Return node -> the pods for which it is held because other pods left it."""
+        """Return the pods for which each node is held because other pods have left it."""
         found: dict[str, list[Pod]] = {}
         for pod, node in self._nominees(now_s):
             found.setdefault(node, []).append(pod)
         return found
 
     def nominees_before(self, pod: Pod, now_s: float) -> dict[str, list[Pod]]:
-        """Return node -> the nominees that take precedence over the pod there."""
+        """Return the nominees of each node that take precedence over the pod."""
         own = self.node_of(pod.metadata.uid)
         return {
             node: others
@@ -176,11 +175,11 @@ class Holds(Tracker):
         }
 
     def against(self, pod: Pod | None, now_s: float) -> Mapping[str, Sequence[Hold]]:
-        """Return node -> the pods that take precedence over the pod there; if ``pod`` is None, all
-        pods with holds. Reservations that are being written are left out, because the weighed nodes
-        count them.
+        """Return the pods that take precedence over the pod on each node, or all pods with holds if
+        ``pod`` is None.
 
-        ``now_s`` is this process's monotonic clock.
+        Reservations that are being written are omitted, because the weighed nodes count them.
+        ``now_s`` is the time of this process's monotonic clock.
         """
         found: dict[str, list[Hold]] = {}
         own, epoch_s = pod.metadata.uid if pod is not None else "", self._epoch_s()
@@ -200,8 +199,11 @@ class Holds(Tracker):
         return found
 
     def all(self, now_s: float) -> Iterator[HeldFor]:
-        """Yield all holds, for ``follow``: first holds with a reservation, then nominees, and last
-        nominees whose hold is over. Changes no state."""
+        """Yield all holds in the order that ``follow`` needs. Changes no state.
+
+        Holds with a reservation come first, then nominees, and last the nominees whose hold is
+        over.
+        """
         known = set[tuple[str, str]]()
         for node, binding in self.all_binding().items():
             for uid, reservation in binding.items():
@@ -233,7 +235,7 @@ class Holds(Tracker):
         return ((pod, node) for pod, node in held if pod is not None)
 
     def _until_s(self, uid: str) -> float | None:
-        """Return the Unix time at which the hold for a nominee ends at the latest."""
+        """Return the latest Unix time at which the hold for a nominee ends."""
         if self._followed is not None:
             held = self._followed.get(uid)
             return (held.until_s or None) if held else None

@@ -120,7 +120,7 @@ def _overcommitted_nodes(state: Cluster) -> Iterator[Notice]:
             f"--search {over.node})"
             if unreserved
             else "",
-            f"{gib(over.unattributed_bytes, up=True)} used by processes of no known pod "
+            f"{gib(over.unattributed_bytes, up=True)} used by processes outside of known pods "
             f"({_some([f'{each.command} {each.pid}' for each in processes])})"
             if over.unattributed_bytes
             else "",

@@ -1,9 +1,9 @@
-"""Lets nodes back off after an eviction.
+"""Tracks the backoff of nodes after an eviction.
 
-A node that backs off takes no pods, and no pod is evicted from it. The reason is that, if the
-device plugin chooses devices that Headroom did not predict, the next pod would most likely be
-evicted too. Every replica follows the eviction marks in the ledger, whichever replica set them.
-After a restart, a replica begins with the shortest back-off.
+A node that backs off takes no pods, and no pod is evicted from it. Otherwise, if the device plugin
+chooses devices that Headroom did not predict, the next pod would most likely be evicted too. Every
+replica follows the eviction marks in the ledger, whichever replica set them. After a restart, a
+replica begins with the shortest backoff.
 """
 
 from collections.abc import Set
@@ -11,10 +11,10 @@ from collections.abc import Set
 from headroom.contract.gpunode import EVICTED, GPUNode
 from headroom.core.tracker import Tracker
 
-#: Back-off after the first eviction from a node, in seconds, and its maximum. Each further eviction
-#: doubles it.
+#: Backoff in seconds after the first eviction from a node, and its maximum. Each further eviction
+#: doubles the backoff.
 FIRST_S, LONGEST_S = 10.0, 320.0
-#: Seconds without an eviction after which the back-off starts from ``FIRST_S`` again.
+#: Seconds without an eviction after which the backoff starts from ``FIRST_S`` again.
 FORGOTTEN_S = 900.0
 
 
@@ -22,11 +22,11 @@ class BackOffs(Tracker):
     """The nodes that back off, and the pods marked for eviction."""
 
     def __init__(self) -> None:
-        #: Node -> uids of the pods that the ledger marks for eviction.
+        #: Uids of the pods that the ledger of each node marks for eviction.
         self._marked: dict[str, Set[str]] = {}
-        #: Node -> length and start of its last back-off, in seconds.
+        #: Length and start of each node's last backoff in seconds.
         self._last: dict[str, tuple[float, float]] = {}
-        #: Node -> when it takes pods again, on the receiver's monotonic clock.
+        #: When each node takes pods again, on the receiver's monotonic clock.
         self._until_s: dict[str, float] = {}
 
     def gpunode_seen(self, gpunode: GPUNode, at_s: float) -> None:
@@ -38,7 +38,7 @@ class BackOffs(Tracker):
         self._until_s.pop(name, None)
 
     def note(self, node: str, marked: Set[str], at_s: float) -> None:
-        """Record the node's pods that are marked for eviction. A new mark starts a back-off."""
+        """Record the node's pods that are marked for eviction. A new mark starts a backoff."""
         if marked - self._marked.get(node, set()):
             length_s, since_s = self._last.get(node, (0.0, at_s))
             again = length_s > 0 and at_s - since_s < FORGOTTEN_S
@@ -51,15 +51,16 @@ class BackOffs(Tracker):
             self._marked.pop(node, None)
 
     def marks(self, node: str) -> bool:
-        """Whether the node's ledger marks any pod for eviction."""
+        """Return whether the node's ledger marks any pod for eviction."""
         return node in self._marked
 
     def holds(self, node: str) -> bool:
-        """Whether the node backs off."""
+        """Return whether the node backs off."""
         return node in self._until_s
 
     def holds_in(self, gpunode: GPUNode) -> bool:
-        """Whether the node backs off, or must back off according to this version of its GPUNode.
+        """Return whether the node backs off, or must back off according to this version of its
+        GPUNode.
 
         The version may be newer than the last one from the watch, because another replica may just
         have marked a pod.
@@ -68,7 +69,7 @@ class BackOffs(Tracker):
         return self.holds(gpunode.name) or not marked(gpunode) <= known
 
     def over(self, now_s: float) -> list[str]:
-        """Return the nodes whose back-off has ended."""
+        """Return the nodes whose backoff has ended."""
         return [node for node, until_s in self._until_s.items() if until_s <= now_s]
 
     def end(self, node: str) -> None:

@@ -9,7 +9,7 @@ def is_static(pod: Pod) -> bool:
 
 
 def leaves_within(pod: Pod, most_grace_s: int | None) -> bool:
-    """Return whether the pod is being deleted, with at most this grace period; None for any."""
+    """Return whether the pod is being deleted with at most this grace period (None for any)."""
     metadata = pod.metadata
     grace_s = metadata.deletion_grace_period_seconds or 0
     return bool(metadata.deletion_timestamp) and (most_grace_s is None or grace_s <= most_grace_s)

@@ -35,8 +35,8 @@ from headroom.core.placement.policy import Rules
 
 #: Issues of a device on which the agent lets no gated pod start.
 _CLOSED = (Reason.UNHEALTHY_DEVICE, Reason.COMPUTE_MODE)
-#: A pod without a gate that uses no memory counts as new for this long after its reservation. An
-#: older pod may already have done work.
+#: Seconds after its reservation during which a pod without a gate that uses no memory counts as
+#: new. An older pod may already have done work.
 NEW_FOR_S = 120.0
 
 
@@ -100,7 +100,8 @@ def _is_new(
 ) -> bool:
     """Return whether the pod was bound recently and is known to use no memory."""
     stamps = [reservation.since]
-    if ADOPTED in reservation.flags:  # it may be much older than its reservation
+    # it may be much older than its reservati# the pod may be much older than its reservation
+    if ADOPTED in reservation.flags:
         stamps.append(pod.metadata.creation_timestamp or "")
     ages_s = [age(stamp, wall_s) for stamp in stamps]
     # The time can be in the future if the replica that wrote it had a clock that was ahead.

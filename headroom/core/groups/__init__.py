@@ -1,1 +1,2 @@
-"""Decides which pods belong together, until when memory is held for them, and when they leave."""
+"""Decides which pods form a group, until when memory is held for them, and when they are
+evicted."""

@@ -1,24 +1,25 @@
 """Decides until when memory is held for the pods of a group.
 
-kube-scheduler calls filter for each pod of a group in one cycle, and binds the pods only after
-that. With the Coscheduling plugin or in Kubernetes 1.35, it tries other pods in between, and binds
-the group after its last pod has a node. So the memory that was chosen for the first pod is held
-until the last one is bound, and the holds of a group end together:
+kube-scheduler calls filter for each pod of a group in one cycle, and binds the pods after the
+cycle. With the Coscheduling plugin or in Kubernetes 1.35, it tries other pods in between, and binds
+the group when its last pod has a node. So the memory that was chosen for the first pod is held
+until the last pod is bound, and the holds of a group end together:
 
-* ``FOLLOWS_WITHIN_S`` after the last call for a pod of the group. The length of the cycle does not
-  matter, because each call restarts this period.
-* ``ENDS_WITHIN_S`` after the last call if no bind has followed and the cycle may have failed. It
-  may have failed if filter rejected a pod of the group, because the scheduler then gives up the
-  group unless enough other pods have a node. With a group of kube-scheduler itself, it may also
-  have failed if filter is asked about a pod outside the group: kube-scheduler tries no other pod
-  during the cycle, so one of its own filters may have rejected a pod. If the cycle has succeeded,
-  binds follow at once.
-* At once if the scheduler begins again with the group. This is the case if filter is asked a second
-  time about a pod that has a node, or about any pod in a group of kube-scheduler itself. Nodes that
+* ``FOLLOWS_WITHIN_S`` seconds after the last call for a pod of the group. The length of the cycle
+  does not matter, because each call restarts this period.
+* ``ENDS_WITHIN_S`` seconds after the last call if no bind has followed and the cycle may have
+  failed. It may have failed if filter rejected a pod of the group, because the scheduler then gives
+  up the group unless enough other pods have a node. The cycle of a group of kube-scheduler itself
+  may also have failed if filter is called for a pod outside the group: kube-scheduler tries no
+  other pod during the cycle, so one of its own filters may have rejected a pod. If the cycle has
+  succeeded, binds follow immediately.
+* Immediately if the scheduler begins again with the group. This is the case if filter is called
+  again for a pod that has a node, or for any pod in a group of kube-scheduler itself. Nodes that
   were chosen since then are kept.
 
-After ``FOLLOWS_WITHIN_S`` the pods that have a node can still be bound, because the Coscheduling
-plugin and kube-scheduler 1.35 let them wait for minutes. But no memory is held for them any more.
+After ``FOLLOWS_WITHIN_S`` seconds the pods that have a node can still be bound, because the
+Coscheduling plugin and kube-scheduler 1.35 let them wait for minutes. But memory is no longer held
+for them.
 """
 
 import math
@@ -27,8 +28,8 @@ from dataclasses import dataclass, field
 from headroom.bounded import Bounded
 from headroom.core.groups.membership import Group, GroupKind
 
-#: Longer than the time between two pods that a controller creates, or between two binds. A longer
-#: time would let groups that are never complete keep memory from other pods.
+#: Longer than the time between two pods that a controller creates, or between two binds. With a
+#: longer time, groups that are never complete would keep memory from other pods.
 FOLLOWS_WITHIN_S = 5.0
 #: Longer than kube-scheduler takes from the last filter call of a cycle to the first bind call.
 ENDS_WITHIN_S = 0.25
@@ -48,7 +49,7 @@ class _Cycle:
     is_over: bool = False
     #: Number of attempts to schedule the group before this one.
     attempt: int = 0
-    #: Uids of the pods that filter was asked about.
+    #: Uids of the pods for which filter was called.
     asked: set[str] = field(default_factory=set)
 
     @property
@@ -58,19 +59,19 @@ class _Cycle:
 
 
 class GroupCycles:
-    """The cycle of each group. All times are of the monotonic clock."""
+    """The cycle of each group. All times are on the monotonic clock."""
 
     def __init__(self) -> None:
         self._cycles: Bounded[Group, _Cycle] = Bounded(MAX_GROUPS)
-        #: The group of the last pod that filter was asked about.
+        #: The group of the last pod for which filter was called.
         self._asked: Group | None = None
 
     def ask(self, group: Group | None, uid: str, chosen_in: int | None, now_s: float) -> int | None:
-        """Record that filter is asked about a pod of the group, or of no group if ``group`` is
-        None. ``chosen_in`` is the attempt in which filter named a node for the pod; None if it
-        named none.
+        """Record that filter is called for a pod of the group, or of no group if ``group`` is None.
 
-        If this begins a new attempt, return the last attempt that is over; otherwise None.
+        ``chosen_in`` is the attempt in which filter named a node for the pod, or None if it named
+        none. If this call begins a new attempt, return the last attempt that is over, otherwise
+        None.
         """
         if self._asked is not None and self._asked != group:
             self._try_another(self._asked)
@@ -125,12 +126,11 @@ class GroupCycles:
         return cycle.until_s if cycle else -math.inf
 
     def binds_until_s(self, group: Group) -> float:
-        """Return until when a bind may follow, even if nothing is held for it any more."""
+        """Return until when a bind may follow, even if memory is no longer held for it."""
         cycle = self._cycles.get(group)
         return cycle.last_s + BINDS_WITHIN_S if cycle else -math.inf
 
     def has_lapsed(self, group: Group, now_s: float) -> bool:
-        """Return whether memory that was held for the group stays lost even if its cycle goes
-        on."""
+        """Return whether the group has lost its held memory, even if its cycle continues."""
         cycle = self._cycles.get(group)
         return cycle is not None and cycle.last_s + FOLLOWS_WITHIN_S < now_s

@@ -29,10 +29,10 @@ class Group(NamedTuple):
 
 
 def group_of(pod: Pod) -> Group | None:
-    """Return the pod's group, whose pods are bound together; None if it has none.
+    """Return the pod's group, whose pods are bound together; None if it has no group.
 
-    The group of kube-scheduler's own Workload API comes first: ``spec.schedulingGroup``, and in
-    Kubernetes 1.35 ``spec.workloadRef``. Like the Coscheduling plugin, kube-scheduler 1.35 tries
+    The group of kube-scheduler's own Workload API takes precedence: ``spec.schedulingGroup``, and
+    in Kubernetes 1.35 ``spec.workloadRef``. Like the Coscheduling plugin, kube-scheduler 1.35 tries
     the pods of a group one by one, and lets them wait until the last pod has a node.
     """
     spec, namespace = pod.spec, pod.metadata.namespace
@@ -47,9 +47,9 @@ def group_of(pod: Pod) -> Group | None:
 
 
 def named_group_of(pod: Pod) -> Group | None:
-    """Return the group that a user means: ``group_of``, or a group of Kueue.
+    """Return the group that a user means, which is the result of ``group_of`` or a group of Kueue.
 
-    Kueue admits its pods together. Then kube-scheduler binds them one by one.
+    Kueue admits the pods of a group together, and then kube-scheduler binds them one by one.
     """
     if (group := group_of(pod)) is not None:
         return group

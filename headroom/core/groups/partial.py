@@ -1,5 +1,4 @@
-"""Finds groups of which only some pods are bound, and decides which bound pods to evict
-together."""
+"""Finds groups of which only some pods are bound, and decides which of them to evict together."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ class Cluster(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """A group, as the API server shows it."""
+    """A group as the API server shows it."""
 
-    #: Number of pods without which the others cannot work; None if no object states it.
+    #: Minimum number of pods with which the group can work; None if no object states it.
     minimum: int | None
     #: All its pods, including pods that need no GPU.
     pods: Sequence[Pod]
@@ -33,7 +32,7 @@ class Members:
 
 
 def partly_bound(cluster: Cluster) -> dict[Group, list[Pod]]:
-    """Return the bound pods of each group of which other pods wait."""
+    """Return the bound pods of each group that also has waiting pods."""
     waiting = {group for each in cluster.unbound() if (group := named_group_of(each)) is not None}
     namespaces, found = {group.namespace for group in waiting}, dict[Group, list[Pod]]()
     for pod in cluster.pods() if waiting else ():
@@ -46,11 +45,10 @@ def partly_bound(cluster: Cluster) -> dict[Group, list[Pod]]:
 
 
 def pods_to_evict(group: Members) -> Sequence[Pod] | str:
-    """Return the bound pods of a group if they cannot work without the waiting pods. If they must
-    not be evicted, return the reason as a sentence.
+    """Return the bound pods of a group if they cannot work without the waiting pods.
 
-    A pod that is being deleted still counts as bound: its memory is not free yet, so the pod that
-    replaces it has not had a chance.
+    If they must not be evicted, return the reason as a sentence. A pod that is being deleted still
+    counts as bound, because the pod that replaces it can be bound only when its memory is free.
     """
     if group.minimum is None:
         return "no PodGroup states how many pods it needs"
@@ -60,7 +58,7 @@ def pods_to_evict(group: Members) -> Sequence[Pod] | str:
         return "no pod of it waits for a node"
     bound = [pod for pod in group.pods if pod.node and not pod.ended]
     if any(pod.metadata.controller is None for pod in bound):
-        return "a pod has no controller, which would replace it"
+        return "a pod has no controller that would replace it"
     return bound
 
 

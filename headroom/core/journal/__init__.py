@@ -1,1 +1,1 @@
-"""Decisions on record: the journal, and dumps of everything that decisions depend on."""
+"""The journal of decisions, and dumps of all inputs of decisions."""

@@ -1,11 +1,12 @@
-"""Records of scheduling attempts: the result of each extender call, compact and bounded.
+"""Compact records of scheduling attempts, with the result of each extender call.
 
-The decision id identifies an attempt: the pod's uid and resourceVersion. A record keeps one part
-per verb, encoded as MessagePack. Parts hold codes, numbers and names; sentences are built only when
-a record is read. If a verb is called again for the same version of a pod, its part is replaced and
-a counter grows. So a storm of retries fills one record and displaces no others.
+The decision id, which consists of the pod's uid and resourceVersion, identifies an attempt. A
+record keeps one part per verb, encoded as MessagePack. Parts contain codes, numbers and names, and
+sentences are built only when a record is read. If a verb is called again for the same version of a
+pod, its part is replaced and a counter is incremented. So a storm of retries stays within one
+record and displaces no others.
 
-One thread writes. Other threads may read the records they were given at any time.
+Only one thread writes. Other threads may read the records that they have at any time.
 """
 
 from collections import OrderedDict
@@ -21,7 +22,7 @@ from headroom.core.placement.policy import Weights
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits of the kept records. The oldest records are dropped once any limit is exceeded."""
+    """Limits on the records. If a limit is exceeded, the oldest records are dropped."""
 
     decisions: int = 10_000
     size_bytes: int = 16 << 20
@@ -46,13 +47,13 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The result of a filter call."""
 
-    #: Unix time, seconds; as in all parts.
+    #: Unix time in seconds, as in all parts.
     at_s: float
     took_us: int
     generation: int
     offered: int
     fits: int
-    #: Code of the reason -> number of nodes rejected for it.
+    #: Number of rejected nodes by the code of the reason.
     rejected: dict[int, int]
     asked: tuple[Asked, ...]
     #: Whether the mode was observe, in which all nodes passed, including rejected nodes.
@@ -73,7 +74,8 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A scored node. Score and terms are in thousandths, the terms in the order of ``TERMS``."""
+    """A scored node. Score and terms are in thousandths, and the terms are in the order of
+    ``TERMS``."""
 
     node: str
     score: int
@@ -89,13 +91,13 @@ class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The nodes with the highest scores, the winner first."""
+    """The nodes with the highest scores, winner first."""
 
     best: tuple[Candidate, ...]
 
 
 class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A pod to evict, or one that is being deleted already (``leaving``)."""
+    """A pod to evict, or a pod that is already being deleted (``leaving``)."""
 
     namespace: str
     name: str
@@ -128,13 +130,14 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: Number of victims without a GPU, which kube-scheduler needs for other resources.
     others: int = 0
     pdb_violations: int = 0
-    #: The origin of the victims: "proposed" by kube-scheduler and accepted, "corrected", "added"
-    #: if it proposed none on this node, or "controller" if it made no preempt call.
+    #: The origin of the victims. They are "proposed" if kube-scheduler's proposal was accepted,
+    #: "corrected" if it was changed, "added" if kube-scheduler proposed none on this node, and
+    #: "controller" if it made no preempt call.
     source: str = ""
     losers: tuple[Loser, ...] = ()
-    #: Number of offered nodes on which no eviction was found to help.
+    #: Number of offered nodes on which no helpful eviction was found.
     helpless: int = 0
-    #: Whether the pod will fit once pods that are ending have ended.
+    #: Whether the pod will fit as soon as terminating pods have ended.
     soon: bool = False
     #: Whether the search reached its limits before it had examined every node completely.
     cut_short: bool = False
@@ -148,7 +151,7 @@ class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
     node: str
     #: "bound", "declined" or "failed".
     outcome: str
-    #: Code of the reason why the bind was declined; 0 for none.
+    #: Code of the reason why the bind was declined; 0 if it was not.
     reason: int
     #: The error, if the bind failed.
     message: str
@@ -162,7 +165,7 @@ TERMS = tuple(each.name for each in fields(Weights))
 P = TypeVar("P", Filtered, Ranked, Candidates, Preempted, BindTried)
 MAX_NAME_CHARS = 1024
 _encode = msgspec.msgpack.encode
-#: Measured memory of a record without parts and texts, and of a part without its content.
+#: Measured size of a record without parts and texts, and of a part without its content.
 RECORD_BYTES, PART_BYTES = 540, 55
 
 
@@ -183,7 +186,7 @@ class Record:
     version: int = 0
     #: Estimated memory. A test compares it with what Python allocates.
     size_bytes: int = field(init=False)
-    #: The encoded part of each kind, and how often its verb was called.
+    #: The encoded part of each kind, and the number of calls of its verb.
     _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
     _times: list[int] = field(default_factory=lambda: [0] * len(_KINDS))
 
@@ -208,7 +211,7 @@ class Record:
     def put(self, part: Part, times: int | None = None) -> int:
         """Replace the part of this kind. Return the number of bytes by which the record has grown.
 
-        ``times`` is how often the verb was called; None adds one to the earlier count.
+        ``times`` is the number of calls of the verb. None adds one to the previous number.
         """
         index, encoded = _INDEX_OF[type(part)], _encode(part)
         before = self._parts[index]
@@ -220,12 +223,12 @@ class Record:
 
 
 class Records:
-    """All records within the bounds. The record written longest ago is dropped first."""
+    """All records within the bounds. The least recently written record is dropped first."""
 
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.size_bytes = 0
-        #: Grows with every part that is written.
+        #: Increases with every part that is written.
         self.version = 0
         self._records: OrderedDict[str, Record] = OrderedDict()
 
@@ -240,9 +243,9 @@ class Records:
     def note(
         self, decision_id: str, namespace: str, name: str, part: Part, at_s: float, node: str = ""
     ) -> None:
-        """Record the result of a verb. ``at_s`` is the current Unix time, in seconds.
+        """Record the result of a verb. ``at_s`` is the current Unix time in seconds.
 
-        Names that are longer than the API server accepts are not recorded.
+        Calls with names that are longer than the API server accepts are not recorded.
         """
         record = self._records.get(decision_id)
         if record is None:
@@ -266,7 +269,7 @@ class Records:
         self._written(record)
 
     def newer_than(self, version: int) -> list[Record]:
-        """Return the records written after this version, the oldest first."""
+        """Return the records written after this version, oldest first."""
         newer = list(takewhile(lambda record: record.version > version, self.newest_first()))
         newer.reverse()
         return newer
@@ -278,7 +281,7 @@ class Records:
         return reversed(list(self._records.values()))
 
     def _written(self, record: Record) -> None:
-        """Make the record the newest, and drop records beyond the bounds."""
+        """Move the record to the end, and drop records beyond the bounds."""
         self._records.move_to_end(record.decision_id)
         self.version += 1
         record.version = self.version

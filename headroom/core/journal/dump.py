@@ -2,8 +2,8 @@
 
 Foreign allocators, heartbeats and evictions are dumped as the facts derived from them.
 
-The values of environment variables are left out. Only ``NVIDIA_VISIBLE_DEVICES`` affects decisions.
-The dump keeps only whether this variable hides all devices or names some.
+The values of environment variables are omitted, because only ``NVIDIA_VISIBLE_DEVICES`` affects
+decisions. For this variable the dump contains only whether it hides all devices or names some.
 """
 
 from collections.abc import Iterable, Iterator
@@ -55,7 +55,7 @@ from headroom.errors import BadSettings
 C = TypeVar("C", bound=Container)
 
 FORMAT = "headroom.gpu/snapshot/v1"
-#: Seconds on the monotonic clock. A report received then is never fresh.
+#: A time on the monotonic clock. A report received at this time is never fresh.
 _LONG_AGO_S = -1e15
 #: The annotation that each foreign allocator leaves on a pod that it bound.
 _MARKS = {
@@ -74,18 +74,18 @@ class SmHistory(msgspec.Struct, frozen=True):
 
 
 class NodeFacts(msgspec.Struct, frozen=True):
-    """The objects of one node, and the facts derived from others."""
+    """The objects of one node, and facts derived from other objects."""
 
     name: str
     node: Node | None
     gpunode: GPUNode | None
     #: Time of the agent's last heartbeat, on the clock of ``now_s``; None if there was none.
     reported_at_s: float | None
-    #: Code of the reason that names the foreign allocator of its GPUs; None if none.
+    #: Code of the reason that names the foreign allocator of its GPUs; None if there is none.
     manager: str | None
     #: Whether the node backs off after an eviction.
     backs_off: bool
-    #: Pod uid -> reservation of an assumed bind of this replica.
+    #: Reservations of assumed binds of this replica by pod uid.
     binding: dict[str, Reservation]
     history: list[SmHistory]
 
@@ -99,12 +99,12 @@ class Decided(msgspec.Struct, frozen=True):
     snapshot_generation: int
     offered: int
     fits: int
-    #: Code of the reason -> nodes.
+    #: Number of nodes by the code of the reason.
     rejected: dict[str, int]
 
 
 class Prices(msgspec.Struct, frozen=True):
-    """``Market`` as JSON: the price of each class of device memory."""
+    """``Market`` as JSON, with the price of each class of device memory."""
 
     unit_bytes: int
     sizes: list[int]
@@ -113,26 +113,26 @@ class Prices(msgspec.Struct, frozen=True):
 
 
 class Head(msgspec.Struct, frozen=True):
-    """The part of a dump that differs each time. Equal states have equal other parts."""
+    """The part of a dump that always differs. The other parts of equal states are equal."""
 
     format: str
     generated_at: str
     snapshot_generation: int
     redacted: bool
-    #: The receiver's monotonic clock, and the Unix time at which it was 0.
+    #: The time of the receiver's monotonic clock, and the Unix time at which this clock was 0.
     now_s: float
     epoch_s: float
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """The inputs that belong to no node or pod."""
+    """The inputs that do not belong to a node or pod."""
 
     rules: Rules
     stale_after_s: float
     prices: Prices | None
-    #: Namespace -> headroom.gpu/default-vram.
+    #: Annotation headroom.gpu/default-vram by namespace.
     namespaces: dict[str, str]
-    #: Namespaces whose pods do not use Headroom, by their label.
+    #: Namespaces with a label that exempts their pods from Headroom.
     exempt: list[str] = []
     #: Extended resources that DeviceClasses serve by DRA.
     dra_resources: list[str] = []
@@ -211,9 +211,10 @@ def decided(decisions: Iterable[Decision]) -> Iterator[Decided]:
 
 
 def without_values(pod: Pod) -> Pod:
-    """Return the pod without values of environment variables. It leads to the same decisions.
+    """Return the pod without values of environment variables, which leads to the same decisions.
 
-    Fields that nothing reads are dropped too: kubectl stores the whole manifest in an annotation.
+    Fields that nothing reads are dropped too, because kubectl stores the whole manifest in an
+    annotation.
     """
     pod = kept_pod(pod)
     spec = msgspec.structs.replace(
@@ -244,12 +245,13 @@ def _without_value(variable: EnvVar) -> EnvVar:
 
 
 def inputs_of(body: bytes, name: str) -> Inputs:
-    """Decode a dump. If the content is no dump, raise ``BadSettings`` with the file's ``name``."""
+    """Decode a dump. If the content is not a dump, raise ``BadSettings`` with the file's
+    ``name``."""
     try:
         inputs = msgspec.json.decode(body, type=Inputs)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as err:
         raise BadSettings(
-            f"{name}: {err}; use the answer of GET /v1/snapshot of the debug API"
+            f"{name}: {err}; use the response of GET /v1/snapshot of the debug API"
         ) from err
     if inputs.head.format != FORMAT:
         raise BadSettings(
@@ -259,7 +261,8 @@ def inputs_of(body: bytes, name: str) -> Inputs:
 
 
 def state_of(inputs: Inputs) -> Cluster:
-    """Return a state that decides about each pod and node as the dumped state did at ``now_s``."""
+    """Return a state with the same decisions for each pod and node as the dumped state at
+    ``now_s``."""
     head, rest = inputs.head, inputs.settled
     writer = ClusterWriter(rest.rules, rest.stale_after_s, head.epoch_s)
     writer.apply(_events(inputs))
@@ -307,14 +310,15 @@ def _events(inputs: Inputs) -> Iterator[Event]:
 
 
 def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
-    # Reservations of assumed binds count like written ones.
+    # Reservations of assumed binds count like written reservations.
     reservations = {**each.binding, **gpunode.spec.reservations}
     spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
     whole = msgspec.structs.replace(gpunode, spec=spec)
     if each.reported_at_s is None or gpunode.status is None:
         yield GPUNodeSeen(whole, _LONG_AGO_S)
         return
-    # The first timestamp of an agent counts from its own time, a changed one from its receipt.
+    # The first timestamp of an agent counts at its own time, and a changed timestamp at its
+    # receipt.
     before = msgspec.structs.replace(gpunode.status, observed_at="before")
     yield GPUNodeSeen(msgspec.structs.replace(whole, status=before), each.reported_at_s)
     yield GPUNodeSeen(whole, each.reported_at_s)

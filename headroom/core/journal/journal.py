@@ -1,8 +1,8 @@
-"""Keeps recent decisions: the last filter call for each pod, and the records of all attempts.
+"""Keeps recent decisions, namely the last filter call for each pod and the records of all attempts.
 
 Bind and requeueing use the last filter call. kube-scheduler's bind call identifies the pod only by
-namespace, name and uid. The filter call before it contained the whole pod, with the resourceVersion
-that makes the Binding conditional. The debug API reads the records.
+namespace, name and uid, but the filter call before it contained the whole pod, with the
+resourceVersion that makes the Binding conditional. The debug API reads the records.
 """
 
 from collections import OrderedDict, deque
@@ -31,30 +31,30 @@ from headroom.core.placement.snapshot import CODE_OF, Rows
 
 #: Maximum number of preemptors whose last preemption is kept.
 MAX_PREEMPTING = 256
-#: Memory limit for the pods from the last filter calls.
+#: Maximum size in bytes of the pods from the last filter calls.
 MAX_SHOWN_BYTES = 64 << 20
 #: Maximum number of scheduler names kept.
 MAX_SCHEDULERS = 64
-#: Number of node sets kept. The nodes of a filter call are known only while their set is kept.
+#: Maximum number of node sets. The nodes of a filter call are known only while their set is kept.
 MAX_NODE_SETS = 4
 _encode = msgspec.msgpack.encode
 
 
 class NodeSet:
-    """``row_of``: node name -> row of a snapshot; None once ``MAX_NODE_SETS`` newer sets exist."""
+    """The rows of a snapshot by node name, or None when ``MAX_NODE_SETS`` newer sets exist."""
 
     def __init__(self, row_of: Mapping[str, int]) -> None:
         self.row_of: Mapping[str, int] | None = row_of
 
 
 class NodeSets:
-    """The last node sets. A decision stores one bit per node of a set, and no names."""
+    """The last node sets. A decision stores one bit per node of a set instead of names."""
 
     def __init__(self) -> None:
         self._last: deque[NodeSet] = deque()
 
     def add(self, row_of: Mapping[str, int]) -> NodeSet:
-        """Add a node set, and drop the names of the oldest one beyond ``MAX_NODE_SETS``."""
+        """Add a node set, and drop the names of the oldest set beyond ``MAX_NODE_SETS``."""
         added = NodeSet(row_of)
         self._last.append(added)
         if len(self._last) > MAX_NODE_SETS:
@@ -62,8 +62,8 @@ class NodeSets:
         return added
 
     def offered(self, row_of: Mapping[str, int], rows: Rows) -> "OfferedNodes":
-        """Return the nodes of a filter call. ``rows`` (n,) are their rows, -1 for an unknown
-        node."""
+        """Return the nodes of a filter call. ``rows`` (n,) contains their rows, or -1 for unknown
+        nodes."""
         if not self._last or self._last[-1].row_of is not row_of:
             self.add(row_of)
         named = np.zeros(len(row_of) + 1, np.bool_)
@@ -93,20 +93,20 @@ class Decision:
 
     pod: Pod
     decision_id: str
-    #: Unix time, seconds.
+    #: Unix time in seconds. at_s: float #: Generation
     at_s: float
     #: Generation of the snapshot that was used.
     generation: int
     offered: int
     fits: int
-    #: Reason -> number of nodes rejected for it.
+    #: Number of rejected nodes by reason.
     rejected: Mapping[Reason, int]
     #: False if nodes were rejected because of memory held for other pods, which may never be bound.
     sure: bool = True
     took_s: float = 0.0
     asked: tuple[Asked, ...] = ()
-    #: The node that filter returned, if it returned only one. It is the only or the best fitting
-    #: node.
+    #: The node that filter returned, if it returned only one node, which is the only or the best
+    #: fitting node.
     node: str = ""
     #: Whether the mode was observe, in which all nodes passed, including rejected nodes.
     observed: bool = False
@@ -116,26 +116,26 @@ class Decision:
 class Journal:
     """The last filter call of each pod, limited in number and bytes, and the records.
 
-    Beyond the limits, the filter call of the pod that was asked about longest ago, by any verb, is
-    dropped first. A copy of the journal receives records in the order of their last change, and
-    ends with equal records.
+    Beyond the limits, the filter call of the pod with the least recent call of any verb is dropped
+    first. A copy of the journal receives records in the order of their last change, so it ends with
+    equal records.
     """
 
     def __init__(self, bounds: Bounds = DEFAULT_BOUNDS, max_shown_bytes: int | None = None) -> None:
-        """``max_shown_bytes``: memory limit for pods; None: ``MAX_SHOWN_BYTES``."""
+        """``max_shown_bytes`` is the memory limit for pods, by default ``MAX_SHOWN_BYTES``."""
         self.records = Records(bounds)
         self.max_shown_bytes = MAX_SHOWN_BYTES if max_shown_bytes is None else max_shown_bytes
-        #: Pod uid -> decision and its estimated memory in bytes, the latest last.
+        #: The decision and its estimated memory in bytes by pod uid, latest last.
         self._by_uid: OrderedDict[str, tuple[Decision, int]] = OrderedDict()
         self.shown_bytes = 0
         self._uid_of: dict[tuple[str, str], str] = {}
         #: Values of ``spec.schedulerName`` in filter calls.
         self._schedulers: Bounded[str, None] = Bounded(MAX_SCHEDULERS)
-        #: Uid of the preemptor -> decision id and preemption.
+        #: Decision id and preemption by the uid of the preemptor.
         self._preempted: Bounded[str, tuple[str, Preempted]] = Bounded(MAX_PREEMPTING)
 
     def record(self, decision: Decision) -> None:
-        """Keep a filter call as the pod's last one, and add it to the records."""
+        """Keep a filter call as the pod's last call, and add it to the records."""
         self.keep(decision)
         part = Filtered(
             decision.at_s,
@@ -150,7 +150,7 @@ class Journal:
         self.note(decision.pod, part, decision.at_s, decision.node)
 
     def keep(self, decision: Decision) -> None:
-        """Keep a filter call as the pod's last one, in place of the one before."""
+        """Keep a filter call as the pod's last call. Replaces the previous call."""
         metadata = decision.pod.metadata
         self._forget(metadata.uid)
         size_bytes = pod_bytes(decision.pod)
@@ -188,10 +188,10 @@ class Journal:
             self._preempted[metadata.uid] = record_id, part
 
     def adopt(self, record: Record, decision: Decision | None, dropped: bool = False) -> None:
-        """Keep a record of another journal, in place of the one with the same id.
+        """Keep a record of another journal. Replaces the record with the same id.
 
-        ``decision``: the pod's last filter call, if it is new. ``dropped``: whether the other
-        journal has dropped it.
+        ``decision`` is the pod's last filter call if it is new. ``dropped`` states whether the
+        other journal has dropped the call.
         """
         self.records.adopt(record)
         if dropped:
@@ -205,11 +205,12 @@ class Journal:
             self._by_uid.move_to_end(uid)
 
     def preempted_for(self, uid: str) -> tuple[str, Preempted] | None:
-        """Return the decision id and content of the last preemption for this pod; None if none."""
+        """Return the decision id and content of the last preemption for this pod; None if there is
+        none."""
         return self._preempted.get(uid)
 
     def latest(self, max_decisions: int) -> list[Decision]:
-        """Return at most ``max_decisions`` of the pods' last filter calls, the newest first."""
+        """Return at most ``max_decisions`` of the pods' last filter calls, newest first."""
         newest = reversed(list(self._by_uid.values()))
         return [decision for decision, _ in islice(newest, max_decisions)]
 
@@ -227,8 +228,8 @@ class Journal:
         return self.kept(uid)[0]
 
     def kept(self, uid: str) -> tuple[Decision | None, int]:
-        """Return the pod's last filter call and its estimated memory in bytes; None and 0 if there
-        is none."""
+        """Return the pod's last filter call and its estimated size in bytes; (None, 0) if there is
+        none."""
         return self._by_uid.get(uid, (None, 0))
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:
@@ -236,14 +237,14 @@ class Journal:
 
 
 def scheduler_of(pod: Pod) -> str:
-    """Return the pod's scheduler name, cut at the maximum length of names in Kubernetes."""
+    """Return the pod's scheduler name, truncated to the maximum length of names in Kubernetes."""
     return (pod.spec.scheduler_name or "default-scheduler")[:253]
 
 
 def pod_bytes(pod: Pod) -> int:
-    """Return an upper estimate of a pod's memory, from its length as MessagePack.
+    """Return an upper estimate of a pod's size in memory, from its length as MessagePack.
 
-    The many small objects of a spec take ten times their encoded length.
+    The many small objects of a spec take ten times their encoded length in memory.
     """
     return 1024 + 2 * len(_encode(pod)) + 10 * len(_encode(pod.spec))
 

@@ -1,9 +1,9 @@
 """Decides which pods of a node to evict because of their overuse, from one version of its GPUNode.
 
-``selection`` has the rule. Pods are evicted only if the setting ``on_overuse`` or
-their annotation allows it. Static pods are never evicted, because the API server has only a copy of
-them. No other field exempts a pod, such as its priority, its scheduler, its owner or its grace
-period. With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
+``selection`` contains the rule. Pods are evicted only if the setting ``on_overuse`` or their
+annotation allows it. Static pods are never evicted, because the API server has only a copy of them.
+No other field exempts a pod, such as its priority, its scheduler, its owner or its grace period.
+With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
 """
 
 from collections.abc import Iterator
@@ -32,9 +32,9 @@ from headroom.core.placement.device_accounting import first_of_each_memory
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.snapshot import NodeTerms
 
-#: Maximum grace period, in seconds, of a pod that is evicted for its overuse. Its author could
-#: otherwise write a grace period of years, or delete the pod with it, and the pod would keep the
-#: memory of others.
+#: Maximum grace period in seconds of a pod that is evicted for its overuse. Otherwise its author
+#: could write a grace period of years, or delete the pod with such a grace period, and the pod
+#: would keep the memory of others.
 MOST_GRACE_S = 120
 
 
@@ -65,7 +65,7 @@ class Cluster(Protocol):
 
 
 def overuse_evictions_on(cluster: Cluster, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
-    """Return the pods to evict from the node; none if its report is missing or stale.
+    """Return the pods to evict from the node; empty if its report is missing or stale.
 
     ``now_s`` is the time of the extender's monotonic clock.
     """
@@ -78,7 +78,7 @@ def overuse_evictions_on(cluster: Cluster, gpunode: GPUNode, now_s: float) -> Ov
 
 
 def _running_pods(cluster: Cluster, gpunode: GPUNode, now_s: float) -> dict[str, RunningPod]:
-    """Return uid -> pod of the pods that are bound to the node and have a reservation there."""
+    """Return the pods that are bound to the node and have a reservation there, by uid."""
     reservations = gpunode.spec.reservations
     return {
         pod.metadata.uid: RunningPod(
@@ -100,7 +100,7 @@ def _running_pods(cluster: Cluster, gpunode: GPUNode, now_s: float) -> dict[str,
 
 
 def _protected(pod: Pod, rules: Rules) -> str:
-    """Return why the pod is never evicted for its overuse; empty if it may be."""
+    """Return why the pod is never evicted for its overuse; empty if it may be evicted."""
     if is_static(pod):
         return "it is a static pod"
     text = pod.annotation(ON_OVERUSE)
@@ -116,10 +116,11 @@ def _protected(pod: Pod, rules: Rules) -> str:
     return f"setting on_overuse is report, and it has no annotation {ON_OVERUSE}: evict"
 
 
-#: evicting: decided, and the grace period runs. next: selected and not decided yet. observed: would
-#: be evicted, but the mode is observe. ending: being deleted. other: another pod of the device is
-#: evicted first. rejected: the API server rejected the eviction lately. protected: may not be
-#: evicted. none: the other pods lack no memory.
+#: State of an overusing pod. ``evicting``: its eviction is decided, and the grace period runs.
+#: ``next``: it is selected, but its eviction is not decided yet. ``observed``: it would be evicted
+#: if the mode were not observe. ``ending``: it is being deleted. ``other``: another pod of the
+#: device is evicted first. ``rejected``: the API server rejected its eviction recently.
+#: ``protected``: it may not be evicted. ``none``: the other pods do not lack memory.
 Outcome = Literal[
     "evicting", "next", "observed", "ending", "other", "rejected", "protected", "none"
 ]
@@ -127,7 +128,8 @@ Outcome = Literal[
 
 @dataclass(frozen=True, slots=True)
 class OverusingPod:
-    """A pod that uses more than it reserved on a device, and whether it is evicted for that."""
+    """A pod that uses more than it reserved on a device, and whether it is evicted for this
+    reason."""
 
     namespace: str
     name: str
@@ -139,7 +141,7 @@ class OverusingPod:
     free_bytes: int
     needed_bytes: int
     outcome: Outcome
-    #: RFC 3339, when its eviction was decided; empty if it was not.
+    #: When its eviction was decided (RFC 3339); empty if it was not.
     decided_at: str
     #: The outcome and its reason, as a clause.
     message: str
@@ -148,9 +150,9 @@ class OverusingPod:
 def overusing_pods(
     cluster: Cluster, node: NodeTerms, now_s: float, observes: bool
 ) -> Iterator[OverusingPod]:
-    """Yield the pods of the node that use more than they reserved; none if its report is stale.
+    """Yield the pods of the node that use more than they reserved, unless its report is stale.
 
-    ``now_s`` is the time of the monotonic clock. ``observes`` is whether the mode is observe.
+    ``now_s`` is the time of the monotonic clock. ``observes`` states whether the mode is observe.
     """
     gpunode = cluster.gpunode(node.name)
     devices = list(first_of_each_memory(node.devices))
@@ -216,7 +218,7 @@ def _outcome(
     decision, lacking = reservation.overuse or None, _lacking(over)
     if leaves_within(pod, MOST_GRACE_S):
         if decision and not decision.rejected_at:
-            return "ending", "it was evicted for that, and ends"
+            return "ending", "it was evicted for its overuse, and is terminating"
         return "ending", "it is being deleted"
     if not found.under_pressure:
         if len(found.staying) < 2:
@@ -240,7 +242,7 @@ def _outcome(
         )
     if over.device in evictions.unresolved:
         return "protected", (
-            "not evicted, because a pod of another namespace exceeds its reservation by more, and "
+            "not evicted, because a pod of another namespace exceeds its reservation by more but "
             f"may not be evicted; {lacking}"
         )
     selected = evictions.selected.get(over.uid)
@@ -254,7 +256,7 @@ def _outcome(
 def latest_sample(cluster: Cluster, gpunode: GPUNode) -> str:
     """Return when the newest sample was taken that confirms this status of the node (RFC 3339).
 
-    The node's clock can be set back. So two timestamps only show whether the samples are equal, and
+    The node's clock can be set back. So two timestamps show only whether the samples are equal, and
     not which of them is later.
     """
     if gpunode.status is None:

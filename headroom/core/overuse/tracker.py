@@ -1,11 +1,11 @@
 """Tracks overcommitted devices, and pods that use more memory than they requested.
 
-Headroom's own reservations never overcommit a device. But an unreserved pod can overcommit it, and
-so can an unattributed process that grows, or a device that turns out to be smaller. The actual use
-is charged, and the device is reported here until it is no longer overcommitted.
+Headroom's own reservations never overcommit a device. But a device can become overcommitted because
+of an unreserved pod, an unattributed process that grows, or a smaller size than before. The actual
+use is charged, and the device is reported here until it is no longer overcommitted.
 
-Measured use is charged at once. Overuse is reported only after it has lasted for a while, because
-many pods use more during their start than later.
+Measured use is charged immediately. Overuse is reported only after it has lasted for a while,
+because many pods use more memory during their start than later.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from headroom.core.placement.device_accounting import DeviceTerms, first_of_each
 from headroom.core.placement.occupancy import Holder
 from headroom.core.tracker import Tracker, WeighedNode
 
-#: Seconds for which a pod is left out after its eviction was rejected.
+#: Seconds for which a pod is skipped after its eviction was rejected.
 REJECTED_FOR_S = 30.0
 
 
@@ -42,23 +42,24 @@ class Overuse:
 
 
 class Overuses(Tracker):
-    """Written by the thread that owns the cluster state; ``lasting`` may be read by any thread."""
+    """The overuse of pods. The thread that owns the cluster state writes, and any thread may read
+    ``lasting``."""
 
     def __init__(self, lasting_s: float) -> None:
         #: Minimum duration of overuse that is reported, in seconds.
         self._lasting_s = lasting_s
         self._of_node: dict[str, tuple[Overuse, ...]] = {}
         #: Nodes with a device that is overcommitted by a pod that was bound without Headroom. Such
-        #: a pod may use less than its charge and still more than other pods leave free.
+        #: a pod may use less than its charge, but still more than other pods leave free.
         self._overcommitted: set[str] = set()
         #: Nodes on which a pod is to be evicted because of its overuse.
         self._decided: set[str] = set()
-        #: Node -> uid -> when the pod's eviction was rejected (RFC 3339, in the ledger), and when
-        #: that was first seen, on the monotonic clock. Clocks of replicas are not compared.
+        #: By node and uid, when the pod's eviction was rejected (RFC 3339, in the ledger), and when
+        #: the rejection was first seen on the monotonic clock. Clocks of replicas are not compared.
         self._rejected: dict[str, dict[str, tuple[str, float]]] = {}
-        #: (pod, device) -> when ``update`` first found it, on the monotonic clock.
+        #: When ``update`` first found the overuse on the monotonic clock, by (pod, device).
         self._since_s: dict[tuple[str, str], float] = {}
-        #: Overuse of at least ``lasting_s``; replaced, never changed in place.
+        #: Overuse that has lasted for at least ``lasting_s``. Replaced, never changed in place.
         self.lasting: tuple[Overuse, ...] = ()
 
     def node_weighed(self, node: WeighedNode) -> None:
@@ -89,10 +90,11 @@ class Overuses(Tracker):
         self._rejected.pop(name, None)
 
     def rejected_lately(self, node: str, uid: str, decision: OveruseEviction, now_s: float) -> bool:
-        """Return whether the eviction of the pod was rejected in the last ``REJECTED_FOR_S``.
+        """Return whether the eviction of the pod was rejected in the last ``REJECTED_FOR_S``
+        seconds.
 
-        ``decision`` is from the ledger, so that all replicas leave out the pod. ``now_s`` is the
-        time of the monotonic clock. A rejection that the watch has not shown yet counts as if it
+        ``decision`` comes from the ledger, so that all replicas skip the pod. ``now_s`` is the time
+        of the monotonic clock. A rejection that the watch has not shown yet counts as if it
         happened just now.
         """
         if not decision.rejected_at:
@@ -101,8 +103,11 @@ class Overuses(Tracker):
         return stamp != decision.rejected_at or now_s - at_s < REJECTED_FOR_S
 
     def nodes(self) -> tuple[list[str], list[str]]:
-        """Return the nodes on which a pod is to be evicted because of its overuse, and the other
-        nodes with possible overuse, by name."""
+        """Return the nodes with a pod to evict because of overuse, and the other nodes with
+        possible overuse.
+
+        Both lists are sorted by name.
+        """
         others = (self._of_node.keys() | self._overcommitted) - self._decided
         return sorted(self._decided), sorted(others)
 
@@ -148,13 +153,14 @@ class Overcommit:
     excess_bytes: int
     allocatable_bytes: int
     holders: tuple[Holder, ...]
-    #: Measured use of pods without a reservation there, and of processes of no known pod.
+    #: Measured use of pods without a reservation on the device, and of processes of no known pod.
     unreserved_pods_bytes: int = 0
     unattributed_bytes: int = 0
 
 
 class Overcommits(Tracker):
-    """Written by the thread that owns the cluster state; may be read by any thread."""
+    """The overcommitted devices. The thread that owns the cluster state writes, and any thread may
+    read."""
 
     def __init__(self) -> None:
         self._of_node: dict[str, tuple[Overcommit, ...]] = {}
@@ -178,7 +184,7 @@ def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
 
 def _overcommitted(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overcommit]:
     for term in terms:
-        # Contradictory or missing values prove nothing, so they must not raise an alarm.
+        # Contradictory or missing values are no proof, so they must not raise an alarm.
         if term.headroom_bytes < 0 and term.believed:
             yield Overcommit(
                 node,

@@ -1,7 +1,7 @@
-"""Finds the pods of a node that leave anyway, and the pods that may be evicted by preemption.
+"""Finds the pods of a node that leave anyway, and the pods that preemption may evict.
 
-``left_bytes`` computes the memory that evictions free. ``Needs`` computes what they must free so
-that kube-scheduler's own filters, which do not run here, pass.
+``left_bytes`` computes the memory that evictions free. ``Needs`` computes the amounts that they
+must free so that kube-scheduler's own filters, which do not run here, pass.
 """
 
 from collections.abc import Iterable, Sequence, Set
@@ -17,17 +17,17 @@ from headroom.core.preemption.victims import NOT_STARTED_S, Evictable
 from headroom.core.rules.eligible_nodes import not_modeled
 from headroom.core.rules.pod_requests import NOTHING, Demands, amount, demands, total
 
-#: Priority of system-cluster-critical; user-defined priorities are lower.
+#: Priority of system-cluster-critical. User-defined priorities are lower.
 CRITICAL = 2_000_000_000
-#: A terminating pod is overdue if it still exists this long after its grace period.
+#: A terminating pod is overdue if it still exists this number of seconds after its grace period.
 OVERDUE_S = 60.0
 
 
 def leaving(state: Cluster, name: str, now_s: float, within_s: float) -> set[str]:
     """Return the uids of pods that leave the node within ``within_s`` seconds in any case.
 
-    Memory of the node is still charged for them. They are terminating, have ended, or are deleted
-    but their memory is not yet free.
+    Memory of the node is still charged for these pods. They are terminating, have ended, or are
+    deleted but their memory is not free yet.
     """
     gpunode = state.gpunode(name)
     reservations = gpunode.spec.reservations if gpunode else {}
@@ -49,15 +49,17 @@ def _goes_soon(state: Cluster, uid: str, name: str, now_s: float, within_s: floa
 
 
 def is_stuck(state: Cluster, pod: Pod, now_s: float) -> bool:
-    """Return whether the pod is terminating and overdue, so that evicting it again frees no
+    """Return whether the pod is terminating and overdue, so that another eviction frees no
     memory."""
     late_s = _overdue_s(state, pod, now_s)
     return late_s is not None and late_s > OVERDUE_S
 
 
 def _overdue_s(state: Cluster, pod: Pod, now_s: float) -> float | None:
-    """Return the seconds since the end of a terminating pod's grace period, negative before it;
-    None if the pod is not terminating."""
+    """Return the seconds since the end of a terminating pod's grace period.
+
+    The result is negative before the end, and None if the pod is not terminating.
+    """
     deleted = pod.metadata.deletion_timestamp
     return age(deleted, state.epoch_s + now_s) if deleted else None
 
@@ -69,15 +71,15 @@ def may_preempt(pod: Pod) -> bool:
 def is_evictable(pod: Pod, preemptor: Pod) -> bool:
     """Return whether the pod can be evicted and has a lower priority than the preemptor.
 
-    Static pods cannot be evicted. Only the annotation proves that a pod is static, because its
-    author could write an owner of kind Node. A kubelet runs no pod with this annotation except its
+    Static pods cannot be evicted. Only the annotation proves that a pod is static: the author of a
+    pod can write an owner of kind Node, but a kubelet runs no pod with this annotation except its
     own static pods.
     """
     return pod.priority < min(preemptor.priority, CRITICAL) and not is_static(pod)
 
 
 def as_evictable(pod: Pod) -> Evictable:
-    """Return the pod's values in kube-scheduler's order of victims."""
+    """Return the values by which kube-scheduler orders victims."""
     stamp = pod.status.start_time if pod.status else None
     since_s = age(stamp, 0.0) if stamp else None
     started_s = NOT_STARTED_S if since_s is None else round(-since_s)
@@ -85,9 +87,9 @@ def as_evictable(pod: Pod) -> Evictable:
 
 
 def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
-    """Return an upper bound of the free bytes on the device once the pods ``gone`` have left.
+    """Return an upper bound of the free bytes on the device after the pods in ``gone`` have left.
 
-    Unattributed and unreserved use does not count. -1 if a pod stays on an unshared device.
+    Unattributed and unreserved use does not count. Return -1 if a pod stays on an unshared device.
     """
     staying = [h for h in terms.holders if h.observed and h.uid not in gone]
     if staying and not terms.common:
@@ -98,8 +100,8 @@ def left_bytes(terms: DeviceTerms, gone: Set[str]) -> int:
 class Needs:
     """The amounts to free on a node, by resource.
 
-    For managed GPU resources, this is the missing amount. For other resources, it is the amount
-    that kube-scheduler's own victims would free.
+    For managed GPU resources it is the missing amount, and for other resources the amount that
+    kube-scheduler's own victims would free.
     """
 
     def __init__(
@@ -112,8 +114,8 @@ class Needs:
     ) -> None:
         """Compute the amounts.
 
-        ``asked`` are the preemptor's requests. ``proposed`` are kube-scheduler's victims on the
-        node with managed GPUs. ``held_for`` are the pods for which the node is held.
+        ``asked`` contains the preemptor's requests, ``proposed`` kube-scheduler's victims with
+        managed GPUs on the node, and ``held_for`` the pods for which the node is held.
         """
         sitting = {pod.metadata.uid: demands(pod) for pod in state.pods_on(name)}
         freed = total(sitting[pod.metadata.uid] for pod in proposed)
@@ -134,7 +136,8 @@ class Needs:
                 self._terms.append((taken, _nanos(freed.get(key, NOTHING))))
 
     def met(self, gone: Set[str]) -> bool:
-        """Return whether the pods ``gone`` free enough. If a set does, every superset does too."""
+        """Return whether the pods in ``gone`` free enough. If a set does, every superset does
+        too."""
         return all(
             least <= 0 or sum(taken[uid] for uid in gone if uid in taken) >= least
             for taken, least in self._terms
@@ -146,8 +149,11 @@ def _nanos(of: Decimal) -> int:
 
 
 def only_resources_missing(pod: Pod, proposed: Iterable[Pod]) -> bool:
-    """Return whether insufficient resources are the only possible reason why kube-scheduler did not
-    choose the node. Then other pods can be evicted instead of those that it proposed."""
+    """Return whether kube-scheduler can have rejected the node only because of insufficient
+    resources.
+
+    Then other pods can be evicted instead of the proposed pods.
+    """
     affinity = pod.spec.affinity
     return not (
         (affinity and (affinity.pod_affinity or affinity.pod_anti_affinity))

@@ -1,4 +1,4 @@
-"""Turns a preemption into the answer to kube-scheduler, a record, and sentences for people."""
+"""Converts a preemption to the response to kube-scheduler, a record, and sentences for users."""
 
 from collections.abc import Iterator
 
@@ -17,17 +17,18 @@ LOST_BY = (
     "a victim that has run for longer",
 )
 #: Used if no criterion decides.
-EQUAL = "equal; another node was taken"
+EQUAL = "equal; another node was chosen"
 #: Maximum number of losing nodes in a record.
 MAX_LOSERS = 8
 
 
 def answered(found: Preemption) -> list[Victims]:
-    """Return the nodes for the answer to kube-scheduler, which takes the best by the same order.
+    """Return the nodes for the response to kube-scheduler, which chooses the best by the same
+    order.
 
-    The answer contains no node that kube-scheduler could consider equal to the best one, so
-    kube-scheduler certainly takes the best one. If its ranking cannot be predicted, the answer
-    contains only the best node. A node that was not offered is only returned if it is the best.
+    The response contains no node that kube-scheduler could consider equal to the best node, so that
+    kube-scheduler certainly chooses the best node. If its ranking cannot be predicted, the response
+    contains only the best node. A node that was not offered is returned only if it is the best.
     """
     best = found.best
     if best is None:
@@ -53,7 +54,7 @@ def lost_by(loser: Victims, winner: Victims) -> str:
 def recorded(
     found: Preemption, at_s: float, took_us: int, offered: int, kept: int, source: str = ""
 ) -> Preempted:
-    """Build the record of a preemption; ``at_s`` is Unix time in seconds."""
+    """Build the record of a preemption. ``at_s`` is the Unix time in seconds."""
     part = Preempted(
         at_s,
         took_us,
@@ -102,13 +103,14 @@ def summary(part: Preempted) -> str:
 
 
 def sentences(part: Preempted, hidden: int = 0) -> Iterator[str]:
-    """Yield which pods leave and why, one sentence each; ``hidden``: number of omitted victims."""
+    """Yield a sentence for each pod that leaves and for the reasons. ``hidden`` victims are
+    omitted."""
     if not part.node:
         if part.soon:
-            yield "no pod is evicted: the pod fits as soon as terminating pods have ended"
+            yield "no pod is evicted, because the pod fits as soon as terminating pods have ended"
         elif part.helpless:
             nodes = "1 node" if part.helpless == 1 else f"{part.helpless} nodes"
-            yield f"no pod is evicted: eviction would help on 0 of {nodes}"
+            yield f"no pod is evicted, because eviction would help on 0 of {nodes}"
         else:
             yield "no pod is evicted"
         return
@@ -128,9 +130,9 @@ def sentences(part: Preempted, hidden: int = 0) -> Iterator[str]:
         would_leave = "1 pod" if loser.victims == 1 else f"{loser.victims} pods"
         yield f"not node {loser.node}, where {would_leave} would leave: {loser.lost_by}"
     if part.helpless:
-        yield f"nodes on which no eviction was found to help: {part.helpless}"
+        yield f"nodes on which no helpful eviction was found: {part.helpless}"
     if part.cut_short:
-        yield "not all nodes were examined completely: the search reached its limit"
+        yield "not all nodes were examined completely, because the search reached its limit"
 
 
 def _leave(count: int, which: str = "") -> str:

@@ -1,22 +1,22 @@
 """Chooses preemption victims for a pod that fits nowhere, by correcting kube-scheduler's proposal.
 
 kube-scheduler proposes victims by the resources that it counts, such as replicas, CPU, and perhaps
-the node's total GPU memory. It does not consider which device the preemptor would get. So this
-module searches for each offered node the smallest set of victims with two properties:
+the node's total GPU memory. It does not consider which device the preemptor would get. So for each
+offered node, this module searches for the smallest set of victims with two properties:
 
 * Without the victims, the preemptor fits on every device that it could get.
 * The victims free enough of each requested resource (``evictable_pods.Needs``).
 
-Pods without managed GPUs stay victims if kube-scheduler proposed them, and are never added here. A
-node on which no eviction helps is left out.
+Pods without managed GPUs stay victims if kube-scheduler proposed them, but are never added. A node
+on which no eviction helps is omitted.
 
 kube-scheduler does not offer nodes on which only GPU memory is short, because they passed its own
-filters and Headroom rejected them. The best of them is added if it is better than all offered
-nodes.
+filters and only Headroom rejected them. The best of these nodes is added if it is better than all
+offered nodes.
 
-Pods that are leaving anyway count as gone. If that alone makes the preemptor fit, no other pod is
-evicted. The leaving pods are returned as victims if kube-scheduler may evict them, which only holds
-the node for the preemptor. Otherwise there are no victims, and the preemptor waits.
+Pods that are leaving anyway count as gone. If the preemptor fits without them, no other pod is
+evicted. Leaving pods that kube-scheduler may evict are returned as victims, which only holds the
+node for the preemptor. Otherwise there are no victims, and the preemptor waits.
 """
 
 from bisect import bisect_left
@@ -66,12 +66,13 @@ from headroom.core.whatif.node_whatif import rejection_beside
 VIOLATING: Rank = (1, *NO_VICTIMS[1:])
 #: Maximum number of what-if computations for one preemptor. Each takes half a millisecond.
 MAX_TRIES = 500
-#: Maximum number of offered nodes, and of other nodes, to examine. Nodes with the least important
-#: pods come first. kube-scheduler offers a tenth of all nodes, or a hundred.
+#: Maximum number of offered nodes, and of other nodes, that are examined. Nodes with the least
+#: important pods come first. kube-scheduler offers a tenth of all nodes, or a hundred nodes.
 MAX_NODES = 512
-#: The search waits for pods that end within this time, and evicts no other pods instead.
+#: The search waits for pods that end within this number of seconds instead of evicting other pods.
 SOON_S = 120.0
-#: Up to this many offered nodes are all examined, so that the record shows why other nodes lost.
+#: If at most this many nodes are offered, all are examined, so that the record shows why nodes
+#: lost.
 COMPARED = 8
 
 
@@ -81,7 +82,7 @@ class Offer:
 
     uids: tuple[str, ...] = ()
     pdb_violations: int = 0
-    #: Uid -> victim, for victims that kube-scheduler sent as whole objects.
+    #: Victims that kube-scheduler sent as whole objects, by uid.
     pods: Mapping[str, Pod] = field(default_factory=dict)
 
 
@@ -90,8 +91,7 @@ class Victims:
     """The pods to evict from one node."""
 
     node: str
-    #: The victims with managed GPUs, the most important first, including pods that are leaving
-    #: anyway.
+    #: The victims with managed GPUs, most important first, including pods that are leaving anyway.
     pods: tuple[Pod, ...]
     #: Uids of kube-scheduler's victims without managed GPUs.
     others: tuple[str, ...]
@@ -121,13 +121,13 @@ class Preemption:
     """
 
     best: Victims | None = None
-    #: Nodes that lost, the next best first.
+    #: Nodes that lost, next best first.
     others: tuple[Victims, ...] = ()
-    #: Number of offered nodes on which no eviction was found to help.
+    #: Number of offered nodes on which no helpful eviction was found.
     helpless: int = 0
     #: Whether the preemptor fits as soon as terminating pods have ended.
     soon: bool = False
-    #: The examined nodes that were not offered, if no eviction was found to help on any node.
+    #: The examined nodes that were not offered, if no helpful eviction was found on any node.
     helpless_nodes: tuple[str, ...] = ()
     #: Whether some node was not examined completely.
     cut_short: bool = False
@@ -143,8 +143,8 @@ def preemption(
 ) -> Preemption:
     """Return which pods to evict from which node so that the pod fits. Changes nothing.
 
-    ``offered`` has kube-scheduler's victims by node. ``rejected`` are nodes that passed
-    kube-scheduler's own filters for this pod and that Headroom rejected. ``without_violations``
+    ``offered`` contains kube-scheduler's victims by node, and ``rejected`` the nodes that passed
+    kube-scheduler's own filters for this pod but that Headroom rejected. ``without_violations``
     considers only victims whose eviction violates no disruption budget. ``now_s`` is monotonic.
     """
     request = state.understand(pod)
@@ -188,7 +188,7 @@ class _Search:
         self.tries = Tries(MAX_TRIES)
         self.demands = demands(pod)
         self.held_for = state.holds.nominees_before(pod, now_s)
-        #: Node -> for each ask, the bytes needed on each device.
+        #: The bytes needed on each device for each ask, by node.
         self.needed_bytes: dict[str, list[list[int]]] = {}
 
     def compute_needs(self, names: Sequence[str]) -> None:
@@ -203,8 +203,8 @@ class _Search:
             self.needed_bytes[node.name] = [of_ask[i] for of_ask in needs]
 
     def sort_key(self, name: str) -> tuple[int, str]:
-        """Return a key that puts first the nodes that a pod is leaving already, then those with the
-        least important pods."""
+        """Return a sort key: first nodes that a pod is already leaving, then by the least important
+        pods."""
         pods = self.state.pods_on(name)
         if any(pod.metadata.deletion_timestamp for pod in pods):
             return NO_VICTIMS[1], name
@@ -216,7 +216,7 @@ class _Search:
         terms = snap.nodes[snap.row_of[name]] if name in snap.row_of else None
         if terms is None or terms.reason is not None or terms.fresh_until_s < self.now_s:
             return None
-        # If pods leave the node for this pod, wait for them however long their end takes.
+        # If pods leave the node for this pod, wait for them however long they take to end.
         own = self.state.holds.node_of(self.pod.metadata.uid) == name
         going = leaving(self.state, name, self.now_s, inf if own else SOON_S)
         pods = {
@@ -275,15 +275,15 @@ class _Candidate:
             self.least = min((floor for floor, _ in self._floors), default=NO_VICTIMS)
 
     def sort_key(self) -> tuple[bool, Rank, str]:
-        """Return a key that puts the nodes with the least important pods first, so that the others
-        can be skipped, and nodes that were not offered last."""
+        """Return a sort key that puts nodes with the least important pods first, so that others can
+        be skipped."""
         return not self.offered, self.least, self.name
 
     @cached_property
     def _floors(self) -> list[tuple[Rank, set[str]]]:
-        """Return (lower bound of the rank, its pods) of each device where eviction can help.
+        """Return (lower bound of the rank, pods) for each device on which eviction can help.
 
-        No set of victims that frees enough on the device ranks below its bound. The lowest bound
+        No set of victims that frees enough on the device ranks below the bound. The lowest bound
         comes first. If the device plugin does not choose, the pod could get any device.
         """
         request = self._search.request
@@ -321,10 +321,11 @@ class _Candidate:
         return 0, highest, summed, count, -max(pod.started_s for _, pod in leavers)
 
     def victims(self, below: Rank | None, whole: bool) -> tuple[Victims | None, bool]:
-        """Return the best victims with a rank below ``below`` (None: any rank), and ``is_enough``.
+        """Return the best victims with a rank below ``below`` (any rank if None), and
+        ``is_enough``.
 
-        ``is_enough`` is whether the preemptor fits without victims once the pods that leave anyway
-        have left. ``whole`` is passed to ``smallest``.
+        ``is_enough`` states whether the preemptor fits without victims when the pods that leave
+        anyway have left. ``whole`` is passed to ``smallest``.
         """
         search = self._search
         budgets = search.state.budgets.over(self._pods.values())
@@ -368,7 +369,7 @@ class _Candidate:
         return victims, victims.leaving_anyway
 
     def _reserving(self, uids: frozenset[str]) -> bool:
-        """Return whether evicting the pods may free enough; cheap to compute."""
+        """Return whether evicting the pods may free enough. This is cheap to compute."""
         gone = uids | self._leaving
         if self.offered and not (
             # According to kube-scheduler's own checks, at least one pod has to leave.

@@ -1,7 +1,7 @@
 """Families of objects that are created again for each run, and the controller of a pod.
 
-Both are derived from names and labels alone, so the webhook can find a pod's profile without a
-call.
+Both are derived only from names and labels, so the webhook can find a pod's profile without a
+request to the API server.
 """
 
 import re
@@ -9,7 +9,7 @@ import re
 from headroom.contract.kube import Pod
 from headroom.contract.vramprofile import ProfileController
 
-#: Suffixes that make names unique: a date or number, a UUID, a hash, and the random text that the
+#: Suffixes that make names unique: dates or numbers, UUIDs, hashes, and the random text that the
 #: API server appends to generateName.
 _SUFFIX = re.compile(
     r"-(?:\d{4,}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|(?=[a-f]*\d)[0-9a-f]{8,}"
@@ -20,10 +20,10 @@ _HASH_LABELS = ("pod-template-hash", "rollouts-pod-template-hash")
 
 
 def family(name: str, generate_name: str = "") -> str:
-    """Return the text that the names of a family begin with.
+    """Return the prefix of the names of a family.
 
-    ``generate_name`` decides if the object has one; else suffixes that make names unique are
-    removed: ``train-20261125``, ``train-x7k2p``.
+    If the object has a ``generate_name``, this is the prefix. Otherwise suffixes that make names
+    unique are removed, as in ``train-20261125`` and ``train-x7k2p``.
     """
     if generate_name:
         return generate_name.rstrip("-.") or name
@@ -35,7 +35,7 @@ def family(name: str, generate_name: str = "") -> str:
 def profile_controller(pod: Pod, generate_name: str) -> ProfileController:
     """Return the kind of the pod's controller and the family of its name.
 
-    All pods of one owner have an equal value. A pod without a controller stands for itself.
+    All pods of one owner have the same value. A pod without a controller is its own owner.
     """
     controller = pod.metadata.controller
     if controller is None:

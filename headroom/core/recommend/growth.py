@@ -1,35 +1,35 @@
 """Recognises lives whose memory use grows or jumps after their first day.
 
-Their peaks are no sample of what the next life needs. A leak reaches what the length of the life
-allows, and a server that loads other models into its process reaches what these models need.
+Their peaks do not predict the need of the next life. The peak of a leak depends on the length of
+the life, and the peak of a server that loads other models into its process depends on these models.
 """
 
 from dataclasses import dataclass
 from itertools import pairwise
 
 DAY_S = 86_400.0
-#: A peak that is higher by this factor at the end of each of two days in a row still grows.
+#: A peak still grows if it increases by more than this factor on each of two days in a row.
 RISE = 1.005
-#: A peak that is higher by this factor at the end of a day has jumped.
+#: A peak has jumped if it increases by more than this factor on one day.
 JUMP = 1.15
-#: Days whose peaks are kept.
+#: Number of days whose peaks are kept.
 _KEPT = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """The peak of a life at the ends of its days."""
+    """The peak of a life at the end of each of its days."""
 
-    #: Days that have ended.
+    #: Number of days that have ended.
     days: int = 0
-    #: The peaks at the ends of the last of them, the oldest first.
+    #: The peaks at the ends of the last days, oldest first.
     peaks_bytes: tuple[int, ...] = ()
     jumped: bool = False
-    #: The peak at the end of the first day; 0 before.
+    #: The peak at the end of the first day; 0 during the first day.
     first_bytes: int = 0
 
     def until(self, age_s: float, peak_bytes: int) -> "Growth":
-        """Return the growth at this age. Days that were not followed end with ``peak_bytes``."""
+        """Return the growth at this age. Days that were not observed end with ``peak_bytes``."""
         days = int(age_s // DAY_S)
         if days <= self.days:
             return self

@@ -1,9 +1,9 @@
 """The decaying histogram of peaks.
 
-Buckets grow exponentially, as those of the Vertical Pod Autoscaler's recommender, but by 1 % rather
-than 5 %, because GPU memory is scarce. A bucket is named by its index; its value is its upper end,
-so that rounding never lowers a recommendation. A weight halves every half-life. Decay multiplies
-all weights, so they are kept as of ``as_of_s`` and need no timer.
+Bucket sizes grow exponentially as in the Vertical Pod Autoscaler's recommender, but by 1 % instead
+of 5 %, because GPU memory is scarce. A bucket is identified by its index. Its value is its upper
+end, so that rounding never lowers a recommendation. A weight halves every half-life. Decay
+multiplies all weights by the same factor, so they are stored as of ``as_of_s`` and need no timer.
 """
 
 import functools
@@ -14,16 +14,17 @@ from dataclasses import dataclass, field
 #: Upper end of bucket 0.
 SMALLEST_BYTES = 32 << 20
 GROWTH = 1.01
-#: The last bucket, of about 2 TiB, takes all larger values.
+#: The last bucket, of about 2 TiB, contains all larger values.
 LAST_BUCKET = 1120
-#: Name of a bucket in a checkpoint -> the bucket.
+#: Buckets by their name in a checkpoint.
 _BUCKETS = {str(bucket): bucket for bucket in range(LAST_BUCKET + 1)}
-#: Maximum number of buckets with a weight. Beyond it, the lightest moves into the next higher one.
+#: Maximum number of buckets with a weight. If there are more, the lightest is merged into the next
+#: higher bucket.
 MAX_BUCKETS = 64
 #: Maximum weight of a bucket that is read from a checkpoint, and maximum number of lives. Larger
-#: numbers are no records. Sums of these stay below the maximum of the schema.
+#: numbers cannot be real, and sums of smaller numbers stay below the maximum of the schema.
 MAX_WEIGHT = 1_000_000_000
-#: A weight below this is dropped: one life after ten half-lives.
+#: Smaller weights are dropped. The weight of one life falls to this value after ten half-lives.
 NEGLIGIBLE = 0.001
 
 
@@ -49,11 +50,11 @@ def log_upper_end(bucket: int) -> float:
 
 @dataclass(slots=True)
 class Histogram:
-    """Weights of peaks by bucket, as of a time."""
+    """Weights of peaks by bucket at a point in time."""
 
-    #: Bucket -> weight.
+    #: Weights by bucket.
     weights: dict[int, float] = field(default_factory=dict)
-    #: Seconds since the epoch; never goes back.
+    #: Time of the weights in seconds since the epoch, which never goes back.
     as_of_s: float = 0.0
 
     def __bool__(self) -> bool:
@@ -64,7 +65,7 @@ class Histogram:
         return sum(self.weights.values())
 
     def decay(self, now_s: float, half_life_s: float) -> None:
-        """Reduce all weights to those of ``now_s``. An earlier time changes nothing."""
+        """Reduce all weights to their values at ``now_s``. An earlier time has no effect."""
         if now_s <= self.as_of_s:
             return
         factor = 0.5 ** ((now_s - self.as_of_s) / half_life_s)
@@ -76,13 +77,13 @@ class Histogram:
         }
 
     def add(self, peak_bytes: int, weight: float = 1.0) -> None:
-        """Add a peak of this weight, as of ``as_of_s``."""
+        """Add a peak with this weight at the time ``as_of_s``."""
         bucket = bucket_of(peak_bytes)
         self.weights[bucket] = self.weights.get(bucket, 0.0) + weight
         self._bound()
 
     def merge(self, other: "Histogram", half_life_s: float) -> None:
-        """Add the weights of another histogram; both decay to the later of their times."""
+        """Add the weights of another histogram. Both first decay to the later of their times."""
         now_s = max(self.as_of_s, other.as_of_s)
         self.decay(now_s, half_life_s)
         other.decay(now_s, half_life_s)
@@ -97,8 +98,10 @@ class Histogram:
 
     @classmethod
     def restored(cls, checkpoint: Mapping[str, int], as_of_s: float) -> "Histogram":
-        """Return the histogram of a checkpoint. Entries that cannot be used are dropped: names that
-        are no bucket, and weights that are not positive."""
+        """Return the histogram of a checkpoint.
+
+        Entries whose name is not a bucket, or whose weight is not positive, are dropped.
+        """
         weights = {
             bucket: min(weight / 1000, MAX_WEIGHT)
             for name, weight in checkpoint.items()
@@ -118,9 +121,9 @@ class Histogram:
 
 
 def quantile(weights: Mapping[int, float], share: float) -> int:
-    """Return the upper end of the bucket in which this share of the weight is reached.
+    """Return the upper end of the bucket in which this share (0..1) of the weight is reached.
 
-    ``share`` is from 0 to 1. The result without any weight is 0.
+    If there is no weight, return 0.
     """
     if not weights:
         return 0
@@ -135,10 +138,10 @@ def quantile(weights: Mapping[int, float], share: float) -> int:
 
 
 def highest(weights: Mapping[int, float]) -> int:
-    """Return the upper end of the highest bucket with a weight; 0 without any.
+    """Return the upper end of the highest bucket with a weight; 0 if there is none.
 
-    A single high life is forgotten only when its weight is negligible, after ten half-lives: a
-    request below a peak that is known would not be safe.
+    A single high life is forgotten only after ten half-lives, when its weight is negligible,
+    because a request below a known peak would not be safe.
     """
     return upper_end(max(weights)) if weights else 0
 

@@ -7,7 +7,7 @@ import msgspec
 from headroom.contract.kube import KubeStruct
 from headroom.core.recommend.programs import Program, program
 
-#: Variables that Headroom's webhook adds. Their values follow the request.
+#: Prefixes of variables that Headroom's webhook adds. Their values depend on the request.
 _ADDED = ("HEADROOM_", "NVIDIA_", "CUDA_MPS_")
 
 
@@ -44,7 +44,7 @@ _encode = msgspec.json.encode
 
 
 def programs_of(raw: bytes | msgspec.Raw) -> tuple[dict[str, Program], str]:
-    """Return container -> program, and the pod's generateName; raise ``ValueError``."""
+    """Return the program of each container, and the pod's generateName. Raises ``ValueError``."""
     pod = _decode(raw)
     containers = [*(pod.spec.init_containers or ()), *(pod.spec.containers or ())]
     return {each.name: _program(each) for each in containers}, pod.metadata.generate_name

@@ -1,9 +1,9 @@
 """The profile of one owner: its lives by container, device model and program.
 
-A *program* is what the pod's image, arguments and environment show. A program of which no life is
-known gets no recommendation from the lives of others, because a changed argument often means
-another model. If the arguments differ from life to life, as in sweeps, they show nothing, and all
-lives of the container are taken together.
+A *program* is identified by the pod's image, arguments and environment. A program without known
+lives gets no recommendation from the lives of other programs, because a changed argument often
+means another model. If the arguments differ from life to life, as in sweeps, they identify no
+program, and all lives of the container are combined.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,16 +14,17 @@ from headroom.core.recommend.estimate import STEP_BYTES, Estimate, Others, poole
 from headroom.core.recommend.histogram import quantile, weight_above
 from headroom.core.recommend.lives import LEAST_LIVES, Life, Track
 
-#: Programs of one container and model. Beyond it, one is dropped, or all are taken together.
+#: Maximum number of programs of one container and model. If there are more, one is dropped or all
+#: are combined.
 MAX_PROGRAMS = 8
-#: Pairs of container and device model of one owner. Beyond it, the one seen least recently is
-#: dropped.
+#: Maximum number of pairs of container and device model of one owner. If there are more, the pair
+#: seen least recently is dropped.
 MAX_CONTAINERS = 16
 #: Name of the program of a container whose programs vary.
 ANY_PROGRAM = ""
-#: A program sizes itself if at least this share of its lives is flat ...
+#: A program sizes itself if at least this share of its lives is flat, ...
 SELF_SIZED_SHARE = 0.8
-#: ... and its peaks are within this factor of each other.
+#: ... and if its peaks differ by at most this factor.
 SELF_SIZED_WITHIN = 1.06
 
 
@@ -43,28 +44,29 @@ class Missing(Enum):
 class Recommendation:
     """The recommended request of a container on a device model, and its basis."""
 
-    #: None if ``missing`` gives the reason.
+    #: None if there is no recommendation. Then ``missing`` is the reason.
     request_bytes: int | None
     missing: Missing | None
-    #: Complete lives, running ones included.
+    #: Number of complete lives, including running lives.
     lives: int
-    #: From the start of the first life to the end of the last, or until now.
+    #: Seconds from the start of the first life to the end of the last life, or until now.
     span_s: float
-    #: Quantile of the peaks to which the margin is added; 0 without a request.
+    #: Quantile of the peaks to which the margin is added; 0 if there is no request.
     quantile_bytes: int = 0
     highest_bytes: int = 0
     #: Share of the lives, weighted by age, whose peaks are above the request.
     above_ratio: float = 0.0
-    #: Lives that ended while there was a recommendation, and those that exceeded it.
+    #: Number of lives that ended while there was a recommendation, and of those that exceeded it.
     tested: int = 0
     missed: int = 0
     self_sized: bool = False
-    #: Whether the lives suggest more than the device has; the request is then its memory.
+    #: Whether the lives suggest more memory than the device has. Then the request is the device's
+    #: memory.
     whole_device: bool = False
-    #: Lives whose use grew or jumped after their first day.
+    #: Number of lives whose use grew or jumped after their first day. unsettled
     unsettled: int = 0
-    #: The highest peak of other programs of the container, if it is above the request, and the
-    #: lives of these programs; else 0.
+    #: The highest peak of the container's other programs if it is above the request, and the number
+    #: of their lives; otherwise 0.
     others_highest_bytes: int = 0
     others_lives: int = 0
 
@@ -73,11 +75,11 @@ class Recommendation:
 class ContainerProfile:
     """The lives of one container on one device model."""
 
-    #: In order of their last life, the oldest first.
+    #: The tracks in the order of their last life, oldest first.
     tracks: dict[str, Track] = field(default_factory=dict)
-    #: Whether programs differ from life to life; then there is one track, of ``ANY_PROGRAM``.
+    #: Whether programs differ from life to life. Then there is a single track for ``ANY_PROGRAM``.
     varies: bool = False
-    #: Memory of the largest device of the model, which no request exceeds; 0 if unknown.
+    #: Memory of the largest device of the model, which limits requests; 0 if unknown.
     memory_bytes: int = 0
 
     @property
@@ -90,7 +92,7 @@ class ContainerProfile:
         track.record(life, self._others(track))
 
     def replace_running(self, lives: Iterable[tuple[str, Life]]) -> None:
-        """Replace the lives that run; each comes with its program."""
+        """Replace the running lives. ``lives`` contains the program of each life."""
         by_program: dict[str, list[Life]] = {}
         for program, life in lives:
             by_program.setdefault(program, []).append(life)
@@ -105,7 +107,7 @@ class ContainerProfile:
             track.replace_running(by_program.get(program, ()))
 
     def recommendation(self, program: str, now_s: float) -> Recommendation:
-        """Return what a container of this program should request."""
+        """Return the recommended request of a container with this program."""
         track = self.tracks.get(ANY_PROGRAM if self.varies else program)
         if track is None:
             lives = sum(track.lives for track in self.tracks.values())
@@ -143,7 +145,7 @@ class ContainerProfile:
         return max((track.highest_bytes for track in tracks), default=0), max(1, lives)
 
     def _others(self, own: Track) -> Others:
-        """Return what the other programs have shown."""
+        """Return the figures of the other programs."""
         tracks = [track for track in self.tracks.values() if track is not own]
         return Others(
             pooled(track.spread() for track in tracks),
@@ -151,13 +153,14 @@ class ContainerProfile:
         )
 
     def _limited(self, request_bytes: int) -> int:
-        """Return the request, limited to the device's memory because no node could take a larger
-        request."""
+        """Return the request, limited to the device's memory because a larger request fits on no
+        node."""
         most_bytes = self.memory_bytes // STEP_BYTES * STEP_BYTES
         return min(request_bytes, most_bytes) if most_bytes else request_bytes
 
     def _track(self, program: str) -> Track:
-        """Return the track of a program. A new one may drop another track, or merge all."""
+        """Return the track of a program. For a new program, another track may be dropped or all
+        merged."""
         key = ANY_PROGRAM if self.varies else program
         if key not in self.tracks:
             if len(self.tracks) >= MAX_PROGRAMS:
@@ -169,7 +172,7 @@ class ContainerProfile:
         return track
 
     def _drop_or_merge(self) -> None:
-        """Merge all tracks if half of them have few lives; else drop the oldest."""
+        """Merge all tracks if at least half of them have few lives, otherwise drop the oldest."""
         few = sum(track.lives < LEAST_LIVES for track in self.tracks.values())
         if 2 * few < len(self.tracks):
             self.tracks.pop(next(iter(self.tracks)))
@@ -202,7 +205,7 @@ def _recommendation(
 
 
 def _self_sized(track: Track, weights: Mapping[int, float]) -> bool:
-    """Return whether the program allocates once and then keeps what it has."""
+    """Return whether the program allocates memory once and then keeps it."""
     if track.ended < LEAST_LIVES or track.flat < SELF_SIZED_SHARE * track.ended:
         return False
     return quantile(weights, 0.95) <= quantile(weights, 0.05) * SELF_SIZED_WITHIN
@@ -212,7 +215,7 @@ def _self_sized(track: Track, weights: Mapping[int, float]) -> bool:
 class Profile:
     """The lives of one owner."""
 
-    #: (container, device model) -> its lives.
+    #: Lives by (container, device model).
     containers: dict[tuple[str, str], ContainerProfile] = field(default_factory=dict)
 
     def container(self, container: str, model: str) -> ContainerProfile:

@@ -52,10 +52,10 @@ def status_of(
 def newest_requests(
     status: VRAMProfileStatus, now_s: float, largest: Mapping[str, int]
 ) -> dict[str, int]:
-    """Return container -> the recommendation for its newest program in bytes.
+    """Return the recommendation for the newest program of each container in bytes.
 
-    Of several device models, ``placeable`` chooses; ``largest`` is explained there. Containers
-    without a recommendation are left out.
+    If there are several device models, ``placeable`` chooses, to which ``largest`` is passed.
+    Containers without a recommendation are omitted.
     """
     by_model: dict[str, dict[str, int]] = {}
     for (name, model), lives in restored(status).containers.items():
@@ -68,7 +68,7 @@ def newest_requests(
 
 
 def restored(status: VRAMProfileStatus) -> Profile:
-    """Return the lives in a status; entries beyond the limits are dropped."""
+    """Return the lives in a status. Entries beyond the limits are dropped."""
     profile = Profile()
     for each in status.containers[:MAX_CONTAINERS]:
         tracks = each.tracks[-MAX_PROGRAMS:]

@@ -1,8 +1,8 @@
 """Recognises programs by their image, command, arguments and environment.
 
-Some programs decide themselves how much memory they take. Their peak is the value of a setting, so
-the setting must change with the request. Settings and defaults are those that the programs'
-documentation names (vLLM 0.32, JAX 0.10, TensorFlow 2.21, PyTorch 2.13).
+Some programs decide themselves how much memory they take. Their peak depends on a setting, so the
+setting must change with the request. Settings and defaults come from the documentation of the
+programs (vLLM 0.32, JAX 0.10, TensorFlow 2.21, PyTorch 2.13).
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from enum import Enum
 
 
 class Family(Enum):
-    """Frameworks and engines; it is known how they allocate memory."""
+    """Frameworks and engines whose memory allocation is known."""
 
     VLLM = "vLLM"
     SGLANG = "SGLang"
@@ -24,8 +24,8 @@ class Family(Enum):
     UNKNOWN = ""
 
 
-#: Text in an image, a command, an argument or the name of a variable -> the family. The first
-#: match counts: engines are built on the frameworks below them.
+#: The family for a text in an image, a command, an argument or the name of a variable. The first
+#: match counts, because engines are built on the frameworks that follow them in this list.
 _MARKS: tuple[tuple[str, Family], ...] = (
     ("vllm", Family.VLLM),
     ("sglang", Family.SGLANG),
@@ -43,7 +43,7 @@ _MARKS: tuple[tuple[str, Family], ...] = (
     ("torch", Family.PYTORCH),
 )
 
-#: Family -> a message to users: the setting that decides its peak.
+#: Message to users about the setting that decides the peak, by family.
 _SETTINGS = {
     Family.VLLM: (
         "vLLM takes the share of the device that --gpu-memory-utilization sets (default 0.9), or "
@@ -71,7 +71,7 @@ _SETTINGS = {
         "it; torch.cuda.set_per_process_memory_fraction limits it."
     ),
     Family.UNKNOWN: (
-        "This program allocates once, at its start, and then keeps what it has. Its peak is "
+        "This program allocates memory once at its start and then keeps it. Its peak is "
         "probably the value of a setting, which must change together with the request."
     ),
 }
@@ -81,10 +81,10 @@ _SETTINGS = {
 class Program:
     """The program of a container."""
 
-    #: Equal for containers that run the same; the version of the image does not count.
+    #: Equal for containers that run the same program. The version of the image does not count.
     fingerprint: str
     family: Family
-    #: With its tag. Programs with other tags have the same fingerprint.
+    #: The image with its tag. Programs with other tags have the same fingerprint.
     image: str = field(default="", compare=False)
 
 
@@ -103,7 +103,7 @@ def program(
 
 
 def family(texts: Iterable[str]) -> Family:
-    """Return the family that these texts show."""
+    """Return the family that these texts identify."""
     lowered = [text.lower() for text in texts]
     for mark, found in _MARKS:
         if any(mark in text for text in lowered):
@@ -119,7 +119,8 @@ def repository(image: str) -> str:
 
 
 def setting(found: Family, self_sized: bool) -> str:
-    """Return a message about the setting that decides the peak; empty if none does."""
+    """Return a message about the setting that decides the peak; empty if there is no such
+    setting."""
     if found is Family.PYTORCH or self_sized:
         return _SETTINGS[found]
     return ""

@@ -1,1 +1,1 @@
-"""Rules of kube-scheduler itself about nodes and pods, computed as it does."""
+"""Rules of kube-scheduler itself about nodes and pods, computed in the same way."""

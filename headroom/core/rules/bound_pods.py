@@ -1,7 +1,7 @@
-"""Pods that are bound to a node: what they request of it, and whether another pod fits beside them.
+"""Computes the requests of pods that are bound to a node, and whether another pod fits beside them.
 
-The requests are those of kube-scheduler (``PodRequests`` in k8s.io/component-helpers), except that
-resources which DRA drivers take from the node itself do not count (gate
+Requests are computed as in kube-scheduler (``PodRequests`` in k8s.io/component-helpers), except
+that resources which DRA drivers take from the node itself do not count (feature gate
 DRANodeAllocatableResources, alpha).
 """
 
@@ -39,19 +39,19 @@ class BoundContainer(KubeStruct, frozen=True):
     """The status of a container, with its resources while it is resized in place."""
 
     name: str = ""
-    #: Reserved by the kubelet.
+    #: Resources that the kubelet has reserved.
     allocated_resources: Mapping[str, Quantity] | None = None
-    #: Applied by the container runtime.
+    #: Resources that the container runtime has applied.
     resources: Resources | None = None
 
 
 class BoundStatus(KubeStruct, frozen=True):
     conditions: list[PodCondition] | None = None
-    #: RFC 3339, when the kubelet accepted the pod.
+    #: When the kubelet accepted the pod (RFC 3339).
     start_time: str | None = None
     container_statuses: list[BoundContainer] | None = None
     init_container_statuses: list[BoundContainer] | None = None
-    #: The same of the whole pod.
+    #: The same values for the whole pod.
     allocated_resources: Mapping[str, Quantity] | None = None
     resources: Resources | None = None
 
@@ -65,11 +65,11 @@ class BoundPod(KubeStruct, frozen=True):
 
 
 def bound_demands(pod: BoundPod) -> dict[str, Decimal]:
-    """Return resource -> what kube-scheduler counts for the bound pod.
+    """Return the amount of each resource that kube-scheduler counts for the bound pod.
 
-    While the pod is resized in place, that is the largest of three amounts: the request in the
-    spec, what the kubelet has reserved, and what the runtime has applied. A request that the node
-    can never satisfy (Infeasible) does not count.
+    While the pod is resized in place, this is the largest of three amounts: the request in the
+    spec, the amount reserved by the kubelet, and the amount applied by the runtime. A request that
+    the node can never satisfy (Infeasible) does not count.
     """
     spec, status = pod.spec, pod.status
     infeasible = _infeasible(status)
@@ -104,10 +104,10 @@ def bound_demands(pod: BoundPod) -> dict[str, Decimal]:
 def exceeded_by(
     needs: Demands, others: Iterable[Demands], allocatable: Mapping[str, Quantity]
 ) -> bool:
-    """Return whether a pod that needs ``needs`` does not fit on a node beside these other pods.
+    """Return whether a pod with these needs does not fit on a node beside these other pods.
 
-    As for kube-scheduler, only the resources that the pod itself requests count, and its place
-    among the pods of the node. Resources that ``allocatable`` does not name are ignored.
+    As in kube-scheduler, only the resources that the pod itself requests and the number of pods on
+    the node count. Resources that ``allocatable`` does not name are ignored.
     """
     others = list(others)
     taken = total(others)

@@ -1,9 +1,10 @@
 """Finds the nodes that kube-scheduler may offer for a pod, and why it does not offer the others.
 
-A node is *eligible* if node selector, required node affinity, taints and cordon allow it, checked
-here as kube-scheduler does. All other checks of kube-scheduler, such as CPU, volumes, topology
-spread and affinity between pods, are not modeled. ``not_modeled`` returns those that apply to a
-pod. A node is *feasible* if kube-scheduler also offered it in its last filter call for the pod.
+A node is *eligible* if node selector, required node affinity, taints and cordon allow it, which
+this module checks in the same way as kube-scheduler. Other checks of kube-scheduler, such as CPU,
+volumes, topology spread and affinity between pods, are not modeled, and ``not_modeled`` returns the
+checks that apply to a pod. A node is *feasible* if kube-scheduler also offered it in its last
+filter call for the pod.
 """
 
 from collections import Counter
@@ -31,8 +32,8 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 #: The check that every node in a filter call has passed.
 AMOUNTS = "CPU, memory and other resources"
-#: The check of nodes where kube-scheduler allocates GPUs by DRA; those in a filter call have passed
-#: it as well.
+#: The check of nodes on which kube-scheduler allocates GPUs by DRA. Such nodes in a filter call
+#: have passed it too.
 DRA_DEVICES = "free devices of DRA"
 #: Maximum length of a selector or taint in a message, in characters.
 _MAX_QUOTED = 120
@@ -42,14 +43,15 @@ _MAX_QUOTED = 120
 class Obstacle:
     """One reason why kube-scheduler does not offer a node for a pod."""
 
-    #: cordoned, taint, selector or affinity.
+    #: One of cordoned, taint, selector and affinity.
     code: str
-    #: The taint that is not tolerated, or the labels that the node selector requires; else empty.
+    #: The taint that is not tolerated, or the labels that the node selector requires; otherwise
+    #: empty.
     what: str = ""
 
     @property
     def sentence(self) -> str:
-        """The obstacle as a phrase to follow the name or the number of nodes."""
+        """The obstacle as a phrase that follows the name or the number of nodes."""
         match self.code:
             case "cordoned":
                 return "cordoned"
@@ -67,24 +69,24 @@ class Eligible:
 
     #: (n,) rows of the eligible nodes, in order.
     rows: Rows
-    #: Row of each other node -> all reasons why it is not eligible.
+    #: All reasons why a node is not eligible, by the row of the node.
     obstacles: Mapping[int, tuple[Obstacle, ...]]
 
     def counts(self) -> list[tuple[Obstacle, int]]:
-        """Return the number of nodes by the first obstacle of each, the most frequent first."""
+        """Return the number of nodes by their first obstacle, most frequent obstacle first."""
         return Counter(found[0] for found in self.obstacles.values()).most_common()
 
 
 @dataclass(frozen=True, slots=True)
 class Feasible:
-    """Eligible nodes, without nodes that kube-scheduler left out of the pod's last filter call."""
+    """Eligible nodes, except nodes that kube-scheduler omitted from the pod's last filter call."""
 
     #: (n,) rows of the snapshot.
     rows: Rows
     eligible: Eligible
     #: Rows of the nodes in the last filter call; None if unknown.
     offered: frozenset[int] | None
-    #: Number of eligible nodes that kube-scheduler left out for reasons unknown to Headroom.
+    #: Number of eligible nodes that kube-scheduler omitted for reasons unknown to Headroom.
     left_out: int
     #: Checks that kube-scheduler makes for this pod and Headroom does not.
     not_modeled: tuple[str, ...]
@@ -94,7 +96,8 @@ class Feasible:
         return self.eligible.counts()
 
     def not_checked(self, row: int | None = None) -> tuple[str, ...]:
-        """Return the checks that are missing on this node; without ``row``, on all nodes here."""
+        """Return the checks that are missing on this node, or on all these nodes without
+        ``row``."""
         known = self.offered is not None if row is None else row in (self.offered or ())
         checked = (AMOUNTS, DRA_DEVICES) if known else ()
         return tuple(check for check in self.not_modeled if check not in checked)
@@ -106,9 +109,9 @@ def eligible(pod: Pod, node: Node) -> bool:
 
 
 def eligible_nodes(pod: Pod, snap: Snapshot, node_of: Callable[[str], Node | None]) -> Eligible:
-    """Check all nodes of the snapshot; ``node_of`` returns the Node with a name.
+    """Check all nodes of the snapshot. ``node_of`` returns the Node with a name.
 
-    A node without a Node object counts as eligible; its verdict reports that it is unknown.
+    A node without a Node object counts as eligible, because its verdict reports that it is unknown.
     """
     rows: list[int] = []
     found: dict[int, tuple[Obstacle, ...]] = {}
@@ -124,15 +127,16 @@ def eligible_nodes(pod: Pod, snap: Snapshot, node_of: Callable[[str], Node | Non
 def feasible(
     pod: Pod, found: Eligible, verdicts: Verdicts, offered: Collection[str] | None
 ) -> Feasible:
-    """Return the eligible nodes that kube-scheduler did not leave out.
+    """Return the eligible nodes that kube-scheduler did not omit.
 
-    ``found`` are the nodes eligible for the pod. ``verdicts`` are the fit on all nodes.
-    ``offered`` are the names of the nodes in the last filter call for this pod; None if unknown.
+    ``found`` contains the nodes that are eligible for the pod, and ``verdicts`` the fit on all
+    nodes. ``offered`` contains the names of the nodes in the last filter call for this pod, or is
+    None if they are unknown.
 
     A node in a filter call has enough CPU and memory for the pod. A node without a free replica is
-    in no filter call; it is kept, because Headroom can explain it. Checks of volumes, topology
-    spread and affinity between pods can differ for the pod that replaces this one. They always
-    count as unchecked.
+    in no filter call, but it is kept, because Headroom can explain it. Checks of volumes, topology
+    spread and affinity between pods always count as unchecked, because their results can differ for
+    the pod that replaces this pod.
     """
     snap = verdicts.snap
     of_dra = (DRA_DEVICES,) if verdicts.by_dra.any() else ()
@@ -180,8 +184,10 @@ def cordoned(node: Node) -> bool:
 
 
 def not_modeled(pod: Pod) -> list[str]:
-    """Return the checks of kube-scheduler for this pod that Headroom does not make. Resource
-    amounts such as CPU and memory are left out, because they apply to every pod."""
+    """Return the checks of kube-scheduler for this pod that Headroom does not make.
+
+    Resource amounts such as CPU and memory are omitted, because they apply to every pod.
+    """
     spec, affinity = pod.spec, pod.spec.affinity
     checks = {
         "volumes": any(v.persistent_volume_claim or v.ephemeral for v in spec.volumes or ()),
@@ -198,7 +204,7 @@ def not_modeled(pod: Pod) -> list[str]:
 
 
 def _matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bool:
-    """Return whether the node matches the term; an empty term matches no node."""
+    """Return whether the node matches the term. An empty term matches no node."""
     on_labels, on_fields = term.match_expressions or (), term.match_fields or ()
     return (
         bool(on_labels or on_fields)
@@ -208,8 +214,10 @@ def _matches(term: NodeSelectorTerm, name: str, labels: Mapping[str, str]) -> bo
 
 
 def holds(requirement: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool | None:
-    """Return whether the labels meet the requirement; None if its operator is not one of those that
-    selectors of pods and of nodes have in common."""
+    """Return whether the labels meet the requirement.
+
+    Return None for an operator that selectors of pods and of nodes do not have in common.
+    """
     value, values = labels.get(requirement.key), requirement.values or ()
     match requirement.operator:
         case "In":
@@ -227,7 +235,7 @@ def holds(requirement: NodeSelectorRequirement, labels: Mapping[str, str]) -> bo
 def _holds(requirement: NodeSelectorRequirement, labels: Mapping[str, str]) -> bool:
     """Return whether the labels meet the requirement of a node selector.
 
-    Gt and Lt compare whole numbers; any other value, and any other operator, does not match.
+    Gt and Lt compare whole numbers. Other values and other operators do not match.
     """
     if (found := holds(requirement, labels)) is not None:
         return found
@@ -248,8 +256,10 @@ def tolerated(taint: Taint, tolerations: Iterable[Toleration]) -> bool:
 
 
 def keeping_out(node: Node) -> Iterator[Taint]:
-    """Yield the taints with effect NoSchedule or NoExecute, without the one that the control plane
-    adds to a cordoned node."""
+    """Yield the taints with effect NoSchedule or NoExecute.
+
+    The taint that the control plane adds to a cordoned node is skipped.
+    """
     for taint in (node.spec and node.spec.taints) or ():
         marks_cordon = taint.key == CORDONED.key and cordoned(node)
         if taint.effect in ("NoSchedule", "NoExecute") and not marks_cordon:

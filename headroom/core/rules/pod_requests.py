@@ -1,7 +1,8 @@
-"""Sums a pod's requests by resource, as kube-scheduler counts them, and compares them with quotas.
+"""Sums a pod's requests by resource in the same way as kube-scheduler, and compares them with
+quotas.
 
 Amounts are exact decimals because sums are compared. A quantity that cannot be parsed counts as
-zero. The API server accepts no such pods and writes no such quotas.
+zero, because the API server neither accepts pods nor writes quotas with such quantities.
 """
 
 from collections import Counter
@@ -30,12 +31,13 @@ _SUFFIXES: Mapping[str, Decimal] = {
     **{prefix: Decimal(1000) ** -power for power, prefix in enumerate("mun", 1)},
 }
 NOTHING = Decimal(0)
-#: Maximum amount; larger amounts count as zero.
+#: Maximum amount. Larger amounts count as zero.
 MAX_AMOUNT = Decimal("1e30")
-#: Resources that a pod can request as a whole; huge pages as well.
+#: Resources that a pod can request as a whole, in addition to huge pages.
 _OF_WHOLE_POD = "cpu", "memory"
 _HUGE_PAGES = "hugepages-"
-#: Prefixes of a quota's resource names that concern pods; others concern Services, Secrets etc.
+#: Prefixes of a quota's resource names that concern pods. Other names concern Services, Secrets
+#: etc.
 _OF_PODS = ("pods", "count/pods", "cpu", "memory", "ephemeral-storage", "requests.", "limits.")
 _NOT_OF_PODS = "requests.storage"
 #: Maximum number of exceeded resources in a message.
@@ -43,11 +45,11 @@ _MAX_NAMED = 3
 
 
 def demands(pod: Pod) -> dict[str, Decimal]:
-    """Return resource -> what kube-scheduler counts for the pod, by its spec.
+    """Return the amount of each resource that kube-scheduler counts for the pod, from its spec.
 
-    That is the sum over the containers that run together, or the need of the largest init container
-    with the sidecars that run before it, if that is larger; or the requests of the pod as a whole;
-    plus the pod's overhead.
+    This is the sum over the containers that run at the same time, or the need of the largest init
+    container with the sidecars before it, whichever is larger. Requests of the pod as a whole
+    replace it, and the pod's overhead is added.
     """
     return with_overhead(pod.spec, {**of_containers(pod.spec), **of_whole_pod(pod.spec.resources)})
 
@@ -55,8 +57,10 @@ def demands(pod: Pod) -> dict[str, Decimal]:
 def of_containers(
     spec: PodSpec, requests: Callable[[Container], Demands] | None = None
 ) -> dict[str, Decimal]:
-    """Return the sum over the containers. ``requests`` are the requests of one container, by
-    default from its spec."""
+    """Return the sum over the containers.
+
+    ``requests`` returns the requests of one container, by default from its spec.
+    """
     requests = requests or spec_requests
     sidecars: dict[str, Decimal] = {}
     initial: dict[str, Decimal] = {}
@@ -71,8 +75,7 @@ def of_containers(
 
 
 def of_whole_pod(resources: ResourceRequirements | None) -> Demands:
-    """Return the requests of a pod as a whole, which count instead of the requests of its
-    containers."""
+    """Return the requests of a pod as a whole, which replace the requests of its containers."""
     return {
         name: needed
         for name, needed in amounts(resources.requests if resources else None).items()
@@ -139,10 +142,10 @@ class ResourceQuota(KubeStruct, frozen=True):
 def exceeded(quotas: Iterable[ResourceQuota]) -> str:
     """Return a phrase with the exceeded resources; empty if there are none.
 
-    The phrase contains no amounts because a reader of the pod may not be allowed to read quotas.
+    The phrase contains no amounts, because a reader of the pod may not be allowed to read quotas.
 
-    A pod that is created again uses at most as much as the deleted pod. So only a quota that is
-    already exceeded, because it was lowered after the pods were created, can reject it.
+    A pod that is created again uses at most as much as the deleted pod. So it can be rejected only
+    by a quota that is already exceeded, because the quota was lowered after the pods were created.
     """
     found = [
         f"ResourceQuota {quota.metadata.name} is exceeded for {resource}"
@@ -162,15 +165,14 @@ def _left(status: QuotaStatus) -> Iterator[tuple[str, Decimal]]:
 
 
 class QuotaUse:
-    """Counts new pods in the quotas of one namespace, for GPUs, their memory and the number of
-    pods.
+    """Counts new pods in the quotas of one namespace for GPUs, their memory and the number of pods.
 
-    Quotas with scopes count only some pods, and are left out.
+    Quotas with scopes are ignored, because they count only some pods.
     """
 
     def __init__(self, quotas: Iterable[ResourceQuota]) -> None:
         self._quotas = [q for q in quotas if not (q.spec.scopes or q.spec.scope_selector)]
-        #: Resource -> amount that new pods use, minus the amount of deleted pods.
+        #: Amount that new pods use minus the amount of deleted pods, by resource.
         self._taken: Counter[str] = Counter()
 
     def take(self, request: VramRequest) -> str:
@@ -192,7 +194,7 @@ class QuotaUse:
 def _usage(request: VramRequest) -> dict[str, int]:
     """Return a pod's usage as the API server counts it, without CPU, memory and storage."""
     gpus = {f"requests.{ask.resource}": ask.count for ask in request.asks}
-    # Shares of a device are left out. The webhook counts them as on the largest device.
+    # Shares of a device are omitted. The webhook counts them as on the largest device.
     vram_bytes = sum(
         each.amount.count_bytes * each.count
         for each in request.containers

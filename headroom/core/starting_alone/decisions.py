@@ -1,7 +1,7 @@
 """Finds the pods whose start has ended, and describes pods that start alone.
 
-``phase`` decides when a start has ended. The phase is in the ledger, so all replicas see the same
-phase.
+``phase`` decides when a start has ended. The phase is stored in the ledger, so all replicas see the
+same phase.
 """
 
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ class EndedStart:
 
 
 def ended_starts(cluster: Cluster, gpunode: GPUNode, wall_s: float) -> dict[str, EndedStart]:
-    """Return uid -> the end of the pod's start, for pods that the ledger still shows as starting.
+    """Return the ends of starts by uid, for pods that the ledger still shows as starting.
 
     ``wall_s`` is the Unix time in seconds.
     """
@@ -65,15 +65,18 @@ def ended_starts(cluster: Cluster, gpunode: GPUNode, wall_s: float) -> dict[str,
 
 
 def start_sentence(cluster: Cluster, pod: Pod) -> str:
-    """Return whether a bound pod's start keeps other pods waiting, and whether it waits when it
-    starts again. Empty if the pod is not bound or does not start alone."""
+    """Describe whether a bound pod's start delays other pods, and whether the pod waits if it
+    restarts.
+
+    Return an empty text if the pod is not bound or does not start alone.
+    """
     gpunode = cluster.gpunode(pod.node)
     reservation = gpunode.spec.reservations.get(pod.metadata.uid) if gpunode else None
     if reservation is None or not reservation.starts_alone:
         return ""
     if waits(pod):
         metadata = pod.metadata
-        return "starts alone: it is at its gate. What it waits for: " + command(
+        return "starts alone and waits at its gate. To see what it waits for: " + command(
             "kubectl", "logs", "-n", metadata.namespace, metadata.name, "-c", GATE
         )
     if reservation.is_starting:
@@ -89,7 +92,7 @@ def start_sentence(cluster: Cluster, pod: Pod) -> str:
         )
     return (
         "has started alone. If it starts again in place, it does not wait for other such pods, "
-        f"because it has no gate. To change that, annotate its template. Example: {GATED}: 'true'"
+        f"because it has no gate. To add a gate, annotate its template. Example: {GATED}: 'true'"
     )
 
 
@@ -103,8 +106,8 @@ def _rows_by_pod(gpunode: GPUNode) -> dict[str, list[PodUse]]:
 def _age_s(reservation: Reservation, pod: Pod | None, wall_s: float) -> float | None:
     """Return the seconds since the pod was bound.
 
-    An adopted pod was bound before its reservation was written, so its start may already be over by
-    then.
+    An adopted pod was bound before its reservation was written, so its start may already have
+    ended.
     """
     started_at = pod.status.start_time if pod is not None and pod.status is not None else None
     if ADOPTED in reservation.flags and started_at:

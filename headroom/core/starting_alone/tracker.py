@@ -5,7 +5,7 @@ from headroom.core.tracker import Tracker
 
 
 class StartingNodes(Tracker):
-    """Written by the thread that owns the cluster state; may be read by any thread."""
+    """The nodes. The thread that owns the cluster state writes, and any thread may read."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, None] = {}

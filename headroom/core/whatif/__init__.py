@@ -1,1 +1,1 @@
-"""Answers what would happen on a changed copy of the cluster."""
+"""Computes what would happen in a changed copy of the cluster."""

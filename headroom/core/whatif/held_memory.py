@@ -1,8 +1,8 @@
-"""Counts the memory that is held for pods that are not bound yet: for filter, bind and all views.
+"""Counts the memory that is held for pods that are not bound yet, for filter, bind and all views.
 
 ``cluster.holds`` lists the pods for which memory of a node is held. A pod does not fit on a node if
-it fits only without the pods that go before it. This module alone applies that to verdicts, with
-the reason ``HELD``.
+it fits only without the pods that take precedence. Only this module applies this rule to verdicts,
+with the reason ``HELD``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,15 +23,16 @@ from headroom.core.placement.snapshot import CODE_OF, Rows, Snapshot
 from headroom.core.placement.snapshot_builder import Table, build
 from headroom.core.whatif.node_whatif import rejection_beside, terms_beside
 
-#: Maximum number of cached results of ``HeldMemory``: for the nodes that hold a large group, while
-#: filter is asked about its other pods.
+#: Maximum number of cached results of ``HeldMemory``. This is enough for the nodes that are held
+#: for a large group while filter is called for its other pods.
 MOST_ANSWERS = 4096
 
 
 def because_held(reason: Reason | None) -> Reason | None:
-    """Return the reason against a node on which the pod fits without the pods that go before it.
+    """Return the reason against a node on which the pod fits without the pods that take precedence.
 
-    ``reason`` is the reason beside them. It stays if it is not about memory or replicas.
+    ``reason`` is the reason with these pods. It is returned unchanged if it is not about memory or
+    replicas.
     """
     return Reason.HELD if reason is not None and reason.evictable else reason
 
@@ -41,11 +42,12 @@ class HeldMemory:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        #: (kind of request, node) -> what the result depends on, and the result: generation of the
-        #: snapshot in which the node last changed, and the pods that go before.
+        #: For each (kind of request, node), the inputs of the result and the result. The inputs are
+        #: the generation of the snapshot in which the node last changed, and the pods that take
+        #: precedence.
         self._answers: Bounded[tuple[object, str], tuple[tuple[object, ...], Reason | None]]
         self._answers = Bounded(MOST_ANSWERS)
-        #: The kind of the last request. Equal kinds share one object, because keys keep it.
+        #: The kind of the last request. Equal kinds share one object, because the keys contain it.
         self._kind: object | None = None
 
     def rules_changed(self) -> None:
@@ -55,8 +57,11 @@ class HeldMemory:
     def admit_reserved(
         self, request: VramRequest, rows: Rows, codes: Codes, snap: Snapshot, now_s: float
     ) -> list[int]:
-        """Write into ``codes`` whether the pod fits on the nodes that have a reservation of it,
-        without that reservation. Return their positions in the rows."""
+        """Write to ``codes`` whether the pod fits on nodes with a reservation for it, without the
+        reservation.
+
+        Return the positions of these nodes in the rows.
+        """
         nodes = self._cluster.unfinished_binds.nodes_of(request.uid)
         found = [at for node in nodes for at in np.flatnonzero(rows == snap.row_of.get(node, -2))]
         for at in found:
@@ -73,11 +78,11 @@ class HeldMemory:
         snap: Snapshot,
         now_s: float,
     ) -> bool:
-        """Reject the nodes on which the pod does not fit beside the pods that go before it.
+        """Reject the nodes on which the pod does not fit beside the pods that take precedence.
 
-        Write the reason into ``codes``. Return whether that may change without a gain of memory: a
-        node was rejected because of pods of other groups, whose binds may fail. The pods of its own
-        group do not count, because none of them is bound without it.
+        Write the reason to ``codes``. Return whether a rejection may end without a gain of memory,
+        because a node was rejected only for pods of other groups, whose binds may fail. The pods of
+        its own group do not count, because none of them is bound without it.
         """
         may_change, group = False, group_of(pod)
         against = self._cluster.holds.against(pod, now_s)
@@ -118,8 +123,8 @@ class HeldMemory:
     def _is_new_to(self, uid: str, node: str) -> bool:
         """Return whether the pod has no reservation on the node yet.
 
-        A pod's own reservation does not count against it. So its result is not valid for other
-        pods, and must not be cached.
+        A pod's own reservation does not count against it, so its result is not valid for other pods
+        and must not be cached.
         """
         gpunode = self._cluster.gpunode(node)
         reserved = gpunode.spec.reservations if gpunode else {}
@@ -127,11 +132,11 @@ class HeldMemory:
 
 
 def seen_by(cluster: Cluster, pod: Pod | None, snap: Snapshot, now_s: float) -> Snapshot:
-    """Return the snapshot as filter sees it for the pod: memory that is held for pods that go
-    before it counts as reserved, and its own assumed bind and reservations do not.
+    """Return the snapshot that filter uses for the pod.
 
-    ``pod`` is None for views of all nodes, and then all held memory counts. ``snap`` is a snapshot
-    of the cluster, or a result of this function.
+    Memory that is held for pods with precedence counts as reserved, but the pod's own assumed bind
+    and reservations do not. For views of all nodes ``pod`` is None, and all held memory counts.
+    ``snap`` is a snapshot of the cluster, or a result of this function.
     """
     uid = pod.metadata.uid if pod is not None else ""
     held: dict[str, Mapping[str, Reservation]] = {}
@@ -157,8 +162,8 @@ def verdicts_on(
 ) -> Verdicts:
     """Fit the request on a snapshot of ``seen_by``, as ``fit`` does.
 
-    The reason against a node with held memory is that without it. If the request would fit there
-    without it, ``because_held`` gives the reason.
+    The reason against a node with held memory is the reason without the held memory. If the request
+    would fit without it, ``because_held`` returns the reason.
     """
     found = fit(request, snap, rows, now_s)
     holding = snap.held.keys() | cluster.holds.all_binding().keys()
@@ -177,9 +182,9 @@ def verdicts_on(
 
 
 def rejection_by_nominees(cluster: Cluster, pod: Pod, node: str, now_s: float) -> Reason | None:
-    """Return why a pod that fits on the node does not fit beside the nominees that go before it.
+    """Return why a pod that fits on the node does not fit beside the nominees with precedence.
 
-    Bind asks this. Assumed binds do not count then, because they may never be called.
+    Bind uses this function. Assumed binds do not count, because they may never be called.
     """
     if not (nominees := cluster.holds.nominees_before(pod, now_s).get(node)):
         return None

@@ -1,11 +1,12 @@
-"""Fits pods on nodes that differ from the cluster: pods have left or are bound, or the node is new.
+"""Fits pods on hypothetical nodes: nodes that pods have left, nodes with further pods, and new
+nodes.
 
-``pod_counts`` counts how many equal pods fit on a node now, by making reservations for them on a
-copy. A division of the free memory would ignore which devices the pods get. The pods count as
-unconfirmed, as in a burst.
+``pod_counts`` counts how many equal pods fit on a node now, by adding reservations for them to a
+copy, because a division of the free memory would ignore which devices the pods get. The pods count
+as unconfirmed, as in a burst.
 
-``codes_of_new`` fits a pod on nodes that are not in the cluster yet: an autoscaler's templates. A
-new node is empty, and no agent can have measured it. So its labels are enough, even with
+``codes_of_new`` fits a pod on nodes that are not in the cluster yet, such as an autoscaler's
+templates. A new node is empty and no agent can have measured it, so its labels are enough even with
 ``require_report``. When the node exists, bind requires the agent's report.
 """
 
@@ -41,7 +42,7 @@ from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import CODE_OF, NodeTerms
 from headroom.core.placement.snapshot_builder import build
 
-#: Maximum number of templates that one call examines; the others count as unknown.
+#: Maximum number of templates that one call examines. All others count as unknown.
 MOST_NODES = 100
 
 
@@ -54,10 +55,10 @@ def rejection_beside(
     gone: Set[str] = frozenset(),
     held: Mapping[str, Reservation] = NOTHING,
 ) -> Reason | None:
-    """Return why a pod would not fit on the node if ``assumed_pods`` were being bound to it, and
-    the reservations ``held`` were being written (by uid).
+    """Return why a pod would not fit on the node with further pods; None if it would fit.
 
-    The pods with the uids ``gone`` have left and their memory is free. None if the pod would fit.
+    ``assumed_pods`` count as being bound to the node, and the reservations in ``held`` (by uid) as
+    being written. The pods with the uids in ``gone`` have left, so their memory is free.
     """
     if isinstance(request, Unreadable):
         return request.reason
@@ -76,10 +77,11 @@ def terms_beside(
     excluded: Set[str],
     gone: Set[str] = frozenset(),
 ) -> NodeTerms:
-    """Return the terms of a node if the reservations ``held`` (by uid) were being written to it.
+    """Return the terms of a node as if the reservations in ``held`` (by uid) were being written to
+    it.
 
-    Reservations of the pods with the uids ``excluded`` do not count. The pods ``gone`` have also
-    left their devices.
+    Reservations of the pods with the uids in ``excluded`` do not count. The pods in ``gone`` have
+    also left their devices.
     """
     gpunode, assumed = state.gpunode(node), {**held, **state.holds.binding_to(node)}
     if gone and gpunode is not None and gpunode.status is not None:
@@ -124,9 +126,9 @@ def count_pods(
 
     ``limit`` is the maximum that the free replicas allow, and ``guess`` the number to try first.
 
-    Reservations of equal pods are equal, so many are made at once, and binary search finds the
-    number. If a device is chosen for each pod, its reservation depends on the previous one, and
-    reservations are made one by one.
+    Reservations of equal pods are equal, so many are added at once, and binary search finds the
+    number. But if a device is chosen for each pod, its reservation depends on the previous
+    reservation, so reservations are added one by one.
     """
     current = gpunode
     reservation = _reserve(cluster, current, request, now_s)
@@ -177,7 +179,8 @@ def _replicas(verdicts: Verdicts, i: int) -> int:
 
 
 def _guess(verdicts: Verdicts, i: int) -> int:
-    """Return how many pods would fit if their devices could be chosen: a close first guess."""
+    """Return how many pods would fit if their devices could be chosen, which is a good first
+    guess."""
     verdict, row = verdicts.asks[0], int(verdicts.rows[i])
     need_bytes, free_bytes = verdict.all_need_bytes[row], verdict.all_free_bytes[row]
     sizes = np.clip(free_bytes // np.maximum(need_bytes, 1), 0, MAX_REPLICAS)
@@ -196,7 +199,8 @@ _decode = msgspec.json.Decoder(_Node).decode
 
 
 def codes_of_new(items: Sequence[msgspec.Raw], request: VramRequest, rules: Rules) -> Codes:
-    """Return the code of each node's reason; 0 if the pod fits. Invalid nodes count as unknown."""
+    """Return the code of each node's reason, which is 0 if the pod fits. Invalid nodes count as
+    unknown."""
     codes = np.full(len(items), CODE_OF[Reason.UNKNOWN_NODE], np.int8)
     decoded = {}
     for i, item in enumerate(items[:MOST_NODES]):
@@ -214,7 +218,8 @@ def codes_of_new(items: Sequence[msgspec.Raw], request: VramRequest, rules: Rule
 
 
 def _as_ready(node: _Node, rules: Rules) -> tuple[Event, ...]:
-    """Return the events of an idle node whose agent has reported exactly what its labels state."""
+    """Return the events of an idle node whose agent has reported exactly the content of its
+    labels."""
     status = node.status
     if status is not None and status.allocatable is None:  # Kubernetes' own default
         status = msgspec.structs.replace(status, allocatable=status.capacity)

@@ -1,7 +1,7 @@
 """Explains why pods are pending, in metrics and Events.
 
-kube-scheduler counts Headroom's constant reasons in the pod's condition. The figures are here, in
-one Event for each pod, built from the pod's last decision and the newest snapshot.
+kube-scheduler counts Headroom's constant reasons in the pod's condition. This module adds the
+figures in one Event for each pod, built from the pod's last decision and the newest snapshot.
 """
 
 import re
@@ -27,11 +27,12 @@ from headroom.core.rules.eligible_nodes import Eligible, eligibility_key, eligib
 from headroom.core.whatif.held_memory import seen_by, verdicts_on
 from headroom.core.whatif.steering_whatif import Steerable, helped_by_steering, nodes_text
 
-#: Code of pending pods that Headroom has not rejected: kube-scheduler has not asked about them.
+#: Code of pending pods for which kube-scheduler has not called Headroom.
 NOT_ASKED = "not_asked"
 #: Maximum number of reasons in one message.
 _MAX_REASONS = 3
-#: Counted reasons in kube-scheduler's message. Longest first: some are prefixes of others.
+#: Matches counted reasons in kube-scheduler's message. The longest come first, because some are
+#: prefixes of others.
 _COUNTED = re.compile(
     r"(\d+) ("
     + "|".join(sorted((re.escape(r.sentence) for r in Reason), key=len, reverse=True))
@@ -45,19 +46,19 @@ class Pending:
     """Unbound pods, by the code of the reason for which most nodes were rejected."""
 
     pods: Counter[str] = field(default_factory=Counter)
-    #: When the oldest pod of each code was created, RFC 3339.
+    #: When the oldest pod of each code was created (RFC 3339).
     oldest: dict[str, str] = field(default_factory=dict)
 
     def add(self, code: str, created: str) -> None:
         self.pods[code] += 1
-        if created:  # else its age is unknown
+        if created:  # otherwise its age is unknown
             self.oldest[code] = min(self.oldest.get(code, created), created)
 
 
 def rejections_in_condition(pod: Pod) -> dict[Reason, int]:
     """Return Headroom's reasons with the numbers of nodes, parsed from the pod's condition.
 
-    Every replica can read the condition, also of decisions that another replica made.
+    Every replica can read the condition, even for decisions of another replica.
     """
     found: Counter[Reason] = Counter()
     for condition in (pod.status and pod.status.conditions) or ():
@@ -77,21 +78,21 @@ def main_reason(rejected: Mapping[Reason, int]) -> str:
 class Explaining:
     """Explains pods on one snapshot, and caches explanations because many pods have equal requests.
 
-    May be used on any thread, by one thread at a time.
+    Any thread may use it, but only one at a time.
     """
 
     def __init__(self, state: Cluster, snap: Snapshot, now_s: float) -> None:
         self._state, self._snap, self._now_s = state, snap, now_s
         self._eligible: dict[bytes, Eligible] = {}
         self._everywhere: dict[Kind, Verdicts] = {}
-        #: Key: kind of request, eligibility key of the pod, and the nodes that were offered.
+        #: Explanations by kind of request, eligibility key of the pod, and offered nodes.
         self._explanations: dict[tuple[Kind, bytes, bytes], tuple[Explanation, str]] = {}
 
     def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
         """Return the notice for the pod's author; None if the pod fits now and is retried soon.
 
-        ``again`` is whether the pod was explained before. If it still fits, kube-scheduler does not
-        offer the node on which it fits, and the notice reports that.
+        ``again`` states whether the pod was explained before. If it still fits, kube-scheduler does
+        not offer the node on which it fits, and the notice reports this.
         """
         found, steering = self._explained(pod, decision)
         nearest = found.nearest[0] if found and found.nearest else None
@@ -120,7 +121,7 @@ class Explaining:
     def _explained_on(
         self, pod: Pod, request: VramRequest, decision: Decision
     ) -> tuple[Explanation | None, str]:
-        """Explain the pod on this snapshot, whatever memory is held."""
+        """Explain the pod on this snapshot, without further regard to held memory."""
         snap = self._snap
         named = decision.offered_nodes
         key = request.kind, (where := eligibility_key(pod)), named.bits if named else b""

@@ -1,4 +1,4 @@
-"""Changes of reports that the simulation makes: devices become idle, shared or allocated."""
+"""Changes reports for the simulation, so that devices become idle, shared or allocated."""
 
 from math import inf
 
@@ -8,12 +8,12 @@ from headroom.contract.gpunode import Device, GPUNodeStatus, Replicas
 from headroom.contract.reasons import Reason
 from headroom.core.placement.snapshot import NodeTerms
 
-#: Temporary reasons, which do not apply to an added node even if its model node has them.
+#: Temporary reasons, which do not apply to an added node even if they apply to its model node.
 _PASSING = frozenset({Reason.EVICTED_RECENTLY})
 
 
 def shared_resources(status: GPUNodeStatus) -> set[str]:
-    """Return the resources that the plugin offers with shared devices, which can be steered."""
+    """Return the resources with shared devices, because these can be steered."""
     return {each.resource for each in status.devices if each.sharing != "none" and each.resource}
 
 
@@ -27,7 +27,7 @@ def allocated(device: Device, count: int) -> Device:
 
 
 def idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
-    """Return a status with equal devices of another machine, healthy and idle."""
+    """Return the status of another machine with the same devices, all of them healthy and idle."""
     devices = [
         msgspec.structs.replace(
             device,
@@ -46,9 +46,9 @@ def idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:
 
 
 def shared(device: Device, count: int) -> Device:
-    """Return the device with ``count`` replicas; 1 disables sharing.
+    """Return the device with ``count`` replicas. A count of 1 disables sharing.
 
-    Raises ``ValueError`` if more replicas than that are in use or unhealthy.
+    Raises ``ValueError`` if more than ``count`` replicas are in use or unhealthy.
     """
     replicas, sharing = device.replicas, device.sharing
     taken = replicas.allocated + replicas.unhealthy

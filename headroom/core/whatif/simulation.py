@@ -1,10 +1,10 @@
-"""Simulates changes of pods and nodes on a copy of the cluster; the cluster itself stays unchanged.
+"""Simulates changes of pods and nodes on a copy of the cluster. The cluster itself stays unchanged.
 
-A pod is placed as the verbs do it: all nodes are fitted and ranked on the newest snapshot of the
-copy, memory is reserved on the best node, and that node is computed again before the next pod. The
-simulation has no kubelet: as in a burst, placed pods stay unconfirmed until the end, unless
-``confirm`` is called. It only calls methods of ``Cluster`` that are safe on any thread and
-change nothing.
+A pod is placed as in kube-scheduler's calls. All nodes are fitted and ranked on the newest snapshot
+of the copy, memory is reserved on the best node, and that node is computed again before the next
+pod is placed. The simulation has no kubelet, so placed pods stay unconfirmed until the end, as in a
+burst, unless ``confirm`` is called. It only calls methods of ``Cluster`` that are safe on any
+thread and change nothing.
 """
 
 import itertools
@@ -59,7 +59,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class NotPlaced:
-    """Why no node takes the pod."""
+    """The reasons why the pod fits on no node."""
 
     #: Number of eligible nodes by reason.
     reasons: Mapping[Reason, int]
@@ -71,15 +71,15 @@ class NotPlaced:
 class _SimulatedNode:
     """The simulated state of a node."""
 
-    #: For an added node it has the name of the model node.
+    #: The GPUNode. For an added node, it has the name of the model node.
     gpunode: GPUNode
-    #: Uids of pods to ignore: they have left the node, or are only on the model node.
+    #: Uids of pods to ignore, because they have left the node or are only on the model node.
     gone: frozenset[str] = frozenset()
     added: bool = False
     repaired: bool = False
     #: Replaces the node's annotation if it is not None.
     device_choice: DeviceChoice | None = None
-    #: Uids of simulated pods that have their devices; the cluster does not have them as bound.
+    #: Uids of simulated pods that have their devices. In the cluster itself, they are not bound.
     confirmed: frozenset[str] = frozenset()
 
     def reserved(self, uid: str, reservation: Reservation | None) -> "_SimulatedNode":
@@ -94,10 +94,10 @@ class _SimulatedNode:
 
 
 class Simulation:
-    """Starts from the cluster in ``snap``; ``now_s`` is the receiver's monotonic clock.
+    """Starts from the cluster in ``snap``. ``now_s`` is the time on the receiver's monotonic clock.
 
-    ``kinds`` is the number of kinds of requests whose fit is kept between pods. With more kinds
-    than that, most pods are fitted on all nodes again.
+    ``kinds`` is the number of kinds of requests for which fits are cached. If there are more kinds,
+    most pods are fitted on all nodes again.
     """
 
     def __init__(
@@ -108,13 +108,13 @@ class Simulation:
         #: The prices of device classes, as they were at the start unless a caller replaces them.
         self.market = cluster.market
         self._table = Table.after(snap)
-        #: Node -> uid -> reservation: memory that is held for pods that are not bound yet.
+        #: Memory that is held for pods that are not bound yet, as reservations by node and uid.
         self._beside = dict(snap.held)
         self._weighings = FitCache(cluster.rules.weights, kinds)
         #: Nodes that differ from the cluster; None for a removed node.
         self._held: dict[str, _SimulatedNode | None] = {}
-        #: Nodes that have changed since they were weighed. A node is weighed once for all changes
-        #: between two snapshots, as the state of a cluster does it.
+        #: Nodes that have changed since they were weighed. As in the cluster itself, a node is
+        #: weighed once for all changes between two snapshots.
         self._changed: dict[str, _SimulatedNode] = {}
 
     def snapshot(self) -> Snapshot:
@@ -143,10 +143,12 @@ class Simulation:
         row = int(rows[ranking.winner])
         part = snap.part(np.array([row]))
         verdicts = fit(request, part, np.zeros(1, np.int64), self._now_s)
-        # Without annotations: a simulated pod has no Binding on which they are written.
+        # The placement has no annotations, because a simulated pod has no Binding on which they
+        # could be written.
         placement = Placement(charges(request, part, verdicts, 0), {})
         name = snap.nodes[row].name
-        # Without the phase of a pod that starts alone: its start ends by itself.
+        # The reservation does not have the phase of a pod that starts alone, because such a start
+        # ends by itself.
         reservation = Reservation(request.namespace, request.name, list(placement.charges))
         held = self._of(name)
         assert held is not None, "a node on which a pod fits has a ledger"
@@ -169,7 +171,7 @@ class Simulation:
         return bool(fit(by_headroom(request), snap, snap.rows([name]), self._now_s).fits[0])
 
     def release(self, uid: str) -> list[str]:
-        """Remove a pod and free its memory; return the names of its nodes."""
+        """Remove a pod, free its memory, and return the names of its nodes."""
         pod = self._cluster.pod(uid)
         at = {pod.node} if pod is not None else set()
         at |= self._nodes_of.get(uid, set())
@@ -201,7 +203,8 @@ class Simulation:
         self._put(name, left.reporting(without(status, {uid})))
 
     def drain(self, name: str) -> list[Pod]:
-        """Remove a node; return the pods to place elsewhere, the most important first."""
+        """Remove a node and return the pods that must be placed elsewhere. Pods with the highest
+        priority come first."""
         held = self._of(name)
         self._table.drop(name)
         self._changed.pop(name, None)
@@ -213,7 +216,7 @@ class Simulation:
         return sorted((pod for pod in pods if _moves(pod, name)), key=urgency)
 
     def add(self, like: str, count: int) -> list[str]:
-        """Add ``count`` idle nodes like the node ``like``; return their names.
+        """Add ``count`` idle nodes like the node ``like``, and return their names.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
@@ -232,20 +235,20 @@ class Simulation:
         return [like + suffix for suffix in suffixes]
 
     def set_replicas(self, name: str, count: int) -> None:
-        """Give every device of the node ``count`` replicas; 1 disables sharing.
+        """Give every device of the node ``count`` replicas. One replica disables sharing.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``
-        if more replicas than that are in use or unhealthy.
+        if more than ``count`` replicas are in use or unhealthy.
         """
         held, status = self._reported(name)
         devices = [shared(device, count) for device in status.devices]
         self._put(name, held.reporting(msgspec.structs.replace(status, devices=devices)))
 
     def add_replica(self, name: str) -> None:
-        """Give every device of the node one replica more than its most shared device has.
+        """Give every device of the node one more replica than its most shared device has.
 
-        Raises the errors of ``set_replicas``, and ``ValueError`` if no device is shared, or if one
-        has ``MAX_REPLICAS`` already.
+        Raises the errors of ``set_replicas``, and ``ValueError`` if no device is shared or if a
+        device already has ``MAX_REPLICAS`` replicas.
         """
         _, status = self._reported(name)
         shared = (each for each in status.devices if each.sharing != "none")
@@ -255,7 +258,8 @@ class Simulation:
         self.set_replicas(name, most + 1)
 
     def repair(self, name: str) -> None:
-        """Make the report of the node fresh, and every device with known memory healthy and open.
+        """Make the report of the node fresh, and make each device with known memory healthy with
+        compute mode default.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
@@ -274,8 +278,7 @@ class Simulation:
         self.set_mode(name, DeviceChoice.STEERED)
 
     def set_mode(self, name: str, choice: DeviceChoice) -> None:
-        """Change how devices of the node are chosen, as its agent does if the annotation requests
-        it.
+        """Change how devices of the node are chosen, like an agent whose node has the annotation.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``
         if it would be steered and no device is shared.
@@ -289,17 +292,18 @@ class Simulation:
         self._put(name, replace(changed, device_choice=choice))
 
     def confirm(self, uid: str, at: Placed) -> None:
-        """Give a placed pod the devices that Headroom chose for it, as a steered node does.
+        """Give a placed pod the devices that Headroom chose for it, like a steered node.
 
-        Nothing changes for a pod whose device the plugin chooses.
+        This has no effect on a pod whose device the plugin chooses.
         """
         count_of = {each.choice: each.count for each in at.placement.charges if each.choice}
         if count_of:
             self.observe(uid, at.node, count_of)
 
     def observe(self, uid: str, name: str, count_of: Mapping[str, int], used: int = 0) -> None:
-        """Let the node report that a placed pod holds these devices (uuid -> replicas), and uses
-        ``used`` bytes of each.
+        """Let the node report that a placed pod holds replicas of these devices (by UUID).
+
+        The pod uses ``used`` bytes of each device.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
@@ -314,7 +318,7 @@ class Simulation:
         self._put(name, replace(held.reporting(seen), confirmed=held.confirmed | {uid}))
 
     def measure(self, name: str, activity: Mapping[str, float]) -> None:
-        """Let the node report this SM activity (uuid -> ratio); more than 1 is reported as 1.
+        """Let the node report this SM activity (ratio by UUID). Ratios above 1 are reported as 1.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
@@ -351,7 +355,7 @@ class Simulation:
         return held, held.gpunode.status
 
     def _end_holds(self, uid: str) -> None:
-        """No longer hold memory for this pod."""
+        """Stop holding memory for this pod."""
         for name, reservations in list(self._beside.items()):
             if uid in reservations:
                 self._beside[name] = {u: r for u, r in reservations.items() if u != uid}
@@ -366,7 +370,7 @@ class Simulation:
         if not held.added:
             assumed = {**self._beside.get(name, {}), **self._cluster.holds.binding_to(name)}
         if held.confirmed:
-            # Else they would count as pods that leave, because the cluster has no such bound pods.
+            # Otherwise they would count as leaving, because the cluster has no such bound pods.
             reservations = gpunode.spec.reservations
             confirmed = {uid: reservations[uid] for uid in held.confirmed & reservations.keys()}
             assumed = {**assumed, **confirmed}
@@ -378,13 +382,13 @@ class Simulation:
         self._table.put(as_added(terms, name) if held.added else terms)
 
     def _node(self, name: str) -> Node | None:
-        """Return the Node; an added node has the labels and taints of its model node."""
+        """Return the Node. An added node has the labels and taints of its model node."""
         held = self._held.get(name)
         return self._cluster.node(held.gpunode.name if held else name)
 
 
 def _moves(pod: Pod, node: str) -> bool:
-    """Return whether draining the node moves the pod; DaemonSet pods and static pods stay."""
+    """Return whether draining the node moves the pod. DaemonSet pods and static pods stay."""
     owners = pod.metadata.owner_references or ()
     return (
         pod.node == node
@@ -395,5 +399,5 @@ def _moves(pod: Pod, node: str) -> bool:
 
 
 def urgency(pod: Pod) -> tuple[int, str, str]:
-    """Sort key of pods in the order of scheduling: by priority, then by age."""
+    """Return the sort key for pods in the order of scheduling, by priority and then by age."""
     return -(pod.spec.priority or 0), pod.metadata.creation_timestamp or "", pod.metadata.uid

@@ -1,9 +1,8 @@
 """Finds pods that wait only because the device plugin chooses the device, by simulated steering.
 
-On a *predicted* node a pod must fit on every device that the plugin could choose next, and on an
-*any* node on every device. On a steered node it needs one device. The nodes that are examined are
-those where steering is not active; gated and pinned nodes are left out, because their pods rely on
-the gate or on their variable.
+On a *predicted* node a pod must fit on every device that the plugin could choose next. On a steered
+node it must fit on one device. Only nodes on which steering is not active are examined. Gated nodes
+are omitted, because their pods rely on the gate.
 """
 
 from collections import Counter
@@ -27,8 +26,8 @@ from headroom.core.rules.eligible_nodes import Eligible, eligibility_key, eligib
 from headroom.core.whatif.simulated_reports import shared_resources
 from headroom.core.whatif.simulation import Placed, Simulation, urgency
 
-#: Reasons that concern a device which the plugin could choose, although another one may fit. With
-#: ``MEMORY_ON_ANY`` no device has enough memory, so the choice does not matter.
+#: Reasons that concern a device which the plugin could choose, although another device may fit.
+#: With ``MEMORY_ON_ANY`` no device has enough memory, so the choice does not matter.
 _BY_CHOICE = (
     Reason.MEMORY_ON_SOME,
     Reason.UNHEALTHY_DEVICE,
@@ -42,8 +41,8 @@ _MAX_NODES_OF_POD = 8
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """Maximum number of pods, of different requests among them, and of nodes, that are simulated
-    for the whole cluster."""
+    """Maximum numbers of pods, of different requests, and of nodes in the simulation of the
+    cluster."""
 
     pods: int = 256
     kinds: int = 64
@@ -55,10 +54,10 @@ MOST = Most()
 
 @dataclass(frozen=True, slots=True)
 class Steerable:
-    """A node where steering is not active."""
+    """A node on which steering is not active."""
 
     node: str
-    #: Whether the annotation or the agent's default requests steering already.
+    #: Whether the annotation or the agent's default already requests steering.
     requested: bool
     #: Why steering is not possible; empty if no obstacle is known.
     obstacle: str
@@ -69,7 +68,7 @@ class Steerable:
 
     @property
     def command(self) -> str:
-        """The command that steers the node; it also replaces another value of the annotation."""
+        """The command that steers the node. It also replaces another value of the annotation."""
         words = "annotate", "--overwrite", "node", self.node, f"{DEVICE_CHOICE}=steered"
         return command("kubectl", *words)
 
@@ -85,14 +84,14 @@ class Steerable:
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """The pods that wait because of the device plugin's choice, and the pods that steering
-    places."""
+    """The pods that wait because of the device plugin's choice, and the pods that steering would
+    place."""
 
     waiting_pods: int
     waiting_bytes: int
     placed_pods: int
     placed_bytes: int
-    #: The steered nodes that took pods, those that took the most first.
+    #: The steered nodes that took pods, sorted by the number of pods, highest first.
     nodes: tuple[Steerable, ...]
 
     @property
@@ -134,9 +133,11 @@ def steerable(cluster: Cluster, name: str) -> Steerable | None:
 
 
 def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
-    """Return nodes on which the pod would fit if they were steered, without an obstacle first.
+    """Return nodes on which the pod would fit if they were steered, nodes without an obstacle
+    first.
 
-    At most 8 of the nodes that reject the pod are simulated, the first ones by name.
+    At most ``_MAX_NODES_OF_POD`` of the nodes that reject the pod are simulated, in the order of
+    names.
     """
     found = islice(_rejecting(cluster, verdicts), _MAX_NODES_OF_POD)
     helped = [each for row, each in found if _fits_if_steered(cluster, verdicts, row, each.node)]
@@ -146,9 +147,9 @@ def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
 def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = MOST) -> Gain | None:
     """Simulate all pending pods on steered nodes; None if steering would place none of them.
 
-    The first pods by priority and age are examined, and at most ``most.nodes`` are steered: those
-    that reject the most pods because of the plugin's choice. Pods that would fit on none of these
-    do not count. ``now_s`` is this process's monotonic clock.
+    The first pods by priority and age are examined. At most ``most.nodes`` nodes are steered,
+    namely those that reject the most pods because of the plugin's choice. Pods that would fit on
+    none of these nodes do not count. ``now_s`` is the time of this process's monotonic clock.
     """
     rejected = list(_rejected(cluster, snap, now_s, most))
     counts = Counter(row for each in rejected for row in each.nodes)
@@ -197,14 +198,13 @@ class _Rejected:
 
 
 def _rejected(cluster: Cluster, snap: Snapshot, now_s: float, most: Most) -> Iterator[_Rejected]:
-    """Yield the pods that some node rejects because of the plugin's choice, in the order of
-    scheduling."""
+    """Yield pods that a node rejects because of the plugin's choice, in the order of scheduling."""
     eligible_by_key: dict[bytes, Eligible] = {}
     found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
     pods = sorted(cluster.unbound(), key=urgency)
     for pod in pods[: most.pods]:
         if any(pod.metadata.uid in held for held in snap.held.values()):
-            continue  # it waits for memory that is held for it
+            continue  # the pod waits for memory that is held for it
         request = cluster.understand(pod)
         if not isinstance(request, VramRequest) or not request.asks or pod.spec.scheduling_gates:
             continue
@@ -224,8 +224,11 @@ def _rejected(cluster: Cluster, snap: Snapshot, now_s: float, most: Most) -> Ite
 def _rejecting_nodes(
     cluster: Cluster, verdicts: Verdicts, most: Most
 ) -> tuple[frozenset[int], int]:
-    """Return rows of nodes that reject the pod because of the plugin's choice, and the bytes that
-    the pod needs; no rows if it fits on some node."""
+    """Return the rows of nodes that reject the pod because of the plugin's choice, and the needed
+    bytes.
+
+    There are no rows if the pod fits on some node.
+    """
     if verdicts.fits.any():
         return frozenset(), 0
     rows = [row for row, _ in islice(_rejecting(cluster, verdicts), most.nodes)]
@@ -239,8 +242,11 @@ def _rejecting_nodes(
 
 
 def _rejecting(cluster: Cluster, verdicts: Verdicts) -> Iterator[tuple[int, Steerable]]:
-    """Yield the nodes that reject the pod because of the plugin's choice and can be steered, each
-    with its row, by name."""
+    """Yield (row, node) for nodes that reject the pod because of the plugin's choice and can be
+    steered.
+
+    The nodes are sorted by name.
+    """
     by_choice = np.isin(verdicts.codes, [CODE_OF[reason] for reason in _BY_CHOICE])
     rows = verdicts.rows[by_choice]
     for row in rows[np.argsort(verdicts.snap.name_rank[rows])].tolist():
@@ -257,7 +263,6 @@ def _fits_if_steered(cluster: Cluster, verdicts: Verdicts, row: int, name: str) 
 
 
 def nodes_text(found: Sequence[Steerable]) -> str:
-    """Return a phrase with the name of the only node, or with the number of nodes and the first
-    name."""
+    """Describe the nodes: the name if there is one, otherwise the number and the first name."""
     first = found[0].node
     return f"node {first}" if len(found) == 1 else f"one of {len(found)} nodes, such as {first}"

@@ -2,8 +2,8 @@
 
 For example, their image sets NVIDIA_VISIBLE_DEVICES, or they request a resource that the settings
 do not name. The state keeps only pods that request managed GPUs. A report shows the use of all
-pods, but an agent's report is no proof that a pod exists. So the console looks them up
-(``console.gpu_user_reader``), and the doctor lists all pods anyway.
+pods, but an agent's report does not prove that a pod exists. So the console reads such pods from
+the API server (``console.gpu_user_reader``), and the doctor lists all pods anyway.
 """
 
 from collections.abc import Iterable
