@@ -197,9 +197,7 @@ class ReconcileController:
             async with self._writes:
                 for found in findings:
                     await self._correct(ledger, found)
-        # noqa: BLE001 - logged and counted, and the next round finds the remaining corrections
-        # again
-        except Exception:
+        except Exception:  # noqa: BLE001 - logged and counted; the next round finds the rest again
             self._loops.failing("reservations")
         finally:
             del self._checks[node]

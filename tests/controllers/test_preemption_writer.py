@@ -155,7 +155,7 @@ def test_no_further_victim_is_evicted_when_the_pod_is_no_longer_pending(
     world.evictor.meanwhile = lambda pod: deed(world.store)
     made = world.preempt()
     assert names(made.evicted) == world.evictor.evicted == ["low"]
-    assert made.rejected == "default/new does not wait for its victims any more"
+    assert made.rejected == "default/new no longer waits for its victims"
 
 
 def bound_elsewhere(store: EmbeddedStore) -> None:

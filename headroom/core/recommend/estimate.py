@@ -1,14 +1,14 @@
 """Computes a request from the peaks of past lives.
 
-The highest of a few peaks is a bad limit for the next one: after ten lives of one distribution, the
-next is above all of them once in eleven times. So the margin follows from the spread of the peaks
-and from their number. The logarithms of the upper peaks are taken as the upper part of a normal
-distribution, and the request is the value that the next life exceeds with probability ``TAIL``:
-a prediction bound of Student's t. Only peaks above ``CENTRE`` count for the spread, because lives
-that ended early or did less do not show the largest need.
+The highest of a few peaks is a bad limit for the next life, because after ten lives of one
+distribution, the next peak is above all of them once in eleven times. So the margin depends on the
+spread of the peaks and on their number. The logarithms of the upper peaks are treated as the upper
+part of a normal distribution. The request is the value that the next life exceeds with probability
+``TAIL``, which is a prediction bound of Student's t. Only peaks above ``CENTRE`` count for the
+spread, because lives that ended early or did less do not show the largest need.
 
-Programs of one container usually differ in size, but vary alike from life to life. So the spread of
-the container's other programs counts for a program that is new.
+Programs of one container usually differ in size, but vary to a similar degree between lives. So the
+spread of the container's other programs counts for a new program.
 
 The constants were tuned with ``benchmarks.recommend`` (docs/design/recommendations.md).
 """
@@ -25,35 +25,34 @@ from headroom.core.recommend.histogram import highest, log_upper_end, quantile, 
 CENTRE = 0.65
 #: Accepted probability that the next life exceeds the request.
 TAIL = 0.0007
-#: Degrees of freedom of the spread for each life: about half of the lives count for it.
+#: Degrees of freedom of the spread per life, because about half of the lives count for it.
 FREEDOM_PER_LIFE = 0.5
-#: Spread of logarithms that is assumed before the first life (2 %), and the degrees of freedom that
-#: this assumption counts as.
+#: Spread of logarithms that is assumed before the first life (2 %), and the degrees of freedom with
+#: which this assumption counts.
 ASSUMED_SPREAD, ASSUMED_FREEDOM = 0.02, 1.0
 LEAST_FREEDOM = 2.0
-#: Maximum degrees of freedom of the other programs' spread; and the minimum with which it is known
+#: Maximum degrees of freedom of the other programs' spread, and the minimum with which it is known
 #: well enough to recommend a request after one life.
 OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
-#: A request is at least this much above the highest peak: as much as a release of an engine's image
-#: usually moves its peak.
+#: Minimum margin of a request above the highest peak, which is the amount by which a new release of
+#: an engine usually changes its peak.
 LEAST_MARGIN = 0.02
-#: Accepted share of lives above the recommendation. Each further one adds to the least margin above
-#: the centre, up to a maximum; the first one almost reaches it.
+#: Accepted share of lives above the recommendation. Each further life adds ``MISS_MARGIN`` to the
+#: minimum margin above the centre, up to ``MOST_MARGIN``, which the first life almost reaches.
 ACCEPTED, MISS_MARGIN, MOST_MARGIN = 0.001, 0.20, 0.20
-#: Requests are rounded up to a multiple of this when they are shown or written.
+#: Requests are rounded up to a multiple of this value when they are shown or written.
 STEP_BYTES = 64 << 20
 
 _NORMAL = NormalDist()
 _Z = _NORMAL.inv_cdf(CENTRE)
 _DENSITY = _NORMAL.pdf(_Z) / (1 - CENTRE)
-#: Root mean square of how far the part of a standard normal distribution above ``CENTRE`` is above
-#: its lower end.
+#: Root mean square of the distance above ``CENTRE``, for the upper part of a standard normal
+#: distribution.
 _RMS_ABOVE = math.sqrt(1 - _Z * _DENSITY + _Z * _Z)
 
 
 class Spread(NamedTuple):
-    """The spread of peaks, which is the mean square of their logarithms' distance from the
-    centre."""
+    """The spread of peaks: the mean square of the distance of their logarithms from the centre."""
 
     variance: float
     freedom: float
@@ -79,13 +78,13 @@ class Estimate:
     #: The quantile ``CENTRE`` of the peaks.
     centre_bytes: int
     highest_bytes: int
-    #: The value that the next life exceeds with probability ``TAIL``, and at least the highest with
-    #: its margin.
+    #: The value that the next life exceeds with probability ``TAIL``, but at least the highest peak
+    #: with its margin.
     request_bytes: int
 
 
 def spread(weights: Mapping[int, float], lives: int) -> Spread:
-    """Return how much the peaks of this number of lives differ. ``weights`` is not empty."""
+    """Return the spread of the peaks of this number of lives. ``weights`` must not be empty."""
     centre_bytes = quantile(weights, CENTRE)
     log_centre = math.log(centre_bytes)
     squares = total = 0.0
@@ -113,7 +112,8 @@ def estimate(
     others: Spread = NO_SPREAD,
     centre_margin: float = 0.0,
 ) -> Estimate:
-    """Return the estimate from the histogram of this number of lives; ``weights`` is not empty.
+    """Return the estimate from the histogram of this number of lives. ``weights`` must not be
+    empty.
 
     ``others`` is the spread of the container's other programs. ``centre_margin`` is the result of
     ``margin_after``.
@@ -128,7 +128,8 @@ def estimate(
     deviation = math.sqrt((known + assumed) / freedom)
     deviations = student_t(1 - TAIL, max(LEAST_FREEDOM, freedom)) - _Z
     above = deviations / _RMS_ABOVE * deviation * math.sqrt(1 + 1 / counted)
-    # Limited, because exp() overflows; e^20 times the centre is more than any device has.
+    # Limit the exponent, because exp() overflows. e^20 times the centre is more than any device
+    # has.
     bound = centre_bytes * math.exp(min(above, 20.0))
     request = max(bound, highest_bytes * (1 + LEAST_MARGIN), centre_bytes * (1 + centre_margin))
     return Estimate(centre_bytes, highest_bytes, math.ceil(request))
@@ -153,10 +154,10 @@ def rounded(request_bytes: int) -> int:
 
 
 def fitting(request_bytes: int, most_bytes: int | None) -> int:
-    """Return ``rounded``, but at most ``most_bytes``, rounded down. If that is None, there is no
-    maximum.
+    """Return the rounded request, but at most ``most_bytes`` rounded down (no maximum if None).
 
-    No device takes a larger request. A device smaller than ``STEP_BYTES`` counts as a whole.
+    No device takes a larger request. The memory of a device smaller than ``STEP_BYTES`` is not
+    rounded.
     """
     if most_bytes is None:
         return rounded(request_bytes)
@@ -166,9 +167,9 @@ def fitting(request_bytes: int, most_bytes: int | None) -> int:
 def placeable(amounts: Mapping[str, int], largest: Mapping[str, int]) -> int | None:
     """Return the largest of the recommended amounts that some device could take, in bytes.
 
-    ``amounts`` are by device model. ``largest`` has, by model, the allocatable bytes of the largest
-    device that the container could get. Models without such a device count only if no other model
-    has an amount. None without any amount.
+    ``amounts`` contains the amount of each device model, and ``largest`` the allocatable bytes of
+    the largest device of each model that the container could get. Models without such a device
+    count only if no other model has an amount. Return None if there is no amount.
     """
     present = [
         fitting(amount, largest[model]) for model, amount in amounts.items() if model in largest
@@ -179,9 +180,9 @@ def placeable(amounts: Mapping[str, int], largest: Mapping[str, int]) -> int | N
 
 
 def student_t(share: float, freedom: float) -> float:
-    """Return the quantile of Student's t, by the expansion 26.7.5 of Abramowitz and Stegun.
+    """Return the quantile of Student's t by the expansion 26.7.5 of Abramowitz and Stegun.
 
-    Below four degrees of freedom it is too small: 23 instead of 35 for 0.9996 at two.
+    Below four degrees of freedom it is too small, for example 23 instead of 35 for 0.9996 with two.
     """
     z = _NORMAL.inv_cdf(share)
     terms = (

@@ -1,10 +1,10 @@
 """Decides which lives count, and records the lives of one program.
 
-A life whose peak is only a lower bound of what it needed is *censored*: it was OOM-killed,
+A life is *censored* if its peak is only a lower bound of its need. This is so if it was OOM-killed,
 failed or was evicted within a day, has run for less than a day, grew or jumped after its first day
-(``growth``), was not measured all the time, or its end is unknown. Censored lives can only raise a
-recommendation. They do not count as lives, and their peaks matter only above the request that
-follows from the others.
+(``growth``), was not measured all the time, or has an unknown end. Censored lives can only raise a
+recommendation. They do not count as lives, and their peaks matter only if they are above the
+request that follows from the other lives.
 """
 
 import math
@@ -29,25 +29,27 @@ from headroom.core.recommend.histogram import Histogram, highest
 
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
-#: A peak loses half of its weight in this time.
+#: Seconds in which a peak loses half of its weight.
 HALF_LIFE_S = 10 * DAY_S
 #: A life of this length counts as complete, whether it still runs, failed or was evicted.
 MATURE_S = DAY_S
-#: Fewer complete lives than this give no recommendation, unless the container's other programs have
-#: shown how much its peaks differ. Then one life is enough.
+#: Minimum number of complete lives for a recommendation. If the container's other programs have
+#: shown how much its peaks differ, one life is enough.
 LEAST_LIVES = 3
-#: Maximum factor by which a request is above the censored peak that raises it.
+#: Maximum ratio of a request to the censored peak that raises it.
 CENSORED_MARGIN = 1.2
-#: A program is unsettled if at least this number of its lives is, and at least this share.
+#: A program is unsettled if at least this number and at least this share of its lives are
+#: unsettled.
 UNSETTLED_LIVES, UNSETTLED_SHARE = 2, 0.2
-#: A life outgrew the others if its peak is above theirs by more than this factor, and above its own
-#: of the first day. A program is also unsettled if this share of its lives did.
+#: A life has outgrown the others if its peak exceeds their peaks, and its own peak of the first
+#: day, by more than this factor. A program is also unsettled if this share of its lives has
+#: outgrown others.
 OUTGROWN, OUTGROWN_SHARE = 1.1, 0.03
 #: Running lives that rose by the first factor after their first day, to peaks that are equal within
 #: the second, rose for one reason, such as another model. At least this number of them is needed.
 #: They count as lives that outgrew the others.
 ROSE, SAME_LEVEL, TOGETHER = 1.03, 1.01, 3
-#: A life is flat if its peak is at most this factor above its startup peak.
+#: A life is flat if its peak exceeds its startup peak by at most this factor.
 FLAT_WITHIN = 1.02
 
 
@@ -59,7 +61,7 @@ class Ending(Enum):
     FAILED = "failed"
     EVICTED = "evicted"
     OOM_KILLED = "oom-killed"
-    #: Nothing was seen of its end.
+    #: The end of the life was not observed.
     UNKNOWN = "unknown"
 
 
@@ -69,11 +71,11 @@ class Life:
 
     peak_bytes: int
     started_s: float
-    #: When it ended, or now if it runs.
+    #: The time when it ended, or the current time if it runs.
     until_s: float
     #: None while it runs.
     ending: Ending | None = None
-    #: Highest use until it settled; None if it was not measured.
+    #: Highest use until the use settled; None if it was not measured.
     startup_peak_bytes: int | None = None
     #: Whether a part of the life was not measured.
     partial: bool = False
@@ -94,7 +96,7 @@ class Life:
 
     @property
     def flat(self) -> bool:
-        """Return whether its memory jumped once, at the start, and then stayed constant."""
+        """Return whether its memory rose once at the start and then stayed constant."""
         startup = self.startup_peak_bytes
         return startup is not None and self.peak_bytes <= startup * FLAT_WITHIN
 
@@ -105,31 +107,34 @@ class Track:
 
     complete: Histogram = field(default_factory=Histogram)
     censored: Histogram = field(default_factory=Histogram)
-    #: Lives that run. They are replaced as a whole and do not decay.
+    #: Running lives. They are replaced as a whole and do not decay.
     running: Histogram = field(default_factory=Histogram)
     running_censored: Histogram = field(default_factory=Histogram)
-    #: Complete lives that ended, without decay; flat lives among them.
+    #: Number of complete lives that ended, without decay, and of flat lives among them.
     ended: int = 0
     flat: int = 0
-    #: Start of the first life and end of the last, in seconds since the epoch; 0 without lives.
+    #: Start of the first life and end of the last life in seconds since the epoch; 0 if there are
+    #: no lives.
     first_s: float = 0.0
     last_s: float = 0.0
-    #: Lives that ended while there was a recommendation, and those whose peak was above it.
+    #: Number of lives that ended while there was a recommendation, and of those with a peak above
+    #: it.
     tested: int = 0
     missed: int = 0
     #: Those of the latter that fitted what their authors had requested.
     missed_fitting: int = 0
-    #: Lives whose use grew or jumped after their first day: that ended, and that run.
+    #: Number of ended and of running lives whose use grew or jumped after their first day.
     unsettled: int = 0
     running_unsettled: int = 0
-    #: Lives that outgrew all that had ended before: that ended, and that run. The first also counts
-    #: lives that rose to one level.
+    #: Number of ended and of running lives that outgrew all lives that had ended before. The first
+    #: also counts lives that rose to one level.
     outgrown: int = 0
     running_outgrown: int = 0
 
     @property
     def is_unsettled(self) -> bool:
-        """Return whether so many lives grew or jumped late that peaks show no future need."""
+        """Return whether so many lives grew or jumped late that peaks do not predict the future
+        need."""
         lives = self.unsettled + self.running_unsettled
         outgrown = self.outgrown + self.running_outgrown
         every = lives + self.lives
@@ -145,13 +150,13 @@ class Track:
 
     @property
     def highest_bytes(self) -> int:
-        """Return the highest recorded peak, also of censored lives; 0 without any."""
+        """Return the highest recorded peak, including censored lives; 0 if there is none."""
         parts = self.complete, self.censored, self.running, self.running_censored
         return max(highest(each.weights) for each in parts)
 
     @property
     def lives(self) -> int:
-        """Return the number of lives that count, running ones included."""
+        """Return the number of lives that count, including running lives."""
         return self.ended + round(self.running.total)
 
     def record(self, life: Life, others: Others = NO_OTHERS) -> None:
@@ -208,22 +213,23 @@ class Track:
         self.outgrown += other.outgrown
 
     def _outgrew(self, life: Life) -> bool:
-        """Return whether a life needed late what no life before it had needed."""
+        """Return whether a life needed more after its first day than any life before it."""
         before = max(highest(self.complete.weights), highest(self.censored.weights))
         if not before or not life.first_day_bytes:
             return False
         return life.peak_bytes > OUTGROWN * max(before, life.first_day_bytes)
 
     def spread(self) -> Spread:
-        """Return how much the peaks of lives that ended differ; ``NO_SPREAD`` with too few."""
+        """Return the spread of the peaks of lives that ended; ``NO_SPREAD`` if there are too
+        few."""
         if self.ended < LEAST_LIVES or not self.complete:
             return NO_SPREAD
         return spread(self.complete.weights, self.ended)
 
     def estimate(self, others: Others = NO_OTHERS, running: bool = True) -> Estimate | None:
-        """Return the estimate as of the last decay; None with too few lives.
+        """Return the estimate as of the last decay; None if there are too few lives.
 
-        Without ``running``, from lives that ended only.
+        Without ``running``, only lives that ended count.
         """
         lives = self.lives if running else self.ended
         weights = dict(self.complete.weights)
@@ -239,7 +245,7 @@ class Track:
         beyond = highest(censored)
         if beyond <= found.request_bytes:
             return found
-        # Later lives may also reach the censored peak, so it gets a margin as the centre does.
+        # Later lives may also reach the censored peak, so it gets a margin like the centre.
         ratio = found.request_bytes / found.centre_bytes
         factor = min(CENSORED_MARGIN, max(1 + LEAST_MARGIN, ratio))
         return Estimate(found.centre_bytes, max(found.highest_bytes, beyond), int(beyond * factor))
@@ -254,7 +260,7 @@ def _at_one_level(peaks_bytes: list[int]) -> int:
 
 
 def _weight(life: Life, among: Histogram) -> float:
-    """Return the weight of a life; less than 1 if it ended before the histogram's time."""
+    """Return the weight of a life, which is less than 1 if it ended before the histogram's time."""
     late_s = max(0.0, among.as_of_s - life.until_s)
     return math.exp(-math.log(2) * late_s / HALF_LIFE_S)
 

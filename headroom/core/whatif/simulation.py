@@ -143,12 +143,10 @@ class Simulation:
         row = int(rows[ranking.winner])
         part = snap.part(np.array([row]))
         verdicts = fit(request, part, np.zeros(1, np.int64), self._now_s)
-        # The placement has no annotations, because a simulated pod has no Binding on which they
-        # could be written.
+        # There are no annotations, because a simulated pod has no Binding to write them to.
         placement = Placement(charges(request, part, verdicts, 0), {})
         name = snap.nodes[row].name
-        # The reservation does not have the phase of a pod that starts alone, because such a start
-        # ends by itself.
+        # A pod that starts alone does not get its phase, because its start ends by itself.
         reservation = Reservation(request.namespace, request.name, list(placement.charges))
         held = self._of(name)
         assert held is not None, "a node on which a pod fits has a ledger"
@@ -258,8 +256,7 @@ class Simulation:
         self.set_replicas(name, most + 1)
 
     def repair(self, name: str) -> None:
-        """Make the report of the node fresh, and make each device with known memory healthy with
-        compute mode default.
+        """Make the report of the node fresh, and its devices with known memory healthy and usable.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
@@ -301,9 +298,8 @@ class Simulation:
             self.observe(uid, at.node, count_of)
 
     def observe(self, uid: str, name: str, count_of: Mapping[str, int], used: int = 0) -> None:
-        """Let the node report that a placed pod holds replicas of these devices (by UUID).
-
-        The pod uses ``used`` bytes of each device.
+        """Let the node report that a placed pod holds replicas of these devices (by UUID), and that
+        it uses ``used`` bytes of each.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
