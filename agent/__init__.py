@@ -1,1 +1,1 @@
-"""The node agent: reports what NVML and DCGM measure as the status of a GPUNode."""
+"""The node agent, which reports the measurements of NVML and DCGM in the status of a GPUNode."""

@@ -1,4 +1,4 @@
-"""The agent's process: builds all components and runs the sampling loop.
+"""The process of the agent, which builds all components and runs the sampling loop.
 
 One thread samples and publishes. Driver calls run in other threads with a deadline
 (agent.deadline), so a call that hangs makes its device unhealthy but does not stop heartbeats. If
@@ -70,7 +70,7 @@ _COLLECTED_AFTER = 20_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the agent until SIGTERM or SIGINT, or once with --once; return the exit status."""
+    """Run the agent until SIGTERM or SIGINT, or once with --once, and return the exit status."""
     keep_small(_LARGE_BYTES, 2 * _LARGE_BYTES)
     gc.set_threshold(_COLLECTED_AFTER)
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
@@ -215,7 +215,7 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
 
 
 def _metrics_port(settings: Settings, access: "MetricsAccess | None") -> "MetricsPort | None":
-    """Return the port that serves metrics over TLS; None if there is no certificate.
+    """Return the port that serves metrics over TLS, or None if there is no certificate.
 
     Without a cluster (``access`` is None), the port can serve only open metrics, because no API
     server can review tokens.
@@ -238,7 +238,7 @@ def _run(
     """Start all threads, sample until ``stop`` is set, and return the exit status."""
     from agent.http_endpoints import LatestSample, Server
 
-    # A sample may wait for two hanging calls: first about the driver, then about a device.
+    # A sample may wait for two hanging calls, one about the driver and one about a device.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
     board = LatestSample(settings.node, time.monotonic, stale_after_s)
     cluster: _Cluster | None = None
@@ -333,7 +333,7 @@ def _loop(
 def _leave(
     cluster: _Cluster, sampler: Sampler, board: "LatestSample", stale_after_s: float
 ) -> None:
-    """End steering; see ``agent.steering.leaving``."""
+    """End steering as ``agent.steering.leaving`` describes."""
     from agent.steering.leaving import leave
 
     def report() -> None:
@@ -376,7 +376,7 @@ class Restarts:
         return self._monotonic() - self._last_s >= wait_s
 
     def restart(self, executable: str, argv: Sequence[str]) -> NoReturn:
-        """Replace this process by a new one with the same pid. ``argv`` is sys.orig_argv."""
+        """Restart this process with the same pid. ``argv`` is sys.orig_argv."""
         self._environment[VARIABLE] = f"{self._tries + 1} {self._monotonic()}"
         sys.stdout.flush()
         sys.stderr.flush()

@@ -57,7 +57,7 @@ class Attributed:
     """The use of all devices of the node."""
 
     rows: list[Row]
-    #: Unattributed bytes of each device by UUID; None if they cannot be computed.
+    #: Unattributed bytes of each device by UUID, or None if they cannot be computed.
     unattributed: Mapping[str, int | None]
     #: Processes that belong to no pod.
     outside_pods: list[UnattributedProcess]
@@ -194,7 +194,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 
 
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
-    """Return the bytes of each pid on a memory; None if no device of the memory lists processes.
+    """Return the bytes of each pid on a memory, or None if no device of the memory lists processes.
 
     If several devices list a pid, the largest value counts. Impossible values become None.
     """
@@ -210,7 +210,7 @@ def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
 
 
 def owner(process: ProcessReading, mirror_uids: Mapping[str, str]) -> str | None:
-    """Return the API uid of a process's pod; None if the process is in no pod.
+    """Return the API uid of a process's pod, or None if the process is in no pod.
 
     Also return None for a static pod whose API uid is not known.
     """
@@ -276,7 +276,7 @@ def _unattributed(use: MemoryUse, used_bytes: int | None) -> tuple[int | None, b
 
 
 def _possible(figure: int) -> int | None:
-    """Return ``figure``; None if it is negative or more bytes than any device has."""
+    """Return ``figure``, or None if it is negative or more bytes than any device has."""
     return figure if 0 <= figure <= MAX_DEVICE_BYTES else None
 
 

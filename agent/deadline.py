@@ -79,7 +79,7 @@ class Worker(Generic[T]):
         return True
 
     def result(self, until_s: float) -> T:
-        """Wait for the last job; return its result or raise its exception.
+        """Wait for the last job, and return its result or raise its exception.
 
         Raises ``Hanging`` if the job has not ended at ``until_s`` (seconds of the monotonic clock).
         If the process is about to end, it is raised earlier.

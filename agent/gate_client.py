@@ -1,4 +1,4 @@
-"""The gate client of a pod: waits until the agent of its node allows the pod to start.
+"""The gate client of a pod, which waits until the agent of its node allows the pod to start.
 
 It runs as the pod's first init container (docs/design/device-truth.md). Its exit status is 0 only
 after the answer "yes", 2 if its environment is incomplete, and 143 if it was terminated. In all
@@ -28,7 +28,7 @@ TIMEOUT_S = 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 3.0
 #: An unchanged text is printed again after this many seconds.
 REPEAT_S = 60.0
-#: Maximum size of an answer in bytes. Answers of agents are smaller.
+#: Maximum size of a response in bytes. Agents send smaller responses.
 _MOST_BYTES = 1 << 16
 _MOST_REASON_CHARS = 500
 
@@ -73,8 +73,8 @@ def read_question(env: Mapping[str, str]) -> Question:
     for name in ("POD_UID", "HOST_IP"):
         if not env.get(name):
             raise BadEnvironment(f"{name} is not set; {_EXAMPLE}")
-    # The variable cannot be HEADROOM_AGENT_PORT, because the kubelet sets that one if the namespace
-    # has a Service headroom-agent.
+    # The variable cannot be HEADROOM_AGENT_PORT, because the kubelet sets that variable if the
+    # namespace has a Service headroom-agent.
     port = env.get("HEADROOM_AGENT_PORT_NUMBER", PORT)
     if not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise BadEnvironment(

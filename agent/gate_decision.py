@@ -1,10 +1,11 @@
-"""Decides whether a gated pod may start: only if the ledger counts it on its actual devices. Pure.
+"""Decides whether a gated pod may start. It may start only if the ledger counts it on its actual
+devices. Pure.
 
 A reservation names candidate devices, and the kubelet decides which of them the pod gets. Once the
-GPUNode's status shows the pod's devices, its reservation counts on these devices only: the
-reservation is *narrowed*. From that version of the GPUNode on, extenders compute with the narrowed
-reservation. A reservation computed with an older version fails its compare-and-swap. So the answer,
-from the agent's newest sample, is:
+GPUNode's status shows the pod's devices, its reservation counts only on these devices. The
+reservation is then *narrowed*. From that version of the GPUNode on, extenders compute with the
+narrowed reservation. A reservation computed with an older version fails its compare-and-swap. So
+the answer, from the agent's newest sample, is:
 
     not yet   the pod has no reservation, or holds fewer replicas than reserved, or the GPUNode does
               not show its devices yet; or a pod without a reservation holds a replica of such a
@@ -217,7 +218,7 @@ def _waits_for_start(
 
 
 def _is_overdue(reservation: Reservation, now: str) -> bool:
-    """Return whether the start has timed out at ``now`` (RFC 3339); False if either time is
+    """Return whether the start has timed out at ``now`` (RFC 3339), or False if either time is
     unknown."""
     try:
         age = datetime.fromisoformat(now) - datetime.fromisoformat(reservation.since)

@@ -1,9 +1,10 @@
 """Keeps the pods that start alone, from the opening of their gate until the end of their start.
 
 The phase in the ledger covers only the first start of a pod. The kubelet runs the gate again when
-it restarts all containers of the pod: after a reboot of the node, after the loss of the sandbox,
-and for ``RestartAllContainers``. By then the phase is *running*, so only the agent sees which pods
-of its node start again. If a single container restarts, the gate does not run and no pod waits.
+it restarts all containers of the pod. This happens after a reboot of the node, after the loss of
+the sandbox, and for ``RestartAllContainers``. By then the phase is *running*, so only the agent
+sees which pods of its node start again. If a single container restarts, the gate does not run and
+no pod waits.
 
 Such a pod is *starting* until one of these conditions holds:
 

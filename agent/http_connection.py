@@ -21,7 +21,7 @@ _END = b"\r\n\r\n"
 class Request:
     #: The part of the target after the question mark.
     query: str
-    #: The bearer token that the client sent; empty if it sent none.
+    #: The bearer token that the client sent. Empty if it sent none.
     token: str = ""
 
 
@@ -30,7 +30,7 @@ class Answer:
     status: int
     body: bytes
     content_type: str = TEXT
-    #: Sent after ``body``. Many answers refer to the same object, so slow clients do not keep
+    #: Sent after ``body``. Many responses refer to the same object, so slow clients do not keep
     #: copies of it in memory.
     shared: bytes = b""
     #: Whether the client may send another request on the same connection.
@@ -57,13 +57,13 @@ class Connection:
     reading: bool = True
     #: Bytes that have arrived but are not answered yet.
     received: bytes = b""
-    #: The future answer, if a thread computes it.
+    #: The future response, if a thread computes it.
     future: Future[Answer] | None = None
-    #: Whether the client may send another request after the answer.
+    #: Whether the client may send another request after the response.
     keeps_open: bool = False
-    #: The parts of the answer that have not been sent.
+    #: The parts of the response that have not been sent.
     unsent: list[memoryview] = field(default_factory=list)
-    #: Events that the selector waits for, such as ``EVENT_READ``; 0 if it waits for none.
+    #: Events that the selector waits for, such as ``EVENT_READ``, or 0 if it waits for none.
     events: int = 0
 
     def read(self) -> bytes:
@@ -80,7 +80,7 @@ class Connection:
         return request
 
     def begin(self, answer: Answer) -> None:
-        """Begin to send the answer."""
+        """Begin to send the response."""
         self.reading = False
         self.keeps_open = answer.keeps_open
         parts = memoryview(answer.head() + answer.body), memoryview(answer.shared)

@@ -1,4 +1,5 @@
-"""HTTP endpoints of the agent: /metrics and /v1/gate for the cluster, health and the report.
+"""The HTTP endpoints of the agent. They serve /metrics and /v1/gate to the cluster, the health of
+the agent, and its report.
 
 No endpoint takes measurements, so a scrape causes no driver call. All endpoints work without an
 extender and a cluster, except /v1/gate and /metrics on its own port, which send requests to the API
@@ -38,7 +39,7 @@ _JSON = "application/json"
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 
 LOCAL_HOST = "127.0.0.1"
-#: HTTP status of each answer, chosen for `curl --fail --retry`, which succeeds on 200, retries on
+#: HTTP status of each response, chosen for `curl --fail --retry`, which succeeds on 200, retries on
 #: 503 and fails on 409.
 GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
@@ -69,7 +70,7 @@ class LatestSample:
 
     @property
     def shown(self) -> Sample | None:
-        """The newest sample; None before the first one."""
+        """The newest sample, or None before the first one."""
         if self._newest is None:
             return None
         status, pod_sm, at_s = self._newest
@@ -77,7 +78,7 @@ class LatestSample:
 
     @property
     def fresh(self) -> GPUNodeStatus | None:
-        """The newest status; None if it is stale."""
+        """The newest status, or None if it is stale."""
         shown = self.shown
         return shown.status if shown is not None and shown.age_s <= self._stale_after_s else None
 
@@ -97,7 +98,7 @@ class _Metrics:
     """Renders the metrics.
 
     The metrics of a sample are rendered only once, however many scrapes there are, because this
-    takes most of the time of an answer.
+    takes most of the time of a response.
     """
 
     def __init__(self, board: LatestSample, live: Collector) -> None:
@@ -140,7 +141,7 @@ class _Authorized:
         self._metrics, self._access = metrics, access
 
     def at_once(self, request: Request) -> Answer | None:
-        """Return the answer if it requires neither a review nor rendering, otherwise None."""
+        """Return the response if it requires neither a review nor rendering, otherwise None."""
         rejection, known = self._access.at_once(request.token)
         if not known:
             return None
@@ -149,7 +150,7 @@ class _Authorized:
         return rejection
 
     def answer(self, request: Request) -> Answer:
-        """Return the answer."""
+        """Return the response."""
         return self._access.ask(request.token) or _kept_open(self._metrics.answer(request))
 
 
@@ -159,7 +160,7 @@ class MetricsPort(NamedTuple):
     host: str
     port: int
     tls: "ServingTls"
-    #: Checks each client; None if every client may read the metrics.
+    #: Checks each client, or None if every client may read the metrics.
     access: "MetricsAccess | None"
 
 
@@ -182,12 +183,12 @@ class Server:
         metrics_port: MetricsPort | None = None,
         open_metrics: bool = False,
     ) -> None:
-        """Create the sockets; ``start`` begins to serve.
+        """Create the sockets. ``start`` begins to serve requests.
 
         ``ask`` decides whether the pod with a uid may start, and is None if there is no cluster.
-        ``writes`` and ``answers`` are described at ``AgentCollector``. ``stuck`` returns whether
-        the agent has stopped answering the kubelet's calls. With ``open_metrics``, the public port
-        serves metrics to every client.
+        ``AgentCollector`` describes ``writes`` and ``answers``. ``stuck`` returns whether the agent
+        has stopped answering the kubelet's calls. With ``open_metrics``, the public port serves
+        metrics to every client.
         """
         self._board = board
         self._ask = ask
@@ -243,7 +244,7 @@ class Server:
 
     @property
     def metrics_port(self) -> int | None:
-        """The port that serves metrics over TLS; None if there is none."""
+        """The port that serves metrics over TLS, or None if there is none."""
         return self._metrics.port if self._metrics else None
 
     def start(self) -> None:

@@ -5,8 +5,8 @@ block has its own threads, so it does not delay other routes. Each connection ha
 and seconds. If there are more than ``MAX_CONNECTIONS``, the server closes a connection of the
 address with the most connections.
 
-With TLS, an answer can keep the connection open, and each address may open only a few connections
-per second, because a handshake takes more CPU than an answer.
+With TLS, a response can keep the connection open, and each address may open only a few connections
+per second, because a handshake takes more CPU than a response.
 
 Requests have to be cheap, because any pod can send them. This server uses ``selectors``, because
 the event loop of asyncio takes several times as much CPU for a request as its system calls.
@@ -35,17 +35,17 @@ from headroom.system.listening import listening_socket
 _log = structlog.get_logger()
 
 MAX_CONNECTIONS = 256
-#: Seconds within which the request must arrive; this includes the TLS handshake.
+#: Number of seconds within which the TLS handshake must be complete and the request must arrive.
 REQUEST_S = 5.0
 #: Seconds within which the next request must arrive on a connection that stays open. Prometheus
 #: scrapes at least once a minute.
 IDLE_S = 90.0
-#: Seconds after which a connection is closed if the client has not read the answer.
+#: Seconds after which a connection is closed if the client has not read the response.
 CONNECTION_S = 30.0
 #: Maximum number of TLS connections that one address may open per second, and at once. A handshake
 #: takes 0.9 ms of CPU. Prometheus keeps its connection open.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 1.0, 10
-#: Size of the kernel's buffer for the part of an answer that the client has not read.
+#: Size of the kernel's buffer for the part of a response that the client has not read.
 _SEND_BUFFER_BYTES = 64 << 10
 #: Maximum number of connections that wait to be accepted.
 _BACKLOG = 1024
@@ -61,10 +61,10 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Route:
     answer: Callable[[Request], Answer]
-    #: Number of threads if the route may block; 0 if it never blocks.
+    #: Number of threads if the route may block, or 0 if it never blocks.
     threads: int = 0
-    #: Returns the answer if this does not block. If it returns None, a thread computes the answer,
-    #: which costs more CPU than a small answer itself.
+    #: Returns the response if this does not block. If it returns None, a thread computes the
+    #: response, which costs more CPU than a small response itself.
     at_once: Callable[[Request], Answer | None] = lambda request: None
 
 
@@ -130,9 +130,9 @@ class HttpPort:
         }
         #: The open connections, oldest first.
         self._connections: dict[Connection, None] = {}
-        #: Connections whose answer a thread has computed.
+        #: Connections whose response a thread has computed.
         self._answered = SimpleQueue[Connection]()
-        #: Time on the monotonic clock until which no connection is accepted; 0 while accepting.
+        #: Time on the monotonic clock until which no connection is accepted, or 0 while accepting.
         self._paused_until_s = 0.0
         self._stopping = False
         self._woken, self._waker = socket.socketpair()
@@ -160,7 +160,7 @@ class HttpPort:
             threads.close()
 
     def respond(self, request: bytes) -> Answer | Future[Answer]:
-        """Return the answer to a request, or the future answer if a thread computes it.
+        """Return the response to a request, or the future response if a thread computes it.
 
         ``request`` contains the request line and the headers.
         """
@@ -193,7 +193,7 @@ class HttpPort:
                 self._selector.register(self._socket, EVENT_READ, self._accept)
 
     def _next_deadline_in_s(self) -> float | None:
-        """Return the number of seconds until the next deadline; None if there is no deadline."""
+        """Return the number of seconds until the next deadline, or None if there is no deadline."""
         deadlines_s = [connection.deadline_s for connection in self._connections]
         if self._paused_until_s:
             deadlines_s.append(self._paused_until_s)
@@ -221,13 +221,13 @@ class HttpPort:
             self._proceed(connection)
 
     def _over_tls(self, sock: socket.socket, address: str) -> socket.socket | None:
-        """Return the socket to use; None if the connection must be closed."""
+        """Return the socket to use, or None if the connection must be closed."""
         if self._tls is None:
             return sock
         if not self._handshakes.allows(address) or (context := self._tls()) is None:
             return None
         try:
-            # The parts of an answer are sent separately, and the next part must not wait for an
+            # The parts of a response are sent separately, and the next part must not wait for an
             # ACK.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
@@ -257,7 +257,8 @@ class HttpPort:
             self._wait(connection, EVENT_READ)
         except ssl.SSLWantWriteError:
             self._wait(connection, EVENT_WRITE)
-        except OSError:  # the client closed the connection or sent too much; includes ssl.SSLError
+        # the client closed the connection or sent too much, or there was an ssl.SSLError
+        except OSError:
             self._close(connection)
 
     def _answers_one(self, connection: Connection) -> bool:
@@ -304,7 +305,7 @@ class HttpPort:
         connection.sock.close()
 
     def _take_answer(self, connection: Connection) -> None:
-        """Pass an answer to the server's thread, which sends it. Called by the threads of
+        """Pass a response to the server's thread, which sends it. Called by the threads of
         routes."""
         self._answered.put(connection)
         self._wake()
@@ -324,7 +325,7 @@ class HttpPort:
 
 
 def _token(headers: bytes) -> str:
-    """Return the bearer token of the request's headers; empty if there is none."""
+    """Return the bearer token of the request's headers, or an empty string if there is none."""
     for line in headers.split(b"\r\n"):
         name, _, value = line.partition(b":")
         if name.strip().lower() == b"authorization":
@@ -334,7 +335,7 @@ def _token(headers: bytes) -> str:
 
 
 def _safely(path: str, answer: Callable[[Request], T], request: Request) -> T | Answer:
-    """Return the answer. If computing it fails, log the error and return a 500."""
+    """Return the response. If computing it fails, log the error and return a 500."""
     try:
         return answer(request)
     except Exception:  # noqa: BLE001 - a failed request must not affect others

@@ -72,7 +72,7 @@ class IdleTimes:
         now_s: float,
         now: datetime,
     ) -> list[PodUse]:
-        """Add a sample; return its rows with the time since when each pod has been idle.
+        """Add a sample, and return its rows with the time since when each pod has been idle.
 
         ``activity`` maps each device to its SM activity. ``shares`` maps (pod uid, device) to the
         share of SM time, without pods whose processes used none. ``now_s`` is the time of the
@@ -102,7 +102,7 @@ class IdleTimes:
 
 
 def _is_idle(activity: ActivityReading | None, share: float) -> bool | None:
-    """Return whether a pod is idle on a device; None if the device's activity is not known."""
+    """Return whether a pod is idle on a device, or None if the device's activity is not known."""
     if activity is None or activity.sm_ratio is None:
         return None
     if activity.sm_ratio < IDLE_BELOW_RATIO:

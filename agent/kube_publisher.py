@@ -59,7 +59,7 @@ class NotThereYet(NotDelivered):
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Uid and resourceVersion of a GPUNode at the API server; both are empty if there is no
+    """The uid and the resourceVersion of a GPUNode at the API server. Both are empty if there is no
     GPUNode."""
 
     uid: str = ""
@@ -89,7 +89,7 @@ class KubernetesPublisher:
         self._leases = f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
 
     def report(self, status: GPUNodeStatus) -> Held:
-        """Write ``status``; return the uid and version of the GPUNode with this status.
+        """Write ``status``, and return the uid and version of the GPUNode with this status.
 
         Raises ``NotThereYet`` if there is no GPUNode.
         """
@@ -110,7 +110,7 @@ class KubernetesPublisher:
         return self._read("application/json")
 
     def gpunode(self, within_s: float = math.inf) -> GPUNode | None:
-        """Return the GPUNode from a consistent read; None if it does not exist.
+        """Return the GPUNode from a consistent read, or None if it does not exist.
 
         If the API server does not answer, the call fails after ``within_s`` seconds or the usual
         timeout, whichever is shorter. Raises ``BadReport`` if the GPUNode cannot be decoded.
@@ -129,7 +129,7 @@ class KubernetesPublisher:
         return _held(self._accepted(answer, f"GPUNode {self._node}"))
 
     def heartbeat(self, now: datetime, vouch: Confirmation) -> str:
-        """Renew the Lease, or create it if it does not exist; return its resourceVersion.
+        """Renew the Lease, or create it if it does not exist, and return its resourceVersion.
 
         The GPUNode owns the Lease, so Kubernetes deletes both together with the Node.
         """

@@ -222,7 +222,7 @@ def _activity(devices: Sequence[Device]) -> list[SmActivity]:
 
 
 def _total(figures: Iterable[int | None]) -> int | None:
-    """Return the sum of the known figures; None if no figure is known."""
+    """Return the sum of the known figures, or None if no figure is known."""
     known = [figure for figure in figures if figure is not None]
     return sum(known) if known else None
 

@@ -3,7 +3,7 @@ tenants.
 
 A client sends a bearer token. A TokenReview returns the user of the token, and a
 SubjectAccessReview returns whether this user may ``get`` the path /metrics. The API server protects
-its own metrics in the same way. Answers are cached, so one Prometheus causes only two requests in
+its own metrics in the same way. Responses are cached, so one Prometheus causes only two requests in
 two minutes. The token itself is never stored.
 
 Any pod can send tokens, so reviews of tokens that were never accepted are rate limited. After each
@@ -25,12 +25,12 @@ from agent.kube_client import ApiServer, NotReached, request
 from agent.rate_limit import RateLimit
 from headroom.client.kube_protocol import status_message
 
-#: Seconds for which an answer of the API server is cached.
+#: Seconds for which a response of the API server is cached.
 ALLOWED_S = 120.0
 REJECTED_S = 10.0
 #: Maximum number of reviews of unknown tokens per second, and maximum burst.
 REVIEWS_PER_S, REVIEWS_AT_ONCE = 1.0, 20
-#: Maximum number of accepted tokens, and maximum number of rejected tokens, whose answers are
+#: Maximum number of accepted tokens, and maximum number of rejected tokens, whose responses are
 #: cached.
 _MAX_KEPT = 64
 _TIMEOUT_S = 3.0
@@ -45,7 +45,7 @@ Review = Callable[[str], Answer | None]
 
 
 class _Tokens:
-    """Cached answers by the hash of their token. The oldest answers are dropped first."""
+    """Cached responses by the hash of their token. The oldest responses are dropped first."""
 
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Answer | None, float]] = {}
@@ -73,13 +73,13 @@ class MetricsAccess:
         self._review = review
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: Tokens whose last review accepted them, even if the answer has expired.
+        #: Tokens whose last review accepted them, even if the response has expired.
         self._accepted = _Tokens()
         self._rejected = _Tokens()
         self._strangers = RateLimit(REVIEWS_PER_S, REVIEWS_AT_ONCE, monotonic)
 
     def at_once(self, token: str) -> tuple[Answer | None, bool]:
-        """Return (rejection or None, True) if the answer is cached, otherwise (None, False)."""
+        """Return (rejection or None, True) if the response is cached, otherwise (None, False)."""
         if not token:
             return NO_TOKEN, True
         key = _key(token)

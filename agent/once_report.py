@@ -7,7 +7,7 @@ from headroom.contract.printable import printable
 from headroom.contract.quantity import gib
 
 _HEAD = ("", "device", "memory", "used", "unattributed", "free", "SM", "health")
-#: Columns that are left-aligned; figures are right-aligned.
+#: Columns that are left-aligned. Figures are right-aligned.
 _LEFT = {0, 1, 7}
 _UNKNOWN = "?"
 
@@ -49,7 +49,7 @@ def well(status: GPUNodeStatus) -> bool:
 
 
 def size(figure: int | None) -> str:
-    """Format bytes as GiB; "?" if the figure is unknown."""
+    """Format bytes as GiB, and return "?" if the figure is unknown."""
     return _UNKNOWN if figure is None or figure < 0 else gib(figure)
 
 
@@ -87,7 +87,7 @@ def _row(device: Device) -> Sequence[str]:
 
 
 def _details(device: Device) -> Iterable[str]:
-    """Yield the lines below a device: its UUID, and its resource if that is known."""
+    """Yield the lines below a device with its UUID and, if known, its resource."""
     yield device.uuid
     replicas = device.replicas
     if device.resource:

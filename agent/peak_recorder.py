@@ -49,7 +49,7 @@ class PeakRecorder:
     def measure(
         self, attributed: Attributed, of_pods: OfPods, observed_at: datetime
     ) -> list[PodUse]:
-        """Add a sample; return its rows with peaks and idle times.
+        """Add a sample, and return its rows with peaks and idle times.
 
         See ``Peaks.measure`` and ``IdleTimes.measure``.
         """

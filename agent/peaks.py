@@ -47,7 +47,7 @@ class Life(msgspec.Struct):
 
     uid: str
     memory: str
-    #: Name of the container; empty if its pod holds no replica of the memory.
+    #: Name of the container. Empty if its pod holds no replica of the memory.
     container: str
     container_id: str
     #: RFC 3339.
@@ -55,7 +55,7 @@ class Life(msgspec.Struct):
     started_s: float
     #: When the life was last in the report.
     shown_s: float
-    #: When its use was last known; None if it never was.
+    #: When its use was last known, or None if it never was.
     sampled_s: float | None = None
     #: The largest sample in bytes.
     sampled_bytes: int | None = None
@@ -166,7 +166,7 @@ class Peaks:
         now_s: float,
         now: datetime,
     ) -> list[PodUse]:
-        """Add a sample; return its rows with their peaks.
+        """Add a sample, and return its rows with their peaks.
 
         ``read`` contains the first devices of the memories whose processes could be attributed.
         ``marks`` maps (container id, device) to the high-water mark in bytes. ``now_s`` is the time

@@ -21,7 +21,7 @@ class RateLimit:
         self._left: dict[str, tuple[float, float]] = {}
 
     def allows(self, key: str) -> bool:
-        """Count one more event of the key if it is allowed now; return whether it is."""
+        """Count one more event of the key if it is allowed now, and return whether it is."""
         now_s = self._monotonic()
         left, at_s = self._left.pop(key, (float(self._burst), now_s))
         left = min(float(self._burst), left + (now_s - at_s) * self._rate_per_s)

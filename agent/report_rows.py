@@ -23,7 +23,7 @@ Run = tuple[Container, int | None]
 class MemoryUse:
     """The use of one memory by processes."""
 
-    #: Bytes by pod uid; None if the bytes of a process of the pod are unknown.
+    #: Bytes by pod uid, or None if the bytes of a process of the pod are unknown.
     pods: dict[str, int | None] = field(default_factory=dict)
     #: The run of each container, by pod uid and container id.
     runs: dict[str, dict[str, Run]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class Row:
     #: The newest run of the container among the pod's processes there. None if the container has no
     #: process there, or if it is unknown which of the pod's processes belong to the container.
     container: Container | None = None
-    #: Bytes used by this run; 0 if the pod has no process there, and None if they are unknown.
+    #: Bytes used by this run, or 0 if the pod has no process there, and None if they are unknown.
     container_bytes: int | None = None
 
 

@@ -1,4 +1,4 @@
-"""Takes samples: reads every probe, and builds the status of the GPUNode from the readings."""
+"""Takes samples. It reads all probes and builds the status of the GPUNode from the readings."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -85,7 +85,7 @@ class Sampler:
         self.followers = [node_api, *self.followers, *last]
 
     def take(self) -> tuple[GPUNodeStatus, Sequence[Reading]]:
-        """Take one sample; return the status built from it, and its readings."""
+        """Take one sample, and return the status built from it, and its readings."""
         if self._node_api is not None:
             self.devices.maintenance = self._node_api.maintenance
         # Record the time before the first probe, because a pod that ends during the sample may

@@ -24,7 +24,7 @@ class ServingTls:
         self._context: ssl.SSLContext | None = None
 
     def context(self) -> ssl.SSLContext | None:
-        """Return the context for a new connection; None if there is no certificate yet."""
+        """Return the context for a new connection, or None if there is no certificate yet."""
         stamps = _stamp(self._cert), _stamp(self._key)
         if stamps != self._stamps:
             self._stamps = stamps

@@ -1,4 +1,5 @@
-"""Settings of the agent: command-line flags, most of them with an environment variable."""
+"""Settings of the agent, which are command-line flags. Most of them also have an environment
+variable."""
 
 import argparse
 import difflib
@@ -55,7 +56,7 @@ class Settings:
     #: Memory of the host that a GPU without its own memory may use. 0 means that it is computed,
     #: and None that it is not set.
     unified_memory_bytes: int | None
-    #: The file that keeps devices unhealthy across restarts; None for no file.
+    #: The file that keeps devices unhealthy across restarts, or None for no file.
     state: Path | None
     device_choice: DeviceChoice
     pause_s: float
@@ -72,7 +73,7 @@ class Flag:
     #: Name of the flag without dashes. The name of its variable is derived from it.
     flag: str
     default: str
-    #: Unit of the value on the reference page; empty for switches and choices.
+    #: Unit of the value on the reference page. Empty for switches and choices.
     unit: str
     #: Description for --help and the reference page.
     consequence: str
@@ -83,7 +84,7 @@ class Flag:
 
     @property
     def env(self) -> str:
-        """Name of the environment variable; empty if the flag has none."""
+        """Name of the environment variable. Empty if the flag has none."""
         if self.variable or not (self.unit or self.choices) or self.flag in _BY_HAND:
             return self.variable
         return f"{PREFIX}{self.flag.replace('-', '_').upper()}"

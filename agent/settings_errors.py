@@ -86,7 +86,8 @@ def _has_port(address: str) -> bool:
 
 
 def pool_bytes(text: str) -> int | None:
-    """Return the amount of ``--unified-memory`` in bytes; 0 for auto, None if the text is empty.
+    """Return the amount of ``--unified-memory`` in bytes, or 0 for auto, or None if the text is
+    empty.
 
     Raises ``BadAnnotation``, because the annotation accepts the same values.
     """
@@ -94,7 +95,7 @@ def pool_bytes(text: str) -> int | None:
 
 
 def _why_not_scraped(text: str) -> str:
-    """Return why the agent cannot scrape this URL; empty if it can."""
+    """Return why the agent cannot scrape this URL, or an empty string if it can."""
     try:
         url = urllib.parse.urlsplit(text)
         if url.username is not None or url.password is not None:

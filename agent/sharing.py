@@ -6,8 +6,8 @@ the missing replicas are unhealthy. Containers may hold replicas that are no lon
 because the resource was renamed or has fewer replicas now. They do not count as allocated.
 
 The sources, in the order of priority, are the agent's flags, the plugin's configuration, the
-plugin's answers to the kubelet, and the node's labels. Labels come last because they describe only
-one of several GPU models.
+plugin's responses to the kubelet, and the node's labels. Labels come last because they describe
+only one of several GPU models.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ class _Counts:
     """The replicas of one resource."""
 
     shared: bool = False
-    #: Number of replicas, healthy or not, of each device of the resource; 0 if unknown.
+    #: Number of replicas, healthy or not, of each device of the resource, or 0 if unknown.
     per_device: int = 0
     #: Ids of the healthy replicas, by device.
     healthy: dict[str, set[str]] = field(default_factory=dict)
@@ -119,7 +119,7 @@ def plugin(readings: SharingReadings) -> Plugin:
     answered = {
         answer.strategies: answer.source for answer in readings.answers if answer.strategies
     }
-    if len(answered) == 1:  # If the answers differ, some are older than a configuration change.
+    if len(answered) == 1:  # If the responses differ, some are older than a configuration change.
         listed += [(source, tuple(sorted(shown))) for shown, source in answered.items()]
     strategies = first(listed)
     rejects = first((r.source, r.fail_requests_greater_than_one) for r in plugins)
@@ -180,8 +180,8 @@ def _counts(devices: Sequence[DeviceReading], readings: SharingReadings) -> dict
 
 
 def _resource(device: DeviceReading, counts: Mapping[str, _Counts], last: Device | None) -> str:
-    """Return the resource under which the plugin advertises the device; empty if it advertises
-    none."""
+    """Return the resource under which the plugin advertises the device, or an empty string if it
+    advertises none."""
 
     def weight(resource: str) -> tuple[int, int, bool, str]:
         """Return the numbers of healthy and held replicas, and whether it was the device's last
@@ -229,7 +229,7 @@ def _share(
 
 
 def _kind(resource: str, readings: SharingReadings) -> Sharing | None:
-    """Return whether a shared resource uses MPS or time-slicing; None if unknown."""
+    """Return whether a shared resource uses MPS or time-slicing, or None if unknown."""
     by_source = {r.source: r.sharing for r in readings.plugins}
     answers = {answer.mps for answer in readings.answers if answer.resource == resource}
     if by_source.get("plugin") in ("mps", "time-slicing"):

@@ -235,7 +235,7 @@ def _amounts(memory: Memory | None) -> _Amounts:
 
 @dataclass(frozen=True, slots=True)
 class _Health:
-    """Why and since when a device is unhealthy, with codes; empty if it is healthy."""
+    """Why and since when a device is unhealthy, with codes. Empty if it is healthy."""
 
     reason: str = ""
     codes: tuple[str, ...] = ()
@@ -304,7 +304,7 @@ def _device(
 def _smoothed(
     activity: ActivityReading | None, last: Device | None, elapsed_s: float
 ) -> SmActivity | None:
-    """Return SM activity with its exponential average; None if it was not measured.
+    """Return SM activity with its exponential average, or None if it was not measured.
 
     A sample's weight falls to 1/e in ``SMOOTHED_OVER_S`` seconds, whatever the sampling interval.
     The average starts again if the source changes. ``last`` is the device as last reported.
@@ -321,7 +321,7 @@ def _smoothed(
 
 
 def _elapsed_s(before: GPUNodeStatus, observed_at: datetime) -> float:
-    """Return the seconds since the previous status; 0 if the clock was set back."""
+    """Return the seconds since the previous status, or 0 if the clock was set back."""
     then = datetime.fromisoformat(before.observed_at)
     return max(0.0, (observed_at - then).total_seconds())
 
@@ -396,5 +396,5 @@ def _all(of: _ByKind, kind: type[_R]) -> list[_R]:
 
 
 def _last(of: _ByKind, kind: type[_R]) -> _R | None:
-    """Return the last reading of one type; None if there is none."""
+    """Return the last reading of one type, or None if there is none."""
     return next(reversed(of.get(kind, ())), None)

@@ -304,7 +304,8 @@ def _has_settled(old: PodUse, new: PodUse) -> bool:
 
 
 def _least_growths(status: GPUNodeStatus, overused: Collection[str]) -> Mapping[str, int]:
-    """Return the minimum growth in bytes that is written, by device UUID; 1 for unknown devices."""
+    """Return the minimum growth in bytes that is written, by device UUID, or 1 for unknown
+    devices."""
     found = defaultdict(lambda: 1)
     for device in status.devices:
         if device.uuid not in overused:

@@ -1,1 +1,2 @@
-"""The scheduler extender: what kube-scheduler calls, and the ledger behind it."""
+"""Headroom's scheduler extender, which kube-scheduler calls, and the ledger of reservations behind
+it."""

@@ -47,7 +47,7 @@ _LATER = (408, 429)
 
 _encode = msgspec.json.Encoder().encode
 
-#: Writes an Event; returns False if it must be tried again.
+#: Writes an Event, and returns False if it must be tried again.
 Post = Callable[[Notice], bool]
 
 
@@ -132,7 +132,10 @@ class EventRecorder:
         return self._post is not None
 
     def write_now(self, notice: Notice) -> bool:
-        """Write the Event; return False if it must be tried again. Blocks: call it in ``pool``."""
+        """Write the Event, and return False if it must be tried again.
+
+        The call blocks, so it must run in ``pool``.
+        """
         if self._post is None:
             return True
         written = self._post(notice)
@@ -140,7 +143,7 @@ class EventRecorder:
         return written
 
     async def write(self, notice: Notice) -> bool:
-        """Write the Event; return False if it must be tried again."""
+        """Write the Event, and return False if it must be tried again."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self.pool, self.write_now, notice)
 

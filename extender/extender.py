@@ -1,4 +1,4 @@
-"""The extender: verbs, ledger and controllers, around a store."""
+"""The extender, which combines the scheduler calls, the ledger and the controllers on one store."""
 
 import asyncio
 import time

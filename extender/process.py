@@ -1,4 +1,5 @@
-"""The process of the extender: kube-scheduler's calls on one port, its journal on another."""
+"""The process of the extender, which serves kube-scheduler's calls on one port and its journal on
+another port."""
 
 import time
 from collections.abc import AsyncIterator, Callable

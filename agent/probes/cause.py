@@ -1,4 +1,4 @@
-"""A message with a code, so that people read the text and programs read the code."""
+"""A message with a code, so that users read the text and programs read the code."""
 
 from collections.abc import Iterable
 
@@ -8,8 +8,9 @@ from headroom.contract.gpunode import HealthCode, SourceCode
 class Cause(str):
     """Why something is unhealthy or cannot be read.
 
-    It is a string, because probes join and compare messages. A text built from it, such as an
-    f-string, has no code unless it is converted to a ``Cause`` again.
+    It is a string, because probes join and compare messages. A string that is built from a
+    ``Cause``, for example with an f-string, has no code unless it is converted to a ``Cause``
+    again.
     """
 
     __slots__ = ("code",)
@@ -23,7 +24,7 @@ class Cause(str):
 
 
 def code_of(text: str) -> str:
-    """Return the code of a message; empty if it has none."""
+    """Return the code of a message, or an empty string if it has none."""
     return text.code if isinstance(text, Cause) else ""
 
 

@@ -29,7 +29,8 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 
 @lru_cache(maxsize=1024)
 def owner(text: str, around: tuple[str, ...] = ()) -> tuple[str, str]:
-    """Return the pod uid and the container id of a process; both are empty if it is in no pod.
+    """Return the pod uid and the container id of a process. Both are empty if the process is in no
+    pod.
 
     The id is also empty if no level below the pod belongs to a container. ``text`` is the content
     of the process's cgroup file, of which the line with the most pods counts. ``around`` contains
@@ -63,14 +64,15 @@ def _owners(path: str) -> tuple[tuple[str, str], ...]:
 
 
 def pod_of(part: str) -> str:
-    """Return the pod uid in the name of a path level; empty if the level belongs to no pod."""
+    """Return the pod uid in the name of a path level, or an empty string if the level belongs to no
+    pod."""
     match = _POD.fullmatch(part)
     return match["uid"].replace("_", "-") if match else ""
 
 
 def container_of(part: str) -> str:
-    """Return the container id in the name of a path level; empty if the level belongs to no
-    container."""
+    """Return the container id in the name of a path level, or an empty string if the level belongs
+    to no container."""
     match = _CONTAINER.fullmatch(part)
     return match["id"] if match else ""
 

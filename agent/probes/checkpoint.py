@@ -36,13 +36,13 @@ class Entry:
     container: str
     resource: str
     replicas: tuple[str, ...]
-    #: The plugin's answer to ``Allocate``; None if it cannot be read.
+    #: The plugin's response to ``Allocate``, or None if it cannot be read.
     answer: "Answer | None" = None
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The part of the plugin's answer to ``Allocate`` that shows how the plugin is configured."""
+    """The part of the plugin's response to ``Allocate`` that shows how the plugin is configured."""
 
     environment: Mapping[str, str]
     annotations: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ def _entry(entry: _Entry) -> Entry:
     """Convert an entry for the agent.
 
     Replicas with ids that are too long for the report are skipped, because no device of NVIDIA's
-    plugin has such an id. Uid and container are truncated.
+    plugin has such an id. The uid and the name of the container are truncated.
     """
     by_numa = entry.replicas if isinstance(entry.replicas, dict) else {}
     flat = entry.replicas if isinstance(entry.replicas, list) else []

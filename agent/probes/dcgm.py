@@ -1,6 +1,6 @@
-"""The DCGM probe: scrapes the node's dcgm-exporter over HTTP.
+"""The DCGM probe, which scrapes the node's dcgm-exporter over HTTP.
 
-The exporter's answer (the exposition) is a copy of DCGM's newest values without timestamps, which
+The exporter's response (the exposition) is a copy of DCGM's newest values without timestamps, which
 DCGM refreshes every 30 s by default. So the age of a single value is unknown, and the probe can
 only measure how long ago any value has changed. Temperatures, clocks and energy counters change
 with every collection. So if nothing changes for ``STALE_AFTER_S``, DCGM has stopped collecting.
@@ -37,7 +37,7 @@ _PART_BYTES = 1 << 20
 
 
 class Unreadable(Exception):
-    """The exporter did not answer, or its answer is not an exposition."""
+    """The exporter did not answer, or its response is not an exposition."""
 
 
 class Exporter:
@@ -78,7 +78,7 @@ class Exporter:
         self.scrapes = 0
 
     def newest(self) -> tuple[DcgmReading, ...]:
-        """Return the figures of the newest complete exposition; start a scrape if one is due.
+        """Return the figures of the newest complete exposition, and start a scrape if one is due.
 
         The first call waits for the first scrape, because ``--once`` takes few samples. Later calls
         do not wait. Raises ``Unreadable``.
@@ -127,7 +127,8 @@ class Exporter:
         self._worker.close()
 
     def _collect(self, until_s: float) -> None:
-        """Take the scrape's result if it has ended; abort the scrape if it takes too long."""
+        """Store the result of the scrape if it has ended, and abort the scrape if it takes too
+        long."""
         try:
             scraped = self._worker.result(until_s)
         except Hanging:
@@ -158,10 +159,11 @@ class Exporter:
         return f"no complete answer within {self._timeout_s:g} s"
 
     def _scrape(self) -> Scraped:
-        """Read the exporter's answer. Called in the worker's thread.
+        """Read the exporter's response. Called in the worker's thread.
 
-        The answer is parsed while it arrives, so a large answer takes neither memory nor time of
-        the sampling thread. Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.
+        The response is parsed while it arrives, so a large response takes neither memory nor time
+        of the sampling thread. Raises ``Unreadable``, ``OSError`` and
+        ``http.client.HTTPException``.
         """
         connection = http.client.HTTPConnection(
             self._url.hostname or "", self._url.port or 80, timeout=self._timeout_s
@@ -190,7 +192,7 @@ class Exporter:
 
 
 def _read(answer: http.client.HTTPResponse) -> Scraped:
-    """Read and parse the body of an answer."""
+    """Read and parse the body of a response."""
     exposition, read_bytes = Exposition(), 0
     while part := answer.read(_PART_BYTES):
         read_bytes += len(part)

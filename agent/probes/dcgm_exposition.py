@@ -34,10 +34,10 @@ _MOST_XID = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class DcgmReading:
-    """Figures of one GPU or GPU instance; None if missing or invalid."""
+    """Figures of one GPU or GPU instance, or None if missing or invalid."""
 
     uuid: str
-    #: Number of the GPU instance; None for the whole GPU.
+    #: Number of the GPU instance, or None for the whole GPU.
     gpu_instance: int | None
     sm_ratio: float | None = None
     occupancy_ratio: float | None = None
@@ -51,7 +51,7 @@ class DcgmReading:
 
 
 def _xid(number: float) -> int | None:
-    """Return the number of an XID; None if it is invalid."""
+    """Return the number of an XID, or None if it is invalid."""
     whole = math.isfinite(number) and 0 <= number < _MOST_XID and number == int(number)
     return int(number) if whole else None
 
@@ -102,7 +102,7 @@ class Exposition:
 
     def __init__(self) -> None:
         self._hash = hashlib.blake2b(digest_size=16)
-        #: The beginning of a line whose end has not arrived yet; None if the line is too long.
+        #: The beginning of a line whose end has not arrived yet, or None if the line is too long.
         self._rest: bytes | None = b""
         self._bad_lines = 0
         #: For each device and field, whether the series has no pod, and its value. A series without

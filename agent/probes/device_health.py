@@ -76,7 +76,7 @@ class Checkup:
     remap_pending: bool | None = None
     remap_failed: bool | None = None
     pages_pending: bool | None = None
-    #: NVML's number of the recovery that the driver requests; 0 if it requests none.
+    #: NVML's number of the recovery that the driver requests, or 0 if it requests none.
     recovery: int | None = None
 
     @property
@@ -86,7 +86,7 @@ class Checkup:
 
     @property
     def causes(self) -> list[Cause]:
-        """The reasons why the GPU is unhealthy; empty if it is healthy.
+        """The reasons why the GPU is unhealthy. Empty if it is healthy.
 
         They contain no counts, because then each new error would cause a write of the report.
         """
@@ -112,7 +112,7 @@ class Checkup:
 class Xid:
     """An XID event."""
 
-    #: UUID of the physical GPU; None if the driver does not report it.
+    #: UUID of the physical GPU, or None if the driver does not report it.
     uuid: str | None
     number: int
     #: Either nvml or dcgm.
@@ -124,14 +124,14 @@ class UnhealthyDevice(msgspec.Struct, frozen=True):
 
     #: The time since when it has been unhealthy (RFC 3339).
     since: str
-    #: XIDs with their source, such as "79 (nvml)"; empty if all causes can be read at every sample.
+    #: XIDs with their source, such as "79 (nvml)". Empty if all causes can be read at every sample.
     xids: list[str] = msgspec.field(default_factory=list)
 
 
 class HealthState(msgspec.Struct, frozen=True):
     """The state that survives a restart of the agent, stored in the file of ``--state``."""
 
-    #: Identifies the driver version and the module load; empty if no driver has answered yet.
+    #: Identifies the driver version and the module load. Empty if no driver has answered yet.
     driver: str = ""
     #: State of each unhealthy device, by UUID.
     unhealthy: dict[str, UnhealthyDevice] = msgspec.field(default_factory=dict, name="patients")
@@ -145,9 +145,9 @@ class HealthSample:
 
     #: RFC 3339.
     now: str
-    #: Identifies the driver version and the module load; empty if no driver answers.
+    #: Identifies the driver version and the module load. Empty if no driver answers.
     driver: str
-    #: The reasons that were read for each present device; empty for a device without a reason.
+    #: The reasons that were read for each present device. Empty for a device without a reason.
     causes: Mapping[str, list[str]]
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
     #: XID events since the last sample.

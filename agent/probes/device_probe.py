@@ -52,7 +52,8 @@ class DeviceProbe:
         self._must_reopen = False
         #: Whether the driver was released for maintenance and has not answered since then.
         self._maintained = False
-        #: Why the driver must be released; None if it need not be released. Set before each sample.
+        #: Why the driver must be released, or None if it need not be released. Set before each
+        #: sample.
         self.maintenance: Cause | None = None
 
     @property
@@ -166,7 +167,8 @@ def incarnation(root: Path = Path("/")) -> str:
 
 
 def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str | None:
-    """Return the full path of the agent's own cgroup directory; empty if it is not found.
+    """Return the full path of the agent's own cgroup directory. The result is empty if it is not
+    found.
 
     Return None if there are no cgroups v2, because then GPU memory has no limits. ``pid`` is the
     agent's process id in the host's namespace, and by default its own pid, which is the same with

@@ -209,8 +209,8 @@ def _high_water(
 
 
 def _peaks(folder: str) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield (PCI address, bytes) for each high-water mark of a cgroup; none if it has no such
-    file."""
+    """Yield (PCI address, bytes) for each high-water mark of a cgroup. There are none if it has no
+    such file."""
     try:
         with open(f"{folder}/{_PEAK_FILE}", "rb") as file:
             text = file.read(_MOST_PEAK_BYTES).decode("ascii", "replace")
@@ -223,7 +223,8 @@ def _peaks(folder: str) -> Iterator[tuple[tuple[int, ...], int]]:
 
 
 def _pci(address: str) -> tuple[int, ...]:
-    """Return domain, bus and device of a PCI address such as 00000000:0F:00.0; empty if unknown."""
+    """Return domain, bus and device of a PCI address such as 00000000:0F:00.0. The result is empty
+    if unknown."""
     try:
         return tuple(int(part, 16) for part in address.partition(".")[0].split(":"))
     except ValueError:
@@ -231,5 +232,5 @@ def _pci(address: str) -> tuple[int, ...]:
 
 
 def _limit(figure: int | None) -> int | None:
-    """Return a limit in bytes; None if it is 0 or larger than the memory of any device."""
+    """Return a limit in bytes, or None if it is 0 or larger than the memory of any device."""
     return figure if figure and figure <= MAX_DEVICE_BYTES else None

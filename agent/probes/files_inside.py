@@ -61,8 +61,8 @@ def files_below(process: Path, path: str) -> Iterator[str]:
 
 
 def _entries(process: Path, path: str) -> list[tuple[str, bool]]:
-    """Return the names in a directory, and whether they are directories; empty if it does not
-    exist."""
+    """Return the names in a directory, and whether they are directories. The result is empty if it
+    does not exist."""
     try:
         with (
             _opened(process, path) as found,

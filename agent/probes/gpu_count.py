@@ -24,7 +24,7 @@ _MOST_TRIES, _TRY_FOR_S = 3, 15.0
 
 
 def attached_gpus(sysfs: Path) -> int:
-    """Return the number of GPUs that the kernel has bound to NVIDIA's driver; 0 if unknown.
+    """Return the number of GPUs that the kernel has bound to NVIDIA's driver, or 0 if unknown.
 
     Virtual functions on a host of virtual machines do not count, because the driver does not list
     them.
@@ -49,7 +49,7 @@ class GpuCount:
         self._tries = 0
 
     def compare(self, driver: int) -> bool:
-        """Count the kernel's GPUs; return whether the driver must be closed and opened again.
+        """Count the kernel's GPUs, and return whether the driver must be closed and opened again.
 
         ``driver`` is the number of GPUs that the driver lists.
         """

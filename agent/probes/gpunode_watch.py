@@ -63,12 +63,12 @@ class GPUNodeWatch:
         self._changed = changed
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gpunode", daemon=True)
-        #: ``spec.deviceChoice``; empty if it is not set or this agent does not support it, and None
+        #: ``spec.deviceChoice``. Empty if it is not set or this agent does not support it, and None
         #: until the watch has returned it.
         self.device_choice: str | None = None
-        #: Why ``spec.deviceChoice`` has no effect; empty if it has.
+        #: Why ``spec.deviceChoice`` has no effect. Empty if it has.
         self._obstacle = ""
-        #: The reservations; empty if they are unknown. Replaced as a whole, never changed in place.
+        #: The reservations. Empty if they are unknown. Replaced as a whole, never changed in place.
         self.ledger = GPUNodeSpec()
 
     def start(self) -> None:

@@ -30,8 +30,8 @@ class HostMemoryProbe:
         self._pool_bytes = pool_bytes
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return the host's memory and the state of the source; nothing if no GPU uses the host's
-        memory."""
+        """Return the host's memory and the state of the source. The result is empty if no GPU uses
+        the host's memory."""
         if not any(isinstance(r, DeviceReading) and is_unified(r) for r in readings):
             return []
         try:

@@ -64,7 +64,7 @@ def listener(path: Path) -> int:
 
 
 def identity(path: Path) -> tuple[int, int] | None:
-    """Return inode and change time (ns) of a socket; None if there is no such file.
+    """Return inode and change time (ns) of a socket, or None if there is no such file.
 
     The values differ after the socket was created again.
     """
@@ -83,7 +83,7 @@ def is_new(path: Path) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Listener:
-    """The process that listens on one socket; ``pid`` is 0 if none was found."""
+    """The process that listens on a socket. ``pid`` is 0 if no process was found."""
 
     #: Inode and change time of the socket.
     socket: tuple[int, int]
@@ -137,7 +137,7 @@ class SocketListeners:
         return None, SourceReading(source, "degraded", Cause(why, "several_listeners"))
 
     def _listener(self, path: Path) -> _Listener | None:
-        """Return the process that listens on a socket; None if there is no socket."""
+        """Return the process that listens on a socket, or None if there is no socket."""
         if (socket := identity(path)) is None:
             return None
         known = self._found.get(path)
@@ -156,7 +156,7 @@ class SocketListeners:
         return _Listener(socket, pid, self._start(pid))
 
     def _start(self, pid: int) -> str:
-        """Return the start time of a process; empty if it has ended."""
+        """Return the start time of a process, or an empty string if it has ended."""
         values = (read_text(self._root / str(pid) / "stat") or "").rpartition(")")[2].split()
         return values[19] if len(values) > 19 else ""
 
@@ -245,7 +245,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
 
 
 def environment_of(process: Path) -> dict[str, str] | None:
-    """Return the environment of a process; None if it cannot be read."""
+    """Return the environment of a process, or None if it cannot be read."""
     text = read_text(process / "environ")
     if text is None:
         return None
@@ -254,7 +254,7 @@ def environment_of(process: Path) -> dict[str, str] | None:
 
 
 def read_text(path: Path) -> str | None:
-    """Return at most the first MiB of a file in /proc; None if it cannot be read."""
+    """Return at most the first MiB of a file in /proc, or None if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(_MOST_BYTES).decode("utf-8", "replace")

@@ -92,14 +92,14 @@ class KubeletProbe:
         self._settled_after_s = settled_after_s
         self._cgroups = cgroups
         self._lost_cgroups = None if cgroups is None else LostCgroups(cgroups)
-        #: Time since when every answer of PodResources has omitted a pod, by uid; -infinity if it
-        #: has ended.
+        #: Time since when every response of PodResources has omitted a pod, by uid, or -infinity if
+        #: it has ended.
         self._unlisted_since_s: dict[str, float] = {}
         #: Names of the pods in the checkpoint that PodResources lists or has listed, by uid.
         self._names: dict[str, Name] = {}
         #: Uids of the pods in the checkpoint that were never listed but had a cgroup.
         self._had_cgroup: set[str] = set()
-        #: Why pods that were never listed cannot be checked; empty if they can, or if there are
+        #: Why pods that were never listed cannot be checked. Empty if they can, or if there are
         #: none.
         self._no_cgroups = ""
         #: Inode and change time (ns) of the socket, which the kubelet creates at every start.
@@ -160,8 +160,8 @@ class KubeletProbe:
         first = join(entries, listed or (), self._names)
         ended = self._lost({**self._names, **first.names}.keys())
         if listed is None:
-            # Without an answer no pod counts as unlisted, so the time starts again with the next
-            # answer.
+            # Without a response no pod counts as unlisted, so the time starts again with the next
+            # response.
             self._unlisted_since_s.clear()
         else:
             ended |= self._ended(first.unlisted, is_complete=bool(listed))
@@ -254,7 +254,7 @@ def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
 
 
 def _strategies(entry: Entry) -> frozenset[str]:
-    """Return the plugin's device list strategies as its answer to the kubelet shows them.
+    """Return the plugin's device list strategies as its response to the kubelet shows them.
 
     They follow ``Allocate`` in server.go of NVIDIA's plugin.
     """

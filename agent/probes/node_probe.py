@@ -131,19 +131,20 @@ class NodeApi:
         self._timeout_s = timeout_s
         self._due_s = self._configz_due_s = float("-inf")
         self._last: list[Reading] = []
-        #: The mirror pod in the API for the hash of each static pod; None if it could not be read.
+        #: The mirror pod in the API for the hash of each static pod, or None if it could not be
+        #: read.
         self._mirrors: dict[str, MirrorReading | None] = {}
         #: Why the last mirror pod could not be read.
         self._mirror_error = ""
         self._reached = False
-        #: Why the agent must release the driver; None if it need not release it.
+        #: Why the agent must release the driver, or None if it need not release it.
         self.maintenance: Cause | None = None
-        #: Memory that the node's annotation keeps free on every device; None if unknown.
+        #: Memory that the node's annotation keeps free on every device, or None if unknown.
         self.reserve_bytes: int | None = None
-        #: The node's device-choice annotation; empty if it has none, and None if it is unknown or
+        #: The node's device-choice annotation. Empty if it has none, and None if it is unknown or
         #: invalid.
         self.device_choice: str | None = None
-        #: Version of the kubelet in the Node's status, such as v1.36.3; empty if unknown.
+        #: Version of the kubelet in the Node's status, such as v1.36.3. Empty if unknown.
         self.kubelet_version = ""
 
     def read(self) -> Iterable[Reading]:
@@ -191,7 +192,7 @@ class NodeApi:
         try:
             self.reserve_bytes = parse_reserve(annotations.get(RESERVE, "0"))
         except BadAnnotation:
-            # the extender reports what is wrong with # the extender reports the error
+            # The extender reports the error.
             self.reserve_bytes = None
         choice, obstacle = annotations.get(DEVICE_CHOICE, ""), None
         try:
@@ -220,7 +221,8 @@ class NodeApi:
         return [SourceReading(CONFIGZ), TopologyReading(CONFIGZ, policy)]
 
     def _mirror(self, uid: str, namespace: str, name: str) -> MirrorReading | None:
-        """Read the mirror pod of the static pod with this kubelet uid; None if this fails."""
+        """Read the mirror pod of the static pod with this kubelet uid, and return None if this
+        fails."""
         try:
             pod = self._get(f"/api/v1/namespaces/{namespace}/pods/{name}", _Object)
         except _Failed as err:
@@ -250,7 +252,7 @@ class NodeApi:
 
 
 def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) -> Cause | None:
-    """Return why the agent must release the driver; None if it need not release it.
+    """Return why the agent must release the driver, or None if it need not release it.
 
     While the GPU Operator upgrades the driver or changes MIG, it sets its label to a value that
     starts with "paused" to stop the users of the driver.
@@ -265,7 +267,7 @@ def of_maintenance(labels: Mapping[str, str], annotations: Mapping[str, str]) ->
 
 
 def of_pool(annotations: Mapping[str, str]) -> PoolReading | None:
-    """Return the pool of a GPU with unified memory; None if the node has no such annotation."""
+    """Return the pool of a GPU with unified memory, or None if the node has no such annotation."""
     text = annotations.get(UNIFIED_MEMORY)
     if text is None:
         return None
@@ -300,7 +302,8 @@ def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
 
 
 def of_labels(labels: Mapping[str, str]) -> PluginReading | None:
-    """Return the plugin's configuration from the labels of GFD or GKE; None if the node has none.
+    """Return the plugin's configuration from the labels of GFD or GKE, or None if the node has
+    none.
 
     On a node with several GPU models the labels describe a random model, so they have the lowest
     priority.

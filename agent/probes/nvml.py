@@ -52,7 +52,7 @@ _PROCESSES = {
     32: struct.Struct("<I4xQ16x"),
 }
 _LONGEST_BYTES = max(_PROCESSES)
-#: Layout of a sample: process id, time in microseconds, SM utilisation in percent.
+#: A sample consists of the process id, the time in microseconds and the SM utilisation in percent.
 _SAMPLE = struct.Struct("<I4xQI12x")
 _NOT_AVAILABLE = (1 << 64) - 1
 
@@ -73,8 +73,8 @@ class Memory:
 
     total_bytes: int
     free_bytes: int
-    #: Bytes reserved by the driver; None if the driver does not report them (older than r510). They
-    #: are never derived from `used`, which the two versions of the call define differently.
+    #: Bytes reserved by the driver, or None if the driver does not report them (older than r510).
+    #: They are never derived from `used`, which the two versions of the call define differently.
     reserved_bytes: int | None
 
 
@@ -179,7 +179,7 @@ class Gate:
         return handle, uuid
 
     def does(self, name: str, *args: Any) -> bool:
-        """Call a function without a return value; return whether it succeeded.
+        """Call a function without a return value, and return whether it succeeded.
 
         Return False in the cases in which ``ask`` returns None, and raise the same errors.
         """
@@ -199,8 +199,8 @@ class Gate:
         return getattr(self._library, name)()
 
     def memory(self, handle: Any) -> Memory | None:
-        """Return the memory of one device; None if the device does not report it, as for integrated
-        GPUs."""
+        """Return the memory of one device, or None if the device does not report it, as for
+        integrated GPUs."""
         library = self._library
         if _MEMORY_V2 not in self._missing:
             v2 = self._made(
@@ -281,7 +281,7 @@ class Gate:
         )
 
     def event(self, events: Any, wait_ms: int) -> Any:
-        """Return the next event of an event set; None if no event arrives within ``wait_ms``."""
+        """Return the next event of an event set, or None if no event arrives within ``wait_ms``."""
 
         def wait() -> Any:
             try:
@@ -306,8 +306,8 @@ class Gate:
         fill: Callable[[Any, ctypes.c_uint, Any], int],
         read: Callable[[bytes, int, int], list[T]],
     ) -> list[T] | None:
-        """Return the list that a call writes into an array; None if the driver does not support the
-        call.
+        """Return the list that a call writes into an array, or None if the driver does not support
+        the call.
 
         ``entry`` names pynvml's struct of an entry. ``fill`` makes the call with its function, a
         count and an array, and returns NVML's error code. ``read`` decodes the written bytes, given
@@ -344,7 +344,7 @@ class Gate:
         return None
 
     def _made(self, name: str, call: Callable[[], T]) -> T | None:
-        """Make a driver call; return None if the call is not supported or not permitted.
+        """Make a driver call, and return None if the call is not supported or not permitted.
 
         Translates pynvml's errors into the errors of ``nvml_errors``.
         """

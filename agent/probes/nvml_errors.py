@@ -74,8 +74,8 @@ class Outcome(Enum):
 
 
 #: Outcome of each NVML error code. All other codes (lost, reset required, timeout, unknown, codes
-#: of future drivers) are faults of the device, because an answer that the agent cannot interpret is
-#: no reason to trust the device.
+#: of future drivers) are faults of the device, because a response that the agent cannot interpret
+#: is no reason to trust the device.
 OUTCOMES = {
     0: Outcome.ABSENT,  # pynvml raises "SUCCESS" if a sizing call found nothing
     1: Outcome.DRIVER_GONE,  # UNINITIALIZED
@@ -113,5 +113,5 @@ def outcome_of(code: int) -> Outcome:
 
 
 def error_of(code: int) -> type[NvmlError] | None:
-    """Return the error that is raised for a code; None if the call counts as absent."""
+    """Return the error that is raised for a code, or None if the call counts as absent."""
     return DeviceLost if code in _LOST else _ERRORS.get(outcome_of(code))

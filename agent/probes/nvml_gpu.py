@@ -1,4 +1,5 @@
-"""Reads one physical GPU through NVML, or its MIG devices: memory, processes, activity and health.
+"""Reads the memory, processes, activity and health of a physical GPU or of its MIG devices through
+NVML.
 
 A handle is used only within one cycle and then resolved again, because after a driver reload, a MIG
 change or the loss of a device it is invalid or refers to another device.
@@ -204,7 +205,8 @@ class GpuReader:
     def _numa_node(self, bus_id: str) -> int | None:
         """Return the NUMA node that the device is attached to. Like the plugin, read it from sysfs.
 
-        NVML's NumaNodeId has another meaning: the NUMA node of the device's own memory (Grace).
+        NVML's NumaNodeId is something else, namely the NUMA node of the device's own memory
+        (Grace).
         """
         domain, colon, rest = bus_id.lower().partition(":")
         path = self._sysfs / "bus/pci/devices" / f"{domain[-4:]}{colon}{rest}" / "numa_node"
@@ -215,7 +217,7 @@ class GpuReader:
         return node if bus_id and node >= 0 else None
 
     def _minor(self, handle: Any) -> int | None:
-        """Return the minor number; None if it cannot be read. Raises ``DeviceLost``."""
+        """Return the minor number, or None if it cannot be read. Raises ``DeviceLost``."""
         try:
             minor = self._gate.ask("nvmlDeviceGetMinorNumber", handle)
         except DeviceLost:

@@ -1,4 +1,4 @@
-"""The NVML probe: reads all devices of the node, each GPU with a deadline.
+"""The NVML probe, which reads all devices of the node, with a deadline for each GPU.
 
 Between cycles the probe keeps only the identities of devices. A lost GPU does not report its UUID,
 but it still has its index. So the lost GPU is the device last seen at this index.
@@ -84,7 +84,7 @@ class NvmlProbe:
         self._readers: dict[int, GpuReader] = {}
         #: The devices last seen at each GPU index, including MIG devices, without figures.
         self._identities: dict[int, list[DeviceReading]] = {}
-        #: The last logged reason why the driver was released; empty if it is open.
+        #: The last logged reason why the driver was released. Empty if it is open.
         self._released_for = ""
 
     def read(self) -> Found:
@@ -117,7 +117,7 @@ class NvmlProbe:
         return self._blind(why_not, gone=True, hanging=self._busy)
 
     def release(self, *, may_close: bool) -> bool:
-        """Close the driver until the next ``read``; return whether it was closed.
+        """Close the driver until the next ``read``, and return whether it was closed.
 
         The driver stays open while a call of this probe is in progress. ``may_close`` must be false
         while other code has a call in progress.
@@ -138,7 +138,8 @@ class NvmlProbe:
         return True
 
     def released(self, why: Cause, *, may_close: bool) -> Found:
-        """Close the driver if possible; return the devices seen last with ``why`` as their fault.
+        """Close the driver if possible, and return the devices seen last with ``why`` as their
+        fault.
 
         This method replaces ``read`` for every sample while the driver must be released.
         """
@@ -176,8 +177,7 @@ class NvmlProbe:
             try:
                 gpu = self._result(self._workers[index], given[index], until_s)
             except DriverGone as err:
-                # wait for the other workers too: their results belong to this cyc# wait for the
-                # other workers, whose results belong to this cycle
+                # Wait for the other workers, because their results belong to this cycle.
                 gone = err
             except Hanging as err:
                 lost[index], found.hanging = Cause(str(err), "hang"), True
@@ -216,7 +216,7 @@ class NvmlProbe:
         yield from self._gpu_count.messages()
 
     def _begin(self, index: int) -> bool:
-        """Start to read the GPU at ``index``; return False if the previous call has not
+        """Start to read the GPU at ``index``, and return False if the previous call has not
         returned."""
         if index not in self._workers:
             self._workers[index] = Worker(f"nvml-{index}")

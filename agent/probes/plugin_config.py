@@ -140,7 +140,7 @@ class ConfigurationProbe:
         return [TopologyReading(KUBELET, policy), source]
 
     def _topology_policy(self, process: Path) -> str | None:
-        """Return the kubelet's topology manager policy; None if flags that k3s hides may set it.
+        """Return the kubelet's topology manager policy, or None if flags that k3s hides may set it.
 
         Raises ``OSError`` and ``ValueError`` if a file cannot be read.
         """

@@ -1,9 +1,9 @@
 """Client of the kubelet's PodResources service (v1), which lists the replicas that containers hold
 and the replicas that are healthy.
 
-Its answers contain namespaces and names of pods, but no uids, and omit ordinary init containers.
-Immediately after a restart the kubelet has not loaded its pods, so the answer is empty. The kubelet
-limits the rate for all clients together to 100 calls per second, with bursts of ten.
+Its responses contain namespaces and names of pods, but no uids, and omit ordinary init containers.
+Immediately after a restart the kubelet has not loaded its pods, so the response is empty. The
+kubelet limits the rate for all clients together to 100 calls per second, with bursts of ten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,16 +39,16 @@ class PodResources:
         self._socket = socket
         self._timeout_s = timeout_s
         self._channel: Any = None  # grpcio has no types
-        #: The parsed pod of each message in the last answer, because parsing 768 pods takes most of
-        #: a sample's time.
+        #: The parsed pod of each message in the last response, because parsing 768 pods takes most
+        #: of a sample's time.
         self._pods: dict[bytes, _Pod] = {}
         self._healthy: tuple[bytes, dict[str, frozenset[str]]] = (b"", {})
-        #: Number of pods and lists of devices in the last answers that could not be read.
+        #: Number of pods and lists of devices in the last responses that could not be read.
         self._unread = {"List": 0, "GetAllocatableResources": 0}
 
     @property
     def left_out(self) -> int:
-        """Number of pods and lists of devices in the last answers that were skipped because they
+        """Number of pods and lists of devices in the last responses that were skipped because they
         cannot be read."""
         return sum(self._unread.values())
 
@@ -59,7 +59,7 @@ class PodResources:
             pods = [message(pod) for number, pod in fields(answer) if number == 1]
         except BadMessage as err:
             raise Unanswered("kubelet's answer to List cannot be read") from err
-        # A message that the last answer also contained is not parsed again.
+        # A message that the last response also contained is not parsed again.
         self._pods = {pod: self._pods.get(pod) or _containers(pod) for pod in pods}
         self._unread["List"] = sum(self._pods[pod].unread for pod in pods)
         return [container for pod in pods for container in self._pods[pod].containers]
@@ -82,7 +82,7 @@ class PodResources:
             self._channel = None
 
     def _call(self, method: str) -> bytes:
-        """Call the service with an empty request; return the encoded answer.
+        """Call the service with an empty request, and return the encoded answer.
 
         Closes the connection and raises ``Unanswered`` if the call fails.
         """

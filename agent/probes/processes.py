@@ -121,14 +121,14 @@ class ProcessProbe:
         }
 
     def _signature(self, pid: int) -> int | None:
-        """Return the signature of a running process; None if no process has this pid."""
+        """Return the signature of a running process, or None if no process has this pid."""
         try:
             return _signature(os.stat(f"{self._root}/{pid}"))
         except OSError:
             return None
 
     def _why_hidden(self) -> str:
-        """Return why the host's processes cannot be seen; empty if they can be seen.
+        """Return why the host's processes cannot be seen, or an empty string if they can be seen.
 
         Without hostPID, the host's /proc shows a different pid for the agent than its own. In the
         host's namespace pid 2 is a kernel thread. In another namespace, pid 1 decides: if it has
@@ -226,7 +226,8 @@ def _signature(folder: os.stat_result) -> int:
 
 
 def _stat(text: str) -> tuple[str, int, float]:
-    """Parse /proc/PID/stat: return command, parent, and start in seconds since boot.
+    """Parse /proc/PID/stat, and return the command, the parent, and the start in seconds since
+    boot.
 
     Raises ``ValueError``.
     """
@@ -239,7 +240,8 @@ def _stat(text: str) -> tuple[str, int, float]:
 
 
 def container_name(process: int, uid: str) -> str:
-    """Return the name of a process's container in the pod ``uid``; empty if it is not found.
+    """Return the name of a process's container in the pod ``uid``, or an empty string if it is not
+    found.
 
     ``process`` is the process's open /proc directory.
     """

@@ -48,10 +48,10 @@ class DeviceReading(Reading, frozen=True):
     #: Number of the GPU instance, for MIG devices only.
     gpu_instance: int | None = None
     memory: Memory | None = None
-    #: Bytes of each pid (None if not reported); None if the driver lists no processes.
+    #: Bytes of each pid (None if not reported), or None if the driver lists no processes.
     processes: Mapping[int, int | None] | None = None
     fault: str = ""
-    #: The N of /dev/nvidiaN; None if the driver does not report it.
+    #: The N of /dev/nvidiaN, or None if the driver does not report it.
     minor: int | None = None
 
 
@@ -61,7 +61,7 @@ class PoolReading(Reading, frozen=True):
     source: str
     #: Size in bytes. 0 means that it must be computed.
     pool_bytes: int = 0
-    #: Why the annotation is invalid; empty if it is valid.
+    #: Why the annotation is invalid. Empty if it is valid.
     error: str = ""
 
 
@@ -74,7 +74,7 @@ class HostMemoryReading(Reading, frozen=True):
     available_bytes: int
     #: The part that GPUs may use. 0 means that it must be computed, and None that it is not set.
     pool_bytes: int | None = None
-    #: Why this part is unknown although it is set; empty if it is known.
+    #: Why this part is unknown although it is set. Empty if it is known.
     pool_error: str = ""
 
 
@@ -126,7 +126,7 @@ class ActivityReading(Reading, frozen=True):
     occupancy_ratio: float | None = None
     #: Share of time in which any kernel ran, which is not SM activity.
     utilization_ratio: float | None = None
-    #: Share of SM time by pid; empty if the source does not measure single processes.
+    #: Share of SM time by pid. Empty if the source does not measure single processes.
     sm_by_pid: Mapping[int, float] = msgspec.field(default_factory=dict)
 
 
@@ -188,9 +188,9 @@ class AnswerReading(Reading, frozen=True):
 class Container(msgspec.Struct, frozen=True):
     """One run of a container. A restart gives the container another id."""
 
-    #: The container runtime's id; empty if the cgroup does not show it.
+    #: The container runtime's id. Empty if the cgroup does not show it.
     id: str
-    #: Its name in the pod; empty if it could not be read.
+    #: Its name in the pod. Empty if it could not be read.
     name: str = ""
     #: Start in seconds since boot.
     started_s: float = 0.0
@@ -203,7 +203,7 @@ class ProcessReading(Reading, frozen=True):
     pid: int
     #: Empty if the process ended before it was read.
     command: str = ""
-    #: The pod's uid from the name of its cgroup; empty if the process is in no pod, or is not
+    #: The pod's uid from the name of its cgroup. Empty if the process is in no pod, or is not
     #: ``known``.
     pod: str = ""
     #: Whether the pod of the process could be read.

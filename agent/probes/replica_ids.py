@@ -29,7 +29,7 @@ class Replica:
     """The parts of a replica id."""
 
     device: str
-    #: Number of the replica; None if the id names a whole device.
+    #: Number of the replica, or None if the id names a whole device.
     number: int | None
 
 
@@ -60,8 +60,8 @@ def resolve(replicas: Iterable[str], devices: Sequence[DeviceReading]) -> dict[s
 
 
 def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
-    """Return the UUID of a device that is not named by UUID; None if no device or several devices
-    match."""
+    """Return the UUID of a device that is not named by UUID, or None if no device or several
+    devices match."""
     if match := _LEGACY_MIG.fullmatch(name):
         # The driver's list does not distinguish compute instances of one GPU instance.
         there = [

@@ -38,7 +38,7 @@ _MOST_RATIO = 1.01
 
 
 def ratio(value: float) -> float | None:
-    """Return ``value`` as a ratio 0..1; None if it is invalid."""
+    """Return ``value`` as a ratio 0..1, or None if it is invalid."""
     return min(value, 1.0) if math.isfinite(value) and 0 <= value <= _MOST_RATIO else None
 
 
@@ -70,10 +70,10 @@ class _Pair:
 
     older: Any
     newer: Any
-    #: When the newer sample was taken; -infinity before the first sample.
+    #: When the newer sample was taken, or -infinity before the first sample.
     taken_s: float
-    #: Ratios for the time between the two samples; None if unknown, for example before the second
-    #: sample.
+    #: Ratios for the time between the two samples, or None if unknown, for example before the
+    #: second sample.
     sm_ratio: float | None = None
     occupancy_ratio: float | None = None
 
@@ -91,9 +91,9 @@ class Meter:
         self._monotonic = monotonic
         self._wall_us = wall_us
         self._uuid = ""
-        #: GPM samples of each GPU instance (None for the whole GPU); None if it has no GPM.
+        #: GPM samples of each GPU instance (None for the whole GPU), or None if it has no GPM.
         self._pairs: dict[int | None, _Pair | None] = {}
-        #: Time of the newest process sample on the driver's clock; None before the first query.
+        #: Time of the newest process sample on the driver's clock, or None before the first query.
         self._seen_us: int | None = None
 
     def measure(
@@ -193,7 +193,8 @@ class Meter:
         return sm, occupancy
 
     def _allocated(self) -> _Pair | None:
-        """Allocate two samples. If NVML does not allocate both, free the first and return None."""
+        """Allocate two samples. If NVML can allocate only the first sample, free it and return
+        None."""
         older = self._gate.ask("nvmlGpmSampleAlloc")
         if older is None:
             return None
@@ -215,7 +216,8 @@ class Meter:
             self._free_sample(sample)
 
     def _processes(self, handle: Any) -> list[ActivityReading]:
-        """Return the SM time of the processes since the last query; empty if it is not measured."""
+        """Return the SM time of the processes since the last query. The result is empty if it is
+        not measured."""
         now_us = self._wall_us()
         since_us = now_us if self._seen_us is None else self._seen_us
         if since_us >= now_us:  # This is the first query, or the wall clock was set back.

@@ -29,7 +29,7 @@ class StateFile(Generic[_T]):
 
     @property
     def trouble(self) -> str:
-        """Why the last write or, if it succeeded, the read failed; empty if neither failed."""
+        """Why the last write or, if it succeeded, the read failed. Empty if neither failed."""
         return self._write_error or self._read_error
 
     def read(self) -> _T:

@@ -46,7 +46,7 @@ def with_host_memory(
     """Return the devices, with the host's figures for a GPU with unified memory.
 
     ``is_shared`` returns whether the plugin shares a device among pods. Also return the UUID of the
-    GPU for which only the use of its pod counts; empty if there is no such GPU.
+    GPU for which only the use of its pod counts. Empty if there is no such GPU.
     """
     unified = [device for device in devices if is_unified(device)]
     if host is None or not unified or len(unified) < len(devices):

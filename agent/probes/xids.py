@@ -204,7 +204,7 @@ class XidWatch:
             self._free(events)
 
     def _uuid_of(self, event: Any, handles: dict[str, Any]) -> str | None:
-        """Return the event's device; None if unknown. A lost device has a handle but no UUID."""
+        """Return the event's device, or None if unknown. A lost device has a handle but no UUID."""
         for uuid, handle in handles.items():
             if _address(handle) == _address(event.device):
                 return uuid

@@ -1,1 +1,1 @@
-"""Steering: makes the device plugin's preferred allocation follow the ledger."""
+"""Steering, which makes the device plugin's preferred allocation follow the ledger."""

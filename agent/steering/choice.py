@@ -75,10 +75,10 @@ _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 class Choice:
     """The replicas that one container should get."""
 
-    #: The chosen replicas; empty if the plugin chooses.
+    #: The chosen replicas. Empty if the plugin chooses.
     replicas: tuple[str, ...]
     device: str = ""
-    #: The device reserved for the unconfirmed pods; empty if their reservations differ.
+    #: The device reserved for the unconfirmed pods. Empty if their reservations differ.
     reserved: str = ""
     #: Number of unconfirmed pods that Headroom scheduled.
     unconfirmed: int = 0
@@ -151,7 +151,8 @@ def choose(
     order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
 
     def best_for(pods: Sequence[_Unconfirmed]) -> _Candidate | None:
-        """Return the best device with enough memory for any one of ``pods``; None if there is none.
+        """Return the best device with enough memory for any one of ``pods``, or None if there is
+        none.
 
         The reserved device is preferred, then the plugin's order if no device is reserved, then the
         fullest device.

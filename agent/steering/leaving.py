@@ -2,8 +2,8 @@
 
 It is safe if the GPUNode reports that nothing is steered, and if no reservation of an unconfirmed
 pod depends on the agent's choice. The ledger may be unreadable, because the API server is down or
-the agent's permission was deleted first. Then the agent relies on becoming stale: if it writes
-nothing for long enough, no extender binds a pod to its node. Until then it rejects all pods.
+the agent's permission was deleted first. Then the agent waits until its report is stale. If it
+writes nothing for long enough, no extender binds a pod to its node. Until then it rejects all pods.
 """
 
 import time

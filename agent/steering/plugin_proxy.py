@@ -3,10 +3,10 @@
 It forwards every call and error byte for byte, except for two calls. GetPreferredAllocation returns
 the replicas that a container should get, but is forwarded too if ``choose`` returns None.
 ListAndWatch stays open and sends nothing, because the kubelet keeps its own stream to the plugin
-and takes the devices and their health from there. The proxy opens no stream to the plugin: NVIDIA's
-plugin sends each change of health to only one stream, and does not notice that a stream has ended.
-So a stream opened by the proxy would still take a change of health away from the kubelet after the
-agent has stopped.
+and takes the devices and their health from there. The proxy opens no stream to the plugin, because
+NVIDIA's plugin sends each change of health to only one stream, and does not notice that a stream
+has ended. So a stream opened by the proxy would still take a change of health away from the kubelet
+after the agent has stopped.
 
 The kubelet's calls have no deadline, and the kubelet admits no other pod while it waits. So the
 proxy ends every call in time, with an error if necessary.
@@ -138,7 +138,7 @@ class PluginProxy:
 
     @property
     def is_answering(self) -> bool:
-        """Whether a pod waits for an answer now."""
+        """Whether a pod waits for a response now."""
         return self._in_progress > 0
 
     def take_passed(self, replicas: Sequence[str]) -> bool:
@@ -213,7 +213,7 @@ class PluginProxy:
         return answer
 
     def _passing(self, method: str) -> Callable[[bytes, Any], Awaitable[bytes]]:
-        """Return a handler that forwards a call to the plugin, and returns its answer or its
+        """Return a handler that forwards a call to the plugin, and returns its response or its
         error."""
 
         async def call(request: bytes, context: Any) -> bytes:

@@ -81,7 +81,7 @@ class NodeLock:
         self._lock: int | None = None
 
     def acquire(self) -> bool:
-        """Try to take the lock; return whether this agent holds it."""
+        """Try to take the lock, and return whether this agent holds it."""
         if self._lock is None:
             try:
                 lock = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -143,8 +143,8 @@ class PluginRegistration:
         self._seen: tuple[tuple[int, int], tuple[int, int]] | None = None
         #: Whether the kubelet may still have the stream of an outdated registration.
         self._outdated = False
-        #: The time since when a registration is due, and the time when it was done; None if it was
-        #: not.
+        #: The time since when a registration is due, and the time when it was done, or None if it
+        #: was not.
         self._due_since_s = 0.0
         self._registered_at_s: float | None = None
         #: Whether the plugin was registered since then, so that the kubelet gets its list.
@@ -155,7 +155,7 @@ class PluginRegistration:
         #: check after that.
         self._check_devices_at_s = 0.0
         self._check_devices_every_s = check_devices_every_s
-        #: Why the kubelet does not call the proxy; empty if it does or will do so soon.
+        #: Why the kubelet does not call the proxy. Empty if it does or will do so soon.
         self.trouble = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -178,7 +178,7 @@ class PluginRegistration:
 
     @property
     def is_answering(self) -> bool:
-        """Whether a pod is waiting for an answer of the proxy."""
+        """Whether a pod is waiting for a response of the proxy."""
         return self._proxy is not None and self._proxy.is_answering
 
     def take_passed(self, replicas: tuple[str, ...]) -> bool:
@@ -292,7 +292,7 @@ class PluginRegistration:
         self._due_since_s, self._registered_at_s, self._listed = now_s, None, False
 
     def _register_if_ready(self, proxy: PluginProxy, created_s: float, now_s: float) -> None:
-        """Register the proxy when the kubelet has a list from the plugin; before, register the
+        """Register the proxy when the kubelet has a list from the plugin. Before that, register the
         plugin if needed.
 
         ``created_s`` is the Unix time at which the newer of the two sockets was created.
@@ -322,8 +322,8 @@ class PluginRegistration:
             _log.info("steering_registered", resource=self.resource)
 
     def _register(self, endpoint: str, now_s: float) -> bool:
-        """Register a socket; return whether it succeeded. If it failed, ``trouble`` contains the
-        reason."""
+        """Register a socket, and return whether it succeeded. If it failed, ``trouble`` contains
+        the reason."""
         self._retry_at_s = now_s + RETRY_S
         try:
             options = options_of(self._folder, self._plugin)

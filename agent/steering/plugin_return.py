@@ -1,4 +1,5 @@
-"""Returns a resource to its plugin: registers the plugin itself, and removes the proxies' sockets.
+"""Returns a resource to its plugin. It registers the plugin itself and removes the proxies'
+sockets.
 
 ``plugin_registration`` describes how a kubelet treats two endpoints of one resource.
 """

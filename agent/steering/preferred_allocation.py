@@ -1,7 +1,7 @@
 """Answers the kubelet's GetPreferredAllocation calls for every steered resource.
 
-The answer follows the ledger, the checkpoint and the sample. The kubelet admits one pod at a time
-and waits for the answer without a timeout. The extender writes a reservation before it binds the
+The response follows the ledger, the checkpoint and the sample. The kubelet admits one pod at a time
+and waits for the response without a timeout. The extender writes a reservation before it binds the
 pod, so a read of the ledger after the kubelet's request includes the reservation of this pod.
 """
 
@@ -52,7 +52,7 @@ PATIENCE_S = 0.8 * ANSWER_S
 #: rest.
 _LEAST_READ_S = 0.1
 _RETRY_S = 0.2
-#: Seconds between two checks whether an answer is still due.
+#: Seconds between two checks whether a response is still due.
 _YIELD_S = 0.01
 #: Maximum number of remembered pods, which is the maximum number of reservations of a GPUNode.
 MAX_ARRIVALS = 4096
@@ -130,11 +130,11 @@ class PreferredAllocation:
         self._held: dict[str, dict[tuple[str, str, str], None]] = {}
         self._arrivals = Arrivals(self._folder / "kubelet.sock")
         self._leaving = False
-        #: Number of answers by (resource, result).
+        #: Number of responses by (resource, result).
         self.answers = Counter[tuple[str, str]]()
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Start or stop steering as the device choice requires; report what is steered.
+        """Start or stop steering as the device choice requires, and report the steered resources.
 
         Return a reading for each steered resource, for each reason why the device choice has no
         effect, and for the permission to steer. If a container got a replica without the agent, its
@@ -173,9 +173,9 @@ class PreferredAllocation:
         return any(registration.is_stuck for registration in list(self._registrations.values()))
 
     def yield_to_answers(self) -> None:
-        """Wait while a pod waits for an answer, at most ``ANSWER_S`` seconds.
+        """Wait while a pod waits for a response, at most ``ANSWER_S`` seconds.
 
-        Otherwise the answer could be late on a node with busy CPUs.
+        Otherwise the response could be late on a node with busy CPUs.
         """
         until_s = time.monotonic() + ANSWER_S
         while (
@@ -216,7 +216,7 @@ class PreferredAllocation:
         return os.access(self._folder, os.W_OK)
 
     def _adjust(self) -> list[str]:
-        """Start and stop steering according to the mode; return the reasons that prevent it."""
+        """Start and stop steering according to the mode, and return the reasons that prevent it."""
         mode, sample = self._mode(), self._sample()
         for resource, thread in list(self._returning.items()):
             if thread is not None and not thread.is_alive():
@@ -371,7 +371,7 @@ class PreferredAllocation:
             return None
 
     def _healthy(self, resource: str) -> bool | None:
-        """Return whether the kubelet has healthy devices of the resource; None if unknown."""
+        """Return whether the kubelet has healthy devices of the resource, or None if unknown."""
         try:
             return bool(self._kubelet.healthy().get(resource))
         except Unanswered:

@@ -1,14 +1,14 @@
 """Evicts pods that do not fit on the GPU that they got. Before that, it marks them in the ledger.
 
 The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
-evict two pods if one eviction is enough. A marked pod stays at its gate, even if memory becomes
-free; the mark is removed when the pod no longer has to leave. The mark is read again before the
+evict two pods if one eviction is enough. A marked pod stays at its gate even if memory becomes
+free. The mark is removed when the pod no longer has to leave. The mark is read again before the
 eviction (``eviction.evicting``), and a pod that has started in the meantime is not evicted. If an
 eviction is repeated, late or lost, the worst result is a pod that waits or that its controller
 replaces.
 
 Pods are evicted, not deleted, so that disruption budgets apply. A budget does not protect a pod at
-its gate: that pod is pending and serves nothing yet.
+its gate, because such a pod is pending and serves nothing yet.
 """
 
 import asyncio

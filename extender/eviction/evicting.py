@@ -46,7 +46,7 @@ class Result(Enum):
 @dataclass(frozen=True, slots=True)
 class Eviction:
     result: Result
-    #: The pod that was read from the API server; None if it was not read.
+    #: The pod that was read from the API server, or None if it was not read.
     pod: Pod | None = None
     #: The API server's reason for a rejection.
     message: str = ""

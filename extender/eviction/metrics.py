@@ -1,4 +1,4 @@
-"""The metric of evictions, from whichever controller."""
+"""The metric that counts the evictions of all controllers."""
 
 from prometheus_client import CollectorRegistry, Counter
 

@@ -1,4 +1,4 @@
-"""Reads the pods of a group from the API server, and how many of them the group needs."""
+"""Reads from the API server which pods a group has and how many of them it needs."""
 
 import asyncio
 from urllib.parse import quote

@@ -1,1 +1,1 @@
-"""The ledger: reservations, written by compare-and-swap on the GPUNode of each node."""
+"""The ledger of reservations, which are written by compare-and-swap on the GPUNode of each node."""

@@ -1,8 +1,8 @@
-"""The bind protocol: how a pod's reservation is written before the pod is bound.
+"""The bind protocol, which writes a pod's reservation before the pod is bound.
 
 A reservation is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the
 object it was computed from. So any number of replicas may run this protocol against one store, and
-the store decides. The order of the steps makes it safe (docs/design/architecture.md, "Bind"); a
+the store decides. The order of the steps makes it safe (docs/design/architecture.md, "Bind"), and a
 comment at each step gives the reason.
 """
 
@@ -76,7 +76,7 @@ class _PendingBind:
     done: bool = False
     #: The result of steps 1 to 3. An exception is raised to the caller of this bind.
     step: Outcome | _Reserved | _Retry | Exception = field(default_factory=_Retry)
-    #: The reservation to write for this bind; None if it needs none.
+    #: The reservation to write for this bind, or None if it needs none.
     reservation: Reservation | None = None
 
     def finish(self, step: Outcome | _Reserved | _Retry | Exception) -> None:

@@ -129,7 +129,7 @@ class EmbeddedStore:
         def write() -> GPUNode:
             held = self._unchanged(before)
             if held.spec == spec:
-                return held  # like the API server: an unchanged object keeps its version
+                return held  # as on the API server, an unchanged object keeps its version
             return self._put_gpunode(msgspec.structs.replace(held, spec=spec))
 
         return self._do("write_spec", write)

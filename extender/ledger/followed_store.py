@@ -1,4 +1,4 @@
-"""A store that corrects the cache: if a call finds a GPUNode deleted, the cache drops it."""
+"""A store that removes a GPUNode from the cache if a call finds that the GPUNode was deleted."""
 
 from collections.abc import Callable, Sequence
 

@@ -124,8 +124,8 @@ class Initialiser:
         a GPU.
 
         The API server may reject the change of a pod (422, 403, a failing admission webhook). That
-        blocks no node: if a Binding of this pod succeeds later, the pod is adopted like any
-        unreserved pod.
+        does not block the node, because the pod is adopted like any unreserved pod if one of its
+        Bindings succeeds later.
         """
         async for pods in part_by_part(await self._store.list_pods(node=""), 10 * AT_ONCE):
             unbound = [

@@ -1,9 +1,9 @@
-"""The ledger's store at the API server: compare-and-swap, Bindings, annotations and evictions.
+"""The ledger's store at the API server, with compare-and-swap, Bindings, annotations and evictions.
 
-Each write carries the resourceVersion that it was computed from, and is sent once. ``store_error``
-returns ``OutcomeUnknown`` for a missing answer, for an answer after which the write may have been
-done, and for a rejection that may be temporary. The caller then reads the object before it tries
-again.
+Each write carries the resourceVersion that it was computed from, and is sent only once.
+``store_error`` returns ``OutcomeUnknown`` if there is no response, if the write may have been done
+despite the error, and if a rejection may be temporary. The caller then reads the object before it
+tries again.
 """
 
 import asyncio

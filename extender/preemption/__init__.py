@@ -1,1 +1,1 @@
-"""Evicts pods for pods that lack only GPU memory."""
+"""Preempts pods for other pods that lack only GPU memory."""

@@ -1,4 +1,4 @@
-"""The metric of preemptions, by a call of kube-scheduler or by the controller."""
+"""The metric that counts preemptions, both by calls of kube-scheduler and by the controller."""
 
 from prometheus_client import CollectorRegistry, Counter
 

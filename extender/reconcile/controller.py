@@ -55,8 +55,8 @@ class ReconcileController:
     """Reconciles reservations, GPUNodes and Events.
 
     ``unready`` returns the reason why the cache is incomplete, or "" if it is complete. While it is
-    incomplete, a pod that is not in the cache may exist. In mode observe, no pod is evicted and no
-    Event is written.
+    incomplete, a pod that is not in the cache may exist. In mode observe, no pods are evicted and
+    no Events are written.
     """
 
     def __init__(

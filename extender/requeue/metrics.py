@@ -1,4 +1,4 @@
-"""The metric of requeued pods."""
+"""The metric that counts requeued pods."""
 
 from prometheus_client import CollectorRegistry, Counter
 

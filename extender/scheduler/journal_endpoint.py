@@ -61,9 +61,9 @@ def journal_routes(source: JournalSource) -> APIRouter:
         request: Request, replica: AskedReplica = None, after: AskedAfter = 0
     ) -> Response:
         """Stream the decisions of this extender, and the memory that it holds for pods, to
-        consoles, as lines of JSON. A line replaces the earlier lines of its decision; the line of
-        holds replaces the one before. The stream begins with all decisions on record, or with the
-        decisions after the version ``after``."""
+        consoles, as lines of JSON. A line replaces the earlier lines of its decision, and a line
+        about holds replaces the previous line about holds. The stream begins with all decisions on
+        record, or with the decisions after the version ``after``."""
         closed = counted(
             request.app.state, _STREAMS, MAX_STREAMS, "clients read the journal already"
         )

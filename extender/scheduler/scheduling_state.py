@@ -1,4 +1,5 @@
-"""The state that the calls of kube-scheduler share: the cluster, the journal, earlier results."""
+"""The state that the calls of kube-scheduler share, such as the cluster, the journal and earlier
+results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The metric of starts."""
+"""The metric that measures the duration of starts."""
 
 from prometheus_client import CollectorRegistry, Histogram
 

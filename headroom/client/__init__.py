@@ -1,1 +1,1 @@
-"""The API server as all clients read it: kubeconfig, credentials, errors and watches."""
+"""Reads kubeconfigs, credentials, errors and watches for all clients of the API server."""

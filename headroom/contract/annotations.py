@@ -149,7 +149,7 @@ class VramAnnotation:
     by_container: Mapping[str, Bytes | Share] = field(default_factory=lambda: MappingProxyType({}))
 
     def of(self, container: str) -> Bytes | Share | None:
-        """Return the amount for one container; None if the annotation does not name it."""
+        """Return the amount for one container, or None if the annotation does not name it."""
         return self.everywhere if self.everywhere is not None else self.by_container.get(container)
 
 
@@ -227,7 +227,8 @@ def _amount(text: str, whole_text: str, key: str) -> Bytes | Share:
 
 
 def _ppm(text: str) -> int | None:
-    """Parse a percentage, such as ``12.5%`` to 125000; None if it is invalid or above 100."""
+    """Parse a percentage, such as ``12.5%`` to 125000, and return None if it is invalid or above
+    100."""
     match = _PERCENT.fullmatch(text)
     if match is None:
         return None
@@ -328,7 +329,8 @@ def is_extender_annotation(key: str) -> bool:
 
 
 def parse_unified_memory(text: str) -> int:
-    """Parse the bytes of host memory that a GPU with unified memory may use; 0 for ``auto``."""
+    """Parse the bytes of host memory that a GPU with unified memory may use, and return 0 for
+    ``auto``."""
     stripped = text.strip()
     if stripped == "auto":
         return 0

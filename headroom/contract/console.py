@@ -27,14 +27,16 @@ _SECRET = re.compile(r"[A-Za-z0-9_-]{43}")
 
 
 def csr_name(secret: str) -> str:
-    """Return the name of the CSR of a session; empty if ``secret`` is not a valid secret."""
+    """Return the name of the CSR of a session, or an empty string if ``secret`` is not a valid
+    secret."""
     if not _SECRET.fullmatch(secret):
         return ""
     return f"headroom-console-{hashlib.sha256(secret.encode()).hexdigest()}"
 
 
 def audiences(token: str) -> list[str]:
-    """Return the audiences that a JWT claims, without verifying the JWT; empty for other tokens."""
+    """Return the audiences that a JWT claims, without verifying the JWT. The result is empty for
+    other tokens."""
     try:
         claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
         found = claims["aud"]

@@ -27,7 +27,7 @@ Key = tuple[str, int | None]
 
 
 def key_of_series(labels: Mapping[str, str]) -> Key | None:
-    """Return the device of a series; None if its labels do not identify one."""
+    """Return the device of a series, or None if its labels do not identify one."""
     uuid, instance = label(labels, UUIDS), label(labels, INSTANCES)
     if not uuid or (instance and not _INSTANCE.fullmatch(instance)):
         return None
@@ -35,5 +35,5 @@ def key_of_series(labels: Mapping[str, str]) -> Key | None:
 
 
 def label(labels: Mapping[str, str], names: Iterable[str]) -> str:
-    """Return the first non-empty value of these labels; empty if there is none."""
+    """Return the first non-empty value of these labels, or an empty string if there is none."""
     return next((labels[name] for name in names if labels.get(name)), "")

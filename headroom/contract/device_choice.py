@@ -20,7 +20,7 @@ KUBELET_UNKNOWN = "the version of the kubelet cannot be read from the Node's sta
 
 
 def minor_version(version: str) -> tuple[int, int] | None:
-    """Return the major and minor version of a kubelet, such as v1.36.3; None if it has another
+    """Return the major and minor version of a kubelet, such as v1.36.3, or None if it has another
     form.
 
     Suffixes of distributions and pre-releases are ignored, such as v1.36.3+k3s1 and v1.37.0-beta.0.
@@ -30,7 +30,8 @@ def minor_version(version: str) -> tuple[int, int] | None:
 
 
 def why_kubelet_not_steered(version: str) -> str:
-    """Return why a kubelet of this version is not steered; empty if it is steered or unknown."""
+    """Return why a kubelet of this version is not steered, or an empty string if it is steered or
+    unknown."""
     found = minor_version(version)
     if found is None or found < FIRST_UNSTEERED:
         return ""

@@ -1,4 +1,4 @@
-"""The fields of DRA's objects that Headroom reads and writes: claims, devices, DeviceClasses and
+"""The fields that Headroom reads and writes in DRA's claims, devices, DeviceClasses and
 DeviceTaintRules.
 
 The fields are the same in all versions of resource.k8s.io, except that v1beta1 has the attributes
@@ -41,7 +41,8 @@ def implicit_gpu_resources(pod: Pod) -> list[str]:
 
 
 def uuid_of(device: SliceDevice) -> str:
-    """Return the UUID that the driver publishes for a device; empty if there is none."""
+    """Return the UUID that the driver publishes for a device, or an empty string if there is
+    none."""
     attributes = device.attributes or (device.basic and device.basic.attributes) or {}
     for name in _UUID:
         if (attribute := attributes.get(name)) is not None and attribute.string:
@@ -55,14 +56,15 @@ class AllocatedDevice(KubeStruct, frozen=True):
     driver: str = ""
     pool: str = ""
     device: str = ""
-    #: Consumed quantity of each capacity; empty if the claim holds the whole device.
+    #: Consumed quantity of each capacity. Empty if the claim holds the whole device.
     consumed_capacity: Mapping[str, str | int] | None = None
     #: If True, the claim only observes a device that others hold, and consumes nothing.
     admin_access: bool | None = None
 
     @property
     def memory(self) -> str | None:
-        """The quantity of memory that the claim consumes; None if it consumes the whole device."""
+        """The quantity of memory that the claim consumes, or None if it consumes the whole
+        device."""
         consumed = self.consumed_capacity or {}
         text = next((consumed[name] for name in _MEMORY if name in consumed), None)
         return None if text is None else str(text)

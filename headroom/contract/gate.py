@@ -1,4 +1,5 @@
-"""The gate: an init container that succeeds only if the pod's device has enough free memory.
+"""The gate, which is an init container that succeeds only if the pod's device has enough free
+memory.
 
 The agent of the node decides this. The gate is the first init container, so that no other container
 of the pod runs while it waits. It requests no GPU, because the kubelet would reuse the init

@@ -110,7 +110,7 @@ class SmActivity(KubeStruct, frozen=True):
     ratio: float
     #: One of ``SM_SOURCES``.
     source: str = ""
-    #: Exponentially weighted mean over about a minute; None before the second sample.
+    #: Exponentially weighted mean over about a minute, or None before the second sample.
     smoothed_ratio: float | None = None
 
 
@@ -132,7 +132,8 @@ class Device(KubeStruct, frozen=True):
     reserved_bytes: int = memory_field("reserved")
     #: Computed as memory - free - reserved.
     used_bytes: int = memory_field("used")
-    #: Bytes used by processes outside of known pods; None if the agent cannot attribute processes.
+    #: Bytes used by processes outside of known pods, or None if the agent cannot attribute
+    #: processes.
     unattributed_bytes: int | None = msgspec.field(default=None, name="unattributed")
     sm_activity: SmActivity | None = None
     #: Share of the SMs' warp slots in use, 0..1.
@@ -148,7 +149,7 @@ class Device(KubeStruct, frozen=True):
     health_reason: str = ""
     #: Each code is a ``HealthCode``, or a code that only newer agents have.
     health_codes: list[str] = msgspec.field(default_factory=list)
-    #: When the device was first seen unhealthy (RFC 3339); empty while it is healthy.
+    #: When the device was first seen unhealthy (RFC 3339). Empty while it is healthy.
     unhealthy_since: str = ""
     pci_bus_id: str = ""
     architecture: str = ""
@@ -172,7 +173,7 @@ class Device(KubeStruct, frozen=True):
 
 
 class PodUse(KubeStruct, frozen=True):
-    """Observed use of one device by one container; reservations are in ``spec``."""
+    """The observed use of a device by a container. Reservations are in ``spec``."""
 
     uid: str
     device: str
@@ -196,7 +197,7 @@ class PodUse(KubeStruct, frozen=True):
     peak_source: Literal["", "driver", "nvml"] = ""
     #: Whether samples were missed while the container ran, so that the true peak may be higher.
     peak_partial: bool = False
-    #: Start of this life (RFC 3339); empty before the first process uses the device.
+    #: Start of this life (RFC 3339). Empty before the first process uses the device.
     started_at: str = ""
     #: When the use first settled in this life (RFC 3339), by the rule in ``agent.peaks``. Empty
     #: until then, and if the agent did not measure the start of this life.
@@ -222,10 +223,10 @@ class ContainerLimit(KubeStruct, frozen=True):
     namespace: str = ""
     name: str = ""
     used_bytes: int = memory_field("used")
-    #: Soft limit, above which the driver may evict memory for other containers; None if there is
+    #: Soft limit, above which the driver may evict memory for other containers, or None if there is
     #: none.
     soft_bytes: int | None = msgspec.field(default=None, name="soft")
-    #: Hard limit, above which allocations fail; None if there is none.
+    #: Hard limit, above which allocations fail, or None if there is none.
     hard_bytes: int | None = msgspec.field(default=None, name="hard")
 
 
@@ -243,23 +244,23 @@ class Plugin(KubeStruct, frozen=True):
     """Settings of the device plugin and the kubelet that the agent can read."""
 
     allocation_policy: Literal["distributed", "packed", "unknown"] = "unknown"
-    #: For example "envvar" or "cdi-annotations,cdi-cri"; empty if unknown.
+    #: For example "envvar" or "cdi-annotations,cdi-cri". Empty if unknown.
     device_list_strategy: str = ""
-    #: One of none, best-effort, restricted and single-numa-node; empty if unknown.
+    #: One of none, best-effort, restricted and single-numa-node. Empty if unknown.
     topology_manager_policy: str = ""
-    #: Whether the kubelet rejects a container that requests several shared replicas; None if
+    #: Whether the kubelet rejects a container that requests several shared replicas, or None if
     #: unknown.
     fail_requests_greater_than_one: bool | None = None
     #: Whether a pod's NVIDIA_VISIBLE_DEVICES certainly has no effect on the devices that it gets.
     ignores_visible_devices: bool = False
     #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
-    #: Why the node's device choice has no effect on all or some resources; empty if it has effect.
+    #: Why the node's device choice has no effect on all or some resources. Empty if it has effect.
     choice_obstacle: str = ""
     #: Whether the agent may write to the kubelet's device plugin directory, which steering
-    #: requires; None if unknown.
+    #: requires, or None if unknown.
     steering_permitted: bool | None = None
-    #: Version of the kubelet according to the Node's status, such as v1.36.3; empty if unknown.
+    #: Version of the kubelet according to the Node's status, such as v1.36.3. Empty if unknown.
     kubelet_version: str = ""
     #: The sources of these fields, such as "plugin-config,configz".
     source: str = ""
@@ -356,7 +357,7 @@ class Charge(KubeStruct, frozen=True):
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES, and not the plugin, decides which devices it
     #: uses. Then memory stays reserved on every candidate, whichever replica the pod gets.
     by_environment: bool = False
-    #: UUID of the device that the agent makes the kubelet choose; empty if the plugin chooses.
+    #: UUID of the device that the agent makes the kubelet choose. Empty if the plugin chooses.
     choice: str = ""
     #: The containers, if several containers of the pod request the resource and the plugin chooses
     #: their devices. They can be on different devices.
@@ -404,7 +405,7 @@ class OveruseEviction(KubeStruct, frozen=True):
     #: Only a later report or heartbeat can lead to the eviction.
     since: str = ""
     observed_at: str = ""
-    #: When the API server rejected the eviction (RFC 3339); empty if it did not.
+    #: When the API server rejected the eviction (RFC 3339). Empty if it did not.
     rejected_at: str = ""
 
 
@@ -427,7 +428,7 @@ class Reservation(KubeStruct, frozen=True):
     phase: Literal["", "starting", "running"] = ""
     #: Seconds after ``since`` at which its start times out.
     start_timeout_s: int = msgspec.field(default=0, name="startTimeoutSeconds")
-    #: The VRAM annotation that an adopted pod's reservation is based on, shortened; empty if the
+    #: The VRAM annotation that an adopted pod's reservation is based on, shortened. Empty if the
     #: pod had none. Unset for other pods, for which the placement annotation records it.
     asked: str | msgspec.UnsetType = msgspec.UNSET
     #: Set while the pod is to be evicted because of its overuse.
@@ -453,7 +454,7 @@ class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
     #: The sum of all reservations for the printer column, as text for users (``16.0 GiB``).
     reserved: str = ""
-    #: Copy of the Node's annotation ``headroom.gpu/device-choice`` for the agent; empty if the Node
+    #: Copy of the Node's annotation ``headroom.gpu/device-choice`` for the agent. Empty if the Node
     #: has no such annotation.
     device_choice: str = ""
     #: Copy of the Node's annotation ``headroom.gpu/cordon`` for the agent: UUIDs of devices, or of

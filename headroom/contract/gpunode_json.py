@@ -49,8 +49,8 @@ def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
 
 
 def plain_object(part: T) -> T:
-    """Return the object with plain texts, also in lists and structs; unchanged if all are plain
-    already.
+    """Return the object with plain texts, also in lists and structs. If all texts are already
+    plain, return the same object.
 
     The values of maps are converted, but not their keys.
     """

@@ -23,7 +23,7 @@ class Confirmation(KubeStruct, frozen=True):
     #: The uid of the GPUNode whose status is confirmed, and the ``observedAt`` of this status.
     gpunode: str
     observed_at: str
-    #: resourceVersion of this Lease that the agent read before the sample; empty if it read none.
+    #: resourceVersion of this Lease that the agent read before the sample. Empty if it read none.
     after: str = ""
 
 
@@ -36,7 +36,7 @@ def encode_confirmation(confirmation: Confirmation) -> str:
 
 
 def confirmation_of(lease: Lease) -> Confirmation | None:
-    """Return the confirmation in the Lease; None if there is none or it cannot be decoded."""
+    """Return the confirmation in the Lease, or None if there is none or it cannot be decoded."""
     text = (lease.metadata.annotations or {}).get(OBSERVED_AT)
     if text is None:
         return None

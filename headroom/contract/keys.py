@@ -1,4 +1,4 @@
-"""Names that Headroom defines in Kubernetes objects: annotations, labels, resources and a taint.
+"""The annotations, labels, resources and the taint that Headroom defines in Kubernetes objects.
 
 Each definition describes the name for users, and `make docs` writes docs/reference/annotations.md
 from the descriptions. ``contract.annotations`` parses the values, and exports the names too.
@@ -27,7 +27,7 @@ class Key:
     values: str
     #: A valid value.
     example: str
-    #: Effect if it is absent; empty if Headroom writes it.
+    #: Effect if it is absent. Empty if Headroom writes it.
     default: str = ""
     #: The components that act on it.
     reader: str = "extender"

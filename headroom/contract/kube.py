@@ -68,7 +68,7 @@ class ObjectMeta(KubeStruct, frozen=True):
 
     @property
     def controller(self) -> OwnerReference | None:
-        """Return the owner that is the controller; None if there is none.
+        """Return the owner that is the controller, or None if there is none.
 
         The API server accepts any text in an owner reference. So a reference is ignored if no
         object can have its kind and name.
@@ -133,7 +133,8 @@ class VolumeMount(KubeStruct, frozen=True):
 
 
 class InitContainer(Container, frozen=True):
-    """An init container with every field of Kubernetes' API, which is needed to recognise the gate.
+    """An init container with all fields of the Kubernetes API, because the gate is recognised by
+    all its fields.
 
     ``contract.gate`` compares all of them. ``tests/admission/test_api_fields.py`` compares their
     names with each supported version of Kubernetes.
@@ -353,7 +354,7 @@ class Pod(KubeStruct, frozen=True):
 
     @property
     def node(self) -> str:
-        """Return the node that the pod is bound to; empty while it is unbound."""
+        """Return the node that the pod is bound to, or an empty string while it is unbound."""
         return self.spec.node_name or ""
 
     @property

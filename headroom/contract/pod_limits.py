@@ -43,7 +43,8 @@ _REQUEUE_BYTES = 512
 
 
 def exceeded(pod: Pod) -> str:
-    """Return a sentence that names the first exceeded limit and the fix; empty if there is none."""
+    """Return a sentence that names the first exceeded limit and the fix, or an empty string if
+    there is none."""
     return next(filter(None, starmap(_sentence, _measured(pod))), "")
 
 

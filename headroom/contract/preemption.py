@@ -30,7 +30,7 @@ def encode_attempt(attempt: Attempt) -> str:
 
 
 def attempt_of(pod: Pod) -> Attempt | None:
-    """Return the pod's last attempt; None if there is none or it cannot be decoded.
+    """Return the pod's last attempt, or None if there is none or it cannot be decoded.
 
     Decoding can fail, because users can write any text into the annotation.
     """

@@ -1,4 +1,4 @@
-"""Kubernetes quantities as whole bytes: parsed as Kubernetes parses them, and formatted.
+"""Parses Kubernetes quantities into whole bytes, as Kubernetes does, and formats them.
 
 The grammar and the rounding are the same as in ``resource.Quantity`` and its ``Value()`` in
 k8s.io/apimachinery. All numbers are integers. This module differs in cases in which Kubernetes
@@ -98,7 +98,8 @@ def quantity_up_to(most_bytes: int) -> str:
 
 
 def implausible(count_bytes: int) -> str:
-    """Return why an amount of GPU memory is probably a mistake; empty if it is plausible or 0."""
+    """Return why an amount of GPU memory is probably a mistake, or an empty string if it is
+    plausible or 0."""
     if not 0 < count_bytes < MIN_PLAUSIBLE_BYTES:
         return ""
     amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"

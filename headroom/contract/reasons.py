@@ -34,7 +34,7 @@ class Reason(Enum):
     #: ``Enum.__hash__`` is a slow Python function, and one filter call looks up dozens of reasons.
     __hash__ = object.__hash__
 
-    #     # Reasons of the pod itself, which fits on no node.
+    # Reasons of the pod itself, which fits on no node.
     BAD_VRAM = (
         "annotation headroom.gpu/vram is not valid (example: 8Gi)",
         _ANNOTATION,
@@ -92,7 +92,7 @@ class Reason(Enum):
         "add the annotation to the pod, or headroom.gpu/default-vram to its namespace",
     )
 
-    #     # Reasons of the node, on which Headroom reserves nothing.
+    # Reasons of the node, on which Headroom reserves nothing.
     UNKNOWN_NODE = (
         "node is not known to Headroom",
         "The extender's watch does not show the node that kube-scheduler offers. Usually the node "

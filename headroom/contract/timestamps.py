@@ -4,7 +4,8 @@ from datetime import UTC, datetime
 
 
 def age(stamp: str, wall_s: float) -> float | None:
-    """Return the seconds from an RFC 3339 timestamp to ``wall_s``; None if it cannot be parsed."""
+    """Return the seconds from an RFC 3339 timestamp to ``wall_s``, or None if it cannot be
+    parsed."""
     try:
         then = datetime.fromisoformat(stamp)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The VRAMProfile object: the memory peaks of one owner's past lives.
+"""The VRAMProfile object, which contains the memory peaks of an owner's past lives.
 
 The recorder writes it, and the console and the webhook read it. It has no ``spec``. Each object
 stands for one owner, such as a Deployment, or for a family of owners, such as the Jobs whose names
@@ -51,7 +51,7 @@ class TrackStatus(KubeStruct, frozen=True):
     """The lives of one program. Histograms map buckets to weights in thousandths at the time
     ``as_of``."""
 
-    #: Fingerprint of image, command, arguments and environment; empty if they differ between lives.
+    #: Fingerprint of image, command, arguments and environment. Empty if they differ between lives.
     program: str = ""
     #: RFC 3339.
     as_of: str = ""
@@ -78,9 +78,9 @@ class ContainerStatus(KubeStruct, frozen=True):
     container: str
     #: Product name of the device.
     model: str = ""
-    #: Memory of the largest such device without the driver's reserve; 0 if unknown.
+    #: Memory of the largest such device without the driver's reserve, or 0 if unknown.
     memory_bytes: int = msgspec.field(default=0, name="memory")
-    #: The program's family, such as vLLM; empty if unknown.
+    #: The program's family, such as vLLM. Empty if unknown.
     family: str = ""
     #: Whether programs differ from life to life.
     varies: bool = False
@@ -124,7 +124,7 @@ def profile_name(owner: ProfileOwner) -> str:
 
 
 def stamp(time_s: float) -> str:
-    """Return seconds since the epoch as RFC 3339; empty for 0."""
+    """Return seconds since the epoch as RFC 3339, or an empty string for 0."""
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else ""
 
 

@@ -1,4 +1,5 @@
-"""The events of the watches: objects that were seen, objects that are gone, and complete lists.
+"""The events of the watches, which are about objects that were seen, objects that are gone, and
+complete lists.
 
 ``at_s`` is in seconds of the receiver's monotonic clock. Only this clock decides whether a report
 is stale.

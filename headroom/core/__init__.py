@@ -1,1 +1,2 @@
-"""Decides. Pure: no I/O, no clock, no chance; times are arguments."""
+"""Decides. The functions are pure. They use no I/O, no clock and no random numbers, and receive
+times as arguments."""

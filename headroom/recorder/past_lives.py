@@ -137,7 +137,8 @@ class _Pods:
         }
 
     def may_be_on(self, namespace: str, pod: str, use: Sample) -> bool:
-        """Return whether a pod ran on the node that the target's own label ``node`` names.
+        """Return whether a pod ran on the node in the label ``node`` that the scrape target itself
+        has.
 
         Without this check, a node could report peaks of pods on other nodes.
         """

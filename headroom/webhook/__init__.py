@@ -1,1 +1,1 @@
-"""The admission webhook: validates and mutates GPU pods and pod templates."""
+"""The admission webhook, which validates and mutates GPU pods and pod templates."""

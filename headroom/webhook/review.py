@@ -65,7 +65,7 @@ class UserInfo(KubeStruct, frozen=True):
 
     @property
     def node(self) -> str:
-        """The node of the kubelet that sent the request; empty for any other client."""
+        """The node of the kubelet that sent the request. Empty for any other client."""
         node = self.username.removeprefix(_NODE_USER)
         is_node = self.username.startswith(_NODE_USER) and "system:nodes" in self.groups
         return node if is_node else ""

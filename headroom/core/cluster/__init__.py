@@ -1,1 +1,2 @@
-"""The cluster in memory: takes changes, returns effects and immutable snapshots."""
+"""The state of the cluster in memory, which applies changes and returns effects and immutable
+snapshots."""

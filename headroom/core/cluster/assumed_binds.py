@@ -25,7 +25,7 @@ class Assumed:
     """A pod for which a call has chosen a node."""
 
     pod: Pod
-    #: The kind of its request; None if the kind does not determine the device.
+    #: The kind of its request, or None if the kind does not determine the device.
     kind: object | None
     node: str
     #: When the hold ends. For a pod of a group, ``groups.cycles`` decides when.
@@ -38,8 +38,8 @@ class Assumed:
 
 
 class AssumedBinds:
-    """The pods with a chosen node. The thread that owns the cluster's state changes it; any thread
-    may read.
+    """The pods with a chosen node. Only the thread that owns the cluster's state changes it. Any
+    thread may read it.
 
     Each pod was fitted beside the pods before it, so their number is limited by the number of pods
     that fit.

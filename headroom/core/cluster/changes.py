@@ -18,7 +18,7 @@ from headroom.core.placement.device_reading import Activity
 
 @dataclass(frozen=True, slots=True)
 class GPUNodeWritten:
-    """The API server's answer to a write of this process.
+    """The API server's response to a write of this process.
 
     It can arrive after the watch has reported that the object was deleted and created again. So it
     replaces only an earlier version of the object with the same uid.
@@ -34,7 +34,7 @@ class DepartureMarked:
 
     node: str
     uid: str
-    #: The resourceVersion of the agent's Lease at that time; empty if the node has no agent.
+    #: The resourceVersion of the agent's Lease at that time. Empty if the node has no agent.
     lease_version: str
     #: When the pod was found deleted, on the monotonic clock, in seconds.
     at_s: float = 0.0
@@ -42,7 +42,7 @@ class DepartureMarked:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """The monotonic clock has reached ``at_s``, so back-offs may have ended, and overuse may have
+    """The monotonic clock has reached ``at_s``, so backoffs may have ended, and overuse may have
     lasted long enough to report it."""
 
     at_s: float
@@ -85,8 +85,8 @@ class BindEnded:
 
 @dataclass(frozen=True, slots=True)
 class HoldsSeen:
-    """All holds of the extenders; None if no extender has sent its holds. Only the console receives
-    this change."""
+    """All holds of the extenders, or None if no extender has sent its holds. Only the console
+    receives this change."""
 
     holds: Sequence[HeldFor] | None
 

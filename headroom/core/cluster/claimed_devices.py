@@ -92,7 +92,7 @@ class ClaimedDevices:
         self._lingering: Bounded[DraDevice, list[tuple[float, Holding]]] = Bounded(MAX_LINGERING)
 
     def apply(self, events: Iterable[WatchEvent], now_s: float) -> set[str]:
-        """Apply watch events; return the nodes whose devices or claims changed."""
+        """Apply watch events, and return the nodes whose devices or claims changed."""
         changed: set[str] = set()
         for event in events:
             match event:

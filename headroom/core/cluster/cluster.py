@@ -3,7 +3,7 @@
 A node is *weighed* when its terms are computed. A change marks its node dirty, and dirty nodes are
 weighed again. Snapshots show all nodes as they were weighed last.
 
-One thread owns a ``Cluster``; only this thread calls ``snapshot``, ``settled`` and
+One thread owns a ``Cluster``. Only this thread calls ``snapshot``, ``settled`` and
 ``likely_reservation``. Any thread may call the other methods, because the values they read are
 replaced, never changed in place. All returned objects are immutable, so other threads may keep and
 read them.
@@ -55,7 +55,7 @@ class Cluster:
         self.sm_decreases: readers.HeadroomGains = parts.sm_decreases
         self.namespaces: readers.Namespaces = parts.namespaces
         self.budgets: readers.Budgets = parts.budgets
-        #: Deleted pods: their last state, and the proof that their containers have ended.
+        #: The last state of deleted pods, and the proof that their containers have ended.
         self.departures: readers.DeletedPods = parts.departures
         #: Compares predicted devices with the devices that agents report.
         self.observations: readers.PredictionTracker = parts.observations
@@ -93,7 +93,8 @@ class Cluster:
 
     @property
     def market(self) -> Market | None:
-        """The prices of device classes; None before the first pod with the policy fragmentation."""
+        """The prices of device classes, or None before the first pod with the policy
+        fragmentation."""
         return self._parts.calls.demand.market
 
     @property
@@ -113,11 +114,13 @@ class Cluster:
 
     @property
     def generation(self) -> int:
-        """The generation that ``snapshot`` would have; does not make the snapshot."""
+        """The generation that the result of ``snapshot`` would have, without making the
+        snapshot."""
         return self._table.shown_generation
 
     def settled(self) -> Snapshot:
-        """Return the snapshot that calls decide on: the last one, or a new one after ``apply``.
+        """Return the snapshot for decisions about calls, which is the last snapshot, or a new
+        snapshot after ``apply``.
 
         Watch events do not force a new snapshot, because they are late anyway and may wait for the
         next one.
@@ -180,7 +183,8 @@ class Cluster:
         return self._objects.pods_on(name)
 
     def unreserved_pods(self, name: str) -> list[Pod]:
-        """Return the pods on the node that lack a reservation; none before it is initialised."""
+        """Return the pods on the node that lack a reservation. There are none before it is
+        initialised."""
         gpunode = self.gpunode(name)
         if gpunode is None or not gpunode.spec.initialised:
             return []
@@ -188,12 +192,12 @@ class Cluster:
         return [pod for pod in pods if self.adopt(pod, gpunode) is not None]
 
     def confirmation(self, name: str) -> Confirmation | None:
-        """Return what the agent's Lease confirms about the current report; None if it confirms
+        """Return what the agent's Lease confirms about the current report, or None if it confirms
         nothing."""
         return self._heartbeats.confirmation(name, self.gpunode(name))
 
     def last_heartbeat_s(self, name: str) -> float:
-        """Return the monotonic time of the agent's last heartbeat; -inf if there was none."""
+        """Return the monotonic time of the agent's last heartbeat, or -inf if there was none."""
         return self._weigher.fresh_until_s(name) - self.stale_after_s
 
     def report(self, name: str, gpunode: GPUNode | None) -> GPUNodeStatus | None:
@@ -201,7 +205,8 @@ class Cluster:
         return self._weigher.report(name, gpunode)
 
     def manager(self, name: str) -> Reason | None:
-        """Return the reason that names the foreign allocator of the node's GPUs; None if none."""
+        """Return the reason that names the foreign allocator of the node's GPUs, or None if
+        none."""
         return self._parts.allocators.manager(name)
 
     def backs_off(self, name: str) -> bool:
@@ -259,7 +264,8 @@ class Cluster:
         return placement if has_room_for(pod, placement.annotations) else Reason.POD_TOO_LARGE
 
     def likely_reservation(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
-        """Return the reservation that a bind is likely to write; None if the pod does not fit."""
+        """Return the reservation that a bind is likely to write, or None if the pod does not
+        fit."""
         request, name = self.understand(pod), gpunode.name
         if isinstance(request, Unreadable):
             return None
@@ -281,8 +287,8 @@ class Cluster:
         return list(self._parts.crowded)
 
     def misplaced(self, gpunode: GPUNode, now_s: float) -> Misplaced:
-        """Return the pods to evict from the node according to exactly this version of the GPUNode;
-        no pods if the report is missing or stale."""
+        """Return the pods to evict from the node according to exactly this version of the GPUNode.
+        There are none if the report is missing or stale."""
         name = gpunode.name
         if gpunode.status is None or self._weigher.fresh_until_s(name) < now_s:
             return Misplaced()

@@ -1,4 +1,4 @@
-"""Applies all changes to the state of the cluster; no other module changes it.
+"""Applies all changes to the state of the cluster. No other module changes it.
 
 Only the process's ``EventQueue`` holds a ``ClusterWriter``. Readers hold its ``cluster``, which has
 no method that applies a change, and whose parts show only what can be read. ``Effects`` lists the
@@ -122,7 +122,7 @@ class ClusterWriter:
             self._effects.events += events
 
     def weigh_next(self) -> bool:
-        """Weigh one dirty node; return false if there is none, or if a kind is not listed yet."""
+        """Weigh one dirty node. Return False if there is none, or if a kind is not listed yet."""
         if not self._queue.is_due:
             return False
         try:
@@ -277,7 +277,8 @@ class ClusterWriter:
 
     def _put_gpunode(self, gpunode: GPUNode, at_s: float) -> None:
         name, held = gpunode.name, self._objects.gpunodes.get(gpunode.name)
-        # The watch repeats the result of our own writes; a list repeats unchanged objects.
+        # The watch repeats the results of this process's own writes, and a list repeats unchanged
+        # objects.
         repeated = held == gpunode and name not in self._incomplete
         if repeated or (held is not None and older(gpunode, held)):
             return

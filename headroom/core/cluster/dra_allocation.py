@@ -159,8 +159,8 @@ class DraAllocation:
 
 
 def node_of(piece: ResourceSlice) -> str:
-    """Return the node whose GPUs NVIDIA's DRA driver publishes in this slice; empty if there is
-    none."""
+    """Return the node whose GPUs NVIDIA's DRA driver publishes in this slice, or an empty string if
+    there is none."""
     spec = piece.spec
     if spec.driver != DRIVER or not spec.devices:
         return ""
@@ -192,7 +192,7 @@ def _served(device_class: DeviceClass) -> frozenset[str]:
 
 
 def _memory_bytes(device: AllocatedDevice) -> int | None:
-    """Return the memory that a claim holds of the device; None for the whole device."""
+    """Return the memory that a claim holds of the device, or None for the whole device."""
     try:
         return None if device.memory is None else parse_bytes(device.memory)
     except BadQuantity:

@@ -26,12 +26,12 @@ class HeadroomGains:
         self._in.pop(node, None)
 
     def of(self, node: str) -> int:
-        """Return the generation of the node's last gain; 0 if there was none."""
+        """Return the generation of the node's last gain, or 0 if there was none."""
         return self._in.get(node, 0)
 
     @property
     def latest(self) -> int:
-        """The generation of the last gain of any node; 0 if there was none."""
+        """The generation of the last gain of any node, or 0 if there was none."""
         return next(reversed(self._in.values()), 0)
 
     def since(self, generation: int) -> Iterator[str]:

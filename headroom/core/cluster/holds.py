@@ -62,9 +62,9 @@ class Hold:
     """A pod that takes precedence over another pod on a node."""
 
     pod: Pod
-    #: The kind of its request, if its bind is assumed; None for a nominee.
+    #: The kind of its request, if its bind is assumed, or None for a nominee.
     kind: object | None = None
-    #: Latest Unix time at which the hold ends; None if it is unknown.
+    #: Latest Unix time at which the hold ends, or None if it is unknown.
     until_s: float | None = None
 
     @property
@@ -77,10 +77,11 @@ class Hold:
 
 
 class Holds(Tracker):
-    """All held memory. The thread that owns the cluster's state changes it; any thread may read.
+    """All held memory. Only the thread that owns the cluster's state changes it. Any thread may
+    read it.
 
-    ``reserve`` returns the reservation to expect for a pod on a node. ``epoch_s``
-    is the Unix time at which the monotonic clock was 0.
+    ``reserve`` returns the reservation to expect for a pod on a node. ``epoch_s`` is the Unix time
+    at which the monotonic clock was 0.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class Holds(Tracker):
         self._epoch_s = epoch_s
         #: The reservations that binds are about to write, by node and pod uid.
         self._binding: dict[str, dict[str, Reservation]] = {}
-        #: The nominees of the extenders that this process follows, by uid; None if it decides
+        #: The nominees of the extenders that this process follows, by uid, or None if it decides
         #: itself or follows no extender.
         self._followed: Mapping[str, HeldFor] | None = None
 
@@ -124,7 +125,7 @@ class Holds(Tracker):
             self._binding.pop(node, None)
 
     def follow(self, holds: Iterable[HeldFor] | None) -> Collection[str]:
-        """Replace all holds with the holds of extenders; return the nodes to weigh again.
+        """Replace all holds with the holds of extenders, and return the nodes to weigh again.
 
         If ``holds`` is None, no extender has sent its holds, and the nominations of the pods seen
         here count.
@@ -152,7 +153,8 @@ class Holds(Tracker):
         return dict(self._binding)
 
     def node_of(self, uid: str) -> str:
-        """Return the node for which the pod was nominated last; empty if there was none."""
+        """Return the node for which the pod was nominated last, or an empty string if there was
+        none."""
         if self._followed is None:
             return self._nominations.node_of(uid)
         held = self._followed.get(uid)

@@ -36,7 +36,7 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
     uid: str
     node: str
     device: str
-    #: Kind and name of the controller, such as Deployment and llama; empty if there is none.
+    #: Kind and name of the controller, such as Deployment and llama. Empty if there is none.
     owner_kind: str
     owner_name: str
     #: None if its use is unknown.
@@ -46,7 +46,7 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
     #: The fraction of the GPU that no other pod can use, by memory or by replicas, whichever is
     #: larger.
     gpu_ratio: float
-    #: RFC 3339; empty if the pod is not idle, or if this is unknown.
+    #: RFC 3339. Empty if the pod is not idle, or if this is unknown.
     idle_since: str
     idle_s: float
 
@@ -86,8 +86,8 @@ def idle_pods(
 def devices_of_pod(
     cluster: Cluster, snap: Snapshot, now_s: float, wall_s: float, namespace: str, name: str
 ) -> list[IdlePod]:
-    """Return an entry for each device of a pod, idle or not; empty if no fresh report shows the
-    pod."""
+    """Return an entry for each device of a pod, idle or not. The result is empty if no fresh report
+    shows the pod."""
     return [
         each
         for row, gpunode in _fresh(cluster, snap, now_s)

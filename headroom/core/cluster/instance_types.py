@@ -67,7 +67,7 @@ _AZURE = {
 
 
 def gpus_of(instance_type: str) -> Gpus | None:
-    """Return the GPUs of an instance type; None if it has no whole GPUs or is not listed."""
+    """Return the GPUs of an instance type, or None if it has no whole GPUs or is not listed."""
     if instance_type.startswith("Standard_"):
         return _AZURE.get(instance_type.removeprefix("Standard_").lower())
     family, _, size = instance_type.partition(".")

@@ -97,12 +97,12 @@ class _LabelledGPUs:
     replicas: int
     sharing: Sharing
     model: str
-    #: Whether the labels state the number of replicas; otherwise one replica is only assumed.
+    #: Whether the labels state the number of replicas. If they do not, one replica is assumed.
     describes_sharing: bool = True
 
 
 def believed(node: Node, rules: Rules) -> GPUNodeStatus | None:
-    """Return the report derived from labels; None if they are incomplete or contradictory.
+    """Return the report derived from labels, or None if they are incomplete or contradictory.
 
     With ``require_report`` only labels of unshared GPUs are used, because an unshared GPU belongs
     to a single pod whatever else is unknown.
@@ -112,7 +112,7 @@ def believed(node: Node, rules: Rules) -> GPUNodeStatus | None:
 
 
 def why_not_believed(node: Node, rules: Rules) -> str:
-    """Return why the labels are not used; empty if they are used."""
+    """Return why the labels are not used, or an empty string if they are used."""
     found = _read(node, rules)
     return found if isinstance(found, str) else ""
 
@@ -264,7 +264,7 @@ def _instance(labels: Mapping[str, str]) -> _LabelledGPUs | None:
 
 
 def _number(text: str | None) -> int | None:
-    """Parse a whole number of at least 1; None for any other text and for no text."""
+    """Parse a whole number of at least 1, and return None for any other text and for no text."""
     if text is None or not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
         return None
     return int(text) or None
@@ -278,7 +278,7 @@ _INVALID = "-MIG-INVALID"
 
 
 def mig_obstacle(node: Node) -> tuple[Reason, str] | None:
-    """Return why MIG makes the node unusable, and the label that shows this; None if it is
+    """Return why MIG makes the node unusable, and the label that shows this, or None if it is
     usable."""
     labels = node.metadata.labels or {}
     state = labels.get(STATE, _DONE)

@@ -176,7 +176,7 @@ def _offered_mib(terms: DeviceTerms) -> int:
 
 
 def _current_mib(node: Node) -> int | None:
-    """Return the current value in MiB; None if there is none, and -1 if it is not a quantity."""
+    """Return the current value in MiB, or None if there is none, and -1 if it is not a quantity."""
     quantity = ((node.status and node.status.allocatable) or {}).get(MIRROR)
     try:
         # The API server returns 80000 as 80k.

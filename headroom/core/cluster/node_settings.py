@@ -57,7 +57,7 @@ class AgentSettings:
     a change at once.
     """
 
-    #: Device choice; empty if the Node has no annotation.
+    #: Device choice. Empty if the Node has no annotation.
     device_choice: str
     #: UUIDs of cordoned devices, in alphabetical order.
     cordoned: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Weighs nodes: computes their eligibility, and the reserved, unconfirmed and free memory per
+"""Weighs nodes. It computes their eligibility, and the reserved, unconfirmed and free memory per
 device."""
 
 from collections.abc import Mapping, Set
@@ -77,7 +77,7 @@ class NodeWeigher:
         return None if node is None else believed(node, self.rules)
 
     def adopt(self, pod: Pod, gpunode: GPUNode) -> Reservation | None:
-        """Return the reservation to write for an unreserved pod on the node; None if it needs
+        """Return the reservation to write for an unreserved pod on the node, or None if it needs
         none."""
         return self._adoption.adopt(pod, self._adopting(gpunode))
 

@@ -42,7 +42,7 @@ class Notice:
     key: str
     #: Whether the same Event is updated when the message changes.
     follows: bool = False
-    #: The decision that the notice is about; empty if there is none.
+    #: The decision that the notice is about. Empty if there is none.
     decision_id: str = ""
 
 

@@ -39,7 +39,7 @@ class ObjectCache:
         self.lowest_priorities: dict[str, int] = {}
 
     def put_node(self, node: Node) -> Node | None:
-        """Store a node; return its previous version."""
+        """Store a node, and return its previous version."""
         name = node.metadata.name
         before = self.nodes.get(name)
         if before is None or before.spec != node.spec:
@@ -57,7 +57,7 @@ class ObjectCache:
         self.cordoned.discard(name)
 
     def uid_of_gpunode(self, name: str) -> str | None:
-        """Return the uid of the GPUNode with this name; None if there is none."""
+        """Return the uid of the GPUNode with this name, or None if there is none."""
         gpunode = self.gpunodes.get(name)
         return gpunode.metadata.uid if gpunode else None
 
@@ -79,7 +79,7 @@ class ObjectCache:
                 self.with_max_sm.add(uid)
 
     def drop_pod(self, uid: str) -> Pod | None:
-        """Remove a pod; return its last version."""
+        """Remove a pod, and return its last version."""
         pod = self.pods.pop(uid, None)
         if pod is None:
             return None
@@ -173,7 +173,7 @@ class Namespaces:
         return changed or self.are_exempt(name) != was_exempt
 
     def drop(self, name: str) -> bool:
-        """Remove the namespace; return whether the default request of its pods changed."""
+        """Remove the namespace, and return whether the default request of its pods changed."""
         self._held.pop(name, None)
         return self._put_default(name, None)
 
@@ -190,7 +190,7 @@ class Namespaces:
         return set(self._held)
 
     def annotation(self, name: str, key: str) -> str | None:
-        """Return an annotation of the namespace; None if it or the namespace is unknown."""
+        """Return an annotation of the namespace, or None if it or the namespace is unknown."""
         namespace = self._held.get(name)
         return (namespace.metadata.annotations or {}).get(key) if namespace else None
 

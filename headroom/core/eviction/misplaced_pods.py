@@ -100,7 +100,7 @@ def _is_new(
 ) -> bool:
     """Return whether the pod was bound recently and is known to use no memory."""
     stamps = [reservation.since]
-    # it may be much older than its reservati# the pod may be much older than its reservation
+    # An adopted pod may be much older than its reservation.
     if ADOPTED in reservation.flags:
         stamps.append(pod.metadata.creation_timestamp or "")
     ages_s = [age(stamp, wall_s) for stamp in stamps]
@@ -137,8 +137,7 @@ def misplaced(
     stuck: set[str] = set()
     for terms in devices:
         if not terms.believed:
-            # no pod starts there, and its free memory is unkno# no pod starts there, and the free
-            # memory is unknown
+            # No pod starts there, and the free memory is unknown.
             continue
         observed = [
             holder for holder in _observed_holders(terms) if holder.uid not in leaving | leave
@@ -196,7 +195,8 @@ def _observed_holders(terms: DeviceTerms) -> list[Holder]:
 
 
 def _excess_bytes(terms: DeviceTerms, observed: Iterable[Holder]) -> int:
-    """Return the bytes by which the observed pods exceed the memory; negative if memory is free."""
+    """Return the bytes by which the observed pods exceed the memory. The result is negative if
+    memory is free."""
     charged_bytes = sum(holder.charged_bytes for holder in observed)
     return (
         charged_bytes

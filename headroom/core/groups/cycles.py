@@ -10,7 +10,7 @@ until the last pod is bound, and the holds of a group end together:
 * ``ENDS_WITHIN_S`` seconds after the last call if no bind has followed and the cycle may have
   failed. It may have failed if filter rejected a pod of the group, because the scheduler then gives
   up the group unless enough other pods have a node. The cycle of a group of kube-scheduler itself
-  may also have failed if filter is called for a pod outside the group: kube-scheduler tries no
+  may also have failed if filter is called for a pod outside the group. kube-scheduler tries no
   other pod during the cycle, so one of its own filters may have rejected a pod. If the cycle has
   succeeded, binds follow immediately.
 * Immediately if the scheduler begins again with the group. This is the case if filter is called

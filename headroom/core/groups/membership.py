@@ -29,7 +29,7 @@ class Group(NamedTuple):
 
 
 def group_of(pod: Pod) -> Group | None:
-    """Return the pod's group, whose pods are bound together; None if it has no group.
+    """Return the pod's group, whose pods are bound together, or None if it has no group.
 
     The group of kube-scheduler's own Workload API takes precedence: ``spec.schedulingGroup``, and
     in Kubernetes 1.35 ``spec.workloadRef``. Like the Coscheduling plugin, kube-scheduler 1.35 tries

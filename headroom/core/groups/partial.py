@@ -20,7 +20,7 @@ class Cluster(Protocol):
 class Members:
     """A group as the API server shows it."""
 
-    #: Minimum number of pods with which the group can work; None if no object states it.
+    #: Minimum number of pods with which the group can work, or None if no object states it.
     minimum: int | None
     #: All its pods, including pods that need no GPU.
     pods: Sequence[Pod]

@@ -67,7 +67,7 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
     took_us: int
     generation: int
     offered: int
-    #: The node with the highest score; empty if all nodes are equally good.
+    #: The node with the highest score. Empty if all nodes are equally good.
     winner: str
     #: Whether filter ranked the nodes and returned only the winner.
     by_filter: bool = False
@@ -124,7 +124,7 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     offered: int
     #: Number of nodes returned to kube-scheduler.
     kept: int
-    #: The best node; empty if no pod has to be evicted.
+    #: The best node. Empty if no pod has to be evicted.
     node: str = ""
     victims: tuple[Victim, ...] = ()
     #: Number of victims without a GPU, which kube-scheduler needs for other resources.
@@ -151,7 +151,7 @@ class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
     node: str
     #: "bound", "declined" or "failed".
     outcome: str
-    #: Code of the reason why the bind was declined; 0 if it was not.
+    #: Code of the reason why the bind was declined, or 0 if it was not.
     reason: int
     #: The error, if the bind failed.
     message: str
@@ -180,7 +180,7 @@ class Record:
     first_at_s: float
     #: Unix time of the last call, in seconds.
     at_s: float = 0.0
-    #: The node to which the pod was bound, or otherwise the best node; empty if there is none.
+    #: The node to which the pod was bound, or otherwise the best node. Empty if there is none.
     node: str = ""
     #: ``Records.version`` when this record was last written.
     version: int = 0

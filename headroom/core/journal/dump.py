@@ -79,9 +79,9 @@ class NodeFacts(msgspec.Struct, frozen=True):
     name: str
     node: Node | None
     gpunode: GPUNode | None
-    #: Time of the agent's last heartbeat, on the clock of ``now_s``; None if there was none.
+    #: Time of the agent's last heartbeat, on the clock of ``now_s``, or None if there was none.
     reported_at_s: float | None
-    #: Code of the reason that names the foreign allocator of its GPUs; None if there is none.
+    #: Code of the reason that names the foreign allocator of its GPUs, or None if there is none.
     manager: str | None
     #: Whether the node backs off after an eviction.
     backs_off: bool

@@ -79,7 +79,7 @@ class OfferedNodes:
     bits: bytes
 
     def names(self) -> list[str] | None:
-        """Return the names of the nodes; None if their node set has been dropped."""
+        """Return the names of the nodes, or None if their node set has been dropped."""
         row_of = self.nodes.row_of
         if row_of is None:
             return None
@@ -93,7 +93,7 @@ class Decision:
 
     pod: Pod
     decision_id: str
-    #: Unix time in seconds. at_s: float #: Generation
+    #: Unix time in seconds.
     at_s: float
     #: Generation of the snapshot that was used.
     generation: int
@@ -205,8 +205,8 @@ class Journal:
             self._by_uid.move_to_end(uid)
 
     def preempted_for(self, uid: str) -> tuple[str, Preempted] | None:
-        """Return the decision id and content of the last preemption for this pod; None if there is
-        none."""
+        """Return the decision id and content of the last preemption for this pod, or None if there
+        is none."""
         return self._preempted.get(uid)
 
     def latest(self, max_decisions: int) -> list[Decision]:
@@ -228,8 +228,8 @@ class Journal:
         return self.kept(uid)[0]
 
     def kept(self, uid: str) -> tuple[Decision | None, int]:
-        """Return the pod's last filter call and its estimated size in bytes; (None, 0) if there is
-        none."""
+        """Return the pod's last filter call and its estimated size in bytes, or (None, 0) if there
+        is none."""
         return self._by_uid.get(uid, (None, 0))
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:

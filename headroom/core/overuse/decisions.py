@@ -65,7 +65,8 @@ class Cluster(Protocol):
 
 
 def overuse_evictions_on(cluster: Cluster, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
-    """Return the pods to evict from the node; empty if its report is missing or stale.
+    """Return the pods to evict from the node. The result is empty if its report is missing or
+    stale.
 
     ``now_s`` is the time of the extender's monotonic clock.
     """
@@ -100,7 +101,8 @@ def _running_pods(cluster: Cluster, gpunode: GPUNode, now_s: float) -> dict[str,
 
 
 def _protected(pod: Pod, rules: Rules) -> str:
-    """Return why the pod is never evicted for its overuse; empty if it may be evicted."""
+    """Return why the pod is never evicted for its overuse, or an empty string if it may be
+    evicted."""
     if is_static(pod):
         return "it is a static pod"
     text = pod.annotation(ON_OVERUSE)
@@ -141,7 +143,7 @@ class OverusingPod:
     free_bytes: int
     needed_bytes: int
     outcome: Outcome
-    #: When its eviction was decided (RFC 3339); empty if it was not.
+    #: When its eviction was decided (RFC 3339). Empty if it was not.
     decided_at: str
     #: The outcome and its reason, as a clause.
     message: str

@@ -43,9 +43,9 @@ class RunningPod:
     #: rejected recently.
     evictable: bool
     leaving: bool = False
-    #: UUID of the device because of which the ledger already selects it; empty if there is none.
+    #: UUID of the device because of which the ledger already selects it. Empty if there is none.
     selected_for: str = ""
-    #: Whether Headroom granted its reservation; False if it was bound without Headroom.
+    #: Whether Headroom granted its reservation, or False if it was bound without Headroom.
     granted: bool = True
 
 
@@ -113,7 +113,7 @@ class Balance:
 def balance(
     terms: DeviceTerms, pods: Mapping[str, RunningPod], margin_bytes: int
 ) -> Balance | None:
-    """Return the balance of a device; None if its use is implausible or unknown.
+    """Return the balance of a device, or None if its use is implausible or unknown.
 
     ``pods`` maps uids to the pods of the node. Other pods in the report have left.
     """
@@ -206,7 +206,7 @@ def _eviction_order(
 
 
 def _first_to_evict(offenders: Iterable[Holder], pods: Mapping[str, RunningPod]) -> Holder | None:
-    """Return the first of the sorted offenders that may be evicted; None if no offender may."""
+    """Return the first of the sorted offenders that may be evicted, or None if no offender may."""
     exempt: set[str] = set()
     for holder in offenders:
         if pods[holder.uid].evictable:

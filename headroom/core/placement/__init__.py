@@ -1,2 +1,2 @@
-"""Pure placement decisions: parse requests, find candidate devices, check the fit, and score
-nodes."""
+"""Makes placement decisions in pure functions, which parse requests, find candidate devices, check
+the fit and score nodes."""

@@ -79,7 +79,7 @@ def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
         case Bytes(count_bytes):
             return np.full(allocatable.shape, count_bytes, np.int64)
         case Share(ppm):
-            # Divide first, and handle the remainder separately: bytes times a million would
+            # Divide first, and handle the remainder separately, because bytes times a million would
             # overflow int64.
             share: BytesArray = allocatable // PPM * ppm + allocatable % PPM * ppm // PPM
             return np.maximum(share, 1)

@@ -40,7 +40,7 @@ class DeviceClass:
     memory_bytes: int
     devices: int
     nodes: int
-    #: The largest request per device that fits on a node with a candidate device of this class;
+    #: The largest request per device that fits on a node with a candidate device of this class, or
     #: None if all these nodes reject the pod for reasons other than memory.
     largest_fitting_bytes: int | None
 
@@ -54,7 +54,7 @@ class Space:
     closed_nodes: int
     #: Nodes on which one more pod fits.
     fitting_nodes: int
-    #: Minimum number of bytes that one pod takes on any open node; None if no open node has a
+    #: Minimum number of bytes that one pod takes on any open node, or None if no open node has a
     #: healthy device.
     need_bytes: int | None
     #: Total headroom of the healthy devices of the resource, on open nodes and on closed nodes.
@@ -67,8 +67,8 @@ class Space:
     #: memory.
     replicas_free: int
     replicas_stranded: int
-    #: The largest request per device that fits on some node; None if every node rejects the pod for
-    #: reasons other than memory.
+    #: The largest request per device that fits on some node, or None if every node rejects the pod
+    #: for reasons other than memory.
     largest_fitting_bytes: int | None
 
     @property

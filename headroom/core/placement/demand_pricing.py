@@ -89,7 +89,7 @@ class Market:
 
         The index of a class that is not in ``sizes`` is the length of ``sizes``.
         """
-        # snapshots share it until a node's device chang# shared by snapshots until a device changes
+        # Snapshots share this column until a device changes.
         column = snap.node_largest_device_bytes
         if self._classes is None or self._classes[0] is not column:
             sizes = column // self.unit_bytes
@@ -148,7 +148,7 @@ def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows)
 
 
 def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
-    """Return the classes and prices of the snapshot's nodes; None if there is no allocatable
+    """Return the classes and prices of the snapshot's nodes, or None if there is no allocatable
     memory."""
     unit_bytes = CLASS_BYTES
     sizes = _sizes(snap, unit_bytes)

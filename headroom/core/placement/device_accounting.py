@@ -59,7 +59,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     #: The term *reserved*.
     reservation_bytes: int
     unconfirmed_bytes: int
-    #: The term *unreserved pods*: measured use of pods without a reservation.
+    #: The term *unreserved pods*, which is the measured use of pods without a reservation.
     unreserved_pods_bytes: int
     unattributed_bytes: int
     #: Whether the agent attributes the use to processes. If not, ``unattributed_bytes`` is the use
@@ -76,7 +76,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     #: The policy by which the plugin is assumed to choose.
     policy: Policy
     #: Minimum number of replicas of the resource that the plugin allocates before a replica of this
-    #: device; None if the plugin never allocates a replica of this device.
+    #: device, or None if the plugin never allocates a replica of this device.
     first: int | None
     #: Replicas of this device that terminating pods hold.
     leaving: int
@@ -93,7 +93,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     #: Why no pod may be placed on the device, and the details; None and empty if it is healthy.
     health_issue: Reason | None
     health_detail: str
-    #: SM activity; None if no source reports it.
+    #: SM activity, or None if no source reports it.
     activity: Activity | None
     #: Which new pods could get a device on which another pod is starting alone.
     starting: Starting = Starting.NO_POD
@@ -128,7 +128,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unhealthy(self) -> Reason | None:
-        """The reason why the device itself takes no pods; None if it is only cordoned."""
+        """The reason why the device itself takes no pods, or None if it is only cordoned."""
         return None if self.cordoned else self.health_issue
 
     @property
@@ -142,7 +142,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def headroom_bytes(self) -> int:
-        """Memory free for reservation; negative if the device is overcommitted."""
+        """Memory that is free for reservation. It is negative if the device is overcommitted."""
         return self.allocatable_bytes - self.committed_bytes
 
 
@@ -249,7 +249,7 @@ def known(used_bytes: int | None) -> int | None:
 
 
 def _attributed(mates: Sequence[Device]) -> int | None:
-    """Return the unattributed bytes of the devices of one memory; None if a value is not
+    """Return the unattributed bytes of the devices of one memory, or None if a value is not
     reported."""
     found = 0
     for device in mates:
@@ -350,7 +350,7 @@ class _Commitments:
 
 
 def sum_known(rows: Sequence[int], used_bytes: Sequence[int | None]) -> int | None:
-    """Return the sum of the rows' measured bytes; None if there are no rows or a value is
+    """Return the sum of the rows' measured bytes, or None if there are no rows or a value is
     unknown."""
     total: int | None = None
     for row in rows:

@@ -66,7 +66,7 @@ class Choice:
         self._stocks = stocks
 
     def first(self, device: int) -> int | None:
-        """Return the minimum number of picks before the device is picked; None if it is never
+        """Return the minimum number of picks before the device is picked, or None if it is never
         picked."""
         stock = self._stocks[device]
         return 0 if stock.free + stock.leaving else None
@@ -172,8 +172,8 @@ class PluginChoice:
     unexplained: int
     #: Replicas of the device's resource that unconfirmed pods will get on the whole node.
     picks: int
-    #: Minimum number of replicas that the plugin allocates before a replica of this device; None if
-    #: the plugin never allocates a replica of it.
+    #: Minimum number of replicas that the plugin allocates before a replica of this device, or None
+    #: if the plugin never allocates a replica of it.
     first: int | None
     _choice: Choice
     _index: int

@@ -28,7 +28,7 @@ MAX_MPS_REPLICAS = 48
 #: 7.5.
 MAX_OLD_MPS_REPLICAS = 16
 _OLD_ARCHITECTURES = frozenset({"kepler", "maxwell", "pascal", "volta"})
-#: Why no pod may be placed on a device, and the details; ``(None, "")`` if there is no issue.
+#: Why no pod may be placed on a device, and the details. It is ``(None, "")`` if there is no issue.
 HealthIssue = tuple[Reason | None, str]
 _NO_ISSUE: HealthIssue = (None, "")
 #: Name of the source that reads DCGM's SM_ACTIVE from Prometheus.
@@ -106,12 +106,13 @@ def mode_command(device: Device) -> str:
 
 
 def _first(details: Mapping[int, str], slots: Iterable[int]) -> str:
-    """Return the details of the first slot with details; empty if there is none."""
+    """Return the details of the first slot with details, or an empty string if there is none."""
     return next((details[slot] for slot in slots if slot in details), "")
 
 
 def _contradiction(device: Device) -> str:
-    """Return which of the device's own values is implausible; empty if all are plausible."""
+    """Return which of the device's own values is implausible, or an empty string if all are
+    plausible."""
     replicas = device.replicas
     if not device.uuid:
         return "no uuid"
@@ -135,7 +136,8 @@ def _contradiction(device: Device) -> str:
 
 
 def _too_large(device: Device, largest: Sequence[LargestDevice]) -> str:
-    """Return how the device exceeds the setting ``largest_devices``; empty if it does not."""
+    """Return how the device exceeds the setting ``largest_devices``, or an empty string if it does
+    not."""
     for each in largest:
         if each.resource != device.resource:
             continue
@@ -153,7 +155,8 @@ def _too_large(device: Device, largest: Sequence[LargestDevice]) -> str:
 
 
 def _out_of_range(name: str, value_bytes: int, most_bytes: int) -> str:
-    """Return why an amount of memory is invalid; empty if it is in 0..``most_bytes``."""
+    """Return why an amount of memory is invalid, or an empty string if it is in
+    0..``most_bytes``."""
     if value_bytes < 0:
         return f"{name} is missing or negative"
     if value_bytes > most_bytes:
@@ -162,7 +165,8 @@ def _out_of_range(name: str, value_bytes: int, most_bytes: int) -> str:
 
 
 def _impossible_mps(device: Device) -> str:
-    """Return why the plugin cannot share the device by MPS as reported; empty if it can."""
+    """Return why the plugin cannot share the device by MPS as reported, or an empty string if it
+    can."""
     if device.kind == "mig":
         return "a MIG device is reported as shared by MPS, which the plugin does not support"
     old = device.architecture in _OLD_ARCHITECTURES
@@ -183,7 +187,7 @@ class Activity(msgspec.Struct, frozen=True, gc=False):
     ratio: float
     #: Either ``HISTORY`` or the agent's source, which is one of ``SM_SOURCES``.
     source: str
-    #: The quantile and its window in seconds; None for a single sample.
+    #: The quantile and its window in seconds, or None for a single sample.
     quantile: float | None = None
     window_s: float | None = None
     #: Time of the newest sample. For ``HISTORY`` it is ``sampled_at_s``, in seconds of the
@@ -193,7 +197,7 @@ class Activity(msgspec.Struct, frozen=True, gc=False):
 
 
 def reported(device: Device, sampled_at: str) -> Activity | None:
-    """Return the agent's sample; None if it is absent, out of range or not SM activity."""
+    """Return the agent's sample, or None if it is absent, out of range or not SM activity."""
     sm = device.sm_activity
     if sm is None or sm.source not in SM_SOURCES or not 0 <= sm.ratio <= 1:
         return None

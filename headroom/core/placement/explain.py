@@ -64,12 +64,12 @@ class NodeExplanation:
     node: str
     #: None if the pod fits.
     reason: Reason | None
-    #: Maximum number of bytes that any candidate lacks; None if the reason is not memory.
+    #: Maximum number of bytes that any candidate lacks, or None if the reason is not memory.
     short_bytes: int | None
     candidates: tuple[DeviceExplanation, ...]
-    #: The source of the capacity, such as labels, if no agent measured it; otherwise empty.
+    #: The source of the capacity, such as labels, if no agent measured it. Otherwise empty.
     unmeasured: str
-    #: Details of a reason that concerns the whole node; usually empty. detail: str
+    #: Details of a reason that concerns the whole node. Usually empty.
     detail: str
     #: Whether the node rejects this pod or every pod before any device is examined.
     closed: bool
@@ -83,7 +83,7 @@ class NodeExplanation:
     #: GPUs by DRA, it is None and there are no terms.
     score: float | None
     terms: Mapping[str, float]
-    #: Limit of SM activity for each candidate in parts per million; None if there is no limit.
+    #: Limit of SM activity for each candidate in parts per million, or None if there is no limit.
     max_sm_ppm: int | None
 
 
@@ -99,7 +99,7 @@ class Explanation:
     #: nodes reject the pod for reasons other than memory, or if the pod requests no GPU.
     largest_fitting_bytes: int | None
     #: If no device could ever hold the pod, the minimum number of bytes that it needs on a device
-    #: and the allocatable bytes of the largest device; otherwise None.
+    #: and the allocatable bytes of the largest device. Otherwise None.
     too_large: tuple[int, int] | None = None
 
 
@@ -210,7 +210,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
 
 
 def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str:
-    """Return the details of a reason that concerns the whole node; mostly empty."""
+    """Return the details of a reason that concerns the whole node. They are usually empty."""
     if reason is Reason.NO_GATE:
         return _NO_GATE
     if reason is Reason.NO_SUCH_RESOURCE and node.reason is Reason.DRA_MANAGES:
@@ -229,7 +229,7 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
 
 
 def _missing_bytes(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the bytes that the worst candidate of each node lacks, (n,); 0 if the pod fits.
+    """Return the bytes that the worst candidate of each node lacks, (n,), or 0 if the pod fits.
 
     The value is ``INT64_MAX`` for nodes that reject the pod for reasons other than memory. If the
     reason is that another pod is starting, no memory is missing and the value is 0.
@@ -260,18 +260,18 @@ class Comparison:
     """One node compared with all other nodes of the verdicts."""
 
     node: NodeExplanation
-    #: All reasons why the pod does not fit on the node, starting with filter's reason; empty if it
+    #: All reasons why the pod does not fit on the node, starting with filter's reason. Empty if it
     #: fits.
     failing: tuple[Reason, ...]
-    #: Terms of the score; empty if the pod does not fit.
+    #: Terms of the score. Empty if the pod does not fit.
     terms: tuple[Term, ...]
     #: Nodes on which the pod fits.
     fits: int
-    #: One plus the number of fitting nodes with a higher score; None if the pod does not fit.
+    #: One plus the number of fitting nodes with a higher score, or None if the pod does not fit.
     rank: int | None
-    #: Number of other fitting nodes with an equal score; ``score`` describes how ties are broken.
+    #: Number of other fitting nodes with an equal score. ``score`` describes how ties are broken.
     tied: int
-    #: Name of the node that wins; empty if the pod fits on no node.
+    #: Name of the node that wins. Empty if the pod fits on no node.
     winner: str
     winner_score: float | None
 
@@ -315,7 +315,7 @@ def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
     For a node without devices, only reasons that concern the whole node are yielded.
     """
     if (first := verdicts.reason(i)) is Reason.HELD or verdicts.by_dra[i]:
-        # without held memory, nothing rejects the p# without held memory, no reason rejects the pod
+        # Without held memory, no reason rejects the pod.
         if first is not None:
             yield first
         return

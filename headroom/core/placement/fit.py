@@ -52,7 +52,7 @@ class AskVerdict:
 
     ask: Ask
     rows: Rows
-    #: (nodes,) code of the first reason; 0 if the ask fits.
+    #: (nodes,) code of the first reason, or 0 if the ask fits.
     all_codes: Codes
     #: (nodes, slots)
     all_candidates: Mask
@@ -87,7 +87,7 @@ class Verdicts:
     request: VramRequest
     snap: Snapshot
     rows: Rows
-    #: (n,) code of the first reason; 0 if the pod fits.
+    #: (n,) code of the first reason, or 0 if the pod fits.
     codes: Codes
     asks: tuple[AskVerdict, ...]
     #: Time of the extender's monotonic clock.
@@ -199,8 +199,8 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     if request.max_sm_ppm is not None:
         activity = columns.sm_ppm
         faults[Reason.SM_ABOVE_LIMIT] = (activity < 0) | (activity >= request.max_sm_ppm)
-    #: (nodes, slots) whether another pod is starting alone on the device; None if the pod need not
-    #: wait.
+    #: (nodes, slots) whether another pod is starting alone on the device, or None if the pod need
+    #: not wait.
     meets_starting = _meets_starting(ask, request, columns.starting)
     steered = (slots & (columns.steered == 1)).any(axis=1) & (not by_variable)
     #: (nodes,) whether a steered node has no device with enough memory and free replicas.
@@ -228,7 +228,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         Reason.MEMORY_ON_ANY: ~(relevant & enough_memory).any(axis=1),
         Reason.MEMORY_ON_SOME: faulty[-1],
     }
-    # last, because it passes by itse# last, because it resolves by itself
+    # This reason comes last, because it resolves by itself.
     if meets_starting is not None:
         rejected[Reason.OTHER_STARTING] = (candidates & meets_starting).any(axis=1)
     codes = np.zeros(len(snap.nodes), np.int8)

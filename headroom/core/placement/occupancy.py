@@ -76,7 +76,7 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
     unconfirmed: tuple[Holder, ...]
     #: Item n is the maximum number of bytes that n of the unconfirmed pods request together.
     most_bytes: tuple[int, ...]
-    #: Number of replicas that terminating pods hold. leaving: int #: Maximum
+    #: Number of replicas that terminating pods hold.
     leaving: int
     #: Maximum number of unconfirmed pods that can get there if there is no new pod.
     arrivals: tuple[int, ...]
@@ -94,7 +94,7 @@ class Tenancy(msgspec.Struct, frozen=True, gc=False):
 
 
 class Slot(msgspec.Struct, frozen=True, gc=False):
-    """The plugin's choice of one device; ``DeviceTerms`` describes the fields."""
+    """The plugin's choice of one device. ``DeviceTerms`` describes the fields."""
 
     policy: Policy
     first: int | None
@@ -269,7 +269,8 @@ class _UnconfirmedPods:
         self._holders: dict[str, Holder] = {}
         #: Number of replicas that unconfirmed pods requested and do not hold yet, by resource.
         self.picks = Counter[str]()
-        #: UUIDs of the devices that Headroom chose for them, by resource; "" if the plugin chooses.
+        #: UUIDs of the devices that Headroom chose for them, by resource, or "" if the plugin
+        #: chooses.
         self.reserved: dict[str, set[str]] = {}
         #: (uid, charge, maximum bytes that the charge reserves on any device) by resource.
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}

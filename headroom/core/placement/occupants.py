@@ -18,7 +18,7 @@ class Occupant(msgspec.Struct, frozen=True, gc=False):
     namespace: str
     name: str
     requested_bytes: int
-    #: Rows of the report with the pod in this memory; empty if the report does not show it there.
+    #: Rows of the report with the pod in this memory. Empty if the report does not show it there.
     rows: Rows
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. If so, its memory use shows
     #: which devices it is on, and its replicas do not.

@@ -1,4 +1,5 @@
-"""Builds the record of a placement: the ledger's charges and the pod's annotations."""
+"""Builds the record of a placement, which consists of the ledger's charges and the pod's
+annotations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,7 @@ class Placement:
 
     charges: tuple[Charge, ...]
     annotations: Mapping[str, str]
-    #: Seconds after which the pod's start times out if it starts alone; otherwise 0.
+    #: Number of seconds after which the pod's start times out if it starts alone. Otherwise 0.
     start_timeout_s: int = 0
 
     def reservation(self, namespace: str, name: str) -> Reservation:
@@ -124,8 +125,8 @@ def _charge(
 def container_charges(
     request: VramRequest, resource: str, devices: Sequence[Device], reserve_bytes: int
 ) -> list[ContainerCharge]:
-    """Return the containers of a charge if several of them request the resource; otherwise an empty
-    list.
+    """Return the containers of a charge if several of them request the resource, and otherwise an
+    empty list.
 
     ``devices`` contains all devices of the resource that the charge lists. ``reserve_bytes`` is the
     node's reserve on each of them.

@@ -45,7 +45,7 @@ class Result(Enum):
 
 
 class Surprise(Enum):
-    """An unpredictable change between binding and admission; ``sentence`` describes each."""
+    """An unpredictable change between binding and admission. ``sentence`` describes each change."""
 
     RELEASED = "released"
     HEALTH = "health"

@@ -12,7 +12,7 @@ Memory = tuple[int, ...]
 
 
 def memories_of(devices: Sequence[Device]) -> list[Memory]:
-    """Return the memory of each slot: compute instances of one GPU instance share their memory."""
+    """Return the memory of each slot. Compute instances of one GPU instance share their memory."""
     slots_of: dict[tuple[str, int] | int, list[int]] = {}
     keys: list[tuple[str, int] | int] = []
     for slot, device in enumerate(devices):

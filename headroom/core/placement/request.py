@@ -61,7 +61,7 @@ class ContainerAsk:
     resource: str
     count: int
     amount: Amount
-    #: The source of the amount: "annotation", "namespace", "recommendation" or "replica".
+    #: The source of the amount, which is "annotation", "namespace", "recommendation" or "replica".
     source: str
 
     @property
@@ -101,7 +101,7 @@ class VramRequest:
     containers: tuple[ContainerAsk, ...]
     asks: tuple[Ask, ...]
     policy: ScoringPolicy
-    #: Limit of a device's SM activity in parts per million; None if there is no limit.
+    #: Limit of a device's SM activity in parts per million, or None if there is no limit.
     max_sm_ppm: int | None
     #: Number of processes per container, for MPS.
     processes: int
@@ -110,9 +110,9 @@ class VramRequest:
     visible: Visible = Visible.BY_PLUGIN
     #: Whether the pod has a gate, which lets it start only on a device with enough free memory.
     gated: bool = False
-    #: The VRAM annotation of the pod; None if it has none.
+    #: The VRAM annotation of the pod, or None if it has none.
     annotated: str | None = None
-    #: Seconds after which its start times out if it starts alone; otherwise 0.
+    #: Number of seconds after which its start times out if it starts alone. Otherwise 0.
     start_timeout_s: int = 0
     #: Whether it may go to nodes on which kube-scheduler allocates its GPUs by DRA.
     may_use_dra: bool = False
@@ -181,8 +181,8 @@ def understand(
 ) -> VramRequest | Unreadable:
     """Parse the GPU request of ``pod``; return ``Unreadable`` if it is not valid. Raises nothing.
 
-    ``default_vram`` is the annotation ``headroom.gpu/default-vram`` of the namespace; None if the
-    namespace has no such annotation. Pods that exceed ``contract.pod_limits`` are unreadable,
+    ``default_vram`` is the annotation ``headroom.gpu/default-vram`` of the namespace, or None if
+    the namespace has no such annotation. Pods that exceed ``contract.pod_limits`` are unreadable,
     unless ``enforce_limits`` is False. A pod that requests no GPU that Headroom manages is never
     unreadable, whatever annotations it has.
     """

@@ -1,10 +1,11 @@
 """Ranks the nodes that fit by a weighted score of named terms, and chooses a single winner.
 
 Scores are floats in 0..1. A node's score does not depend on which other nodes are offered. Bytes
-are only compared as integers. Ties are broken by the best fit: the node with the least free memory
-after placement wins, and then the device with the least free memory (with ``spread``, the most). A
-hash of the pod breaks the remaining ties, so that a burst of pods does not compete for one of many
-equal nodes. All replicas of the extender choose the same winner.
+are only compared as integers. Ties are broken by the best fit. The node with the least free memory
+after placement wins, and then the device with the least free memory. With ``spread``, it is the
+device with the most free memory. A hash of the pod breaks the remaining ties, so that a burst of
+pods does not compete for one of many equal nodes. All replicas of the extender choose the same
+winner.
 
 A pod without a GPU takes CPU and host memory, which GPU pods on the node also need. So it is best
 placed on a node without GPUs, or otherwise on the node with the least *spare* GPU memory. These
@@ -39,9 +40,9 @@ _CHEAP = 0.9
 class Ranking:
     """Scores of the n requested rows, in their order."""
 
-    #: (n,) 0..1; 0 if the pod does not fit.
+    #: (n,) 0..1, or 0 if the pod does not fit.
     scores: Scores
-    #: Index of the best node; None if the pod fits on no node or requests no GPU.
+    #: Index of the best node, or None if the pod fits on no node or requests no GPU.
     winner: int | None
     #: Terms by name, each (n,) 0..1, whose weighted mean is the score. Only ``rank`` fills them.
     terms: Mapping[str, Scores] = field(default_factory=dict)

@@ -108,7 +108,8 @@ def _within_0_and_1(values: Scores) -> Scores:
 
 
 def _largest_device_bytes(snap: Snapshot) -> Rows:
-    """Return the memory of each node's largest device, (nodes,); at least 1."""
+    """Return the memory of each node's largest device as an array (nodes,). Each value is at least
+    1."""
     return np.maximum(snap.node_largest_device_bytes, 1)
 
 
@@ -130,8 +131,8 @@ def _taken_bytes(verdict: AskVerdict) -> Rows:
 
 
 def _worst(verdict: AskVerdict, snap: Snapshot) -> NDArray[np.int64]:
-    """Return three maxima over the candidates of each node, (3, nodes); -1 if there is no
-    candidate.
+    """Return three maxima over the candidates of each node as an array (3, nodes). They are -1 if
+    there is no candidate.
 
     They are the SM activity and the use above requests, in parts per million, and the memory in
     bytes.
@@ -174,7 +175,8 @@ def _fits_on_every_device(verdict: AskVerdict, snap: Snapshot) -> Nodes:
 
 
 def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
-    """Estimate how many more bytes are stranded with the pod, (nodes,); negative if fewer.
+    """Estimate how many more bytes are stranded with the pod, as an array (nodes,). A value is
+    negative if fewer bytes are stranded.
 
     The pod is assumed to get the fullest of its candidates, on which it must fit in any case. A
     quarter of the bytes by which the device becomes fuller than all others at its new level is
@@ -195,7 +197,7 @@ def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
     level_before = level[device_at]
     alike = columns.resource == columns.resource[device_at][:, None]
     alike[device_at] = False
-    # (2, nodes, slots): other devices at the level of that device before and after placement.
+    # Other devices at the level of the device before and after placement, (2, nodes, slots).
     others = alike & (level == np.array([level_before, level_before + 1])[:, :, None])
     before_bytes = headroom_bytes[device_at]
     own_bytes = np.array([before_bytes, before_bytes - verdict.all_need_bytes[device_at]])

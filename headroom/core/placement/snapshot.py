@@ -41,7 +41,7 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     """The values of one node, from which the columns are filled and explanations are made."""
 
     name: str
-    #: Why the node accepts no pod; None if this depends on its devices.
+    #: Why the node accepts no pod, or None if this depends on its devices.
     reason: Reason | None
     #: When its report becomes stale, in seconds of the extender's monotonic clock.
     fresh_until_s: float
@@ -50,7 +50,7 @@ class NodeTerms(msgspec.Struct, frozen=True, gc=False):
     ageing_from_s: float = inf
     #: Whether the report lacks the data of some probe.
     degraded: bool = False
-    #: The source of the node's capacity, such as labels, if no agent measured it; otherwise empty.
+    #: The source of the node's capacity, such as labels, if no agent measured it. Otherwise empty.
     unmeasured: str = ""
     #: Whether a pod's own NVIDIA_VISIBLE_DEVICES may decide which devices it sees.
     obeys_environment: bool = True
@@ -87,7 +87,7 @@ class Columns:
     #: Replicas of the slot's resource that are reserved for unconfirmed pods on the whole node.
     replicas_unconfirmed: Int2D
     #: Minimum number of replicas that the next pod must request to possibly get a replica of this
-    #: device; larger than any request if no pod could get one.
+    #: device. It is larger than any request if no pod could get one.
     reach: Int2D
     #: 1 if the agent makes the kubelet allocate the device that the ledger chooses.
     steered: Int2D
@@ -99,9 +99,9 @@ class Columns:
     sharers: Int2D
     #: Index into ``SHARING``.
     sharing: Int2D
-    #: Code of the device's health issue; 0 if there is none.
+    #: Code of the device's health issue, or 0 if there is none.
     health_issue: Int2D
-    #: SM activity in parts per million; -1 if unknown.
+    #: SM activity in parts per million, or -1 if unknown.
     sm_ppm: Int2D
     #: Use of its pods above their requests, in parts per million of the allocatable memory.
     exceeded_ppm: Int2D
@@ -142,7 +142,7 @@ class Snapshot:
     #: Value of column ``resource`` by resource name.
     resources: Mapping[str, int]
     columns: Columns
-    #: (rows,) code of the reason why the node accepts no pod; 0 if there is none.
+    #: (rows,) code of the reason why the node accepts no pod, or 0 if there is none.
     node_reason: Int2D
     #: (rows,) whether the node is for gated pods only.
     gated: NDArray[np.bool_]
@@ -162,7 +162,8 @@ class Snapshot:
     #: (rows,) headroom of all devices of the node. Overcommitted devices count as full, and each
     #: device that shares a memory counts with its part.
     node_headroom_bytes: Rows
-    #: (rows,) memory of the node's largest device and of all its devices; 0 if it has no devices.
+    #: (rows,) memory of the node's largest device and of all its devices, or 0 if it has no
+    #: devices.
     node_largest_device_bytes: Rows
     node_memory_bytes: Rows
     #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
@@ -197,7 +198,7 @@ class Snapshot:
         return np.zeros(advertised.shape, bool) if index is None else advertised == index
 
     def sorted_by_row(self, names: Sequence[str]) -> tuple[Sequence[str], Rows]:
-        """Return the names in any order, and the row of each name; -1 for unknown names.
+        """Return the names in any order, and the row of each name. The row is -1 for unknown names.
 
         kube-scheduler often offers all nodes. In this case the names are returned in the order of
         the rows. To detect the case, only hashes are compared, which takes a third of the time of
@@ -209,5 +210,5 @@ class Snapshot:
         return names, self.rows(names)
 
     def rows(self, names: Sequence[str]) -> Rows:
-        """Return the row of each name, in the given order; -1 for unknown names."""
+        """Return the row of each name in the given order. The row is -1 for unknown names."""
         return np.fromiter(map(self.row_of.get, names, repeat(-1)), np.int64, len(names))

@@ -125,7 +125,7 @@ class Table:
             self._is_updated = True
 
     def get(self, name: str) -> NodeTerms | None:
-        """Return the node with this name; None if there is none."""
+        """Return the node with this name, or None if there is none."""
         row = self._row_of.get(name)
         return None if row is None else self._nodes[row]
 
@@ -178,7 +178,7 @@ class Table:
     def _frozen(
         self, arrays: Mapping[str, NDArray[Any]], frozen: dict[str, NDArray[Any]]
     ) -> dict[str, NDArray[Any]]:
-        """Add read-only copies of the arrays that are missing in ``frozen``; return a copy of
+        """Add read-only copies of the arrays that are missing in ``frozen``, and return a copy of
         ``frozen``."""
         for name, array in arrays.items():
             now = array[: len(self._nodes)]
@@ -302,7 +302,8 @@ def _exceeded_ppm(terms: DeviceTerms) -> int:
 
 
 def _spare_bytes(node: NodeTerms, headroom_bytes: Sequence[int]) -> int:
-    """Return the bytes free for reservation on the node; ``NO_DEVICE`` if it has no devices.
+    """Return the bytes that are free for reservation on the node, or ``NO_DEVICE`` if it has no
+    devices.
 
     Unhealthy devices and devices without a free replica do not count. For a node with GPUs but
     without a report, return ``MOST_BYTES``.

@@ -71,9 +71,9 @@ def may_preempt(pod: Pod) -> bool:
 def is_evictable(pod: Pod, preemptor: Pod) -> bool:
     """Return whether the pod can be evicted and has a lower priority than the preemptor.
 
-    Static pods cannot be evicted. Only the annotation proves that a pod is static: the author of a
-    pod can write an owner of kind Node, but a kubelet runs no pod with this annotation except its
-    own static pods.
+    Static pods cannot be evicted. Only the annotation proves that a pod is static, because the
+    author of a pod can write an owner of kind Node, but a kubelet runs no pod with this annotation
+    except its own static pods.
     """
     return pod.priority < min(preemptor.priority, CRITICAL) and not is_static(pod)
 

@@ -98,7 +98,7 @@ class Victims:
     pdb_violations: int
     #: The rank that decides between nodes, over the pods that are not leaving anyway.
     rank: Rank
-    #: The rank that kube-scheduler computes for the node; None if it has victims unknown here.
+    #: The rank that kube-scheduler computes for the node, or None if it has victims unknown here.
     listed: Rank | None
     #: Whether kube-scheduler proposed the node, and whether it proposed exactly these victims.
     offered: bool
@@ -203,15 +203,15 @@ class _Search:
             self.needed_bytes[node.name] = [of_ask[i] for of_ask in needs]
 
     def sort_key(self, name: str) -> tuple[int, str]:
-        """Return a sort key: first nodes that a pod is already leaving, then by the least important
-        pods."""
+        """Return a sort key. Nodes that a pod is already leaving come first, and the other nodes
+        are ordered by their least important pods."""
         pods = self.state.pods_on(name)
         if any(pod.metadata.deletion_timestamp for pod in pods):
             return NO_VICTIMS[1], name
         return min((pod.priority for pod in pods), default=CRITICAL), name
 
     def candidate(self, name: str, offer: Offer | None) -> "_Candidate | None":
-        """Return the node as a candidate; None if evicting pods cannot help there."""
+        """Return the node as a candidate, or None if evicting pods cannot help there."""
         snap = self.state.snapshot()
         terms = snap.nodes[snap.row_of[name]] if name in snap.row_of else None
         if terms is None or terms.reason is not None or terms.fresh_until_s < self.now_s:

@@ -85,7 +85,7 @@ def violators(pods: Iterable[Evictable], budgets: Sequence[Budget]) -> list[str]
 
 
 def rank(pods: Collection[Evictable], budgets: Sequence[Budget] = ()) -> Rank:
-    """Return the rank of a set of victims; the lowest rank is the best set."""
+    """Return the rank of a set of victims. The set with the lowest rank is the best."""
     if not pods:
         return NO_VICTIMS
     highest = max(pod.priority for pod in pods)

@@ -52,7 +52,8 @@ _RMS_ABOVE = math.sqrt(1 - _Z * _DENSITY + _Z * _Z)
 
 
 class Spread(NamedTuple):
-    """The spread of peaks: the mean square of the distance of their logarithms from the centre."""
+    """The spread of peaks, which is the mean square of the distance of their logarithms from the
+    centre."""
 
     variance: float
     freedom: float

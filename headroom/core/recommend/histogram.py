@@ -138,7 +138,7 @@ def quantile(weights: Mapping[int, float], share: float) -> int:
 
 
 def highest(weights: Mapping[int, float]) -> int:
-    """Return the upper end of the highest bucket with a weight; 0 if there is none.
+    """Return the upper end of the highest bucket with a weight, or 0 if there is none.
 
     A single high life is forgotten only after ten half-lives, when its weight is negligible,
     because a request below a known peak would not be safe.

@@ -75,13 +75,13 @@ class Life:
     until_s: float
     #: None while it runs.
     ending: Ending | None = None
-    #: Highest use until the use settled; None if it was not measured.
+    #: Highest use until the use settled, or None if it was not measured.
     startup_peak_bytes: int | None = None
     #: Whether a part of the life was not measured.
     partial: bool = False
     #: Whether its use grew or jumped after its first day.
     unsettled: bool = False
-    #: Peak at the end of its first day; 0 if it is younger.
+    #: Peak at the end of its first day, or 0 if it is younger.
     first_day_bytes: int = 0
     #: Request on each device that its author wrote; 0 without one, or if it is unknown.
     requested_bytes: int = 0
@@ -113,8 +113,8 @@ class Track:
     #: Number of complete lives that ended, without decay, and of flat lives among them.
     ended: int = 0
     flat: int = 0
-    #: Start of the first life and end of the last life in seconds since the epoch; 0 if there are
-    #: no lives.
+    #: Start of the first life and end of the last life in seconds since the epoch, or 0 if there
+    #: are no lives.
     first_s: float = 0.0
     last_s: float = 0.0
     #: Number of lives that ended while there was a recommendation, and of those with a peak above
@@ -150,7 +150,7 @@ class Track:
 
     @property
     def highest_bytes(self) -> int:
-        """Return the highest recorded peak, including censored lives; 0 if there is none."""
+        """Return the highest recorded peak, including censored lives, or 0 if there is none."""
         parts = self.complete, self.censored, self.running, self.running_censored
         return max(highest(each.weights) for each in parts)
 
@@ -220,14 +220,14 @@ class Track:
         return life.peak_bytes > OUTGROWN * max(before, life.first_day_bytes)
 
     def spread(self) -> Spread:
-        """Return the spread of the peaks of lives that ended; ``NO_SPREAD`` if there are too
+        """Return the spread of the peaks of lives that ended, or ``NO_SPREAD`` if there are too
         few."""
         if self.ended < LEAST_LIVES or not self.complete:
             return NO_SPREAD
         return spread(self.complete.weights, self.ended)
 
     def estimate(self, others: Others = NO_OTHERS, running: bool = True) -> Estimate | None:
-        """Return the estimate as of the last decay; None if there are too few lives.
+        """Return the estimate as of the last decay, or None if there are too few lives.
 
         Without ``running``, only lives that ended count.
         """

@@ -1,4 +1,4 @@
-"""The profile of one owner: its lives by container, device model and program.
+"""The profile of an owner, which contains its lives by container, device model and program.
 
 A *program* is identified by the pod's image, arguments and environment. A program without known
 lives gets no recommendation from the lives of other programs, because a changed argument often
@@ -51,7 +51,7 @@ class Recommendation:
     lives: int
     #: Seconds from the start of the first life to the end of the last life, or until now.
     span_s: float
-    #: Quantile of the peaks to which the margin is added; 0 if there is no request.
+    #: Quantile of the peaks to which the margin is added, or 0 if there is no request.
     quantile_bytes: int = 0
     highest_bytes: int = 0
     #: Share of the lives, weighted by age, whose peaks are above the request.
@@ -66,7 +66,7 @@ class Recommendation:
     #: Number of lives whose use grew or jumped after their first day. unsettled
     unsettled: int = 0
     #: The highest peak of the container's other programs if it is above the request, and the number
-    #: of their lives; otherwise 0.
+    #: of their lives. Otherwise 0.
     others_highest_bytes: int = 0
     others_lives: int = 0
 
@@ -79,7 +79,7 @@ class ContainerProfile:
     tracks: dict[str, Track] = field(default_factory=dict)
     #: Whether programs differ from life to life. Then there is a single track for ``ANY_PROGRAM``.
     varies: bool = False
-    #: Memory of the largest device of the model, which limits requests; 0 if unknown.
+    #: Memory of the largest device of the model, which limits requests, or 0 if unknown.
     memory_bytes: int = 0
 
     @property

@@ -119,8 +119,8 @@ def repository(image: str) -> str:
 
 
 def setting(found: Family, self_sized: bool) -> str:
-    """Return a message about the setting that decides the peak; empty if there is no such
-    setting."""
+    """Return a message about the setting that decides the peak, or an empty string if there is no
+    such setting."""
     if found is Family.PYTORCH or self_sized:
         return _SETTINGS[found]
     return ""

@@ -45,7 +45,7 @@ class Obstacle:
 
     #: One of cordoned, taint, selector and affinity.
     code: str
-    #: The taint that is not tolerated, or the labels that the node selector requires; otherwise
+    #: The taint that is not tolerated, or the labels that the node selector requires. Otherwise
     #: empty.
     what: str = ""
 
@@ -84,7 +84,7 @@ class Feasible:
     #: (n,) rows of the snapshot.
     rows: Rows
     eligible: Eligible
-    #: Rows of the nodes in the last filter call; None if unknown.
+    #: Rows of the nodes in the last filter call, or None if unknown.
     offered: frozenset[int] | None
     #: Number of eligible nodes that kube-scheduler omitted for reasons unknown to Headroom.
     left_out: int

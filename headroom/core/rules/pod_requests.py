@@ -140,7 +140,7 @@ class ResourceQuota(KubeStruct, frozen=True):
 
 
 def exceeded(quotas: Iterable[ResourceQuota]) -> str:
-    """Return a phrase with the exceeded resources; empty if there are none.
+    """Return a phrase with the exceeded resources, or an empty string if there are none.
 
     The phrase contains no amounts, because a reader of the pod may not be allowed to read quotas.
 
@@ -158,7 +158,8 @@ def exceeded(quotas: Iterable[ResourceQuota]) -> str:
 
 
 def _left(status: QuotaStatus) -> Iterator[tuple[str, Decimal]]:
-    """Yield each resource of the quota with its remaining amount; negative if it is exceeded."""
+    """Yield each resource of the quota with its remaining amount, which is negative if the quota is
+    exceeded."""
     used = status.used or {}
     for resource, hard in (status.hard or {}).items():
         yield resource, amount(hard) - amount(used.get(resource, "0"))

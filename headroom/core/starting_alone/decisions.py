@@ -33,7 +33,7 @@ class EndedStart:
     """The end of the start of one pod."""
 
     end: StartEnd
-    #: Seconds since its bind; None if unknown.
+    #: Seconds since its bind, or None if unknown.
     age_s: float | None
 
 

@@ -51,10 +51,10 @@ class StartEnd(Enum):
 class Start:
     """The start of a pod."""
 
-    #: Seconds since its bind; None if unknown, which counts as timed out.
+    #: Seconds since its bind, or None if unknown, which counts as timed out.
     age_s: float | None
     timeout_s: int
-    #: The pod; None if it is deleted. Its containers may still run.
+    #: The pod, or None if it is deleted. Its containers may still run.
     pod: Pod | None
     #: Names of its containers that request a GPU.
     gpu_containers: Collection[str]
@@ -63,14 +63,14 @@ class Start:
 
     @property
     def _engines(self) -> list[str]:
-        """Names of the GPU containers that keep running after the start; empty if there are none or
+        """Names of the GPU containers that keep running after the start. Empty if there are none or
         unknown."""
         of_app = () if self.pod is None else _app_containers(self.pod)
         return [each.name for each in of_app if each.name in self.gpu_containers]
 
     @property
     def end(self) -> StartEnd | None:
-        """Why the start has ended; None if the pod is starting."""
+        """Why the start has ended, or None if the pod is starting."""
         if self.pod is not None and _is_ready(self.pod, self.gpu_containers):
             return StartEnd.READY
         if _has_settled(self._engines, self.rows):
@@ -129,7 +129,8 @@ def _all_settled(rows: Sequence[PodUse]) -> bool:
 
 
 def stuck_reason(pod: Pod) -> str:
-    """Return why the kubelet cannot start the pod's containers; empty if it can or if one runs."""
+    """Return why the kubelet cannot start the pod's containers, or an empty string if it can or if
+    one runs."""
     status = pod.status
     if status is None:
         return ""

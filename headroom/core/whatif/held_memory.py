@@ -47,7 +47,8 @@ class HeldMemory:
         #: precedence.
         self._answers: Bounded[tuple[object, str], tuple[tuple[object, ...], Reason | None]]
         self._answers = Bounded(MOST_ANSWERS)
-        #: The kind of the last request. Equal kinds share one object, because the keys contain it.
+        #: The kind of the last request. Equal kinds share one object, because the keys of the cache
+        #: contain it.
         self._kind: object | None = None
 
     def rules_changed(self) -> None:

@@ -1,5 +1,5 @@
-"""Fits pods on hypothetical nodes: nodes that pods have left, nodes with further pods, and new
-nodes.
+"""Fits pods on hypothetical nodes, such as nodes that pods have left, nodes with further pods, and
+new nodes.
 
 ``pod_counts`` counts how many equal pods fit on a node now, by adding reservations for them to a
 copy, because a division of the free memory would ignore which devices the pods get. The pods count
@@ -7,7 +7,7 @@ as unconfirmed, as in a burst.
 
 ``codes_of_new`` fits a pod on nodes that are not in the cluster yet, such as an autoscaler's
 templates. A new node is empty and no agent can have measured it, so its labels are enough even with
-``require_report``. When the node exists, bind requires the agent's report.
+``require_report``. After the node has been created, a bind requires the agent's report.
 """
 
 from bisect import bisect_left
@@ -55,7 +55,7 @@ def rejection_beside(
     gone: Set[str] = frozenset(),
     held: Mapping[str, Reservation] = NOTHING,
 ) -> Reason | None:
-    """Return why a pod would not fit on the node with further pods; None if it would fit.
+    """Return why a pod would not fit on the node with further pods, or None if it would fit.
 
     ``assumed_pods`` count as being bound to the node, and the reservations in ``held`` (by uid) as
     being written. The pods with the uids in ``gone`` have left, so their memory is free.
@@ -155,7 +155,7 @@ def count_pods(
 def _reserve(
     cluster: Cluster, gpunode: GPUNode, request: VramRequest, now_s: float
 ) -> Reservation | None:
-    """Return the reservation that one more pod would get; None if it does not fit."""
+    """Return the reservation that one more pod would get, or None if it does not fit."""
     verdicts = _fit_on(cluster.weighed(gpunode), request, now_s)
     if not verdicts.fits[0]:
         return None

@@ -69,7 +69,8 @@ def rejections_in_condition(pod: Pod) -> dict[Reason, int]:
 
 
 def main_reason(rejected: Mapping[Reason, int]) -> str:
-    """Return the code of the reason for most nodes; ``NOT_ASKED`` if there is none."""
+    """Return the code of the reason that applies to most nodes, or ``NOT_ASKED`` if there is
+    none."""
     if not rejected:
         return NOT_ASKED
     return min(rejected, key=lambda reason: (-rejected[reason], reason.code)).code
@@ -89,7 +90,7 @@ class Explaining:
         self._explanations: dict[tuple[Kind, bytes, bytes], tuple[Explanation, str]] = {}
 
     def notice(self, pod: Pod, decision: Decision, again: bool = False) -> Notice | None:
-        """Return the notice for the pod's author; None if the pod fits now and is retried soon.
+        """Return the notice for the pod's author, or None if the pod fits now and is retried soon.
 
         ``again`` states whether the pod was explained before. If it still fits, kube-scheduler does
         not offer the node on which it fits, and the notice reports this.
@@ -153,7 +154,8 @@ def _counted(decision: Decision) -> str:
 
 
 def _if_steered(helped: Sequence[Steerable]) -> str:
-    """Describe how to steer a node on which the pod would then fit; empty if there is none."""
+    """Describe how to steer a node on which the pod would then fit, or return an empty string if
+    there is none."""
     if not helped:
         return ""
     return f"If Headroom chose the device, it would fit on {nodes_text(helped)}: {helped[0].to_do}."

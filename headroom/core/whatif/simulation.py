@@ -111,7 +111,7 @@ class Simulation:
         #: Memory that is held for pods that are not bound yet, as reservations by node and uid.
         self._beside = dict(snap.held)
         self._weighings = FitCache(cluster.rules.weights, kinds)
-        #: Nodes that differ from the cluster; None for a removed node.
+        #: Nodes that differ from the cluster, or None for a removed node.
         self._held: dict[str, _SimulatedNode | None] = {}
         #: Nodes that have changed since they were weighed. As in the cluster itself, a node is
         #: weighed once for all changes between two snapshots.

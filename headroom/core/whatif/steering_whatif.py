@@ -59,7 +59,7 @@ class Steerable:
     node: str
     #: Whether the annotation or the agent's default already requests steering.
     requested: bool
-    #: Why steering is not possible; empty if no obstacle is known.
+    #: Why steering is not possible. Empty if no obstacle is known.
     obstacle: str
     #: Whether the agent has reported that it may steer, or what prevents it.
     known: bool
@@ -145,7 +145,7 @@ def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
 
 
 def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = MOST) -> Gain | None:
-    """Simulate all pending pods on steered nodes; None if steering would place none of them.
+    """Simulate all pending pods on steered nodes, or None if steering would place none of them.
 
     The first pods by priority and age are examined. At most ``most.nodes`` nodes are steered,
     namely those that reject the most pods because of the plugin's choice. Pods that would fit on
@@ -263,6 +263,7 @@ def _fits_if_steered(cluster: Cluster, verdicts: Verdicts, row: int, name: str) 
 
 
 def nodes_text(found: Sequence[Steerable]) -> str:
-    """Describe the nodes: the name if there is one, otherwise the number and the first name."""
+    """Describe the nodes by the name if there is only one node, and otherwise by their number and
+    the first name."""
     first = found[0].node
     return f"node {first}" if len(found) == 1 else f"one of {len(found)} nodes, such as {first}"

@@ -113,7 +113,7 @@ def is_unreachable(node: Node | None) -> bool:
 
 
 def _number(version: str) -> int | None:
-    """Return a resourceVersion as a number; None if it is not a number.
+    """Return a resourceVersion as a number, or None if it is not a number.
 
     The versions of one object are ordered as numbers. A text that is longer than any version must
     come from a misbehaving agent, so the result is None.

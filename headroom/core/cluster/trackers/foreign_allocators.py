@@ -84,8 +84,8 @@ def of_node(node: Node) -> set[Reason]:
 
 
 def of_pod(pod: Pod) -> set[Reason]:
-    """Return the foreign allocators that gave the pod a GPU; empty if it is unbound or has
-    ended."""
+    """Return the foreign allocators that gave the pod a GPU. The result is empty if it is unbound
+    or has ended."""
     if not pod.node or pod.ended:
         return set()
     found = {Reason.KAI_MANAGES for key in pod.metadata.labels or () if _is_group(key)}
@@ -132,11 +132,12 @@ class ForeignAllocators(Tracker):
         #: The objects with a trace that concern each node.
         self._keys_of: dict[str, set[_Key]] = {}
         self._managers: dict[str, Reason] = {}
-        #: Objects of DRA: classes, slices and claims.
+        #: The classes, slices and claims of DRA.
         self.allocation = DraAllocation()
 
     def manager(self, node: str) -> Reason | None:
-        """Return the reason that names the foreign allocator of the node; None if there is none."""
+        """Return the reason that names the foreign allocator of the node, or None if there is
+        none."""
         return self._managers.get(node)
 
     def node_seen(self, node: Node, before: Node | None) -> set[str]:
@@ -171,7 +172,7 @@ class ForeignAllocators(Tracker):
         return {name for kind, name in self._traces if kind == what}
 
     def _note(self, key: _Key, node: str, found: Iterable[Reason]) -> set[str]:
-        """Replace the trace on an object; return the nodes whose manager has changed."""
+        """Replace the trace on an object, and return the nodes whose manager has changed."""
         before = self._traces.pop(key, None)
         now = (node, frozenset(found))
         if before is None and not now[1]:

@@ -45,7 +45,8 @@ _NONE = Heartbeat()
 
 
 class Heartbeats(Tracker):
-    """The heartbeats of each node's agent: from its report, and from a Lease that confirms it."""
+    """The heartbeats of each node's agent, taken from its report and from a Lease that confirms the
+    report."""
 
     def __init__(self, stale_after_s: float, epoch_s: float) -> None:
         self.stale_after_s = stale_after_s
@@ -83,7 +84,7 @@ class Heartbeats(Tracker):
         self._vouches.pop(name, None)
 
     def confirmation(self, name: str, gpunode: GPUNode | None) -> Confirmation | None:
-        """Return the Lease's confirmation of this report; None if it does not confirm this
+        """Return the Lease's confirmation of this report, or None if it does not confirm this
         report."""
         vouch = self._vouches.get(name)
         if vouch is None or gpunode is None or gpunode.status is None:
@@ -92,7 +93,8 @@ class Heartbeats(Tracker):
         return vouch if (vouch.gpunode, vouch.observed_at) == same else None
 
     def fresh_until_s(self, name: str, gpunode: GPUNode | None) -> float:
-        """Return when the report becomes stale, on the receiver's clock; -inf if there is none."""
+        """Return when the report becomes stale, on the receiver's clock, or -inf if there is
+        none."""
         report, lease = self._reports.get(name, _NONE), self._leases.get(name, _NONE)
         if self.confirmation(name, gpunode) is None:
             lease = _NONE

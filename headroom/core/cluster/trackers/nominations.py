@@ -41,7 +41,7 @@ class _Hold:
     #: receiver's clock at which a pod was leaving the node.
     for_s: float
     since_s: float | None = None
-    #: Id of Headroom's preemption attempt; empty if kube-scheduler nominated the pod.
+    #: Id of Headroom's preemption attempt. Empty if kube-scheduler nominated the pod.
     by: str = ""
     #: Whether the nomination is expected but not yet seen on the pod.
     expected: bool = False
@@ -123,7 +123,7 @@ class Nominations(Tracker):
         return (attempt.node, attempt.id) if attempt else ("", "")
 
     def node_of(self, uid: str) -> str:
-        """Return the node that was last held for the pod; empty if there was none."""
+        """Return the node that was last held for the pod, or an empty string if there was none."""
         hold = self._holds.get(uid)
         return hold.node if hold else ""
 
@@ -156,7 +156,7 @@ class Nominations(Tracker):
                 yield uid, hold.node, is_held, None
 
     def until_s(self, uid: str) -> float | None:
-        """Return the latest monotonic time at which a hold ends; None if it is unknown."""
+        """Return the latest monotonic time at which a hold ends, or None if it is unknown."""
         hold = self._holds.get(uid)
         return self._until_s(hold) if hold else None
 

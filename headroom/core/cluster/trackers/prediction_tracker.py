@@ -117,7 +117,7 @@ class _TrackedNode:
     pending: dict[str, _Pending] = field(default_factory=dict)
     #: The baselines since the first pending pod was reserved, oldest first.
     baselines: list[_Baseline] = field(default_factory=list)
-    #: Outcomes by uid; None for a pod that a report showed before it was tracked.
+    #: Outcomes by uid, or None for a pod that a report showed before it was tracked.
     settled: dict[str, Outcome | None] = field(default_factory=dict)
     #: Number of pods in all baselines.
     entries: int = 0
@@ -314,8 +314,7 @@ def _track(
         basis = Basis(status, together, known.leaving)
         tracked.baselines.append(_Baseline(basis))
     for uid in unconfirmed:
-        # a pod that was reserved again becomes the la# a pod that was reserved again moves to the
-        # end
+        # A pod that was reserved again moves to the end.
         tracked.pending.pop(uid, None)
         baseline = None if is_by_environment(reservations[uid]) else tracked.baselines[-1]
         tracked.pending[uid] = _Pending(reservations[uid], baseline, at_s)

@@ -22,8 +22,8 @@ class _Written(msgspec.Struct, frozen=True):
     """The fields to read from the placement annotation that the Binding wrote."""
 
     node: str = ""
-    #: The pod's VRAM annotation at the time of the bind; null if it had none. Absent if it was not
-    #: recorded.
+    #: The pod's VRAM annotation at the time of the bind, or null if it had none. Absent if it was
+    #: not recorded.
     asked: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
@@ -101,7 +101,7 @@ class RequestDrift(Tracker):
             self._changed.pop(pod.metadata.uid, None)
 
     def of(self, uid: str) -> str:
-        """Return the message about the pod; empty if its request is unchanged."""
+        """Return the message about the pod, or an empty string if its request is unchanged."""
         return self._changed.get(uid, (None, ""))[1]
 
     def now(self) -> list[tuple[Pod, str]]:

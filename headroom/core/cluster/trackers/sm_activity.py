@@ -1,5 +1,5 @@
-"""Chooses the SM activity of each device: its history while this is fresh, otherwise the agent's
-sample.
+"""Chooses the SM activity of each device. While its history is fresh, the history is used, and
+otherwise the agent's sample.
 
 The caller of ``replace`` always passes the whole fresh history, so a missing entry has become
 stale. As in DCGM, the key is the GPU, or the GPU and the GPU instance for a MIG device. New history
@@ -76,7 +76,7 @@ class Activities(Tracker):
         )
 
     def age_s(self, terms: DeviceTerms, now_s: float, wall_s: float) -> float | None:
-        """Return the age of the newest sample in the device's activity; None if unknown.
+        """Return the age of the newest sample in the device's activity, or None if unknown.
 
         The newest sample is looked up, because history that has hardly changed is not applied
         again.
