@@ -174,8 +174,8 @@ def _cluster(settings: Settings, board: "LatestSample", requeue: threading.Event
     gpunode_watch = GPUNodeWatch(server, settings.node, requeue.set)
 
     def mode() -> DeviceChoice | None:
-        # The watch of the GPUNode shows changes at once, while the Node is read only once a minute.
-        # The Node's annotation counts only until the watch has returned a GPUNode.
+        # The watch of the GPUNode shows changes immediately, while the Node is read only once a
+        # minute. The Node's annotation counts only until the watch has returned a GPUNode.
         choice = gpunode_watch.device_choice
         choice = node_api.device_choice if choice is None else choice
         if choice is None:

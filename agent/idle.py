@@ -74,9 +74,9 @@ class IdleTimes:
     ) -> list[PodUse]:
         """Add a sample, and return its rows with the time since when each pod has been idle.
 
-        ``activity`` maps each device to its SM activity. ``shares`` maps (pod uid, device) to the
-        share of SM time, without pods whose processes used none. ``now_s`` is the time of the
-        sample in seconds since boot, and ``now`` its time on the wall clock.
+        ``activity`` maps each device to its SM activity. ``shares`` contains the share of SM time
+        by pod uid and device. Pods whose processes used no SM time are omitted. ``now_s`` is the
+        time of the sample in seconds since boot, and ``now`` its time on the wall clock.
         """
         # A pod that is missing from the report for a moment stays idle.
         self._idle = {

@@ -49,7 +49,7 @@ _reservations = msgspec.json.Decoder(dict[str, Reservation])
 class GPUNodeWatch:
     """Keeps the newest ledger and device choice, which the extender copies from the Node.
 
-    A watch of this single object reports each change at once, and costs nothing while nothing
+    A watch of this single object reports each change immediately, and costs nothing while nothing
     changes. It has its own thread, which calls ``changed`` after each change of the device choice.
     """
 

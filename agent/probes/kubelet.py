@@ -6,9 +6,9 @@ replica. So a recreated pod with the same name is distinguished from its predece
 
 The checkpoint is read first, so its entries are older than the list of PodResources. If the list
 lacks an entry that it had before, then the pod has ended, or the kubelet has just started and has
-not loaded its pods yet. So the checkpoint counts for ``SETTLED_AFTER_S`` seconds, and then the pod
-counts as ended. If PodResources lists replicas that the checkpoint does not contain, the checkpoint
-is read again.
+not loaded its pods yet. So the entry in the checkpoint is used for ``SETTLED_AFTER_S`` seconds.
+After that, the pod counts as ended. If PodResources lists replicas that the checkpoint does not
+contain, the checkpoint is read again.
 
 PodResources never lists ordinary init containers. So it never lists a pod that requests devices
 only in init containers, although the kubelet keeps the devices until the pod ends. Such a pod
@@ -242,8 +242,8 @@ def _registered(
 
 
 def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
-    """Yield how the plugin passed devices to containers. Each different way is yielded once per
-    resource."""
+    """Yield how the plugin passed devices to containers. Equal values of a resource are yielded
+    only once."""
     found = {
         (entry.resource, _strategies(entry), "CUDA_MPS_PIPE_DIRECTORY" in entry.answer.environment)
         for entry in entries

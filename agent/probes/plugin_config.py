@@ -261,7 +261,7 @@ def _sharing(sharing: Mapping[str, Any]) -> tuple[Sharing, dict[str, int], bool 
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
-    """Return ``value`` as a mapping; None counts as empty. Raises ``ValueError``."""
+    """Return ``value`` as a mapping, which is empty for None. Raises ``ValueError``."""
     if value is None:
         return {}
     if not isinstance(value, Mapping):

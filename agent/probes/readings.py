@@ -101,7 +101,7 @@ class Degraded(Reading, frozen=True):
 
 
 class FactsReading(Reading, frozen=True):
-    """Properties of a device; empty or None if unknown."""
+    """Properties of a device. Unknown properties are empty or None."""
 
     source: str
     uuid: str

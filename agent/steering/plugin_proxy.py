@@ -280,7 +280,7 @@ class PluginProxy:
         try:
             await self._ending.wait()
             if not self._ending.is_set():
-                yield b""  # never reached; makes this a generator
+                yield b""  # never reached, but makes this function a generator
         finally:
             if self._newest is stream:
                 self._newest = None

@@ -269,7 +269,7 @@ class PreferredAllocation:
         if resource not in self._returning:
             self._returning[resource] = None
             _log.info("steering_ends", resource=resource)
-            self._changed()  # At the next sample there may be no unconfirmed pod.
+            self._changed()  # The next sample may show that no pod is unconfirmed.
         elif self._returning[resource] is None and self._may_choose_again(resource):
             thread = threading.Thread(target=registration.stop, name="return", daemon=True)
             self._returning[resource] = thread

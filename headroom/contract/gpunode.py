@@ -449,7 +449,7 @@ class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
     """The ledger of the node. Caches refer to it by weak references."""
 
     #: True when all pods that were already on the node have reservations. Before that, the node
-    #: takes no pods that request a GPU.
+    #: accepts no pods that request a GPU.
     initialised: bool = False
     reservations: dict[str, Reservation] = msgspec.field(default_factory=dict)
     #: The sum of all reservations for the printer column, as text for users (``16.0 GiB``).

@@ -128,7 +128,7 @@ def _seen(
 
 
 def _bytes_of(amount: Amount | None, memory_bytes: int) -> int:
-    """Return the bytes of an author's request on a device; 0 without one."""
+    """Return the bytes of an author's request on a device, or 0 if there is no such request."""
     if isinstance(amount, Share):
         return memory_bytes * amount.ppm // 1_000_000
     return amount.count_bytes if isinstance(amount, Bytes) else 0

@@ -1,4 +1,4 @@
-"""Lives from before the recorder ran, read from metrics in Prometheus.
+"""Reads the lives of containers before the recorder ran from metrics in Prometheus.
 
 The peaks come from Headroom's agent. Without its metrics, the memory that dcgm-exporter shows for
 the pod on a GPU is used, if no other pod used this GPU at the time. Owners, images and ends come

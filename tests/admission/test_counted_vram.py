@@ -151,14 +151,14 @@ class TestUncounted:
             pytest.param(manifest("20 GiB please"), "'20 GiB please' is not valid", id="an amount"),
             pytest.param(
                 manifest("8Gi", *(container(f"c{i}") for i in range(70))),
-                "pod has 70 containers and init containers, at most 64",
+                "pod has 70 containers and init containers, but at most 64",
                 id="many containers",
             ),
             pytest.param(manifest("90%"), "cannot be counted in quotas", id="a share of nothing"),
             pytest.param(manifest(None), "cannot be counted in quotas", id="nothing"),
             pytest.param(
                 manifest("8Gi", annotations={f"team/{i}": "" for i in range(256)}),
-                "pod has 257 annotations, at most 256",
+                "pod has 257 annotations, but at most 256",
                 id="many annotations",
             ),
             pytest.param(

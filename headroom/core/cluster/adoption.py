@@ -58,7 +58,7 @@ class AdoptingNode:
     reserve_bytes: int
     #: Whether ``NVIDIA_VISIBLE_DEVICES`` of a pod may decide which devices the pod sees.
     obeys_environment: bool = False
-    #: Resources that kube-scheduler serves there by DRA, and no device plugin does.
+    #: Resources that kube-scheduler allocates there by DRA, without a device plugin.
     by_dra: frozenset[str] = frozenset()
     #: The reason that names the foreign allocator of its GPUs; None if there is none.
     manager: Reason | None = None
@@ -88,7 +88,7 @@ class Adoption:
         self._allocators = allocators
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
-        """Return what the pod requests, with the default of its namespace applied."""
+        """Return the pod's request after the default of its namespace has been applied."""
         namespace, rules = pod.metadata.namespace, self.rules
         exempt = self._namespaces.are_exempt(namespace)
         if exempt and rules.reject_unannotated:
@@ -141,8 +141,8 @@ class Adoption:
     def adopt(self, pod: Pod, node: AdoptingNode) -> Reservation | None:
         """Return the reservation to write for an unreserved pod on the node.
 
-        None if the pod requests no GPU resource that Headroom manages, if kube-scheduler allocates
-        its GPUs by DRA, or if it is not known yet what its ResourceClaim holds.
+        Return None if the pod requests no GPU resource that Headroom manages, if kube-scheduler
+        allocates its GPUs by DRA, or if the devices of its ResourceClaim are not known yet.
         """
         if not asks_for_gpu(pod, self.rules) or self._is_left_to_dra(pod, node.by_dra):
             return None

@@ -108,7 +108,7 @@ Event = (
 class Effects:
     """Work for the rest of the process that follows from applied changes and weighed nodes."""
 
-    #: The events that were applied. They become visible once the changed nodes are weighed.
+    #: The events that were applied. They become visible when the changed nodes have been weighed.
     events: list[Event] = field(default_factory=list)
     #: The predictions that were compared with a report.
     outcomes: list[Outcome] = field(default_factory=list)

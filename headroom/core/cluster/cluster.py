@@ -119,8 +119,8 @@ class Cluster:
         return self._table.shown_generation
 
     def settled(self) -> Snapshot:
-        """Return the snapshot for decisions about calls, which is the last snapshot, or a new
-        snapshot after ``apply``.
+        """Return the snapshot that calls use for their decisions. It is the last snapshot, or a new
+        one after ``apply``.
 
         Watch events do not force a new snapshot, because they are late anyway and may wait for the
         next one.
@@ -210,7 +210,7 @@ class Cluster:
         return self._parts.allocators.manager(name)
 
     def backs_off(self, name: str) -> bool:
-        """Whether the node takes no pods for a while, because a pod was evicted from it."""
+        """Whether the node accepts no pods for a while, because a pod was evicted from it."""
         return self._parts.back_offs.holds(name)
 
     def concerns(self, pod: Pod) -> bool:

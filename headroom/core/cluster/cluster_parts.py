@@ -43,7 +43,8 @@ class Parts:
         self.objects = ObjectCache()
         self.queue = WeighingQueue(unlisted)
         self.table = Table()
-        #: The last snapshot; None after own changes, which must be visible at once.
+        #: The last snapshot. It is None after this process's own changes, which must be visible
+        #: immediately.
         self.latest: Snapshot | None = None
         self.headroom_gains, self.sm_decreases = HeadroomGains(), HeadroomGains()
         #: Nodes that may have pods to mark for eviction, or marks to remove.

@@ -87,7 +87,8 @@ class ClusterWriter:
         self._heartbeats.epoch_s = epoch_s
 
     def apply(self, events: Iterable[Event]) -> Effects:
-        """Apply events in the order in which they happened, and weigh the changed nodes at once.
+        """Apply events in the order in which they happened, and weigh the changed nodes
+        immediately.
 
         These nodes are weighed before any node that was dirty already.
         """
@@ -301,7 +302,7 @@ class ClusterWriter:
         if held is None or terms is None or name in self._queue:
             return False
         # Overcommitment is reported for reservations, not for assumed binds. So an overcommitted
-        # node must be weighed again once an assumed bind has become a reservation.
+        # node must be weighed again after an assumed bind has become a reservation.
         assumed = self.parts.holds.binding_to(name)
         return as_assumed(gpunode, held, assumed) and not any_overcommitted(terms.devices)
 
@@ -346,7 +347,7 @@ class ClusterWriter:
     # Weighing.
 
     def _weigh(self, name: str) -> None:
-        """Weigh a node. If that raises an exception, the node takes no pods until the next
+        """Weigh a node. If that raises an exception, the node accepts no pods until the next
         weighing succeeds."""
         try:
             if name in self._objects.nodes or name in self._objects.gpunodes:

@@ -90,7 +90,8 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     holders: tuple[Holder, ...]
     #: Number of devices that share its memory, itself included.
     sharers: int
-    #: Why no pod may be placed on the device, and the details; None and empty if it is healthy.
+    #: Why no pod may be placed on the device, and the details. They are None and empty if the
+    #: device is healthy.
     health_issue: Reason | None
     health_detail: str
     #: SM activity, or None if no source reports it.
@@ -128,7 +129,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def unhealthy(self) -> Reason | None:
-        """The reason why the device itself takes no pods, or None if it is only cordoned."""
+        """The reason why the device itself accepts no pods, or None if it is only cordoned."""
         return None if self.cordoned else self.health_issue
 
     @property

@@ -272,7 +272,8 @@ class _UnconfirmedPods:
         #: UUIDs of the devices that Headroom chose for them, by resource, or "" if the plugin
         #: chooses.
         self.reserved: dict[str, set[str]] = {}
-        #: (uid, charge, maximum bytes that the charge reserves on any device) by resource.
+        #: The uid of each pod, its charge, and the maximum bytes that the charge reserves on a
+        #: device, by resource.
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
         #: Unconfirmed pods with a reservation on a device under an earlier resource name, by
         #: device.

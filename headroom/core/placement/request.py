@@ -179,7 +179,7 @@ _REASON_OF_KEY = {
 def understand(
     pod: Pod, default_vram: str | None, rules: Rules, *, enforce_limits: bool = True
 ) -> VramRequest | Unreadable:
-    """Parse the GPU request of ``pod``; return ``Unreadable`` if it is not valid. Raises nothing.
+    """Parse the GPU request of ``pod``. Return ``Unreadable`` if it is not valid. Raises nothing.
 
     ``default_vram`` is the annotation ``headroom.gpu/default-vram`` of the namespace, or None if
     the namespace has no such annotation. Pods that exceed ``contract.pod_limits`` are unreadable,

@@ -145,7 +145,7 @@ def preemption(
 
     ``offered`` contains kube-scheduler's victims by node, and ``rejected`` the nodes that passed
     kube-scheduler's own filters for this pod but that Headroom rejected. ``without_violations``
-    considers only victims whose eviction violates no disruption budget. ``now_s`` is monotonic.
+    considers only victims whose evictions violate no disruption budget. ``now_s`` is monotonic.
     """
     request = state.understand(pod)
     if not isinstance(request, VramRequest) or not request.asks:
@@ -276,7 +276,7 @@ class _Candidate:
 
     def sort_key(self) -> tuple[bool, Rank, str]:
         """Return a sort key that puts nodes with the least important pods first, so that others can
-        be skipped."""
+        be skipped, and nodes that were not offered last."""
         return not self.offered, self.least, self.name
 
     @cached_property

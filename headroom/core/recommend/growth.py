@@ -25,7 +25,7 @@ class Growth:
     #: The peaks at the ends of the last days, oldest first.
     peaks_bytes: tuple[int, ...] = ()
     jumped: bool = False
-    #: The peak at the end of the first day; 0 during the first day.
+    #: The peak at the end of the first day, or 0 during the first day.
     first_bytes: int = 0
 
     def until(self, age_s: float, peak_bytes: int) -> "Growth":

@@ -83,7 +83,8 @@ class Life:
     unsettled: bool = False
     #: Peak at the end of its first day, or 0 if it is younger.
     first_day_bytes: int = 0
-    #: Request on each device that its author wrote; 0 without one, or if it is unknown.
+    #: The request per device that the author of the pod wrote, or 0 if there is none or it is
+    #: unknown.
     requested_bytes: int = 0
 
     @property
@@ -252,7 +253,8 @@ class Track:
 
 
 def _at_one_level(peaks_bytes: list[int]) -> int:
-    """Return the number of peaks that are equal within ``SAME_LEVEL``; 0 below ``TOGETHER``."""
+    """Return the number of peaks that are equal within ``SAME_LEVEL``, or 0 if there are fewer than
+    ``TOGETHER``."""
     ordered = sorted(peaks_bytes)
     counts = (bisect_right(ordered, SAME_LEVEL * low) - at for at, low in enumerate(ordered))
     most = max(counts, default=0)
