@@ -116,11 +116,13 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
             "less, or several times more."
         )
     days = history.days
-    gpu_s, is_short = _gpu_time(created_s, ended_s, taken, days)
+    # Whole GPUs, so that all configurations agree whether the load follows the week.
+    gpus_of = np.array([float(life.gpus) for life in history.lives])
+    gpu_s, is_short = _gpu_time(created_s, ended_s, gpus_of, days)
     share = float(gpu_s[is_short].sum() / gpu_s.sum())
     if days < DATES_DAYS and share >= MOSTLY_SHORT:
         run_s, ends_s = ended_s - created_s, np.arange(days + 1) * DAY_S
-        until = [taken @ np.clip(end_s - created_s, 0, run_s) for end_s in ends_s]
+        until = [gpus_of @ np.clip(end_s - created_s, 0, run_s) for end_s in ends_s]
         if not follows_the_week(np.diff(until)):
             return Variation(
                 missing=f"Figures have no ranges, because {100 * share:.0f} % of the GPU time is "

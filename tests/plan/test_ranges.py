@@ -329,6 +329,14 @@ def test_short_pods_that_do_not_follow_the_week_have_no_range() -> None:
     assert of([5, 10, 11, 10, 11, 10, 5]).reach is not None
 
 
+def test_all_configurations_agree_whether_a_load_follows_the_week() -> None:
+    lives = [*weeks("web", [10, 11, 10, 11, 10, 5, 5]), *running("last", 1, 6.6, 7)]
+    given = History((Machine("a", "L4", 1, 1 << 34),), tuple(lives), ())
+    # In this configuration, pods of the quiet days need more.
+    taken = [0.5 if 5 <= life.created_s // DAY_S <= 6 else 0.25 for life in lives]
+    assert variation(given, taken).reach is not None
+
+
 @pytest.mark.parametrize(
     ("work", "follows"),
     [
