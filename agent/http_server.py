@@ -42,8 +42,8 @@ REQUEST_S = 5.0
 IDLE_S = 90.0
 #: Seconds after which a connection is closed if the client has not read the response.
 CONNECTION_S = 30.0
-#: Maximum number of TLS connections that one address may open per second, and at once. A handshake
-#: takes 0.9 ms of CPU. Prometheus keeps its connection open.
+#: Maximum number of TLS connections that an address may open per second, and maximum number in a
+#: burst. A handshake takes 0.9 ms of CPU. Prometheus keeps its connection open.
 HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE = 1.0, 10
 #: Size of the kernel's buffer for the part of a response that the client has not read.
 _SEND_BUFFER_BYTES = 64 << 10

@@ -7,7 +7,7 @@ MAX_KEYS = 1024
 
 
 class RateLimit:
-    """Allows ``burst`` events of a key at once, and then ``rate_per_s`` events of the key per
+    """Allows a burst of ``burst`` events of a key, and then ``rate_per_s`` events of the key per
     second.
 
     ``monotonic`` returns seconds.

@@ -51,7 +51,7 @@ def test_the_embedded_server_rejects_other_hosts_than_loopback(tmp_path: Path) -
     rejected = headroom("serve", "--embedded", str(path), "--debug-host", "0.0.0.0")
     assert rejected.returncode == 2
     (line,) = rejected.stderr.splitlines()
-    assert line.startswith("headroom: host is 0.0.0.0: ")
+    assert line.startswith("headroom: host is 0.0.0.0, but ")
     assert "Example: host: 127.0.0.1" in line
 
 

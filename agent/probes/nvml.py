@@ -314,9 +314,9 @@ class Gate:
         the number of entries and the length of the array.
 
         pynvml makes one call for the number of entries and another for the entries. Processes can
-        start in between, and if the driver answers the first call with SUCCESS, pynvml returns no
-        entries. So this method passes an array with the first call, and a longer array if the first
-        was too short.
+        start between the two calls, and if the driver answers the first call with SUCCESS, pynvml
+        returns no entries. So this method passes an array with the first call, and a longer array
+        if the first was too short.
         """
         entry_type = getattr(self._library, entry, None)
         if entry_type is None:

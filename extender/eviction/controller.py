@@ -148,7 +148,7 @@ class EvictionController:
             stuck |= found.stuck
             if found.leave or _marked(gpunode):
                 await self._evict(name)
-            await asyncio.sleep(0)  # kube-scheduler's calls run in between
+            await asyncio.sleep(0)  # lets the event loop serve calls
         for uid in stuck - self._recorded:
             if (pod := self._cluster.pod(uid)) is not None:
                 log.warning("pod_stuck", node=pod.node, pod_uid=uid, reason=_WHY)

@@ -156,7 +156,7 @@ class Binder:
             if isinstance(state, Pod) and isinstance(error, StoreRejected):
                 state = Failed(str(error))
             if isinstance(state, Failed):
-                # No attempt can use the reservation any more. If this removal fails, the reconciler
+                # No attempt can use the reservation now. If this removal fails, the reconciler
                 # repeats it.
                 await self._reservations.remove(request.node, request.uid)
             if not isinstance(state, Pod):

@@ -145,7 +145,7 @@ class OveruseController:
                         await self._act(gpunode, found, grace_s)
                 except StoreError as err:
                     log.warning("overuse_eviction_failed", node=name, message=str(err))
-            await asyncio.sleep(0)  # kube-scheduler's calls run in between
+            await asyncio.sleep(0)  # lets the event loop serve calls
         self._metrics.unresolved.set(sum(self._unresolved.values()))
 
     def _evictions(self, gpunode: GPUNode) -> OveruseEvictions:

@@ -99,7 +99,7 @@ class RequeueController:
             if named is not None:
                 requeues.append(asyncio.create_task(self._requeue(ledger, named)))
             elif time.monotonic() - resumed_s > SLICE_S:
-                await asyncio.sleep(0)  # kube-scheduler's calls run in between
+                await asyncio.sleep(0)  # lets the event loop serve calls
                 resumed_s = time.monotonic()
         await asyncio.gather(*requeues)
         if requeues:

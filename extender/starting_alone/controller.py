@@ -58,7 +58,7 @@ class StartsController:
                     await self._end(name)
                 except StoreError as err:
                     log.warning("start_not_ended", node=name, message=str(err))
-            await asyncio.sleep(0)  # kube-scheduler's calls run in between
+            await asyncio.sleep(0)  # lets the event loop serve calls
 
     async def _end(self, node: str) -> None:
         """End the starts according to the newest version of the GPUNode."""

@@ -1,4 +1,4 @@
-"""Commands and comments for people to copy into a shell."""
+"""Commands and comments that users copy into a shell."""
 
 import shlex
 

@@ -72,7 +72,7 @@ class AdoptingNode:
 class Adoption:
     """Reads the requests of pods, and decides which unreserved pods get which reservation.
 
-    Any thread may call the methods: they change nothing.
+    Any thread may call the methods, because they change nothing.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Adoption:
         status: GPUNodeStatus | None,
         settings: NodeSettings,
     ) -> AdoptingNode:
-        """Return the facts about the node; ``status`` is its report, from its agent or its
+        """Return the facts about the node. ``status`` is its report from its agent or its
         labels."""
         manager = self._allocators.manager(name)
         return AdoptingNode(

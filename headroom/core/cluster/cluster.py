@@ -218,7 +218,7 @@ class Cluster:
         return asks_for_gpu(pod, self.rules) or bool(of_pod(pod)) or has_affinity_terms(pod)
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
-        """Return what the pod requests, with the default of its namespace applied."""
+        """Return the pod's request after the default of its namespace has been applied."""
         return self._adoption.understand(pod)
 
     def terms_of(

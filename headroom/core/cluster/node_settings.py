@@ -54,7 +54,7 @@ class AgentSettings:
     """The settings of a Node that its agent reads from the GPUNode.
 
     The extender copies them there from the Node, because the agent watches the GPUNode and so sees
-    a change at once.
+    a change immediately.
     """
 
     #: Device choice. Empty if the Node has no annotation.

@@ -1,9 +1,9 @@
 """Tracks the backoff of nodes after an eviction.
 
-A node that backs off takes no pods, and no pod is evicted from it. Otherwise, if the device plugin
-chooses devices that Headroom did not predict, the next pod would most likely be evicted too. Every
-replica follows the eviction marks in the ledger, whichever replica set them. After a restart, a
-replica begins with the shortest backoff.
+During its backoff, a node accepts no pods, and no pod is evicted from it. Otherwise, if the device
+plugin chooses devices that Headroom did not predict, the next pod would most likely be evicted too.
+Every replica follows the eviction marks in the ledger, whichever replica set them. After a restart,
+a replica begins with the shortest backoff.
 """
 
 from collections.abc import Set

@@ -37,7 +37,7 @@ class DeviceArrays:
 
     allocatable_bytes: BytesArray
     replicas: BytesArray
-    #: Whether several containers can use the device's memory at once.
+    #: Whether several containers can use the device's memory at the same time.
     common: NDArray[np.bool_]
     #: Number of devices that share the device's memory, itself included.
     sharers: BytesArray

@@ -274,8 +274,8 @@ def _differs(one: Market, other: Market) -> bool:
 
 
 def _worth(amount: Amount, market: Market) -> float:
-    """Return the bytes of the amount on a mean device. A replica's share counts as the whole
-    device."""
+    """Return the bytes of the amount on a device of average size. A replica's share counts as the
+    whole device."""
     match amount:
         case Bytes(count_bytes):
             return float(count_bytes)

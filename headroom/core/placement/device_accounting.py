@@ -110,7 +110,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def common(self) -> bool:
-        """Whether several pods can use its memory at once."""
+        """Whether several pods can use the device's memory at the same time."""
         return self.shared or self.sharers > 1
 
     @property
@@ -160,7 +160,7 @@ def weigh(
     ``occupancy`` belongs to this report, or to an earlier report with an equal occupancy.
     ``reserve_bytes`` is the node's reserve on each device. Unattributed use up to
     ``unattributed_tolerance_bytes`` does not count. ``cordoned`` contains UUIDs of devices or GPUs
-    that take no new pods. Devices that exceed ``largest`` take no pods either.
+    that take no new pods. Devices that exceed ``largest`` accept no pods either.
     """
     devices, plugin = status.devices, status.plugin
     issues = health_issues(devices, occupancy.memories, occupancy.doubled, cordoned, largest)

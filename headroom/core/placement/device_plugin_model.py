@@ -93,7 +93,7 @@ class _Distributed(Choice):
         stock = self._stocks[device]
         if stock.free + stock.leaving == 0:
             return None
-        # None of the device's own free replicas is below its level.
+        # No free replica of the device itself is below this level.
         return self._below[stock.taken - stock.leaving]
 
     def most(self, device: int, picks: int, gone: int) -> int:

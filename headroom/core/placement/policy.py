@@ -49,8 +49,8 @@ def _parts(weights: Weights) -> Mapping[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class LargestDevice:
-    """The largest device of a resource, as the administrator configured it. Larger devices take no
-    pods."""
+    """The largest device of a resource, as the administrator configured it. Larger devices accept
+    no pods."""
 
     resource: str
     memory_bytes: int

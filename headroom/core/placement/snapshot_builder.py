@@ -247,8 +247,8 @@ class Table:
     def _values(self, terms: DeviceTerms) -> tuple[int, ...]:
         """Return the values of one device in the order of ``Columns``."""
         device = terms.device
-        # Implausible values could overflow a column, so they are replaced. The device takes no pods
-        # anyway, because of its health issue.
+        # Implausible values could overflow a column, so they are replaced. The device accepts no
+        # pods anyway, because of its health issue.
         believed = terms.believed
         replicas = device.replicas
         # Even if the reported numbers are implausible, the plugin may have a free replica.

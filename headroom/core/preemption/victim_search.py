@@ -192,7 +192,7 @@ class _Search:
         self.needed_bytes: dict[str, list[list[int]]] = {}
 
     def compute_needs(self, names: Sequence[str]) -> None:
-        """Compute the pod's needs on all of these nodes at once."""
+        """Compute the pod's needs on all of these nodes in one step."""
         snap = self.state.snapshot()
         rows = snap.rows(names)
         rows = rows[rows >= 0]

@@ -29,7 +29,8 @@ MOST_ANSWERS = 4096
 
 
 def because_held(reason: Reason | None) -> Reason | None:
-    """Return the reason against a node on which the pod fits without the pods that take precedence.
+    """Return the reason for rejecting a node on which the pod would fit without the pods that take
+    precedence.
 
     ``reason`` is the reason with these pods. It is returned unchanged if it is not about memory or
     replicas.
