@@ -157,6 +157,14 @@ class Offered(msgspec.Struct):
         if self.objects is None:
             self.names = _decoded(_names, self.names_json, "NodeNames")
 
+    def may_cover(self, names_bytes: int) -> bool:
+        """Return whether names with this length as a JSON array may be the names that were sent.
+
+        This saves decoding 5,000 names, which takes a fifth of a filter call. It is only a guess,
+        because kube-scheduler may offer a new node instead of another one.
+        """
+        return len(self.names_json) == names_bytes
+
     def has_name(self, name: str) -> bool:
         """Return whether the name was sent, without decoding the other names."""
         return _encoder.encode(name) in self.names_json

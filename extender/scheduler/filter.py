@@ -4,6 +4,7 @@ Filter does not block and reserves nothing. It counts memory that is held for ot
 were reserved. It records the decision, and assumes the bind if exactly one node passes.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
@@ -38,6 +39,25 @@ class PodStore(Protocol):
     """A store of pods for use without an API server. It receives pods only from filter calls."""
 
     def admit(self, pod: Pod) -> object: ...
+
+
+@dataclass(slots=True)
+class _Judged:
+    """The verdicts about nodes for one pod."""
+
+    rows: Rows
+    #: (n,) The code of each node's reason, 0 if the pod fits.
+    codes: Codes
+    #: Indices of the nodes that the answer names.
+    passed: Rows
+    #: Whether no node was rejected because of memory that is held for other pods.
+    sure: bool = True
+    #: Number of nodes from which the named nodes were chosen.
+    candidates: int = 0
+    #: Whether the answer leaves out nodes without rejecting them.
+    leaves_out: bool = False
+    #: The only named node, if it is the best of several nodes.
+    best: Best | None = None
 
 
 class Filter:
@@ -83,15 +103,15 @@ class Filter:
         state.calls.assumed.ask(offered.pod, began_s)
         state.group_binds.withdraw(offered.pod.metadata.uid)
         best_only = not observes and self._may_name_best(offered.pod, request)
-        if best_only and len(offered.names_json) == self._json_bytes(snap.names):
-            offered.names, rows = snap.names, np.arange(len(snap.names))
-            answer = self._decide(offered, request, rows, snap, began_s, True, guessed=True)
-            if answer is not None:
-                return answer
-        rows = rows_of(offered, snap)
-        answer = self._decide(offered, request, rows, snap, began_s, best_only, guessed=False)
-        assert answer is not None, "only a guess can be wrong"
-        return answer
+        judged = None
+        if best_only and offered.may_cover(self._json_bytes(snap.names)):
+            judged = self._judge(offered, request, np.arange(len(snap.names)), snap, began_s, True)
+        if judged is None or judged.best is None or not offered.has_name(judged.best.node):
+            rows = rows_of(offered, snap)
+            judged = self._judge(offered, request, rows, snap, began_s, best_only)
+        else:  # the best of all nodes is also the best of the offered nodes
+            offered.names = snap.names
+        return self._conclude(offered, request, judged, snap, began_s)
 
     def _json_bytes(self, names: tuple[str, ...]) -> int:
         """Return the length of all names of a snapshot as a JSON array."""
@@ -99,7 +119,7 @@ class Filter:
             self._names, self._names_bytes = names, len(msgspec.json.encode(names))
         return self._names_bytes
 
-    def _decide(
+    def _judge(
         self,
         offered: extender_v1.Offered,
         request: VramRequest | Unreadable,
@@ -107,62 +127,65 @@ class Filter:
         snap: Snapshot,
         began_s: float,
         best_only: bool,
-        guessed: bool,
-    ) -> bytes | None:
-        """Decide, record the decision and return the response.
-
-        ``rows`` are the rows of the offered nodes. With ``guessed`` they are all rows, because the
-        offered names have as many bytes as the names of all nodes. This saves decoding 5,000 names,
-        which takes a fifth of the call. The guess can be wrong, because kube-scheduler may offer a
-        new node instead of another one. So unless the best of all nodes was offered, which makes it
-        the best of the offered nodes too, return None and decide nothing.
-        """
+    ) -> _Judged:
+        """Judge the nodes of these rows. This records nothing about the pod."""
         state, pod, observes = self._state, offered.pod, self._state.replica.observes
-        managed = request if isinstance(request, VramRequest) and request.asks else None
-        sure, reserved = True, list[int]()
-        if managed is None:
+        if isinstance(request, Unreadable) or not request.asks:
             codes = _codes_without_gpu(request, len(rows))
-        else:
-            codes = state.codes(managed, rows, snap, began_s)
-            reserved = state.held_memory.admit_reserved(managed, rows, codes, snap, began_s)
-            sure = not state.held_memory.reject_nodes(pod, managed, rows, codes, snap, began_s)
-            state.calls.demand.prepare(managed, snap)
-            if offered.objects and (rows < 0).any():
-                unknown = np.flatnonzero(rows < 0)
-                templates = [offered.objects[i] for i in unknown.tolist()]
-                codes[unknown] = codes_of_new(templates, managed, state.cluster.rules)
-        answered_codes = np.zeros_like(codes) if observes else codes
-        passed = (answered_codes == 0).nonzero()[0]
-        if reserved and not observes and len(again := np.intersect1d(passed, reserved)):
+            return _Judged(rows, codes, np.flatnonzero((codes == 0) | observes))
+        codes = state.codes(request, rows, snap, began_s)
+        reserved = state.held_memory.admit_reserved(request, rows, codes, snap, began_s)
+        sure = not state.held_memory.reject_nodes(pod, request, rows, codes, snap, began_s)
+        state.calls.demand.prepare(request, snap)
+        if offered.objects and (rows < 0).any():
+            unknown = np.flatnonzero(rows < 0)
+            templates = [offered.objects[i] for i in unknown.tolist()]
+            codes[unknown] = codes_of_new(templates, request, state.cluster.rules)
+        passed = np.flatnonzero((codes == 0) | observes)
+        judged = _Judged(rows, codes, passed, sure, candidates=len(passed))
+        if observes:
+            return judged
+        if reserved and len(again := np.intersect1d(passed, reserved)):
             # kube-scheduler has already chosen this node, and the bind is not finished. If the pod
             # were placed on another node, its memory would be reserved twice.
-            passed, answered_codes, best_only = again, np.zeros_like(codes), False
-        passed_rows = rows.take(passed)
-        node, best, candidates = "", None, len(passed)
-        if managed is not None and not observes and passed_rows.min(initial=0) >= 0:
-            if best_only:
-                best = self._undisputed(pod, managed, passed_rows, snap, began_s)
-            if guessed and (best is None or not offered.has_name(best.contenders[0].node)):
-                return None
-            if best is not None:  # the other nodes are omitted, not rejected
-                passed, answered_codes = passed[[best.place]], np.zeros_like(codes)
-            if len(passed) == 1:  # then prioritize is not called
-                node = offered.names[passed[0]]
-                state.calls.assumed.assume(pod, managed, node, state.clock.monotonic())
+            judged.passed, judged.candidates, judged.leaves_out = again, len(again), True
+        elif best_only and rows.take(passed).min(initial=0) >= 0:
+            judged.best = self._undisputed(pod, request, rows.take(passed), snap, began_s)
+            if judged.best is not None:
+                judged.passed, judged.leaves_out = passed[[judged.best.place]], True
+        return judged
+
+    def _conclude(
+        self,
+        offered: extender_v1.Offered,
+        request: VramRequest | Unreadable,
+        judged: _Judged,
+        snap: Snapshot,
+        began_s: float,
+    ) -> bytes:
+        """Record the decision and what follows from it, and return the response."""
+        state, pod, observes = self._state, offered.pod, self._state.replica.observes
+        rows, codes, passed, node = judged.rows, judged.codes, judged.passed, ""
+        managed = request if isinstance(request, VramRequest) and request.asks else None
+        if managed is not None and not observes and len(passed) == 1 and rows[passed[0]] >= 0:
+            node = offered.names[passed[0]]  # then prioritize is not called
+            state.calls.assumed.assume(pod, managed, node, state.clock.monotonic())
         if not len(passed):
             state.calls.assumed.reject(pod, began_s)
-        if managed is not None:  # not after a wrong guess, because its rows were not offered
+        if managed is not None:
             state.calls.demand.see(managed, pod, snap, rows)
         if managed is None or len(passed):
-            answer = extender_v1.encode_filter(offered, passed, answered_codes, SENTENCES)
+            shown = np.zeros_like(codes) if observes or judged.leaves_out else codes
+            answer = extender_v1.encode_filter(offered, passed, shown, SENTENCES)
         elif self._is_crowded(pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)
         else:
             resolvable = self._resolvable(pod, managed, rows, codes, snap, began_s)
             answer = extender_v1.encode_filter(offered, passed, codes, SENTENCES, resolvable)
-        self._record(pod, request, rows, codes, snap, sure, node, began_s)
-        if best is not None:
-            state.record_ranked(pod, began_s, snap, candidates, best.contenders, by_filter=True)
+        self._record(pod, request, rows, codes, snap, judged.sure, node, began_s)
+        if (best := judged.best) is not None:
+            contenders = best.contenders
+            state.record_ranked(pod, began_s, snap, judged.candidates, contenders, by_filter=True)
         if managed is not None and not observes:
             state.keep_rejected(pod, rows, codes, snap, began_s)
         return answer

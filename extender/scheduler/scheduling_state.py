@@ -97,6 +97,10 @@ class Best:
     #: The best nodes with the terms of their scores, starting with the winner.
     contenders: tuple[Contender, ...]
 
+    @property
+    def node(self) -> str:
+        return self.contenders[0].node
+
 
 class SchedulingState:
     """The state that filter, prioritize, preempt and bind of one process share."""
