@@ -168,11 +168,14 @@ def of_families(
 def of_command(
     clusters: Annotated[int, typer.Option(help="Clusters, of all families in turn.")] = 24,
     seed: Annotated[int, typer.Option(help="Seed of the first cluster.")] = 9000,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Only check annotations, without replays.")
+    ] = False,
 ) -> None:
     """Run headroom plan on two weeks of clusters, and check its ranges and annotations."""
     found = []
     for number in range(clusters):
-        found.append(commanded.check(number, seed))
+        found.append((commanded.advised if advice else commanded.check)(number, seed))
         typer.echo(found[-1])
     ranges = [each.contained for each in found if each.contained is not None]
     totals = [sum(some) for some in zip(*ranges, strict=True)]

@@ -14,7 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.plan import families, generated
+from benchmarks.plan.backtest import PEAKS
 from headroom.contract.quantity import parse_bytes
+from headroom.planner.csv_source import read_history
+from headroom.planner.next_steps import advice, quantity
+from headroom.planner.workload import with_workloads
 
 WEEK_S = 7 * generated.DAY_S
 #: Sizes of clusters, which are also their numbers of nodes.
@@ -42,14 +46,9 @@ class Checked:
 
 def check(number: int, first_seed: int) -> Checked:
     """Plan both weeks of one cluster."""
-    names = list(families.TUNED | families.JUDGED)
-    name, size = names[number % len(names)], SIZES[number % len(SIZES)]
-    rows = families.rows(name, first_seed + number, 14, size)
-    weeks = [sorted(_week(rows, at), key=lambda row: row.created_s) for at in (0, 1)]
+    name, size, weeks = _cluster(number, first_seed)
     one, other = (_planned(week, size) for week in weeks)
-    peaks: dict[str, int] = {}
-    for row in weeks[0]:
-        peaks[row.workload] = max(peaks.get(row.workload, 0), row.peak_mib)
+    peaks = _peaks(weeks[0])
     amounts = {
         each["workload"]: parse_bytes(each["annotation"].partition(": ")[2]) >> 20
         for each in one["next_steps"]["annotate"]
@@ -63,6 +62,39 @@ def check(number: int, first_seed: int) -> Checked:
         sum(amount < peaks[workload] for workload, amount in amounts.items()),
         len(exclusive & amounts.keys()),
     )
+
+
+def advised(number: int, first_seed: int) -> Checked:
+    """Check the advice from each week of one cluster, which needs no replays."""
+    name, size, weeks = _cluster(number, first_seed)
+    annotations = below = both = 0
+    for week in filter(None, weeks):
+        with tempfile.TemporaryDirectory() as folder:
+            history = read_history(*generated.write(Path(folder), week, size))
+        share, stay = advice(with_workloads(history), PEAKS)
+        peaks = _peaks(week)
+        for each in share:
+            assert each.need_bytes is not None
+            annotations += 1
+            below += parse_bytes(quantity(each.need_bytes)) >> 20 < peaks[each.workload]
+        both += len({each.workload for each in share} & {each.workload for each in stay})
+    return Checked(name, sum(map(len, weeks)), None, annotations, below, both)
+
+
+def _cluster(number: int, first_seed: int) -> tuple[str, int, list[list[generated.Row]]]:
+    """Return the family of a cluster, its size, and the pods of both weeks."""
+    names = list(families.TUNED | families.JUDGED)
+    name, size = names[number % len(names)], SIZES[number % len(SIZES)]
+    rows = families.rows(name, first_seed + number, 14, size)
+    return name, size, [sorted(_week(rows, at), key=lambda row: row.created_s) for at in (0, 1)]
+
+
+def _peaks(rows: list[generated.Row]) -> dict[str, int]:
+    """Return the highest peak of each workload, in MiB."""
+    peaks: dict[str, int] = {}
+    for row in rows:
+        peaks[row.workload] = max(peaks.get(row.workload, 0), row.peak_mib)
+    return peaks
 
 
 def _week(rows: list[generated.Row], number: int) -> Iterator[generated.Row]:
