@@ -61,9 +61,7 @@ class TestCounted:
         assert mutated(manifest("8Gi"), around())[0]["spec"]["containers"] == [container()]
 
     @pytest.mark.parametrize("vram", ["1", "1Mi", "512Mi", "1%"])
-    def test_a_small_amount_counts_with_the_use_that_is_tolerated_beyond_it(
-        self, vram: str
-    ) -> None:
+    def test_each_device_counts_for_at_least_512_mib(self, vram: str) -> None:
         small = node("a", devices=[shared(memory_bytes=8 << 30)])
         assert counted(manifest(vram, container(gpus=2)), small) == ["1Gi"]
 

@@ -96,7 +96,7 @@ def test_only_a_kubelet_can_create_a_static_pod() -> None:
         assert "headroom.gpu/vram" in rejection(obj, user=user)
 
 
-def test_the_schedulers_verbs_reject_the_pod_too() -> None:
+def test_the_extender_rejects_an_invalid_pod_with_the_same_message() -> None:
     for obj in (annotated(vram="8GB"), annotated(vram="a=1"), annotated(vram="1Gi", policy="x")):
         found = understand(pod(obj), None, around().rules)
         assert isinstance(found, Unreadable)

@@ -120,7 +120,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("sent", [pytest.param(sent, id=name) for name, sent in ATTACKS.items()])
-def test_other_clients_are_answered_whatever_many_clients_do(
+def test_other_clients_are_answered_while_many_clients_misbehave(
     world: ServedSample, sent: bytes
 ) -> None:
     released = threading.Event()

@@ -309,4 +309,4 @@ class TestBadDays:
         until(settled, "the API server has the newest report")
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
         late = 0 if how == "is killed" else len(tries)
-        assert made["status"] <= 1 + late * 2  # Each late write, and its repair.
+        assert made["status"] <= 1 + late * 2  # Each late write is repaired by another one.

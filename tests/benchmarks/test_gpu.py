@@ -180,7 +180,7 @@ def test_a_machine_without_a_gpu_gets_one_line(stage: Stage) -> None:
     ]
 
 
-def test_on_a_gpu_that_others_use_no_check_disturbs_them(stage: Stage) -> None:
+def test_checks_that_would_disturb_other_processes_are_skipped(stage: Stage) -> None:
     stage.driver.use(os.getpid(), {FIRST: 8 * GIB})
     found = stage.verdicts(*SHORT, "--only", "processes,sm-activity,illegal-address,mps,engines")
     assert found.pop("processes")[0] == "ok"

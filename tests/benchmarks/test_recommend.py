@@ -30,7 +30,7 @@ def test_the_score_counts_bytes_once_per_run_and_limits_them_by_hindsight() -> N
         found=0,
     )
     smaller = Workload("w", "training", 24 * GIB, ((0.0, 8 * GIB),), lives[:3])
-    # 2 GiB for each of two runs: 1 GiB is found for the second, and at most 2 GiB for the third.
+    # Each run can save 2 GiB in hindsight. The second run saves 1 GiB, and the third counts 2 GiB.
     asked = [None, 7 * GIB, GIB]
     assert score([smaller], lambda _: asked, 1.0).total == Score(
         lives=2,

@@ -212,7 +212,7 @@ def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
         reasons |= set(expected.values())
         if name in ("held", "forged"):
             assert (expected["gates"] == Reason.NO_GATE.code) is (name == "forged")
-    # The fleet covers much: many kinds of reasons occurred.
+    # Many different reasons occurred, so the fleet covers many kinds of nodes.
     assert len(reasons) >= 14, reasons
 
 

@@ -7,7 +7,7 @@ import jsonschema_rs
 
 Schema = dict[str, Any]
 
-#: Texts from which each field gets those that it admits.
+#: Candidates for the value of a text field, from which the schema of the field admits some.
 _TEXTS = (
     *("", "a", "main", "team", "GPU-a", "MIG-0", "u1", "L4", "nvidia.com/gpu", "ReplicaSet", "p1"),
     *("Deployment", "apps/v1", "web; touch /tmp/x", "$(id)", "-rf", "--", "..", "a/b", "=1+1", '"'),

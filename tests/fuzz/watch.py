@@ -99,7 +99,7 @@ class WatchTarget(Target):
     def take(self, data: bytes) -> bool:
         delivered = self._deliver(data)
         if (self._listed and delivered) or any(word in data for word in _SOUND):
-            # It may have concerned valid nodes, so only survival counts.
+            # The input may have changed valid nodes, so only check that no call crashes.
             self.world.call("filter", _CALL)
             self.show(data)
             self._renew()

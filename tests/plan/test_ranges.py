@@ -75,7 +75,8 @@ def test_drawn_days_keep_the_kind_of_day_the_hour_and_the_runs() -> None:
 
 def test_the_number_of_pods_varies_like_independent_arrivals() -> None:
     totals = [len(resampled(history(), seed)) for seed in range(1, 61)]
-    # 631 pods have a standard deviation of 25 by chance, and of 22 because ten busy days are drawn.
+    # The number of 631 independent pods has a standard deviation of 25. Drawing ten busy days adds
+    # a standard deviation of 22.
     assert statistics.mean(totals) == pytest.approx(sum(COUNTS), rel=0.03)
     assert 27 < statistics.stdev(totals) < 42
 

@@ -313,7 +313,7 @@ def test_a_dropped_profile_that_was_replaced_is_read_again(world: RecorderRounds
 
 
 def test_a_run_waits_while_its_owner_cannot_be_read(world: RecorderRounds) -> None:
-    # While it is active, and when it has ended.
+    # The owner cannot be read while the run is active, and again when it has ended.
     world.api.failures["owner"] = [NoAnswer("timeout"), NoAnswer("timeout")]
     world.see(facts(), use(8))
     world.round()
