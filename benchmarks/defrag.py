@@ -59,7 +59,7 @@ class Event:
 
 
 class _Searched(Headroom):
-    """Headroom that is also asked for advice."""
+    """The placement rule of Headroom, which can also advise on moves of pods."""
 
     def advice(self, name: str, ask: Ask) -> Advice:
         product = self._product

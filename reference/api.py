@@ -181,7 +181,7 @@ def _json(answer: _Schema) -> _Schema:
 
 
 def _named(schema: _Schema) -> str:
-    """Return the name of the schema that a reference points to; "" if it is no reference."""
+    """Return the name of the schema that a reference points to; "" if it is not a reference."""
     return str(schema.get("$ref", "")).rpartition("/")[2]
 
 

@@ -296,7 +296,7 @@ def show_parts(nodes: int, found: Measured) -> None:
             label = "the verb itself" if part == verb else part
             typer.echo(f"    {label:<40}{p50 / 1e6:>8.3f}")
         rest = float(np.median(found.verbs[verb])) - within
-        typer.echo(f"    {'HTTP: both ends and the loopback':<40}{rest / 1e6:>8.3f}")
+        typer.echo(f"    {'HTTP in client, server and loopback':<40}{rest / 1e6:>8.3f}")
     p50, p99 = np.percentile(found.reports, [50, 99]) / 1e6
     typer.echo(f"  a report and its snapshot: p50 {p50:.3f}, p99 {p99:.3f}")
 

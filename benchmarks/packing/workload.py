@@ -159,7 +159,7 @@ def read_arrivals(
         seed = cells.number("seed", "42") if "seed" in cells.values else 0
         at += 1
         k = cells.number("k", "0") if "k" in cells.values else at
-        example = "0, the first of the pods in the order of their names"
+        example = "0 (the first pod in the order of names)"
         found.setdefault(seed, []).append((k, cells.number("pod", example, 0, pods - 1)))
     wrong = [seed for seed in seeds if seed not in found]
     if wrong or not found:

@@ -35,7 +35,7 @@ from headroom.runtime.kube.client import KubeApi
 
 #: The Secret with the CAs and their keys. Only this command reads it.
 AUTHORITIES = "headroom-ca"
-#: Each part that serves TLS -> the names in its certificate. Most of them are names of Services.
+#: Each component that serves TLS -> the names in its certificate, which are mostly Services.
 SERVERS = {
     "extender": ("headroom-extender", "headroom-journal"),
     "console": ("headroom-debug",),

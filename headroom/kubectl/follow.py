@@ -45,7 +45,7 @@ class Changes:
     def since(self, since: str | None) -> Iterator[Any]:
         """Yield each change once, and never end. Raises ``CommandError`` if the first connection
         fails, or if the request is wrong."""
-        # Why the connection is lost, as it was printed; empty while it is not lost.
+        # ``lost`` is the printed reason why the connection is lost, or empty while it works.
         api, answered, lost = self._connect(), False, ""
         while True:
             try:

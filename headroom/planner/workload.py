@@ -82,8 +82,10 @@ class Life:
 
     @property
     def known_bytes(self) -> int | None:
-        """Memory that the pod uses of a GPU: its peak, otherwise the highest peak of its workload,
-        otherwise its request; None for a whole GPU."""
+        """The GPU memory that the pod is assumed to use, or None if it uses a whole GPU.
+
+        This is the pod's peak, otherwise the highest peak of its workload, otherwise its request.
+        """
         if self.peak_bytes is not None:
             return self.peak_bytes
         if self.largest is not None and self.largest.peak_bytes is not None:

@@ -39,7 +39,7 @@ class Connection:
     """A connection, and the warnings in its answers, which mean that they may be incomplete."""
 
     client: PrometheusConnect
-    #: Warnings as keys, in the order in which they arrived. The values mean nothing.
+    #: The keys are the warnings, in the order in which they arrived. The values are unused.
     warnings: dict[str, None]
 
 

@@ -68,7 +68,7 @@ LIES = {
     "nvidia-smi reads other minors": (
         {"FAKE_SMI_MINOR": "1"},
         (),
-        {"minor": "the agent reads minor 0, nvidia-smi 1"},
+        {"minor": "the minor number is 0 in the agent, 1 in nvidia-smi"},
     ),
     "dmon sees more SM activity": (
         {"FAKE_SMI_SM": "40"},

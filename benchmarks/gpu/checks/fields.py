@@ -103,8 +103,8 @@ def minor(machine: Machine) -> Line:
         others = {row["nvidia-smi"], row["kernel"]} - {None}
         if others - {row["agent"]}:
             differences.append(
-                f"device {row['index']}: the agent reads minor {row['agent']},"
-                f" nvidia-smi {row['nvidia-smi']}, the kernel {row['kernel']}"
+                f"device {row['index']}: the minor number is {row['agent']} in the agent,"
+                f" {row['nvidia-smi']} in nvidia-smi and {row['kernel']} in the kernel"
             )
     apart = [row for row in rows if row["agent"] != row["index"]]
     summary = f"minor equals index on {len(rows) - len(apart)} of {plural(len(rows), 'device')}"
