@@ -83,7 +83,7 @@ AskedOrder = Annotated[
 #: Pages of at most this many nodes are shared between readers.
 MOST_SHARED = 100
 _PPM = 1_000_000
-#: Maximum of a device's fullness. It has 16 digits, like the keys in a position.
+#: How full a device is counts up to this number, which has 16 digits like the keys in a position.
 _MOST_PPM = 10**15
 
 
