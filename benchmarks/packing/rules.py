@@ -21,7 +21,7 @@ Scores = NDArray[np.float64]
 CPU_MILLI = 128_000
 #: Number of digits to which exact scores are compared. The order of sums changes further digits.
 DIGITS = 6
-#: Ratio of all pods that the typical pods make up. They are the most frequent kinds of pods (FGD).
+#: The typical pods of FGD are the most frequent kinds that together make up this ratio of all pods.
 TYPICAL = 0.95
 NOWHERE = 1 << 60
 
