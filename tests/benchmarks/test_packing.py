@@ -22,7 +22,10 @@ from benchmarks.packing.workload import (
     Mode,
     Node,
     ask,
+    read_nodes,
+    read_pods,
 )
+from headroom.errors import BadSettings
 from tests.controlplane import ROOT
 
 OPENB = ROOT.parent / "shared" / "data" / "openb"
@@ -202,6 +205,60 @@ def test_a_request_for_a_whole_device_counts_as_the_mean_of_its_possible_devices
 
 NODE_COLUMNS = "name,cpu_milli,memory_mib,gpu,model,gpu_mem_mib"
 POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        pytest.param(
+            "name,cpu_milli\n", "line 1: column memory_mib is missing. Example", id="no column"
+        ),
+        pytest.param(
+            f"{NODE_COLUMNS}\nn,1,2,9,T4,5\n",
+            "line 2, column gpu: '9' is not a whole number from 0 to 8. Example: 8",
+            id="too many devices",
+        ),
+        pytest.param(
+            f"{NODE_COLUMNS}\nn,1e3,2,1,T4,5\n",
+            "line 2, column cpu_milli: '1e3' is not a whole number. Example: 96000",
+            id="no whole number",
+        ),
+        pytest.param(
+            f"{NODE_COLUMNS}\nn,1,2,1,T4\n",
+            "line 2: the number of cells is not 6, as in line 1",
+            id="cell missing",
+        ),
+        pytest.param(
+            f"{NODE_COLUMNS}\nn,1,2,1,T4,{'9' * 5000}\n", "column gpu_mem_mib: '9999", id="digits"
+        ),
+        pytest.param("\0\xff", "is not a CSV file in UTF-8", id="not text"),
+    ],
+)
+def test_bad_files_are_rejected_with_the_place_and_an_example(
+    text: str, shown: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(BadSettings, match=r"nodes\.csv") as caught:
+        read_nodes(path)
+    assert shown in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "shown"),
+    [
+        pytest.param("p,1,2,1,1001,,5", "column gpu_milli: '1001'", id="more than a device"),
+        pytest.param("p,1,2,1,500,,0", "column vram_mib: '0' is not more than 0", id="no memory"),
+        pytest.param("p,1,2,2,1000,,7", "'7' is not -1 for a pod with several", id="several"),
+        pytest.param(",1,2,0,0,,0", "column name: '' is not a name", id="no name"),
+    ],
+)
+def test_bad_pods_are_rejected(row: str, shown: str, tmp_path: Path) -> None:
+    path = tmp_path / "pods.csv"
+    path.write_text(f"{POD_COLUMNS}\n{row}\n")
+    with pytest.raises(BadSettings) as caught:
+        read_pods(path)
+    assert shown in str(caught.value)
 
 
 def told_by(*arguments: str) -> subprocess.CompletedProcess[str]:
