@@ -70,7 +70,8 @@ class Settings:
 class Flag:
     """One setting of the agent."""
 
-    #: Name of the flag without dashes. The name of its variable is derived from it.
+    #: Name of the flag without dashes. The name of the environment variable is derived from the
+    #: flag.
     flag: str
     default: str
     #: Unit of the value on the reference page. Empty for switches and choices.

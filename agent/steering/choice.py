@@ -214,8 +214,8 @@ def _placed(reservation: Reservation, resource: str) -> set[str]:
 
 
 def _plugins_choice(request: ContainerRequest, closed: Set[str]) -> Choice | OnlyCordoned:
-    """Let the plugin choose, or choose in its place if it could choose a device in ``closed``
-    (UUIDs)."""
+    """Let the plugin choose. If it could choose a device in ``closed`` (UUIDs), choose another
+    device instead."""
     if not any(device_of(replica) in closed for replica in request.available):
         return Choice(())
     rest: dict[str, list[str]] = {}
