@@ -19,7 +19,7 @@ import msgspec
 import structlog
 
 from extender.metrics import Telemetry
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.keys import DECISION
 from headroom.contract.printable import printable
 from headroom.core.cluster.notices import Notice

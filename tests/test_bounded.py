@@ -3,7 +3,7 @@
 tests/soak measures the memory of whole processes.
 """
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 
 
 def test_the_oldest_entries_are_evicted() -> None:

@@ -32,7 +32,7 @@ from headroom.contract.watched import Relisted
 from headroom.runtime.debug_port import debug_port
 from headroom.runtime.memory_policy import limit_heap
 from headroom.runtime.settings.settings import Settings
-from headroom.serve.beside import console_beside, serve_beside
+from headroom.serve.shared_process import console_beside, serve_beside
 
 _START_S = 600.0
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.kube import Pod
 from headroom.core.cluster.assumed_binds import AssumedBinds
 from headroom.core.groups.membership import Group, group_of

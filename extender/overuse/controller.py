@@ -29,7 +29,7 @@ from extender.ledger.ledger import Ledger
 from extender.ledger.reservations import ATTEMPTS
 from extender.ledger.store import Evictor, Store
 from extender.overuse.metrics import OveruseMetrics
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.gpunode import GPUNode, OveruseEviction, Reservation
 from headroom.contract.quantity import gib

@@ -15,7 +15,7 @@ from extender.event_recorder import EventRecorder
 from extender.metrics import Telemetry
 from extender.preemption.writer import PreemptionWriter
 from extender.requeue.hints import rejected_by_us
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster

@@ -21,7 +21,7 @@ from itertools import repeat
 import numpy as np
 import structlog
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.fit import Codes

@@ -13,7 +13,7 @@ from collections import deque
 from typing import NamedTuple
 from zlib import crc32
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 
 #: Number of seconds over which the average number of rejections per second is computed. This is
 #: longer than the maximum backoff in Headroom's kube-scheduler configuration

@@ -11,7 +11,7 @@ from extender.groups.binds import GroupBinds
 from extender.metrics import Telemetry
 from extender.scheduler.candidate_nodes import CURABLE, CandidateNodes
 from extender.scheduler.extender_v1 import Offered
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.assumed_binds import Calls

@@ -10,7 +10,7 @@ from threading import Lock
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 
 #: Maximum age of a shared answer, in seconds. The page reads a view at least 0.3 s after the event
 #: of a change (``BURST_MS`` of app.js). So an answer that is younger than 0.3 s was computed after

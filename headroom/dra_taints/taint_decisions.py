@@ -8,7 +8,7 @@ tainted again soon after.
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.core.cluster.claimed_devices import DraDevice
 
 #: Excess from which a device is tainted: more than the context of a process.

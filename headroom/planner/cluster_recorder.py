@@ -30,7 +30,7 @@ from headroom.contract.watched import (
 )
 from headroom.core.placement.request import asks_for_gpu
 from headroom.errors import BadSettings
-from headroom.planner.observed import RULES
+from headroom.planner.api_objects import RULES
 from headroom.planner.recording import EXAMPLE, Recording, read_recording
 from headroom.planner.wording import plural
 from headroom.runtime.kube.client import KubeApi, load_configuration

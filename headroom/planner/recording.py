@@ -14,7 +14,7 @@ from headroom.contract.gpunode import GPUNodeStatus
 from headroom.contract.kube import Node, Pod
 from headroom.core.journal.dump import Inputs
 from headroom.errors import BadSettings
-from headroom.planner.observed import Use, gpu_pod, machine_of, uses_of
+from headroom.planner.api_objects import Use, gpu_pod, machine_of, uses_of
 from headroom.planner.wording import plural
 from headroom.planner.workload import History, Life, Machine
 

@@ -5,7 +5,7 @@ from urllib.parse import quote
 import msgspec
 import structlog
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.errors import BadReport
 from headroom.contract.gpunode import GROUP, VERSION
 from headroom.contract.kube import KubeStruct, ObjectMeta, OwnerReference

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.dcgm import Key, key_of_series
 from headroom.core.recommend.families import family
 from headroom.core.recommend.lives import DAY_S, Ending, Life
-from headroom.recorder.book import Owned
 from headroom.recorder.pod_facts import PodFacts
+from headroom.recorder.profile_book import Owned
 from headroom.runtime.metric_history import Reading, Sample, read_days
 from headroom.runtime.promql import MIB, MODELS, Queries, own_label
 

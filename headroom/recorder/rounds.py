@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import structlog
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.gpunode import GPUNode, GPUNodeStatus
 from headroom.contract.kube import OwnerReference
 from headroom.contract.vramprofile import ProfileOwner, VRAMProfile
@@ -20,12 +20,12 @@ from headroom.contract.watched import (
     Relisted,
     WatchEvent,
 )
-from headroom.recorder.book import Owned, ProfileBook, ProfileKey
 from headroom.recorder.kube_profiles import OwnerReader, ProfileStore
 from headroom.recorder.life_tracker import LifeTracker, TrackedLife
 from headroom.recorder.metrics import RecorderTelemetry
 from headroom.recorder.past_lives import PastLives
 from headroom.recorder.pod_facts import ObservedPod, PodFacts
+from headroom.recorder.profile_book import Owned, ProfileBook, ProfileKey
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.loops import progressed
 

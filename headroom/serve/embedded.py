@@ -20,7 +20,7 @@ from headroom.runtime.settings.constraints import is_loopback
 from headroom.runtime.settings.fleet_file import Fleet
 from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
-from headroom.serve.beside import console_beside, serve_beside
+from headroom.serve.shared_process import console_beside, serve_beside
 
 #: A report is never stale, because reports change only on request.
 NEVER_STALE_S = 1e12

@@ -10,7 +10,7 @@ from headroom.runtime.kube.client import authorization
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
 from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
-from headroom.serve.beside import console_beside, serve_beside
+from headroom.serve.shared_process import console_beside, serve_beside
 
 
 async def serve_both(

@@ -23,7 +23,7 @@ from headroom.runtime.kube.client import KubeApi
 from headroom.runtime.settings.reload import Origin
 from headroom.runtime.settings.settings import Settings
 from headroom.runtime.telemetry import sample_lag
-from headroom.serve.beside import console_beside
+from headroom.serve.shared_process import console_beside
 from tests.app.life_world import NODES, LifeWorld, Store, Told, rejected
 from tests.builders import GIB, container, kube_node, pod
 from tests.waiting import until_then

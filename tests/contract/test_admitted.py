@@ -26,9 +26,9 @@ from headroom.contract.kube import ObjectMeta
 from headroom.contract.vramprofile import ProfileOwner, decode_profile
 from headroom.contract.watched import GPUNodeSeen, PodSeen, ProfileSeen
 from headroom.core.recommend.profile_status import newest_requests
-from headroom.recorder.book import Owned, ProfileBook
 from headroom.recorder.life_tracker import LifeTracker
 from headroom.recorder.pod_facts import ObservedPod
+from headroom.recorder.profile_book import Owned, ProfileBook
 from headroom.runtime.kube.profiles import Profiles
 from tests.admission.reviews import around, manifest, mutated
 from tests.console.asking import answer

@@ -13,8 +13,8 @@ from headroom.contract.watched import GPUNodeSeen, NodeGone, NodeSeen, PodGone, 
 from headroom.core.journal.dump import FORMAT, inputs_of
 from headroom.errors import BadSettings
 from headroom.planner import recording as module
+from headroom.planner.api_objects import cpu_milli
 from headroom.planner.cluster_recorder import Recorder, kinds
-from headroom.planner.observed import cpu_milli
 from headroom.planner.recording import (
     Recording,
     history_of,

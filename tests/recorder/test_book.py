@@ -12,8 +12,8 @@ from headroom.core.recommend.histogram import upper_end
 from headroom.core.recommend.lives import Ending, Life
 from headroom.core.recommend.profile_status import restored
 from headroom.core.recommend.programs import Family, Program
-from headroom.recorder.book import Owned, ProfileBook, Write
 from headroom.recorder.life_tracker import TrackedLife
+from headroom.recorder.profile_book import Owned, ProfileBook, Write
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
 
 ENDED_EVERY_S = 30.0

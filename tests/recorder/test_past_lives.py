@@ -11,9 +11,9 @@ from headroom.contract.kube import OwnerReference
 from headroom.contract.vramprofile import ProfileOwner
 from headroom.core.recommend.lives import DAY_S, Ending, Life
 from headroom.core.recommend.programs import Family, Program
-from headroom.recorder.book import Owned
 from headroom.recorder.life_tracker import TrackedLife
 from headroom.recorder.past_lives import Owner, PastLife, PastLives, past_lives
+from headroom.recorder.profile_book import Owned
 from headroom.runtime.metric_history import Sample
 from headroom.runtime.promql import EVERY_CLUSTER as QUERIES
 from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts

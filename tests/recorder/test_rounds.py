@@ -16,10 +16,10 @@ from headroom.contract.vramprofile import ProfileOwner, VRAMProfile, decode_prof
 from headroom.contract.watched import GPUNodeGone, GPUNodeSeen, PodGone, PodSeen, Relisted
 from headroom.core.recommend.lives import DAY_S, Ending, Life
 from headroom.core.recommend.profile_status import restored
-from headroom.recorder.book import FORGOTTEN_AFTER_S, ProfileBook, Write
 from headroom.recorder.metrics import RecorderTelemetry
 from headroom.recorder.past_lives import Owner, PastLife, PastLives
 from headroom.recorder.pod_facts import ObservedPod, PodFacts
+from headroom.recorder.profile_book import FORGOTTEN_AFTER_S, ProfileBook, Write
 from headroom.recorder.rounds import Observed, Recorder
 from headroom.runtime.debug_port import probes_app
 from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer, Unreadable

@@ -17,7 +17,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import HELD_BYTES, IDLE_AFTER_S, owner_of
-from headroom.core.cluster.own_rows import own_rows
+from headroom.core.cluster.trusted_rows import trusted_rows
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
 from headroom.core.placement.occupancy import Holder
 from headroom.core.placement.per_node import PerNode
@@ -269,7 +269,7 @@ def _on_node(
         for holder in terms.holders:
             held[holder.uid].append((terms.device, holder))
     uses: dict[str, list[PodUse]] = defaultdict(list)
-    for use in own_rows(cluster, gpunode):
+    for use in trusted_rows(cluster, gpunode):
         uses[use.uid].append(use)
     reservations = _reservations(cluster, node, gpunode)
     for uid, found in held.items():

@@ -17,7 +17,7 @@ from typing import Literal
 
 import msgspec
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.console.feed.journals import Journals
 from headroom.contract.gpunode import ADOPTED, EVICTED, Reservation
 from headroom.contract.quantity import gib

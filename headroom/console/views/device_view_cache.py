@@ -7,7 +7,7 @@ from threading import Lock
 
 from starlette.requests import Request
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.console.responses import rounded_s
 from headroom.console.view_context import shared
 from headroom.console.views.devices import Aged, DeviceView, device_view

@@ -12,7 +12,7 @@ node that it names.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.dra import DRIVER, ResourceClaim, uuid_of
 from headroom.contract.errors import BadQuantity
 from headroom.contract.gpunode import UNATTRIBUTED_TOLERANCE_BYTES, Device, GPUNodeStatus

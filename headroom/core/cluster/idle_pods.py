@@ -15,7 +15,7 @@ from headroom.contract.gpunode import GPUNode, PodUse
 from headroom.contract.kube import Pod
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.cluster.own_rows import own_rows
+from headroom.core.cluster.trusted_rows import trusted_rows
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import Snapshot
 
@@ -113,7 +113,7 @@ def on_node(
 ) -> Iterator[IdlePod]:
     """Yield each pod on each device of one node, idle or not, from the node's fresh report."""
     rows: dict[tuple[str, str], list[PodUse]] = defaultdict(list)
-    for use in own_rows(cluster, gpunode):
+    for use in trusted_rows(cluster, gpunode):
         if use.uid:
             rows[use.uid, use.device].append(use)
     terms_of = {terms.device.uuid: terms for terms in devices}

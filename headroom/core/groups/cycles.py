@@ -25,7 +25,7 @@ for them.
 import math
 from dataclasses import dataclass, field
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.core.groups.membership import Group, GroupKind
 
 #: Longer than the time between two pods that a controller creates, or between two binds. With a

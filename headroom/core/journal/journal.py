@@ -13,7 +13,7 @@ from itertools import islice
 import msgspec
 import numpy as np
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.decision import decision_id
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason

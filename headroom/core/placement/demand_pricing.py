@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.annotations import Amount, Bytes, ScoringPolicy, Share
 from headroom.contract.kube import Pod
 from headroom.core.placement.request import VramRequest

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.reasons import Reason
 from headroom.core.placement.demand_pricing import Market
 from headroom.core.placement.fit import Codes, fit

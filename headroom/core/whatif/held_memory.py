@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.gpunode import Reservation
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason

@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.kube import Pod
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster

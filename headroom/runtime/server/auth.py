@@ -29,7 +29,7 @@ from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBea
 from pydantic import TypeAdapter, ValidationError
 from starlette.requests import Request
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.console import AUDIENCE, HEADER
 
 #: Returns whether the caller may see a pod, by namespace and name. It can block on the API server.

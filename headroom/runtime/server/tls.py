@@ -24,7 +24,7 @@ from pathlib import Path
 
 import structlog
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.errors import BadSettings
 
 log = structlog.get_logger()

@@ -19,7 +19,7 @@ deleted pod count as ended after ``KUBELET_ENDS_S`` (ADR 30).
 
 from collections.abc import Collection
 
-from headroom.bounded import Bounded
+from headroom.bounded_dict import Bounded
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.kube import Node
 from headroom.core.tracker import LastSeen, Tracker

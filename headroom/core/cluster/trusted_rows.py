@@ -8,7 +8,7 @@ from headroom.contract.gpunode import GPUNode, PodUse
 from headroom.core.cluster.cluster import Cluster
 
 
-def own_rows(cluster: Cluster, gpunode: GPUNode | None) -> Iterator[PodUse]:
+def trusted_rows(cluster: Cluster, gpunode: GPUNode | None) -> Iterator[PodUse]:
     """Yield the rows of the node's report, except rows of pods that are not bound to the node.
 
     Names come from the API server. A pod that does not exist at the API server, such as a deleted
