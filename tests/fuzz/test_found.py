@@ -56,7 +56,7 @@ def test_a_bind_requires_the_exact_names_of_the_pod() -> None:
     ],
 )
 def test_an_infinite_value_of_the_exporter_hides_no_other_value(line: str) -> None:
-    name = "DCGM_FI_DEV_FB_USED"
+    name = "DCGM_FI_PROF_SM_ACTIVE"
     exposition = Exposition()
     exposition.feed(f'{name}{line}\n{name}{{UUID="GPU-y"}} 1\n'.encode())
     scraped = exposition.end()
