@@ -140,14 +140,14 @@ _claims: deque[int] = deque()
 _MOST_CLAIMS = 200
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count: int, among: range = _PORTS) -> list[int]:
     """Return different free ports, also different from recently returned ones.
 
     No other test session on this machine gets them, even before a server listens on them.
     """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
-        ports = sorted({*_PORTS} - {*_chosen})
+        ports = sorted({*among} - {*_chosen})
         for port in random.sample(ports, len(ports)):
             with contextlib.suppress(OSError):
                 stack.enter_context(socket.create_server(("127.0.0.1", port)))
@@ -156,7 +156,7 @@ def free_ports(count: int) -> list[int]:
             if len(found) == count:
                 _chosen.extend(found)
                 return found
-    raise RuntimeError(f"fewer than {count} ports are free from {_PORTS[0]} to {_PORTS[-1]}")
+    raise RuntimeError(f"fewer than {count} ports are free from {among[0]} to {among[-1]}")
 
 
 def _claim(port: int) -> None:

@@ -1,6 +1,7 @@
 """Checks that the tests' control plane leaves no processes or files, however its session ends."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -90,22 +91,21 @@ def test_a_kubeconfig_is_replaced_atomically(tmp_path: Path) -> None:
         plane.stop()
 
 
-#: Prints ports of a small range, and waits until it is ended.
+#: Prints ports of the small range that begins with its argument, and waits until it is ended.
 OTHER_SESSION = """
-from tests import processes
-processes._PORTS = range(14_000, 14_040)
-print(*processes.free_ports(15), flush=True)
+import sys
+from tests.processes import free_ports
+first = int(sys.argv[1])
+print(*free_ports(15, range(first, first + 40)), flush=True)
 input()
 """
 
 
-def test_concurrent_sessions_get_different_ports(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_concurrent_sessions_get_different_ports() -> None:
     """No server listens on a port yet when the other session requests some."""
-    monkeypatch.setattr("tests.processes._PORTS", range(14_000, 14_040))
+    first = 12_000 + 40 * (os.getpid() % 70)  # this test may run in several sessions at once
     with subprocess.Popen(
-        [sys.executable, "-c", OTHER_SESSION],
+        [sys.executable, "-c", OTHER_SESSION, str(first)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -114,5 +114,5 @@ def test_concurrent_sessions_get_different_ports(
         assert other.stdout is not None
         theirs = {*map(int, other.stdout.readline().split())}
         assert len(theirs) == 15
-        assert not theirs & {*free_ports(15)}
+        assert not theirs & {*free_ports(15, range(first, first + 40))}
         other.kill()
