@@ -84,8 +84,8 @@ class LatestSample:
 
     @property
     def alive(self) -> bool:
-        """Whether the newest sample is fresh or, before the first sample, whether it is not overdue
-        yet.
+        """Whether the newest sample is fresh. Before the first sample, whether that sample is not
+        overdue yet.
 
         If this is false, a restart helps. A driver call that hangs does not make it false, because
         samples continue, and the call would hang in a new process too.

@@ -259,8 +259,8 @@ def _pods(shown: Sample) -> Iterator[Metric]:
         first_row.setdefault(key, row)
     yield _gauge(
         "headroom_pod_used_bytes",
-        "Memory of a device that a pod uses: by container if the containers' names can be read,"
-        " otherwise in the series of the pod's first container there",
+        "Device memory that a pod uses, by container. If names of containers cannot be read, the"
+        " series of the pod's first container on the device has the sum",
         labels,
         [(key, None if None in figures else _total(figures)) for key, figures in used.items()],
     )

@@ -36,7 +36,7 @@ def not_newer(*names: str) -> tuple[str, ...]:
 
 
 def is_at_least(minor: str) -> bool:
-    """Return whether the minor under test is this one or newer."""
+    """Return whether the version of Kubernetes under test is ``minor`` or newer."""
     return version_tuple(UNDER_TEST) >= version_tuple(minor)
 
 

@@ -50,7 +50,7 @@ _FLEET = {
     "a pod is charged on each device that it may get.",
     "committed": "Allocatable memory that is taken in the worst case.",
     "used": "Measured use of all processes.",
-    "unattributed": "Use by no known pod, above the tolerance.",
+    "unattributed": "Memory in use that belongs to no known pod, beyond the tolerance.",
     "headroom": "Memory that can still be reserved; an overcommitted device counts as 0.",
     "overcommitted": "Memory committed beyond the devices' memory in the worst case; must be 0.",
 }

@@ -198,7 +198,7 @@ class Reason(Enum):
         _FOREIGN_ALLOCATOR,
     )
     CHOOSES_DEVICES = (
-        "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may obey it",
+        "pod sets NVIDIA_VISIBLE_DEVICES itself and the node may honor it",
         "The pod could use GPUs that are reserved for others.",
         "remove NVIDIA_VISIBLE_DEVICES from the pod, also from its envFrom",
     )

@@ -165,7 +165,7 @@ def _amounts(devices: Sequence[Body]) -> str:
     if not devices:
         return "nothing, because it already takes no pods"
     replicas = sum(device["replicas_free"] for device in devices)
-    # MIG compute instances that share a memory each report the figures of the whole memory.
+    # MIG compute instances that share memory each report all of it, so count it once.
     free = {each["memory_id"]: max(each["headroom_bytes"], 0) for each in devices}
     return f"{counted(replicas, 'free replica')}, {gib(sum(free.values()))} headroom"
 

@@ -81,7 +81,7 @@ def incomplete(body: Body) -> str:
     if body["covered_s"] >= _COMPLETE_RATIO * asked_s:
         return ""
     hours, of = body["covered_s"] / 3600, asked_s / 3600
-    return f"recorded: {hours:.1f} of {of:.1f} h; the sums cover only this part"
+    return f"only {hours:.1f} of {of:.1f} h are recorded, and the sums cover only these hours"
 
 
 def _write_csv(body: Body) -> None:

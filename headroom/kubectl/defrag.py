@@ -44,7 +44,8 @@ def defrag(
     apply: Annotated[
         bool,
         typer.Option(
-            "--apply", help="Evict the pods one at a time; stop if one lands on another node."
+            "--apply",
+            help="Evict the pods one at a time. Stop if a pod gets another node than simulated.",
         ),
     ] = False,
     timeout: Annotated[

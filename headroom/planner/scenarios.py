@@ -33,8 +33,8 @@ from headroom.planner.workload import (
 NO_WAIT_S = 5.0
 #: The search ends when the number of nodes is known to within 1 part in this many.
 _RESOLUTION = 50
-#: The search stops at today's nodes plus this multiple of the most nodes that pods use at a time if
-#: none of them waits.
+#: The search stops at today's nodes plus this multiple of the peak number of nodes in use when no
+#: pod waits.
 _MOST_TIMES = 4
 
 

@@ -296,7 +296,7 @@ def assumptions(study: Study) -> list[str]:
             kind = "should contain the figure of another such history with a probability of 90 %"
         ranges = (
             f"Ranges {kind}. They come from {study.seeds} replays: the unchanged history, and "
-            f"{study.seeds - 1} in which its days and the number of their pods are drawn again."
+            f"{study.seeds - 1} variants with resampled days and numbers of pods a day."
         )
     found += [
         ranges,

@@ -68,7 +68,7 @@ class Life:
     peak_bytes: int | None = None
     #: Its mean SM activity from 0 to 1; None if unknown.
     sm_ratio: float | None = None
-    #: Its mean GPU utilization from 0 to 1, which is the ratio of the time in which it ran kernels;
+    #: Its mean GPU utilization from 0 to 1, which is the fraction of time in which its kernels ran;
     #: None if unknown.
     utilization_ratio: float | None = None
     #: The request that Headroom would have recommended for it; None if too little was known.

@@ -1,4 +1,4 @@
-"""Extender and console in one process, for a cluster of one replica."""
+"""Runs the extender and the console in one process, for installations with a single replica."""
 
 from collections.abc import Callable
 

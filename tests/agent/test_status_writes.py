@@ -177,7 +177,7 @@ class TestBadDays:
     def test_a_status_write_never_conflicts_with_reservations(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """Reservations are written by compare-and-swap, which a status write can make fail."""
+        """Reservations are written by compare-and-swap, which fails after a status write."""
         lost, stop = 0, threading.Event()
         written: set[str] = set()
 

@@ -159,7 +159,7 @@ def test_a_scheduling_gate_and_another_scheduler_are_reported() -> None:
     gated = explained(asked(*node("a"), waits=waiting_with(schedulingGates=[{"name": "queue"}])))
     assert (gated["verdict"], gated["message"]) == (
         "gated",
-        "the pod has 1 scheduling gate (queue): no scheduler tries it until it is removed",
+        "the pod has 1 scheduling gate (queue) and is not scheduled until it is removed",
     )
     other = explained(asked(*node("a"), waits=waiting_with(schedulerName="volcano")))
     assert (other["verdict"], other["message"]) == (

@@ -124,7 +124,7 @@ def test_reviews_are_sent_for_a_limited_number_of_namespaces() -> None:
     assert body["last_decision"]["preempt"]["hidden_victims"] == 5
 
 
-def test_a_failed_review_of_other_pods_rejects_the_view(
+def test_a_view_is_rejected_if_the_access_review_of_other_pods_fails(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = world(OWN)

@@ -1,4 +1,5 @@
-"""Tests Events that explain pending pods: a few at a time, in turn, and only after changes."""
+"""Tests that Events about pending pods are written a few at a time, take turns, and are repeated
+only after a change."""
 
 import asyncio
 import itertools

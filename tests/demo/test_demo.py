@@ -112,7 +112,7 @@ def test_exit_status_is_1_if_any_device_is_overcommitted(ours: list[int], status
 @pytest.fixture
 @starts_processes
 def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start a demo on a terminal, which waits for Ctrl-C. Yield it and the port of its debug
+    """Start a demo that has a terminal and waits for Ctrl-C. Yield it and the port of its debug
     API.
     """
     terminal, far_end = os.openpty()

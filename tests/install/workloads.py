@@ -13,7 +13,7 @@ PODS = f"/api/v1/namespaces/{WORKLOADS}/pods"
 
 
 class Workloads:
-    """The pods of one namespace. ``container`` has image and command of each pod's container."""
+    """The pods of one namespace. ``container`` has the image and the command of the pods."""
 
     def __init__(self, plane: Plane, container: dict[str, Any]) -> None:
         self.plane = plane

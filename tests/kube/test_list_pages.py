@@ -35,7 +35,7 @@ def read(raw: msgspec.Raw) -> str:
     return msgspec.json.decode(raw, type=str)
 
 
-def test_objects_of_all_pages_are_returned_in_order_without_those_left_out() -> None:
+def test_a_list_has_the_objects_of_all_pages_in_order_except_skipped_objects() -> None:
     script = page("a", "b", token="more"), page("b", "c", token="most"), page("d")
     with serving(*script) as (api, _):
         listing = api.list("/names", lambda raw: None if read(raw) == "b" else raw, page_size=2)

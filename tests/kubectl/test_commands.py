@@ -286,7 +286,7 @@ def test_an_invalid_time_exits_with_2_and_an_example(server: Server, command: li
     )
 
 
-def test_errors_name_the_option_of_a_query_parameter(server: Server) -> None:
+def test_errors_name_the_option_instead_of_the_query_parameter(server: Server) -> None:
     bad = run(server.debug, "capacity", "--vram", "1Gi", "--gpus", "0")
     assert bad.returncode == 2
     assert bad.stderr.startswith("kubectl headroom: --gpus: ")

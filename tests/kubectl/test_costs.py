@@ -58,7 +58,7 @@ def test_without_namespaces_there_is_no_total() -> None:
     ("hours", "note"),
     [
         (719.0, ""),
-        (360.0, "recorded: 360.0 of 720.0 h; the sums cover only this part"),
+        (360.0, "only 360.0 of 720.0 h are recorded, and the sums cover only these hours"),
     ],
 )
 def test_partly_recorded_time_is_reported(hours: float, note: str) -> None:

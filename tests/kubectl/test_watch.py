@@ -150,7 +150,7 @@ def test_sigterm_restores_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["-o", "json"], "--watch and --output json exclude each other."),
+        (["-o", "json"], "--watch and --output json cannot be combined."),
         ([], "--watch needs a terminal that can move its cursor."),
     ],
 )

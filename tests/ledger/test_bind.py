@@ -51,7 +51,7 @@ class TestBind:
     def test_a_node_without_a_gpunode_counts_as_not_reported(self, stage: Stage) -> None:
         assert stage.bind(stage.ask(pod(), "elsewhere")) == Declined(Reason.NO_REPORT)
 
-    def test_a_missing_gpunode_does_not_count_against_the_pod(self, stage: Stage) -> None:
+    def test_an_invalid_request_is_reported_before_a_missing_gpunode(self, stage: Stage) -> None:
         stage.store.admit(pod("bad", asked=-1))
         bound = stage.bind(stage.ask(pod("bad", asked=-1), "elsewhere"))
         assert bound == Declined(Reason.BAD_VRAM)

@@ -164,7 +164,7 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
     assert (event["type"], event["reason"]) == ("Warning", "InsufficientGPUMemory")
     assert event["message"] == "It does not fit."
     assert event["lastTimestamp"] == "2026-11-21T00:00:00Z"
-    # The pod is assigned to the node that the Event must report.
+    # The Event has the id of the decision that placed the pod.
     assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}
 
 

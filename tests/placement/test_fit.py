@@ -143,7 +143,7 @@ class TestUnhealthyDevices:
         assert reason_for("1M", weighed(device("a"), device("b", **wrong))) is reason
 
     @pytest.mark.parametrize(("wrong", "reason"), unhealthy[:3])
-    def test_without_a_free_replica_it_closes_nothing(
+    def test_an_unhealthy_device_without_a_free_replica_blocks_no_pod(
         self, wrong: dict[str, object], reason: Reason
     ) -> None:
         held = device("b", **{**wrong, "replicas": Replicas(allocated=1)})

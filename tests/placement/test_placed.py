@@ -60,7 +60,7 @@ def test_a_share_is_charged_in_bytes_of_each_device() -> None:
     assert charge.candidates == {"a": 6 * GIB, "b": 4 * GIB}
 
 
-def test_a_device_listed_only_for_its_bytes_is_not_predicted() -> None:
+def test_a_device_that_only_later_pods_could_cause_is_charged_but_not_predicted() -> None:
     """Pods bound later can displace the pod to this device, where its share has a different
     size.
     """

@@ -207,7 +207,7 @@ def test_two_weeks_have_a_narrower_range_than_one_week() -> None:
 
 
 def test_pods_after_the_last_whole_day_count() -> None:
-    # The history covers eight days from 9:00 of the first one. Its last pods run on the ninth day.
+    # The history covers eight days from 9:00 of the first day, so its last pods run on the ninth.
     half = half_of(8 / 8.9, math.sqrt(6 * 8.9 / 8.35) / 6)
     found = variation_of_weeks(weeks("web", [6] * 8), running("last", 6, 8.2, 8.35))
     assert found == Variation(Reach(half, half))

@@ -173,7 +173,7 @@ def test_a_request_is_at_most_the_memory_of_the_device() -> None:
     assert not found.whole_device
     profile.memory_bytes = 24 * GIB - MIB
     found = profile.recommendation("p", 2 * DAY_S)
-    # A multiple of 64 MiB, so that it is not rounded up above the device's memory.
+    # Rounded down to a multiple of 64 MiB, because rounding up would exceed the device's memory.
     assert found.request_bytes == 24 * GIB - 64 * MIB
     assert found.whole_device
     profile.memory_bytes = 1 << 42

@@ -174,7 +174,7 @@ KINDS = (
         node(shared("GPU-a", sharing="mps")),
     ),
     Kind(
-        "The pod sets NVIDIA_VISIBLE_DEVICES, and the node may obey it",
+        "The pod sets NVIDIA_VISIBLE_DEVICES, and the node may honor it",
         "8 GiB, `NVIDIA_VISIBLE_DEVICES: all`",
         of(choosing(container())),
         node(shared("GPU-a")),

@@ -76,7 +76,7 @@ def test_the_event_of_a_node_names_the_causes_of_overcommitment() -> None:
     assert reported(state, "GPUOvercommitted") == []
 
     (notice,) = reported(state_of(*seen(kube_node(), strange(7, 8))), "GPUOvercommitted")
-    assert "used by processes of no known pod (python 7, python 8)" in notice.message
+    assert "used by processes outside of known pods (python 7, python 8)" in notice.message
 
     grown = gpunode(
         shared("a", used_bytes=24 * GIB),

@@ -203,7 +203,7 @@ def test_the_setting_and_the_annotation_decide(
 
 
 class TestExemptions:
-    """No field that the author of a pod writes exempts it, or harms another tenant.
+    """No field that a pod's author can set exempts the pod from eviction or harms another tenant.
 
     Pod p of namespace attacker has reserved 1 GiB and uses 13.9 GiB. Pod q of namespace victim has
     reserved 8 GiB and uses 9 GiB. Pod r has reserved 4 GiB and uses none.

@@ -32,7 +32,7 @@ MOST_GAP_S = 30.0
 class Holdings(NamedTuple):
     """GPUs and bytes of GPU memory that a namespace holds, or their products with seconds."""
 
-    #: GPUs whose pods used an SM in the last minutes.
+    #: GPUs whose pods used an SM in the last few minutes.
     active_gpus: float = 0.0
     #: GPUs whose pods used no SM for a known time.
     idle_gpus: float = 0.0

@@ -269,8 +269,8 @@ def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, st
     if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
         they_are = "it is" if len(gates) == 1 else "they are"
         return "gated", (
-            f"the pod has {counted(len(gates), 'scheduling gate')} ({', '.join(gates[:3])}): "
-            f"no scheduler tries it until {they_are} removed"
+            f"the pod has {counted(len(gates), 'scheduling gate')} ({', '.join(gates[:3])}) "
+            f"and is not scheduled until {they_are} removed"
         )
     if not asked and (scheduler := scheduler_of(pod)) not in schedulers:
         return "other_scheduler", (

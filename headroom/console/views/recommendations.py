@@ -234,8 +234,9 @@ def accepted_message(found: Outcome) -> str:
 def _views(
     profile: VRAMProfile, now_s: float, largest: Mapping[str, int]
 ) -> Iterator[RecommendationView]:
-    """Yield a view for each container and device model. The views do not count pods yet. No request
-    is above ``largest``, the allocatable bytes of the largest device of the model."""
+    """Yield a view for each container and device model. Its number of pods is 0 until the caller
+    counts them. No request is above ``largest``, the allocatable bytes of the model's largest
+    device."""
     metadata, owner = profile.metadata, profile.status.owner
     lives_of = restored(profile.status).containers
     for status in profile.status.containers:

@@ -12,9 +12,9 @@ MIB = 1 << 20
 
 
 class VisibleDevices(Enum):
-    """How to treat pods that set NVIDIA_VISIBLE_DEVICES, on nodes that may obey the variable."""
+    """How to treat pods that set NVIDIA_VISIBLE_DEVICES, on nodes that may honor the variable."""
 
-    #: Nodes that may obey the variable reject the pod.
+    #: Nodes that may honor the variable reject the pod.
     REJECT = "reject"
     #: The pod must fit on every device of the node, and gets a reservation on every device.
     CHARGE = "charge"

@@ -105,7 +105,7 @@ class VramRequest:
     max_sm_ppm: int | None
     #: Number of processes per container, for MPS.
     processes: int
-    #: The source that decides which devices the pod sees, on nodes that obey the variable
+    #: The source that decides which devices the pod sees, on nodes that honor the variable
     #: NVIDIA_VISIBLE_DEVICES.
     visible: Visible = Visible.BY_PLUGIN
     #: Whether the pod has a gate, which lets it start only on a device with enough free memory.

@@ -25,13 +25,13 @@ NO_DEVICES = ("", "none", "void")
 
 
 class Visible(Enum):
-    """The source that decides which devices a pod sees, on nodes that obey the variable."""
+    """The source that decides which devices a pod sees, on nodes that honor the variable."""
 
     #: The device plugin decides, as usual.
     BY_PLUGIN = "by-plugin"
-    #: The pod itself decides, so it gets a reservation on every device of a node that may obey it.
+    #: The pod itself decides, so it gets a reservation on every device of a node that may honor it.
     BY_POD = "by-pod"
-    #: The pod itself decides, so nodes that may obey it reject the pod.
+    #: The pod itself decides, so nodes that may honor it reject the pod.
     REJECTED = "rejected"
 
 

@@ -34,8 +34,8 @@ LEAST_FREEDOM = 2.0
 #: Maximum degrees of freedom of the other programs' spread, and the minimum with which it is known
 #: well enough to recommend a request after one life.
 OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
-#: Minimum margin of a request above the highest peak, which is the amount by which a new release of
-#: an engine usually changes its peak.
+#: Minimum margin of a request above the highest peak. A new release of an engine usually changes
+#: its peak by about this much.
 LEAST_MARGIN = 0.02
 #: Accepted share of lives above the recommendation. Each further life adds ``MISS_MARGIN`` to the
 #: minimum margin above the centre, up to ``MOST_MARGIN``, which the first life almost reaches.
@@ -143,8 +143,7 @@ def margin_after(tested: int, missed: int) -> float:
     above it, weighted as ``Track.weighted_misses``. Lives of the container's other programs are
     included, because what makes one of them grow, such as a library or a data set, often makes all
     of them grow. Each beyond the accepted number adds ``MISS_MARGIN``, because what grew in steps
-    will grow again. Where peaks differ much, the
-    request is above this margin anyway.
+    will grow again. If peaks vary a lot, the request exceeds this margin anyway.
     """
     return min(MOST_MARGIN, MISS_MARGIN * max(0.0, missed - ACCEPTED * tested))
 

@@ -59,8 +59,8 @@ class HeldMemory:
     def admit_reserved(
         self, request: VramRequest, rows: Rows, codes: Codes, snap: Snapshot, now_s: float
     ) -> list[int]:
-        """Write to ``codes`` whether the pod fits on nodes with a reservation for it, without the
-        reservation.
+        """For each node that already has a reservation for the pod, write to ``codes`` whether the
+        pod would fit if that reservation did not exist.
 
         Return the positions of these nodes in the rows.
         """

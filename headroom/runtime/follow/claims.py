@@ -37,7 +37,7 @@ class Claims:
             return self._devices.devices(node)
 
     def uses(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> list[ClaimedUse]:
-        """Return the use of each claimed or used device of these nodes, with its claims."""
+        """Return the use and the claims of each device of these nodes that is claimed or used."""
         found: list[ClaimedUse] = []
         for node, status in reports:
             with self._lock:  # taken for each node, so that watches do not wait long
