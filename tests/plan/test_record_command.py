@@ -128,7 +128,7 @@ def test_a_recording_is_continued_and_reports_the_gap(tmp_path: Path) -> None:
     assert second.pods["c"].ended_s is not None
     history = history_of(second)
     assert len(history.lives) == 3
-    assert "Nothing was recorded in 1 gap, 1.0 h in all" in " ".join(history.assumptions)
+    assert "Nothing was recorded in 1 gap, 1.0 h in total" in " ".join(history.assumptions)
 
 
 def test_a_recording_in_a_missing_folder_is_an_error(tmp_path: Path) -> None:
