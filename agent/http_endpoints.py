@@ -14,7 +14,6 @@ port serves it.
 """
 
 import re
-import ssl
 import threading
 import urllib.parse
 from collections.abc import Callable, Mapping
@@ -206,33 +205,30 @@ class Server:
         self._metrics: HttpPort | None = None
         try:
             self._public = self._open(
-                "public", host, port, both | public | (of_all if open_metrics else {})
+                HttpPort("public", host, port, both | public | (of_all if open_metrics else {}))
             )
-            self._local = self._open("local", LOCAL_HOST, local_port, both | of_all | local)
+            self._local = self._open(
+                HttpPort("local", LOCAL_HOST, local_port, both | of_all | local)
+            )
             if metrics_port is not None:
                 access = metrics_port.access
                 self._metrics = self._open(
-                    "metrics",
-                    metrics_port.host,
-                    metrics_port.port,
-                    {"/metrics": _authorized(metrics, access)} if access else of_all,
-                    metrics_port.tls.context,
+                    HttpPort(
+                        "metrics",
+                        metrics_port.host,
+                        metrics_port.port,
+                        {"/metrics": _authorized(metrics, access)} if access else of_all,
+                        metrics_port.tls.context,
+                    )
                 )
         except OSError:
             self.stop()
             raise
 
-    def _open(
-        self,
-        name: str,
-        host: str,
-        port: int,
-        routes: Mapping[str, Route],
-        tls: Callable[[], ssl.SSLContext | None] | None = None,
-    ) -> HttpPort:
-        opened = HttpPort(name, host, port, routes, tls)
-        self._ports.append(opened)
-        return opened
+    def _open(self, port: HttpPort) -> HttpPort:
+        """Add the port to those that ``stop`` closes."""
+        self._ports.append(port)
+        return port
 
     @property
     def port(self) -> int:

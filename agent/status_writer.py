@@ -304,8 +304,8 @@ def _has_settled(old: PodUse, new: PodUse) -> bool:
 
 
 def _least_growths(status: GPUNodeStatus, overused: Collection[str]) -> Mapping[str, int]:
-    """Return the minimum growth in bytes that is written, by device UUID, or 1 for unknown
-    devices."""
+    """Return the smallest increase in bytes that causes a write, by device UUID. For unknown
+    devices it is 1."""
     found = defaultdict(lambda: 1)
     for device in status.devices:
         if device.uuid not in overused:

@@ -62,7 +62,7 @@ _Container = tuple[str, str, str]  # uid of the pod, container id, directory
 class LimitsProbe:
     """Reads the limits of containers. ``root`` is the host's /sys/fs/cgroup.
 
-    ``deadline_s`` is the timeout of all driver calls of one read together. ``ask_every_s`` is the
+    ``deadline_s`` is the total timeout of the driver calls in one read. ``ask_every_s`` is the
     minimum time between two reads.
     """
 

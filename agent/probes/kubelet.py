@@ -160,7 +160,7 @@ class KubeletProbe:
         first = join(entries, listed or (), self._names)
         ended = self._lost({**self._names, **first.names}.keys())
         if listed is None:
-            # Without a response no pod counts as unlisted, so the time starts again with the next
+            # Without a response, no pod counts as unlisted. The times start again with the next
             # response.
             self._unlisted_since_s.clear()
         else:
@@ -308,8 +308,8 @@ def join(
 ) -> Joined:
     """Join checkpoint and PodResources.
 
-    ``known_names`` contains the names of earlier joins by uid. Entries of the uids in ``ended`` are
-    skipped. Replicas that only PodResources lists have no uid.
+    ``known_names`` contains the names that earlier joins found, by uid. Entries of the uids in
+    ``ended`` are skipped. Replicas that only PodResources lists have no uid.
     """
     names, ambiguous = _names(entries, listed)
     all_names = {**known_names, **names}

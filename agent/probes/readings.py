@@ -240,8 +240,8 @@ class HighWaterReading(Reading, frozen=True):
 class MirrorReading(Reading, frozen=True):
     """The two uids of a static pod.
 
-    ``hash`` is its uid at the kubelet and in cgroups. ``uid`` is the uid of its mirror pod at the
-    API server.
+    ``hash`` is the uid that the kubelet and the cgroups use. ``uid`` is the uid of the mirror pod
+    in the API server.
     """
 
     source: str

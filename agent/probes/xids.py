@@ -28,7 +28,7 @@ WAIT_MS = 2000
 _PAUSE_S = 1.0
 #: Seconds between two checks while no device is watched.
 _IDLE_S = 0.25
-#: Number of timeouts of a wait after which devices that could not be registered are tried again.
+#: After this many waits have timed out, the devices that could not be registered are tried again.
 _TIMEOUTS_BEFORE_RETRY = 3
 #: Maximum number of events that are read from an event set before it is freed.
 _MOST_QUEUED = 1000

@@ -39,7 +39,7 @@ class _Part:
     problems: tuple[str, ...]
     #: 0: overcommitted, 1: takes no pods or unhealthy, 2: cordoned, 3: no problem.
     severity: int
-    #: The smallest ratio of headroom of a device.
+    #: The lowest headroom of a device, as a fraction of its memory.
     least_ratio: float
 
 

@@ -13,7 +13,8 @@ TESTS = Path(__file__).parents[1]
 RECORDED = TESTS / "recorded/device-plugin/preferred.json"
 #: Numbers of GPUs, of replicas on each, and of states.
 ASKED = [(1, 2, 10), (2, 16, 150), (3, 5, 250), (4, 4, 300), (5, 3, 200), (6, 8, 200), (8, 10, 150)]
-#: Numbers of answers in a state with unconfirmed pods, with none or some of them admitted.
+#: How often the plugin is asked in each state that has unconfirmed pods. Before each question, some
+#: of these pods, or none, are admitted.
 WALKS = 40
 
 

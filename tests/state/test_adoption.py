@@ -40,7 +40,7 @@ def test_a_pod_without_an_annotation_gets_the_default_of_its_namespace() -> None
     "of",
     [
         pytest.param(pod("lots"), id="invalid annotation"),
-        pytest.param(pod("nobody=8Gi"), id="unknown container"),
+        pytest.param(pod("sidecar=8Gi"), id="unknown container"),
         pytest.param(pod("8Gi", annotations={"headroom.gpu/policy": "best"}), id="invalid policy"),
     ],
 )

@@ -116,13 +116,13 @@ def take(state: RecordingState, *events: Event) -> None:
 
 
 def _equals_a_new_computation(state: RecordingState, held: GPUNode) -> None:
-    snap, anew = state.cluster.snapshot(), build([state.cluster.terms_of("n", held)])
-    assert snap.nodes == anew.nodes
-    assert _columns(snap.columns) == _columns(anew.columns)
+    kept, computed = state.cluster.snapshot(), build([state.cluster.terms_of("n", held)])
+    assert kept.nodes == computed.nodes
+    assert _columns(kept.columns) == _columns(computed.columns)
     for name in ("fresh_until_s", "ageing_from_s", "degraded", "spare_bytes", "node_reason"):
-        assert getattr(snap, name).tolist() == getattr(anew, name).tolist(), name
+        assert getattr(kept, name).tolist() == getattr(computed, name).tolist(), name
     over = {each.device: each for each in state.cluster.overcommits.now()}
-    for terms in snap.nodes[0].devices:
+    for terms in kept.nodes[0].devices:
         beyond = over.get(terms.device.uuid)
         assert (beyond is not None) == (terms.headroom_bytes < 0 and terms.believed)
         assert beyond is None or beyond.holders == terms.holders

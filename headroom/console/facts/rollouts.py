@@ -11,7 +11,7 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.idle_pods import TEMPLATE_HASHES, owner_of
 from headroom.core.placement.fit import Verdicts
 
-#: Controllers whose pods do not end by themselves and are created again after they end.
+#: Controllers whose pods run until they are deleted, and are then replaced.
 _ENDLESS = frozenset(
     {"Deployment", "ReplicaSet", "ReplicationController", "StatefulSet", "DaemonSet", "Rollout"}
 )

@@ -80,7 +80,7 @@ class LoserView(View):
     node: str
     victims: int
     lost_by: str
-    """What makes the chosen node better."""
+    """The first criterion by which the chosen node is better than this node."""
 
 
 class PreemptView(PhaseView):
@@ -97,9 +97,9 @@ class PreemptView(PhaseView):
     resources."""
     pdb_violations: int
     choice: str | None
-    """Who chose the victims: "proposed" by kube-scheduler, "corrected" by Headroom, "added"
-    by Headroom because kube-scheduler proposed none for this node, or "controller" because
-    kube-scheduler did not call preempt; null if no pod is to be evicted."""
+    """How the victims were chosen. "proposed": kube-scheduler proposed them. "corrected": Headroom
+    replaced victims that kube-scheduler proposed. "added": kube-scheduler proposed none on this
+    node. "controller": kube-scheduler did not call preempt. Null if no pod is to be evicted."""
     alternatives: list[LoserView]
     helpless: int
     """Number of nodes on which no eviction helps, as far as the search found."""

@@ -23,7 +23,8 @@ from headroom.system.listening import host_port, listening_socket
 KEEP_ALIVE_S = 120
 #: Seconds at shutdown for requests that are being answered. kube-scheduler waits for 5 s.
 GRACE_S = 10
-#: Seconds at shutdown for which idle connections stay open, for requests that are on the way.
+#: Seconds for which idle connections stay open at shutdown, so that requests that are already sent
+#: are still served.
 DRAIN_S = 1.0
 
 
