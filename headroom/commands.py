@@ -56,7 +56,10 @@ class LogLevel(Enum):
 
 
 Config = Annotated[
-    Path | None, typer.Option(help="YAML file of settings. HEADROOM_... variables override it.")
+    Path | None,
+    typer.Option(
+        help="YAML file of settings, or a folder of them. HEADROOM_... variables override them."
+    ),
 ]
 Host = Annotated[str | None, typer.Option(help="Address to listen on.")]
 VerbsHost = Annotated[str | None, typer.Option(help="Address of kube-scheduler's port.")]

@@ -1,4 +1,5 @@
-"""Writes all generated pages of docs/reference, and the list of shipped policies."""
+"""Writes the generated pages of docs/reference, the chart's schema of settings, and the list of
+shipped policies."""
 
 from collections.abc import Callable, Mapping
 
@@ -14,6 +15,7 @@ from reference import (
     processes,
     reasons,
     settings,
+    values_schema,
 )
 from reference.markdown import ROOT
 
@@ -37,6 +39,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 def main() -> None:
     for name, page in PAGES.items():
         (FOLDER / name).write_text(page(), encoding="utf-8")
+    values_schema.PATH.write_text(values_schema.text(), encoding="utf-8")
     policies.PATH.write_text(policies.text(), encoding="utf-8")
 
 

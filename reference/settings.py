@@ -20,8 +20,12 @@ _INTRO = """\
     headroom extender --config headroom.yaml    # console and webhook read the same file
     headroom config check headroom.yaml    # 0: valid; 2: invalid, with the line of each mistake
 
-Settings come from a YAML file, from environment variables and from the command line. For each
-setting, a flag overrides its variable, and the variable overrides the file. `headroom extender
+Settings come from YAML files, from environment variables and from the command line. For each
+setting, a flag overrides its variable, and the variable overrides the files. If `--config` names a
+folder, all its files are read in the order of their names, and a later file overrides an earlier
+one. In a cluster, the folder is ConfigMap `headroom-config`: `10-base.yaml` is shipped with
+Headroom, overlays and components add files that begin with a digit, and your own `headroom.yaml` is
+read last. `headroom extender
 --help` lists the flags. Names of variables:
 
 - `HEADROOM_` and the name of the setting in capitals: `HEADROOM_STALE_AFTER_S=60`.
@@ -40,7 +44,7 @@ The kubelet sets variables for the Services of a pod's namespace, such as
 
 ### When the file changes
 
-A running extender checks its file once a second. It applies settings marked *at once*
+A running extender checks its files once a second. It applies settings marked *at once*
 immediately. All other settings need a restart, because they affect watches, open sockets and
 values that are already computed: `kubectl -n headroom-system rollout restart deployment`.
 

@@ -115,7 +115,8 @@ def rows(
         here = f"{path}.{name}" if path else name
         default = values.get(name) if isinstance(values, dict) else None
         resolved = _resolved(below, whole)
-        if resolved.get("properties"):
+        # docs/reference/settings.md describes the settings.
+        if resolved.get("properties") and here != "settings":
             yield from rows(resolved, default, whole, here)
         else:
             described = (each.get("description") for each in (below, resolved, schema))

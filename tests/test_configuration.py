@@ -198,3 +198,70 @@ def test_config_check_reports_errors_and_exits_with_2(file: Path) -> None:
     absent = runner.invoke(config_commands, ["check", str(file.with_name("absent"))])
     assert absent.exit_code == 2
     assert "cannot be read: No such file" in absent.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder as the kubelet mounts ConfigMap headroom-config, with the files of two layers."""
+    data = tmp_path / "..2026_11_29_12_00_00.1"
+    data.mkdir()
+    (tmp_path / "..data").symlink_to(data.name)
+    layers = {
+        "10-base.yaml": "mode: observe\nverbs_host: 127.0.0.1\nscore_weights: {packing: 3}\n",
+        "headroom.yaml": "\nmode: enforce\nscore_weights: {slack: 2}\n",
+    }
+    for name, text in layers.items():
+        (data / name).write_text(text)
+        (tmp_path / name).symlink_to(f"..data/{name}")
+    return tmp_path
+
+
+def test_a_later_file_of_a_folder_overrides_an_earlier_one(folder: Path) -> None:
+    settings = load_settings(folder, {})
+    weights = settings.score_weights
+    assert (settings.mode.value, settings.verbs_host) == ("enforce", "127.0.0.1")
+    assert (weights.packing, weights.slack, weights.sm_activity) == (3, 2, 2)
+    (folder / "20-overlay.yaml").write_text("mode: observe\nverbs_host: localhost\n")
+    settings = load_settings(folder, {})
+    assert (settings.mode.value, settings.verbs_host) == ("enforce", "localhost")
+    assert load_settings(folder, {"HEADROOM_MODE": "observe"}).mode.value == "observe"
+
+
+def test_an_error_names_the_file_of_the_folder_that_decides(folder: Path) -> None:
+    (folder / "10-base.yaml").write_text("mode: obsrve\npolicy: tight\nhost: a\nhost: b\n")
+    assert problems(folder) == [
+        "FILE/10-base.yaml:4: host is set twice; remove one of the lines",
+        "FILE/10-base.yaml:2: policy: Input should be 'pack', 'spread' or 'fragmentation'. "
+        "Example: policy: fragmentation",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        pytest.param(
+            "headroom.yml", "mode: observe", "is not read; rename it to headroom.yaml", id="suffix"
+        ),
+        pytest.param(
+            "headroom.yaml", "mode:", "mode: Input should be 'enforce' or 'observe'", id="no value"
+        ),
+        pytest.param("headroom.yaml", "- a", "must contain a mapping", id="a list"),
+    ],
+)
+def test_a_file_of_a_folder_is_read_or_rejected(
+    folder: Path, name: str, text: str, message: str
+) -> None:
+    (folder / "headroom.yaml").unlink()
+    (folder / name).write_text(text)
+    (found,) = problems(folder)
+    assert found.startswith(f"FILE/{name}:")
+    assert message in found
+
+
+def test_a_folder_has_at_least_one_file_and_at_most_sixteen(tmp_path: Path) -> None:
+    (found,) = problems(tmp_path)
+    assert found == "FILE: contains no file of settings. Example: headroom.yaml"
+    for number in range(17):
+        (tmp_path / f"{number}.yaml").write_text("policy: pack\n")
+    (found,) = problems(tmp_path)
+    assert found == "FILE: contains 17 files; at most 16 are read"

@@ -1,5 +1,6 @@
 """Checks that the generated pages of docs/reference match the code, which describes all entries."""
 
+import json
 import re
 import subprocess
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from headroom.contract.annotations import (
 )
 from headroom.contract.keys import KEYS, YOU
 from headroom.runtime.settings.settings import Settings
-from reference import api, cli, metrics, policies
+from reference import api, cli, metrics, policies, values_schema
 from reference.__main__ import FOLDER, PAGES
 from reference.settings import GROUPS, unit
 from tests.controlplane import ROOT
@@ -43,6 +44,14 @@ def test_the_page_is_up_to_date(name: str) -> None:
 
 def test_the_list_of_policies_is_up_to_date() -> None:
     assert policies.PATH.read_text(encoding="utf-8") == policies.text(), "run: make docs"
+
+
+def test_the_chart_has_a_schema_of_all_settings() -> None:
+    assert values_schema.PATH.read_text(encoding="utf-8") == values_schema.text(), "run: make docs"
+    schema = json.loads(values_schema.text())["properties"]["settings"]
+    assert schema["properties"].keys() == Settings.model_fields.keys()
+    assert schema["properties"]["mode"]["enum"] == ["enforce", "observe"]
+    assert schema["properties"]["max_body"]["type"] == ["integer", "string"]
 
 
 def test_options_of_commands_show_types_as_whole_words() -> None:

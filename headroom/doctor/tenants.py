@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-import yaml
 
 from headroom.contract.gpunode import Device, GPUNode
 from headroom.contract.kube import Pod
@@ -19,11 +18,12 @@ from headroom.doctor.findings import Finding, Weight
 from headroom.doctor.shipped_policies import rewritten, rewritten_webhook
 from headroom.doctor.tenant_quotas import examine_largest, examine_quotas
 from headroom.doctor.tenant_rights import Object, Rights, examine_rights
-from headroom.errors import NotSynced
+from headroom.errors import BadSettings, NotSynced
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import KubeApi, load_configuration
 from headroom.runtime.settings.loading import load_settings
 from headroom.runtime.settings.settings import Settings
+from headroom.runtime.settings.settings_files import merge_texts
 
 #: Policies that must deny, and what is possible without them.
 POLICIES = {
@@ -62,6 +62,8 @@ _OPT_OUT = "headroom.gpu/scheduler"
 _ENFORCE = "pod-security.kubernetes.io/enforce"
 _LEVELS = ("baseline", "restricted")
 _PROFILE = "install the profile multi-tenant (docs/operate/security.md)"
+#: The profile observes at first, like every new installation.
+_ENFORCE_MODE = "set mode: enforce (docs/get-started/rollout.md)"
 #: Lists that the rules read, by the path below which the API server serves them.
 _ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 _RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -172,7 +174,7 @@ def _settings(tenancy: Tenancy) -> Iterator[Finding]:
         if (value := tenancy.settings.get(name, defaults[name])) != safe:
             shown = str(value).lower() if isinstance(value, bool) else f"{value}"
             found = f"setting {name} is {shown:.100}: {harm}"
-            yield Finding(Weight.WARNING, (), found, _PROFILE)
+            yield Finding(Weight.WARNING, (), found, _ENFORCE_MODE if name == "mode" else _PROFILE)
 
 
 def _network(tenancy: Tenancy) -> Iterator[Finding]:
@@ -309,12 +311,10 @@ def _read_settings(api: KubeApi, namespace: str, given: Settings) -> Mapping[str
         if err.status != 404:
             raise
         return given.model_dump(mode="json", exclude_unset=True)
-    text = (msgspec.json.decode(answer).get("data") or {}).get("headroom.yaml", "")
     try:
-        found = yaml.safe_load(text)
-    except (ValueError, yaml.YAMLError, RecursionError):
+        return merge_texts(msgspec.json.decode(answer).get("data") or {})
+    except BadSettings:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _items(api: KubeApi, path: str) -> list[Mapping[str, Any]]:

@@ -190,6 +190,29 @@ class Reloading:
         return counter.labels("rejected")._value.get(), counter.labels("taken")._value.get()
 
 
+def test_a_changed_added_or_removed_file_of_a_folder_is_applied(tmp_path: Path) -> None:
+    reloading = Reloading(tmp_path)
+    reloading.reloader = SettingsReloader(
+        Origin(tmp_path),
+        Settings(),
+        lambda settings: reloading.modes.append(settings.mode.value),
+        reloading.telemetry,
+    )
+    reloading.reloader.once()
+    added = tmp_path / "own.yaml"
+    added.write_text("mode: observe\n")
+    reloading.reloader.once()
+    added.unlink()
+    reloading.reloader.once()
+    assert reloading.modes == ["observe", "enforce"]
+    (tmp_path / "own.yml").write_text("mode: observe\n")
+    for _ in range(2):  # like a missing file, which counts only if it is missing in two calls
+        reloading.reloader.once()
+    (message,) = reloading.reloader.rejected
+    assert message == f"{tmp_path}/own.yml: is not read; rename it to own.yaml"
+    assert reloading.modes == ["observe", "enforce"]
+
+
 def test_a_file_that_is_missing_for_a_moment_is_not_rejected(tmp_path: Path) -> None:
     """The kubelet may replace the file of a ConfigMap between two checks, or during one."""
     reloading = Reloading(tmp_path)

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from headroom.contract.console import AUDIENCE
+from headroom.runtime.settings.settings_files import merge_texts
 from tests.controlplane import ROOT
 from tests.deploy import foreign
 from tests.deploy.installation import AuditedPlane, Installation
@@ -35,8 +34,7 @@ def clone(plane: AuditedPlane, name: str) -> Path:
 
 
 def settings(plane: AuditedPlane) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(plane.call("GET", CONFIG)["data"]["headroom.yaml"])
-    return found
+    return merge_texts(plane.call("GET", CONFIG)["data"])
 
 
 def the_plugin_shows_nodes_and_decisions(installation: Installation) -> None:

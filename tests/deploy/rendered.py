@@ -11,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from headroom.runtime.settings.settings_files import merge_texts
 from tests.controlplane import ROOT, built
 
 DEPLOY = ROOT / "deploy"
@@ -199,6 +200,11 @@ def named_images(text: str) -> str:
     for placeholder, image in IMAGES.items():
         text = text.replace(placeholder, image)
     return text
+
+
+def settings_of(found: Objects) -> dict[str, Any]:
+    """Return the settings in the ConfigMap that Headroom's processes mount."""
+    return merge_texts(found["ConfigMap", NAMESPACE, "headroom-config"]["data"])
 
 
 def pod_specs(found: Objects) -> dict[Key, dict[str, Any]]:

@@ -20,6 +20,7 @@ from tests.deploy.rendered import (
     helm,
     objects,
     pod_specs,
+    settings_of,
     template,
 )
 from tests.gobin.build import version_tuple
@@ -240,9 +241,7 @@ def test_helms_values_reach_settings_scheduler_and_pods(tmp_path: Path) -> None:
             },
         )
     )
-    settings = yaml.safe_load(
-        found["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"]
-    )
+    settings = settings_of(found)
     assert (settings["policy"], settings["agent_namespace"]) == ("spread", NAMESPACE)
     config = found["ConfigMap", NAMESPACE, "headroom-scheduler-config"]["data"]
     scheduler = yaml.safe_load(config["kube-scheduler.yaml"])

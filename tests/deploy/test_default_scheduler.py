@@ -39,9 +39,9 @@ def test_the_deployment_mounts_the_files_for_serving_the_verbs(
     assert ("Deployment", NAMESPACE, "headroom-scheduler") not in rendered
     spec = rendered["Deployment", NAMESPACE, "headroom-extender"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
-    file = tmp_path / "headroom.yaml"
-    file.write_text(rendered["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"])
-    settings, problems = check_settings(file, {}, {})
+    for name, text in rendered["ConfigMap", NAMESPACE, "headroom-config"]["data"].items():
+        (tmp_path / name).write_text(text)
+    settings, problems = check_settings(tmp_path, {}, {})
     assert not problems
     assert settings is not None
     assert settings.tls is not None

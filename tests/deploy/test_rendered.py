@@ -2,14 +2,21 @@
 placeholders.
 """
 
+import functools
+import json
+import operator
+import os
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from headroom.runtime.settings.loading import EXAMPLES, check_settings
+from headroom.contract.annotations import ScoringPolicy
+from headroom.runtime.settings.loading import EXAMPLES, load_settings
+from headroom.runtime.settings.settings import Mode, Settings
 from tests.deploy.rendered import (
     AS_OVERLAYS,
     CHART_ONLY,
@@ -70,6 +77,8 @@ def _plain(each: dict[str, Any]) -> dict[str, Any]:
         each["spec"]["template"]["metadata"].get("annotations", {}).pop(_CHECKSUM, None)
     if each["kind"] == "ConfigMap":  # The text has another layout.
         each["data"] = {name: yaml.safe_load(text) for name, text in each["data"].items()}
+        if metadata["name"] == "headroom-config":  # The files have other names.
+            each["data"] = functools.reduce(operator.or_, each["data"].values())
     ordered: dict[str, Any] = _in_order(each)
     return ordered
 
@@ -249,14 +258,53 @@ def test_every_referenced_object_exists(platform: str) -> None:
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports, name
 
 
-@pytest.mark.parametrize("file", sorted(DEPLOY.glob("**/headroom.yaml")), ids=str)
-def test_the_shipped_settings_are_valid(file: Path) -> None:
-    settings, problems = check_settings(file, {}, {})
-    assert settings is not None
-    assert problems == []
+#: The settings of a user, each of which differs from the defaults and from what deploy/ sets.
+OWN = {"mode": "enforce", "policy": "pack", "stale_after_s": 31, "bind_deadline_s": 1.25}
 
 
-def test_the_trial_overlay_differs_from_the_base_by_stand_in_labels() -> None:
-    base = yaml.safe_load((DEPLOY / "base/headroom.yaml").read_text())
-    trial = yaml.safe_load((DEPLOY / "overlays/trial/headroom.yaml").read_text())
-    assert trial == base | {"require_report": False}
+@pytest.mark.parametrize("platform", sorted(path.name for path in DEPLOY.glob("overlays/*")))
+def test_a_new_installation_observes_until_the_user_says_otherwise(
+    platform: str, tmp_path: Path
+) -> None:
+    """With each overlay, and with each component or the variant for the cluster's own
+    kube-scheduler, the user's file changes the settings in it and no others."""
+    variant = DEPLOY / "default-scheduler"
+    components = [path.parent for path in DEPLOY.glob("components/*/kustomization.yaml")]
+    assert len(components) == len(COMPONENTS)
+    for number, parts in enumerate(([], [variant], *([each] for each in sorted(components)))):
+        shipped = rendered_settings(tmp_path / f"{number}-shipped", platform, parts, None)
+        own = rendered_settings(tmp_path / f"{number}-own", platform, parts, OWN)
+        assert shipped.mode is Mode.OBSERVE, parts
+        assert own.model_dump(exclude=set(OWN)) == shipped.model_dump(exclude=set(OWN)), parts
+        assert {name: getattr(own, name) for name in OWN} == {
+            **OWN,
+            "mode": Mode.ENFORCE,
+            "policy": ScoringPolicy.PACK,
+        }, parts
+        assert own.tls is not None
+        assert (own.scheduler_name == "default-scheduler") == (variant in parts)
+
+
+def rendered_settings(
+    folder: Path, platform: str, parts: Sequence[Path], own: Mapping[str, Any] | None
+) -> Settings:
+    """Render a user's overlay in the empty ``folder``, and return the settings that the processes
+    read from the mounted ConfigMap."""
+    folder.mkdir()
+    kustomization: dict[str, Any] = {
+        "resources": [os.path.relpath(DEPLOY / "overlays" / platform, folder)],
+        "components": [os.path.relpath(part, folder) for part in parts],
+        "generatorOptions": {"disableNameSuffixHash": True},
+    }
+    if own is not None:
+        (folder / "headroom.yaml").write_text(yaml.safe_dump(dict(own)))
+        config = {"name": "headroom-config", "namespace": NAMESPACE, "behavior": "merge"}
+        kustomization["configMapGenerator"] = [config | {"files": ["headroom.yaml"]}]
+    (folder / "kustomization.yaml").write_text(json.dumps(kustomization))
+    mounted = folder / "mounted"
+    mounted.mkdir()
+    for name, text in objects(overlay(folder))["ConfigMap", NAMESPACE, "headroom-config"][
+        "data"
+    ].items():
+        (mounted / name).write_text(text)
+    return load_settings(mounted, {})

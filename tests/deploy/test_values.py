@@ -249,6 +249,10 @@ def test_the_certificate_job_gets_a_new_name_when_it_changes(tmp_path: Path) -> 
         ({"images": {"agent": {"digest": "sha256:12"}}}, "at '/images/agent/digest'"),
         ({"console": {"tolerations": [{"kee": "a"}]}}, "at '/console/tolerations/0'"),
         ({"monitors": True}, "at '/monitors': got boolean, want object"),
+        ({"settings": {"mode": "observ"}}, "'/settings/mode': value must be one of 'enforce', 'o"),
+        ({"settings": {"modes": "observe"}}, "additional properties 'modes' not allowed"),
+        ({"settings": {"stale_after_s": "abc"}}, "at '/settings/stale_after_s': got string"),
+        ({"settings": {"score_weights": {"slak": 1}}}, "additional properties 'slak' not"),
     ],
 )
 def test_unknown_values_are_rejected(values: dict[str, Any], shown: str, tmp_path: Path) -> None:
@@ -302,5 +306,5 @@ def _schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterato
         if name == "global":  # Helm's own.
             continue
         yield (*path, name)
-        if "$ref" not in each or name == "steering":
+        if ("$ref" not in each and name != "settings") or name == "steering":
             yield from _schema_paths(resolved, (*path, name))

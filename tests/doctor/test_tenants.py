@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from headroom.contract.kube import Namespace, Pod
 from headroom.contract.watched import Relisted
@@ -21,7 +20,15 @@ from headroom.doctor.tenants import POLICIES, Tenancy, examine_tenants, list_ten
 from headroom.runtime.settings.settings import Settings
 from tests.builders import container, namespace, pod, shared
 from tests.controlplane import ApiRefused, ControlPlane
-from tests.deploy.rendered import DEPLOY, NAMESPACE, PLATFORMS, objects, overlay, template
+from tests.deploy.rendered import (
+    DEPLOY,
+    NAMESPACE,
+    PLATFORMS,
+    objects,
+    overlay,
+    settings_of,
+    template,
+)
 
 LEVEL = "pod-security.kubernetes.io/enforce"
 MUTATING = "MutatingWebhookConfiguration"
@@ -44,7 +51,6 @@ def installed(platform: str) -> Tenancy:
             rule.setdefault("from", API_SERVER["from"])
     hard = {QUOTA: "40Gi", BUDGETS: "0"}
     quota = {"metadata": {"name": "q", "namespace": "team"}, "spec": {"hard": hard}}
-    configuration = found["ConfigMap", NAMESPACE, "headroom-config"]["data"]["headroom.yaml"]
     return Tenancy(
         of("ValidatingAdmissionPolicy"),
         of("ValidatingAdmissionPolicyBinding"),
@@ -55,7 +61,7 @@ def installed(platform: str) -> Tenancy:
             of("Role"), of("RoleBinding"), of("ClusterRole"), [*of("ClusterRoleBinding"), ADMINS]
         ),
         {"team": {LEVEL: "restricted"}},
-        yaml.safe_load(configuration) | {"largest_devices": ["nvidia.com/gpu=80Gi"]},
+        settings_of(found) | {"mode": "enforce", "largest_devices": ["nvidia.com/gpu=80Gi"]},
         [],
         [shared(memory_bytes=80 << 30, free=1)],
     )
@@ -85,8 +91,15 @@ ALL = {
 }
 
 
-def test_the_profile_has_no_findings() -> None:
+def test_the_enforced_profile_has_no_findings() -> None:
     assert examine_tenants(installed("multi-tenant")) == []
+
+
+def test_the_profile_protects_nobody_while_it_observes() -> None:
+    tenancy = installed("multi-tenant")
+    (found,) = examine_tenants(replace(tenancy, settings={**tenancy.settings, "mode": "observe"}))
+    assert found.found == "setting mode is observe: nothing is rejected or evicted"
+    assert found.do == "set mode: enforce (docs/get-started/rollout.md)"
 
 
 def test_another_overlay_has_a_finding_for_each_addition_of_the_profile() -> None:

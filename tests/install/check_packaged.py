@@ -20,7 +20,7 @@ MIB = 1 << 20
 SYS_PTRACE = f"{1 << 19:016x}"
 NONE = f"{0:016x}"
 HEADROOM = "/opt/headroom/bin/python /opt/headroom/bin/headroom"
-CONFIG = "--config /etc/headroom/config/headroom.yaml"
+CONFIG = "--config /etc/headroom/config"
 
 
 @pytest.fixture(scope="module")

@@ -209,7 +209,7 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
         "VERSION": version_of(ROOT),
         "gpu-operator": "device-plugin",
         # The only node has a GPU.
-        "settings.mode=observe": "settings.mode=observe,onGpuNodes=true",
+        "--set images.extender": "--set onGpuNodes=true,images.extender",
     }
     for name in ("kubectl", "helm"):
         shutil.copy(built(name)[name], root.path / "usr/local/bin" / name)

@@ -117,7 +117,9 @@ def _link_template(template: str) -> str:
 
 #: Label matchers of a PromQL selector, without braces.
 Matchers = Annotated[str, AfterValidator(check_matchers)]
-QuantityBytes = Annotated[int, BeforeValidator(_quantity), Field(ge=0)]
+QuantityBytes = Annotated[
+    int, Field(ge=0), BeforeValidator(_quantity, json_schema_input_type=int | str)
+]
 #: Host names or IP addresses, each with or without a port.
 Addresses = Annotated[tuple[str, ...], AfterValidator(_addresses)]
 #: Texts that ``largest_device`` parses.

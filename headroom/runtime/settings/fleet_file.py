@@ -23,7 +23,7 @@ from headroom.contract.kube import Namespace, Node, NodeStatus, ObjectMeta
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 from headroom.errors import BadSettings
 from headroom.runtime.settings.constraints import QuantityBytes
-from headroom.runtime.settings.loading import read_yaml
+from headroom.runtime.settings.settings_files import read_yaml
 
 #: The default configuration of NVIDIA's device plugin and of the kubelet.
 _PLUGIN = Plugin(

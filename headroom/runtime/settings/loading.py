@@ -1,13 +1,13 @@
-"""Reads settings from a file, environment variables and the command line.
+"""Reads settings from files, environment variables and the command line.
 
-For each setting, a flag overrides an environment variable, which overrides the file. Every error
-names its source (a line of the file, a variable or a flag) and gives a valid example.
+For each setting, a flag overrides an environment variable, which overrides the files. Every error
+names its source (a line of a file, a variable or a flag) and gives a valid example.
 """
 
 import difflib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +21,16 @@ from headroom.contract.service_links import service_links
 from headroom.errors import BadSettings
 from headroom.runtime.settings.constraints import Contradiction
 from headroom.runtime.settings.settings import Settings
+from headroom.runtime.settings.settings_files import (
+    Location,
+    ParsedSettings,
+    merged,
+    read_settings,
+)
 
 PREFIX, NESTED = "HEADROOM_", "__"
 #: Variables of ``kubectl headroom`` and of the tests, which can be set in a user's shell.
 OTHER_VARIABLES = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
-#: Maximum size of a file, which limits parsing time: PyYAML takes quadratic time for a long string,
-#: and 16 us for each bracket.
-MAX_BYTES = 64 << 10
 
 #: Example values of settings whose default is empty or hard to read.
 EXAMPLES = {
@@ -55,8 +58,6 @@ EXAMPLES = {
     "prometheus_ca": "/etc/headroom/prometheus/ca.crt",
 }
 
-_Location = tuple[str | int, ...]
-
 
 @dataclass(frozen=True, slots=True)
 class Problem:
@@ -67,16 +68,6 @@ class Problem:
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}"
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedFile:
-    """The content of a YAML file that contains a mapping, and the line of each key."""
-
-    values: dict[str, Any]
-    lines: Mapping[_Location, int]
-    #: Keys that occur more than once, with the line of each repetition.
-    repeated: Sequence[tuple[str, int]] = ()
 
 
 class _Environment(EnvSettingsSource):
@@ -108,7 +99,8 @@ class _Variables(Settings, BaseSettings):
 def load_settings(
     path: Path | None, env: Mapping[str, str] | None = None, **overrides: Any
 ) -> Settings:
-    """Return the settings from the file, from ``env``, and from the overrides that are not None.
+    """Return the settings from a file or folder, from ``env``, and from the overrides that are not
+    None.
 
     ``env`` defaults to the environment of the process. Raises ``BadSettings`` with one line for
     each problem."""
@@ -127,12 +119,12 @@ def check_settings(
     """
     where = path or "settings"
     try:
-        parsed = _parse(path) if path else ParsedFile({}, {})
+        parsed = read_settings(path) if path else ParsedSettings({}, {})
     except BadSettings as err:
         return None, [Problem(*str(err).split(": ", 1))]
     problems = [
-        Problem(f"{where}:{line}", f"{key} is set twice; remove one of the lines")
-        for key, line in parsed.repeated
+        Problem(place, f"{key} is set twice; remove one of the lines")
+        for key, place in parsed.repeated
     ]
     env = {name: value for name, value in env.items() if name.startswith(PREFIX)}
     known = _variables()
@@ -143,9 +135,9 @@ def check_settings(
         problems.append(Problem(f"${name}", f"is not a setting; {hint}"))
     env = {name: value for name, value in env.items() if name in known and name not in links}
     flags = {name: value for name, value in overrides.items() if value is not None}
-    values = _merged(_merged(parsed.values, _Environment(env)() if env else {}), flags)
+    values = merged(merged(parsed.values, _Environment(env)() if env else {}), flags)
 
-    def sources(loc: _Location) -> Iterator[str]:
+    def sources(loc: Location) -> Iterator[str]:
         """Yield the sources that set the value, highest priority first."""
         name = str(loc[0])
         if name in flags:
@@ -154,10 +146,10 @@ def check_settings(
             if variable in env:
                 yield f"${variable}"
         for length in range(len(loc), 0, -1):
-            if loc[:length] in parsed.lines:
-                yield f"{where}:{parsed.lines[loc[:length]]}"
+            if loc[:length] in parsed.places:
+                yield parsed.places[loc[:length]]
 
-    def source(loc: _Location) -> str:
+    def source(loc: Location) -> str:
         return next(sources(loc), str(where)) if loc else str(where)
 
     try:
@@ -168,9 +160,9 @@ def check_settings(
     return (None if problems else settings), problems
 
 
-def _problem(finding: Any, source: Callable[[_Location], str]) -> Problem:
+def _problem(finding: Any, source: Callable[[Location], str]) -> Problem:
     """Convert an error of pydantic. ``source`` returns where a value was set."""
-    loc: _Location = finding["loc"]
+    loc: Location = finding["loc"]
     name, message = ".".join(map(str, loc)), str(finding["msg"]).removeprefix("Value error, ")
     cause = (finding.get("ctx") or {}).get("error")
     if isinstance(cause, Contradiction):
@@ -185,7 +177,7 @@ def _problem(finding: Any, source: Callable[[_Location], str]) -> Problem:
     return Problem(source(loc), f"{name}: {message}" if loc else message)
 
 
-def example_of(loc: _Location) -> str:
+def example_of(loc: Location) -> str:
     """Return a valid line of YAML for the setting, or "" if there is no example."""
     name = str(loc[0])
     if name in EXAMPLES:
@@ -211,51 +203,6 @@ def _plain(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML file that contains a mapping. Raises ``BadSettings`` with the line of the
-    error."""
-    return _parse(path).values
-
-
-def _parse(path: Path) -> ParsedFile:
-    """Read a YAML file that contains a mapping, with the line of each key. Raises
-    ``BadSettings``."""
-    try:
-        with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise BadSettings(f"{path}: is larger than {MAX_BYTES >> 10} KiB, the maximum size")
-        content = yaml.safe_load(text.decode())
-        tree = yaml.compose(text.decode(), yaml.SafeLoader)
-    except OSError as err:
-        raise BadSettings(f"{path}: cannot be read: {err.strerror}") from err
-    except (yaml.YAMLError, ValueError, RecursionError) as err:
-        mark = getattr(err, "problem_mark", None)
-        at = f":{mark.line + 1}" if mark else ""
-        raise BadSettings(f"{path}{at}: is not YAML: {' '.join(str(err).split())}") from err
-    if content is None:
-        return ParsedFile({}, {})
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise BadSettings(f"{path}: must contain a mapping, as in 'policy: pack'")
-    lines: dict[_Location, int] = {}
-    repeated = [*_lines(tree, (), lines, 2)]
-    return ParsedFile(content, lines, repeated)
-
-
-def _lines(
-    node: yaml.Node | None, parent: _Location, lines: dict[_Location, int], depth: int
-) -> Iterator[tuple[str, int]]:
-    """Add the line of each key down to ``depth`` levels. Yield keys that occur more than once."""
-    if not isinstance(node, yaml.MappingNode) or not depth:
-        return
-    for key, value in node.value:
-        path, line = (*parent, str(key.value)), key.start_mark.line + 1
-        if path in lines:
-            yield ".".join(map(str, path)), line
-        lines[path] = line
-        yield from _lines(value, path, lines, depth - 1)
-
-
 def _variables() -> dict[str, None]:
     """Return the names of all variables as keys, in the order of the settings."""
     names: dict[str, None] = {}
@@ -266,7 +213,7 @@ def _variables() -> dict[str, None]:
     return names
 
 
-def _names(parent: _Location) -> list[str]:
+def _names(parent: Location) -> list[str]:
     """Return the names of all settings, or of the parts of setting ``parent``."""
     if not parent:
         return list(Settings.model_fields)
@@ -278,13 +225,3 @@ def _fields_of(field: FieldInfo) -> list[str]:
     kind = field.annotation
     nested = isinstance(kind, type) and issubclass(kind, BaseModel)
     return list(kind.model_fields) if nested else []  # type: ignore[union-attr]
-
-
-def _merged(base: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``override``. Nested mappings are merged key by key."""
-    merged = dict(base)
-    for key, value in override.items():
-        before = merged.get(key)
-        both = isinstance(before, dict) and isinstance(value, Mapping)
-        merged[key] = _merged(before or {}, value) if both else value
-    return merged

@@ -14,6 +14,7 @@ import structlog
 from headroom.runtime.loops import Loops
 from headroom.runtime.settings.loading import check_settings
 from headroom.runtime.settings.settings import RELOADED, Settings
+from headroom.runtime.settings.settings_files import Stamp, stamp
 from headroom.runtime.telemetry import ProcessTelemetry
 
 log = structlog.get_logger()
@@ -24,8 +25,8 @@ EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The sources of the settings: file, environment and flags. Without a file, they never
-    change."""
+    """The sources of the settings: a file or folder, environment and flags. Without ``path``, they
+    never change."""
 
     path: Path | None = None
     env: Mapping[str, str] = field(default_factory=dict)
@@ -80,15 +81,15 @@ class SettingsReloader:
         """
         if self._origin.path is None:
             return
-        stamp, was_missing = self._stamp(), self._was_missing
-        self._was_missing = stamp is None
-        if stamp == self._seen or (stamp is None and not was_missing):
+        current, was_missing = self._stamp(), self._was_missing
+        self._was_missing = current is None
+        if current == self._seen or (current is None and not was_missing):
             return
         written, problems = check_settings(self._origin.path, self._origin.env, self._origin.flags)
-        if written is None and self._stamp() != stamp:
+        if written is None and self._stamp() != current:
             return  # the file was replaced while it was read; the next call reads the new file
         if written is None:
-            self._seen = stamp
+            self._seen = current
             self.rejected = tuple(map(str, problems))
             self._telemetry.settings_reloads.labels("rejected").inc()
             log.error("settings_rejected", problems=self.rejected)
@@ -110,14 +111,7 @@ class SettingsReloader:
             settings = self._settings.model_copy(update=taken)
             self._take(settings)
             self._settings = settings
-        self._seen = stamp  # after a failure before this line, the next call tries again
+        self._seen = current  # after a failure before this line, the next call tries again
 
-    def _stamp(self) -> tuple[int, int, int] | None:
-        """Return the file's modification time, size and inode, or None if there is no file."""
-        if self._origin.path is None:
-            return None
-        try:
-            stat = self._origin.path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    def _stamp(self) -> Stamp | None:
+        return None if self._origin.path is None else stamp(self._origin.path)

@@ -48,14 +48,17 @@
 {{ toYaml .object }}
 {{ end -}}
 
-{{/* Settings and kube-scheduler's configuration: those of deploy/ with the values on top. */}}
+{{/* Files of settings by name: those of deploy/, and settings of the values, which override them. */}}
 {{- define "headroom.settings" -}}
-{{- $folder := ternary "default-scheduler" "base" .Values.defaultScheduler.enabled -}}
-{{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get (printf "files/%s/headroom.yaml" $folder))) | fromYaml -}}
-{{- $_ := mergeOverwrite $base .Values.settings }}
-{{- include "headroom.prune" $base }}
-{{- toYaml $base -}}
+{{- $files := dict "10-base.yaml" (include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/headroom.yaml"))) }}
+{{- if .Values.defaultScheduler.enabled }}
+{{- $_ := set $files "30-default-scheduler.yaml" (.Files.Get "files/default-scheduler/headroom.yaml") }}
+{{- end }}
+{{- if .Values.settings }}{{ $_ := set $files "headroom.yaml" (toYaml .Values.settings) }}{{ end }}
+{{- toYaml $files -}}
 {{- end -}}
+
+{{/* kube-scheduler's configuration: that of deploy/ with the values on top. */}}
 {{- define "headroom.schedulerConfig" -}}
 {{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/kube-scheduler.yaml")) | fromYaml -}}
 {{- $_ := mergeOverwrite $base .Values.kubeScheduler.config }}
