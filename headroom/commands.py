@@ -311,12 +311,14 @@ def _with_commands() -> None:
 
 @config_commands.command()
 def check(
-    file: Annotated[Path, typer.Argument(help="The extender's settings file (YAML).")],
+    file: Annotated[
+        Path, typer.Argument(help="The extender's settings: a YAML file, or a folder of them.")
+    ],
 ) -> None:
-    """List all errors in a settings file, each with its line, the reason and an example.
+    """List all errors in settings files, each with its line, the reason and an example.
 
-    It reads only this file, no environment variables, and none of the files that it names. The exit
-    status is 0 if the extender would start with the file, and otherwise 2.
+    It reads only these files, no environment variables, and none of the files that they name.
+    The exit status is 0 if the extender would start with these settings, and otherwise 2.
     """
     _, problems = check_settings(file, {}, {})
     for problem in problems:

@@ -26,7 +26,7 @@ class SettingsView(View):
     """enforce or observe. In mode observe, Headroom rejects, prefers and evicts nothing, and
     creates no Events."""
     file: str | None
-    """The settings file, which is reloaded whenever it changes; null if there is none."""
+    """The settings file or folder, which is reloaded whenever it changes; null if there is none."""
     rejected: list[str]
     """Errors in the current file, each with its line. The previous settings stay in use."""
     after_restart: list[str]

@@ -1,4 +1,4 @@
-"""Applies changes of the settings file to the running process if they need no restart.
+"""Applies changes of the settings files to the running process if they need no restart.
 
 If a file has errors, the current settings stay in use. The errors are logged, counted and shown in
 /v1/status until the file is correct.
@@ -38,7 +38,7 @@ ANYWHERE = Origin()
 
 
 class SettingsReloader:
-    """Watches the settings file, and calls ``take`` with changed settings on the event loop."""
+    """Watches the settings files, and calls ``take`` with changed settings on the event loop."""
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ class ParsedSettings:
     """The merged content of all files."""
 
     values: Mapping[str, Any]
-    #: Where each key was set last, for example headroom.yaml:12.
+    #: The place where each key was set last, for example headroom.yaml:12.
     places: Mapping[Location, str]
     #: Keys that occur more than once in a file, with the place of each repetition.
     repeated: Sequence[tuple[str, str]] = ()
@@ -67,7 +67,7 @@ def files_of(path: Path) -> list[Path]:
     """Return the file, or the files of the folder in the order in which they are read.
 
     Raises ``BadSettings`` if the folder has no files, too many, or one with another suffix, because
-    settings in a file that nobody reads would have no effect.
+    settings in an unread file would have no effect.
     """
     if not path.is_dir():
         return [path]
