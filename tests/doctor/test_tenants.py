@@ -95,7 +95,7 @@ def test_the_enforced_profile_has_no_findings() -> None:
     assert examine_tenants(installed("multi-tenant")) == []
 
 
-def test_the_profile_protects_nobody_while_it_observes() -> None:
+def test_the_profile_protects_no_tenant_while_it_observes() -> None:
     tenancy = installed("multi-tenant")
     (found,) = examine_tenants(replace(tenancy, settings={**tenancy.settings, "mode": "observe"}))
     assert found.found == "setting mode is observe: nothing is rejected or evicted"
