@@ -33,7 +33,7 @@ class EventReason(StrEnum):
     OVERCOMMITTED = (
         "Overcommitted",
         "Pod",
-        "The pod was bound without Headroom to a node without enough free GPU memory.",
+        "The pod has no reservation, and its node does not have enough free GPU memory.",
     )
     REQUEST_CHANGE_IGNORED = (
         "RequestChangeIgnored",

@@ -186,6 +186,13 @@ def decisions(
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
     since: Since = None,
+    would_reject: Annotated[
+        bool,
+        typer.Option(
+            "--would-reject",
+            help="Only decisions that mode enforce would have rejected, with their sums.",
+        ),
+    ] = False,
     limit: Limit = None,
     output: Format = None,
 ) -> None:
@@ -196,7 +203,13 @@ def decisions(
     else:
         chosen = options.namespace(namespace, all_namespaces)
     body = options.api().get(
-        "decisions", namespace=chosen, pod=pod, node=node, since=since, limit=limit
+        "decisions",
+        namespace=chosen,
+        pod=pod,
+        node=node,
+        since=since,
+        would_reject="true" if would_reject else None,
+        limit=limit,
     )
     table = tables.decisions(body, wide=output is Output.WIDE)
     where = "" if chosen is None else f" in namespace {chosen}; -A shows all namespaces"

@@ -109,14 +109,35 @@ def decisions(body: Body, wide: bool = False) -> Table:
         rejected = bool(filtered and not filtered["fits"])
         why = "; ".join(reason_lines(filtered["reasons"])) if rejected else ""
         calls = (filtered, each["prioritize"], bound)
+        state = (bound["message"] if bound else None) or why or "-"
+        if would := each["would_reject"]:
+            done = "kept it waiting" if would == "filter" else "rejected this node"
+            state = f"mode enforce would have {done}: {why or state}"
         table.add(
             *(_age_of(each["at"], body), each["namespace"], each["name"], each["node"] or "-"),
-            bound["outcome"] if bound else "rejected" if rejected else "fits",
+            "would reject"
+            if would
+            else (bound["outcome"] if bound else "rejected" if rejected else "fits"),
             *((_second(each["at"]), fits, each["decision_id"], *map(_took, calls)) if wide else ()),
-            (bound["message"] if bound else None) or why or "-",
-            bad=bool(bound) and bound["outcome"] != "bound",
+            state,
+            bad=bool(would) or (bool(bound) and bound["outcome"] != "bound"),
         )
+    table.total = _would_reject(body)
     return table
+
+
+def _would_reject(body: Body) -> list[str]:
+    """Return how many pods mode enforce would have rejected; empty if the answer has no counts."""
+    if not body["would_reject"]:
+        return []
+    done = {"filter": "waited", "bind": "not been bound to its node"}
+    lines = [
+        f"in mode enforce, {counted(each['pods'], 'pod')} would have {done[each['verb']]}: "
+        f"{each['message']}"
+        for each in body["would_reject"]
+    ]
+    since = _second(body["on_record_since"])
+    return [*lines, f"decisions are on record since {since} (setting journal_age_s)"]
 
 
 def capacity_by_node(body: Body, wide: bool = False) -> Table:

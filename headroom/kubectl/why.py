@@ -142,9 +142,12 @@ def phases(decision: Mapping[str, Any]) -> list[str]:
         lines.append(f"preempt: in {preempted['took_ms']:.1f} ms")
         lines += [f"  {each}" for each in preempted["lines"]]
     if bound := decision["bind"]:
-        why_not = f", {bound['message']}" if bound["message"] else ""
-        outcome = f"{bound['outcome']}{why_not}"
-        lines.append(f"bind: {outcome} to {bound['node']}, in {bound['took_ms']:.1f} ms")
+        message, outcome = bound["message"], bound["outcome"]
+        if message and outcome == "bound":  # in mode observe
+            why_not = f" (mode enforce would have rejected the node: {message})"
+        else:
+            why_not = f": {message}" if message else ""
+        lines.append(f"bind: {outcome} to {bound['node']}, in {bound['took_ms']:.1f} ms{why_not}")
     return lines
 
 

@@ -2,6 +2,7 @@
 restart, and an invalid file is rejected.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,21 @@ def test_a_running_extender_switches_to_mode_observe_and_back(server: Server, fi
     assert decision["prioritize"]["winner"] == "b"
     bind = decision["bind"]
     assert (bind["node"], bind["outcome"], bind["reason"]) == ("a", "bound", CODE)
+    shown = run(server.debug, "decisions", "-A", "--would-reject").stdout.splitlines()
+    assert re.split(r"  +", shown[1])[1:] == [
+        "default",
+        "narrow",
+        "a",
+        "would reject",
+        "mode enforce would have rejected this node: insufficient GPU memory on any device",
+    ]
+    assert re.split(r"  +", shown[2])[2:5] == ["wide", "-", "would reject"]
+    assert shown[2].endswith("mode enforce would have kept it waiting: 2 nodes: " + NO_ROOM)
+    assert shown[-3:-1] == [
+        "in mode enforce, 1 pod would have not been bound to its node: " + NO_ROOM,
+        "in mode enforce, 1 pod would have waited: " + NO_ROOM,
+    ]
+    assert "decisions are on record since 2" in shown[-1]
     (device,) = server.get("/v1/nodes/a").json()["node"]["devices"]
     assert device["headroom_bytes"] == -6 << 30
     shown = run(server.debug, "top")

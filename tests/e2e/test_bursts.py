@@ -114,7 +114,7 @@ def test_two_replicas_reserve_and_report_an_unreserved_pod_once(
     query = f"fieldSelector=involvedObject.uid={uid},reason=GPUOvercommitted"
     events = cluster.plane.call("GET", f"/api/v1/namespaces/default/events?{query}")["items"]
     assert len(events) == 1
-    assert "1 pod bound without Headroom" in events[0]["message"]
+    assert "1 pod without a reservation" in events[0]["message"]
     assert "theirs" not in events[0]["message"]
     assert shown("RequestChangeIgnored") == ["ours"]
 

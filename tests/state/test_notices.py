@@ -67,8 +67,8 @@ def test_the_event_of_a_node_names_the_causes_of_overcommitment() -> None:
     (notice,) = reported(state, "GPUOvercommitted")
     assert (notice.about.kind, notice.about.name, notice.about.namespace) == ("Node", "n", "")
     assert (
-        "Device a is overcommitted by 4.0 GiB (allocatable: 24.0 GiB): 1 pod bound without "
-        "Headroom (to list: kubectl headroom top pod -A --search n)." in notice.message
+        "Device a is overcommitted by 4.0 GiB (allocatable: 24.0 GiB): 1 pod without a "
+        "reservation (to list: kubectl headroom top pod -A --search n)." in notice.message
     )
     # Events on nodes are in namespace default, for users who may read no other namespace.
     assert "default/x" not in notice.message

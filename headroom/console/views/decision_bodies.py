@@ -8,6 +8,7 @@ from pydantic import ConfigDict, Field
 
 from headroom.console.responses import AskView, Body, ReasonView, reason_view, stamp
 from headroom.console.view import View
+from headroom.contract.reasons import Reason
 from headroom.core.journal.decision_records import (
     BindTried,
     Candidates,
@@ -122,6 +123,9 @@ class BindView(PhaseView):
     """The reason in words, or the error of a failed bind."""
 
 
+Rejects = Literal["filter", "bind"]
+
+
 class DecisionView(View):
     """The decision about one version of a pod."""
 
@@ -142,6 +146,20 @@ class DecisionView(View):
     prioritize: PrioritizeView | None
     preempt: PreemptView | None
     bind: BindView | None
+    would_reject: Rejects | None = None
+    """The verb that would have rejected the pod in mode enforce. filter: the pod would have waited,
+    because it fits on no offered node. bind: it was bound to a node on which it does not fit. Null
+    if Headroom enforced, or had no objection."""
+
+
+class WouldRejectView(View):
+    verb: Rejects
+    """As in ``decisions[].would_reject``."""
+    reason: str
+    """Code of the reason; for filter, of the reason that applies to most nodes."""
+    message: str
+    pods: int
+    """Number of pods. A pod that was decided several times counts once for each reason."""
 
 
 class Unanswered(View):
@@ -157,6 +175,11 @@ class DecisionsBody(Body):
 
     decisions: list[DecisionView]
     """Newest first."""
+    would_reject: list[WouldRejectView] | None = None
+    """How many pods mode enforce would have rejected, in all matching decisions, most pods first;
+    null unless ``would_reject=true`` is requested."""
+    on_record_since: str | None = None
+    """Time of the oldest decision on record (setting journal_age_s); null if there is none."""
     continue_: str | None = Field(serialization_alias="continue", validation_alias="continue")
     """Value of the query parameter ``continue`` for the next page; null on the last page."""
     unanswered: list[Unanswered]
@@ -175,6 +198,7 @@ def decision_view(
     ``offered_nodes`` are the nodes to list for its filter call, or None to list none.
     """
     filtered = record.part(Filtered)
+    rejected = would_reject(record)
     return DecisionView.of(
         record,
         first_at=stamp(record.first_at_s),
@@ -184,7 +208,22 @@ def decision_view(
         prioritize=_prioritize_view(record, replica),
         preempt=_preempt_view(record, replica, sees),
         bind=_bind_view(record, replica),
+        would_reject=rejected[0] if rejected else None,
     )
+
+
+def would_reject(record: Record) -> tuple[Rejects, Reason] | None:
+    """Return the verb that would have rejected the pod in mode enforce, and the reason.
+
+    Return None if Headroom enforced, or had no objection.
+    """
+    filtered, bound = record.part(Filtered), record.part(BindTried)
+    if filtered and filtered.observed and not filtered.fits and filtered.rejected:
+        most = min(filtered.rejected.items(), key=lambda each: (-each[1], each[0]))[0]
+        return ("filter", reason) if (reason := REASONS[most]) else None
+    if bound and bound.outcome == "bound" and (reason := REASONS[bound.reason]):
+        return "bind", reason
+    return None
 
 
 def _phase_fields(
@@ -290,6 +329,8 @@ def _joined(one: DecisionView, two: DecisionView) -> DecisionView:
             "first_at": min(one.first_at, two.first_at),
             "node": newer.node or older.node,
             "request": newer.request or older.request,
+            # Filter precedes bind: a pod that would have waited would not have been bound.
+            "would_reject": max(filter(None, (one.would_reject, two.would_reject)), default=None),
         }
     )
 

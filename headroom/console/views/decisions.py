@@ -1,7 +1,8 @@
 """The decisions about pods, merged over all replicas."""
 
 import re
-from dataclasses import dataclass
+from collections import defaultdict
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Annotated
@@ -15,11 +16,15 @@ from headroom.console.views.decision_bodies import (
     DecisionBody,
     DecisionsBody,
     DecisionView,
+    Rejects,
     Unanswered,
+    WouldRejectView,
     decision_view,
     merged,
     position,
+    would_reject,
 )
+from headroom.contract.reasons import Reason
 from headroom.core.journal.decision_records import Record
 from headroom.core.journal.journal import Journal
 from headroom.runtime.server.auth import Sees
@@ -56,6 +61,13 @@ AskedNodes = Annotated[
         examples=["true"],
     ),
 ]
+AskedWouldReject = Annotated[
+    bool,
+    Query(
+        description="true: only decisions that mode enforce would have rejected, with their sums.",
+        examples=["true"],
+    ),
+]
 AskedSince = Annotated[
     str | None,
     Query(description="Only decisions since this time or age (s, m, h, d).", examples=["15m"]),
@@ -81,6 +93,8 @@ class Sought:
     since_s: float | None = None
     #: Only decisions before this (timestamp, id), in the order of time.
     before: tuple[str, str] | None = None
+    #: Whether to match only decisions that mode enforce would have rejected.
+    would_reject: bool = False
     #: Whether to list the nodes of each pod's last filter call. This excludes no decision.
     offered_nodes: bool = False
 
@@ -95,6 +109,7 @@ class Sought:
             and (self.uid is None or self.uid == record.uid)
             and (self.node is None or self.node == record.node)
             and (self.since_s is None or at_s >= self.since_s)
+            and (not self.would_reject or would_reject(record) is not None)
             and (self.before is None or (stamp(at_s), record.decision_id) < self.before)
         )
 
@@ -127,6 +142,32 @@ def decisions(
     return merged(found)[:limit], unread_extenders(context)
 
 
+def would_reject_sums(context: Context, sought: Sought) -> list[WouldRejectView]:
+    """Count the pods of all matching decisions by verb and reason, most pods first."""
+    uids: defaultdict[tuple[Rejects, Reason], set[str]] = defaultdict(set)
+    for _, journal in context.journal.each():
+        for record in journal.records.newest_first():
+            rejected = would_reject(record)
+            if rejected is not None and sought.wants(record, record.at_s):
+                uids[rejected].add(record.uid)
+    sums = [
+        WouldRejectView(verb=verb, reason=reason.code, message=reason.sentence, pods=len(found))
+        for (verb, reason), found in uids.items()
+    ]
+    return sorted(sums, key=lambda each: (-each.pods, each.verb, each.reason))
+
+
+def _oldest(context: Context) -> str | None:
+    """Return the time of the oldest decision on record."""
+    times = (
+        record.first_at_s
+        for _, journal in context.journal.each()
+        for record in journal.records.newest_first()
+    )
+    oldest_s = min(times, default=None)
+    return None if oldest_s is None else stamp(oldest_s)
+
+
 def unread_extenders(context: Context) -> list[Unanswered]:
     """Return the extenders whose journal cannot be read now, with the reasons."""
     return [
@@ -151,6 +192,7 @@ def many(
     node: AskedNode = None,
     since: AskedSince = None,
     offered_nodes: AskedNodes = False,
+    would_reject: AskedWouldReject = False,
 ) -> Response:
     """List the last decisions of all replicas, newest first; 100 unless ``limit`` is given. A
     decision that gets another call meanwhile moves to the front, so later pages do not repeat it. A
@@ -163,13 +205,23 @@ def many(
         node=node,
         since_s=None if since is None else moment_s(since, context.wall_s()),
         before=_before(page.after) if page.after else None,
+        would_reject=would_reject,
         offered_nodes=offered_nodes,
     )
     limit = page.limit or USUAL_PAGE
     found, unanswered = decisions(context, sought, limit + 1, sees)
     shown = found[:limit]
     more = "_".join(position(shown[-1])) if len(found) > limit else None
-    body = DecisionsBody(**context.head(snap), decisions=[], continue_=more, unanswered=unanswered)
+    body = DecisionsBody(
+        **context.head(snap),
+        decisions=[],
+        would_reject=would_reject_sums(context, replace(sought, before=None))
+        if would_reject
+        else None,
+        on_record_since=_oldest(context) if would_reject else None,
+        continue_=more,
+        unanswered=unanswered,
+    )
     return listed(body, "decisions", shown)
 
 

@@ -84,8 +84,9 @@ def _overcommitting(state: Cluster) -> Iterator[Notice]:
         yield pod_notice(
             pod,
             EventReason.OVERCOMMITTED,
-            f"This pod was bound without Headroom to a node without enough free GPU memory. Device "
-            f"{over.device} of node {over.node} is, or may become, overcommitted by "
+            f"This pod is on a node without enough free GPU memory. It has no reservation, because "
+            "it was bound in mode observe, before Headroom was installed, or by another scheduler. "
+            f"Device {over.device} of node {over.node} is, or may become, overcommitted by "
             f"{gib(over.excess_bytes, up=True)} (allocatable: {gib(over.allocatable_bytes)}). "
             "Headroom charges the pod's memory anyway. To place the pod on a node where it fits, "
             "delete it and create it again with a scheduler that uses Headroom.",
@@ -116,7 +117,7 @@ def _overcommitted_nodes(state: Cluster) -> Iterator[Notice]:
         processes = _unattributed(state, over) if over.unattributed_bytes else []
         causes = [
             # Events on nodes are in namespace default, and their readers may not read other pods.
-            f"{_count(unreserved)} bound without Headroom (to list: kubectl headroom top pod -A "
+            f"{_count(unreserved)} without a reservation (to list: kubectl headroom top pod -A "
             f"--search {over.node})"
             if unreserved
             else "",
