@@ -110,7 +110,7 @@ def decisions(body: Body, wide: bool = False) -> Table:
         why = "; ".join(reason_lines(filtered["reasons"])) if rejected else ""
         calls = (filtered, each["prioritize"], bound)
         state = (bound["message"] if bound else None) or why or "-"
-        if would := each["would_reject"]:
+        if would := each.get("would_reject"):  # missing from an older console
             done = "kept it waiting" if would == "filter" else "rejected this node"
             state = f"mode enforce would have {done}: {why or state}"
         table.add(
@@ -128,11 +128,11 @@ def decisions(body: Body, wide: bool = False) -> Table:
 
 def _would_reject(body: Body) -> list[str]:
     """Return how many pods mode enforce would have rejected; empty if the answer has no counts."""
-    if not body["would_reject"]:
+    if not body.get("would_reject"):
         return []
-    done = {"filter": "waited", "bind": "not been bound to its node"}
+    done = {"filter": "have waited", "bind": "not have been bound to its node"}
     lines = [
-        f"in mode enforce, {counted(each['pods'], 'pod')} would have {done[each['verb']]}: "
+        f"in mode enforce, {counted(each['pods'], 'pod')} would {done[each['verb']]}: "
         f"{each['message']}"
         for each in body["would_reject"]
     ]

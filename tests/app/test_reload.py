@@ -122,7 +122,7 @@ def test_a_running_extender_switches_to_mode_observe_and_back(server: Server, fi
     assert re.split(r"  +", shown[2])[2:5] == ["wide", "-", "would reject"]
     assert shown[2].endswith("mode enforce would have kept it waiting: 2 nodes: " + NO_ROOM)
     assert shown[-3:-1] == [
-        "in mode enforce, 1 pod would have not been bound to its node: " + NO_ROOM,
+        "in mode enforce, 1 pod would not have been bound to its node: " + NO_ROOM,
         "in mode enforce, 1 pod would have waited: " + NO_ROOM,
     ]
     assert "decisions are on record since 2" in shown[-1]
