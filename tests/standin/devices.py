@@ -6,7 +6,6 @@ plugin's preference and the order of the kubelet's sets. So a caller can draw ch
 of a real node, or try all.
 """
 
-import copy
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -54,16 +53,6 @@ class DeviceManager:
         self._given: dict[str, dict[str, Entry]] = {}
         #: uid of the last admitted pod -> replicas that its ended init containers leave
         self._reusable: dict[str, Ids] = {}
-
-    def copy(self) -> "DeviceManager":
-        """Return a copy that shares no mutable state and writes no checkpoint."""
-        twin = copy.copy(self)
-        twin.save = lambda checkpoint: None
-        twin.calls = list(self.calls)
-        twin._given = {uid: dict(given) for uid, given in self._given.items()}
-        twin._reusable = dict(self._reusable)
-        twin._plugin = self._plugin and self._plugin.copy()
-        return twin
 
     # Actions of the plugin.
 

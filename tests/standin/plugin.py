@@ -70,11 +70,6 @@ class Plugin:
             replica.id: replica for device in devices for replica in replicas_of(device, settings)
         }
 
-    def copy(self) -> "Plugin":
-        twin = Plugin((), self.settings)
-        twin._replicas = dict(self._replicas)
-        return twin
-
     def listed(self) -> list[Replica]:
         """The replicas that ListAndWatch sends to the kubelet."""
         return list(self._replicas.values())
