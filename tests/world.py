@@ -16,7 +16,7 @@ from prometheus_client import CollectorRegistry
 
 from extender.event_recorder import EventRecorder
 from extender.ledger.bind_call import BindRequest, Outcome
-from extender.ledger.embedded_store import AsyncStore, EmbeddedStore, Fault, no_fault
+from extender.ledger.embedded_store import AsyncStore, Fault, no_fault
 from extender.metrics import Telemetry
 from extender.scheduler.server import Verbs
 from headroom.contract.gpunode import GPUNode
@@ -32,6 +32,7 @@ from tests.builders import NOW_S
 from tests.recording import RecordingState
 from tests.scheduler.verbs_on import verbs_on
 from tests.state.states import EPOCH_S, STALE_AFTER_S
+from tests.store import PlayedStore
 
 
 class Evictor:
@@ -80,7 +81,7 @@ class World:
         self.state = RecordingState(rules or Rules(), stale_after_s, epoch_s)
         #: Called before and after each operation of the store (see ``tests.ledger.stage.once``).
         self.fault: Fault = no_fault
-        self.store = EmbeddedStore(
+        self.store = PlayedStore(
             self.deliver, self.monotonic_s, lambda operation, when: self.fault(operation, when)
         )
         self._watch_is_late = False

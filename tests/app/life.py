@@ -24,8 +24,9 @@ from headroom.runtime.settings.reload import Origin
 from headroom.runtime.settings.settings import Settings
 from headroom.runtime.telemetry import sample_lag
 from headroom.serve.shared_process import console_beside
-from tests.app.life_world import NODES, LifeWorld, Store, Told, rejected
+from tests.app.life_world import NODES, LifeWorld, Told, rejected
 from tests.builders import GIB, container, kube_node, pod
+from tests.store import PlayedStore
 from tests.waiting import until_then
 
 
@@ -44,12 +45,13 @@ async def _live(file: Path) -> Told:
     extender = Extender(
         settings, lambda: "", lambda notice: _of(world).post(notice), (), Origin(file)
     )
-    store = Store(
+    store = PlayedStore(
         extender.deliver,
         time.monotonic,
         lambda operation, when: world.fault(operation, when) if world else None,
         extender.enqueue,
     )
+    store.leases = dict.fromkeys(NODES, 100)
     console = console_beside(extender)
     world = LifeWorld(extender, store, file, console)
     ledger = extender.open_ledger(AsyncStore(store))

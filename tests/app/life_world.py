@@ -12,7 +12,6 @@ import structlog
 
 from extender import extended_resource, pending_events
 from extender.extender import Extender
-from extender.ledger.embedded_store import EmbeddedStore
 from extender.overuse import controller as overuse
 from extender.preemption import controller as preemption
 from extender.reconcile import controller as reconcile
@@ -22,11 +21,11 @@ from headroom.console.console import Console
 from headroom.console.feed import feed
 from headroom.contract.annotations import OBSERVED_AT, RETRY
 from headroom.contract.event_reasons import EventReason
-from headroom.contract.gpunode import GPUNode, Source
+from headroom.contract.gpunode import Source
 from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from headroom.contract.kube import Lease, ObjectMeta, OwnerReference, Pod, PodCondition, PodStatus
 from headroom.contract.reasons import Reason
-from headroom.contract.watched import HeartbeatSeen, PodGone
+from headroom.contract.watched import HeartbeatSeen
 from headroom.core.cluster.notices import Notice
 from headroom.core.cluster.trackers import nominations
 from headroom.core.eviction import back_offs
@@ -36,6 +35,7 @@ from headroom.runtime import loops as periodic
 from headroom.runtime.follow import cluster_view, event_queue
 from headroom.runtime.settings import reload
 from tests.builders import DISTRIBUTED, GIB, gate, gpunode, pod, shared, use
+from tests.store import PlayedStore
 from tests.waiting import until_then
 
 NODES = ("a", "b")
@@ -77,52 +77,12 @@ class Told:
     failures: float = 0.0
 
 
-class Store(EmbeddedStore):
-    """A store with the writes of kube-scheduler and an administrator."""
-
-    def set_status(self, pod: Pod, status: PodStatus) -> None:
-        def write() -> Pod:
-            held = self._held_pod(pod.metadata.namespace, pod.metadata.name)
-            changed = msgspec.structs.replace(held, status=status)
-            return self._put_pod(changed, held.metadata.annotations, held.spec)
-
-        self._do("set_status", write)
-
-    #: Version of the Leases of all agents.
-    lease_version = 100
-
-    def read_heartbeat_version(self, node: str) -> str:
-        return str(self.lease_version)
-
-    def lose_pod(self, name: str) -> None:
-        """Delete the pod by force, so that it is unknown whether its containers still run."""
-
-        def delete() -> None:
-            pod = self._held_pod("default", name)
-            del self._pods["default", name]
-            self._deliver([PodGone(pod.metadata.uid)])
-
-        self._do("lose_pod", delete)
-
-    def start_deleting(self, name: str) -> None:
-        def write() -> GPUNode:
-            held = self._held(name)
-            metadata = msgspec.structs.replace(
-                held.metadata,
-                deletion_timestamp=datetime.now(UTC).isoformat(),
-                finalizers=["headroom.gpu/ledger"],
-            )
-            return self._put_gpunode(msgspec.structs.replace(held, metadata=metadata))
-
-        self._do("start_deleting", write)
-
-
 @dataclass
 class LifeWorld:
     """The users, agents and kube-scheduler of the replica, which make no mistakes."""
 
     extender: Extender
-    store: Store
+    store: PlayedStore
     #: Settings of the simulation.
     file: Path
     console: Console
@@ -197,10 +157,11 @@ class LifeWorld:
             status = msgspec.structs.replace(made.status, sources=SOURCES)
             self.store.report([(node, status)])
             self.beat(node, held.metadata.uid, stamp)
-        self.store.lease_version += 1
+        for node in NODES:
+            self.store.leases[node] += 1
 
     def beat(self, node: str, uid: str, stamp: str) -> None:
-        vouch = Confirmation(stamp, uid, stamp, after=str(self.store.lease_version))
+        vouch = Confirmation(stamp, uid, stamp, after=str(self.store.leases[node]))
         annotations = {OBSERVED_AT: encode_confirmation(vouch)}
         lease = Lease(metadata=ObjectMeta(name=node, annotations=annotations))
         self.extender.enqueue([HeartbeatSeen(lease, time.monotonic())])

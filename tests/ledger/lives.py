@@ -8,10 +8,7 @@ simulate users, kubelets, agents and administrators.
 import itertools
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from extender.ledger.bind_call import BindRequest, Outcome
-from extender.ledger.embedded_store import EmbeddedStore
 from extender.reconcile.queue import (
     Orphan,
     Unmarked,
@@ -26,7 +23,7 @@ from headroom.contract.gpunode import Device, GPUNode, GPUNodeStatus, PodUse, So
 from headroom.contract.heartbeat import Confirmation, encode_confirmation
 from headroom.contract.kube import Lease, Node, NodeStatus, ObjectMeta, Pod, PodStatus
 from headroom.contract.reasons import Reason
-from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, NodeGone, NodeSeen, PodGone
+from headroom.contract.watched import GPUNodeSeen, HeartbeatSeen, NodeGone, NodeSeen
 from headroom.core.cluster.changes import DepartureMarked, Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.fit import fit
@@ -35,41 +32,10 @@ from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import VramRequest
 from tests.blocking import Ledger
 from tests.builders import GPU, pod, shared
+from tests.store import PlayedStore
 
 WALL_S = 1_795_219_200.0  # 2026-11-21T00:00:00Z
 ORPHAN_AFTER_S = 60.0
-
-
-class Server(EmbeddedStore):
-    """The store with Leases, and with actions of kubelets and administrators."""
-
-    def __init__(self, deliver: "list[Replica]") -> None:
-        self.replicas = deliver
-        self.leases: dict[str, int] = {}
-        super().__init__(self._tell, lambda: 0.0)
-
-    def _tell(self, events: Sequence[Event]) -> None:
-        for replica in self.replicas:
-            replica.hear(events)
-
-    def read_heartbeat_version(self, node: str) -> str:
-        return str(self.leases[node]) if node in self.leases else ""
-
-    def delete_by_force(self, name: str) -> None:
-        """Delete the pod object by force. Its containers may still run."""
-        gone = self._pods.pop(("default", name))
-        self._tell([PodGone(gone.metadata.uid)])
-
-    def update(self, pod: Pod) -> None:
-        held = self._pods["default", pod.metadata.name]
-        held = msgspec.structs.replace(held, status=pod.status)
-        self._put_pod(held, held.metadata.annotations, held.spec)
-
-    def begin_to_delete(self, name: str) -> None:
-        """Set the deletion timestamp, as the API server does for an object with a finalizer."""
-        held = self._gpunodes[name]
-        metadata = msgspec.structs.replace(held.metadata, deletion_timestamp="2026-11-21T00:00:00Z")
-        self._put_gpunode(msgspec.structs.replace(held, metadata=metadata))
 
 
 class Replica:
@@ -80,7 +46,7 @@ class Replica:
         #: While this is set, no change is delivered to the replica.
         self.paused: list[Event] | None = None
 
-    def over(self, server: Server, wall_s: "Clock") -> None:
+    def over(self, server: PlayedStore, wall_s: "Clock") -> None:
         numbers = itertools.count(1)
         self.ledger = Ledger(
             server,
@@ -113,7 +79,7 @@ class Cluster:
     def __init__(self, *devices: Device, replicas: int = 2) -> None:
         self.replicas = [Replica("ab"[i]) for i in range(replicas)]
         self.clock = Clock()
-        self.server = Server(self.replicas)
+        self.server = PlayedStore(self.tell, lambda: 0.0)
         for replica in self.replicas:
             replica.over(self.server, self.clock)
         self._stamps = itertools.count(1)
@@ -123,6 +89,10 @@ class Cluster:
         self.report()
         self.tidy()
         assert self.node.spec.initialised
+
+    def tell(self, events: Sequence[Event]) -> None:
+        for replica in self.replicas:
+            replica.hear(events)
 
     @property
     def node(self) -> GPUNode:
@@ -139,12 +109,12 @@ class Cluster:
             metadata=ObjectMeta(name="n", uid="node-n"),
             status=NodeStatus(allocatable={GPU: "8"}),
         )
-        self.server._tell([NodeSeen(node)])
+        self.tell([NodeSeen(node)])
 
     def remove_node(self) -> None:
         """Delete the Node, and its dependents as the garbage collector does."""
-        self.server._tell([NodeGone("n")])
-        self.server.begin_to_delete("n")
+        self.tell([NodeGone("n")])
+        self.server.start_deleting("n")
 
     def report(self, *devices: Device, pods: Sequence[PodUse] = ()) -> None:
         """The agent samples and reports, with its heartbeat."""
@@ -162,7 +132,7 @@ class Cluster:
         vouch = Confirmation(stamp, self.node.metadata.uid, stamp, str(known))
         metadata = ObjectMeta(name="n", annotations={OBSERVED_AT: encode_confirmation(vouch)})
         lease = HeartbeatSeen(Lease(metadata=metadata), self.clock.passed_s)
-        self.server._tell([lease])
+        self.tell([lease])
 
     def create(self, name: str, vram: str = "16Gi", uid: str = "", node: str | None = None) -> Pod:
         return self.server.admit(pod(vram, name=name, uid=uid or name, node=node, version=""))
@@ -176,7 +146,7 @@ class Cluster:
     def ends(self, name: str, phase: str = "Succeeded") -> None:
         held = self.server.read_pod("default", name)
         assert held is not None
-        self.server.update(msgspec.structs.replace(held, status=PodStatus(phase=phase)))
+        self.server.set_status(held, PodStatus(phase=phase))
 
     def fits(self, vram: str) -> Reason | None:
         """Return the verdict of the last replica for a new pod."""

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from extender.ledger.bind_call import BindRequest, Outcome
-from extender.ledger.embedded_store import EmbeddedStore, Fault, no_fault
+from extender.ledger.embedded_store import Fault, no_fault
 from headroom.contract.annotations import PLACEMENT, VRAM
 from headroom.contract.gpunode import Charge, GPUNode, GPUNodeSpec, GPUNodeStatus, Reservation
 from headroom.contract.kube import Node, ObjectMeta, Pod, PodSpec, PodStatus
@@ -15,6 +15,7 @@ from headroom.contract.reasons import Reason
 from headroom.core.placement.placement_record import Placement
 from headroom.errors import StoreError
 from tests.blocking import Ledger
+from tests.store import PlayedStore
 
 RESOURCE = "nvidia.com/gpu"
 WALL_S = 1_000_000.0
@@ -70,13 +71,6 @@ def pending_binds(ledger: Any, node: str = "n") -> int:
     return queue.requests if queue else 0
 
 
-class StoreWithLease(EmbeddedStore):
-    """The in-memory store, with Leases."""
-
-    def read_heartbeat_version(self, node: str) -> str:
-        return self._do("read_heartbeat_version", lambda: {"n": "41"}[node])
-
-
 class Stage:
     """A store with the node ``n`` and the pod ``p``, a ledger over it, and a hook between them.
 
@@ -89,7 +83,8 @@ class Stage:
         self.calls: list[str] = []
         self.written: list[GPUNode] = []
         self._armed = False
-        self.store = StoreWithLease(lambda events: None, lambda: 0.0, self._on_the_way)
+        self.store = PlayedStore(lambda events: None, lambda: 0.0, self._on_the_way)
+        self.store.leases["n"] = 41
         self.ledger = self.new_ledger("L")
         self.new_node("n", initialised=True)
         self.store.admit(pod())

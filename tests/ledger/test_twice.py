@@ -48,7 +48,7 @@ def a_pod_bound_by_another_scheduler(cluster: Cluster) -> None:
 def a_pod_deleted_by_force(cluster: Cluster) -> None:
     cluster.create("p")
     cluster.bind("p")
-    cluster.server.delete_by_force("p")
+    cluster.server.lose_pod("p")
 
 
 def a_pod_proven_to_be_gone(cluster: Cluster) -> None:

@@ -3,26 +3,21 @@
 import itertools
 from datetime import UTC, datetime
 
-import msgspec
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.strategies import DataObject
+from msgspec.structs import replace
 
 from agent.gate_decision import Limits, Verdict, judge
 from extender.eviction.controller import Evictions
 from extender.ledger.bind_call import BindRequest
-from extender.ledger.embedded_store import AsyncStore, EmbeddedStore
+from extender.ledger.embedded_store import AsyncStore
 from extender.reconcile.queue import unreserved_pods
 from headroom.contract.gate import GATE
 from headroom.contract.gpunode import (
-    Device,
     GPUNode,
     GPUNodeSpec,
     GPUNodeStatus,
-    Plugin,
-    PodUse,
-    Replicas,
-    Source,
 )
 from headroom.contract.kube import (
     ContainerState,
@@ -37,34 +32,23 @@ from headroom.contract.kube import (
 )
 from headroom.contract.watched import NodeSeen
 from headroom.core.cluster.changes import TimePassed
-from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.policy import Rules
 from headroom.errors import StoreConflict
-from tests.blocking import ledger_over, now
+from tests.blocking import now
 from tests.builders import GATE_IMAGE, GPU, gate, pod
 from tests.driver import GIB, Gpu
 from tests.standin import allocations
 from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin as StandInPlugin
 from tests.standin.plugin import Settings, device_of
+from tests.truth.world import report
+from tests.world import World
 
 MEMORY_BYTES = 12 * GIB
 REPLICAS = 4
-NOW_S, WALL_S = 1000.0, 1_795_219_200.0
 #: Longer than the maximum back-off.
 LONG_AFTER_S = 2000.0
 NAME = "n"
-
-
-class Store(EmbeddedStore):
-    def let_through(self, of: Pod) -> None:
-        """Set the status that its kubelet reports when its gate has ended successfully."""
-        ended = ContainerStatus(name=GATE, state=ContainerState(terminated=Terminated()))
-        status = PodStatus(phase="Running", init_container_statuses=[ended])
-        with self._lock:
-            held = self._held_pod(of.metadata.namespace, of.metadata.name)
-            shown = msgspec.structs.replace(held, status=status)
-            self._put_pod(shown, held.metadata.annotations, held.spec)
 
 
 class Given:
@@ -90,14 +74,13 @@ class Gated(RuleBasedStateMachine):
         super().__init__()
         self.numbers = itertools.count(1)
         self.ids = itertools.count(1)
-        self.state = ClusterWriter(Rules(gate_image=GATE_IMAGE), 90.0, WALL_S - NOW_S)
-        self.store = Store(self.state.apply, lambda: NOW_S)
-        self.ledger = ledger_over(self.state, self.store, lambda: NOW_S, epoch_s=WALL_S - NOW_S)
+        self.world = World(Rules(gate_image=GATE_IMAGE))
+        self.state, self.store, self.ledger = self.world.state, self.world.store, self.world.ledger
         self.evictions = Evictions(
             AsyncStore(self.store),
             self.ledger.awaited,
             self,
-            lambda gpunode: self.state.cluster.misplaced(gpunode, NOW_S),
+            lambda gpunode: self.state.cluster.misplaced(gpunode, self.world.now_s),
         )
         #: Bound pods that the kubelet has not seen yet.
         self.coming: dict[str, allocations.Pod] = {}
@@ -220,12 +203,12 @@ class Gated(RuleBasedStateMachine):
         uid = f"u{next(self.numbers):03}"
         made = pod(f"{size}Gi", uid=uid, name=uid, version="", node=node or None)
         owner = OwnerReference(kind="ReplicaSet", name="r", controller=True)
-        metadata = msgspec.structs.replace(made.metadata, owner_references=[owner])
+        metadata = replace(made.metadata, owner_references=[owner])
         if gated:
-            spec = msgspec.structs.replace(made.spec, init_containers=[gate()])
-            made = msgspec.structs.replace(made, spec=spec)
+            spec = replace(made.spec, init_containers=[gate()])
+            made = replace(made, spec=spec)
         self.sizes[uid] = size
-        return self.store.admit(msgspec.structs.replace(made, metadata=metadata))
+        return self.store.admit(replace(made, metadata=metadata))
 
     def sit(self, size: int, device: str) -> str:
         """Add a pod that has been running for a long time."""
@@ -271,9 +254,9 @@ class Gated(RuleBasedStateMachine):
         self.begun.add(uid)
         taken = self.running_bytes(self.device(uid))
         assert taken <= MEMORY_BYTES, f"{uid} starts where {taken} bytes are taken with it"
-        found = self.store.read_pod("default", uid)
-        assert found is not None
-        self.store.let_through(found)
+        ended = ContainerStatus(name=GATE, state=ContainerState(terminated=Terminated()))
+        status = PodStatus(phase="Running", init_container_statuses=[ended])
+        self.store.set_status(self.world.pod(uid), status)
 
     def device(self, uid: str) -> str:
         entry = self.node.devices.given(uid, "main")
@@ -305,9 +288,7 @@ class Gated(RuleBasedStateMachine):
         """No client reads this field here."""
 
     def gpunode(self) -> GPUNode:
-        found = self.store.read_gpunode(NAME)
-        assert found is not None
-        return found
+        return self.world.gpunode(NAME)
 
     def report(self) -> None:
         self.store.report([(NAME, self.sample())])
@@ -317,46 +298,8 @@ class Gated(RuleBasedStateMachine):
                 self.ledger.remove(NAME, uid, left=True)
 
     def sample(self) -> GPUNodeStatus:
-        """Return the agent's current report of the node."""
-        rows = [
-            PodUse(
-                uid=held.uid,
-                device=each.device,
-                namespace="default",
-                name=held.name,
-                container=container,
-                replica=each.id,
-                # Pods without a gate allocate their memory late.
-                used_bytes=self.sizes[held.uid] * GIB if held.uid in self.begun else 0,
-            )
-            for held, containers in self.node.pod_resources()
-            for container, replicas in containers.items()
-            for each in replicas
-        ]
-        used = self.node.used_bytes()
-        shown = []
-        for gpu in self.node.gpus:
-            taken = sum(row.device == gpu.uuid for row in rows)
-            free = sum(device_of(each) == gpu.uuid for each in self.node.devices.available)
-            shown.append(
-                Device(
-                    gpu.uuid,
-                    memory_bytes=MEMORY_BYTES,
-                    reserved_bytes=0,
-                    used_bytes=min(used[gpu.uuid], MEMORY_BYTES),
-                    unattributed_bytes=0,
-                    sharing="time-slicing",
-                    resource=GPU,
-                    replicas=Replicas(
-                        free=free, allocated=taken, unhealthy=max(0, REPLICAS - free - taken)
-                    ),
-                )
-            )
-        stamp = datetime.fromtimestamp(WALL_S + next(self.ids) / 1000, UTC)
-        return GPUNodeStatus(
-            observed_at=stamp.isoformat(),
-            devices=shown,
-            pods=rows,
-            plugin=Plugin(allocation_policy=self.policy, topology_manager_policy="none"),  # type: ignore[arg-type]
-            sources=[Source(name="checkpoint"), Source(name="proc")],
-        )
+        """Return the agent's current report. Pods without a gate allocate their memory late."""
+        stamp = datetime.fromtimestamp(self.world.wall_s() + next(self.ids) / 1000, UTC)
+        status = report(self.node, stamp.isoformat())
+        rows = [row if row.uid in self.begun else replace(row, used_bytes=0) for row in status.pods]
+        return replace(status, pods=rows)
