@@ -40,6 +40,12 @@ def test_a_fleet_entry_creates_its_nodes_and_devices(tmp_path: Path) -> None:
         pytest.param("", "nodes: Field required", id="empty"),
         pytest.param("- a", "must contain a mapping", id="a list"),
         pytest.param("nodes: [", "is not YAML", id="not YAML"),
+        pytest.param(
+            "nodes: [{name: a, gpus: 1, memory: 1Gi, replica: 4}]",
+            "nodes.0.replica: is not a field; did you mean replicas?",
+            id="misspelled field",
+        ),
+        pytest.param("node: [{}]", "node: is not a field; did you mean nodes?", id="no s"),
         pytest.param("nodes: []", "nodes: ", id="no nodes"),
         pytest.param("nodes: [{name: a}]", "nodes.0.gpus: Field required", id="no gpus"),
         pytest.param(

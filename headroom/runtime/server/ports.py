@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -26,6 +27,10 @@ GRACE_S = 10
 #: Seconds for which idle connections stay open at shutdown, so that requests that are already sent
 #: are still served.
 DRAIN_S = 1.0
+
+
+#: The settings of ports by their names. The port of all other names is that of the debug API.
+_SETTINGS = {"verbs": "verbs_port", "webhook": "webhook_port"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ async def serve_ports(
     called when all ports listen, and ``stopping`` when a signal arrives. Raises ``OSError`` if a
     port cannot be used.
     """
-    sockets = {each.name: _listen(each.host, each.port) for each in ports}
+    sockets = {each.name: _listen(each) for each in ports}
     servers = {each.name: PortServer(each) for each in ports}
 
     def stop() -> None:
@@ -87,7 +92,7 @@ def serve_beside(port: Port) -> Iterator[str]:
 
     Requests of other ports cannot delay this port. Raises ``OSError`` if the port cannot be used.
     """
-    listener = _listen(port.host, port.port)
+    listener = _listen(port)
     server = PortServer(port)
     address = f"{server.scheme}://{host_port(*listener.getsockname()[:2])}"
     thread = threading.Thread(
@@ -175,9 +180,10 @@ class PortServer(uvicorn.Server):
         yield
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(port: Port) -> socket.socket:
     try:
-        return listening_socket(host, port, backlog=1024)
+        return listening_socket(port.host, port.port, backlog=1024)
     except OSError as err:
-        at = host_port(host, port)
-        raise OSError(f"cannot listen on {at}: {err.strerror or err}") from err
+        at, setting = host_port(port.host, port.port), _SETTINGS.get(port.name, "debug_port")
+        why = os.strerror(err.errno) if err.errno else str(err)
+        raise OSError(f"cannot listen on {at} (setting {setting}): {why}") from err

@@ -1,11 +1,13 @@
 """Fleet files describe nodes, for the embedded server and for experiments."""
 
+import difflib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
 
 from headroom.contract.annotations import DEFAULT_VRAM, parse_vram
 from headroom.contract.gpunode import (
@@ -140,6 +142,17 @@ def _device(nodes: FleetNodes, node: str, index: int) -> Device:
     )
 
 
+def _message(error: ErrorDetails) -> str:
+    """Return one error of a fleet file, with the field that was probably meant."""
+    where, message = ".".join(map(str, error["loc"])) or "file", error["msg"]
+    if error["type"] == "extra_forbidden":
+        kinds = (Fleet, FleetNodes, FleetNamespace)
+        known = {name for kind in kinds for name in kind.model_fields}
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, 1)
+        message = f"is not a field{f'; did you mean {close[0]}?' if close else ''}"
+    return f"{where}: {message}"
+
+
 def load_fleet(path: Path) -> Fleet:
     """Read and check a fleet file.
 
@@ -148,9 +161,7 @@ def load_fleet(path: Path) -> Fleet:
     try:
         return Fleet(**read_yaml(path))
     except ValidationError as err:
-        found = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or 'file'}: {each['msg']}" for each in err.errors()
-        )
+        found = "; ".join(map(_message, err.errors()))
         raise BadSettings(
             f"{path}: {found}. Example: 'nodes: [{{name: gpu-a, gpus: 1, memory: 24Gi, "
             "sharing: time-slicing, replicas: 4}]'"

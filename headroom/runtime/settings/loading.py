@@ -34,6 +34,7 @@ OTHER_VARIABLES = ("HEADROOM_SERVER", "HEADROOM_TOKEN", "HEADROOM_CACHE")
 
 #: Example values of settings whose default is empty or hard to read.
 EXAMPLES = {
+    "mode": "observe",
     "verbs_host": "127.0.0.1",
     "debug_host": '"::"',
     "debug_tls_cert": "/etc/headroom/tls/tls.crt",
@@ -156,8 +157,14 @@ def check_settings(
         settings = Settings(**values)
     except ValidationError as err:
         problems += [_problem(finding, source) for finding in err.errors()]
-        return None, problems
+        return None, sorted(problems, key=_by_line)
     return (None if problems else settings), problems
+
+
+def _by_line(problem: Problem) -> tuple[str, int]:
+    """Return a sort key: the order in which a reader of the files finds the problems."""
+    file, _, line = problem.where.partition(", ")[0].rpartition(":")
+    return (file, int(line)) if line.isdigit() else (problem.where, 0)
 
 
 def _problem(finding: Any, source: Callable[[Location], str]) -> Problem:
