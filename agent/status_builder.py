@@ -167,6 +167,7 @@ def summarise(
             what = "driver does not report its reserve, which counts as 0"
             complaints.append(Degraded(read.source, what))
     sources = _sources(driver, _all(of, SourceReading), complaints)
+    steered = sorted(r.resource for r in _all(of, SteeredReading))
     status = GPUNodeStatus(
         observed_at=now,
         devices=devices,
@@ -178,7 +179,8 @@ def summarise(
         unattributed_processes=attributed.outside_pods[:MAX_UNATTRIBUTED_PROCESSES],
         plugin=msgspec.structs.replace(
             plugin(sharing_readings),
-            steered=sorted(r.resource for r in _all(of, SteeredReading)),
+            steered=steered,
+            steers_several=bool(steered),
             choice_obstacle="; ".join(r.reason for r in _all(of, ObstacleReading))[:MAX_MESSAGE],
             steering_permitted=next((r.permitted for r in _all(of, PermissionReading)), None),
             kubelet_version=next((r.version for r in _all(of, KubeletVersionReading)), "")[

@@ -97,7 +97,7 @@ def node(gpus: Sequence[str], replicas: int) -> tuple[bytes, GPUNodeStatus, str]
     spec = GPUNodeSpec(
         initialised=True,
         reservations={
-            uid: Reservation("ns", f"pod-{uid}", [Charge(RESOURCE, 1, {gpu: GIB}, choice=gpu)])
+            uid: Reservation("ns", f"pod-{uid}", [Charge(RESOURCE, 1, {gpu: GIB}, choices=[gpu])])
             for uid, gpu in [*((uid, gpu) for uid, gpu, _ in held), ("unconfirmed", gpus[0])]
         },
     )

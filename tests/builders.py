@@ -90,9 +90,11 @@ def reservation(
     count: int = 1,
     resource: str = GPU,
     name: str = "q",
-    choice: str = "",
+    choices: Sequence[str] = (),
 ) -> Reservation:
-    charge = Charge(resource=resource, count=count, candidates=dict(candidates), choice=choice)
+    charge = Charge(
+        resource=resource, count=count, candidates=dict(candidates), choices=list(choices)
+    )
     return Reservation(namespace="default", name=name, charges=[charge])
 
 

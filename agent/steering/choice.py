@@ -3,22 +3,25 @@
 The kubelet asks for some of the available replicas and does not name the pod. The ledger lists the
 pods with a reservation on this node, and the checkpoint the pods with devices. So the request is
 for an unconfirmed pod (with a reservation but without its devices) or for a pod without a
-reservation. Usually all unconfirmed pods of a resource are reserved on the same device.
+reservation. Usually all unconfirmed pods of a resource are reserved on the same set of devices.
 
-1. The reserved device is chosen if it has free replicas, and enough free memory for the largest
-   unconfirmed pod. Overuse, or a pod without a reservation, may have taken this memory.
-2. Otherwise the fullest device with enough memory for the largest unconfirmed pod is chosen. Until
-   the unconfirmed pods arrive, the extender reserves nothing on other devices of the node. So
+A container that requests n replicas gets n different devices.
+
+1. Devices of the reserved set are chosen if they have a free replica, and enough free memory for
+   the largest unconfirmed pod. Overuse, or a pod without a reservation, may have taken this memory.
+2. Otherwise the fullest devices with enough memory for the largest unconfirmed pod are chosen.
+   Until the unconfirmed pods arrive, the extender reserves nothing on other devices of the node. So
    memory that is free on another device stays free.
-3. If no device has enough memory, the request is rejected. Then the pod fails, but no device is
-   overcommitted.
+3. If too few devices have enough memory, the request is rejected. Then the pod fails, but no device
+   is overcommitted.
 
 Reservations made while the resource was not steered name no device, because the extender assumed
 the plugin's order. So among the devices with enough memory, the plugin's next choice is chosen.
 
 If Headroom has reserved no device for an unconfirmed pod, the request is not rejected for lack of
-memory, but gets the device with the most free memory. If adopted pods, or pods that choose their
-device themselves, are unconfirmed and fit on a device, it gets the fullest such device.
+memory, but gets the devices with the most free memory. If adopted pods, or pods that choose their
+device themselves, are unconfirmed and fit on enough devices, it gets the fullest of these devices.
+If fewer devices than requested have a free replica, the plugin chooses.
 
 A cordoned device is chosen only for pods that Headroom placed on it before the cordon. Even if the
 plugin would choose, the agent then chooses among the devices that are not cordoned. If they have
@@ -77,16 +80,17 @@ class Choice:
 
     #: The chosen replicas. Empty if the plugin chooses.
     replicas: tuple[str, ...]
-    device: str = ""
-    #: The device reserved for the unconfirmed pods. Empty if their reservations differ.
-    reserved: str = ""
+    #: The devices of the replicas that the container does not hold yet.
+    devices: tuple[str, ...] = ()
+    #: The devices reserved for the unconfirmed pods. Empty if their reservations differ.
+    reserved: frozenset[str] = frozenset()
     #: Number of unconfirmed pods that Headroom scheduled.
     unconfirmed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class NoRoom:
-    """No device has as much memory as the largest unconfirmed pod reserved."""
+    """Too few devices have as much memory as the largest unconfirmed pod reserved."""
 
     asked_bytes: int
 
@@ -134,13 +138,13 @@ def choose(
         and uid not in ended
         and missing(sample, uid, charge, held_by)
     ]
-    if not steered and not any(charge.choice for _, _, charge in unconfirmed):
+    if not steered and not any(charge.choices for _, _, charge in unconfirmed):
         return Choice(())
     scheduled = [
         each for each in unconfirmed if ADOPTED not in each[1].flags and not each[2].by_environment
     ]
-    reserved = {charge.choice for _, _, charge in scheduled}
-    reserved_device = next(iter(reserved)) if len(reserved) == 1 else ""
+    reserved = {frozenset(charge.choices) for _, _, charge in scheduled}
+    reserved_devices = next(iter(reserved)) if len(reserved) == 1 else frozenset[str]()
     placed = {uuid for _, reservation, _ in scheduled for uuid in _placed(reservation, resource)}
     closed = {d.uuid for d in sample.devices if is_cordoned(d, spec)} - placed
     candidates = [
@@ -148,39 +152,51 @@ def choose(
         for each in _candidates(request, resource, spec, sample, limits)
         if each.device not in closed
     ]
-    order = _ORDER[sample.plugin.allocation_policy] if reserved == {""} else 0
+    order = _ORDER[sample.plugin.allocation_policy] if reserved == {frozenset()} else 0
+    #: Number of devices that the container gets beyond those that it already holds.
+    needed = request.size - len(request.must_include)
+    enough = 0 < needed <= len(candidates)
 
-    def best_for(pods: Sequence[_Unconfirmed]) -> _Candidate | None:
-        """Return the best device with enough memory for any one of ``pods``, or None if there is
-        none.
+    def best_for(pods: Sequence[_Unconfirmed]) -> list[_Candidate]:
+        """Return the best devices with enough memory for any one of ``pods``, or an empty list if
+        there are too few.
 
-        The reserved device is preferred, then the plugin's order if no device is reserved, then the
-        fullest device.
+        Reserved devices are preferred, then the plugin's order if no device is reserved, then the
+        fullest devices.
         """
-        return min(
-            (each for each in candidates if each.fits_any_of(pods)),
+        fitting = [each for each in candidates if each.fits_any_of(pods)]
+        if not enough or len(fitting) < needed:
+            return []
+        fitting.sort(
             key=lambda each: (
-                each.device != reserved_device,
+                each.device not in reserved_devices,
                 order * each.occupied,
                 each.free_bytes,
                 each.device,
-            ),
-            default=None,
+            )
         )
+        return fitting[:needed]
 
-    best = best_for(unconfirmed) if unconfirmed else None
-    if best is None and scheduled:
+    best = best_for(unconfirmed) if unconfirmed else []
+    if not best and scheduled:
         best = best_for(scheduled)
-    if best is None and scheduled:
-        if not candidates and any(not charge.choice for _, _, charge in scheduled):
-            # A container wants more replicas than a device has, and was reserved without steering.
+    if not best and scheduled:
+        if not enough and any(not charge.choices for _, _, charge in scheduled):
+            # A container wants more devices than have a free replica, and was reserved without
+            # steering.
             return _plugins_choice(request, closed)
         return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in scheduled))
-    if best is None and candidates:
-        best = max(candidates, key=lambda each: (each.healthy, each.free_bytes, each.device))
-    if best is None:
+    if not best and enough:
+        candidates.sort(key=lambda each: (each.healthy, each.free_bytes, each.device))
+        best = candidates[-needed:]
+    if not best:
         return _plugins_choice(request, closed)
-    return Choice(best.replicas, best.device, reserved_device, len(scheduled))
+    return Choice(
+        (*request.must_include, *(each.replica for each in best)),
+        tuple(each.device for each in best),
+        reserved_devices,
+        len(scheduled),
+    )
 
 
 def _renamed(
@@ -208,7 +224,7 @@ def _placed(reservation: Reservation, resource: str) -> set[str]:
         uuid
         for charge in reservation.charges
         if charge.resource == resource
-        for uuid in ([charge.choice] if charge.choice else charge.candidates)
+        for uuid in charge.choices or charge.candidates
         if may_start_on(reservation, uuid)
     }
 
@@ -284,10 +300,10 @@ _Unconfirmed = tuple[str, Reservation, Charge]
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A device with enough free replicas for the request."""
+    """A device with a free replica of which the container holds none."""
 
-    #: The replicas that the container would get, including ``must_include``.
-    replicas: tuple[str, ...]
+    #: The replica that the container would get.
+    replica: str
     device: str
     #: All devices that share the memory of this device.
     memory: Sequence[Device]
@@ -319,16 +335,15 @@ def _candidates(
     sample: GPUNodeStatus,
     limits: Limits,
 ) -> Iterator[_Candidate]:
-    """Yield each device with all replicas that the request needs beyond ``must_include``."""
+    """Yield each device with a free replica, except devices of ``must_include``."""
     free: dict[str, list[str]] = {}
     for replica in sorted(request.available):
         free.setdefault(device_of(replica), []).append(replica)
-    needed = request.size - len(request.must_include)
+    held = {device_of(replica) for replica in request.must_include}
     for memory in memories(sample.devices):
         for device in memory:
             available = free.get(device.uuid, [])
-            rest = [replica for replica in available if replica not in request.must_include]
-            if device.resource != resource or not 0 < needed <= len(rest):
+            if device.resource != resource or not available or device.uuid in held:
                 continue
             rows = rows_in(memory, sample)
             allocatable_bytes = device.memory_bytes - device.reserved_bytes - limits.reserve_bytes
@@ -338,7 +353,7 @@ def _candidates(
                 memory, spec, sample, limits.tolerance_bytes, per_replica_bytes
             )
             yield _Candidate(
-                replicas=(*request.must_include, *rest[:needed]),
+                replica=available[0],
                 device=device.uuid,
                 memory=memory,
                 counted_uids={reserved_for(row, spec) for row in rows} | certain(spec, memory),

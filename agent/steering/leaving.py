@@ -88,7 +88,7 @@ def may_choose_again(
     """Return whether the plugin may choose the devices of ``resource`` (of all resources if empty).
 
     It may if the GPUNode reports that the resource is not steered, and if no unconfirmed pod has a
-    reservation on the single device that an agent would choose. Otherwise the plugin could choose a
+    reservation on the devices that an agent would choose. Otherwise the plugin could choose a
     device on which nothing is reserved for the pod. Return None if the GPUNode cannot be read.
     ``arrived_before`` contains uids of pods that have had devices. They are confirmed or have
     ended.
@@ -106,6 +106,6 @@ def may_choose_again(
         for uid, reservation in node.spec.reservations.items()
         if uid not in confirmed
         for charge in reservation.charges
-        if charge.choice
+        if charge.choices
     }
     return not ({resource} & (steered | chosen) if resource else steered | chosen)

@@ -337,7 +337,7 @@ class PreferredAllocation:
                 "Headroom: only cordoned GPUs of this node have enough free replicas. To allow new "
                 "pods there, run: kubectl headroom uncordon NODE GPU"
             )
-        if found.reserved and found.device != found.reserved:
+        if found.reserved and not found.reserved.issuperset(found.devices):
             result = "elsewhere"
         elif not found.replicas:
             result = "plugin"
@@ -347,8 +347,8 @@ class PreferredAllocation:
         _log.info(
             "steered",
             resource=resource,
-            device=found.device,
-            reserved=found.reserved,
+            devices=",".join(found.devices),
+            reserved=",".join(sorted(found.reserved)),
             unconfirmed=found.unconfirmed,
             result=result,
         )

@@ -4,6 +4,7 @@ Extenders create it and write ``spec`` (the ledger). The agent writes ``status``
 Memory is int64 bytes. The JSON names are the names in the CRD, which lack the suffix ``_bytes``.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final, Literal
 
@@ -255,6 +256,9 @@ class Plugin(KubeStruct, frozen=True):
     ignores_visible_devices: bool = False
     #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
+    #: Whether the agent gives a container that requests several replicas of a steered resource
+    #: different devices.
+    steers_several: bool = False
     #: Why the node's device choice has no effect on all or some resources. Empty if it has effect.
     choice_obstacle: str = ""
     #: Whether the agent may write to the kubelet's device plugin directory, which steering
@@ -357,8 +361,10 @@ class Charge(KubeStruct, frozen=True):
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES, and not the plugin, decides which devices it
     #: uses. Then memory stays reserved on every candidate, whichever replica the pod gets.
     by_environment: bool = False
-    #: UUID of the device that the agent makes the kubelet choose. Empty if the plugin chooses.
-    choice: str = ""
+    #: UUIDs of the devices that the agent makes the kubelet choose, in the order of the report. A
+    #: container that requests n replicas gets n different devices of them. Empty if the plugin
+    #: chooses.
+    choices: list[str] = msgspec.field(default_factory=list)
     #: The containers, if several containers of the pod request the resource and the plugin chooses
     #: their devices. They can be on different devices.
     containers: list[ContainerCharge] = msgspec.field(default_factory=list)
@@ -385,6 +391,20 @@ class Charge(KubeStruct, frozen=True):
             if any(on == device for on, _ in held[each.name])
         ]
         return min(whole_bytes, sum(there)) if there else whole_bytes
+
+    @property
+    def chosen_replicas(self) -> dict[str, int]:
+        """Number of replicas of each chosen device that the pod gets, by UUID.
+
+        If several containers request different numbers of devices, it is not known which devices
+        each container gets. Then the first devices are assumed.
+        """
+        found: Counter[str] = Counter()
+        counts = [each.count for each in self.containers] or [self.count]
+        while self.choices and (left := self.count - found.total()) > 0:
+            count = counts.pop(0) if counts else left
+            found.update(self.choices[: max(1, min(count, left))])
+        return dict(found)
 
     @property
     def total_bytes(self) -> int:

@@ -258,9 +258,14 @@ class Reason(Enum):
         "wait, raise headroom.gpu/max-sm, or remove it",
     )
     TOO_MANY_SHARED = (
-        "more than one replica of a shared GPU in one container",
-        "Several replicas can be on one GPU, and give a container no larger share.",
-        "request 1 replica and the memory that it needs in headroom.gpu/vram",
+        "more than one replica of a shared GPU in one container, which the device plugin rejects "
+        "(failRequestsGreaterThanOne)",
+        "The device plugin's setting failRequestsGreaterThanOne is true, which is the default with "
+        "MPS. Then each container with several replicas fails on the node. The reason also applies "
+        "to a steered node whose agent is older than this version.",
+        "for several GPUs, steer the node and set failRequestsGreaterThanOne: false in the device "
+        "plugin's configuration; otherwise request 1 replica and the memory that it needs in "
+        "headroom.gpu/vram",
     )
     OTHERS_ARRIVING = (
         "unconfirmed pods on the node must get their GPU first",
@@ -279,6 +284,14 @@ class Reason(Enum):
         "No GPU of the node has enough free memory for the pod.",
         "lower headroom.gpu/vram, wait for a pod to end, or add a node; kubectl headroom why shows "
         "how much is missing",
+        True,
+    )
+    TOO_FEW_DEVICES = (
+        "too few GPUs with enough free memory at the same time",
+        "A container requests several GPUs, and some GPUs of the node have enough free memory for "
+        "it, but not as many as it requests.",
+        "lower headroom.gpu/vram or the number of GPUs, wait for a pod to end, or add a node; "
+        "kubectl headroom why shows how much is missing on each GPU",
         True,
     )
     MEMORY_ON_SOME = (

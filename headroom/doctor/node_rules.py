@@ -24,6 +24,7 @@ from headroom.core.placement.snapshot_builder import reach
 from headroom.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from headroom.doctor.pod_rules import (
     examine_overuse,
+    examine_several,
     examine_starts,
     examine_steering,
     examine_users,
@@ -84,6 +85,7 @@ def examine(
             for finding in rule(facts):
                 nodes_of.setdefault(finding, []).append(facts.node.name)
     found = [*with_nodes(nodes_of), *examine_resources(state), *examine_steering(state, now_s)]
+    found += examine_several(state, now_s)
     found += [*examine_overuse(state, now_s), *examine_starts(state), *examine_users(state)]
     return warnings_first(found)
 

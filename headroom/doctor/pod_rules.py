@@ -4,14 +4,20 @@ without requesting any."""
 from collections.abc import Iterator
 
 from headroom.contract.annotations import VRAM
+from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
 from headroom.core.overuse.decisions import overusing_pods
-from headroom.core.placement.request import VramRequest
+from headroom.core.placement.fit import fit
+from headroom.core.placement.request import Kind, VramRequest
+from headroom.core.placement.snapshot import CODE_OF
+from headroom.core.rules.eligible_nodes import eligibility_key, eligible_nodes
 from headroom.core.starting_alone.phase import lacks_probe
 from headroom.core.whatif.steering_whatif import steering_gain
 from headroom.doctor.findings import Finding, Weight
 
+#: Maximum number of kinds of requests that are compared with all nodes.
+_MAX_KINDS = 64
 #: Outcomes of pods that Headroom does not evict now, although other pods lack memory.
 _KEPT = ("protected", "rejected")
 
@@ -27,6 +33,39 @@ def examine_steering(state: Cluster, now_s: float) -> Iterator[Finding]:
         to_do = f"begin with one node: {to_do}"
     names = tuple(sorted(each.node for each in gain.nodes))
     yield Finding(Weight.ADVICE, names, gain.sentence, to_do)
+
+
+def examine_several(state: Cluster, now_s: float) -> Iterator[Finding]:
+    """Yield a finding about pending pods that wait only because the device plugin rejects
+    containers with several replicas."""
+    snap = state.snapshot()
+    found_by_kind: dict[tuple[Kind, bytes], frozenset[str]] = {}
+    waiting, names = 0, set[str]()
+    for pod in state.unbound():
+        request = state.understand(pod)
+        if not isinstance(request, VramRequest) or all(ask.widest < 2 for ask in request.asks):
+            continue
+        key = request.kind, eligibility_key(pod)
+        if key not in found_by_kind:
+            if len(found_by_kind) == _MAX_KINDS:
+                continue
+            rows = eligible_nodes(pod, snap, state.node).rows
+            verdicts = fit(request, snap, rows, now_s)
+            rejecting = rows[verdicts.codes == CODE_OF[Reason.TOO_MANY_SHARED]].tolist()
+            nodes = frozenset(snap.names[row] for row in rejecting)
+            found_by_kind[key] = frozenset() if verdicts.fits.any() else nodes
+        waiting += bool(found_by_kind[key])
+        names |= found_by_kind[key]
+    if waiting:
+        pods = "1 pending pod requests" if waiting == 1 else f"{waiting} pending pods request"
+        yield Finding(
+            Weight.ADVICE,
+            tuple(sorted(names)),
+            f"{pods} several shared GPUs for one container, which the device plugin rejects "
+            "(failRequestsGreaterThanOne)",
+            "steer the nodes and set failRequestsGreaterThanOne: false in the device plugin's "
+            "configuration: docs/how-to/one-pool.md",
+        )
 
 
 def examine_overuse(state: Cluster, now_s: float) -> Iterator[Finding]:

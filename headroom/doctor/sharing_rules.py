@@ -183,13 +183,18 @@ def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
     """
     if facts.status is None or not facts.sliced:
         return
-    if facts.status.plugin.fail_requests_greater_than_one is not True:
+    plugin = facts.status.plugin
+    steered = all(t.device.resource in plugin.steered for t in facts.sliced)
+    if steered and plugin.steers_several:
+        return  # such a container gets different devices
+    if plugin.fail_requests_greater_than_one is not True:
         yield (
             Weight.ADVICE,
             "a container may request several replicas, which can all be on one device: memory is "
             "reserved on every device that it could get, and it gets no larger share of any",
-            "set failRequestsGreaterThanOne: true under sharing.timeSlicing in the device "
-            "plugin's configuration",
+            "to give such a container different devices, steer the node; otherwise set "
+            "failRequestsGreaterThanOne: true under sharing.timeSlicing in the device plugin's "
+            "configuration",
         )
 
 

@@ -117,8 +117,8 @@ class ByHeadroom:
             return None
         machine = self._row_of[at.node]
         (charge,) = at.placement.charges
-        if charge.choice:
-            devices = (int(charge.choice.rpartition("/")[2]),) * charge.count
+        if charge.choices:
+            devices = tuple(int(uuid.rpartition("/")[2]) for uuid in charge.choices)
         else:
             devices = self._plugins.choose(machine, charge.count)
         spot = Spot(machine, devices)

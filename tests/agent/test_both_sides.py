@@ -55,7 +55,7 @@ def of_node(unattributed_bytes: int, arrived: bool) -> GPUNode:
     """Return the node with the reservation of the pod, before or after a report shows the pod."""
     node = gpunode(
         device(unattributed_bytes, taken=int(arrived)),
-        reservations={"p": reservation({"D": 20 * GIB}, choice="D")},
+        reservations={"p": reservation({"D": 20 * GIB}, choices=["D"])},
         pods=[use("p", "D", replica="D::0")] if arrived else (),
         plugin=Plugin(steered=[GPU]),
     )

@@ -47,9 +47,9 @@ def gpu(name: str, gib: int = 24, **changes: Any) -> Device:
     return Device(**(fields | changes))
 
 
-def reservation(gib: int, choice: str = "", count: int = 1) -> Reservation:
-    candidates = {choice or "GPU-0": gib * GIB}
-    return Reservation("default", "p", [Charge(RESOURCE, count, candidates, choice=choice)])
+def reservation(gib: int, *choices: str, count: int = 1) -> Reservation:
+    candidates = dict.fromkeys(choices or ("GPU-0",), gib * GIB)
+    return Reservation("default", "p", [Charge(RESOURCE, count, candidates, choices=list(choices))])
 
 
 def free(*replicas: str) -> ContainerRequest:
@@ -90,7 +90,8 @@ def answer(
 def chosen(*args: Any, **kwargs: Any) -> str:
     found = answer(*args, **kwargs)
     assert isinstance(found, Choice)
-    return found.device
+    (device,) = found.devices
+    return device
 
 
 def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
@@ -105,15 +106,15 @@ def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
 
     ambiguous, certain = device(), device("old", "of another node")
     assert isinstance(ambiguous, Choice)
-    assert ambiguous.reserved == ""
+    assert ambiguous.reserved == frozenset()
     assert isinstance(certain, Choice)
-    assert (certain.reserved, certain.device) == ("GPU-1", "GPU-1")
+    assert (certain.reserved, certain.devices) == ({"GPU-1"}, ("GPU-1",))
     # While it still holds a replica, it is on the device and not unconfirmed.
     holding = choose(
         BOTH, RESOURCE, spec, sample, (held("old", "GPU-0::9"),), NO_LIMITS, arrived_before={"old"}
     )
     assert isinstance(holding, Choice)
-    assert holding.device == "GPU-1"
+    assert holding.devices == ("GPU-1",)
 
 
 def test_the_reserved_device_is_chosen_while_it_has_enough_memory() -> None:
@@ -242,7 +243,8 @@ def test_a_pod_without_a_reserved_device_gets_the_plugins_choice(
         spec = GPUNodeSpec(True, {"s": reservation(2, "GPU-0"), "p": waiting})
         found = choose(requested, RESOURCE, spec, sample, (held("s", "GPU-0::0"),), NO_LIMITS)
         assert isinstance(found, Choice)
-        return found.device
+        (device,) = found.devices
+        return device
 
     assert given(reservation(4)) == device
     # The pod with a reserved device gets it. If the device is full, no order helps.
@@ -267,7 +269,7 @@ def test_before_steering_is_reported_only_earlier_reservations_get_their_device(
     assert unsaid({"p": reservation(8)}) == Choice(())
     found = unsaid({"p": reservation(8, "GPU-1")})
     assert isinstance(found, Choice)
-    assert found.device == "GPU-1"
+    assert found.devices == ("GPU-1",)
 
 
 def test_an_unattributed_process_gets_the_emptiest_device_and_always_memory() -> None:
@@ -276,18 +278,81 @@ def test_an_unattributed_process_gets_the_emptiest_device_and_always_memory() ->
     assert chosen(free("GPU-0::0"), {}, devices=(full, gpu("GPU-1"))) == "GPU-0"
 
 
-def test_all_replicas_of_a_container_are_on_the_device_that_it_already_has() -> None:
-    requested = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-1::1", "GPU-1::2"), ("GPU-1::2",), 2)
-    found = answer(requested, {"p": reservation(8, "GPU-1", count=2)}, (held("p", "GPU-1::2"),))
-    assert isinstance(found, Choice)
-    assert set(found.replicas) == {"GPU-1::2", "GPU-1::0"}
-    # All memory that is reserved for it is already on the device, and half of it is used.
+def test_memory_that_is_already_reserved_for_a_pod_on_its_device_counts_once() -> None:
     whole = {"p": reservation(24, "GPU-1", count=2)}
     assert chosen(BOTH, whole, (held("p", "GPU-1::2"),)) == "GPU-1"
-    too_many = ContainerRequest(("GPU-0::0", "GPU-1::0"), (), 2)
-    assert answer(too_many, {"p": reservation(8, "GPU-1", count=2)}) == NoRoom(8 * GIB)
-    # This reservation allowed the plugin to choose one replica of each device.
-    assert answer(too_many, {"p": reservation(8, count=2)}) == Choice(())
+
+
+class TestSeveralDevices:
+    """A container that requests several replicas gets different devices."""
+
+    GPUS = tuple(gpu(f"GPU-{i}") for i in range(4))
+    REPLICAS = tuple(f"GPU-{i}::{n}" for i in range(4) for n in range(2))
+
+    def given(
+        self,
+        size: int,
+        reservations: dict[str, Reservation],
+        *held_before: str,
+        available: tuple[str, ...] = REPLICAS,
+        **how: Any,
+    ) -> set[str] | NoRoom | None:
+        """Return the devices, or None if the plugin chooses."""
+        asked = ContainerRequest((*available, *held_before), held_before, size)
+        found = answer(asked, reservations, devices=self.GPUS, **how)
+        if isinstance(found, NoRoom):
+            return found
+        assert isinstance(found, Choice)
+        if not found.replicas:
+            return None
+        assert set(held_before) <= set(found.replicas)
+        assert len(found.replicas) == size
+        devices = [replica.split("::")[0] for replica in found.replicas]
+        assert len(set(devices)) == size
+        return set(devices)
+
+    def test_they_are_those_of_the_reservation(self) -> None:
+        wide = {"p": reservation(8, "GPU-1", "GPU-3", count=2)}
+        assert self.given(2, wide) == {"GPU-1", "GPU-3"}
+        assert self.given(1, wide) in ({"GPU-1"}, {"GPU-3"})
+        two = {**wide, "q": reservation(16, "GPU-3", "GPU-1", count=2)}
+        assert self.given(2, two) == {"GPU-1", "GPU-3"}
+
+    def test_a_device_that_an_init_container_leaves_is_not_given_twice(self) -> None:
+        wide = {"p": reservation(8, "GPU-1", "GPU-3", count=2)}
+        assert self.given(2, wide, "GPU-1::9") == {"GPU-1", "GPU-3"}
+        assert self.given(2, wide, "GPU-3::9") == {"GPU-1", "GPU-3"}
+
+    def test_another_device_replaces_one_without_memory(self) -> None:
+        wide = {"p": reservation(8, "GPU-0", "GPU-1", count=2), "s": reservation(20, "GPU-0")}
+        stranger = (PodUse("s", "GPU-0", used_bytes=20 * GIB, replica="GPU-0::9"),)
+        entries = (held("s", "GPU-0::9"),)
+        found = self.given(2, wide, pods=stranger, entries=entries)
+        assert isinstance(found, set)
+        assert "GPU-1" in found
+        assert "GPU-0" not in found
+
+    def test_too_few_devices_with_memory_are_a_rejection(self) -> None:
+        wide = {"p": reservation(8, "GPU-0", "GPU-1", count=2)}
+        one = ("GPU-0::0", "GPU-0::1")
+        assert self.given(2, wide, available=one) == NoRoom(8 * GIB)
+        assert self.given(2, {"p": reservation(25, "GPU-0", "GPU-1", count=2)}) == NoRoom(25 * GIB)
+
+    def test_a_pod_without_a_reservation_gets_the_emptiest_devices(self) -> None:
+        full = {"s": reservation(20, "GPU-2"), "t": reservation(16, "GPU-0")}
+        rows = (
+            PodUse("s", "GPU-2", used_bytes=0, replica="GPU-2::9"),
+            PodUse("t", "GPU-0", used_bytes=0, replica="GPU-0::9"),
+        )
+        entries = held("s", "GPU-2::9"), held("t", "GPU-0::9")
+        assert self.given(2, full, pods=rows, entries=entries) == {"GPU-1", "GPU-3"}
+
+    def test_a_reservation_for_the_plugins_choice_gets_different_devices_if_possible(self) -> None:
+        predicted = {"p": reservation(8, count=2)}
+        found = self.given(2, predicted)
+        assert isinstance(found, set)
+        # Such a reservation allows two replicas of one device.
+        assert self.given(2, predicted, available=("GPU-0::0", "GPU-0::1")) is None
 
 
 SIZES = st.integers(1, 24)
@@ -321,9 +386,10 @@ def test_no_order_of_pods_assigns_more_memory_than_a_device_has(
             del reservations[uid]  # The pod has failed.
             continue
         (replica,) = found.replicas
-        left[found.device].remove(replica)
+        (device,) = found.devices
+        left[device].remove(replica)
         entries.append(held(uid, replica))
-        taken[found.device] += sizes[int(uid[1:])]
+        taken[device] += sizes[int(uid[1:])]
     assert all(gib <= 24 or gib == outsiders.count(uuid) * 3 for uuid, gib in taken.items())
 
 
@@ -397,12 +463,16 @@ class TestCordonedDevices:
         across = ContainerRequest((*BOTH.available, "GPU-2::0"), (), 2)
         two = (gpu("GPU-0"), gpu("GPU-1"), gpu("GPU-2"))
         wide = ContainerRequest(("GPU-0::0", "GPU-1::0", "GPU-2::0"), (), 2)
-        assert answer(wide, {}, devices=two) == Choice(())
-        got = answer(wide, {}, devices=two, cordoned=self.CORDON)
-        assert got == Choice(("GPU-0::0", "GPU-2::0"))
+        for asked in (wide, across):
+            got = answer(asked, {}, devices=two, cordoned=self.CORDON)
+            assert isinstance(got, Choice)
+            assert set(got.devices) == {"GPU-0", "GPU-2"}
         every = ContainerRequest(wide.available, (), 3)
         assert answer(every, {}, devices=two, cordoned=self.CORDON) == OnlyCordoned()
-        assert chosen(across, {}, devices=two, cordoned=self.CORDON) == "GPU-0"
+        # Only the replicas of one device are left.
+        same = ContainerRequest(BOTH.available, (), 2)
+        got = answer(same, {}, devices=two, cordoned=self.CORDON)
+        assert got == Choice(("GPU-0::0", "GPU-0::1"))
 
     def test_the_cordon_of_a_gpu_covers_its_mig_devices(self) -> None:
         shares = (gpu("MIG-0", parent="GPU-0"), gpu("MIG-1", parent="GPU-1"))

@@ -79,7 +79,7 @@ class Ledger:
         if self.failures:
             self.failures -= 1
             raise NotDelivered("API server not reached")
-        charge = Charge(RESOURCE, 1, {"B": 8 * GIB}, choice=self.choice)
+        charge = Charge(RESOURCE, 1, {"B": 8 * GIB}, choices=[self.choice] if self.choice else [])
         reserved = {uid: Reservation("default", f"p-{uid}", [charge]) for uid in self.pods}
         spec = GPUNodeSpec(True, reserved)
         return GPUNode(ObjectMeta(name="n"), spec=spec, status=self.told)

@@ -11,7 +11,7 @@ from headroom.contract.kube import Node, NodeStatus, ObjectMeta, Pod
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from headroom.doctor.findings import Weight, line
 from headroom.doctor.node_rules import examine
-from tests.builders import GIB, GPU, NOW_S, gpunode, pod, shared
+from tests.builders import GIB, GPU, NOW_S, container, gpunode, pod, shared
 from tests.doctor.test_node_rules import SOUND
 from tests.state.states import state_of
 
@@ -69,3 +69,28 @@ def test_the_finding_contains_the_missing_permission() -> None:
 @pytest.mark.parametrize("sizes", [(), ("3Gi",), ("25Gi",)])
 def test_there_is_no_finding_if_steering_places_nothing(sizes: tuple[str, ...]) -> None:
     assert found(*pending(*sizes)) == []
+
+
+def test_pods_with_several_gpus_that_the_plugin_rejects_are_counted() -> None:
+    def counted(*pods: Pod, **plugin: Any) -> list[str]:
+        gpunodes = (uneven("a", fail_requests_greater_than_one=True, **plugin),)
+        node = Node(metadata=ObjectMeta(name="a", uid="a"), status=NodeStatus())
+        state = state_of(
+            NodeSeen(node), *(GPUNodeSeen(each, NOW_S) for each in gpunodes), *map(PodSeen, pods)
+        )
+        found = examine(state.cluster, NOW_S)
+        return [line(each) for each in found if "several shared GPUs" in each.found]
+
+    wide = [pod("2Gi", container(gpus=2), uid=f"w{i}", name=f"w{i}") for i in range(2)]
+    to_do = (
+        "steer the nodes and set failRequestsGreaterThanOne: false in the device plugin's "
+        "configuration: docs/how-to/one-pool.md."
+    )
+    rejects = "for one container, which the device plugin rejects (failRequestsGreaterThanOne)"
+    assert counted(*wide, *pending("2Gi")) == [
+        f"advice: a: 2 pending pods request several shared GPUs {rejects}. To do: {to_do}"
+    ]
+    assert counted(wide[0]) == [
+        f"advice: a: 1 pending pod requests several shared GPUs {rejects}. To do: {to_do}"
+    ]
+    assert counted(*pending("2Gi")) == []

@@ -58,7 +58,7 @@ def sound_nodes() -> list[GPUNode]:
     """
     node = functools.partial(make.gpunode, plugin=make.DISTRIBUTED)
     a = make.shared("GPU-a", free=2, allocated=2, used_bytes=6 * GIB)
-    sits = make.reservation({"GPU-a": 8 * GIB, "GPU-b": GIB}, name="sits", choice="GPU-a")
+    sits = make.reservation({"GPU-a": 8 * GIB, "GPU-b": GIB}, name="sits", choices=["GPU-a"])
     held = make.use("uid-sits", "GPU-a", 6 * GIB, replica="GPU-a::0", name="sits")
     others = {"used_bytes": 3 * GIB, "unattributed_bytes": GIB, "sharing": "mps"}
     e = make.shared("GPU-e", free=1, allocated=3, **others)

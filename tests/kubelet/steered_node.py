@@ -83,7 +83,7 @@ class SteeredNode:
         reservation = {
             "namespace": "default",
             "name": name,
-            "charges": [charge | {"choice": device}],
+            "charges": [charge | {"choices": [device]}],
         }
         patch = {"spec": {"reservations": {self.node.uid(name): reservation}}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)

@@ -191,7 +191,7 @@ def test_values_apply_to_the_device_that_headroom_chooses() -> None:
         plugin=STEERED,
     )
     placement = placed(pod("8Gi"), node)
-    assert placement.charges[0].choice == "b"
+    assert placement.charges[0].choices == ["b"]
     assert written(placement) == {
         "devices.0": "b",
         "bytes.0": str(8 * GIB),

@@ -148,7 +148,7 @@ def test_a_steered_node_gives_the_pod_a_device_where_no_pod_is_starting() -> Non
     snap = build([node])
     verdicts = fit(request(alone()), snap, snap.rows(["n"]), NOW_S)
     placed = place(request(alone()), snap, verdicts, 0)
-    assert [charge.choice for charge in placed.charges] == ["b"]
+    assert [charge.choices for charge in placed.charges] == [["b"]]
 
 
 def test_the_starting_pod_is_the_reason_on_a_steered_node_if_only_its_device_has_memory() -> None:

@@ -63,7 +63,7 @@ def chosen(what: Any, *devices: Any, **how: Any) -> list[str]:
 
 
 def reserved(device: str, gib: int) -> Reservation:
-    return reservation({device: gib * GIB}, choice=device)
+    return reservation({device: gib * GIB}, choices=[device])
 
 
 def sitting(uuid: str, gib: int) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_the_reservation_names_the_chosen_device() -> None:
     what = request("8Gi")
     snap = build([node])
     made = place(what, snap, fit(what, snap, snap.rows(["n"]), NOW_S), 0)
-    assert [(c.choice, c.candidates) for c in made.charges] == [("A", {"A": 8 * GIB})]
+    assert [(c.choices, c.candidates) for c in made.charges] == [(["A"], {"A": 8 * GIB})]
     assert made.annotations["headroom.gpu/devices.0"] == "A"
     assert certainty(node) == "steered"
     assert because(node.devices[0]).startswith("Headroom chooses")
@@ -251,7 +251,7 @@ class SteeredNode:
         """Return whether an unconfirmed pod has a predicted reservation."""
         on_their_way = (self.reservations[uid] for uid in self.bound)
         return any(
-            not charge.choice for reservation in on_their_way for charge in reservation.charges
+            not charge.choices for reservation in on_their_way for charge in reservation.charges
         )
 
     def excess_gib(self) -> dict[str, int]:

@@ -199,7 +199,7 @@ KINDS = (
         node(
             used("GPU-b", 12, 2),
             used("GPU-c", 2, 0),
-            reservations={"uid-q": reservation({"GPU-b": 8 * GIB}, choice="GPU-b")},
+            reservations={"uid-q": reservation({"GPU-b": 8 * GIB}, choices=["GPU-b"])},
             plugin=STEERED,
         ),
     ),

@@ -348,13 +348,13 @@ def test_a_steered_node_takes_the_next_pod_when_the_last_one_is_confirmed() -> N
     small, large = asking("8Gi", "small"), asking("20Gi", "large")
     placed = place_in(simulation, state, small)
     assert isinstance(placed, Placed)
-    assert [charge.choice for charge in placed.placement.charges] == ["B"]
+    assert [charge.choices for charge in placed.placement.charges] == [["B"]]
     # The kubelet does not name the pod of its call, so other devices wait.
     assert place_in(simulation, state, large) == NotPlaced({Reason.OTHERS_ARRIVING: 1}, [])
     simulation.confirm("small", placed)
     largest = place_in(simulation, state, large)
     assert isinstance(largest, Placed)
-    assert [charge.choice for charge in largest.placement.charges] == ["A"]
+    assert [charge.choices for charge in largest.placement.charges] == [["A"]]
     # 24 - 10 - 8 GiB remain free on B.
     assert not simulation.fits(understood(state, asking("7Gi", "next")), "n")
     simulation.confirm("large", largest)

@@ -16,13 +16,14 @@ from headroom.contract.kube import (
     Pod,
     PodDisruptionBudget,
     Present,
+    ResourceRequirements,
 )
 from headroom.contract.watched import BudgetGone, BudgetSeen, PodSeen, Relisted
 from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.preemption.report import answered
 from headroom.core.preemption.victim_search import Offer, Preemption, preemption
-from tests.builders import DISTRIBUTED, GPU, NOW_S
+from tests.builders import DISTRIBUTED, GPU, NOW_S, container
 from tests.state.evictions import On, full_node, newcomer
 from tests.state.states import state_of
 
@@ -168,6 +169,52 @@ def test_every_device_that_the_pod_could_get_must_have_enough_memory(
     result = found(node, of=newcomer(20), rejected=["n"])
     assert result.best is not None
     assert set(result.best.uids) == leave
+
+
+SETS = msgspec.structs.replace(STEERED, steers_several=True, fail_requests_greater_than_one=False)
+
+
+@pytest.mark.parametrize(
+    ("devices", "gpus", "leave"),
+    [
+        pytest.param(
+            [[On("a", 20, 1)], [On("b", 20, 9)], [On("c", 20, 2)]],
+            2,
+            {"a", "c"},
+            id="the least important pods of two devices",
+        ),
+        pytest.param(
+            [[On("a", 20, 1)], [On("b", 1, 1)], [On("c", 20, 9)]],
+            2,
+            {"a"},
+            id="one device has enough memory already",
+        ),
+        pytest.param(
+            [[On("a", 20, 1)], [On("b", 20, 200)]], 2, None, id="a more important pod on one"
+        ),
+        pytest.param(
+            [
+                [On(uid, 5, 1) for uid in "abcd"],
+                [On(uid, 5, 2) for uid in "efgh"],
+                [On(uid, 5, 3) for uid in "ijkl"],
+            ],
+            2,
+            {*"abcdefgh"},
+            id="many pods",
+        ),
+    ],
+)
+def test_victims_leave_several_devices_at_once(
+    devices: list[list[On]], gpus: int, leave: set[str] | None
+) -> None:
+    """On a steered node, a container with several replicas needs as many different devices."""
+    node = full_node("n", *devices, plugin=SETS, annotations={DEVICE_CHOICE: "steered"})
+    of = newcomer(20)
+    resources = ResourceRequirements(limits={GPU: str(gpus)})
+    main = msgspec.structs.replace(container(), resources=resources)
+    of = msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, containers=[main]))
+    result = found(node, of=of, rejected=["n"])
+    assert (None if result.best is None else set(result.best.uids)) == leave
 
 
 def test_the_best_node_and_worse_nodes_are_returned() -> None:

@@ -232,7 +232,7 @@ def test_the_end_of_steering_counts_as_reconfiguration() -> None:
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
     chosen = reserved()
     (charge,) = chosen["p"].charges
-    charge = msgspec.structs.replace(charge, choice="D0")
+    charge = msgspec.structs.replace(charge, choices=["D0"])
     chosen["p"] = msgspec.structs.replace(chosen["p"], charges=[charge])
     state = started(seen(node(1, *IDLE, reservations=chosen, plugin=steered)))
     left = Plugin(topology_manager_policy="none")

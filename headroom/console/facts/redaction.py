@@ -309,7 +309,7 @@ class Redaction:
             original,
             candidates={self.alias("gpu", uuid): n for uuid, n in original.candidates.items()},
             beyond=[self.alias("gpu", uuid) for uuid in original.beyond],
-            choice=self.alias("gpu", original.choice),
+            choices=[self.alias("gpu", uuid) for uuid in original.choices],
             containers=[
                 msgspec.structs.replace(each, name=self._container_name(each.name))
                 for each in original.containers

@@ -205,8 +205,8 @@ class _Copy:
 
 def _devices(charge: Charge) -> Mapping[str, int]:
     """Return UUID -> replicas of the devices that the pod gets; empty if several are possible."""
-    if charge.choice:
-        return {charge.choice: charge.count}
+    if charge.choices:
+        return charge.chosen_replicas
     first = sorted(charge.candidates.keys() - set(charge.beyond))
     if charge.by_environment or not first:
         return {}

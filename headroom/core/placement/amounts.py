@@ -70,7 +70,7 @@ def device_arrays(devices: Sequence[Device], reserve_bytes: int) -> DeviceArrays
 
 
 def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
-    """Return the bytes that one container takes on each device if all ``count`` replicas are on it.
+    """Return the bytes that one container takes on each device if ``count`` replicas are on it.
 
     An amount in bytes and a share of a device apply per device, so they do not depend on ``count``.
     """
@@ -92,27 +92,28 @@ def bytes_of(amount: Amount, count: int, arrays: DeviceArrays) -> BytesArray:
             assert_never(amount)
 
 
-def needed(ask: Ask, asks: Sequence[Ask], arrays: DeviceArrays) -> BytesArray:
+def needed(ask: Ask, asks: Sequence[Ask], arrays: DeviceArrays, apart: bool = False) -> BytesArray:
     """Return the maximum number of bytes that a pod with these ``asks`` can take of each device's
     memory.
 
     ``ask`` is the item of ``asks`` for the resource of the device. On devices of other resources
-    the result is meaningless.
+    the result is meaningless. ``apart`` states whether the replicas of one container are on
+    different devices.
     """
     joint = arrays.sharers > 1
     any_joint = bool(joint.any())
-    need = _largest(ask, arrays, any_joint)
+    need = _largest(ask, arrays, any_joint, apart)
     if len(asks) > 1 and any_joint:
         # Devices of the other resources may share the memory, so assume the worst case, in which
         # they do.
         for other in asks:
             if other is not ask:
-                more = np.where(joint, _largest(other, arrays, any_joint), 0)
+                more = np.where(joint, _largest(other, arrays, any_joint, apart), 0)
                 need = np.minimum(need + more, MOST_BYTES)
     return need
 
 
-def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
+def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool, apart: bool) -> BytesArray:
     """Return the bytes of the largest phase of an ask on each device.
 
     All containers of a phase can use a shared memory at the same time, and each of them can use all
@@ -120,16 +121,18 @@ def _largest(ask: Ask, arrays: DeviceArrays, any_joint: bool) -> BytesArray:
     whether any devices share their memory.
     """
     # Compute one phase at a time, because an array for all phases and devices would take gigabytes.
-    largest = _of_phase(ask.phases[0], arrays, any_joint)
+    largest = _of_phase(ask.phases[0], arrays, any_joint, apart)
     for phase in ask.phases[1:]:
-        largest = np.maximum(largest, _of_phase(phase, arrays, any_joint))
+        largest = np.maximum(largest, _of_phase(phase, arrays, any_joint, apart))
     return largest
 
 
-def _of_phase(phase: Sequence[Portion], arrays: DeviceArrays, any_joint: bool) -> BytesArray:
+def _of_phase(
+    phase: Sequence[Portion], arrays: DeviceArrays, any_joint: bool, apart: bool
+) -> BytesArray:
     """Return the maximum bytes of one phase on each device, with sums capped to avoid an
     overflow."""
-    sizes = [bytes_of(portion.amount, portion.count, arrays) for portion in phase]
+    sizes = [bytes_of(portion.amount, 1 if apart else portion.count, arrays) for portion in phase]
     if len(sizes) == 1 and not any_joint:
         return sizes[0]
     together = alone = np.zeros(arrays.sharers.shape, np.int64)

@@ -12,14 +12,18 @@ import numpy as np
 
 from headroom.contract.quantity import gib
 from headroom.contract.reasons import Reason
-from headroom.core.placement.chosen_device import Nodes
-from headroom.core.placement.fit import Verdicts
+from headroom.core.placement.chosen_device import Nodes, at_least
+from headroom.core.placement.fit import AskVerdict, Verdicts
 from headroom.core.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
 
 INT64_MAX = int(np.iinfo(np.int64).max)
 #: Codes of nodes on which only memory decides whether the pod fits.
 MEMORY_CODES = [
-    CODE_OF[r] for r in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME, Reason.HELD)
+    CODE_OF[r]
+    for r in (
+        *(None, Reason.HELD),
+        *(Reason.MEMORY_ON_ANY, Reason.TOO_FEW_DEVICES, Reason.MEMORY_ON_SOME),
+    )
 ]
 #: ``fits`` means that one more pod fits. ``fragmented`` means that the total headroom suffices for
 #: one more pod, but the pod fits on no node. ``full`` means that the total headroom does not
@@ -200,6 +204,21 @@ def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
     return None
 
 
+def decisive(verdict: AskVerdict, values: Rows) -> Rows:
+    """Return the value of the device that decides on each node, (n,).
+
+    ``values`` (n, slots) are larger on devices that suit the pod less. If the plugin chooses, the
+    worst candidate decides. If Headroom chooses, the worst device of the best set decides.
+    """
+    candidates, width = verdict.candidates, verdict.ask.widest
+    worst: Rows = np.where(candidates, values, -INT64_MAX).max(axis=1, initial=-INT64_MAX)
+    by_headroom = verdict.all_ours[verdict.rows] & at_least(candidates, width)
+    if by_headroom.any():
+        ordered = np.sort(np.where(candidates, values, INT64_MAX), axis=1)
+        worst = np.where(by_headroom, ordered[:, width - 1], worst)
+    return worst
+
+
 def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None:
     """Return the largest request, in bytes per device, that would fit on some node.
 
@@ -214,6 +233,5 @@ def largest_fitting(verdicts: Verdicts, among: Rows | None = None) -> int | None
         return None
     least_bytes = np.full(len(verdicts.rows), INT64_MAX)
     for verdict in verdicts.asks:
-        free_bytes = np.where(verdict.candidates, verdict.free_bytes, INT64_MAX)
-        least_bytes = np.minimum(least_bytes, free_bytes.min(axis=1, initial=INT64_MAX))
+        least_bytes = np.minimum(least_bytes, -decisive(verdict, -verdict.free_bytes))
     return max(0, int(least_bytes[by_memory].max()))

@@ -1,7 +1,7 @@
 """Finds the candidate devices on nodes on which Headroom or the pod chooses the device, and not the
 plugin.
 
-On a *steered* node, the agent makes the kubelet allocate the device that Headroom chooses. A pod
+On a *steered* node, the agent makes the kubelet allocate the devices that Headroom chooses. A pod
 that sets NVIDIA_VISIBLE_DEVICES itself can go *anywhere*, so it must fit on every device of the
 node, whatever the resource of the device. The plugin also allocates a replica of some device to
 this pod. The replica counts for the plugin's next choice but not for memory, and it can displace
@@ -14,6 +14,9 @@ as much as leaving a quarter of the node's largest device unused. So of two devi
 memory, the less busy device is chosen. Without spread, an idle device is preferred to a fully busy
 device only if its free memory is larger by less than a quarter of a device. Unknown activity counts
 as 50 %.
+
+A container that requests several replicas gets different devices. They are the devices with the
+lowest cost, if possible of one NUMA node.
 """
 
 from dataclasses import dataclass, replace
@@ -22,14 +25,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headroom.contract.annotations import ScoringPolicy
+from headroom.contract.gpunode import MAX_DEVICES
 from headroom.core.placement.amounts import DeviceArrays, needed
 from headroom.core.placement.request import Ask, VramRequest
 from headroom.core.placement.snapshot import (
     MOST_BYTES,
     Bytes2D,
-    Int2D,
     Mask,
     NodeTerms,
+    Rows,
     Snapshot,
     clamped,
 )
@@ -39,6 +43,8 @@ Nodes = NDArray[np.bool_]
 #: Full SM activity costs as much as the node's largest device divided by this number.
 _ACTIVITY_DIVISOR = 4
 _UNKNOWN_PPM = 500_000
+#: Limit on the cost of a device, so that the costs of a node's devices can be added.
+_MOST_COST = MOST_BYTES // MAX_DEVICES
 
 
 def by_environment(request: VramRequest, node: NodeTerms) -> bool:
@@ -102,41 +108,86 @@ def _free_bytes(node: NodeTerms) -> list[int]:
     return [clamped(terms.certain_free_bytes) for terms in node.devices]
 
 
+def at_least(mask: Mask, count: int) -> Nodes:
+    """Return whether at least ``count`` devices of each node are in the mask, (nodes,)."""
+    # With one device, which is the usual case, this is faster than counting.
+    return np.asarray(mask.any(axis=1) if count == 1 else mask.sum(axis=1) >= count)
+
+
 def steered_candidates(
-    request: VramRequest, snap: Snapshot, could: Mask, usable: Mask, left_bytes: Bytes2D
+    request: VramRequest, snap: Snapshot, count: int, could: Mask, usable: Mask, left_bytes: Bytes2D
 ) -> Mask:
-    """Return the mask (nodes, slots) of the device that Headroom chooses on each steered node.
+    """Return the mask (nodes, slots) of the ``count`` devices that Headroom chooses on each steered
+    node.
 
     ``could`` selects the devices that the plugin could give to the pod, and ``usable`` the devices
     without a fault that have enough free replicas. ``left_bytes`` is the free memory of each device
-    after placement. If the pod fits on no device, the mask selects all usable devices, or all of
-    ``could`` if none is usable.
+    after placement. If the pod fits on too few devices, the mask selects all usable devices, or all
+    of ``could`` if too few are usable.
     """
     fitting = usable & (left_bytes >= 0)
-    columns = snap.columns
-    chosen = fitting & _preferred(
-        request, fitting, left_bytes, columns.sm_ppm, columns.allocatable_bytes
-    )
-    rest = np.where(usable.any(axis=1, keepdims=True), usable, could)
-    narrowed: Mask = np.where(fitting.any(axis=1, keepdims=True), chosen, rest)
+    cost = _cost(request, snap, left_bytes)
+    fits = at_least(fitting, count)[:, None]
+    if count == 1:
+        chosen = fitting & _cheapest(fitting, cost)
+    else:
+        chosen = _cheapest_set(snap, fitting & fits, cost, count)
+    rest = np.where(at_least(usable, count)[:, None], usable, could)
+    narrowed: Mask = np.where(fits, chosen, rest)
     return narrowed
 
 
-def _preferred(
-    request: VramRequest,
-    among: Mask,
-    left_bytes: Bytes2D,
-    sm_ppm: Int2D,
-    allocatable_bytes: Bytes2D,
-) -> Mask:
-    """Return the mask (n, slots) of the best device in ``among`` of each node.
-
-    On nodes without such a device, the mask selects an arbitrary device.
-    """
+def _cost(request: VramRequest, snap: Snapshot, left_bytes: Bytes2D) -> Bytes2D:
+    """Return the cost of each device, (nodes, slots). Headroom chooses the lowest cost."""
+    columns = snap.columns
+    sm_ppm, allocatable_bytes = columns.sm_ppm, columns.allocatable_bytes
     bytes_of_ppm = allocatable_bytes.max(axis=1, initial=0) // (_ACTIVITY_DIVISOR * 1_000_000)
     activity_bytes = bytes_of_ppm[:, None] * np.where(sm_ppm < 0, _UNKNOWN_PPM, sm_ppm)
     spread = request.policy is ScoringPolicy.SPREAD
-    cost = activity_bytes - left_bytes if spread else activity_bytes + left_bytes
+    cost: Bytes2D = activity_bytes - left_bytes if spread else activity_bytes + left_bytes
+    return cost
+
+
+def _cheapest(among: Mask, cost: Bytes2D) -> Mask:
+    """Return the mask (nodes, slots) of the cheapest device in ``among`` of each node.
+
+    On nodes without such a device, the mask selects an arbitrary device.
+    """
     best = np.where(among, cost, MOST_BYTES).argmin(axis=1)
     mask: Mask = best[:, None] == np.arange(among.shape[1])
     return mask
+
+
+def _cheapest_set(snap: Snapshot, among: Mask, cost: Bytes2D, count: int) -> Mask:
+    """Return the mask (nodes, slots) of the ``count`` cheapest devices in ``among`` of each node.
+
+    If one NUMA node has enough devices, the set is within a NUMA node. Nodes with no device in
+    ``among`` have an empty set, and all other nodes have at least ``count`` devices in ``among``.
+    """
+    numa_node = snap.columns.numa_node
+    best, best_cost = _first(among, cost, count)
+    #: Whether the best set found so far is within a NUMA node.
+    within = np.zeros(len(among), bool)
+    for each in np.unique(numa_node[among]).tolist():
+        local = among & (numa_node == each)
+        chosen, total = _first(local, cost, count)
+        better = at_least(local, count) & (~within | (total < best_cost))
+        best = np.where(better[:, None], chosen, best)
+        best_cost = np.where(better, total, best_cost)
+        within |= better
+    return best
+
+
+def _first(among: Mask, cost: Bytes2D, count: int) -> tuple[Mask, Rows]:
+    """Return the mask (nodes, slots) of the ``count`` cheapest devices in ``among``, and their
+    total cost, (nodes,).
+
+    Both are arbitrary on nodes with fewer devices.
+    """
+    # A limit that keeps sums within int64.
+    costs = np.where(among, np.minimum(cost, _MOST_COST), _MOST_COST)
+    order = np.argsort(costs, axis=1, kind="stable")[:, :count]
+    mask = np.zeros(among.shape, bool)
+    np.put_along_axis(mask, order, True, axis=1)
+    total: Rows = np.take_along_axis(costs, order, axis=1).sum(axis=1)
+    return mask & among, total

@@ -34,6 +34,7 @@ All values are bytes in Python integers, which do not overflow.
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence, Set
+from enum import IntEnum
 
 import msgspec
 
@@ -44,6 +45,16 @@ from headroom.core.placement.device_reading import UNBELIEVED, Activity, health_
 from headroom.core.placement.occupancy import Holder, Occupancy, Starting, Tenancy
 from headroom.core.placement.policy import LargestDevice
 from headroom.core.placement.report_index import memories_of
+
+
+class Several(IntEnum):
+    """Whether a container that requests several replicas may be placed on a device."""
+
+    ALLOWED = 0
+    #: The plugin rejects it, or the agent cannot give it different devices.
+    REJECTED = 1
+    #: Not yet: the node is steered, but unconfirmed pods could get any device.
+    UNSETTLED = 2
 
 
 class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
@@ -80,8 +91,8 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     first: int | None
     #: Replicas of this device that terminating pods hold.
     leaving: int
-    #: Whether the plugin rejects a container that requests more than one replica of this device.
-    single: bool
+    #: Whether a container that requests several replicas may be placed on this device.
+    several: Several
     #: Whether each pod here, and each unconfirmed pod that can get here, is charged at most an
     #: equal share per replica of the memory without unattributed use and unreserved pods. Then the
     #: memory suffices whichever replicas these pods get.
@@ -98,6 +109,9 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     activity: Activity | None
     #: Which new pods could get a device on which another pod is starting alone.
     starting: Starting = Starting.NO_POD
+    #: Number of devices in the set that Headroom chose for the unconfirmed pods of the resource, or
+    #: 0 if there is no such set. A further pod must get exactly this set.
+    set_size: int = 0
 
     @property
     def believed(self) -> bool:
@@ -204,7 +218,7 @@ def weigh(
                 policy=slot.policy,
                 first=slot.first,
                 leaving=slot.leaving,
-                single=_rejects_several(device, plugin),
+                several=_several(device, plugin, slot.policy),
                 slot_safe=believed
                 and commitments.largest_bytes * sum([mate.replicas.total for mate in mates])
                 <= available_bytes,
@@ -214,6 +228,7 @@ def weigh(
                 health_detail=health_detail,
                 activity=reported(device, status.observed_at),
                 starting=tenancy.starting,
+                set_size=slot.set_size,
             )
         )
     return tuple(terms)
@@ -236,12 +251,21 @@ def allocatable(device: Device, reserve_bytes: int) -> int:
     return max(0, device.memory_bytes - device.reserved_bytes - reserve_bytes)
 
 
-def _rejects_several(device: Device, plugin: Plugin) -> bool:
-    """Return whether the plugin rejects a container with several shared replicas at admission."""
+def _several(device: Device, plugin: Plugin, policy: Policy) -> Several:
+    """Return whether a container with several replicas may be placed on the device."""
     if device.sharing == "none":
-        return False
+        return Several.ALLOWED
     rejects = plugin.fail_requests_greater_than_one
-    return device.sharing == "mps" if rejects is None else rejects
+    if rejects is None:
+        rejects = device.sharing == "mps"  # the plugin's default
+    if rejects:
+        return Several.REJECTED
+    if device.resource not in plugin.steered:
+        return Several.ALLOWED
+    if not plugin.steers_several:
+        return Several.REJECTED
+    # The agent gives different devices, but the device of each unconfirmed pod is not certain.
+    return Several.ALLOWED if policy == "steered" else Several.UNSETTLED
 
 
 def known(used_bytes: int | None) -> int | None:

@@ -15,9 +15,10 @@ the level of its device falls, so no other device is chosen earlier because of t
 only after every device at a higher level is full. Devices that can fall below it when terminating
 pods release their replicas are ignored.
 
-*steered* chooses the device that the ledger chose, because the agent answers the kubelet instead of
-the plugin. The kubelet does not name the pod in its request. So while there are unconfirmed pods,
-only the device chosen for them is possible. Otherwise any device with a free replica is possible.
+*steered* chooses the set of devices that the ledger chose, because the agent answers the kubelet
+instead of the plugin. The kubelet does not name the pod in its request. So while there are
+unconfirmed pods, only the set chosen for them is possible. Otherwise any device with a free replica
+is possible. For pods whose containers request one replica each, the set is one device.
 
 *unknown* may choose any device with a free replica. This is the worst case, for reports that do not
 show how the plugin chooses.
@@ -127,26 +128,28 @@ class _Packed(Choice):
 
 
 class _Steered(Choice):
-    """Chooses the device reserved for unconfirmed pods, or any device with a free replica if there
-    is no such reservation."""
+    """Chooses the set of devices reserved for unconfirmed pods, or any device with a free replica
+    if there is no such reservation."""
 
-    def __init__(self, stocks: Sequence[Stock], reserved: int | None) -> None:
+    def __init__(self, stocks: Sequence[Stock], reserved: Set[int]) -> None:
         super().__init__(stocks)
         self._reserved = reserved
 
+    def _is_open(self, device: int) -> bool:
+        return not self._reserved or device in self._reserved
+
     def first(self, device: int) -> int | None:
-        open_to_all = self._reserved is None or self._reserved == device
-        return 0 if open_to_all and self._stocks[device].free else None
+        return 0 if self._is_open(device) and self._stocks[device].free else None
 
     def most(self, device: int, picks: int, gone: int) -> int:
-        return super().most(device, picks, gone) if self._reserved in (None, device) else 0
+        return super().most(device, picks, gone) if self._is_open(device) else 0
 
 
-def choice(policy: Policy, stocks: Sequence[Stock], reserved: int | None = None) -> Choice:
+def choice(policy: Policy, stocks: Sequence[Stock], reserved: Set[int] = frozenset()) -> Choice:
     """Return the choice among devices of one resource that the kubelet offers together.
 
-    ``reserved`` is the index of the device that the ledger chose for unconfirmed pods, if there are
-    any. Only the policy steered uses this argument.
+    ``reserved`` contains the indices of the devices that the ledger chose for unconfirmed pods, if
+    there are any. Only the policy steered uses this argument.
     """
     match policy:
         case "distributed":
@@ -175,6 +178,9 @@ class PluginChoice:
     #: Minimum number of replicas that the plugin allocates before a replica of this device, or None
     #: if the plugin never allocates a replica of it.
     first: int | None
+    #: Number of devices in the set that is reserved for unconfirmed pods, or 0 if there is none.
+    #: Only the policy steered has such a set.
+    set_size: int
     _choice: Choice
     _index: int
 
@@ -192,16 +198,16 @@ def plugin_choices(
     devices: Sequence[Device],
     plugin: Plugin,
     picks: Mapping[str, int],
-    reserved: Mapping[str, Set[str]],
+    reserved: Mapping[str, Set[frozenset[str]]],
     leaving: Sequence[int],
     explained: Sequence[int],
 ) -> list[PluginChoice]:
     """Return how the plugin can choose each device, in the order of ``devices``.
 
     ``picks`` maps each resource to the number of replicas that unconfirmed pods will get.
-    ``reserved`` maps each resource to the devices that the ledger chose for these pods, with "" if
-    the plugin chooses. ``leaving`` and ``explained`` contain, for each device, the number of
-    replicas that terminating pods and all pods hold in the report.
+    ``reserved`` maps each resource to the sets of devices that the ledger chose for these pods,
+    with an empty set if the plugin chooses. ``leaving`` and ``explained`` contain, for each device,
+    the number of replicas that terminating pods and all pods hold in the report.
     """
     count_of = Counter(device.uuid for device in devices)
     uncertain = {d.resource for d in devices if count_of[d.uuid] > 1 or not _countable(d)}
@@ -220,7 +226,7 @@ def plugin_choices(
     for (resource, _), slots in offered.items():
         policy: Policy = plugin.allocation_policy
         reserved_here = reserved.get(resource, frozenset())
-        reserved_index = None
+        reserved_indices: Set[int] = frozenset()
         if resource in uncertain or any(reserved_here):
             # Some unconfirmed pods were bound while the resource was steered. For these pods the
             # plugin's policy does not apply.
@@ -228,15 +234,16 @@ def plugin_choices(
         if resource in plugin.steered and _shared(devices[slot] for slot in slots):
             policy = "unknown"
             index_of = {devices[slot].uuid: index for index, slot in enumerate(slots)}
+            chosen_set = next(iter(reserved_here), None)
             if (
                 resource not in uncertain | divided
-                and reserved_here <= index_of.keys()
                 and len(reserved_here) < 2
+                and (chosen_set is None or (chosen_set and chosen_set <= index_of.keys()))
             ):
                 policy = "steered"
-                reserved_index = next((index_of[uuid] for uuid in reserved_here), None)
+                reserved_indices = {index_of[uuid] for uuid in chosen_set or ()}
         stocks = [_stock(devices[slot], leaving[slot]) for slot in slots]
-        chosen = choice(policy, stocks, reserved_index)
+        chosen = choice(policy, stocks, reserved_indices)
         for index, (slot, stock) in enumerate(zip(slots, stocks, strict=True)):
             found[slot] = PluginChoice(
                 policy=policy,
@@ -244,6 +251,7 @@ def plugin_choices(
                 unexplained=max(0, devices[slot].replicas.allocated - explained[slot]),
                 picks=picks.get(resource, 0),
                 first=chosen.first(index),
+                set_size=len(reserved_indices),
                 _choice=chosen,
                 _index=index,
             )

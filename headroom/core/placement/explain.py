@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 
 import numpy as np
@@ -12,13 +12,14 @@ from headroom.contract.reasons import Reason
 from headroom.core.placement.capacity import (
     INT64_MAX,
     MEMORY_CODES,
+    decisive,
     larger_than_any,
     largest_fitting,
 )
 from headroom.core.placement.chosen_device import by_environment
 from headroom.core.placement.demand_pricing import Market
 from headroom.core.placement.device_accounting import DeviceTerms
-from headroom.core.placement.fit import Verdicts
+from headroom.core.placement.fit import AskVerdict, Verdicts
 from headroom.core.placement.policy import Weights
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.score import Ranking, rank
@@ -39,7 +40,8 @@ _WORDS = [reason.code if reason else "fits" for reason in REASONS]
 #: listed.
 _IMPLIED = {
     Reason.NO_SUCH_RESOURCE: {Reason.NO_REPLICA, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME},
-    Reason.MEMORY_ON_ANY: {Reason.MEMORY_ON_SOME},
+    Reason.MEMORY_ON_ANY: {Reason.TOO_FEW_DEVICES, Reason.MEMORY_ON_SOME},
+    Reason.TOO_FEW_DEVICES: {Reason.MEMORY_ON_SOME},
 }
 
 
@@ -64,7 +66,8 @@ class NodeExplanation:
     node: str
     #: None if the pod fits.
     reason: Reason | None
-    #: Maximum number of bytes that any candidate lacks, or None if the reason is not memory.
+    #: Number of bytes that the pod lacks, or None if the reason is not memory. If the plugin
+    #: chooses, the candidate that lacks the most decides. If Headroom chooses, the best devices do.
     short_bytes: int | None
     candidates: tuple[DeviceExplanation, ...]
     #: The source of the capacity, such as labels, if no agent measured it. Otherwise empty.
@@ -75,6 +78,8 @@ class NodeExplanation:
     closed: bool
     #: Whether the pod chooses its devices by its own NVIDIA_VISIBLE_DEVICES.
     chosen_by_pod: bool
+    #: Whether Headroom chooses all devices of the pod. If the pod fits, it gets all candidates.
+    chosen_by_headroom: bool
     #: Whether the node is for gated pods only.
     gated: bool
     #: Whether kube-scheduler allocates the pod's GPUs there by DRA.
@@ -191,7 +196,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
     reason, by_dra = verdicts.reason(i), bool(verdicts.by_dra[i])
     scored = reason is None and not by_dra
     by_memory = verdicts.codes[i] in MEMORY_CODES
-    short_bytes = max((device.short_bytes for device in devices), default=0)
+    short_bytes = max((_short_bytes(verdict, i) for verdict in verdicts.asks), default=0)
     return NodeExplanation(
         node.name,
         reason,
@@ -201,12 +206,19 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
         _detail(verdicts.request, node, reason),
         closed=reason is node.reason is not None or reason in _CLOSING,
         chosen_by_pod=chosen_by_pod,
+        chosen_by_headroom=all(each.all_ours[verdicts.rows[i]] for each in verdicts.asks),
         gated=node.gated and not by_dra,
         by_dra=by_dra,
         score=float(ranking.scores[i]) if ranking.terms and scored else None,
         terms={name: float(term[i]) for name, term in ranking.terms.items() if scored},
         max_sm_ppm=verdicts.request.max_sm_ppm,
     )
+
+
+def _short_bytes(verdict: AskVerdict, i: int) -> int:
+    """Return the bytes that the pod lacks on the i-th node for one ask."""
+    rows = replace(verdict, rows=verdict.rows[i : i + 1])
+    return max(0, int(decisive(rows, rows.need_bytes - rows.free_bytes)[0]))
 
 
 def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str:
@@ -229,15 +241,15 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
 
 
 def _missing_bytes(verdicts: Verdicts) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """Return the bytes that the worst candidate of each node lacks, (n,), or 0 if the pod fits.
+    """Return the bytes that the decisive candidate of each node lacks, (n,), or 0 if the pod fits.
 
     The value is ``INT64_MAX`` for nodes that reject the pod for reasons other than memory. If the
     reason is that another pod is starting, no memory is missing and the value is 0.
     """
     missing_bytes = np.zeros(len(verdicts.rows), np.int64)
     for verdict in verdicts.asks:
-        short_bytes = np.where(verdict.candidates, verdict.need_bytes - verdict.free_bytes, 0)
-        missing_bytes = np.maximum(missing_bytes, short_bytes.max(axis=1, initial=0))
+        short_bytes = decisive(verdict, verdict.need_bytes - verdict.free_bytes)
+        missing_bytes = np.maximum(missing_bytes, short_bytes)
     by_memory = np.isin(verdicts.codes, [*MEMORY_CODES, CODE_OF[Reason.OTHER_STARTING]])
     return np.where(by_memory, missing_bytes, INT64_MAX)
 

@@ -46,6 +46,8 @@ def _fits(node: NodeExplanation) -> str:
     if node.chosen_by_pod:
         return "fits, on any device that the pod makes visible to itself"
     count = len(node.candidates)
+    if node.chosen_by_headroom and count > 1:
+        return f"fits, on {count} GPUs that Headroom chooses"
     return "fits, on its only candidate" if count == 1 else f"fits, on any of {count} candidates"
 
 

@@ -11,9 +11,11 @@ from headroom.core.placement.amounts import DeviceArrays, above_cap, needed
 from headroom.core.placement.chosen_device import (
     Candidates,
     Nodes,
+    at_least,
     candidates_by_environment,
     steered_candidates,
 )
+from headroom.core.placement.device_accounting import Several
 from headroom.core.placement.dra_nodes import served
 from headroom.core.placement.occupancy import Starting
 from headroom.core.placement.request import Ask, VramRequest
@@ -22,6 +24,7 @@ from headroom.core.placement.snapshot import (
     REASONS,
     SHARING,
     Bytes2D,
+    Columns,
     Int2D,
     Mask,
     Rows,
@@ -111,14 +114,16 @@ class Verdicts:
         other pods left.
 
         A device of each requested resource must have as much allocatable memory as the pod needs.
-        Always return True if the pod's own variable may decide which devices it gets.
+        If Headroom chooses, as many devices as the pod gets must have it. Always return True if the
+        pod's own variable may decide which devices it gets.
         """
         large = np.ones(len(self.rows), bool)
         if self.request.visible is Visible.BY_PLUGIN:
             for verdict in self.asks:
                 slots = self.snap.slots_of(verdict.ask.resource)
-                enough = self.snap.columns.allocatable_bytes >= verdict.all_need_bytes
-                large &= (slots & enough).any(axis=1).take(self.rows)
+                enough = slots & (self.snap.columns.allocatable_bytes >= verdict.all_need_bytes)
+                several = verdict.all_ours & ~at_least(enough, verdict.ask.widest)
+                large &= (enough.any(axis=1) & ~several).take(self.rows)
         return large
 
 
@@ -172,10 +177,16 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         mps=sharing == SHARING.index("mps"),
     )
     need_bytes = needed(ask, request.asks, arrays)
+    by_variable = request.visible is not Visible.BY_PLUGIN
+    steered: Nodes = np.asarray((slots & (columns.steered > 0)).any(axis=1)) & (not by_variable)
+    #: Number of different devices that the pod gets on a steered node.
+    width = ask.widest
+    if width > 1 and steered.any():
+        apart_bytes = needed(ask, request.asks, arrays, apart=True)
+        need_bytes = np.where(steered[:, None], apart_bytes, need_bytes)
     free_bytes = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
     # MEMORY_ON_ANY holds only if no device of the resource has enough memory, candidate or not.
     relevant = slots
-    by_variable = request.visible is not Visible.BY_PLUGIN
     if by_variable:
         by_plugin = Candidates(candidates, need_bytes, free_bytes)
         found = candidates_by_environment(ask, request, snap, arrays, by_plugin)
@@ -190,8 +201,9 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     health_issue = columns.health_issue
     issues = _HEALTH_ISSUES if health_issue.any() else ()
     faults = {reason: health_issue == CODE_OF[reason] for reason in issues}
-    if ask.widest > 1:
-        faults[Reason.TOO_MANY_SHARED] = columns.single == 1
+    if width > 1:
+        faults[Reason.TOO_MANY_SHARED] = columns.several == Several.REJECTED
+        faults[Reason.OTHERS_ARRIVING] = columns.several == Several.UNSETTLED
     mps = candidates & (sharing == SHARING.index("mps"))
     if mps.any():
         above = above_cap(ask, request.processes, columns.memory_bytes, arrays)
@@ -202,44 +214,90 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     #: (nodes, slots) whether another pod is starting alone on the device, or None if the pod need
     #: not wait.
     meets_starting = _meets_starting(ask, request, columns.starting)
-    steered = (slots & (columns.steered == 1)).any(axis=1) & (not by_variable)
-    #: (nodes,) whether a steered node has no device with enough memory and free replicas.
-    stuck = None
+    by_headroom = None
     if steered.any():
-        usable = candidates & (columns.replicas_free - columns.replicas_unconfirmed >= ask.count)
+        usable = _usable(ask, columns, candidates)
         for fault in faults.values():
             usable &= ~fault
-        fitting = usable & enough_memory
-        stuck = steered & ~fitting.any(axis=1)
-        open_to_pod = usable if meets_starting is None else usable & ~meets_starting
-        chosen = steered_candidates(request, snap, candidates, open_to_pod, free_bytes - need_bytes)
-        if meets_starting is not None:
-            # The pod fits, but must wait for the devices on which it fits.
-            waits = ~stuck & ~(open_to_pod & enough_memory).any(axis=1)
-            chosen = np.where(waits[:, None], fitting, chosen)
-        candidates = np.where(steered[:, None], chosen, candidates)
+        left_bytes = free_bytes - need_bytes
+        by_headroom = _choose(request, snap, width, candidates, usable, left_bytes, meets_starting)
+        candidates = np.where(steered[:, None], by_headroom.candidates, candidates)
         relevant = np.where(steered[:, None], candidates, relevant)
     faulty = (candidates & np.array([*faults.values(), ~enough_memory])).any(axis=2)
     rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
         Reason.NO_REPLICA: free_replicas - unconfirmed < ask.count,
         **dict(zip(faults, faulty, strict=False)),
-        **({} if stuck is None else {Reason.OTHERS_ARRIVING: stuck & (unconfirmed > 0)}),
-        Reason.MEMORY_ON_ANY: ~(relevant & enough_memory).any(axis=1),
-        Reason.MEMORY_ON_SOME: faulty[-1],
     }
+    if by_headroom is not None:
+        stuck = steered & by_headroom.stuck
+        arriving = stuck & (unconfirmed > 0)
+        if Reason.OTHERS_ARRIVING in rejected:
+            arriving |= rejected[Reason.OTHERS_ARRIVING]
+        rejected[Reason.OTHERS_ARRIVING] = arriving
+    rejected[Reason.MEMORY_ON_ANY] = ~(relevant & enough_memory).any(axis=1)
+    if by_headroom is not None and width > 1:
+        rejected[Reason.TOO_FEW_DEVICES] = stuck & by_headroom.enough_usable
+    rejected[Reason.MEMORY_ON_SOME] = faulty[-1]
     # This reason comes last, because it resolves by itself.
     if meets_starting is not None:
         rejected[Reason.OTHER_STARTING] = (candidates & meets_starting).any(axis=1)
     codes = np.zeros(len(snap.nodes), np.int8)
     for reason, holds in reversed(rejected.items()):  # the first reason wins
         codes[holds] = CODE_OF[reason]
-    if stuck is not None:
+    if by_headroom is not None:
         # Memory is not the reason, because the devices with enough memory have too few free
         # replicas.
         replaced = (codes == 0) | (codes == CODE_OF[Reason.MEMORY_ON_SOME])
         codes[stuck & replaced] = CODE_OF[Reason.NO_REPLICA]
     return AskVerdict(ask, rows, codes, candidates, need_bytes, free_bytes, steered, rejected)
+
+
+def _usable(ask: Ask, columns: Columns, candidates: Mask) -> Mask:
+    """Return the candidates on steered nodes that have enough free replicas for the pod."""
+    free = columns.replicas_free - columns.replicas_unconfirmed
+    usable: Mask = candidates & (free >= ask.most_on_device)
+    # While pods are unconfirmed, a further pod must get exactly their set of devices.
+    if ask.widest == 1:
+        usable &= columns.steered <= 2
+    else:
+        usable &= (columns.steered == 1) | (columns.steered == 1 + ask.widest)
+    if ask.takes_whole_devices:
+        # A pod without a reservation may hold a replica and use no memory yet.
+        usable &= columns.replicas_free == columns.replicas
+    return usable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _ByHeadroom:
+    """The devices that Headroom chooses on steered nodes. Rows of other nodes are arbitrary."""
+
+    candidates: Mask
+    #: (nodes,) whether a node has too few devices with enough memory and free replicas.
+    stuck: Nodes
+    #: (nodes,) whether enough devices have free replicas and no fault.
+    enough_usable: Nodes
+
+
+def _choose(
+    request: VramRequest,
+    snap: Snapshot,
+    width: int,
+    could: Mask,
+    usable: Mask,
+    left_bytes: Bytes2D,
+    meets_starting: Mask | None,
+) -> _ByHeadroom:
+    """Choose ``width`` devices on each steered node."""
+    fitting = usable & (left_bytes >= 0)
+    stuck = ~at_least(fitting, width)
+    open_to_pod = usable if meets_starting is None else usable & ~meets_starting
+    chosen = steered_candidates(request, snap, width, could, open_to_pod, left_bytes)
+    if meets_starting is not None:
+        # The pod fits, but must wait for the devices on which it fits.
+        waits = ~stuck & ~at_least(open_to_pod & (left_bytes >= 0), width)
+        chosen = np.where(waits[:, None], fitting, chosen)
+    return _ByHeadroom(chosen, stuck, at_least(usable, width))
 
 
 def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:

@@ -100,6 +100,7 @@ class Slot(msgspec.Struct, frozen=True, gc=False):
     first: int | None
     leaving: int
     unconfirmed_replicas: int
+    set_size: int = 0
 
 
 class Occupancy(msgspec.Struct, frozen=True, gc=False):
@@ -148,7 +149,7 @@ def occupy(
                 unconfirmed_pods.renamed(memory),
             )
     return Occupancy(
-        slots=tuple([Slot(c.policy, c.first, c.leaving, c.picks) for c in choices]),
+        slots=tuple([Slot(c.policy, c.first, c.leaving, c.picks, c.set_size) for c in choices]),
         memories=tuple(memories),
         tenancies=tuple([tenancies[memory] for memory in memories]),
         doubled=duplicate_uuids(devices) or _NONE_DOUBLED,
@@ -269,9 +270,9 @@ class _UnconfirmedPods:
         self._holders: dict[str, Holder] = {}
         #: Number of replicas that unconfirmed pods requested and do not hold yet, by resource.
         self.picks = Counter[str]()
-        #: UUIDs of the devices that Headroom chose for them, by resource, or "" if the plugin
-        #: chooses.
-        self.reserved: dict[str, set[str]] = {}
+        #: The sets of devices that Headroom chose for them, by resource. A set is empty if the
+        #: plugin chooses.
+        self.reserved: dict[str, set[frozenset[str]]] = {}
         #: The uid of each pod, its charge, and the maximum bytes that the charge reserves on a
         #: device, by resource.
         self._waiting: dict[str, list[tuple[str, Charge, int]]] = {}
@@ -285,7 +286,7 @@ class _UnconfirmedPods:
                 if not (missing := report.missing(uid, charge)):
                     continue
                 self.picks[resource] += missing
-                self.reserved.setdefault(resource, set()).add(charge.choice)
+                self.reserved.setdefault(resource, set()).add(frozenset(charge.choices))
                 if charge.by_environment:
                     continue  # takes a replica, but no memory of the replica's device
                 most_bytes = max(charge.candidates.values(), default=0)

@@ -1,7 +1,7 @@
 """Builds the record of a placement, which consists of the ledger's charges and the pod's
 annotations."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import msgspec
@@ -56,11 +56,12 @@ def place(request: VramRequest, snap: Snapshot, verdicts: Verdicts, i: int) -> P
         for resource, slots in _candidates(verdicts, i).items()
     }
     by_variable = by_environment(request, node)
+    steered = {verdict.ask.resource for verdict in verdicts.asks if _is_steered(verdict, i)}
     possible = {
-        resource: _possible(resource, node, candidates, by_variable)
+        resource: candidates if by_variable or resource in steered else _possible(resource, node)
         for resource, candidates in devices.items()
     }
-    annotations = _annotations(request, node.name, devices, possible)
+    annotations = _annotations(request, node.name, devices, possible, steered)
     return Placement(charges(request, snap, verdicts, i), annotations, request.start_timeout_s)
 
 
@@ -101,7 +102,7 @@ def _charge(
     does, other pods cannot displace the pod.
     """
     listed = candidates if by_variable else _listed_slots(verdict, node, i)
-    steered = _is_steered([node.devices[slot] for slot in candidates])
+    steered = _is_steered(verdict, i)
     return Charge(
         resource=verdict.ask.resource,
         count=verdict.ask.count,
@@ -110,7 +111,7 @@ def _charge(
         },
         beyond=[node.devices[slot].device.uuid for slot in listed if slot not in candidates],
         by_environment=by_variable,
-        choice=node.devices[candidates[0]].device.uuid if steered and not by_variable else "",
+        choices=[node.devices[slot].device.uuid for slot in candidates] if steered else [],
         containers=[]
         if by_variable
         else container_charges(
@@ -118,18 +119,24 @@ def _charge(
             verdict.ask.resource,
             [node.devices[slot].device for slot in listed],
             node.devices[listed[0]].reserve_bytes,
+            apart=steered,
         ),
     )
 
 
 def container_charges(
-    request: VramRequest, resource: str, devices: Sequence[Device], reserve_bytes: int
+    request: VramRequest,
+    resource: str,
+    devices: Sequence[Device],
+    reserve_bytes: int,
+    apart: bool = False,
 ) -> list[ContainerCharge]:
     """Return the containers of a charge if several of them request the resource, and otherwise an
     empty list.
 
     ``devices`` contains all devices of the resource that the charge lists. ``reserve_bytes`` is the
-    node's reserve on each of them.
+    node's reserve on each of them. ``apart`` states whether the replicas of one container are on
+    different devices.
     """
     asks = [ask for ask in request.containers if ask.resource == resource]
     if len(asks) < 2:
@@ -140,7 +147,8 @@ def container_charges(
             name=ask.name,
             count=ask.count,
             device_bytes=min(
-                int(bytes_of(ask.amount, ask.count, arrays).max(initial=0)), MAX_DEVICE_BYTES
+                int(bytes_of(ask.amount, 1 if apart else ask.count, arrays).max(initial=0)),
+                MAX_DEVICE_BYTES,
             ),
         )
         for ask in asks
@@ -164,21 +172,17 @@ def _listed_slots(verdict: AskVerdict, node: NodeTerms, i: int) -> list[int]:
     return np.flatnonzero(verdict.candidates[i]).tolist()
 
 
-def _is_steered(candidates: Sequence[DeviceTerms]) -> bool:
-    """Return whether the agent makes the kubelet choose the only candidate."""
-    return len(candidates) == 1 and candidates[0].policy == "steered"
+def _is_steered(verdict: AskVerdict, i: int) -> bool:
+    """Return whether the agent makes the kubelet choose the candidates on the i-th node, on which
+    the request fits."""
+    return bool(verdict.all_ours[int(verdict.rows[i])])
 
 
-def _possible(
-    resource: str, node: NodeTerms, candidates: Sequence[DeviceTerms], by_variable: bool
-) -> Sequence[DeviceTerms]:
-    """Return the devices on which the pod can start.
+def _possible(resource: str, node: NodeTerms) -> Sequence[DeviceTerms]:
+    """Return the devices on which the pod can start if the plugin chooses.
 
-    If Headroom chooses, these are the candidates. If the plugin chooses, pods that are bound later
-    can displace the pod to any other device of the resource.
+    Pods that are bound later can displace the pod to any other device of the resource.
     """
-    if by_variable or _is_steered(candidates):
-        return candidates
     return [t for t in node.devices if t.device.resource == resource and t.believed]
 
 
@@ -187,12 +191,13 @@ def _annotations(
     node: str,
     candidates: Mapping[str, Sequence[DeviceTerms]],
     possible: Mapping[str, Sequence[DeviceTerms]],
+    steered: Set[str],
 ) -> dict[str, str]:
     """Return the placement as JSON, and values per container for the downward API.
 
-    The devices are written only if they are certain. Bytes and fraction are the smallest values
-    among all possible devices, so they do not exceed the reservation on whichever device the pod
-    starts.
+    ``steered`` contains the resources of which Headroom chooses the devices. The devices are
+    written only if they are certain. Bytes and fraction are the smallest values among all possible
+    devices, so they do not exceed the reservation on whichever device the pod starts.
     """
     if not request.asks:
         return {}
@@ -200,9 +205,10 @@ def _annotations(
     written: dict[str, str] = {}
     for ask in request.containers:
         devices = candidates[ask.resource]
-        sizes = {term.device.uuid: _bytes_on(ask, term) for term in devices}
-        # Several replicas of shared devices can be on one device.
-        each_on_own_device = ask.count == 1 or not any(term.shared for term in devices)
+        apart = ask.resource in steered
+        sizes = {term.device.uuid: _bytes_on(ask, term, apart) for term in devices}
+        # If the plugin chooses, several replicas of shared devices can be on one device.
+        each_on_own_device = ask.count == 1 or apart or not any(term.shared for term in devices)
         # A single candidate is only a prediction, because a pod that ends can change the plugin's
         # next choice.
         gets_all = len(possible[ask.resource]) == ask.count and each_on_own_device
@@ -217,7 +223,7 @@ def _annotations(
             continue
         if certain:
             written[f"{DEVICES}{ask.index}"] = ",".join(sizes)
-        shares = [(_bytes_on(ask, t), t.device.memory_bytes) for t in possible[ask.resource]]
+        shares = [(_bytes_on(ask, t, apart), t.device.memory_bytes) for t in possible[ask.resource]]
         written[f"{BYTES}{ask.index}"] = str(min(part for part, _ in shares))
         written[f"{FRACTION}{ask.index}"] = min(_fraction(*share) for share in shares)
     body: dict[str, object] = {
@@ -230,8 +236,11 @@ def _annotations(
     return {PLACEMENT: msgspec.json.encode(body).decode(), **written}
 
 
-def _bytes_on(ask: ContainerAsk, term: DeviceTerms) -> int:
-    return int(bytes_of(ask.amount, ask.count, device_arrays([term.device], term.reserve_bytes))[0])
+def _bytes_on(ask: ContainerAsk, term: DeviceTerms, apart: bool) -> int:
+    """Return the bytes of a container on one device. ``apart`` states whether its replicas are on
+    different devices."""
+    count = 1 if apart else ask.count
+    return int(bytes_of(ask.amount, count, device_arrays([term.device], term.reserve_bytes))[0])
 
 
 def _fraction(part_bytes: int, whole_bytes: int) -> str:

@@ -120,7 +120,7 @@ def predicted(reservation: Reservation) -> tuple[str, ...]:
 
 def chosen(reservation: Reservation) -> tuple[str, ...]:
     """Return the devices that Headroom chose for the pod, to which the agent steers it."""
-    return tuple(dict.fromkeys(charge.choice for charge in reservation.charges if charge.choice))
+    return tuple(dict.fromkeys(uuid for charge in reservation.charges for uuid in charge.choices))
 
 
 def observed(status: GPUNodeStatus, uid: str) -> tuple[str, ...]:
@@ -177,6 +177,11 @@ def compare(
         replay = _Replay(basis, since, devices)
         if not replay.explained():
             return Comparison(Result.MISS, candidates, devices, _surprise(replay))
+    together = chosen(reservation)
+    if len(together) > 1 and set(devices) < set(together):
+        # A container got one device twice.
+        replay = _Replay(*grounds[0], devices)
+        return Comparison(Result.MISS, candidates, devices, _surprise(replay))
     hit = set(devices) <= set(candidates)
     return Comparison(Result.HIT if hit else Result.SHIFTED, candidates, devices)
 

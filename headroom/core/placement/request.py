@@ -18,6 +18,7 @@ from headroom.contract.annotations import (
     MAX_SM,
     ON_OVERUSE,
     POLICY,
+    PPM,
     PROCESSES,
     STARTUP,
     STARTUP_TIMEOUT,
@@ -27,6 +28,7 @@ from headroom.contract.annotations import (
     Amount,
     ReplicaShare,
     ScoringPolicy,
+    Share,
     parse_max_sm,
     parse_on_overuse,
     parse_policy,
@@ -48,6 +50,8 @@ from headroom.core.placement.visible_devices import Visible, visible
 
 #: Maximum number of replicas that a container may request. No node could have more.
 MAX_COUNT = 1 << 16
+#: The amount of a container that requests all allocatable memory of a device.
+WHOLE = Share(PPM)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,17 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     widest: int
     #: Each phase is a tuple of portions that may all be on one shared device at the same time.
     phases: tuple[tuple[Portion, ...], ...]
+
+    @property
+    def most_on_device(self) -> int:
+        """Maximum number of replicas of one device that the pod holds at the same time, if each
+        container gets different devices."""
+        return max(len(phase) for phase in self.phases)
+
+    @property
+    def takes_whole_devices(self) -> bool:
+        """Whether a container requests all memory of a device, so that it must be alone there."""
+        return any(portion.amount == WHOLE for phase in self.phases for portion in phase)
 
 
 @dataclass(frozen=True, slots=True)

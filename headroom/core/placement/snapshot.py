@@ -89,10 +89,15 @@ class Columns:
     #: Minimum number of replicas that the next pod must request to possibly get a replica of this
     #: device. It is larger than any request if no pod could get one.
     reach: Int2D
-    #: 1 if the agent makes the kubelet allocate the device that the ledger chooses.
+    #: 0 if the plugin chooses. Otherwise the agent makes the kubelet allocate the devices that the
+    #: ledger chooses, and the value is 1 plus the number of devices in the set that a further pod
+    #: must get (``DeviceTerms.set_size``).
     steered: Int2D
-    #: 1 if the plugin rejects, after the binding, a container that requests several replicas.
-    single: Int2D
+    #: Whether a container that requests several replicas may be placed here
+    #: (``device_accounting.Several``).
+    several: Int2D
+    #: The device's NUMA node, or -1 if it is unknown.
+    numa_node: Int2D
     #: Number of the resource in ``Snapshot.resources``.
     resource: Int2D
     #: Number of devices that share the slot's memory, itself included.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from headroom.contract.gpunode import Device
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.device_plugin_model import may_have_free_replica
 from headroom.core.placement.snapshot import (
@@ -21,6 +22,8 @@ from headroom.core.placement.snapshot import (
     clamped,
 )
 
+#: Limit on the numbers of NUMA nodes. The largest machines with GPUs have fewer.
+MAX_NUMA_NODES = 16
 #: Limit on replica counts in columns, which is above the number that any plugin advertises.
 MANY = 1 << 20
 _SHARING = {sharing: index for index, sharing in enumerate(SHARING)}
@@ -263,8 +266,9 @@ class Table:
             min(free_replicas, MANY),
             min(terms.unconfirmed_replicas, MANY),
             reach(terms),
-            terms.policy == "steered",
-            terms.single,
+            (terms.policy == "steered") * (1 + terms.set_size),
+            terms.several,
+            _numa_node(device),
             self._resources.setdefault(device.resource, len(self._resources)),
             terms.sharers,
             _SHARING[device.sharing],
@@ -277,6 +281,15 @@ class Table:
 
 def _sm_ppm(terms: DeviceTerms) -> int:
     return -1 if terms.activity is None else round(terms.activity.ratio * 1_000_000)
+
+
+def _numa_node(device: Device) -> int:
+    """Return the NUMA node, or -1 if it is unknown or implausible.
+
+    The time to choose several devices grows with the number of NUMA nodes.
+    """
+    number = device.numa_node
+    return number if number is not None and 0 <= number < MAX_NUMA_NODES else -1
 
 
 def reach(terms: DeviceTerms) -> int:

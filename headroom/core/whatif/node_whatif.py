@@ -134,7 +134,7 @@ def count_pods(
     reservation = _reserve(cluster, current, request, now_s)
     if reservation is None or limit < 1:
         return 0
-    if any(charge.choice or charge.by_environment for charge in reservation.charges):
+    if any(charge.choices or charge.by_environment for charge in reservation.charges):
         count = 0
         while reservation is not None and count < limit:
             current, count = _with(current, [reservation], count), count + 1

@@ -170,7 +170,9 @@ def _nearest(found: Explanation, node: NodeExplanation) -> str:
         return f"It needs {gib(needs, up=True)}, larger than any GPU that it may use ({gib(has)})."
     if not node.short_bytes:
         return ""
-    device = max(node.candidates, key=lambda each: each.short_bytes)
+    #: If Headroom chooses, devices that lack more memory than the best set do not matter.
+    decisive = [each for each in node.candidates if each.short_bytes <= node.short_bytes]
+    device = max(decisive, key=lambda each: each.short_bytes)
     seen, needs_there = device.terms.device, gib(device.need_bytes, up=True)
     short = gib(device.short_bytes, up=True)
     which = seen.uuid if seen.index < 0 else f"{seen.index} ({seen.uuid})"

@@ -284,7 +284,9 @@ class Simulation:
         steered = sorted(shared_resources(status)) if choice is DeviceChoice.STEERED else []
         if choice is DeviceChoice.STEERED and not steered:
             raise ValueError(f"no device of {name} is shared")
-        plugin = msgspec.structs.replace(status.plugin, steered=steered)
+        plugin = msgspec.structs.replace(
+            status.plugin, steered=steered, steers_several=bool(steered)
+        )
         changed = held.reporting(msgspec.structs.replace(status, plugin=plugin))
         self._put(name, replace(changed, device_choice=choice))
 
@@ -293,7 +295,11 @@ class Simulation:
 
         This has no effect on a pod whose device the plugin chooses.
         """
-        count_of = {each.choice: each.count for each in at.placement.charges if each.choice}
+        count_of = {
+            uuid: count
+            for charge in at.placement.charges
+            for uuid, count in charge.chosen_replicas.items()
+        }
         if count_of:
             self.observe(uid, at.node, count_of)
 
