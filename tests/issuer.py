@@ -2,15 +2,13 @@
 
 import base64
 import json
-import ssl
 import subprocess
-import threading
 import time
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.answering import Answer, Request, answering
 from tests.certificates import Authority
 
 CLIENT = "kubectl"
@@ -28,23 +26,13 @@ class Issuer:
         self._openssl("genrsa", "-out", str(self._key), "2048")
         answers: dict[str, Any] = {}
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                body = json.dumps(answers.get(self.path, {})).encode()
-                self.send_response(200 if self.path in answers else 404)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
+        def answer(request: Request) -> Answer:
+            found = request.path in answers
+            headers = {"Content-Type": "application/json"}
+            return 200 if found else 404, answers.get(request.path, {}), headers
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(served.cert, served.key)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
-        self.url = f"https://127.0.0.1:{self._server.server_port}"
+        self._served = answering(answer, served)
+        self.url = self._served.__enter__()
         answers[_DISCOVERY] = {
             "issuer": self.url,
             "jwks_uri": f"{self.url}{_KEYS}",
@@ -54,7 +42,6 @@ class Issuer:
         number = bytes.fromhex(modulus.decode().partition("=")[2])
         key = {"kty": "RSA", "kid": "1", "use": "sig", "alg": "RS256", "e": "AQAB"}
         answers[_KEYS] = {"keys": [key | {"n": _base64(number)}]}
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def flags(self) -> tuple[str, ...]:
         """Return the flags of an API server that accepts the tokens. Users and groups get the
@@ -79,8 +66,7 @@ class Issuer:
         return f"{signed}.{_base64(signature)}"
 
     def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._served.__exit__(None, None, None)
 
     @staticmethod
     def _openssl(*arguments: str, content: bytes = b"") -> bytes:

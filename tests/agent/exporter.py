@@ -1,13 +1,13 @@
 """A dcgm-exporter over real HTTP that serves given text, or misbehaves on request."""
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Literal
 
 from agent.probes.dcgm_exposition import DcgmReading, Exposition
+from tests.answering import Answer, Request, answering
 
 EXPOSITIONS = Path(__file__).with_name("expositions")
 
@@ -39,68 +39,43 @@ class StandIn:
         self.paths: list[str] = []
         self.heard: Mapping[str, str] = {}
         self._ended = threading.Event()
-        stand_in = self
+        self.url = ""
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                stand_in.asked += 1
-                stand_in.paths.append(self.path)
-                stand_in.heard = dict(self.headers)
-                try:
-                    self._behave()
-                except OSError:
-                    self.close_connection = True  # The client disconnected.
+    def _answer(self, request: Request) -> Answer:
+        self.asked += 1
+        self.paths.append(request.path)
+        self.heard = dict(request.headers)
+        body, write = self.text.encode(), request.write
+        match self.manner:
+            case "answer":
+                return self.status, body
+            case "silent":
+                self._ended.wait()
+            case "drip headers":
+                self._drip(write, b"HTTP/1.1 200 OK\r\nX-Slow: ")
+            case "drip body":
+                self._drip(write, b"HTTP/1.1 200 OK\r\n\r\n")
+            case "endless":
+                write(b"HTTP/1.1 200 OK\r\n\r\n")
+                while not self._ended.is_set():
+                    write(b"# nothing\n" * 10_000)
+            case "cut off":
+                write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
+                write(body[: len(body) // 2])
+            case "not http":
+                write(b"SSH-2.0-OpenSSH_9.2\r\n")
+        return None
 
-            def _behave(self) -> None:
-                body = stand_in.text.encode()
-                match stand_in.manner:
-                    case "answer":
-                        self.send_response(stand_in.status)
-                        self.send_header("Content-Length", str(len(body)))
-                        self.end_headers()
-                        self.wfile.write(body)
-                    case "silent":
-                        stand_in._ended.wait()
-                    case "drip headers":
-                        self._drip(b"HTTP/1.1 200 OK\r\nX-Slow: ")
-                    case "drip body":
-                        self._drip(b"HTTP/1.1 200 OK\r\n\r\n")
-                    case "endless":
-                        self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
-                        while not stand_in._ended.is_set():
-                            self.wfile.write(b"# nothing\n" * 10_000)
-                    case "cut off":
-                        self.send_response(200)
-                        self.send_header("Content-Length", str(len(body)))
-                        self.end_headers()
-                        self.wfile.write(body[: len(body) // 2])
-                        self.close_connection = True
-                    case "not http":
-                        self.wfile.write(b"SSH-2.0-OpenSSH_9.2\r\n")
-
-            def _drip(self, first: bytes) -> None:
-                self.wfile.write(first)
-                while not stand_in._ended.wait(0.02):
-                    self.wfile.write(b"x")
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Do not log requests."""
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._server.daemon_threads = True
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.002,))
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}/metrics"
+    def _drip(self, write: Callable[[bytes], object], first: bytes) -> None:
+        write(first)
+        while not self._ended.wait(0.02):
+            write(b"x")
 
     @contextmanager
     def serving(self) -> Iterator["StandIn"]:
-        self._thread.start()
-        try:
-            yield self
-        finally:
-            self._ended.set()
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+        with answering(self._answer) as url:
+            self.url = f"{url}/metrics"
+            try:
+                yield self
+            finally:
+                self._ended.set()

@@ -1,14 +1,12 @@
 """The part of an API server that one agent needs, scripted by the test."""
 
 import json
-import ssl
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.answering import Answer, Request, answering
 from tests.certificates import Certificate
 
 GPUNODE = "/apis/headroom.gpu/v1alpha1/gpunodes/n1"
@@ -86,44 +84,15 @@ class ApiServer:
         """Serve on the loopback, with TLS if there is a certificate."""
         state = cls()
 
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-            disable_nagle_algorithm = True  # Otherwise each body waits 40 ms for an ACK.
+        def answer(request: Request) -> Answer:
+            body = json.loads(request.body) if request.body else None
+            headers = dict(request.headers)
+            state.requests.append((request.method, request.path, headers, body))
+            status, more, content = state.answer(request.method, request.path, body)
+            return status, content, more
 
-            def handle_one(self) -> None:
-                length = int(self.headers.get("Content-Length") or 0)
-                body = json.loads(self.rfile.read(length)) if length else None
-                state.requests.append((self.command, self.path, dict(self.headers), body))
-                status, headers, answer = state.answer(self.command, self.path, body)
-                data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(status)
-                for key, value in headers.items():
-                    self.send_header(key, value)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            do_GET = do_PATCH = do_POST = handle_one
-
-            def log_message(self, format: str, *args: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.daemon_threads = True
-        if certificate is not None:
-            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            tls.load_cert_chain(certificate.cert, certificate.key)
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        scheme = "http" if certificate is None else "https"
-        state.url = f"{scheme}://127.0.0.1:{server.server_address[1]}"
-        try:
+        with answering(answer, certificate) as state.url:
             yield state
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
 
 
 def merged(old: Any, patch: Any) -> Any:

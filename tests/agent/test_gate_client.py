@@ -1,12 +1,9 @@
 """Tests the gate's own process, which exits successfully only after the agent allows the start."""
 
-import http.server
-import json
 import os
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from agent.gate_client import BadEnvironment, Question, read_question, wait
+from tests.answering import Answer, Request, answering
 from tests.controlplane import ROOT
 from tests.processes import free_ports
 from tests.waiting import PATIENCE_S
@@ -28,37 +26,20 @@ UID = "00000001-1111-4222-8333-000000000001"
 class Answers:
     """Responses in order. The last one is repeated."""
 
-    told: list[tuple[int, bytes]]
+    told: tuple[tuple[int, object], ...]
     paths: list[str] = field(default_factory=list)
+
+    def __call__(self, request: Request) -> Answer:
+        status, body = self.told[min(len(self.paths), len(self.told) - 1)]
+        self.paths.append(request.path)
+        return status, body
 
 
 @contextmanager
 def served(*told: tuple[int, object]) -> Iterator[tuple[Answers, Question]]:
-    answers = Answers(
-        [(s, body if isinstance(body, bytes) else json.dumps(body).encode()) for s, body in told]
-    )
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            status, body = answers.told[min(len(answers.paths), len(answers.told) - 1)]
-            answers.paths.append(self.path)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-    thread.start()
-    try:
-        yield answers, Question(UID, "127.0.0.1", server.server_port)
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    answers = Answers(told)
+    with answering(answers) as url:
+        yield answers, Question(UID, "127.0.0.1", int(url.rpartition(":")[2]))
 
 
 YES = 200, {"answer": "yes", "reason": ""}

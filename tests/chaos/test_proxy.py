@@ -1,15 +1,13 @@
 """Checks the effect of each fault of a connection on requests."""
 
-import http.client
-import http.server
 import random
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import urllib3
 
+from tests.answering import Answer, Request, answering
 from tests.chaos.faults import KINDS
 from tests.chaos.proxy import ToApiServer
 from tests.reverse_proxy import Proxies, Wire
@@ -48,25 +46,18 @@ def test_a_connection_fault_changes_the_responses(fault: str) -> None:
     random.seed(1)  # The same requests have the fault in each run.
     served: list[str] = []
 
-    class Server(http.server.BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            served.append(self.path)
-            self.send_response(201)
-            self.end_headers()
+    def answer(request: Request) -> Answer:
+        served.append(request.path)
+        return 201, b""
 
-        def log_message(self, *_: object) -> None: ...
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+    with answering(answer) as url:
         wire, proxies = Wire(), Proxies()
         wire.faults = {fault: 0.4 if fault == "slow" else 1.0}
-        url = f"http://127.0.0.1:{server.server_port}"
         proxy = f"http://127.0.0.1:{proxies.serve(ToApiServer({url: wire}))}"
         began_s = time.monotonic()
         with ThreadPoolExecutor(clients) as pool:
             seen = set(pool.map(lambda _: _status(proxy, timeout_s), range(count)))
         proxies.stop()
-        server.shutdown()
     assert seen == statuses
     assert (len(served) == count) == all_served
     assert time.monotonic() - began_s > (count * 0.1 if fault == "slow" else 0.0)

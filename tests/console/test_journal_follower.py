@@ -1,13 +1,12 @@
 """Checks that a console follows the journals of all extenders and answers for all."""
 
 import contextlib
-import http.server
 import json
 import socket
-import ssl
 import tempfile
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +16,8 @@ import pytest
 from headroom.console.feed.journal_follower import JournalFollower, addresses
 from headroom.core.journal.decision_records import DEFAULT_BOUNDS, Filtered
 from headroom.runtime.follow.journal_stream import DecisionLine, StateLine, encode
-from tests.certificates import Authority
+from tests.answering import Request, answering
+from tests.certificates import Authority, Certificate
 from tests.serving import Server, binding, offer, pod, serving
 from tests.waiting import PATIENCE_S, until
 
@@ -28,24 +28,19 @@ nodes:
 """
 
 
-class Extender(http.server.BaseHTTPRequestHandler):
+@dataclass
+class Extender:
     """Answers each request for its journal with ``lines``, and then stays silent."""
 
-    status = 200
-    lines: bytes = b""
-    seen: list[tuple[str, str | None]]
-    let_go: threading.Event
+    lines: bytes
+    status: int
+    seen: list[tuple[str, str | None]] = field(default_factory=list)
+    let_go: threading.Event = field(default_factory=threading.Event)
 
-    def do_GET(self) -> None:
-        self.seen.append((self.path, self.headers["Authorization"]))
-        self.send_response(self.status)
-        self.end_headers()
-        self.wfile.write(self.lines)
-        self.wfile.flush()
+    def __call__(self, request: Request) -> None:
+        self.seen.append((request.path, request.headers["Authorization"]))
+        request.write(b"HTTP/1.1 %d Answered\r\n\r\n%b" % (self.status, self.lines))
         self.let_go.wait(PATIENCE_S)
-
-    def log_message(self, *_: object) -> None:
-        pass
 
 
 FILTERED = Filtered(0.0, 1, 7, 5, 2, {1: 3}, ())
@@ -57,26 +52,15 @@ def state(replica: str = "other") -> bytes:
 
 @contextlib.contextmanager
 def extender(
-    lines: bytes = state(), status: int = 200, tls: ssl.SSLContext | None = None
-) -> Iterator[tuple[str, type[Extender]]]:
+    lines: bytes = state(), status: int = 200, certificate: Certificate | None = None
+) -> Iterator[tuple[str, Extender]]:
     """An extender's address, and the requests that it received."""
-    handler = type(
-        "Handler",
-        (Extender,),
-        {"status": status, "lines": lines, "seen": [], "let_go": threading.Event()},
-    )
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
+    simulated = Extender(lines, status)
+    with answering(simulated, certificate) as url:
         try:
-            yield f"127.0.0.1:{server.server_address[1]}", handler
+            yield urlsplit(url).netloc, simulated
         finally:
-            handler.let_go.set()
-            server.shutdown()
-            thread.join()
+            simulated.let_go.set()
 
 
 @contextlib.contextmanager
@@ -114,10 +98,7 @@ def test_over_tls_an_extender_needs_a_certificate_of_the_ca_for_its_name(tmp_pat
     CA.
     """
     authority, another = Authority(tmp_path, "ca"), Authority(tmp_path, "another")
-    signed = authority.sign("replica")  # for 127.0.0.1
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(signed.cert, signed.key)
-    with extender(tls=context) as (place, handler):
+    with extender(certificate=authority.sign("replica")) as (place, handler):  # for 127.0.0.1
         with follows(place, ca=authority.cert) as found:
             until(lambda: received(found) == ["other"], "it is trusted")
         asked = len(handler.seen)

@@ -4,7 +4,6 @@ The server is simulated and misbehaves over real HTTP. ``tests/history`` queries
 """
 
 import gzip
-import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
@@ -23,6 +22,7 @@ from headroom.runtime.follow.sm_history import PrometheusHistory
 from headroom.runtime.follow.sm_source import QuerySource, Span
 from headroom.runtime.promql import EVERY_CLUSTER
 from tests.agent.exporter import Manner, StandIn
+from tests.answering import Answer, Request, answering
 from tests.certificates import Authority
 from tests.controllers.test_promql import AT_S, SPAN, body, ratio, sampled
 from tests.processes import free_ports
@@ -280,44 +280,22 @@ class TestSecrets:
         assert server.heard["Authorization"] == f"Bearer {SECRET}"
 
     def test_a_certificate_of_another_ca_is_not_trusted(self, tmp_path: Path) -> None:
-        import http.server
-        import ssl
-
         ours, other = Authority(tmp_path, "ours"), Authority(tmp_path, "other")
-        signed = ours.sign("server")
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(signed.cert, signed.key)
         heard: list[str] = []
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                heard.append(self.headers.get("Authorization", ""))
-                text = answer(G=0.5).encode()
-                self.send_response(200)
-                self.send_header("Content-Encoding", "gzip")
-                self.end_headers()
-                self.wfile.write(gzip.compress(text))
-
-            def log_message(self, format: str, *args: object) -> None:
-                """Do not log requests."""
+        def compressed(request: Request) -> Answer:
+            heard.append(request.headers.get("Authorization", ""))
+            return 200, gzip.compress(answer(G=0.5).encode()), {"Content-Encoding": "gzip"}
 
         file = tmp_path / "token"
         file.write_text(SECRET)
-        with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-            thread.start()
-            try:
-                url = f"https://127.0.0.1:{server.server_address[1]}"
-                for ca in (None, other.cert):
-                    told, _ = why(Source(url, token_file=file, ca=ca))
-                    assert "CERTIFICATE_VERIFY_FAILED" in told
-                assert heard == []
-                assert Source(url, token_file=file, ca=ours.cert).refresh() == {"G": 0.5}
-                assert set(heard) == {f"Bearer {SECRET}"}
-            finally:
-                server.shutdown()
-                thread.join()
+        with answering(compressed, ours.sign("server")) as url:
+            for ca in (None, other.cert):
+                told, _ = why(Source(url, token_file=file, ca=ca))
+                assert "CERTIFICATE_VERIFY_FAILED" in told
+            assert heard == []
+            assert Source(url, token_file=file, ca=ours.cert).refresh() == {"G": 0.5}
+            assert set(heard) == {f"Bearer {SECRET}"}
 
 
 def test_the_thread_queries_periodically_and_stops_immediately(server: StandIn) -> None:

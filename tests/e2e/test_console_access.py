@@ -6,10 +6,8 @@ import base64
 import json
 import re
 import shlex
-import ssl
 import threading
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from headroom.kubectl import sessions
 from headroom.kubectl.sessions import new_secret
 from headroom.kubectl.transport import Proxied
 from headroom.kubectl.ui import Page
+from tests.answering import Answer, Request, answering
 from tests.certificates import Authority, Certificate
 from tests.controlplane import ADMIN_TOKEN, ApiRefused, ControlPlane, built
 from tests.e2e.cluster import PlayedCluster
@@ -409,30 +408,15 @@ def test_the_console_gets_no_credential_of_the_user(plane: ProxyingPlane, tmp_pa
     """A malicious console sees the session, but nothing that other servers accept."""
     seen: list[dict[str, str]] = []
 
-    class Compromised(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            seen.append({name.lower(): value for name, value in self.headers.items()})
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b'{"nodes": []}')
+    def answer(request: Request) -> Answer:
+        seen.append({name.lower(): value for name, value in request.headers.items()})
+        return 200, {"nodes": []}
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Do not log requests."""
-
-    certificate = Authority(tmp_path, "of-it").sign("console")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(certificate.cert, certificate.key)
-    with ThreadingHTTPServer(("127.0.0.1", 0), Compromised) as server:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
+    with answering(answer, Authority(tmp_path, "of-it").sign("console")) as url:
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "compromised"}})
-        port = server.server_address[1]
-        plane.publish("compromised", "headroom-debug", "debug-tls", port)
+        plane.publish("compromised", "headroom-debug", "debug-tls", int(url.rpartition(":")[2]))
         user = {"token": ADMIN_TOKEN}
         top(plane, tmp_path, user, "--headroom-namespace", "compromised")
-        server.shutdown()
-        thread.join()
     (headers,) = seen
     assert ADMIN_TOKEN not in str(headers)
     assert not {"authorization", "cookie", "x-remote-user", "impersonate-user"} & headers.keys()

@@ -1,14 +1,13 @@
 """Checks that a console shows a missing extender, and that the extender works without a console."""
 
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import httpx
 
+from tests.answering import Answer, Request, answering
 from tests.controllers.test_promql import body
 from tests.e2e.conftest import NewCluster
 from tests.e2e.test_console import Apart
@@ -80,29 +79,17 @@ def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
     device.
     """
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            at_s = time.time()
-            series = [
-                {"metric": {"UUID": uuid, "figure": shown}, "value": [at_s, str(value)]}
-                for uuid, ratio in ratios.items()
-                for shown, value in (("ratio", ratio), ("at", at_s - 1.0))
-            ]
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body(*series))
+    def answer(request: Request) -> Answer:
+        at_s = time.time()
+        series = [
+            {"metric": {"UUID": uuid, "figure": shown}, "value": [at_s, str(value)]}
+            for uuid, ratio in ratios.items()
+            for shown, value in (("ratio", ratio), ("at", at_s - 1.0))
+        ]
+        return 200, body(*series)
 
-        def log_message(self, format: str, *args: object) -> None:
-            """Do not log requests."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(answer) as url:
+        yield url
 
 
 def test_without_console_and_prometheus_the_sm_activity_of_agents_decides(

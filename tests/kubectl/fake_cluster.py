@@ -6,18 +6,18 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import yaml
 
+from tests.answering import Answer, Request, answering
+
 CORDON = "headroom.gpu/cordon"
-Answer = tuple[int, dict[str, Any]]
+Reply = tuple[int, dict[str, Any]]
 
 
-def status(code: int, message: str, **details: Any) -> Answer:
+def status(code: int, message: str, **details: Any) -> Reply:
     """Return an error response in the format of the API server."""
     body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": message}
     return code, body | {"code": code, "details": details}
@@ -37,9 +37,9 @@ class FakeCluster:
     mig_parents: dict[str, str] = field(default_factory=dict)
     steering_obstacle: str | None = None
     #: Responses to the next evictions of a pod. Later evictions are accepted, and the pod ends.
-    evictions: dict[str, deque[Answer]] = field(default_factory=dict)
+    evictions: dict[str, deque[Reply]] = field(default_factory=dict)
     #: The response to all requests with this (method, part of the path).
-    answers: dict[tuple[str, str], Answer] = field(default_factory=dict)
+    answers: dict[tuple[str, str], Reply] = field(default_factory=dict)
     #: Values of the annotation that another client writes just before the next patches.
     others: deque[str] = field(default_factory=deque)
     requests: list[str] = field(default_factory=list)
@@ -69,7 +69,7 @@ class FakeCluster:
             "status": {"phase": "Running"},
         }
 
-    def answer(self, method: str, path: str, body: Any) -> Answer:
+    def answer(self, method: str, path: str, body: Any) -> Reply:
         self.requests.append(f"{method} {path}")
         for (of_method, part), answer in self.answers.items():
             if method == of_method and part in path:
@@ -88,7 +88,7 @@ class FakeCluster:
             return status(404, f'pods "{match[1]}" not found')
         return self._evict(match[1], body) if match[2] else (200, self.pods[match[1]])
 
-    def _debug(self, path: list[str]) -> Answer:
+    def _debug(self, path: list[str]) -> Reply:
         if len(path) == 1:
             return 200, {"nodes": [*self.debug.values()]}
         if len(path) == 4:
@@ -105,12 +105,12 @@ class FakeCluster:
             "spec": spec,
         }
 
-    def _read(self, name: str) -> Answer:
+    def _read(self, name: str) -> Reply:
         if name not in self.annotations:
             return status(404, f'nodes "{name}" not found')
         return 200, self._node(name)
 
-    def _write(self, name: str, patch: Any) -> Answer:
+    def _write(self, name: str, patch: Any) -> Reply:
         if self.others:
             self.annotations[name] = {CORDON: self.others.popleft()}
             self.versions[name] += 1
@@ -137,7 +137,7 @@ class FakeCluster:
         self.annotations[name], self.versions[name] = given or {}, version + 1
         return self._read(name)
 
-    def _evict(self, name: str, body: dict[str, Any]) -> Answer:
+    def _evict(self, name: str, body: dict[str, Any]) -> Reply:
         self.evicted.append(body)
         uid = body["deleteOptions"]["preconditions"]["uid"]
         if uid != self.pods[name]["metadata"]["uid"]:
@@ -163,40 +163,19 @@ def serving_fake(folder: Path) -> Iterator[tuple[FakeCluster, str]]:
     """Serve a fake cluster on loopback. Yield it and the path of a kubeconfig for it."""
     cluster = FakeCluster()
 
-    class Handler(BaseHTTPRequestHandler):
-        def _serve(self) -> None:
-            length = int(self.headers.get("Content-Length", 0))
-            body = json.loads(self.rfile.read(length)) if length else None
-            path = self.path.partition("?")[0]
-            code, answer = cluster.answer(self.command, path, body)
-            payload = json.dumps(answer).encode()
-            self.send_response(code)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(payload)))
-            self.end_headers()
-            self.wfile.write(payload)
+    def answer(request: Request) -> Answer:
+        body = json.loads(request.body) if request.body else None
+        return cluster.answer(request.method, request.path.partition("?")[0], body)
 
-        do_GET = do_POST = do_PATCH = _serve
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Do not log requests."""
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            cluster.url = f"http://127.0.0.1:{server.server_address[1]}"
-            kubeconfig = folder / "kubeconfig"
-            content = {
-                "kind": "Config",
-                "apiVersion": "v1",
-                "clusters": [{"name": "c", "cluster": {"server": cluster.url}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
-                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
-                "current-context": "c",
-            }
-            kubeconfig.write_text(yaml.safe_dump(content))
-            yield cluster, str(kubeconfig)
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(answer) as cluster.url:
+        kubeconfig = folder / "kubeconfig"
+        content = {
+            "kind": "Config",
+            "apiVersion": "v1",
+            "clusters": [{"name": "c", "cluster": {"server": cluster.url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+            "current-context": "c",
+        }
+        kubeconfig.write_text(yaml.safe_dump(content))
+        yield cluster, str(kubeconfig)

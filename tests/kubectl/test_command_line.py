@@ -6,8 +6,6 @@ import json
 import os
 import re
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +18,7 @@ from headroom.commands import app as extender_app
 from headroom.kubectl.commands import app
 from headroom.kubectl.help import EXPLAIN, FOLLOW, MAINTAIN, MEMORY, PLAN
 from headroom.plugin import complete
+from tests.answering import answering
 from tests.kubectl.transcripts import run
 
 OF_ALL = (*app.registered_commands, *extender_app.registered_commands)
@@ -164,19 +163,8 @@ def test_an_unknown_context_is_rejected_with_the_known_ones(tmp_path: Path) -> N
 
 
 def test_a_server_that_is_not_headroom_is_reported_with_its_response() -> None:
-    class Other(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(418)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Do not log requests."""
-
-    with HTTPServer(("127.0.0.1", 0), Other) as other:
-        url = f"http://127.0.0.1:{other.server_address[1]}"
-        thread = threading.Thread(target=other.handle_request)
-        thread.start()
+    with answering(lambda _: (418, b"I'm a teapot", {"Content-Type": "text/html"})) as url:
         rejected = run(url, "top")
-        thread.join()
     assert rejected.returncode == 3
     assert rejected.stderr == (
         f"kubectl headroom: {url} is not a debug API of Headroom: /v1/nodes returned 418 without "

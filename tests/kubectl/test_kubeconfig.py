@@ -10,21 +10,19 @@ import contextlib
 import json
 import os
 import re
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 import yaml
 from kubernetes import client
 
 from headroom.client import kubeconfig
-from tests.certificates import Authority
+from tests.answering import Answer, Request, answering
+from tests.certificates import Authority, Certificate
 from tests.controlplane import built
 from tests.waiting import PATIENCE_S
 
@@ -79,44 +77,23 @@ def ask(configuration: client.Configuration, namespace: str) -> None:
         api.create_self_subject_access_review(client.V1SelfSubjectAccessReview(spec=spec))
 
 
-class _Clusters(BaseHTTPRequestHandler):
-    reached: list[Reached]
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        (namespace,) = set(re.findall(rb"ns-[a-z]+|default", body))
-        sent = self.headers.get("Authorization", "").removeprefix("Bearer ").removeprefix("bearer ")
-        self.reached.append((self.path.split("/")[1], sent, namespace.decode()))
-        self._answer(403)
-
-    def do_GET(self) -> None:
-        self._answer(404)
-
-    def do_CONNECT(self) -> None:
-        sent = self.headers.get_all("Proxy-Authorization", [])
-        self.reached.append(("proxy", self.path, *sent))
-        self._answer(502)
-
-    def _answer(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Do not log requests."""
-
-
 @contextlib.contextmanager
-def serving(reached: list[Reached], tls: ssl.SSLContext | None) -> Iterator[int]:
-    handler = type("Handler", (_Clusters,), {"reached": reached})
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        if tls:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_address[1]
-        server.shutdown()
-        thread.join()
+def serving(reached: list[Reached], certificate: Certificate | None) -> Iterator[int]:
+    def answer(request: Request) -> Answer:
+        match request.method:
+            case "POST":
+                (namespace,) = set(re.findall(rb"ns-[a-z]+|default", request.body))
+                sent = re.sub("^[Bb]earer ", "", request.headers.get("Authorization", ""))
+                reached.append((request.path.split("/")[1], sent, namespace.decode()))
+                return 403, b""
+            case "CONNECT":
+                sent_to_proxy = request.headers.get_all("Proxy-Authorization", [])
+                reached.append(("proxy", request.path, *sent_to_proxy))
+                return 502, b""
+        return 404, b""
+
+    with answering(answer, certificate) as url:
+        yield int(url.rpartition(":")[2])
 
 
 PLUGIN = """#!/bin/sh
@@ -270,11 +247,11 @@ users: [{{name: u, user: {{token: t}}}}]
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubeconfigs]:
     root = tmp_path_factory.mktemp("kubeconfigs")
     authority = Authority(root, "ca")
-    server = authority.sign("server")
-    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    tls.load_cert_chain(server.cert, server.key)
     reached: list[Reached] = []
-    with serving(reached, tls) as port, serving(reached, None) as proxy:
+    with (
+        serving(reached, authority.sign("server")) as port,
+        serving(reached, None) as proxy,
+    ):
         folder = root / "configs"
         values = {
             "URL": f"https://127.0.0.1:{port}",

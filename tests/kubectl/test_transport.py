@@ -2,17 +2,14 @@
 
 import base64
 import json
-import threading
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from headroom.contract.console import AUDIENCE, HEADER
 from headroom.kubectl.debug_api_client import CommandError
 from headroom.kubectl.transport import Proxied, transport_for
+from tests.answering import Answer, Request, answering
 from tests.certificates import Authority
 
 URL = "https://127.0.0.1:8889"
@@ -68,54 +65,32 @@ def test_a_token_for_other_servers_is_not_sent(token: str) -> None:
         assert token not in str(caught.value)
 
 
-class _ApiServer(BaseHTTPRequestHandler):
-    """Creates every session, and answers as the console."""
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.opened_by.append(self.headers["Authorization"])  # type: ignore[attr-defined]
-        self._answer(201)
-
-    def do_GET(self) -> None:
-        self.server.used.append(self.headers[HEADER])  # type: ignore[attr-defined]
-        self._answer(200)
-
-    def _answer(self, status: int) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", "2")
-        self.end_headers()
-        self.wfile.write(b"{}")
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def api_server() -> Iterator[ThreadingHTTPServer]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _ApiServer)
-    server.opened_by, server.used = [], []  # type: ignore[attr-defined]
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
-
-
 def test_users_of_one_machine_share_no_session(
-    api_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
-    cluster = {"server": f"http://127.0.0.1:{api_server.server_port}"}
-    for token in ("admin", "tenant", "admin"):
-        content = {
-            "clusters": [{"name": "c", "cluster": cluster}],
-            "users": [{"name": "u", "user": {"token": token}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-            "current-context": "x",
-        }
-        (tmp_path / "kubeconfig").write_text(json.dumps(content))
-        transport = Proxied(str(tmp_path / "kubeconfig"), None, "headroom-system")
-        with transport.open("GET", "/v1/nodes", None, {}) as response:
-            assert response.status == 200
-    assert api_server.opened_by == ["Bearer admin", "Bearer tenant"]
-    first, second, again = api_server.used
+    opened_by, used = [], []
+
+    def answer(request: Request) -> Answer:
+        """Create every session, and answer as the console."""
+        if request.method == "POST":
+            opened_by.append(request.headers["Authorization"])
+            return 201, {}
+        used.append(request.headers[HEADER])
+        return 200, {}
+
+    with answering(answer) as url:
+        for token in ("admin", "tenant", "admin"):
+            content = {
+                "clusters": [{"name": "c", "cluster": {"server": url}}],
+                "users": [{"name": "u", "user": {"token": token}}],
+                "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+                "current-context": "x",
+            }
+            (tmp_path / "kubeconfig").write_text(json.dumps(content))
+            transport = Proxied(str(tmp_path / "kubeconfig"), None, "headroom-system")
+            with transport.open("GET", "/v1/nodes", None, {}) as response:
+                assert response.status == 200
+    assert opened_by == ["Bearer admin", "Bearer tenant"]
+    first, second, again = used
     assert first == again != second

@@ -4,7 +4,6 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from headroom.kubectl.debug_api_client import UNREACHABLE, CommandError, Response
 from headroom.kubectl.transport import Address
 from headroom.kubectl.ui import Page
+from tests.answering import answering
 from tests.loopback import LOOPBACK
 
 
@@ -32,25 +32,10 @@ class Failing(Address):
             yield response
 
 
-class Console(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "5")
-        self.end_headers()
-        self.wfile.write(b"fleet")
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Do not log requests."""
-
-
 @pytest.fixture
 def console() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Console) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with answering(lambda _: (200, b"fleet")) as url:
+        yield url
 
 
 def test_each_error_is_printed_once(console: str, capsys: pytest.CaptureFixture[str]) -> None:
