@@ -162,7 +162,7 @@ class Real:
         Repeats the XID after half a minute, because a plugin that is just registering can miss it.
         On a busy machine, an earlier repetition would take out two replicas.
         """
-        _, before, _ = self.checkpoint()
+        before = self.checkpoint()[1]
         again_s = 0.0
 
         def failed() -> bool:
