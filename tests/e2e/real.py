@@ -95,17 +95,21 @@ class RealCluster(Cluster):
         for machine in self.machines.values():
             forget(self.plane, machine.name)
 
-    def ask(self, name: str, gib: int, **spec: Any) -> None:
-        """Create a pod that requests this many GiB, and allocates them when it starts."""
+    def ask(self, name: str, gib: int, gpus: int = 1, vram: str = "", **spec: Any) -> None:
+        """Create a pod that requests this many GiB, and allocates them on its first GPU when it
+        starts.
+
+        ``vram`` is the annotation if it is not the amount in GiB.
+        """
         self.asked_bytes[name] = gib * GIB
         container = {
             "name": "main",
             "image": "none",
             "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
-            "resources": {"limits": {RESOURCE: "1"}},
+            "resources": {"limits": {RESOURCE: str(gpus)}},
         }
         containers = {"containers": [container], "terminationGracePeriodSeconds": 1}
-        self.create_pod(name, f"{gib}Gi", **containers, **spec)
+        self.create_pod(name, vram or f"{gib}Gi", **containers, **spec)
 
     def decided(self) -> bool:
         """Return whether the kubelets have started or rejected all pods bound to their nodes."""

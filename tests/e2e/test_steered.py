@@ -76,6 +76,45 @@ def test_a_burst_of_mixed_sizes_gets_the_devices_chosen_in_the_ledger(
         assert at_home(cluster, pod["metadata"]["name"])
 
 
+def test_pods_with_a_part_of_a_gpu_a_whole_gpu_and_several_gpus_share_nodes(
+    cluster: RealCluster, tell: Tell
+) -> None:
+    def devices(name: str) -> set[str]:
+        machine = cluster.machines[cluster.node_of(name) or ""]
+        return {held.device for held in machine.held(name)}
+
+    cluster.ask("small", 4)
+    cluster.ask("wide", 8, gpus=2)
+    cluster.ask("whole", 24, vram="100%")
+    for name in ("small", "wide", "whole"):
+        cluster.until(lambda name=name: at_home(cluster, name), f"{name} is where it belongs")
+    assert len(devices("wide")) == 2
+    for i in range(12):
+        cluster.ask(f"tiny{i}", 1)
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
+    cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
+    with Watch(cluster.plane, PODS) as pods:
+        cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
+    outcome = cluster.outcome()
+    tell(f"{outcome.bound} of {outcome.pods} bound, {outcome.asked_ratio:.0%} of the memory asked")
+    # Each GPU has 4 replicas. Three of them stay free beside the pod with a whole GPU, and the
+    # other GPUs hold the first two pods.
+    assert outcome.bound == 3 + 3 * 4 - 3
+    assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
+    others = {pod["metadata"]["name"] for pod in cluster.bound()} - {"whole"}
+    assert all(devices("whole").isdisjoint(devices(name)) for name in others)
+    # Two whole GPUs of one node are free only if its other pods have ended.
+    cluster.ask("training", 24, gpus=2, vram="100%")
+    cluster.until(lambda: cluster.outcome().undecided == 0, "it waits")
+    home = cluster.node_of("whole")
+    for pod in cluster.bound():
+        if pod["spec"]["nodeName"] == home:
+            cluster.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}", {})
+    cluster.until(lambda: at_home(cluster, "training"), "it has both GPUs of the node")
+    assert len(devices("training")) == 2
+    assert cluster.outcome().overcommitted == 0
+
+
 def test_an_annotation_of_the_node_turns_steering_off_and_on(cluster: RealCluster) -> None:
     """New pods keep arriving meanwhile. The other node stays unchanged."""
     first, second = cluster.machines
@@ -163,13 +202,14 @@ def steered(node: GPUNode) -> bool:
 
 
 def at_home(cluster: RealCluster, name: str) -> bool:
-    """Return whether the kubelet gave the pod the device in its annotation."""
+    """Return whether the kubelet gave the pod the devices in its annotation, each once."""
     pod = cluster.pod(name)
     node = pod["spec"].get("nodeName")
     if not node:
         return False
     message = pod["metadata"]["annotations"]["headroom.gpu/devices.0"]
-    return [held.device for held in cluster.machines[node].held(name)] == [message]
+    held = [held.device for held in cluster.machines[node].held(name)]
+    return sorted(held) == sorted(message.split(","))
 
 
 def choose(cluster: RealCluster, node: str, choice: str | None) -> None:

@@ -75,16 +75,23 @@ class SteeredNode:
         patch = {"spec": {"deviceChoice": choice}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 
-    def reservation(self, pod: dict[str, Any], device: str, gib: int) -> None:
-        """Create the pod and write its reservation, as the extender does before it binds."""
+    def reservation(
+        self, pod: dict[str, Any], device: str | Sequence[str], gib: int, count: int = 0
+    ) -> None:
+        """Create the pod and write its reservation, as the extender does before it binds.
+
+        Without ``count``, the pod requests as many replicas as there are devices.
+        """
         self.plane.call("POST", PODS, pod)
         name = pod["metadata"]["name"]
-        charge = {"resource": self.resource, "count": 1, "candidates": {device: gib * GIB}}
-        reservation = {
-            "namespace": "default",
-            "name": name,
-            "charges": [charge | {"choices": [device]}],
+        devices = [device] if isinstance(device, str) else list(device)
+        charge = {
+            "resource": self.resource,
+            "count": count or len(devices),
+            "candidates": dict.fromkeys(devices, gib * GIB),
+            "choices": devices,
         }
+        reservation = {"namespace": "default", "name": name, "charges": [charge]}
         patch = {"spec": {"reservations": {self.node.uid(name): reservation}}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
 

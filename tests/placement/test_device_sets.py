@@ -317,6 +317,10 @@ class TestAWholeDevice:
         assert reason_for(several(1, "100%"), alone) is Reason.NO_REPLICA
         assert reason_for(several(1, "24Gi"), alone) is None
 
+    def test_the_default_of_a_namespace_can_be_a_whole_device(self) -> None:
+        asked = request(pod(None), default_vram="100%")
+        assert [ask.takes_whole_devices for ask in asked.asks] == [True]
+
     def test_several_whole_devices(self) -> None:
         on = node(*gpus(4), **holding(G2=1))
         assert charge(several(3, "100%"), on).choices == ["G0", "G1", "G3"]

@@ -17,7 +17,7 @@ from headroom.core.placement.fit import fit
 from headroom.core.placement.request import VramRequest
 from headroom.core.whatif.pending_pods import Explaining
 from headroom.core.whatif.steering_whatif import Gain, Most, steerable, steering_gain
-from tests.builders import GIB, GPU, NOW_S, gpunode, kube_node, pod, shared
+from tests.builders import GIB, GPU, NOW_S, container, gpunode, kube_node, pod, shared
 from tests.state.states import seen, state_of
 from tests.state.test_pending_pods import decision
 
@@ -92,6 +92,22 @@ def test_pods_that_steering_would_place_are_counted_with_their_bytes(choice: str
         "because the device plugin chooses the device; steering 1 node would place 2 of them "
         "(25.0 GiB)"
     )
+
+
+def test_a_pod_with_several_gpus_is_counted_with_the_memory_of_all() -> None:
+    """A steered node gives it different GPUs, so it fits on the second and the third one."""
+    (wide,) = waiting("9Gi")
+    wide = msgspec.structs.replace(
+        wide, spec=msgspec.structs.replace(wide.spec, containers=[container(gpus=2)])
+    )
+    gain = gain_of(cluster(wide))
+    assert gain is not None
+    assert (gain.placed_pods, gain.placed_bytes) == (1, 18 * GIB)
+    (wider,) = waiting("11Gi")
+    wider = msgspec.structs.replace(
+        wider, spec=msgspec.structs.replace(wider.spec, containers=[container(gpus=2)])
+    )
+    assert gain_of(cluster(wider)) is None
 
 
 def test_one_pod_is_described_in_the_singular() -> None:

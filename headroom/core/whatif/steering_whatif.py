@@ -193,7 +193,7 @@ class _Rejected:
     request: VramRequest
     #: Rows of the snapshot.
     nodes: frozenset[int]
-    #: The bytes that the pod needs on one device of each of its resources.
+    #: The bytes that the pod needs on its devices.
     need_bytes: int
 
 
@@ -237,7 +237,7 @@ def _rejecting_nodes(
         i = int(np.flatnonzero(verdicts.rows == rows[0])[0])
         for verdict in verdicts.asks:
             least = np.where(verdict.candidates[i], verdict.need_bytes[i], np.iinfo(np.int64).max)
-            need_bytes += int(least.min())
+            need_bytes += int(least.min()) * verdict.ask.widest
     return frozenset(rows), need_bytes
 
 
