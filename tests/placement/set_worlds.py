@@ -70,7 +70,12 @@ class World:
         gpus = lots.choice([1, 2, 2, 3, 4, 4, 8])
         self.replicas = lots.choice([2, 3, 4, 6])
         sizes = lots.choice([[24], [24], [24, 48]])
-        self.gib = {f"G{i}": lots.choice(sizes) for i in range(gpus)}
+        #: Memory of each device. MIG compute instances share the memory of their GPU instance.
+        mates = lots.choice([1, 1, 1, 2])
+        self.memory_of = {f"G{i}": i // mates for i in range(gpus)}
+        memories = [lots.choice(sizes) for _ in range(gpus)]
+        self.gib = {uuid: memories[memory] for uuid, memory in self.memory_of.items()}
+        self.mig = mates > 1
         self.topology = lots.choice(["none", "none", "best-effort", "restricted"])
         #: With a topology policy, all devices must be on one NUMA node, or they are not steered.
         numa_nodes = lots.choice([1, 2]) if self.topology == "none" else 1
@@ -98,7 +103,7 @@ class World:
         """Judge the containers that run: too much memory, one device twice, company on a device
         that a pod takes alone."""
         found: list[str] = []
-        taken: Counter[str] = Counter()
+        taken: Counter[int] = Counter()
         on: dict[str, list[str]] = {uuid: [] for uuid in self.gib}
         alone: dict[str, str] = {}
         for job in self.jobs.values():
@@ -112,17 +117,19 @@ class World:
                     alone.update((uuid, job.uid) for uuid in gpus)
             for uuid in {gpu_of(replica) for replica in job.replicas}:
                 on[uuid].append(job.uid)
-                there = [
-                    each
-                    for each in job.containers
-                    if uuid in map(gpu_of, job.held.get(each.name, ()))
-                ]
-                inits = [self._bytes(each, uuid) for each in there if each.init]
-                apps = [self._bytes(each, uuid) for each in there if not each.init]
-                taken[uuid] += max([*inits, sum(apps)])
+            for memory in set(self.memory_of.values()):
+                inits, apps = [0], 0
+                for each in job.containers:
+                    there = {gpu_of(replica) for replica in job.held.get(each.name, ())}
+                    size = sum(self._bytes(each, u) for u in there if self.memory_of[u] == memory)
+                    if each.init:
+                        inits.append(size)
+                    else:
+                        apps += size
+                taken[memory] += max(*inits, apps)
         for uuid, gib in self.gib.items():
-            if taken[uuid] > gib * GIB:
-                found.append(f"{uuid} is overcommitted: {taken[uuid] / GIB} of {gib} GiB")
+            if taken[self.memory_of[uuid]] > gib * GIB:
+                found.append(f"{uuid} is overcommitted: {taken[self.memory_of[uuid]]} bytes")
             if uuid in alone and len(on[uuid]) > 1:
                 found.append(f"{alone[uuid]} should be alone on {uuid}: {on[uuid]}")
         return found
@@ -151,6 +158,9 @@ class World:
                 allocated=taken[uuid],
                 memory_bytes=gib * GIB,
                 numa_node=self.numa_of[uuid],
+                kind="mig" if self.mig else "gpu",
+                parent="GPU" if self.mig else None,
+                gpu_instance=self.memory_of[uuid] if self.mig else None,
             )
             for uuid, gib in self.gib.items()
         ]
