@@ -19,6 +19,7 @@ from zlib import crc32
 
 from headroom.contract.annotations import PPM, VRAM, Amount, Bytes, Share
 from headroom.contract.commands import command, commented
+from headroom.contract.gpunode import Plugin
 from headroom.doctor.findings import PartialFinding, Weight
 from headroom.doctor.sharing_rules import FEWEST_REPLICAS, NodeFacts, Typical, rounded
 
@@ -159,8 +160,8 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
     It is empty if no node needs other replicas. A configuration lists all time-sliced resources of
     its nodes, because it replaces their present configuration.
     """
-    names_of: dict[tuple[tuple[str, int], ...], list[str]] = {}
-    reasons: dict[tuple[tuple[str, int], ...], set[str]] = {}
+    names_of: dict[_Sharing, list[str]] = {}
+    reasons: dict[_Sharing, set[str]] = {}
     for facts in nodes:
         advised: dict[str, int] = {}
         found = list(advise(facts))
@@ -169,9 +170,13 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
         if not advised:
             continue
         present = {t.device.resource: t.device.replicas.total for t in facts.sliced}
-        counts = tuple(sorted({**present, **advised}.items()))
-        names_of.setdefault(counts, []).append(facts.node.name)
-        reasons.setdefault(counts, set()).update(advice.found for advice in found)
+        plugin = facts.status.plugin if facts.status is not None else Plugin()
+        sharing = _Sharing(
+            counts=tuple(sorted({**present, **advised}.items())),
+            several=plugin.steers_several and not plugin.fail_requests_greater_than_one,
+        )
+        names_of.setdefault(sharing, []).append(facts.node.name)
+        reasons.setdefault(sharing, set()).update(advice.found for advice in found)
     if not names_of:
         return ""
     lines = [
@@ -185,31 +190,41 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
         "  name: nvidia-device-plugin-configs",
         "data:",
     ]
-    for counts, names in names_of.items():
-        lines += [f"  # {reason}." for reason in sorted(reasons[counts])]
-        label = f"nvidia.com/device-plugin.config={_key(counts)}"
+    for sharing, names in names_of.items():
+        lines += [f"  # {reason}." for reason in sorted(reasons[sharing])]
+        label = f"nvidia.com/device-plugin.config={sharing.key}"
         words = "label", "--overwrite", "node", *sorted(names), label
         lines.append(f"  {commented(command('kubectl', *words))}")
-        lines += [f"  {_key(counts)}: |", *(f"    {line}" for line in _sharing(counts))]
+        lines += [f"  {sharing.key}: |", *(f"    {line}" for line in sharing.lines())]
     return "\n".join(lines) + "\n"
 
 
-def _key(counts: tuple[tuple[str, int], ...]) -> str:
-    """Return the name of the configuration.
+@dataclass(frozen=True, slots=True)
+class _Sharing:
+    """A configuration of the device plugin."""
 
-    It contains the counts, so new counts lead to a new name. This is needed because the plugin
-    notices a changed label but not a changed ConfigMap.
-    """
-    text = "_".join(f"{resource.rpartition('/')[2]}-{count}" for resource, count in counts)
-    return text if len(text) <= MAX_LABEL else f"replicas-{crc32(text.encode()):08x}"
+    #: Replicas by resource.
+    counts: tuple[tuple[str, int], ...]
+    #: Whether containers may request several replicas, which steered nodes place on different GPUs.
+    several: bool
 
+    @property
+    def key(self) -> str:
+        """The name of the configuration.
 
-def _sharing(counts: tuple[tuple[str, int], ...]) -> list[str]:
-    """Return the lines of a plugin configuration."""
-    renamed = any(resource.endswith(SHARED) for resource, _ in counts)
-    lines = ["version: v1", "sharing:", "  timeSlicing:"]
-    lines += ["    renameByDefault: true"] if renamed else []
-    lines += ["    failRequestsGreaterThanOne: true", "    resources:"]
-    for resource, count in counts:
-        lines += [f"    - name: {resource.removesuffix(SHARED)}", f"      replicas: {count}"]
-    return lines
+        It contains the counts, so new counts lead to a new name. This is needed because the plugin
+        notices a changed label but not a changed ConfigMap.
+        """
+        parts = [f"{resource.rpartition('/')[2]}-{count}" for resource, count in self.counts]
+        text = "_".join([*parts, *(["several"] if self.several else [])])
+        return text if len(text) <= MAX_LABEL else f"replicas-{crc32(text.encode()):08x}"
+
+    def lines(self) -> list[str]:
+        renamed = any(resource.endswith(SHARED) for resource, _ in self.counts)
+        rejects = "false" if self.several else "true"
+        lines = ["version: v1", "sharing:", "  timeSlicing:"]
+        lines += ["    renameByDefault: true"] if renamed else []
+        lines += [f"    failRequestsGreaterThanOne: {rejects}", "    resources:"]
+        for resource, count in self.counts:
+            lines += [f"    - name: {resource.removesuffix(SHARED)}", f"      replicas: {count}"]
+        return lines

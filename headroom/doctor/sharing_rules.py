@@ -186,7 +186,17 @@ def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
     plugin = facts.status.plugin
     steered = all(t.device.resource in plugin.steered for t in facts.sliced)
     if steered and plugin.steers_several:
-        return  # such a container gets different devices
+        # Such a container gets different devices.
+        if plugin.fail_requests_greater_than_one is None:
+            yield (
+                Weight.ADVICE,
+                "it is not known whether the device plugin rejects containers with several "
+                "replicas (failRequestsGreaterThanOne): the plugin's default is assumed, so they "
+                "are placed",
+                "allow the agent to read the device plugin's configuration; status.sources shows "
+                "what it cannot read: kubectl get gpunode NAME -o yaml",
+            )
+        return
     if plugin.fail_requests_greater_than_one is not True:
         yield (
             Weight.ADVICE,

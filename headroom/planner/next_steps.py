@@ -178,6 +178,8 @@ def namespace_defaults(
 def plugin_config(configuration: Configuration) -> str:
     """Return the device plugin's ConfigMap for this number of replicas, as YAML."""
     name = config_name(configuration)
+    # On steered nodes, a container with several replicas gets different GPUs.
+    rejects = "false" if configuration.mode == "steered" else "true"
     return (
         "# Merge it into the ConfigMap that the device plugin uses (Helm value config.name, or\n"
         "# devicePlugin.config.name of the GPU Operator). Drain each node that is to share, and\n"
@@ -192,7 +194,7 @@ def plugin_config(configuration: Configuration) -> str:
         "    version: v1\n"
         "    sharing:\n"
         "      timeSlicing:\n"
-        "        failRequestsGreaterThanOne: true\n"
+        f"        failRequestsGreaterThanOne: {rejects}\n"
         "        resources:\n"
         "        - name: nvidia.com/gpu\n"
         f"          replicas: {configuration.replicas}\n"

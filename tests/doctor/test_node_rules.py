@@ -187,6 +187,14 @@ def test_nodes_without_managed_gpus_are_skipped() -> None:
             id="several replicas are allowed",
         ),
         pytest.param(
+            [sliced(fail_requests_greater_than_one=None, steered=[GPU], steers_several=True)],
+            {},
+            Weight.ADVICE,
+            "not known whether the device plugin rejects containers with several replicas",
+            "plugin's configuration",
+            id="several replicas on a steered node, and the plugin's setting is unknown",
+        ),
+        pytest.param(
             [sliced(2)],
             {"pods": asking(*["4Gi"] * 6)},
             Weight.ADVICE,
@@ -203,6 +211,15 @@ def test_each_rule_gives_its_finding(
     assert (found.weight, found.nodes) == (weight, ("n",))
     assert says in found.found
     assert helps in found.do
+
+
+def test_several_replicas_are_no_finding_on_a_steered_node() -> None:
+    steered = {"steered": [GPU], "steers_several": True}
+    annotations = {DEVICE_CHOICE: "steered"}
+    allowed = sliced(fail_requests_greater_than_one=False, **steered)
+    assert findings(allowed, annotations=annotations) == []
+    stock = sliced(fail_requests_greater_than_one=False)
+    assert "several replicas" in only(findings(stock)).found
 
 
 @pytest.mark.parametrize(

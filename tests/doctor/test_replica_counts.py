@@ -72,6 +72,17 @@ def test_the_configmap_has_one_configuration_for_each_advice() -> None:
     assert command in text
 
 
+def test_the_configuration_of_a_steered_node_lets_containers_request_several_replicas() -> None:
+    steers = {"steered": [GPU], "steers_several": True, "fail_requests_greater_than_one": False}
+    nodes = {"a": sliced(2), "s": sliced(2, **steers)}
+    data = yaml.safe_load(config(nodes, asking(*["4Gi"] * 6)))["data"]
+    rejects = {
+        name: yaml.safe_load(text)["sharing"]["timeSlicing"]["failRequestsGreaterThanOne"]
+        for name, text in data.items()
+    }
+    assert rejects == {"gpu-6": True, "gpu-6_several": False}
+
+
 def test_renamed_resources_keep_their_name() -> None:
     resource = f"{GPU}.shared"
     node = gpunode(shared("a", 2, resource=resource))
