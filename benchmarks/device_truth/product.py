@@ -256,7 +256,7 @@ class Steered(Product):
         return self._agents[node].steers(plugin, lambda: self._world.checkpoint(node))
 
     def _plugin(self) -> Plugin:
-        return msgspec.structs.replace(super()._plugin(), steered=[GPU])
+        return msgspec.structs.replace(super()._plugin(), steered=[GPU], steers_several=True)
 
 
 class _Store(EmbeddedStore):

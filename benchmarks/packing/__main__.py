@@ -35,7 +35,7 @@ from benchmarks.packing.workload import (
 from headroom.errors import BadSettings
 
 OPENB = Path("../shared/data/openb")
-CHOICES = ("mixed", "steered", "predicted")
+CHOICES = ("mixed", "one-pool", "steered", "predicted")
 MODES = ("milli", "vram")
 #: Seeds of the orders if neither a seed nor arrivals are given.
 SEEDS = (1, 2, 3)
@@ -84,8 +84,8 @@ def main(
         check("policy", each, known)
         if each in POLICIES and choice == "mixed":
             raise typer.BadParameter(
-                f"policy {each!r} places no pod with several devices on shared nodes, so choice "
-                "'mixed' does not apply. Example: --choice steered"
+                f"choice 'mixed' is for the published rules, not for policy {each!r}. "
+                "Example: --choice one-pool"
             )
     try:
         if against is not None:

@@ -17,6 +17,7 @@ from headroom.contract.annotations import ScoringPolicy
 from headroom.core.placement.policy import Rules
 
 CHOICES: Mapping[str, type[Product]] = {
+    "one-pool": Steered,
     "steered": Steered,
     "predicted": Product,
 }

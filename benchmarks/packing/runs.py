@@ -22,6 +22,9 @@ from benchmarks.packing.product import Headroom
 from benchmarks.packing.rules import RULES, BestFit, Fleet, Rule
 from benchmarks.packing.workload import Ask, Demand, Mode, Node, device_amount, replicas
 
+#: Choices without separate nodes for pods with several devices.
+ONE_POOL = ("mixed", "one-pool")
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -29,8 +32,9 @@ class Run:
     asks: tuple[Ask, ...]
     mode: Mode
     policy: str
-    #: "mixed" means one pool in which the scheduler chooses the device. Otherwise, the device
-    #: choice of Headroom's nodes.
+    #: "mixed" means one pool in which a published rule chooses the devices, and "one-pool" means
+    #: one pool of steered nodes for Headroom. Otherwise, the device choice of Headroom's nodes,
+    #: beside which unshared nodes serve pods with several devices.
     choice: str
     #: The rule that places pods without a GPU: "own", "bestfit" or "aside".
     others: str
@@ -45,7 +49,7 @@ class Run:
 def play(run: Run) -> dict[str, Any]:
     """Return the results of the run. Percentages refer to the capacity."""
     demand = Demand(run.nodes, run.mode)
-    pools = unshared(run.nodes, run.asks) if run.choice != "mixed" else []
+    pools = [] if run.choice in ONE_POOL else unshared(run.nodes, run.asks)
     judge = Judge(places(run.nodes, run.mode, replicas(run.mode)))
     order = run.order or tuple(
         shuffled([demand.of(ask) for ask in run.asks], demand.capacity, run.seed)
