@@ -6,7 +6,6 @@ files, but with other ports and folders.
 
 import http.client
 import json
-import re
 import shutil
 import socket
 from base64 import b64decode
@@ -233,13 +232,14 @@ class Installation:
         ports: dict[str, int],
     ) -> None:
         """Start the process of one of our containers with these loopback ports."""
-        command, config, file = container["args"]
-        settings = folder / Path(file).relative_to("/etc/headroom")
-        text = settings.read_text().replace("/etc/headroom/", f"{folder}/")
+        command, config, mounted = container["args"]
+        settings = folder / Path(mounted).relative_to("/etc/headroom")
+        for file in settings.iterdir():
+            file.write_text(file.read_text().replace("/etc/headroom/", f"{folder}/"))
         # Nothing resolves the name of a Service here.
-        text = re.sub("extenders: .*", f"extenders: [127.0.0.1:{self.journal_port}]", text)
-        text += "".join(f"{each}_port: {port}\n" for each, port in ports.items())
-        settings.write_text(text.replace('\nhost: "::"', "\nhost: 127.0.0.1"))
+        here = {"host": "127.0.0.1", "extenders": [f"127.0.0.1:{self.journal_port}"]}
+        here |= {f"{each}_port": port for each, port in ports.items()}
+        (settings / "machine.yaml").write_text(yaml.safe_dump(here))
         self.plane.fork(
             name,
             *("headroom", command, config, str(settings)),

@@ -19,6 +19,7 @@ from headroom.contract.gpunode_json import decode_gpunode
 from headroom.kubectl.sessions import csr, new_secret
 from tests.controlplane import STRANGER_TOKEN, ApiRefused, built
 from tests.deploy.followed import (
+    CONFIG,
     the_documented_helm_commands_work,
     the_documented_kustomize_commands_work,
     the_page_for_clusters_without_gpus_works,
@@ -123,6 +124,9 @@ def pods_are_placed_with_the_settings_of_the_manifests(installation: Installatio
     shown = installation.make_certificates()
     assert "headroom-extender-tls" in shown
     installation.nodes.create()
+    # As the user's overlay does after the week of observing.
+    own = {"data": {"headroom.yaml": "mode: enforce\n"}}
+    plane.call("PATCH", CONFIG, own, "application/merge-patch+json")
     installation.start()
     installation.create_pod(
         "one", "16Gi"

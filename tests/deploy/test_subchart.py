@@ -15,6 +15,7 @@ from tests.deploy.rendered import (
     Refused,
     helm,
     objects,
+    settings_of,
     template,
 )
 
@@ -123,18 +124,24 @@ def test_null_removes_a_default_limit(limits: Any, tmp_path: Path) -> None:
     assert found["resources"]["requests"] == {"cpu": "50m", "memory": "128Mi"}
 
 
-def test_null_removes_a_setting_of_the_chart(tmp_path: Path) -> None:
-    def config(name: str, values: Mapping[str, Any]) -> Any:
-        found = objects(template(tmp_path, values))["ConfigMap", NAMESPACE, f"headroom-{name}"]
-        (text,) = found["data"].values()
-        return yaml.safe_load(text)
+def test_null_removes_what_the_chart_sets_for_kube_scheduler(tmp_path: Path) -> None:
+    def config(values: Mapping[str, Any]) -> Any:
+        found = objects(template(tmp_path, values))
+        data = found["ConfigMap", NAMESPACE, "headroom-scheduler-config"]["data"]
+        return yaml.safe_load(data["kube-scheduler.yaml"])
 
-    for value, name in (("settings", "config"), ("kubeScheduler", "scheduler-config")):
-        usual = config(name, {})
-        key = next(iter(usual.keys() - {"apiVersion", "kind"}))
-        change = {key: None}
-        given = {value: change if value == "settings" else {"config": change}}
-        assert config(name, given) == {k: v for k, v in usual.items() if k != key}
+    usual = config({})
+    key = next(iter(usual.keys() - {"apiVersion", "kind"}))
+    changed = config({"kubeScheduler": {"config": {key: None}}})
+    assert changed == {k: v for k, v in usual.items() if k != key}
+
+
+def test_null_is_a_value_only_of_settings_that_can_be_unset(tmp_path: Path) -> None:
+    """Otherwise, `mode: null` would remove the shipped mode, and its default is to enforce."""
+    found = objects(template(tmp_path, {"settings": {"verbs_host": None}}))
+    assert settings_of(found)["verbs_host"] is None
+    with pytest.raises(Refused, match="at '/settings/mode': got null, want string"):
+        template(tmp_path, {"settings": {"mode": None}})
 
 
 def test_a_null_label_is_rejected_with_its_name(tmp_path: Path) -> None:
