@@ -20,9 +20,10 @@ MAX_LENGTH = 64
 MAX_INT64 = (1 << 63) - 1
 #: More memory than any device has. A larger value is a mistake, and the limit keeps sums in int64.
 MAX_DEVICE_BYTES = 1 << 44
-#: A smaller amount of GPU memory is probably a number without its unit, because a CUDA context
-#: needs more.
+#: A smaller amount of GPU memory is a number without its unit.
 MIN_PLAUSIBLE_BYTES = 1 << 20
+#: A program that uses a GPU needs more than this for its CUDA context alone.
+MIN_CONTEXT_BYTES = 64 << 20
 
 _SHAPE = re.compile(r"([+-]?)([0-9]*)(?:\.([0-9]*))?([a-zA-Z]*|[eE][+-]?[0-9]+)")
 #: Power of ten of each suffix. ``E`` alone is exa, and ``E`` followed by digits is an exponent.
@@ -98,12 +99,20 @@ def quantity_up_to(most_bytes: int) -> str:
 
 
 def implausible(count_bytes: int) -> str:
-    """Return why an amount of GPU memory is probably a mistake, or an empty string if it is
-    plausible or 0."""
+    """Return why an amount of GPU memory is a mistake, or an empty string if it is plausible or
+    0."""
     if not 0 < count_bytes < MIN_PLAUSIBLE_BYTES:
         return ""
     amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"
     return f"is only {amount}; probably its unit is missing"
+
+
+def below_context(count_bytes: int) -> str:
+    """Return why an amount is less than a program with a CUDA context needs, or an empty string if
+    it is 0 or large enough."""
+    if not 0 < count_bytes < MIN_CONTEXT_BYTES:
+        return ""
+    return implausible(count_bytes) or "is less than a CUDA context needs"
 
 
 def for_people(amount: str) -> str:

@@ -98,6 +98,7 @@ class _Job(KubeStruct, frozen=True):
 
 
 class _JobTemplate(KubeStruct, frozen=True):
+    metadata: ObjectMeta = ObjectMeta()
     spec: _Job = _Job()
 
 
@@ -153,21 +154,24 @@ def pod_before(request: Request) -> Pod | None:
     return None if before is None else _in_namespace(before, request)
 
 
-def template_of(request: Request) -> tuple[ObjectMeta, Pod] | None:
-    """Return the metadata of a workload and a pod that is built from its template, or None if it
-    has no template."""
+def template_of(request: Request) -> tuple[list[ObjectMeta], Pod] | None:
+    """Return the metadata of a workload and of the Jobs of a CronJob, and a pod that is built from
+    the pod template. Return None if there is no template."""
     workload = _decoded(request.object, _Workload, "request.object")
     nested = workload.spec.job_template
     template = workload.spec.template if nested is None else nested.spec.template
     if template is None:
         return None
     pod = Pod(metadata=template.metadata, spec=template.spec)
-    return workload.metadata, _in_namespace(pod, request)
+    owners = [workload.metadata, *([] if nested is None else [nested.metadata])]
+    return owners, _in_namespace(pod, request)
 
 
-def metadata_of(request: Request) -> ObjectMeta:
+def metadata_of(request: Request) -> tuple[ObjectMeta, ObjectMeta | None]:
+    """Return the metadata of the object, and of its old version if it is changed."""
     annotated: _Annotated = _decoded(request.object, _Annotated, "request.object")
-    return annotated.metadata
+    before: _Annotated | None = _decoded(request.old_object, _Annotated | None, "request.oldObject")
+    return annotated.metadata, None if before is None else before.metadata
 
 
 def answer_mutated(request: Request, mutated: Mutated) -> bytes:
@@ -250,9 +254,9 @@ def _queued_template(request: Request) -> Pod | None:
     The Job is set as the pod's controller, so that its profile can be found.
     """
     found = template_of(request)
-    if found is None or not (found[0].labels or {}).get(QUEUE_LABEL):
+    if found is None or not (found[0][0].labels or {}).get(QUEUE_LABEL):
         return None
-    job, pod = found
+    (job,), pod = found
     owners = job.owner_references or [OwnerReference(kind="Job", name=job.name, controller=True)]
     metadata = msgspec.structs.replace(pod.metadata, owner_references=owners)
     return msgspec.structs.replace(pod, metadata=metadata)
@@ -275,7 +279,7 @@ def _validated(request: Request, context_of: ContextOf) -> Validated:
     if request.operation not in (_CREATE, _UPDATE):
         return Validated()
     if kind in _ANNOTATED:
-        return validate_annotations(kind, metadata_of(request))
+        return validate_annotations(kind, *metadata_of(request), context_of(request.namespace))
     context = _context(request, context_of)
     if kind == "Pod":
         pod = pod_of(request)

@@ -5,7 +5,7 @@ there. Workloads (Deployment, Job, ...) only get warnings, so that users see the
 ``kubectl apply``. Their pods are rejected when they are created.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -43,7 +43,7 @@ from headroom.contract.errors import BadAnnotation, shortened
 from headroom.contract.gate import GATE, is_gated
 from headroom.contract.kube import ObjectMeta, Pod
 from headroom.contract.pod_limits import exceeded
-from headroom.contract.quantity import implausible
+from headroom.contract.quantity import below_context, implausible
 from headroom.core.placement.request import Unreadable, asks_for_gpu, understand
 from headroom.webhook.automatic import problem, requests_auto
 from headroom.webhook.context import AdmissionContext
@@ -126,16 +126,22 @@ def validate_oversized(pod: Pod, context: AdmissionContext) -> Validated:
 
 
 def validate_template(
-    kind: str, owner: ObjectMeta, pod: Pod, context: AdmissionContext
+    kind: str, owners: Sequence[ObjectMeta], pod: Pod, context: AdmissionContext
 ) -> Validated:
-    """Validate the pod template of a workload. It is never rejected."""
+    """Validate the pod template of a workload. It is never rejected.
+
+    ``owners`` has the metadata of the workload, and of the template of the Jobs of a CronJob.
+    """
     warnings: list[str] = []
     if rejection := _rejection(pod, context, is_template=True):
         warnings.append(f"pods of this {kind} will be rejected: {rejection}")
-    if pod.annotation(VRAM) is None and VRAM in (owner.annotations or {}):
-        warnings.append(
-            f"annotation {VRAM} of the {kind} itself has no effect; "
+    if pod.annotation(VRAM) is None:
+        wheres = (f"the {kind} itself", "the template of its Jobs")
+        warnings.extend(
+            f"annotation {VRAM} of {where} has no effect; "
             "set it in metadata.annotations of the pod template"
+            for owner, where in zip(owners, wheres, strict=False)
+            if VRAM in (owner.annotations or {})
         )
     warnings.extend(
         f"annotation {key} is removed from its pods: only Headroom writes it"
@@ -145,24 +151,49 @@ def validate_template(
     return Validated(warnings=(*warnings, *_warnings(pod, context)))
 
 
-def validate_annotations(kind: str, metadata: ObjectMeta) -> Validated:
-    """Validate the annotations of a namespace or node.
+def validate_annotations(
+    kind: str, metadata: ObjectMeta, before: ObjectMeta | None, context: AdmissionContext
+) -> Validated:
+    """Validate the annotations of a namespace or node. ``before`` is the old metadata of a changed
+    object.
 
-    They are never rejected, because namespaces and nodes are used for more than GPUs.
+    In mode enforce, a change of an annotation to an invalid value is rejected, because such a
+    default would reject all later pods of the namespace. All other changes are admitted, and so is
+    a new node, because namespaces and nodes are used for more than GPUs.
     """
     parsers = _NAMESPACE_PARSERS if kind == "Namespace" else _NODE_PARSERS
+    old = {} if before is None else _headroom_annotations(before)
+    may_reject = not context.settings.observes and (kind == "Namespace" or before is not None)
+    rejection = ""
     warnings: list[str] = []
     for key, text in sorted(_headroom_annotations(metadata).items()):
-        if key in parsers:
-            try:
-                parsers[key](text)
-            except BadAnnotation as err:
-                warnings.append(str(err))
-            else:
-                warnings.extend(_implausible(key, text))
+        if key not in parsers:
+            continue
+        error = _annotation_error(parsers[key], key, text)
+        if not error:
+            warnings.extend(_implausible(key, text))
+        elif may_reject and old.get(key) != text:
+            rejection = rejection or error
+        else:
+            warnings.append(error)
     labels = (SCHEDULER,) if kind == "Namespace" else ()
     warnings.extend(_without_effect(metadata, parsers, f" on a {kind}", labels))
-    return Validated(warnings=tuple(warnings))
+    return Validated(rejection, tuple(warnings))
+
+
+def _annotation_error(parse: Callable[[str], object], key: str, text: str) -> str:
+    """Return why the value is invalid, or an empty string if it is valid."""
+    try:
+        parse(text)
+    except BadAnnotation as err:
+        return str(err)
+    return _too_small(key, text)
+
+
+def _too_small(key: str, text: str) -> str:
+    """Return why an amount lacks its unit, or an empty string if no amount does."""
+    why = next(filter(None, map(implausible, _amounts(key, text))), "")
+    return str(BadAnnotation(key, text, why, "512Mi" if key == RESERVE else "8Gi")) if why else ""
 
 
 def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False) -> str:
@@ -177,8 +208,9 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
         )
     if not asks_for_gpu(pod, context.rules):
         return ""
+    too_small = _too_small_request(pod, context)
     if requests_auto(pod):
-        return problem(pod, context, is_template=is_template)
+        return too_small or problem(pod, context, is_template=is_template)
     request = understand(pod, context.namespace.default_vram, context.rules)
     if isinstance(request, Unreadable):
         source = ""
@@ -187,6 +219,8 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
         elif (origin := pod.annotation(VRAM_FROM)) is not None and VRAM in request.message:
             source = f"{origin:.80}: "
         return source + request.message
+    if too_small:
+        return too_small
     for key, parse in _POD_PARSERS.items():
         text = pod.annotation(key)
         try:
@@ -196,6 +230,17 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
             return str(err)
     counts = context.counts and not (is_template or implicit)
     return miscounted(pod, request) if counts else ""
+
+
+def _too_small_request(pod: Pod, context: AdmissionContext) -> str:
+    """Return why the pod's own amount, or else its namespace's default, lacks its unit."""
+    if (text := pod.annotation(VRAM)) is not None:
+        origin = pod.annotation(VRAM_FROM)
+        why = _too_small(VRAM, text)
+        return f"{origin:.80}: {why}" if why and origin is not None else why
+    default = context.namespace.default_vram
+    why = "" if default is None else _too_small(DEFAULT_VRAM, default)
+    return f"namespace {context.namespace.name}: {why}" if why else ""
 
 
 def _requests_gate(pod: Pod) -> bool:
@@ -274,9 +319,10 @@ def _implausible(key: str, text: str) -> Iterator[str]:
             error = f"names {shortened(wrong[0])}, which is not the UUID of a GPU"
             yield str(BadAnnotation(key, text, error, CORDON_EXAMPLE))
         return
-    why = next(filter(None, map(implausible, _amounts(key, text))), "")
+    amounts = () if key == RESERVE else _amounts(key, text)
+    why = next(filter(None, map(below_context, amounts)), "")
     if why:
-        yield str(BadAnnotation(key, text, why, "512Mi" if key == RESERVE else "8Gi"))
+        yield str(BadAnnotation(key, text, why, "8Gi"))
 
 
 def _amounts(key: str, text: str) -> list[int]:

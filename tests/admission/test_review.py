@@ -112,4 +112,4 @@ def test_any_input_is_answered_or_rejected_as_malformed() -> None:
             # Fields that are not read may be invalid UTF-8.
             obj = json.loads(body.decode("utf-8", "replace"))["request"]["object"]
             applied(obj, operations)
-    assert read_well > 1000
+    assert read_well > 900

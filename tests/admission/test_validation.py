@@ -193,32 +193,38 @@ def test_annotations_of_others_are_not_reported(prefix: str) -> None:
         ("8", "8 bytes"),
         ("8m", "1 byte"),
         ("8000", "8,000 bytes"),
+        ("1023Ki", "1,047,552 bytes"),
         ("main=8", "8 bytes"),
-        ("auto,default=8", None),
-        ("auto,default=8Gi,max=20", None),
-        ("1Mi", ""),
-        ("25%", ""),
+        ("auto,default=8", "8 bytes"),
+        ("auto,default=8Gi,max=20", "20 bytes"),
     ],
 )
-def test_an_amount_without_its_unit_is_admitted_with_a_warning(
-    text: str, count: str | None
-) -> None:
+def test_an_amount_without_its_unit_is_rejected(text: str, count: str) -> None:
     obj = annotated(vram=text)
-    if count is None:  # The webhook has replaced auto in a pod. A template still has it.
-        found = warnings(workload("Deployment", obj), kind="Deployment")
-        count = "20 bytes" if "max" in text else "8 bytes"
-    else:
-        found = warnings(obj)
     why = f"is only {count}; probably its unit is missing. Example: headroom.gpu/vram: 8Gi"
-    assert found == ([f"Headroom: annotation headroom.gpu/vram: {text!r} {why}"] if count else [])
+    why = f"annotation headroom.gpu/vram: {text!r} {why}"
+    (told, *_) = warnings(workload("Deployment", obj), kind="Deployment")
+    assert told == f"Headroom: pods of this Deployment will be rejected: {why}"
+    if "auto" not in text:  # The mutating webhook replaces auto in a pod.
+        assert rejection(obj) == f"Headroom: {why}"
+        assert warnings(obj, around(observes=True))[0].endswith(f"would be rejected: {why}")
+
+
+@pytest.mark.parametrize(
+    ("text", "warned"), [("1Mi", True), ("63Mi", True), ("64Mi", False), ("25%", False)]
+)
+def test_an_amount_below_a_cuda_context_gets_a_warning(text: str, warned: bool) -> None:
+    why = "is less than a CUDA context needs. Example: headroom.gpu/vram: 8Gi"
+    expected = [f"Headroom: annotation headroom.gpu/vram: {text!r} {why}"] if warned else []
+    assert warnings(annotated(vram=text)) == expected
 
 
 def test_a_default_without_its_unit_is_reported_to_the_author_of_the_pod() -> None:
-    created, _ = mutated(manifest(None), around(annotations={"headroom.gpu/default-vram": "4"}))
-    assert warnings(created) == [
-        "Headroom: namespace team-a: annotation headroom.gpu/vram: '4' is only 4 bytes; probably "
-        "its unit is missing. Example: headroom.gpu/vram: 8Gi"
-    ]
+    where = around(annotations={"headroom.gpu/default-vram": "4"})
+    why = "'4' is only 4 bytes; probably its unit is missing. Example: headroom.gpu/"
+    assert rejection(manifest(None), where).startswith(
+        f"Headroom: namespace team-a: annotation headroom.gpu/default-vram: {why}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,9 +254,40 @@ def test_a_default_without_its_unit_is_reported_to_the_author_of_the_pod() -> No
 )
 def test_namespaces_and_nodes_get_warnings(kind: str, key: str, text: str, warned: bool) -> None:
     obj = {"metadata": {"name": "x", "annotations": {key: text}}}
-    told = warnings(obj, kind=kind)
+    told = warnings(obj, around(observes=True), kind=kind)
     assert bool(told) is warned
     assert all(key in each for each in told)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "wrong"),
+    [
+        ("Namespace", "headroom.gpu/default-vram", "4GB"),
+        ("Namespace", "headroom.gpu/default-vram", "4"),
+        ("Namespace", "headroom.gpu/share", "all"),
+        ("Node", "headroom.gpu/device-choice", "best"),
+        ("Node", "headroom.gpu/reserve", "-1Gi"),
+    ],
+)
+def test_a_change_to_an_invalid_annotation_is_rejected(kind: str, key: str, wrong: str) -> None:
+    def of(text: str | None, **more: str) -> dict[str, Any]:
+        return {"metadata": {"name": "x", "annotations": more | ({key: text} if text else {})}}
+
+    told = rejection(of(wrong), kind=kind, operation="UPDATE", old=of(None))
+    assert told.startswith(f"Headroom: annotation {key}: ")
+    # A cloud controller may create nodes, and an old value must not block another change.
+    assert bool(rejection(of(wrong), kind=kind)) is (kind == "Namespace")
+    for old in (of(wrong), of(wrong, note="x")):
+        assert key in warnings(of(wrong), kind=kind, operation="UPDATE", old=old)[0]
+
+
+def test_an_amount_on_the_template_of_a_cronjobs_jobs_gets_a_warning() -> None:
+    obj = workload("CronJob", manifest(None))
+    obj["spec"]["jobTemplate"]["metadata"] = {"annotations": {VRAM: "8Gi"}}
+    assert warnings(obj, kind="CronJob")[0] == (
+        "Headroom: annotation headroom.gpu/vram of the template of its Jobs has no effect; "
+        "set it in metadata.annotations of the pod template"
+    )
 
 
 def test_long_values_are_shortened_and_the_number_of_warnings_is_limited() -> None:
