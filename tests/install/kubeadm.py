@@ -76,7 +76,7 @@ class Variant(Play):
         self.act(self.install, self.configure, self.place, self.lose_an_extender)
 
     def install(self) -> None:
-        """Do step 1, with kustomize."""
+        """Do step 1, with kustomize, and enforce."""
         shutil.copytree(DEPLOY, self._deploy)
         mine = self._deploy / "overlays/mine"
         mine.mkdir()
@@ -90,6 +90,10 @@ class Variant(Play):
                 for name in ("headroom-extender", "headroom-agent", "kube-scheduler")
             ],
         }
+        config = {"name": "headroom-config", "namespace": NAMESPACE, "behavior": "merge"}
+        content["configMapGenerator"] = [config | {"files": ["headroom.yaml"]}]
+        content["generatorOptions"] = {"disableNameSuffixHash": True}
+        (mine / "headroom.yaml").write_text("mode: enforce\n")
         (mine / "kustomization.yaml").write_text(yaml.safe_dump(content))
         self.shell(f"kubectl apply --server-side -k {mine}")
         until(self.ready, "the Deployments and the agents")

@@ -59,7 +59,7 @@ class Play:
             self.found["seconds"][step.__name__] = round(time.monotonic() - began_s, 1)
 
     def install_package(self, version: Version) -> None:
-        """Install the package as its README describes."""
+        """Install the package as its README describes, and enforce."""
         folder = self.plane.folder / "package"
         folder.mkdir()
         self.found["package"] = version.package.name
@@ -72,7 +72,7 @@ class Play:
         }
         self.shell(
             f"helm install headroom {chart} -n {NAMESPACE} --create-namespace"
-            f" --values={chart}/platforms/{PLATFORM}.yaml --set=onGpuNodes=true "
+            f" --values={chart}/platforms/{PLATFORM}.yaml --set=onGpuNodes=true,settings.mode=enforce "
             + " ".join(f"--set=images.{key}.repository={REGISTRY}/{n}" for key, n in images.items())
         )
         until(self.ready, "the Deployments and the agents")
