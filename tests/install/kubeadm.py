@@ -80,7 +80,7 @@ class Variant(Play):
         shutil.copytree(DEPLOY, self._deploy)
         mine = self._deploy / "overlays/mine"
         mine.mkdir()
-        content = {
+        content: dict[str, Any] = {
             "apiVersion": "kustomize.config.k8s.io/v1beta1",
             "kind": "Kustomization",
             "resources": [f"../{PLATFORM}"],

@@ -72,7 +72,8 @@ class Play:
         }
         self.shell(
             f"helm install headroom {chart} -n {NAMESPACE} --create-namespace"
-            f" --values={chart}/platforms/{PLATFORM}.yaml --set=onGpuNodes=true,settings.mode=enforce "
+            f" --values={chart}/platforms/{PLATFORM}.yaml"
+            " --set=onGpuNodes=true,settings.mode=enforce "
             + " ".join(f"--set=images.{key}.repository={REGISTRY}/{n}" for key, n in images.items())
         )
         until(self.ready, "the Deployments and the agents")
