@@ -137,9 +137,7 @@ def pending(
     body = PendingBody(
         **context.head(snap), matching=len(waiting), remaining=remaining, continue_=more, pods=[]
     )
-    if steering and (
-        gain := steering_gain(context.cluster, context.seen_by(None, snap), context.monotonic_s())
-    ):
+    if steering and (gain := steering_gain(context.cluster, snap, context.monotonic_s())):
         body.steering = _steering_view(gain)
     # The key is ``eligibility_key``, because pods of one Deployment have the same eligible nodes.
     eligible: dict[bytes, Eligible] = {}

@@ -168,6 +168,14 @@ class Simulation:
         snap = self.snapshot()
         return bool(fit(by_headroom(request), snap, snap.rows([name]), self._now_s).fits[0])
 
+    def hold(self, held: Mapping[str, Mapping[str, Reservation]]) -> None:
+        """Hold exactly this memory, by node and uid, for pods that are not bound yet."""
+        for name in held.keys() | self._beside.keys():
+            if held.get(name, {}) != self._beside.get(name, {}):
+                self._beside[name] = held.get(name, {})
+                if (node := self._of(name)) is not None:
+                    self._put(name, node)
+
     def release(self, uid: str) -> list[str]:
         """Remove a pod, free its memory, and return the names of its nodes."""
         pod = self._cluster.pod(uid)

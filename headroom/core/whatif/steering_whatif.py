@@ -6,7 +6,7 @@ are omitted, because their pods rely on the gate.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -15,6 +15,8 @@ import numpy as np
 from headroom.contract.annotations import DEVICE_CHOICE, DeviceChoice
 from headroom.contract.commands import command
 from headroom.contract.device_choice import STEERING_NOT_PERMITTED, why_kubelet_not_steered
+from headroom.contract.gpunode import Reservation
+from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
@@ -23,6 +25,7 @@ from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import Kind, VramRequest
 from headroom.core.placement.snapshot import CODE_OF, Snapshot
 from headroom.core.rules.eligible_nodes import Eligible, eligibility_key, eligible_nodes
+from headroom.core.whatif.held_memory import seen_by, verdicts_on
 from headroom.core.whatif.simulated_reports import shared_resources
 from headroom.core.whatif.simulation import Placed, Simulation, urgency
 
@@ -137,8 +140,10 @@ def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
     first.
 
     At most ``_MAX_NODES_OF_POD`` of the nodes that reject the pod are simulated, in the order of
-    names.
+    names. A pod for which memory is held waits for this memory, so the result is empty.
     """
+    if verdicts.request.uid in _with_holds(cluster, verdicts.now_s):
+        return []
     found = islice(_rejecting(cluster, verdicts), _MAX_NODES_OF_POD)
     helped = [each for row, each in found if _fits_if_steered(cluster, verdicts, row, each.node)]
     return sorted(helped, key=lambda each: (each.obstacle != "", each.node))
@@ -149,7 +154,9 @@ def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = M
 
     The first pods by priority and age are examined. At most ``most.nodes`` nodes are steered,
     namely those that reject the most pods because of the plugin's choice. Pods that would fit on
-    none of these nodes do not count. ``now_s`` is the time of this process's monotonic clock.
+    none of these nodes do not count. Each pod sees the memory that is held for other pods as filter
+    does. ``snap`` is a snapshot of the cluster, and ``now_s`` the time of this process's monotonic
+    clock.
     """
     rejected = list(_rejected(cluster, snap, now_s, most))
     counts = Counter(row for each in rejected for row in each.nodes)
@@ -160,26 +167,27 @@ def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = M
     simulation = Simulation(cluster, snap.part(np.array(chosen, np.int64)), now_s)
     for row in chosen:
         simulation.steer(snap.nodes[row].name)
-    waiting: list[tuple[VramRequest, int, Eligible]] = []
-    idle = simulation.snapshot()
+    waiting: list[tuple[_Rejected, Eligible]] = []
     for each in rejected:
+        simulation.hold(each.held)
         rows = np.array(sorted(index_of[row] for row in each.nodes & index_of.keys()), np.int64)
-        if fit(each.request, idle, rows, now_s).fits.any():
-            waiting.append((each.request, each.need_bytes, Eligible(rows, {})))
+        if fit(each.request, simulation.snapshot(), rows, now_s).fits.any():
+            waiting.append((each, Eligible(rows, {})))
     placed_on: Counter[str] = Counter()
     placed_bytes = 0
-    for request, need_bytes, where in waiting:
-        at = simulation.place(request, where)
+    for each, where in waiting:
+        simulation.hold(each.held)
+        at = simulation.place(each.request, where)
         if isinstance(at, Placed):
-            simulation.confirm(request.uid, at)
+            simulation.confirm(each.request.uid, at)
             placed_on[at.node] += 1
-            placed_bytes += need_bytes
+            placed_bytes += each.need_bytes
     names = sorted(placed_on, key=lambda name: (-placed_on[name], name))
     if not names:
         return None
     return Gain(
         len(waiting),
-        sum(need_bytes for _, need_bytes, _ in waiting),
+        sum(each.need_bytes for each, _ in waiting),
         placed_on.total(),
         placed_bytes,
         tuple(found for name in names if (found := steerable(cluster, name)) is not None),
@@ -195,30 +203,50 @@ class _Rejected:
     nodes: frozenset[int]
     #: The bytes that the pod needs on its devices.
     need_bytes: int
+    #: Memory that is held for pods that take precedence over this pod, by node and uid.
+    held: Mapping[str, Mapping[str, Reservation]]
 
 
 def _rejected(cluster: Cluster, snap: Snapshot, now_s: float, most: Most) -> Iterator[_Rejected]:
     """Yield pods that a node rejects because of the plugin's choice, in the order of scheduling."""
     eligible_by_key: dict[bytes, Eligible] = {}
-    found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[int], int]] = {}
+    found_by_kind: dict[tuple[Kind, bytes, _Held], tuple[frozenset[int], int, Snapshot]] = {}
+    with_holds = _with_holds(cluster, now_s)
     pods = sorted(cluster.unbound(), key=urgency)
     for pod in pods[: most.pods]:
-        if any(pod.metadata.uid in held for held in snap.held.values()):
-            continue  # the pod waits for memory that is held for it
+        if pod.metadata.uid in with_holds:
+            continue
         request = cluster.understand(pod)
         if not isinstance(request, VramRequest) or not request.asks or pod.spec.scheduling_gates:
             continue
-        key = request.kind, (where := eligibility_key(pod))
+        where = eligibility_key(pod)
+        key = request.kind, where, _held_against(cluster, pod, now_s)
         if key not in found_by_kind:
             if len(found_by_kind) == most.kinds:
                 continue
             if where not in eligible_by_key:
                 eligible_by_key[where] = eligible_nodes(pod, snap, cluster.node)
-            verdicts = fit(request, snap, eligible_by_key[where].rows, now_s)
-            found_by_kind[key] = _rejecting_nodes(cluster, verdicts, most)
-        nodes, need_bytes = found_by_kind[key]
+            seen = seen_by(cluster, pod, snap, now_s)
+            verdicts = verdicts_on(cluster, request, seen, eligible_by_key[where].rows, now_s)
+            found_by_kind[key] = *_rejecting_nodes(cluster, verdicts, most), seen
+        nodes, need_bytes, seen = found_by_kind[key]
         if nodes:
-            yield _Rejected(request, nodes, need_bytes)
+            yield _Rejected(request, nodes, need_bytes, seen.held)
+
+
+def _with_holds(cluster: Cluster, now_s: float) -> set[str]:
+    """Return the uids of the pods for which memory is held."""
+    held = cluster.holds.against(None, now_s)
+    return {hold.pod.metadata.uid for holds in held.values() for hold in holds}
+
+
+#: The uids of pods that take precedence over a pod, with their nodes.
+_Held = frozenset[tuple[str, str]]
+
+
+def _held_against(cluster: Cluster, pod: Pod, now_s: float) -> _Held:
+    held = cluster.holds.against(pod, now_s)
+    return frozenset((node, hold.pod.metadata.uid) for node, of in held.items() for hold in of)
 
 
 def _rejecting_nodes(
