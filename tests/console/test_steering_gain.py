@@ -1,4 +1,4 @@
-"""Checks that ``explain`` of a pod and ``pending`` agree on whether steering would place the pod."""
+"""Checks that ``explain`` and ``pending`` agree on whether steering would place a pod."""
 
 from itertools import product
 

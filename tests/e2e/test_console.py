@@ -83,8 +83,11 @@ def test_the_console_shows_the_extenders_decisions_and_each_runs_without_the_oth
     cluster.until(lambda: bool(cluster.node_of("second")), "pods are bound without a console")
     apart.start_console()
     cluster.until(
-        lambda: apart.decisions().get("second") == cluster.node_of("second"),
-        "a new console receives what was decided meanwhile",
+        lambda: (
+            apart.decisions().get("second") == cluster.node_of("second")
+            and {"first", "large"} <= apart.decisions().keys()
+        ),
+        "a new console receives what was decided meanwhile and before",
     )
 
     cluster.kill("extender")

@@ -15,6 +15,7 @@ from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import Shape
 from tests.e2e.test_cordoning import plugin
 from tests.e2e.test_evictions import cordoned, deleted, end, of_set, replica_set, run
+from tests.waiting import PATIENCE_S
 
 SETS = ("chat", "embed", "rerank")
 
@@ -55,23 +56,30 @@ def test_moving_one_pod_lets_the_pending_pod_be_bound(
     cluster.create_pod("trainer", "20Gi")
     cluster.until(lambda: "insufficient GPU memory" in cluster.rejection("trainer"), "it waits")
     asked = "defrag", "trainer", "-n", NAMESPACE
-    cluster.until(lambda: "to move it" in plugin(cluster, *asked).stdout, "the reports arrived")
-    advice = plugin(cluster, *asked).stdout
-    tell(advice)
-    moved, node, one, two = found(
+    pattern = (
         r"pod e2e/trainer: fits on node (?P<node>\S+) after 1 pod is moved\n"
         r"  1\. move e2e/(?P<pod>\S+) of ReplicaSet \w+, 6\.0 GiB: it fits on 2 other nodes: "
         r"(?P<one>\S+), (?P<two>\S+)\n"
         r"  the pod gets 20\.0 GiB on GPU-(?P=node)-0\n"
         r"  to move it: kubectl headroom defrag e2e/trainer --apply\n"
-        r"not checked: CPU, memory and other resources\n",
-        advice,
+        r"not checked: CPU, memory and other resources\n"
     )
+    advice = ""
+
+    def is_complete() -> bool:
+        """Until all reports have arrived, the pod may fit on fewer other nodes."""
+        nonlocal advice
+        advice = plugin(cluster, *asked).stdout
+        return re.fullmatch(pattern, advice) is not None
+
+    cluster.until(is_complete, "the reports have arrived")
+    tell(advice)
+    moved, node, one, two = found(pattern, advice)
     assert {node, one, two} == {*cluster.names}
     sleep = lambda seconds: time.sleep(min(seconds, 0.2))  # noqa: E731
     monkeypatch.setattr(defrag, "CLOCK", Clock(time.monotonic, sleep))
     with kubelets(cluster):
-        applied = plugin(cluster, *asked, "--apply", "--timeout", "30s")
+        applied = plugin(cluster, *asked, "--apply", "--timeout", f"{PATIENCE_S:.0f}s")
     tell(applied.stdout)
     assert (applied.returncode, applied.stderr) == (0, "")
     assert [line for line in applied.stdout.splitlines() if re.match("node|pod e2e", line)][1:] == [

@@ -152,15 +152,18 @@ def test_a_pod_without_a_memory_request_uses_the_plugin_first_and_then_dra(
     # Pods with a memory request stay on the device plugin, also with the default of the namespace.
     cluster.create_pod("amount", "4Gi")
     cluster.rejected("amount", "headroom convert --to dra")
-    assert reasons(cluster.explain("amount")) == {"dra_manages": 1, "no_replica": 1}
+    why = {"dra_manages": 1, "no_replica": 1}
+    cluster.until(lambda: reasons(cluster.explain("amount")) == why, "why shows the reasons")
     cluster.create_pod("second", None)
     assert cluster.placed("second") == DRA_NODE
     second = cluster.pod("second")
     assert second["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
     assert "headroom.gpu/placement" not in second["metadata"].get("annotations", {})
     assert cluster.claims() == {"second": ["gpu-0"]}
-    # Headroom bound it without a reservation.
-    assert cluster.metric('headroom_binds_total{outcome="bound"}') == 2
+    # Headroom bound it without a reservation. The API server shows the Binding before the extender
+    # counts it.
+    binds = 'headroom_binds_total{outcome="bound"}'
+    cluster.until(lambda: cluster.metric(binds) == 2, "the binds are counted")
     bound = {"verdict": "bound", "bound_to": DRA_NODE}
     cluster.until(lambda: bound.items() <= cluster.explain("second").items(), "why shows the node")
     # kube-scheduler has no GPU left, so it no longer calls Headroom.

@@ -107,9 +107,11 @@ def hold_some(cluster: PlayedCluster, random: Random) -> None:
             wanted[name] = held
 
     def seen() -> bool:
+        """Pods that fill the node may be unconfirmed too, so look for the nominated pod."""
+        devices = (ask(cluster, f"/v1/nodes/{name}")["node"]["devices"][0] for name in wanted)
         return all(
-            ask(cluster, f"/v1/nodes/{name}")["node"]["devices"][0]["unconfirmed_bytes"] > 0
-            for name in wanted
+            held in {holder["name"] for holder in device["holders"]}
+            for held, device in zip(wanted.values(), devices, strict=True)
         )
 
     cluster.until(seen, "the extender holds the memory")
@@ -340,7 +342,12 @@ def test_a_pod_is_bound_when_the_agent_of_a_suggested_node_reports_again(
     (one,) = body["advice"]
     assert (one["kind"], one["node"]) == ("repair", name)
     cluster.nodes.report([name])
-    cluster.until(lambda: bool(cluster.node_of(WAITS)), one["sentence"])
+
+    def bound() -> bool:
+        cluster.nodes.beat([name])  # The agent reports again from now on.
+        return bool(cluster.node_of(WAITS))
+
+    cluster.until(bound, one["sentence"])
 
 
 def test_no_suggestion_exceeds_the_quota_of_the_api_server(

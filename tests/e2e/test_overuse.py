@@ -109,7 +109,10 @@ def test_only_leaking_pods_are_evicted_and_each_only_once(
     assert innocent <= {uid_of(pod) for pod in cluster.pods()}
     warned = told_of(cluster, "GPUMemoryOveruseEviction")
     assert set(warned) <= {uid_of(pods[leak.leaker]) for leak in leaks}
-    assert set(told_of(cluster, "EvictedForGPUMemoryOveruse")) == expected
+    cluster.until(
+        lambda: set(told_of(cluster, "EvictedForGPUMemoryOveruse")) == expected,
+        "each evicted pod has an Event",
+    )
     tell(f"{len(expected)} leaking pods evicted once each, {held} held by a budget, no other pod")
 
 

@@ -282,7 +282,8 @@ def test_a_pod_that_requests_only_a_claim_is_bound_when_the_claim_is_allocated(
         cluster.until(lambda: cluster.node_of("claims") == "gpu-2", "the pod is bound")
         allocated = call("GET", f"{claims}/nic")["status"]["allocation"]["devices"]["results"]
         assert [each["device"] for each in allocated] == ["nic-0"]
-        assert cluster.metric('headroom_binds_total{outcome="bound"}') == 1
+        bound = 'headroom_binds_total{outcome="bound"}'
+        cluster.until(lambda: cluster.metric(bound) == 1, "the bind is counted")
         assert not cluster.gpunode("gpu-2").spec.reservations
     finally:
         cluster.delete_by_force("claims")

@@ -52,13 +52,18 @@ def test_preemption_is_reported_and_no_other_pod_takes_the_freed_memory(stage: S
         cluster.nodes.report(["gpu-1"])
         cluster.until(lambda: bool(cluster.node_of("thief")), "the other one is bound after it")
     assert outcome.evicted == ["a"]
-    shown = {
-        (event["involvedObject"]["name"], event["reason"]): event["message"]
-        for event in cluster.plane.call("GET", EVENTS)["items"]
-        if event["involvedObject"].get("uid") in uids  # Earlier pods had the same names.
-    }
-    assert shown["a", "LeavesForGPUMemory"].endswith("needs the memory of its GPU.")
-    assert shown["new-0", "OthersLeaveGPU"].startswith("1 pod leaves node gpu-1 for this pod")
+
+    def shown() -> dict[tuple[str, str], str]:
+        return {
+            (event["involvedObject"]["name"], event["reason"]): event["message"]
+            for event in cluster.plane.call("GET", EVENTS)["items"]
+            if event["involvedObject"].get("uid") in uids  # Earlier pods had the same names.
+        }
+
+    leaves, others_leave = ("a", "LeavesForGPUMemory"), ("new-0", "OthersLeaveGPU")
+    cluster.until(lambda: {leaves, others_leave} <= shown().keys(), "both have an Event")
+    assert shown()[leaves].endswith("needs the memory of its GPU.")
+    assert shown()[others_leave].startswith("1 pod leaves node gpu-1 for this pod")
     body = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0").json()
     preempt = body["last_decision"]["preempt"]
     assert (preempt["node"], preempt["choice"]) == ("gpu-1", "controller")

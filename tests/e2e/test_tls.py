@@ -52,12 +52,13 @@ def test_a_scheduler_without_a_certificate_gets_no_response(
     over_tls(cluster, authority, {"caFile": scheduler["caFile"]})
     # The user reads about an EOF or a broken pipe. Only the extender logs the reason.
     only_the_gpu_pod_stays_pending(cluster, 'Post "https://')
-    rejected = [
-        json.loads(line)
-        for line in cluster.plane.log("extender").splitlines()
-        if "tls_client_rejected" in line
-    ]
-    assert rejected[-1]["message"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
+
+    def rejected() -> list[dict[str, str]]:
+        lines = cluster.plane.log("extender").splitlines()
+        return [json.loads(line) for line in lines if "tls_client_rejected" in line]
+
+    cluster.until(rejected, "the extender logs the rejection")
+    assert rejected()[-1]["message"] == "PEER_DID_NOT_RETURN_A_CERTIFICATE"
 
 
 def only_the_gpu_pod_stays_pending(cluster: Cluster, says: str) -> None:
