@@ -17,9 +17,9 @@ from headroom.contract.gpunode import GPUNode
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.client import KubeApi
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
-PATIENCE_S = 120.0
 
 
 def now(work: Coroutine[Any, Any, T]) -> T:
@@ -130,7 +130,9 @@ class Loop:
             self._loop.close()
 
     def run(self, work: Awaitable[T]) -> T:
-        """Await ``work`` on the loop and return its result. Raises ``TimeoutError`` after 120 s."""
+        """Await ``work`` on the loop and return its result. Raises ``TimeoutError`` after
+        ``PATIENCE_S``.
+        """
 
         async def awaited() -> T:
             return await work
@@ -146,7 +148,8 @@ class Loop:
 
     def store(self, configuration: Configuration, lists: KubeApi, **how: Any) -> "Blocking":
         """A ``KubernetesStore`` whose methods block."""
-        timeouts = {key: how.pop(key) for key in ("read_timeout_s",) if key in how}
+        names = ("connect_timeout_s", "read_timeout_s", "total_timeout_s")
+        timeouts = {key: how.pop(key) for key in names if key in how}
         return Blocking(self, KubernetesStore(self.api(configuration, **timeouts), lists, **how))
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,12 +60,16 @@ class Server:
 
 @contextlib.contextmanager
 def serving(
-    fleet_yaml: str, *options: str, program: Sequence[str] = ("headroom",)
+    fleet_yaml: str,
+    *options: str,
+    program: Sequence[str] = ("headroom",),
+    inside: Callable[[], None] | None = None,
 ) -> Iterator[Server]:
     """Serve the fleet on free loopback ports. The process ends with the context.
 
-    ``program`` is the module that runs the command, with its first arguments. Raise
-    ``TimeoutError`` if it does not end within ``PATIENCE_S`` of SIGTERM.
+    ``program`` is the module that runs the command, with its first arguments. The process calls
+    ``inside`` before the command. Raise ``TimeoutError`` if it does not end within ``PATIENCE_S``
+    of SIGTERM.
     """
     with tempfile.TemporaryDirectory() as folder:
         fleet, log = Path(folder, "fleet.yaml"), Path(folder, "log")
@@ -74,7 +78,7 @@ def serving(
         arguments = [*before, "serve", "--embedded", str(fleet)]
         arguments += ["--verbs-port", "0", "--debug-port", "0", *options]
         ours, theirs = pipe()
-        process = Forked(module, arguments, log, os.environ, theirs)
+        process = Forked(module, arguments, log, os.environ, theirs, inside=inside)
         theirs.close()
         try:
             with os.fdopen(os.dup(ours.fileno())) as stdout:

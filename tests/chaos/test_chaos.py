@@ -53,7 +53,7 @@ def test_a_short_storm_loses_no_pod_and_reserves_no_memory_twice(
     assert counts["calls"].keys() >= {"filter", "bind"}
     # The proxies injected the faults.
     assert counts["requests"]["cut"]
-    assert sum(n for what, n in counts["requests"].items() if "answered" in what) > 5
+    assert sum(n for what, n in counts["requests"].items() if "answered" in what) > 0
     request.node.user_properties.append(("measured", f"{counts['pods']}"))
 
 

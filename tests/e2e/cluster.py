@@ -51,6 +51,8 @@ class Cluster:
         self.names = tuple(names)
         self.port, *_ = free_ports(1)
         self._debug_ports: dict[str, int] = {}
+        #: Extenders whose debug API requires authentication.
+        self._guarded: set[str] = set()
         self._started: list[str] = []
         self._http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S)
 
@@ -116,6 +118,7 @@ class Cluster:
         )
         self._started.append(name)
         self._debug_ports[name] = debug_port
+        (self._guarded.add if guarded else self._guarded.discard)(name)
         return f"{'https' if tls else 'http'}://127.0.0.1:{port}"
 
     def _config(self, name: str, settings: Mapping[str, Any] | None) -> Iterator[str]:
@@ -181,12 +184,30 @@ class Cluster:
         self.settle()
 
     def settle(self) -> None:
-        """Wait until all nodes have been reported and initialised."""
+        """Wait until all nodes have been reported and initialised, and the extenders know it."""
         self.until(self.initialised, "all GPUNodes are initialised")
+        self.until(self.known, "the extenders have the reports of all nodes")
 
     def initialised(self) -> bool:
         there = {node.name: node for node in self.gpunodes()}
         return all(name in there and there[name].spec.initialised for name in self.names)
+
+    def known(self) -> bool:
+        """Return whether each extender of this cluster with an open debug API shows the devices of
+        all nodes. Its watches may be later than those of the test.
+        """
+        return all(
+            {each["name"] for each in self._nodes_of(extender) if each["devices"]} >= {*self.names}
+            for extender in (self._debug_ports.keys() & set(self._started)) - self._guarded
+        )
+
+    def _nodes_of(self, extender: str) -> list[dict[str, Any]]:
+        try:
+            answer = self._http.request("GET", f"{self.debug_url(extender)}/v1/nodes")
+        except urllib3.exceptions.HTTPError:
+            return []
+        nodes: list[dict[str, Any]] = answer.json()["nodes"] if answer.status == 200 else []
+        return nodes
 
     def create_pod(self, name: str, vram: str | None, *, gpus: int = 1, **spec: Any) -> None:
         """Create a pod. ``spec`` is added to the pod's spec."""
@@ -321,6 +342,7 @@ class PlayedCluster(Cluster):
             return not waiting and all(node.spec.initialised for node in there.values())
 
         self.until(reported, "all GPUNodes are initialised")
+        self.until(self.known, "the extenders have the reports of all nodes")
 
 
 def _options(tls: TlsFiles) -> Iterator[str]:

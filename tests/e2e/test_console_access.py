@@ -28,7 +28,7 @@ from tests.e2e.plugin import Shown, headroom
 from tests.egress import ProxyingPlane, proxying_plane
 from tests.loopback import LOOPBACK
 from tests.processes import free_ports, starts_processes
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 #: Members of this group may connect and read everything.
 GROUP = "gpu-watchers"
@@ -64,8 +64,7 @@ def watched_by(group: str, plane: ProxyingPlane) -> PlayedCluster:
     cluster = PlayedCluster(plane, 1, Shape())
     cluster.create()
     let_connect(plane, "watchers", f"--group={group}")
-    view = "create", "clusterrolebinding", "watchers-view", "--clusterrole=headroom-viewer"
-    plane.kubectl(*view, f"--group={group}")
+    let_view(plane, "watchers-view", f"--group={group}")
     served = Authority(plane.folder, "served-by").sign("extender")
     settings = {"debug_tls_cert": str(served.cert), "debug_tls_key": str(served.key)}
     cluster.start_extender(guarded=True, settings=settings)
@@ -81,6 +80,35 @@ def let_connect(plane: ControlPlane, binding: str, subject: str) -> None:
     of_console = "create", "rolebinding", binding, "--role=headroom-user"
     plane.kubectl(*in_cluster, subject)
     plane.kubectl("-n", SYSTEM_NAMESPACE, *of_console, subject)
+    requests = {"group": "certificates.k8s.io", "resource": "certificatesigningrequests"}
+    proxy = {"resource": "services", "subresource": "proxy", "name": PROXIED}
+    until_permitted(plane, subject, resourceAttributes={"verb": "create", **requests})
+    proxy["namespace"] = SYSTEM_NAMESPACE
+    until_permitted(plane, subject, resourceAttributes={"verb": "get", **proxy})
+
+
+def let_view(plane: ControlPlane, binding: str, subject: str) -> None:
+    """Bind the role of viewers to a subject."""
+    view = "create", "clusterrolebinding", binding, "--clusterrole=headroom-viewer"
+    plane.kubectl(*view, subject)
+    read = {"verb": "get", "path": "/v1/nodes"}
+    until_permitted(plane, subject, nonResourceAttributes=read)
+
+
+def until_permitted(plane: ControlPlane, subject: str, **asked: Mapping[str, str]) -> None:
+    """Wait until the API server knows the new binding, which it follows with a watch.
+
+    ``asked`` is a part of the spec of a SubjectAccessReview.
+    """
+    kind, _, name = subject.removeprefix("--").partition("=")
+    user = f"system:serviceaccount:{name}" if kind == "serviceaccount" else name
+    who = {"user": "any", "groups": [name]} if kind == "group" else {"user": user}
+
+    def permitted() -> bool:
+        reviewed = plane.call("POST", REVIEWS, {"spec": {**who, **asked}})
+        return bool(reviewed["status"]["allowed"])
+
+    until(permitted, f"{subject} may {asked}")
 
 
 def by_certificate(client: Certificate) -> dict[str, str]:
@@ -106,8 +134,7 @@ def token_of_account(plane: ControlPlane, name: str, *options: str) -> str:
     plane.kubectl("create", "serviceaccount", name)
     subject = f"--serviceaccount=default:{name}"
     let_connect(plane, name, subject)
-    view = "create", "clusterrolebinding", f"{name}-view", "--clusterrole=headroom-viewer"
-    plane.kubectl(*view, subject)
+    let_view(plane, f"{name}-view", subject)
     return plane.kubectl("create", "token", name, *options).strip()
 
 
@@ -171,6 +198,9 @@ def test_a_missing_permission_is_reported_with_the_commands_that_grant_it(
     if lacks != "both":
         may = "create", "clusterrolebinding", f"{name}-csr", "--clusterrole=headroom-user"
         plane.kubectl(*may, f"--user={name}")
+        requests = {"group": "certificates.k8s.io", "resource": "certificatesigningrequests"}
+        asked = {"verb": "create", **requests}
+        until_permitted(plane, f"--user={name}", resourceAttributes=asked)
     missing = (
         'cannot create resource "certificatesigningrequests"'
         if lacks == "both"

@@ -15,6 +15,7 @@ import pytest
 from tests.controlplane import ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import GPUNODES, PODS
+from tests.e2e.cluster import NODES as NODES_PATH
 from tests.e2e.conftest import Tell
 from tests.e2e.real import Outcome, RealCluster, is_refused
 from tests.e2e.watching import Object, Watch
@@ -66,16 +67,18 @@ def test_a_burst_of_more_pods_than_replicas_overcommits_no_device(
     # of ten seconds. Kubelets still report their pods.
     with Watch(cluster.plane, PODS) as pods:
         cluster.until(lambda: pods.quiet_s() > 12, "nothing changes any more")
-    calls_before, began_s = filter_calls(cluster), time.monotonic()
-    time.sleep(10.0)
+    with Watch(cluster.plane, NODES_PATH) as nodes:
+        calls_before = filter_calls(cluster)
+        time.sleep(10.0)
+        calls = filter_calls(cluster) - calls_before
     outcome = cluster.outcome()
-    minutes = (time.monotonic() - began_s) / 60
-    calls = (filter_calls(cluster) - calls_before) / minutes / max(1, outcome.rejected)
-    tell(f"{shown(outcome)}; {calls:.1f} filter calls a minute for each rejected pod")
+    tell(f"{shown(outcome)}; {calls:.0f} filter calls in 10 s or more without a change of a pod")
     assert_no_memory_is_used_twice(outcome)
     assert outcome.bound > 2 * NODES
     assert outcome.rejected > 0
-    assert calls <= 5
+    # kube-scheduler tries a pod again only after an event. The last change of a pod may still lead
+    # to an attempt, and so may each status that a kubelet writes.
+    assert calls <= outcome.rejected * (1 + len(nodes.changes))
     # Nothing unpredictable happened between binding and admission.
 
     def seen(*results: str) -> float:

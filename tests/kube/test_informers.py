@@ -193,8 +193,8 @@ def test_a_list_longer_than_a_page_is_complete(plane: ControlPlane) -> None:
 class Watched(KubeApi):
     """The real API, with a record of the start version of each watch."""
 
-    def __init__(self, plane: ControlPlane) -> None:
-        super().__init__(plane.configuration(), connect_timeout_s=0.5)
+    def __init__(self, plane: ControlPlane, connect_timeout_s: float = PATIENCE_S) -> None:
+        super().__init__(plane.configuration(), connect_timeout_s=connect_timeout_s)
         self.versions: list[int] = []
 
     def stream(self, path: str, *, query: Query, read_timeout_s: float) -> Stream:
@@ -260,7 +260,7 @@ def test_a_compacted_history_causes_a_list(plane: ControlPlane) -> None:
 
 
 def test_a_frozen_server_is_detected_and_reconnected(plane: ControlPlane) -> None:
-    api = Watched(plane)
+    api = Watched(plane, connect_timeout_s=0.5)
     with following_pods(api, Pace(watch_s=1, grace_s=0.5, backoff_base_s=0.05)) as (
         reflector,
         seen,

@@ -102,8 +102,8 @@ def test_a_force_deleted_pod_is_reported_while_its_process_runs_and_separately_f
     node = start_node(gpus=1, replicas=2)
     agent = start_agent(node)
     stubborn = gpu_container("main", "stubborn", takes_bytes=3 * GIB)
-    node.run(gpu_pod("p", terminationGracePeriodSeconds=30, containers=[stubborn]))
-    old = node.uid("p")
+    node.run(gpu_pod("p", terminationGracePeriodSeconds=600, containers=[stubborn]))
+    old, runs_on = node.uid("p"), node.runtime.running("p")["main"]
     (row,) = agent.sample().pods
     assert (row.uid, row.name, row.used_bytes) == (old, "p", 3 * GIB)
     node.delete("p", by_force=True)
@@ -117,6 +117,7 @@ def test_a_force_deleted_pod_is_reported_while_its_process_runs_and_separately_f
 
     node.wait(lambda: new in shown(), "the new pod in the report")
     assert shown() == {old: ("", "", 3 * GIB), new: ("p", held.replica, GIB)}
+    node.runtime.exit(runs_on, 137)
     node.wait(lambda: old not in shown(), "the end of the old container")
 
 

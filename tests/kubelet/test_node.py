@@ -213,8 +213,8 @@ def test_a_pod_bound_before_the_plugin_registers_again_is_rejected(start_node: S
     node.run(gpu_pod("a"))
     node.kill("kubelet")
     node.pause("nvidia-device-plugin")
-    node.start_kubelet()
     assert node.allocatable() == 2  # The last value in the API server.
+    node.start_kubelet()
     node.bind(gpu_pod("b"))
     node.wait(lambda: "UnexpectedAdmissionError" in node.events("b"), "its refusal")
     node.wait(lambda: node.allocatable() == 0, "a status without replicas")
@@ -229,24 +229,28 @@ def test_force_deletion_frees_a_replica_while_its_memory_is_in_use(
 ) -> None:
     node = start_node(gpus=1, replicas=1)
     stubborn = gpu_container("main", "stubborn", takes_bytes=GIB)
-    node.run(gpu_pod("old", terminationGracePeriodSeconds=30, containers=[stubborn]))
+    node.run(gpu_pod("old", terminationGracePeriodSeconds=600, containers=[stubborn]))
+    runs_on = node.runtime.running("old")["main"]
     node.delete("old", by_force=True)
     assert node.is_gone("old")
     node.wait(lambda: node.held() == [], "a kubelet that has seen it, and lists no pod")
     new = gpu_container("main", takes_bytes=GIB)
     assert node.run(gpu_pod("new", containers=[new]))["phase"] == "Running"
     assert processes(node) == 2  # on an unshared device
-    node.wait(lambda: processes(node) == 1, "the end of the old container")
+    node.runtime.exit(runs_on, 137)
+    assert processes(node) == 1
 
 
 def test_a_terminating_pod_holds_its_replica(start_node: StartNode) -> None:
     node = start_node(gpus=1, replicas=1)
     stubborn = gpu_container("main", "stubborn", takes_bytes=GIB)
-    node.run(gpu_pod("old", terminationGracePeriodSeconds=3, containers=[stubborn]))
+    node.run(gpu_pod("old", terminationGracePeriodSeconds=600, containers=[stubborn]))
+    runs_on = node.runtime.running("old")["main"]
     node.delete("old")
     node.bind(gpu_pod("new"))
     node.wait(lambda: "UnexpectedAdmissionError" in node.events("new"), "its refusal")
-    node.wait(lambda: node.is_gone("old"), "the end of its grace")
+    node.runtime.exit(runs_on, 137)
+    node.wait(lambda: node.is_gone("old"), "its end")
     assert processes(node) == 0
 
 

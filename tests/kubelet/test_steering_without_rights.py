@@ -16,7 +16,8 @@ from tests.kubelet.steered_node import StartSteered, SteeredNode, start_steered
 __all__ = ["start_steered"]
 
 BINDING = "agent-of-the-uninstalled"
-STALE_AFTER_S = 10
+#: Longer than the kubelet of a busy machine takes to reject a pod that was just bound.
+STALE_AFTER_S = 30
 
 
 @contextlib.contextmanager

@@ -159,9 +159,10 @@ def test_an_eviction_is_marked_in_the_plots_of_its_gpu(readings: Looked, server:
     memory = detail.get_by_role("group", name="Memory")
     expect(memory.locator("canvas")).to_be_visible()
     assert reddest(memory) == []
+    at = datetime.now(UTC) - timedelta(minutes=30)
     evicted.append(
         {
-            **{"at": (datetime.now(UTC) - timedelta(minutes=30)).isoformat(), "number": 999},
+            **{"at": at.isoformat(), "number": 999},
             **{"kind": "reservation_changed", "cause": "is_to_leave", "node": "east-0000"},
             **{"device": "GPU-east-0000-0", "uid": "uid-leaks", "namespace": "team-a"},
             **{"name": "leaks", "message": "", "decision_id": "", "generation": 1},
@@ -172,10 +173,11 @@ def test_an_eviction_is_marked_in_the_plots_of_its_gpu(readings: Looked, server:
     expect(entry).to_have_text(re.compile(r"^E \d\d:\d\d to be evicted: team-a/leaks$"))
     expect(entry.get_by_role("link")).to_have_attribute("href", "#/pod/team-a/leaks")
     for plot in (memory, detail.get_by_role("group", name="SM activity")):
-        # The line and its letter are only in the middle of the last hour.
-        shares = reddest(plot)
-        assert len(shares) > 20
-        assert all(share == pytest.approx(0.5, abs=0.03) for share in shares)
+        # The plot is drawn after its list. The line and its letter are only where the event is in
+        # the last hour, which moves to the left with time.
+        until(lambda plot=plot: len(reddest(plot)) > 20, "a mark in the plot")
+        share = 1 - (datetime.now(UTC) - at).total_seconds() / 3600
+        assert all(each == pytest.approx(share, abs=0.03) for each in reddest(plot))
 
 
 def reddest(plot: Any) -> list[float]:

@@ -67,7 +67,8 @@ def dropped(clients: list[socket.socket]) -> list[int]:
 def test_with_too_many_handshakes_the_earliest_are_dropped_and_others_are_served(
     files: TlsFiles, authority: Authority
 ) -> None:
-    with served(ServerTls(files, max_handshakes=3)) as port, silent(port, 10) as clients:
+    tls = ServerTls(files, handshake_s=PATIENCE_S, max_handshakes=3)
+    with served(tls) as port, silent(port, 10) as clients:
         until(lambda: dropped(clients) == list(range(7)), "the first seven are dropped")
         assert ask(port, authority) == 200
         assert dropped(clients) == list(range(8))
