@@ -10,6 +10,7 @@ import pytest
 
 from tests.budgets import BUDGETS_S, suite_of
 from tests.controlplane import ROOT
+from tests.waiting import PATIENCE_S
 
 WARM_LIMIT_S = 15 * 60
 
@@ -39,7 +40,7 @@ def run(folder: Path, conftest: str = "") -> subprocess.CompletedProcess[str]:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

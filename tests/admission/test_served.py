@@ -26,6 +26,7 @@ from tests.controlplane import ControlPlane
 from tests.monitoring.documented import documented
 from tests.monitoring.test_metrics import full_name
 from tests.promtool import complaints
+from tests.waiting import PATIENCE_S
 
 TEAM = "team-of-the-served-webhook"
 
@@ -116,7 +117,9 @@ def test_an_invalid_request_is_rejected_with_a_message(
 
 def test_nothing_is_served_without_tls(server: WebhookServer) -> None:
     with pytest.raises(httpx.TransportError):
-        httpx.post(server.url.replace("https", "http") + "/mutate", timeout=10, trust_env=False)
+        httpx.post(
+            server.url.replace("https", "http") + "/mutate", timeout=PATIENCE_S, trust_env=False
+        )
 
 
 def test_a_renewed_certificate_is_used_without_a_restart(

@@ -144,10 +144,8 @@ def test_every_fault_is_reported_until_it_ends_as_the_table_in_the_docs_shows(
     for fault, inject in FAULTS:
         agent.until(lambda status: not messages(status))
         inject(agent.driver, exporter)
-        status = agent.until(lambda status, fault=fault: bool(messages(status, fault)))
-        # The fault is reported in steps.
-        if any(slow in fault for slow in ("never", "hangs", "exporter")):
-            status = agent.until(settled(fault))
+        # Some faults are reported in steps, and on a busy machine a call may be late for once.
+        status = agent.until(settled(fault))
         assert any(d["uuid"] == GOOD for d in status["devices"])
         shown = "<br>".join(messages(status, fault))
         complete = next(c["status"] for c in status["conditions"] if c["type"] == "Complete")

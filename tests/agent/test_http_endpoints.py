@@ -18,6 +18,7 @@ from agent.logs import log_to_stderr
 from headroom.contract.gpunode import Device, GPUNodeStatus
 from tests.agent.served import STALE_AFTER_S, ServedSample, http, local, server, world
 from tests.builders import shared
+from tests.waiting import PATIENCE_S
 
 __all__ = ["http", "local", "server", "world"]
 
@@ -142,6 +143,7 @@ from agent.http_endpoints import LatestSample, Server
 from headroom.contract.gpunode import GPUNodeStatus
 from tests.debian import ip
 from tests.install.network import run
+from tests.waiting import PATIENCE_S
 
 run(*ip(), "link", "set", "lo", "up")
 run(*ip(), "address", "add", "10.9.8.7/32", "dev", "lo")
@@ -152,7 +154,7 @@ server.start()
 for host in ("127.0.0.1", "10.9.8.7"):
     for name, port in (("public", server.port), ("local", server.local_port)):
         for path in ("/v1/report", "/metrics", "/healthz", "/readyz"):
-            client = http.client.HTTPConnection(host, port, timeout=60)
+            client = http.client.HTTPConnection(host, port, timeout=PATIENCE_S)
             try:
                 client.request("GET", path)
                 print(host, name, path, client.getresponse().status)
@@ -169,7 +171,7 @@ def test_report_and_metrics_are_served_only_on_the_loopback() -> None:
         ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
     for_all = ("/healthz", "/readyz")

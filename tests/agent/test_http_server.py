@@ -77,7 +77,7 @@ def connected(
     with socket.socket() as sock:
         if receive_bytes:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
-        sock.settimeout(60)
+        sock.settimeout(PATIENCE_S)
         sock.bind((address, 0))
         sock.connect(("127.0.0.1", port))
         sock.sendall(sent)

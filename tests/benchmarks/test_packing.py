@@ -17,6 +17,7 @@ from benchmarks.packing.workload import (
 )
 from headroom.errors import BadSettings
 from tests.controlplane import ROOT
+from tests.waiting import PATIENCE_S
 
 OPENB = ROOT.parent / "shared" / "data" / "openb"
 
@@ -121,7 +122,7 @@ def told_by(*arguments: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

@@ -30,13 +30,12 @@ from tests.deploy import foreign
 from tests.deploy.installation import EXTENDER, SECRETS, token
 from tests.deploy.rendered import DEPLOY, NAMESPACE, named_images, objects, run
 from tests.processes import free_ports
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 CONTROLLER, INJECTOR = "cert-manager-controller", "cert-manager-cainjector"
 CERTIFICATES = f"/apis/cert-manager.io/v1/namespaces/{NAMESPACE}/certificates"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 VERBS_NAME = f"headroom-extender.{NAMESPACE}.svc"
-PATIENCE_S = 120.0
 BODY = json.dumps({"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "gpu-1"})
 
 

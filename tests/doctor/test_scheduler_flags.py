@@ -13,6 +13,7 @@ from headroom.doctor.findings import Finding, Weight
 from headroom.doctor.scheduler_flags import BACKOFF_FLAG, accepts_gate, examine_flags
 from tests.controlplane import built
 from tests.kubernetes_version import UNDER_TEST
+from tests.waiting import PATIENCE_S
 
 HEADROOM = {"app.kubernetes.io/name": "headroom", "app.kubernetes.io/component": "extender"}
 STATIC = {"component": "kube-scheduler", "tier": "control-plane"}
@@ -81,7 +82,9 @@ def test_the_clusters_own_scheduler_counts_if_it_calls_headroom() -> None:
 def test_the_scheduler_under_test_accepts_the_flag_if_its_version_should() -> None:
     binary = str(built("kube-scheduler")["kube-scheduler"])
     command = [binary, BACKOFF_FLAG, "--config=/nonexistent"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    answer = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=PATIENCE_S
+    )
     shown = answer.stderr + answer.stdout
     assert answer.returncode != 0
     minor = tuple(map(int, UNDER_TEST.split(".")))

@@ -276,7 +276,7 @@ def test_kube_scheduler_rejects_an_implicit_name_as_a_managed_resource(
     managed.append({"name": IMPLICIT, "ignoredByScheduler": False})
     cluster.start_scheduler_as("refused", configuration)
     refusal = f'{IMPLICIT}\\": is an invalid extended resource name'
-    until(lambda: refusal in cluster.plane.log("refused"), refusal, 60.0)
+    until(lambda: refusal in cluster.plane.log("refused"), refusal)
 
 
 @pytest.mark.parametrize("allocatable", [None, "0"])

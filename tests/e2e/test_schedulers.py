@@ -30,6 +30,7 @@ from tests.kubernetes_version import SCHEDULERS
 from tests.loopback import LOOPBACK
 from tests.processes import free_ports
 from tests.tunnel import Tunnel
+from tests.waiting import PATIENCE_S
 
 DEFAULT = "default-scheduler"
 TERMS = Terms()
@@ -183,7 +184,7 @@ def test_a_scheduler_that_lacks_the_feature_gate_starts_without_it(
     renamed.write_bytes(binary.read_bytes().replace(gate, gate[:-1] + b"X"))
     renamed.chmod(0o755)
     with_flag = subprocess.run(
-        [renamed, BACKOFF_FLAG], capture_output=True, text=True, check=False, timeout=60
+        [renamed, BACKOFF_FLAG], capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     assert with_flag.returncode != 0
     assert f"unrecognized feature gate: {gate.decode()}" in with_flag.stderr

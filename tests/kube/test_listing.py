@@ -16,7 +16,7 @@ from headroom.runtime.settings.settings import Settings
 from tests.controlplane import ROOT, STRANGER_TOKEN, TOKENS, ControlPlane
 from tests.forks import run
 from tests.scripted import Exchange, ScriptedServer, scripted_server
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NODES = "/api/v1/nodes"
 
@@ -32,7 +32,9 @@ def node(plane: ControlPlane) -> Iterator[str]:
 
 
 def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return run("headroom", "doctor", *arguments, env={"PATH": "/usr/bin:/bin"}, timeout_s=120.0)
+    return run(
+        "headroom", "doctor", *arguments, env={"PATH": "/usr/bin:/bin"}, timeout_s=PATIENCE_S
+    )
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from typing import Any
 
 import grpc
 
+from tests.waiting import PATIENCE_S
+
 api, api_services = grpc.protos_and_services("tests/kubelet/deviceplugin.proto")
 
 SERVICE = "v1beta1.DevicePlugin"
@@ -73,7 +75,9 @@ class Relay:
     def _pass(self, method: str) -> Callable[[bytes, Any], bytes]:
         def call(request: bytes, context: Any) -> bytes:
             self.calls.append(method)
-            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(request, timeout=10.0)
+            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(
+                request, timeout=PATIENCE_S
+            )
             return answer
 
         return call
@@ -89,5 +93,5 @@ def register(folder: Path, endpoint: str, resource: str) -> None:
                 resource_name=resource,
                 options={"get_preferred_allocation_available": True},
             ),
-            timeout=10.0,
+            timeout=PATIENCE_S,
         )

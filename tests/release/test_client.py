@@ -21,6 +21,7 @@ from release.source import Source
 from tests.controlplane import ROOT
 from tests.release.conftest import Packages, locked
 from tests.serving import serving
+from tests.waiting import PATIENCE_S
 
 FLEET = "nodes: [{name: gpu-a, gpus: 2, memory: 24Gi, model: L4}]\n"
 #: Packages of the servers (one of each extra) and of the tests.
@@ -35,7 +36,7 @@ def run(client: Path, *command: str) -> subprocess.CompletedProcess[str]:
         env={"PATH": "/usr/bin:/bin", "HOME": "/nonexistent"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
     )
 

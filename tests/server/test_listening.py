@@ -10,6 +10,7 @@ import pytest
 from headroom.runtime.settings.loading import load_settings
 from headroom.system.listening import host_port, listening_socket
 from tests.controlplane import ROOT
+from tests.waiting import PATIENCE_S
 
 _V4, _V6 = "10.9.8.7", "fd00:9:8::7"
 
@@ -28,6 +29,7 @@ from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.ports import Port, serve_ports
 from tests.debian import ip
 from tests.install.network import run
+from tests.waiting import PATIENCE_S
 
 *addresses, listen = sys.argv[1:]
 run(*ip(), "link", "set", "lo", "up")
@@ -41,7 +43,7 @@ found = {}
 
 
 def get(name, address, port):
-    client = http.client.HTTPConnection(address, port, timeout=30)
+    client = http.client.HTTPConnection(address, port, timeout=PATIENCE_S)
     try:
         client.request("GET", "/healthz")
         found[f"{name} {address}"] = client.getresponse().status
@@ -120,7 +122,7 @@ def _reached(addresses: list[str], listen: str) -> dict[str, object]:
         ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK, *addresses, listen],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
         check=False,
         cwd=ROOT,
     )

@@ -18,6 +18,7 @@ from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod, plugin_
 from tests.kubelet.relay import SERVICE, Relay, api
 from tests.standin.allocations import Allocated, Call, Container, Ids, Pod, Preferred, Verdict
 from tests.standin.plugin import Plugin, Settings
+from tests.waiting import PATIENCE_S
 
 PLUGIN = "nvidia-gpu.sock"
 #: The kubelet's log line about pods from the API server.
@@ -61,7 +62,9 @@ class Recorder(Relay):
 
     def _forward(self, method: str, request: bytes, context: Any) -> bytes:
         try:
-            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(request, timeout=10.0)
+            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(
+                request, timeout=PATIENCE_S
+            )
         except grpc.RpcError as refused:
             context.abort(refused.code(), refused.details())
         return answer

@@ -15,6 +15,7 @@ from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import Node
 from tests.kubelet.relay import SERVICE, api
 from tests.standin.plugin import Counts, Plugin, PluginRefused, Settings, by_device, device_of
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Asked:
             ]
         )
         try:
-            answer = self._call(request.SerializeToString(), timeout=10.0)
+            answer = self._call(request.SerializeToString(), timeout=PATIENCE_S)
         except grpc.RpcError as rejected:
             raise PluginRefused(rejected.details()) from None
         (response,) = api.PreferredAllocationResponse.FromString(answer).container_responses
