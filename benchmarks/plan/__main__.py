@@ -12,6 +12,7 @@ python -m benchmarks.plan played --mode predicted --replicas 4 --html report.htm
 import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Annotated
 
@@ -169,13 +170,24 @@ def of_command(
     clusters: Annotated[int, typer.Option(help="Clusters, of all families in turn.")] = 24,
     seed: Annotated[int, typer.Option(help="Seed of the first cluster.")] = 9000,
     advice: Annotated[
-        bool, typer.Option("--advice", help="Only check annotations, without replays.")
+        bool,
+        typer.Option(
+            "--advice", help="Check all printed advice, and of auto, from the first week."
+        ),
     ] = False,
 ) -> None:
     """Run headroom plan on two weeks of clusters, and check its ranges and annotations."""
+    if advice:
+        total: Counter[str] = Counter()
+        for number in range(clusters):
+            name, outcomes = commanded.advised(number, seed)
+            total.update(outcomes)
+            typer.echo(f"{name}: {dict(outcomes)}")
+        typer.echo("\n".join(f"{outcome}: {total[outcome]}" for outcome in sorted(total)))
+        return
     found = []
     for number in range(clusters):
-        found.append((commanded.advised if advice else commanded.check)(number, seed))
+        found.append(commanded.check(number, seed))
         typer.echo(found[-1])
     ranges = [each.contained for each in found if each.contained is not None]
     totals = [sum(some) for some in zip(*ranges, strict=True)]

@@ -4,21 +4,22 @@ The ranges of week 1 are compared with the replays of week 2, and annotations wi
 CSV file of week 1. Nodes have 4 GPUs.
 """
 
+import html
 import json
+import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.plan import families, generated
-from benchmarks.plan.backtest import PEAKS
-from headroom.contract.quantity import parse_bytes
-from headroom.planner.csv_source import read_history
-from headroom.planner.next_steps import advice, quantity
-from headroom.planner.workload import with_workloads
+from benchmarks.recommend.life import Life, Workload
+from benchmarks.recommend.printed import Advice, bytes_of, judged
+from benchmarks.recommend.printed import advised as advised_for
 
 WEEK_S = 7 * generated.DAY_S
 #: Sizes of clusters, which are also their numbers of nodes.
@@ -27,6 +28,26 @@ _OPTIONS = (
     *("--mode", "steered", "--replicas", "4", "--vram", "peaks"),
     *("--seeds", "2", "--processes", "1", "--json"),
 )
+
+
+_ONE_REPLAY = (
+    *("--mode", "predicted", "--replicas", "4", "--vram", "peaks"),
+    *("--seeds", "1", "--processes", "1", "--json"),
+)
+_GPU_BYTES = generated.GPU_MIB << 20
+#: A line of the report that annotates a workload, or gives a namespace a default.
+_ANNOTATION = re.compile(r"\s*(\S+)\s+headroom\.gpu/(vram|default-vram): (\S+)(?:\s+# (.*))?")
+#: The advice from a week without pods.
+_NOTHING: Any = {"next_steps": {"annotate": [], "plugin_config": None}, "exclusive_workloads": []}
+
+
+class Printed(NamedTuple):
+    """One amount in the output of a plan."""
+
+    kind: str
+    owner: str
+    amount: str
+    remark: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +71,7 @@ def check(number: int, first_seed: int) -> Checked:
     one, other = (_planned(week, size) for week in weeks)
     peaks = _peaks(weeks[0])
     amounts = {
-        each["workload"]: parse_bytes(each["annotation"].partition(": ")[2]) >> 20
+        each["workload"]: bytes_of(each["annotation"].partition(": ")[2]) >> 20
         for each in one["next_steps"]["annotate"]
     }
     exclusive = {each["workload"] for each in one["exclusive_workloads"]}
@@ -64,21 +85,71 @@ def check(number: int, first_seed: int) -> Checked:
     )
 
 
-def advised(number: int, first_seed: int) -> Checked:
-    """Check the advice from each week of one cluster, which needs no replays."""
-    name, size, weeks = _cluster(number, first_seed)
-    annotations = below = both = 0
-    for week in filter(None, weeks):
-        with tempfile.TemporaryDirectory() as folder:
-            history = read_history(*generated.write(Path(folder), week, size))
-        share, stay = advice(with_workloads(history), PEAKS)
-        peaks = _peaks(week)
-        for each in share:
-            assert each.need_bytes is not None
-            annotations += 1
-            below += parse_bytes(quantity(each.need_bytes)) >> 20 < peaks[each.workload]
-        both += len({each.workload for each in share} & {each.workload for each in stay})
-    return Checked(name, sum(map(len, weeks)), None, annotations, below, both)
+def advised(number: int, first_seed: int) -> tuple[str, Counter[str]]:
+    """Count the outcomes of all advice from the first week of one cluster.
+
+    The advice is the text that users get: annotations, defaults of namespaces and the ConfigMap
+    that ``headroom plan`` prints, and for each workload a patch and the amount of ``auto``. The
+    outcomes follow from this text and the peaks in the CSV file.
+    """
+    name, size, (week, _) = _cluster(number, first_seed)
+    week = [replace(row, workload=_namespaced(row.workload)) for row in week]
+    with tempfile.TemporaryDirectory() as folder:
+        page = Path(folder) / "report.html"
+        options = *_ONE_REPLAY, "--html", str(page)
+        data = _planned(week, size, options) if week else _NOTHING
+        text = html.unescape(re.sub(r"<[^>]*>", "", page.read_text())) if week else ""
+    highest = {each: mib << 20 for each, mib in _peaks(week).items()}
+    found = Counter({"below, not stated": 0})
+    listed = {each["workload"]: each for each in data["next_steps"]["annotate"]}
+    exclusive = {each["workload"] for each in data["exclusive_workloads"]}
+    found["workloads"] += len(highest)
+    found["workloads also exclusive"] += len(exclusive & listed.keys())
+    found["workloads not named"] += len(highest.keys() - exclusive - listed.keys())
+    printed = [Printed("JSON", each, listed[each]["annotation"].split()[1], "") for each in listed]
+    for line in text.splitlines():
+        if (match := _ANNOTATION.fullmatch(line)) is not None:
+            owner, kind, amount, remark = match.groups()
+            printed.append(Printed(kind, owner, amount, remark or ""))
+            if kind == "default-vram":
+                found["defaults beside an exclusive workload"] += any(
+                    each.startswith(f"{owner}/") for each in exclusive
+                )
+    for each in printed:
+        peaks = [
+            peak
+            for workload, peak in highest.items()
+            if workload == each.owner or workload.startswith(f"{each.owner}/")
+        ]
+        outcome = judged(Advice(each.kind, each.amount, each.remark), max(peaks), _GPU_BYTES)
+        found[f"{each.kind}: {outcome}"] += 1
+        found["below, not stated"] += outcome == "below, not stated"
+    config = data["next_steps"]["plugin_config"]
+    if config is not None:
+        found["ConfigMaps"] += 1
+        found["ConfigMaps with an amount"] += bool(re.search(r"\d[KMGT]i?\b|memory", config))
+    for workload, lives in _lives(week).items():
+        for advice in advised_for(Workload(workload, name, _GPU_BYTES, ((0.0, 0),), lives), WEEK_S):
+            outcome = judged(advice, highest[workload], _GPU_BYTES)
+            found[f"{advice.source}: {outcome}"] += 1
+            found["below, not stated"] += outcome == "below, not stated"
+    return name, found
+
+
+def _namespaced(workload: str) -> str:
+    return f"team-{sum(workload.encode()) % 3}/{workload}"
+
+
+def _lives(week: list[generated.Row]) -> dict[str, tuple[Life, ...]]:
+    """Return the lives of each workload. Pods that run at the end of the week run on after it."""
+    lives: dict[str, tuple[Life, ...]] = {}
+    for row in week:
+        end_s = row.ended_s + (row.ended_s >= WEEK_S)
+        at_s, peak_bytes = (row.created_s + row.ended_s) / 2, row.peak_mib << 20
+        use = (float(row.created_s), peak_bytes * 6 // 10), (at_s, peak_bytes)
+        life = Life(float(row.created_s), float(end_s), use, "completed", "p")
+        lives[row.workload] = (*lives.get(row.workload, ()), life)
+    return lives
 
 
 def _cluster(number: int, first_seed: int) -> tuple[str, int, list[list[generated.Row]]]:
@@ -106,11 +177,11 @@ def _week(rows: list[generated.Row], number: int) -> Iterator[generated.Row]:
             yield generated.Row(*figures, begin_s, end_s)
 
 
-def _planned(rows: list[generated.Row], nodes: int) -> Any:
+def _planned(rows: list[generated.Row], nodes: int, options: Sequence[str] = _OPTIONS) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         pods, machines = generated.write(Path(folder), rows, nodes)
         files = "--pods", str(pods), "--machines", str(machines)
-        command = [sys.executable, "-m", "headroom", "plan", *files, *_OPTIONS]
+        command = [sys.executable, "-m", "headroom", "plan", *files, *options]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         return json.loads(done.stdout)
 

@@ -14,7 +14,7 @@ from headroom.core.recommend.profile import ContainerProfile
 #: A rule returns the request of each life of a workload in bytes, or None where it recommends
 #: nothing.
 Rule = Callable[[Workload], Sequence[int | None]]
-_ENDINGS = {
+ENDINGS = {
     "completed": product.Ending.COMPLETED,
     "failed": product.Ending.FAILED,
     "evicted": product.Ending.EVICTED,
@@ -113,16 +113,16 @@ def headroom(workload: Workload) -> list[int | None]:
         now_s = life.start_s
         for each in ended:
             requested = workload.requested_at(each.start_s)
-            ended_life = _recorded(each, each.end_s, _ENDINGS[each.ending])
+            ended_life = recorded(each, each.end_s, ENDINGS[each.ending])
             profile.record(each.program, replace(ended_life, requested_bytes=requested))
         profile.replace_running(
-            (each.program, _recorded(each, now_s)) for each in running if each.peak_until(now_s)
+            (each.program, recorded(each, now_s)) for each in running if each.peak_until(now_s)
         )
         requests.append(profile.recommendation(life.program, now_s).request_bytes)
     return requests
 
 
-def _recorded(life: Life, until_s: float, ending: product.Ending | None = None) -> product.Life:
+def recorded(life: Life, until_s: float, ending: product.Ending | None = None) -> product.Life:
     """Return the life until a time, as a recorder sees it that reads its peak once a day."""
     growth = Growth()
     for day in range(1, int((until_s - life.start_s) // DAY) + 1):

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.recommend.life import GIB, HOUR, Life, Workload
+from benchmarks.recommend import families, printed
+from benchmarks.recommend.life import DAY, GIB, HOUR, Life, Workload
 from benchmarks.recommend.replay import Score, fixed_quantile, headroom, in_order, score
 from benchmarks.recommend.workloads import workload
 
@@ -55,6 +56,33 @@ def test_a_rule_sees_only_what_happened_before_a_run_starts() -> None:
     assert seen == [([], []), ([], [lives[0]]), ([lives[1]], [lives[0]])]
     assert lives[0].peak_until(3 * HOUR) == 2 * GIB
     assert fixed_quantile(1.0, 0.5)(played) == [None, None, int(7.5 * GIB)]
+
+
+def test_an_amount_below_a_peak_needs_a_statement_with_the_number_of_runs() -> None:
+    def outcome(amount: str, text: str = "12 lives, 9 days") -> str:
+        return printed.judged(printed.Advice("patch", amount, text), 8 * GIB, 24 * GIB)
+
+    assert (outcome("8Gi"), outcome("8193Mi"), outcome("")) == ("not below", "not below", "none")
+    assert (outcome("8191Mi"), outcome("100%")) == ("below, not stated", "a share")
+    stated = "12 lives, 9 days; 1 life of other programs used up to 8.0 GiB"
+    assert outcome("7Gi", stated) == "below, stated"
+
+
+def test_printed_patches_and_the_amount_of_auto_are_not_silently_below_a_peak() -> None:
+    for name, outcomes in (
+        ("rare batches", {"patch: not below": 2, "auto: not below": 2}),
+        ("slow leaks", {"patch: none": 2, "auto: a share": 2}),
+    ):
+        drawn = [families.workload(name, "test", index, 30.0, 2.0) for index in range(2)]
+        assert printed.judge_all((each, 30 * DAY) for each in drawn) == outcomes
+    # Another program needs more than the newest, so the text must state that.
+    large = [replace(life(24 * day, 8), program="large") for day in range(5)]
+    small = [life(24 * day, 4) for day in range(5, 10)]
+    both = Workload("w", "CI", 24 * GIB, ((0.0, 12 * GIB),), (*large, *small))
+    assert printed.judge_all([(both, 10 * DAY)]) == {
+        "patch: below, stated": 1,
+        "auto: below, stated": 1,
+    }
 
 
 @pytest.mark.slow
