@@ -36,7 +36,8 @@ MOST_SWING, LONG_DAYS = 0.35, 14
 #: The reach of short pods is smaller by this factor in a long history, because it shows more days.
 LONG_REACH = 0.7
 #: If short pods use at least this ratio of the GPU time, ranges need a load that follows the week,
-#: unless the history has so many days that it shows most dates.
+#: unless the history has so many days that it shows most dates. Here, pods that the start or the
+#: end of the history cuts are also short if less than a day of them is in it.
 MOSTLY_SHORT, DATES_DAYS = 0.9, 28
 #: A load follows the week if days are equal within the first factor, or if two days are quiet.
 #: Each quiet day has at most the second ratio of the work of every other day. Their mean is
@@ -119,6 +120,8 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
     # Whole GPUs, so that all configurations agree whether the load follows the week.
     gpus_of = np.array([float(life.gpus) for life in history.lives])
     gpu_s, is_short = _gpu_time(created_s, ended_s, gpus_of, days)
+    # Most pods that the history shows for less than a day were cut by its start or its end.
+    is_short |= gpu_s < gpus_of * DAY_S
     share = float(gpu_s[is_short].sum() / gpu_s.sum())
     if days < DATES_DAYS and share >= MOSTLY_SHORT:
         run_s, ends_s = ended_s - created_s, np.arange(days + 1) * DAY_S
@@ -126,9 +129,9 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
         if not follows_the_week(np.diff(until)):
             return Variation(
                 missing=f"Figures have no ranges, because {100 * share:.0f} % of the GPU time is "
-                f"that of pods that begin and end within these {days} days, and no two days of "
-                "the week are clearly quieter than the others. Such a load can follow dates, which "
-                f"a history of {DATES_DAYS} days would show."
+                f"that of pods that begin and end within these {days} days, or run for less than a "
+                "day of them, and no two days of the week are clearly quieter than the others. "
+                f"Such a load can follow dates, which a history of {DATES_DAYS} days would show."
             )
     half = _reach(codes, created_s, ended_s, taken, demand[-1])
     at_once = daily(np.ones(len(codes))).max(axis=1)

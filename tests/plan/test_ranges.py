@@ -262,7 +262,8 @@ def test_the_swing_is_the_largest_day_minus_the_median_day() -> None:
 
 def test_a_history_with_too_different_days_has_no_range() -> None:
     slow, fast = [6, 7, 8, 8, 9, 10, 10], [2, 3, 4, 5, 6, 8, 10]
-    assert variation_of_weeks(weeks("a", slow), weeks("b", slow)).reach is not None
+    stay = running("stay", 3, 0, 8)
+    assert variation_of_weeks(weeks("a", slow), weeks("b", slow), stay).reach is not None
     found = variation_of_weeks(weeks("a", fast), weeks("b", fast))
     assert found.reach is None
     assert (
@@ -281,7 +282,7 @@ def test_two_weeks_of_few_pods_may_vary_as_much_as_by_chance() -> None:
 
 
 def test_a_history_dominated_by_a_campaign_has_no_range_and_a_small_campaign_widens_it() -> None:
-    steady = weeks("web", [20] * 8)
+    steady = [*weeks("web", [10] * 8), *running("stay", 10, 0, 8)]
     found = variation_of_weeks(steady, weeks("sweep", [0, 0, 15, 0, 0, 0, 0, 0]))
     assert found.reach is None
     assert (
@@ -317,14 +318,18 @@ def test_short_pods_that_do_not_follow_the_week_have_no_range() -> None:
     found = of(before)
     assert found.reach is None
     assert (
-        "97 % of the GPU time is that of pods that begin and end within these 7 days, and no two "
-        "days of the week are clearly quieter than the others"
+        "100 % of the GPU time is that of pods that begin and end within these 7 days, or run for "
+        "less than a day of them, and no two days of the week are clearly quieter than the others"
     ) in found.missing
     assert found.missing.endswith("which a history of 28 days would show.")
     assert of(before * 3).reach is None
     assert of(before * 4).reach is not None
     # Pods that run all the time do not follow dates.
     assert of(before, running("stay", 1, 0, 8)).reach is not None
+    # At both ends, the history cuts pods of a night. They are as short as the other pods.
+    nights = running("first", 3, 0, 0.4), running("night", 3, 6.4, 7)
+    assert of(before, *nights).reach is None
+    assert of(before, running("old", 4, 0, 1.1)).reach is not None
     # Two quiet days that are far apart are no weekend. The last day and the first one can be.
     assert of([10, 11, 10, 5, 11, 10, 5]).reach is None
     assert of([5, 10, 11, 10, 11, 10, 5]).reach is not None
