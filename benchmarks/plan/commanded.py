@@ -24,6 +24,8 @@ from benchmarks.recommend.printed import advised as advised_for
 WEEK_S = 7 * generated.DAY_S
 #: Sizes of clusters, which are also their numbers of nodes.
 SIZES = (15, 30, 50)
+#: Sizes of clusters of which only the advice is checked.
+ADVISED_SIZES = (6, 10, 15)
 _OPTIONS = (
     *("--mode", "steered", "--replicas", "4", "--vram", "peaks"),
     *("--seeds", "2", "--processes", "1", "--json"),
@@ -92,7 +94,7 @@ def advised(number: int, first_seed: int) -> tuple[str, Counter[str]]:
     that ``headroom plan`` prints, and for each workload a patch and the amount of ``auto``. The
     outcomes follow from this text and the peaks in the CSV file.
     """
-    name, size, (week, _) = _cluster(number, first_seed)
+    name, size, (week, _) = _cluster(number, first_seed, ADVISED_SIZES)
     week = [replace(row, workload=_namespaced(row.workload)) for row in week]
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "report.html"
@@ -152,10 +154,12 @@ def _lives(week: list[generated.Row]) -> dict[str, tuple[Life, ...]]:
     return lives
 
 
-def _cluster(number: int, first_seed: int) -> tuple[str, int, list[list[generated.Row]]]:
+def _cluster(
+    number: int, first_seed: int, sizes: Sequence[int] = SIZES
+) -> tuple[str, int, list[list[generated.Row]]]:
     """Return the family of a cluster, its size, and the pods of both weeks."""
     names = list(families.TUNED | families.JUDGED)
-    name, size = names[number % len(names)], SIZES[number % len(SIZES)]
+    name, size = names[number % len(names)], sizes[number % len(sizes)]
     rows = families.rows(name, first_seed + number, 14, size)
     return name, size, [sorted(_week(rows, at), key=lambda row: row.created_s) for at in (0, 1)]
 
