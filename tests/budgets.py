@@ -54,6 +54,7 @@ BUDGETS_S = {
     "server": 30,
     "soak": 150,
     "standin": 105,
+    "tiers": 60,
     "truth": 15,
     "state": 60,
     "modules beside": 65,

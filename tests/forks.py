@@ -85,6 +85,7 @@ class Forked:
         Its output is appended to ``log``, and standard output goes to ``stdout`` if given. The
         process calls ``inside`` before the command.
         """
+        sys.audit("tests.forked", module)  # tests/tiers records which programs a test starts.
         parameters = (module, list(arguments), log, dict(env), stdout, stdin, inside)
         # Daemonic, so that this process can end without waiting for it.
         self._process = _forks.Process(target=_run, args=parameters, daemon=True)

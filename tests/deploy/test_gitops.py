@@ -12,12 +12,15 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests import forks
+from headroom.certs import cluster_secrets
+from headroom.certs.pki import Terms
+from headroom.runtime.kube.client import KubeApi
 from tests.controlplane import ControlPlane, built
 from tests.deploy.rendered import (
     CHART_ONLY,
@@ -128,8 +131,15 @@ def argo_cd(plane: ControlPlane) -> Iterator[ArgoCD]:
 
 def change_objects_like_a_cluster(plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
     """Write what controllers and ``headroom certs`` write into the applied objects."""
-    env = {"KUBECONFIG": str(plane.kubeconfig()), "PATH": os.environ["PATH"]}
-    forks.run("headroom", "certs", "--namespace", NAMESPACE, env=env).check_returncode()
+    # In this process: the command ``headroom`` would import all of Headroom, and this module would
+    # depend on all of its code (tests/tiers).
+    api = KubeApi(plane.configuration())
+    try:
+        wanted = cluster_secrets.wanted(NAMESPACE, ())
+        certificates = cluster_secrets.Certificates(api, NAMESPACE, wanted, Terms(), print)
+        certificates.run(datetime.now(UTC))
+    finally:
+        api.close()
     for each in manifests:
         if each["kind"] == "Deployment":
             path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/{each['metadata']['name']}"
