@@ -1,4 +1,4 @@
-"""Leaves out test modules that do not depend on the product's code if their inputs did not change.
+"""Leaves out test modules that hardly depend on the product's code if their inputs are unchanged.
 
 ``make test`` loads this plugin. ``--unchanged=skip`` leaves out a module of ``DECLARED`` if it
 passed with the same inputs before, and ``--unchanged=run`` runs all. Both record modules that pass,
@@ -7,8 +7,10 @@ run, if its inputs changed meanwhile, or if it read a file of the repository tha
 """
 
 import contextlib
+import functools
 import os
 import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -73,6 +75,8 @@ class Tier:
         self._collected: Counter[str] = Counter()
         self._passed: Counter[str] = Counter()
         self._incomplete: set[str] = set()
+        #: The module whose test ran last.
+        self._current = ""
         self._reads: defaultdict[str, set[reads.Read]] = defaultdict(set)
 
     def _hashes(self) -> dict[str, str]:
@@ -108,7 +112,11 @@ class Tier:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         module = self._module(item.path)
         if module not in DECLARED:
+            self._current = module
             return (yield)
+        if module != self._current:
+            _clear_caches()
+        self._current = module
         reads.record(self._reads[module].add)
         try:
             return (yield)
@@ -167,6 +175,15 @@ class Tier:
                 f"tests/tiers/inputs.py does not declare: {', '.join(files[:5])}"
                 + (f" and {len(files) - 5} more" if len(files) > 5 else "")
             )
+
+
+def _clear_caches() -> None:
+    """Clear caches of the tests' functions, because another module's call may have filled them."""
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tests."):
+            for each in vars(module).values():
+                if isinstance(each, functools._lru_cache_wrapper):
+                    each.cache_clear()
 
 
 def _prune(folder: Path) -> None:

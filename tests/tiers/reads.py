@@ -1,9 +1,10 @@
 """Records which files of the repository a test module reads, to check its declared inputs.
 
 An audit hook of Python sees files that this process opens, folders that it lists, and programs that
-it starts. It does not see what other programs read. A Python program counts as reading all that it
-imports, and any program as reading its arguments, and its folder if it is started in another folder
-than this process. An argument that is a folder counts as all files below it.
+it starts. It does not see what other programs and libraries of C read. A Python program counts as
+reading all that it imports, and any program as reading its arguments, and its folder if it is
+started in another folder than this process. An argument that is a folder counts as all files below
+it.
 """
 
 import os

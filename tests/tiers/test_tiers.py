@@ -161,19 +161,28 @@ def test_a_module_without_all_tests_passed_is_not_recorded(
     assert not (clone.parent / "cache/passed").exists()
 
 
+CACHED = "import functools\n@functools.cache\ndef other():\n    (DATA / 'other').read_text()\n"
+USES_CACHE = "from tests.it.kit import other\ndef test_cache():\n    other()\n"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "text"),
+    "changes",
     [
-        (MODULE, "def test_other():\n    (DATA / 'other').read_text()\n"),
-        ("tests/it/kit.py", "(DATA / 'other').read_text()\n"),
+        pytest.param({MODULE: "def test_other():\n    (DATA / 'other').read_text()\n"}, id="test"),
+        pytest.param({"tests/it/kit.py": "(DATA / 'other').read_text()\n"}, id="import"),
+        pytest.param(
+            {"tests/it/kit.py": CACHED, "tests/it/test_before.py": USES_CACHE, MODULE: USES_CACHE},
+            id="cached by another module",
+        ),
     ],
 )
 def test_a_module_that_reads_another_file_is_not_recorded(
-    clone: Path, name: str, text: str
+    clone: Path, changes: dict[str, str]
 ) -> None:
-    with (clone / name).open("a") as file:
-        file.write(text)
+    for name, text in changes.items():
+        with (clone / name).open("a") as file:
+            file.write(text)
     assert UNDECLARED in run(clone).splitlines()
     assert not (clone.parent / "cache/passed").exists()
 
