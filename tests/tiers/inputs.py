@@ -53,7 +53,6 @@ DECLARED: dict[str, tuple[str, ...]] = {
             "tests/nvidia/test_replicas.py",
             "tests/standin/test_conformance.py",
             "tests/standin/test_fleet.py",
-            "tests/standin/test_model.py",
             "tests/standin/test_plugin.py",
         ),
         (DRIVER, PROTOCOLS, BINARIES, "deploy/base/crd.yaml"),
