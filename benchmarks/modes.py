@@ -54,7 +54,6 @@ QUIET_S = 20.0
 PATIENCE_S = 300.0
 BEAT_EVERY_S = 20.0
 POLL_S = 0.3
-MERGE = "application/merge-patch+json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +175,7 @@ class ModeNodes(Nodes):
 
     def _patch(self, pod: Mapping[str, Any], status: Mapping[str, Any]) -> None:
         path = f"{PODS}/{pod['metadata']['name']}/status"
-        self._plane.call("PATCH", path, {"status": status}, MERGE)
+        self._plane.call("PATCH", path, {"status": status})
 
     def _status(self, name: str, now: Any) -> GPUNodeStatus:
         return msgspec.structs.replace(super()._status(name, now), plugin=self._plugin)
@@ -228,7 +227,7 @@ def run(mode: str, nodes: int, sizes_gib: Sequence[int], seed: int) -> Outcome:
             if mode != "observe":
                 chosen = {"metadata": {"annotations": {DEVICE_CHOICE: mode}}}
                 for name in cluster.names:
-                    plane.call("PATCH", f"/api/v1/nodes/{name}", chosen, MERGE)
+                    plane.call("PATCH", f"/api/v1/nodes/{name}", chosen)
             observes = {"mode": "observe"} if mode == "observe" else {}
             cluster.start_scheduler(cluster.start_extender(settings=observes))
             cluster.settle()

@@ -12,7 +12,7 @@ from benchmarks.overuse import HOSTNAME, MARGIN_BYTES, MIB
 from tests.e2e.cluster import PODS, pod_manifest
 from tests.e2e.nodes import GIB, RESOURCE
 from tests.e2e.real import GPU_BYTES, RealCluster
-from tests.e2e.test_evictions import BUDGETS, MERGE
+from tests.e2e.test_evictions import BUDGETS
 
 INTERVAL_S, GRACE_S = 5.0, 5.0
 AGENT = (f"--interval={INTERVAL_S:g}", "--heartbeat=30")
@@ -142,7 +142,7 @@ class Run:
                 "expectedPods": 1,
             }
             path = f"{BUDGETS}/{self.leaker}/status"
-            self._cluster.plane.call("PATCH", path, {"status": status}, MERGE)
+            self._cluster.plane.call("PATCH", path, {"status": status})
 
     def step(self, deleted_s: dict[str, float], ledger: dict[str, Any]) -> bool:
         """Change the memory up to now. Return whether the run is over.

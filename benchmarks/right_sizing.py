@@ -47,7 +47,6 @@ VRAM, PROFILES = (
     "headroom.gpu/vram",
     f"/apis/headroom.gpu/v1alpha1/namespaces/{NAMESPACE}/vramprofiles",
 )
-MERGE = "application/merge-patch+json"
 PATIENCE_S = 300.0
 
 
@@ -206,7 +205,7 @@ def _fill(play: Played) -> None:
     play.until(lambda: play.running() == GPUS, "that each GPU has a pod")
     for name in play.typical:
         path = f"{DEPLOYMENTS}/{name}"
-        play.cluster.plane.call("PATCH", path, {"spec": {"replicas": REPLICAS}}, MERGE)
+        play.cluster.plane.call("PATCH", path, {"spec": {"replicas": REPLICAS}})
     play.until(lambda: len(play.cluster.pods()) == PODS, "that all pods exist")
 
 
@@ -252,7 +251,7 @@ def _change_to_auto(play: Played) -> float:
     for name in play.typical:
         template = {"metadata": {"annotations": {VRAM: "auto"}}}
         path = f"{DEPLOYMENTS}/{name}"
-        play.cluster.plane.call("PATCH", path, {"spec": {"template": template}}, MERGE)
+        play.cluster.plane.call("PATCH", path, {"spec": {"template": template}})
 
     def changed() -> bool:
         return play.running() == PODS and len(_requests(play)) == PODS

@@ -216,9 +216,7 @@ def churn(plane: ControlPlane, pid: int, nodes: int, count: int, over_s: float) 
         # The kubelet would write this; without it, the end of a deleted pod needs an agent's
         # sample.
         path = f"{PODS}/{name}/status"
-        plane.call(
-            "PATCH", path, {"status": {"phase": "Succeeded"}}, "application/merge-patch+json"
-        )
+        plane.call("PATCH", path, {"status": {"phase": "Succeeded"}})
         plane.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
         if number % max(1, count // 100) == 0:
             samples.append((revision(plane) - first, vitals(pid).resident_mib))

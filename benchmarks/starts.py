@@ -35,7 +35,6 @@ EXTENDERS = ("extender-a", "extender-b")
 GPU = Shape(gpus=1)
 HOSTNAME = "kubernetes.io/hostname"
 ALONE = {"headroom.gpu/startup": "alone"}
-MERGE = "application/merge-patch+json"
 #: Seconds between two looks at the API server, and between two steps of the engines.
 POLL_S, STEP_S = 0.1, 0.02
 #: Ranges of seconds at scale 1: from the bind to the start of the engine, for loading, and for
@@ -242,7 +241,7 @@ def _become_ready(cluster: PlayedCluster, engine: Engine) -> None:
     # No process can know it earlier, so the hand-over is measured from here.
     engine.ready_s = time.monotonic()
     path = f"{PODS}/{engine.name}/status"
-    cluster.plane.call("PATCH", path, {"status": status}, MERGE)
+    cluster.plane.call("PATCH", path, {"status": status})
     cluster.nodes.set_used({engine.name: engine.used_bytes})
     cluster.nodes.report([engine.node])
 

@@ -47,7 +47,6 @@ SHIPPED = ("headroom", "sooner")
 WAYS = {"unresolvable": "FailedAndUnresolvableNodes", "failed": "FailedNodes"}
 ROWS = (*OF_HEADROOM, *WAYS, "omitted", "error")
 SOONER = {"podMaxBackoffSeconds": 10}
-MERGE = "application/merge-patch+json"
 #: An ordinary request, and a request that is larger than the free memory of every device.
 SMALL, LARGE = "8Gi", "72Gi"
 EVERY_S = 0.2
@@ -75,12 +74,12 @@ class Room:
             self._allowed.append(name)
             self.script(allowed=self._allowed)
             retry = {"metadata": {"annotations": {RETRY: f"{time.monotonic_ns()}"}}}
-            self._on.plane.call("PATCH", f"{PODS}/{name}", retry, MERGE)
+            self._on.plane.call("PATCH", f"{PODS}/{name}", retry)
             return
         pods = range(number, self._on.nodes * self._on.held, self._on.nodes)
         path = f"{PODS}/pod-{pods[0]}/status"
         ended = {"phase": "Succeeded", "containerStatuses": None}
-        self._on.plane.call("PATCH", path, {"status": ended}, MERGE)
+        self._on.plane.call("PATCH", path, {"status": ended})
         status = gpunode(number, pods)["status"]
         uuid = status["devices"][0]["uuid"]
         status["pods"] = [use for use in status["pods"] if use["device"] != uuid]
@@ -88,7 +87,7 @@ class Room:
         status["devices"][0]["replicas"] |= {"free": 4, "allocated": 0}
         status["observedAt"] = datetime.now(UTC).isoformat()
         path = f"{GPUNODES}/{node_name(number)}/status"
-        self._on.plane.call("PATCH", path, {"status": status}, MERGE)
+        self._on.plane.call("PATCH", path, {"status": status})
 
 
 @contextlib.contextmanager

@@ -186,7 +186,7 @@ def hold(cluster: PlayedCluster, held: int) -> None:
             cluster.plane.call("POST", PODS, manifest)
             path = f"{PODS}/{manifest['metadata']['name']}/status"
             status = {"phase": "Running", "startTime": "2026-11-28T12:00:00Z"}
-            cluster.plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
+            cluster.plane.call("PATCH", path, {"status": status})
 
 
 def show(races: Sequence[Race], costs: Sequence[Cost]) -> Iterator[str]:

@@ -56,6 +56,7 @@ CONTROLLERS = (
     "garbage-collector-controller",
 )
 START_TIMEOUT_S = 180.0
+MERGE = "application/merge-patch+json"
 
 
 @cache
@@ -286,15 +287,19 @@ class ControlPlane(Processes):
         method: str,
         path: str,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = "",
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Send a request as the cluster's admin. Raise ``ApiRefused`` unless it succeeds."""
+        """Send a request as the cluster's admin. Raise ``ApiRefused`` unless it succeeds.
+
+        By default, a PATCH is a JSON merge patch.
+        """
+        kind = content_type or (MERGE if method == "PATCH" else "application/json")
         answer = self._http.request(
             method,
             self.url + path,
             body=None if body is None else json.dumps(body),
-            headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
+            headers={"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": kind},
             **({} if timeout_s is None else {"timeout": timeout_s}),
         )
         if answer.status >= 300:

@@ -97,7 +97,7 @@ class ProxyingPlane(ControlPlane):
         spec = {"containers": [{"name": "server", "image": "none"}], "nodeName": "n"}
         self.call("POST", pods, {"metadata": metadata, "spec": spec})
         status = {"status": {"podIP": address, "podIPs": [{"ip": address}]}}
-        self.call("PATCH", f"{pods}/{service}/status", status, "application/merge-patch+json")
+        self.call("PATCH", f"{pods}/{service}/status", status)
         self.call(
             "POST",
             f"/api/v1/{of_namespace}/services",

@@ -66,7 +66,6 @@ from tests.e2e.nodes import GIB, Nodes, Shape
 
 AUTOSCALER = "cluster-autoscaler"
 SYSTEM = "kube-system"
-MERGE = "application/merge-patch+json"
 #: Seconds between two reads of the API server, and between two heartbeats.
 LOOK_S, BEAT_S = 0.4, 20.0
 PATIENCE_S = 1800.0
@@ -139,16 +138,16 @@ class Plays:
         if scenario.late_s:
             nothing = dict.fromkeys((group.resource, VRAM))
             status = {"status": {"capacity": nothing, "allocatable": nothing}}
-            self.cluster.plane.call("PATCH", f"{path}/status", status, MERGE)
+            self.cluster.plane.call("PATCH", f"{path}/status", status)
         taints = [t for t in node["spec"].get("taints", ()) if "node.kubernetes.io" not in t["key"]]
-        self.cluster.plane.call("PATCH", path, {"spec": {"taints": taints or None}}, MERGE)
+        self.cluster.plane.call("PATCH", path, {"spec": {"taints": taints or None}})
 
     def _report(self, played: PlayedNode) -> None:
         if played.is_late:
             amount = {played.group.resource: str(played.group.gpus * played.group.replicas)}
             status = {"status": {"capacity": amount, "allocatable": amount}}
             path = f"/api/v1/nodes/{played.name}/status"
-            self.cluster.plane.call("PATCH", path, status, MERGE)
+            self.cluster.plane.call("PATCH", path, status)
         with suppress(NotDelivered):
             played.report([played.name])
             played.is_reported = True

@@ -12,7 +12,6 @@ from tests.controlplane import SCHEDULER_NAME, ControlPlane
 from tests.e2e.cluster import Cluster
 from tests.e2e.nodes import RESOURCE, node_manifest
 
-MERGE = "application/merge-patch+json"
 POOL, MODEL = "pool", "model"
 
 
@@ -38,9 +37,9 @@ class Fleetful(Cluster):
                 "pods": "1000",
                 RESOURCE: str(node.gpus * shares),
             }
-            self.plane.call("PATCH", path, {"spec": {"taints": None}}, MERGE)
+            self.plane.call("PATCH", path, {"spec": {"taints": None}})
             status = {"status": {"capacity": amounts, "allocatable": amounts}}
-            self.plane.call("PATCH", f"{path}/status", status, MERGE)
+            self.plane.call("PATCH", f"{path}/status", status)
 
     def pool(self, place: int) -> str:
         return "unshared" if place in self.pools else "shared"

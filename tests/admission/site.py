@@ -134,7 +134,7 @@ class Site:
                 self.grant(role)
         for node in NODES:
             self.create("/api/v1/nodes", {"metadata": {"name": node}})
-            self.plane.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}}, MERGE)
+            self.plane.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}})
             spec = {
                 "nodeName": node,
                 "serviceAccountName": AGENT,

@@ -11,7 +11,7 @@ import pytest
 
 from headroom.contract.gpunode import GPUNodeStatus, Source
 from tests.admission.reviews import container, manifest
-from tests.admission.site import AGENT, EXTENDER, GPUNODES, MERGE, NODES, PODS, Site, installed
+from tests.admission.site import AGENT, EXTENDER, GPUNODES, NODES, PODS, Site, installed
 from tests.builders import DISTRIBUTED, GIB, GPU, shared
 from tests.controlplane import ControlPlane, built, scheduler_configuration
 from tests.kubernetes_version import scheduler_flags
@@ -31,7 +31,7 @@ def site(plane: ControlPlane) -> Iterator[Site]:
         for node, gpus in ((HERE, {GPU: "8"}), (OTHER, {})):
             held = {**amounts, **gpus}
             status = {"status": {"capacity": held, "allocatable": held}}
-            plane.call("PATCH", f"/api/v1/nodes/{node}/status", status, MERGE)
+            plane.call("PATCH", f"/api/v1/nodes/{node}/status", status)
         site.serve()
         start_scheduler(site)
         try:

@@ -15,7 +15,6 @@ from tests.admission.reviews import container, manifest
 from tests.admission.site import (
     EXTENDER,
     GATE_IMAGE,
-    MERGE,
     NODES,
     OPTED_OUT,
     PODS,
@@ -48,7 +47,7 @@ def site(plane: ControlPlane) -> Iterator[Site]:
         amounts = {"cpu": "64", "memory": "1Ti", "pods": "100", GPU: "4"}
         for node in NODES:
             status = {"status": {"capacity": amounts, "allocatable": amounts}}
-            site.plane.call("PATCH", f"/api/v1/nodes/{node}/status", status, MERGE)
+            site.plane.call("PATCH", f"/api/v1/nodes/{node}/status", status)
         annotate(site, NAMESPACE, {"headroom.gpu/default-vram": "4Gi"})
         site.serve(gate_image=GATE_IMAGE)
         until(lambda: warned_of(site), "the API server calls the webhook")

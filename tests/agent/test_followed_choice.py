@@ -25,7 +25,7 @@ class TestDeviceChoice:
 
     def choose(self, plane: ControlPlane, node: str, choice: str | None) -> None:
         path, patch = f"{GPUNODES}/{node}", {"spec": {"deviceChoice": choice}}
-        plane.call("PATCH", path, patch, "application/merge-patch+json")
+        plane.call("PATCH", path, patch)
 
     @pytest.fixture
     def followed(self, installed: ControlPlane) -> Iterator[tuple[GPUNodeWatch, list[str | None]]]:

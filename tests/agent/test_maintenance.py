@@ -60,7 +60,7 @@ def test_kubectl_shows_why_the_driver_does_not_answer(plane: ControlPlane) -> No
     status = summarise([DriverReading("nvml", why_not=why)], datetime.now(UTC))
     patch = {"status": msgspec.to_builtins(status)}
     path = f"{GPUNODES}/maintained/status"
-    plane.call("PATCH", path, patch, "application/merge-patch+json")
+    plane.call("PATCH", path, patch)
     head, row = plane.kubectl("get", "gn", "maintained").splitlines()
     assert row[head.index("DRIVER") :].split()[0] == "False"
     assert why in plane.kubectl("get", "gn", "maintained", "-o", "wide")

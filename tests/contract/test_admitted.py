@@ -211,10 +211,10 @@ def test_the_api_server_rejects_text_that_kubectl_would_not_show_unchanged(
             target = f"{url}/texts/status" if of_status else f"{url}/texts"
             value = with_text(schema, path, valid if hostile is None else hostile)
             if hostile is None:
-                plane.call("PATCH", target, value, MERGE)
+                plane.call("PATCH", target, value)
                 continue
             try:
-                plane.call("PATCH", target, value, MERGE)
+                plane.call("PATCH", target, value)
                 admitted.append((kind, path, hostile))
             except ApiRefused as err:
                 if ": 422 " not in str(err):

@@ -221,7 +221,7 @@ class Cluster:
         if self.node_of(name):
             ended = {"status": {"phase": "Succeeded"}}
             path = f"{PODS}/{name}/status"
-            self.plane.call("PATCH", path, ended, "application/merge-patch+json")
+            self.plane.call("PATCH", path, ended)
         self.delete_by_force(name)
 
     def delete_by_force(self, name: str) -> None:
@@ -253,7 +253,7 @@ class Cluster:
     def cordon(self, node: str, closed: bool) -> None:
         """Cordon or uncordon the node. Return when kube-scheduler has seen the change."""
         body = {"spec": {"unschedulable": closed}}
-        self.plane.call("PATCH", f"{NODES}/{node}", body, "application/merge-patch+json")
+        self.plane.call("PATCH", f"{NODES}/{node}", body)
         if closed:
             self.until(lambda: self._is_avoided(node), f"kube-scheduler sees that {node} is closed")
 

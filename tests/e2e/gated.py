@@ -15,7 +15,6 @@ from tests.kubelet.node import Node
 
 REPLICAS = 8
 LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"
-MERGE = "application/merge-patch+json"
 #: The gate container that the webhook injects into pods.
 GATE_CONTAINER = gate_container("headroom-agent")
 
@@ -30,7 +29,7 @@ def gated_cluster(plane: ControlPlane) -> Iterator[RealCluster]:
         real.create()
         for name in real.names:
             gated = {"metadata": {"annotations": {"headroom.gpu/device-choice": "gated"}}}
-            plane.call("PATCH", f"/api/v1/nodes/{name}", gated, MERGE)
+            plane.call("PATCH", f"/api/v1/nodes/{name}", gated)
         real.bring_up()
         real.start_controller_manager()
         yield real

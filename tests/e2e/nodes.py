@@ -86,7 +86,7 @@ class Nodes:
             # Admission can taint every new node, and a kubelet would remove the taint.
             if "taints" in made["spec"]:
                 path, patch = f"/api/v1/nodes/{name}", {"spec": {"taints": None}}
-                self._plane.call("PATCH", path, patch, "application/merge-patch+json")
+                self._plane.call("PATCH", path, patch)
 
     def close(self) -> None:
         self._client.close()

@@ -18,7 +18,6 @@ from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import GIB, RESOURCE, Shape
 from tests.threads import Repeated
 
-MERGE = "application/merge-patch+json"
 CLASSES = {"batch": 0, "middle": 500, "prod": 1000}
 BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
 HOSTNAME = "kubernetes.io/hostname"
@@ -245,7 +244,7 @@ class Stage:
         status = {"capacity": {MIRROR: amount}, "allocatable": {MIRROR: amount}}
         for node in nodes:
             path = f"/api/v1/nodes/{node}/status"
-            self.cluster.plane.call("PATCH", path, {"status": status}, MERGE)
+            self.cluster.plane.call("PATCH", path, {"status": status})
 
     def run_batch(self, pods: Sequence[Batch], mirrored: bool = False) -> None:
         """Run the pods on the given devices, with reports of the agent and reservations."""
@@ -257,7 +256,7 @@ class Stage:
             made = cluster.plane.call("POST", PODS, manifest)
             started = {"phase": "Running", "startTime": "2026-01-01T00:00:00Z"}
             path = f"{PODS}/{batch.name}/status"
-            cluster.plane.call("PATCH", path, {"status": started}, MERGE)
+            cluster.plane.call("PATCH", path, {"status": started})
             cluster.nodes.give(made, batch.index, batch.gib * GIB)
         if not self.has_extender:
             return
@@ -291,7 +290,7 @@ class Stage:
             status = {"disruptionsAllowed": 0, "expectedPods": 1, "currentHealthy": 1}
             status |= {"desiredHealthy": 1, "observedGeneration": 1}
             path = f"{BUDGETS}/{app}/status"
-            self.cluster.plane.call("PATCH", path, {"status": status}, MERGE)
+            self.cluster.plane.call("PATCH", path, {"status": status})
 
     def run(self, scenario: Scenario, rest_s: float = 2.0) -> Outcome:
         """Play the scenario. If some newcomers do not fit, keep observing for ``rest_s``."""

@@ -10,7 +10,7 @@ from tests.controlplane import STRANGER_TOKEN
 from tests.e2e.cluster import NAMESPACE, RBAC, PlayedCluster
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import GIB, Shape
-from tests.e2e.test_evictions import BUDGETS, MERGE, of_set, replica_set, run, uid_of
+from tests.e2e.test_evictions import BUDGETS, of_set, replica_set, run, uid_of
 from tests.kubectl.transcripts import Shown
 from tests.kubectl.transcripts import run as run_plugin
 
@@ -138,7 +138,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
     status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, **observed}
     try:
         # Written here, because no disruption controller runs.
-        cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status}, MERGE)
+        cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status})
         shown = plugin(cluster, "cordon", NODE, "1", "--evict", "--timeout", "1s")
         assert shown.returncode == 1
         assert shown.stdout.splitlines()[-2:] == [
@@ -148,7 +148,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
         ]
         assert [uid_of(each) for each in of_set(cluster, "held")] == [uid_of(pod)]
         status["disruptionsAllowed"] = 1
-        cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status}, MERGE)
+        cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status})
         shown = plugin(cluster, "cordon", NODE, "1", "--evict", "--timeout", "1s")
         # There is no kubelet to end it.
         assert shown.returncode == 1

@@ -7,7 +7,6 @@ from tests.e2e.cluster import Cluster
 from tests.e2e.nodes import Shape, node_manifest, node_status
 from tests.loopback import LOOPBACK
 
-MERGE = "application/merge-patch+json"
 NAME = "silent-1"
 REASON = "no GPU report from the node"
 
@@ -22,9 +21,9 @@ def test_whole_gpus_of_a_node_without_an_agent_are_assigned_by_its_labels(
         manifest = node_manifest(NAME)
         manifest["metadata"]["labels"] |= {f"nvidia.com/gpu.{k}": v for k, v in message.items()}
         plane.call("POST", "/api/v1/nodes", manifest)
-        plane.call("PATCH", f"/api/v1/nodes/{NAME}", {"spec": {"taints": None}}, MERGE)
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}", {"spec": {"taints": None}})
         status = node_status(Shape(gpus=2, replicas=1))
-        plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", status, MERGE)
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", status)
         cluster.bring_up()
         for pod, vram in (("whole", None), ("most", "20Gi")):
             cluster.create_pod(pod, vram)
@@ -38,8 +37,8 @@ def test_whole_gpus_of_a_node_without_an_agent_are_assigned_by_its_labels(
         # From now on the GPUs are shared, which the administrator has not allowed without reports.
         shared = {"nvidia.com/gpu.replicas": "8", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
         patch = {"metadata": {"labels": shared}}
-        plane.call("PATCH", f"/api/v1/nodes/{NAME}", patch, MERGE)
-        plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", node_status(Shape(gpus=2)), MERGE)
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}", patch)
+        plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", node_status(Shape(gpus=2)))
         # Otherwise the pod can be rejected for another reason, which it keeps.
         cluster.until(lambda: REASON in LOOPBACK.get(nodes).text, "the extender has the labels")
         cluster.create_pod("part", "1Gi")

@@ -13,8 +13,6 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import node_manifest, node_status
 from tests.reverse_proxy import Proxies, Service, Wire
 
-MERGE = "application/merge-patch+json"
-
 
 class LateWrites(Service):
     """Holds back the responses to writes of GPUNodes while ``holds`` is set. Watches are never
@@ -71,7 +69,7 @@ def test_a_recreated_node_takes_pods_after_a_late_response_about_the_old_gpunode
         assert not cluster.gpunode(name).spec.reservations
         # Create the node first, because an extender creates a node's missing GPUNode.
         plane.call("DELETE", f"{NODES}/{name}")
-        plane.call("PATCH", f"{GPUNODES}/{name}", {"metadata": {"finalizers": None}}, MERGE)
+        plane.call("PATCH", f"{GPUNODES}/{name}", {"metadata": {"finalizers": None}})
         plane.call("DELETE", f"{GPUNODES}/{name}")
         cluster.until(
             lambda: name not in nodes_of_the_extender(cluster),
@@ -81,7 +79,7 @@ def test_a_recreated_node_takes_pods_after_a_late_response_about_the_old_gpunode
 
         made = plane.call("POST", NODES, node_manifest(name) | node_status(cluster.nodes.shape))
         if "taints" in made["spec"]:
-            plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}}, MERGE)
+            plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}})
         cluster.settle()
         assert cluster.gpunode(name).metadata.uid != old
         cluster.create_pod("second", "4Gi", nodeSelector=selector)

@@ -12,7 +12,6 @@ from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, quota_controller
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import Shape
 from tests.e2e.test_cordoning import plugin
-from tests.e2e.test_evictions import MERGE
 from tests.e2e.test_mirror import QUOTAS
 
 COUNTED = "requests.headroom.gpu/vram-bytes"
@@ -63,7 +62,7 @@ def test_a_quota_counts_memory_although_no_node_offers_the_resource(cluster: Pla
         assert created(cluster, "d", "4Gi", nodeSelector={"no": "node"}) == ""
         raised = {"metadata": {"annotations": {"headroom.gpu/vram": "20Gi"}}}
         with pytest.raises(ApiRefused, match="counts as 4Gi"):
-            cluster.plane.call("PATCH", f"{PODS}/d", raised, MERGE)
+            cluster.plane.call("PATCH", f"{PODS}/d", raised)
         shown = plugin(cluster, "quota", "-n", NAMESPACE).stdout.splitlines()
         assert shown[1].split("  ")[0] == NAMESPACE
         assert shown[1].split()[1:6] == ["gpu-memory", "12.0", "GiB", "12.0", "GiB"]

@@ -5,7 +5,6 @@ import pytest
 from tests.e2e.cluster import EVENTS, PODS, Cluster, pod_manifest
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import RESOURCE, Shape, node_manifest, node_status
-from tests.e2e.preempting import MERGE
 
 
 @pytest.mark.parametrize("best_only", [True, False])
@@ -83,9 +82,9 @@ def test_preferences_of_users_outweigh_headrooms_score(
 
     # A PreferNoSchedule taint, and a pod with a preferred anti-affinity.
     taint = {"key": "spot", "effect": "PreferNoSchedule"}
-    cluster.plane.call("PATCH", node, {"spec": {"taints": [taint]}}, MERGE)
+    cluster.plane.call("PATCH", node, {"spec": {"taints": [taint]}})
     cluster.until(lambda: lands(other, "avoiding"), "it is bound elsewhere")
-    cluster.plane.call("PATCH", node, {"spec": {"taints": None}}, MERGE)
+    cluster.plane.call("PATCH", node, {"spec": {"taints": None}})
     cluster.delete_pod("avoiding")
     cluster.until(lambda: lands(ours, "back"), "the node without the taint is filled again")
 
@@ -130,9 +129,8 @@ def test_a_pod_without_a_gpu_is_kept_off_nodes_with_free_gpus(
     cluster.plane.call("POST", "/api/v1/nodes", node_manifest("plain"))
     amounts = {"cpu": "32", "memory": "256Gi", "pods": "9"}
     status = {"status": {"capacity": amounts, "allocatable": amounts}}
-    merge = "application/merge-patch+json"
-    cluster.plane.call("PATCH", "/api/v1/nodes/plain", {"spec": {"taints": None}}, merge)
-    cluster.plane.call("PATCH", "/api/v1/nodes/plain/status", status, merge)
+    cluster.plane.call("PATCH", "/api/v1/nodes/plain", {"spec": {"taints": None}})
+    cluster.plane.call("PATCH", "/api/v1/nodes/plain/status", status)
     cluster.until(lambda: place_of_next(cluster) == "plain", "the node is known")
     # With one entry, Headroom places GPU pods as before, and kube-scheduler places all others.
     cluster.kill("kube-scheduler")

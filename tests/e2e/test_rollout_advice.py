@@ -19,7 +19,6 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 PODS = "/api/v1/namespaces/default/pods"
-MERGE = "application/merge-patch+json"
 #: The URL of each kind, and a strategy that starts a new pod before the old pod ends.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Deployment": ("deployments", {"replicas": 1}),
@@ -78,7 +77,7 @@ def test_a_rolling_update_on_a_full_gpu_ends_after_the_suggested_command(
         )
         ready = {"type": "Ready", "status": "True"}
         plane.call(
-            "PATCH", f"{url}/status", {"status": {"phase": "Running", "conditions": [ready]}}, MERGE
+            "PATCH", f"{url}/status", {"status": {"phase": "Running", "conditions": [ready]}}
         )
         return pod
 

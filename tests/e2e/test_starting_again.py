@@ -14,7 +14,7 @@ from agent.peaks import SETTLED_AFTER_S
 from tests.controlplane import SCHEDULER_NAME, ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import PODS
-from tests.e2e.gated import GATE_CONTAINER, MERGE, pod_of
+from tests.e2e.gated import GATE_CONTAINER, pod_of
 from tests.e2e.real import RealCluster
 from tests.kubelet.cri_objects import Container
 from tests.kubelet.node import Node
@@ -104,7 +104,7 @@ def engines(
     try:
         real.create()
         gated = {"metadata": {"annotations": {"headroom.gpu/device-choice": "gated"}}}
-        plane.call("PATCH", f"/api/v1/nodes/{real.names[0]}", gated, MERGE)
+        plane.call("PATCH", f"/api/v1/nodes/{real.names[0]}", gated)
         real.bring_up()
         made = Engines(real, flags, tmp_path / "run")
         made.create()

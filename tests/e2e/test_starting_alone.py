@@ -10,7 +10,7 @@ from headroom.contract.reasons import Reason
 from tests.e2e.cluster import PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import NewCluster
 from tests.e2e.nodes import Shape
-from tests.e2e.test_evictions import MERGE, REPLICAS, told_of, uid_of
+from tests.e2e.test_evictions import REPLICAS, told_of, uid_of
 
 WAITS = Reason.OTHER_STARTING.sentence
 
@@ -59,7 +59,7 @@ def test_engines_that_start_alone_start_one_after_the_other(new_cluster: NewClus
     cluster.kill(REPLICAS[0])
     cluster.start_extender(REPLICAS[0], ports[0])
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-    cluster.plane.call("PATCH", f"{PODS}/first/status", {"status": ready}, MERGE)
+    cluster.plane.call("PATCH", f"{PODS}/first/status", {"status": ready})
     second = admit(cluster, "second")
     assert phases(cluster)["first"] == "running"
 

@@ -20,7 +20,6 @@ from tests.kubelet.node import Node, start
 
 GPU_BYTES = 24 * GIB
 PATIENCE_S = 300.0
-MERGE = "application/merge-patch+json"
 
 
 class Plane(ControlPlane):
@@ -132,4 +131,4 @@ def bring_up(plane: ControlPlane, machines: Sequence[Node]) -> None:
     for machine in machines:
         machine.show_processes()
         labels = {"metadata": {"labels": {"nvidia.com/gpu.present": "true"}}}
-        plane.call("PATCH", f"/api/v1/nodes/{machine.name}", labels, MERGE)
+        plane.call("PATCH", f"/api/v1/nodes/{machine.name}", labels)

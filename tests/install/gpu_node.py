@@ -132,7 +132,7 @@ class GpuNode(Processes):
         # Admission taints every new node, and the controller that removes the taint does not run
         # here.
         path, body = f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}}
-        self.plane.call("PATCH", path, body, "application/merge-patch+json")
+        self.plane.call("PATCH", path, body)
 
     def _start_mps(self, limit_mib: int) -> None:
         """Start MPS as NVIDIA's DaemonSet does, but leave the compute mode unchanged."""

@@ -26,7 +26,6 @@ from tests.deploy.rendered import DEPLOY
 from tests.e2e.cluster import placement
 from tests.install import network
 from tests.install.cluster import (
-    MERGE,
     Machine,
     Plane,
     bring_up,
@@ -154,7 +153,7 @@ def own_etc(folder: Path) -> None:
 def make_control_plane_node(plane: ControlPlane, machines: Sequence[Machine]) -> None:
     first, *_ = machines
     labels: dict[str, Any] = {"metadata": {"labels": {ROLE: ""}}}
-    plane.call("PATCH", f"/api/v1/nodes/{first.name}", labels, MERGE)
+    plane.call("PATCH", f"/api/v1/nodes/{first.name}", labels)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ from tests.driver import GIB, Gpu
 from tests.images.building import Builder
 from tests.install import network
 from tests.install.cgroups import CGROUPS
-from tests.install.cluster import GPU_BYTES, MERGE, Plane, bring_up, until
+from tests.install.cluster import GPU_BYTES, Plane, bring_up, until
 from tests.install.containerd import ContainerdNode
 from tests.install.load import GPUNODES
 from tests.install.play import NAMESPACE, Play
@@ -168,7 +168,7 @@ class Packaged(Play):
         for component in ("extender", "webhook", "console", "agent"):
             name = self.ours(component)[0]["metadata"]["name"]
             path = f"/api/v1/namespaces/{NAMESPACE}/pods/{name}"
-            self.plane.call("PATCH", path, {"metadata": {"finalizers": [FINALIZER]}}, MERGE)
+            self.plane.call("PATCH", path, {"metadata": {"finalizers": [FINALIZER]}})
             began_s = time.monotonic()
             self.plane.call("DELETE", path)
 
@@ -182,7 +182,7 @@ class Packaged(Play):
                 "took_s": round(time.monotonic() - began_s, 1),
                 "codes": [each["exitCode"] for each in ended()],
             }
-            self.plane.call("PATCH", path, {"metadata": {"finalizers": None}}, MERGE)
+            self.plane.call("PATCH", path, {"metadata": {"finalizers": None}})
         until(self.ready, "the Deployments and the agents again")
 
     def uninstall(self) -> None:

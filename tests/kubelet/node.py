@@ -127,7 +127,7 @@ class Node(Processes):
         # here.
         patch = {"spec": {"taints": None}}
         path = f"/api/v1/nodes/{self.name}"
-        self.plane.call("PATCH", path, patch, "application/merge-patch+json")
+        self.plane.call("PATCH", path, patch)
 
     def stop(self) -> None:
         self.runtime.end_commands()

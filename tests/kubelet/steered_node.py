@@ -17,7 +17,6 @@ from tests.kubelet.node_objects import gpu_pod
 
 GIB = 1 << 30
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
-MERGE = "application/merge-patch+json"
 
 
 class SteeredNode:
@@ -73,7 +72,7 @@ class SteeredNode:
     def choose(self, choice: str) -> None:
         """Write the choice as an extender does when the Node's annotation changes."""
         patch = {"spec": {"deviceChoice": choice}}
-        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
+        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch)
 
     def reservation(
         self, pod: dict[str, Any], device: str | Sequence[str], gib: int, count: int = 0
@@ -93,12 +92,12 @@ class SteeredNode:
         }
         reservation = {"namespace": "default", "name": name, "charges": [charge]}
         patch = {"spec": {"reservations": {self.node.uid(name): reservation}}}
-        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
+        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch)
 
     def forget(self, uids: Sequence[str]) -> None:
         """Remove the reservations of deleted pods, as the extender does."""
         patch = {"spec": {"reservations": dict.fromkeys(uids)}}
-        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch, MERGE)
+        self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch)
 
     def bind(self, name: str) -> None:
         binding = {

@@ -18,7 +18,6 @@ from tests.controlplane import ROOT, ApiRefused, ControlPlane
 
 NAMESPACE = "hands-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
-MERGE = "application/merge-patch+json"
 _numbers = itertools.count()
 
 
@@ -45,7 +44,7 @@ def bound(
     metadata = {"name": name, "labels": {"a": name[:60]}, "annotations": annotations or {}}
     made = plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
     if status:
-        made = plane.call("PATCH", f"{PODS}/{name}/status", {"status": status}, MERGE)
+        made = plane.call("PATCH", f"{PODS}/{name}/status", {"status": status})
     return msgspec.convert(made, Pod)
 
 
@@ -121,7 +120,7 @@ def test_a_quota_prevents_authors_from_exempting_their_pods(
     plane.call("POST", quotas, {"metadata": {"name": name}, "spec": {"hard": {hard: "0"}}})
     # The quota controller, which does not run here, would write this.
     status = {"status": {"hard": {hard: "0"}, "used": {hard: "0"}}}
-    plane.call("PATCH", f"{quotas}/{name}/status", status, MERGE)
+    plane.call("PATCH", f"{quotas}/{name}/status", status)
     with pytest.raises(ApiRefused, match=f"403.*exceeded quota: {name}"):
         budget(plane, pod)
     evictor.evict(pod)
@@ -132,7 +131,7 @@ def test_a_quota_prevents_authors_from_exempting_their_pods(
 
 def test_a_changed_pod_is_not_evicted(plane: ControlPlane, evictor: Blocking) -> None:
     pod = bound(plane)
-    plane.call("PATCH", f"{PODS}/{pod.metadata.name}/status", {"status": {"message": "x"}}, MERGE)
+    plane.call("PATCH", f"{PODS}/{pod.metadata.name}/status", {"status": {"message": "x"}})
     with pytest.raises(StoreConflict):
         evictor.evict(pod)
     assert not leaves(plane, pod)

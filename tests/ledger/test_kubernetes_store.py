@@ -186,9 +186,8 @@ class TestGPUNode:
     ) -> None:
         node = store.create_gpunode(GPUNode(metadata=ObjectMeta(name=new_name())))
         path = f"{GPUNODES}/{node.name}"
-        merge = "application/merge-patch+json"
         status = {"status": {"agentVersion": "1", "devices": [{"uuid": "GPU-0"}]}}
-        plane.call("PATCH", f"{path}/status", status, merge)
+        plane.call("PATCH", f"{path}/status", status)
         found = store.read_gpunode(node.name)
         assert found is not None
         written = store.write_spec(found, GPUNodeSpec(initialised=True))
@@ -342,7 +341,7 @@ def test_the_pods_of_a_node_are_listed_until_they_end(
         body = {"metadata": {"name": f"{node}-{name}"}, "spec": spec}
         plane.call("POST", PODS, body)
     ended = {"status": {"phase": "Failed"}}
-    plane.call("PATCH", f"{PODS}/{node}-ended/status", ended, "application/merge-patch+json")
+    plane.call("PATCH", f"{PODS}/{node}-ended/status", ended)
     store = loop.store(plane.configuration(), api)
     (found,) = until_listed(lambda: store.list_bound(node), 1)
     assert found.metadata.name == f"{node}-runs"

@@ -12,7 +12,6 @@ from tests.deploy.go_modules import folder
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import Shape
-from tests.e2e.test_evictions import MERGE
 from tests.neighbours.queues import kubelets
 from tests.waiting import until
 
@@ -141,7 +140,7 @@ def try_again(cluster: PlayedCluster, name: str, turn: int) -> None:
     """
     before = cluster.metric(FILTERED)
     labels = {"metadata": {"labels": {"turn": str(turn)}}}
-    cluster.plane.call("PATCH", f"{GROUPS}/{name}", labels, MERGE)
+    cluster.plane.call("PATCH", f"{GROUPS}/{name}", labels)
     cluster.until(lambda: cluster.metric(FILTERED) > before + 4, "the group is tried again")
 
 

@@ -69,7 +69,7 @@ class DraNode(Node):
         self.driver = self.runtime.driver = Driver(self.driver.table, gpus)
         taints = {"spec": {"taints": None}}
         path = f"/api/v1/nodes/{self.name}"
-        self.plane.call("PATCH", path, taints, "application/merge-patch+json")
+        self.plane.call("PATCH", path, taints)
 
     def devices(self) -> dict[str, str]:
         """Return the UUID of each published device by name."""

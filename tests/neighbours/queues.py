@@ -19,7 +19,7 @@ from tests.certificates import Authority
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.go_modules import folder
 from tests.e2e.cluster import DEPLOYMENTS, JOBS, NAMESPACE, PODS, REPLICA_SETS, PlayedCluster
-from tests.e2e.test_evictions import MERGE, deleted, end
+from tests.e2e.test_evictions import deleted, end
 from tests.processes import free_ports
 from tests.waiting import until
 
@@ -242,7 +242,7 @@ def _emptied(plane: ControlPlane) -> None:
             for each in plane.call("GET", path)["items"]:
                 metadata = {"metadata": {"finalizers": None}}
                 with contextlib.suppress(ApiRefused):
-                    plane.call("PATCH", f"{path}/{each['metadata']['name']}", metadata, MERGE)
+                    plane.call("PATCH", f"{path}/{each['metadata']['name']}", metadata)
                 with contextlib.suppress(ApiRefused):
                     plane.call("DELETE", f"{path}/{each['metadata']['name']}", at_once)
         return not any(plane.call("GET", path)["items"] for path in (JOBS, PODS, WORKLOADS))
@@ -337,11 +337,11 @@ def _start(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
     path = f"{PODS}/{pod['metadata']['name']}/status"
     # A pod that has ended meanwhile is not started again.
     version = {"resourceVersion": pod["metadata"]["resourceVersion"]}
-    cluster.plane.call("PATCH", path, {"metadata": version, "status": status}, MERGE)
+    cluster.plane.call("PATCH", path, {"metadata": version, "status": status})
 
 
 def finish(cluster: PlayedCluster, job: str) -> None:
     """Let all pods of a Job succeed."""
     for pod in pods_of(cluster, job):
         path = f"{PODS}/{pod['metadata']['name']}/status"
-        cluster.plane.call("PATCH", path, {"status": {"phase": "Succeeded"}}, MERGE)
+        cluster.plane.call("PATCH", path, {"status": {"phase": "Succeeded"}})

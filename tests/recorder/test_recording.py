@@ -156,10 +156,7 @@ class Workload:
         device = {"uuid": "GPU-0", "model": "NVIDIA L4", "memory": 24 * GIB, "reserved": 0}
         status = {"devices": [device], "pods": pods}
         self._plane.call(
-            "PATCH",
-            f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node}/status",
-            {"status": status},
-            "application/merge-patch+json",
+            "PATCH", f"/apis/headroom.gpu/v1alpha1/gpunodes/{self.node}/status", {"status": status}
         )
 
     def end(self, pod: dict[str, Any]) -> None:
@@ -182,7 +179,6 @@ class Workload:
             "PATCH",
             f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}/status",
             {"status": status},
-            "application/merge-patch+json",
         )
 
     def profile(self) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from tests.driver import GIB
 from tests.e2e.cluster import GPUNODES, pod_manifest
 from tests.e2e.nodes import SYSTEM_NAMESPACE, Nodes, Shape
 from tests.soak.site import ALTERED, PATIENCE_S, PROFILES, Site
-from tests.standin.fleet import MERGE, NODES
+from tests.standin.fleet import NODES
 from tests.waiting import until
 
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM_NAMESPACE}/leases"
@@ -83,7 +83,7 @@ class Hour:
             self._plane.call("POST", NODES, node)
             amounts = {"cpu": "128", "memory": "1Ti", "pods": "250", "nvidia.com/gpu": "16"}
             status = {"capacity": amounts, "allocatable": amounts}
-            self._plane.call("PATCH", f"{NODES}/{name}/status", {"status": status}, MERGE)
+            self._plane.call("PATCH", f"{NODES}/{name}/status", {"status": status})
             self._until(lambda name=name: self._reported(name), f"{name} is initialised")
             self._filter()
 
@@ -161,7 +161,7 @@ class Hour:
         status = {"status": {"phase": phase, "containerStatuses": statuses}}
         for pod in self._all():
             path = f"{self._pods}/{pod['metadata']['name']}/status"
-            self._plane.call("PATCH", path, status, MERGE)
+            self._plane.call("PATCH", path, status)
 
     def _end(self) -> None:
         """End all pods, and delete their owners and the namespace with its objects."""

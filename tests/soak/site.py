@@ -26,7 +26,7 @@ from tests.loopback import LOOPBACK
 from tests.processes import free_ports
 from tests.reverse_proxy import Proxies, Service, Wire
 from tests.soak.judge import Memory, limits
-from tests.standin.fleet import MERGE, NODES, node_status
+from tests.standin.fleet import NODES, node_status
 from tests.waiting import until
 
 PARTS = ("extender", "console", "webhook", "recorder", "agent")
@@ -61,7 +61,7 @@ class AgentNode:
         self._plane.call("POST", NODES, {"metadata": {"name": self.name}})
         count = len(self.whole.node.gpus) * REPLICAS
         status = node_status(count, count)
-        self._plane.call("PATCH", f"{NODES}/{self.name}/status", status, MERGE)
+        self._plane.call("PATCH", f"{NODES}/{self.name}/status", status)
 
     def replace_pods(self, count: int, prefix: str) -> None:
         """End the ``count`` oldest pods, and start others until the node is full."""

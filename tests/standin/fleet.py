@@ -21,7 +21,6 @@ from tests.standin.node import Held, StandIn, pod_of
 from tests.threads import Repeated
 
 NODES = "/api/v1/nodes"
-MERGE = "application/merge-patch+json"
 EVERY_S = 0.1
 
 
@@ -80,7 +79,7 @@ class Fleet(Repeated):
             self.plane.call("POST", NODES, {"metadata": {"name": name}})
             # Admission taints every new node, and the controller that removes the taint does not
             # run here.
-            self.plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}}, MERGE)
+            self.plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}})
             self._tell_capacity(name)
         super().start()
 
@@ -178,7 +177,7 @@ class Fleet(Repeated):
         path = path_of(held.pod)
         status = pod_status(self.nodes[pod.node], held)
         with contextlib.suppress(ApiRefused):  # The pod is gone, which the next step shows.
-            self.plane.call("PATCH", f"{path}/status", {"status": status}, MERGE)
+            self.plane.call("PATCH", f"{path}/status", {"status": status})
             self._told[held.pod.uid] = held.phase
             if held.verdict is not None and not held.verdict.admitted:
                 self.plane.call("POST", event_path(held.pod), rejection(pod.node, held))
@@ -186,9 +185,7 @@ class Fleet(Repeated):
     def _tell_capacity(self, name: str) -> None:
         capacity, allocatable = self.nodes[name].devices.capacity or (0, 0)
         if self._capacity.get(name) != (capacity, allocatable):
-            self.plane.call(
-                "PATCH", f"{NODES}/{name}/status", node_status(capacity, allocatable), MERGE
-            )
+            self.plane.call("PATCH", f"{NODES}/{name}/status", node_status(capacity, allocatable))
             self._capacity[name] = capacity, allocatable
 
 
