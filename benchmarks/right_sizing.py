@@ -173,9 +173,7 @@ def played(seed: int) -> Iterator[Played]:
             cluster.bring_up()
             install_webhook(cluster)
             kubeconfig = str(plane.kubeconfig("recorder-of-the-tests"))
-            plane.fork(
-                "recorder", "tests.recorder.hasty", "recorder", env={"KUBECONFIG": kubeconfig}
-            )
+            plane.fork("recorder", "tests.hasty", "recorder", env={"KUBECONFIG": kubeconfig})
             yield play
         finally:
             cluster.close()

@@ -200,7 +200,7 @@ class Site:
         kubeconfig = self._kubeconfig(WEBHOOK)
         name = "admission-webhook"
         self.webhook = start_webhook(
-            self.plane, name, authority, kubeconfig, module="tests.admission.hasty", **settings
+            self.plane, name, authority, kubeconfig, module="tests.hasty", **settings
         )
         for each in webhooks(self.webhook.url, authority):
             path = f"{ADMISSION}/{each['kind'].lower()}s"

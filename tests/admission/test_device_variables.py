@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from headroom.contract.gpunode import Replicas
-from tests.admission.mutated import env_of, follows
 from tests.admission.reviews import (
     around,
     container,
@@ -14,6 +13,23 @@ from tests.admission.reviews import (
     node,
 )
 from tests.builders import GIB, mig, shared
+
+
+def env_of(obj: dict[str, Any], name: str = "main") -> dict[str, Any]:
+    """Return each variable's value, or the annotation that it follows."""
+    spec = obj["spec"]
+    found = [c for c in [*(spec.get("initContainers") or ()), *spec["containers"]]]
+    (one,) = (c for c in found if c["name"] == name)
+    return {
+        each["name"]: each["valueFrom"]["fieldRef"]["fieldPath"]
+        if "valueFrom" in each
+        else each["value"]
+        for each in one.get("env") or ()
+    }
+
+
+def follows(annotation: str) -> str:
+    return f"metadata.annotations['headroom.gpu/{annotation}']"
 
 
 class TestShare:

@@ -8,6 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from agent.peak_recorder import PeakRecorder
 from agent.peaks import Lives
@@ -134,3 +137,29 @@ class Node:
 def seconds_of(moment: str) -> float:
     """Return the seconds between boot and a time in the report."""
     return (datetime.fromisoformat(moment) - BOOTED).total_seconds()
+
+
+A = "GPU-a", "c1"
+
+
+@pytest.fixture
+def node() -> Node:
+    """Return a node that the agent has sampled before pod u starts on it with container c1."""
+    node = Node()
+    node.hold("u")
+    node.sample()
+    node.run("c1", "u")
+    return node
+
+
+def peaks(row: PodUse) -> dict[str, Any]:
+    """Return the peak fields that are set in the row."""
+    names = [
+        "peak_bytes",
+        "startup_peak_bytes",
+        "peak_source",
+        "peak_partial",
+        "started_at",
+        "settled_at",
+    ]
+    return {name: found for name in names if (found := getattr(row, name))}

@@ -15,8 +15,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from agent.peaks import Lives
-from tests.agent.lives import GIB, Node
-from tests.agent.measured_peaks import A
+from tests.agent.lives import GIB, A, Node
 from tests.agent.whole import Whole
 from tests.driver import AGENT_PATH, h100
 from tests.waiting import PATIENCE_S

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.peaks import Life, Lives, Peaks
-from tests.agent.lives import GIB, MIB, Node, seconds_of
-from tests.agent.measured_peaks import A, node, peaks
+from tests.agent.lives import GIB, MIB, A, Node, node, peaks, seconds_of
 
 MAX_LIVES = 4096
 MAX_ROWS_WITH_PEAKS = 2048

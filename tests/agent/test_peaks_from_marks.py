@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.agent.lives import GIB, MIB, Node
-from tests.agent.measured_peaks import A, node
+from tests.agent.lives import GIB, MIB, A, Node, node
 
 __all__ = ["node"]
 

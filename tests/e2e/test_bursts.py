@@ -141,7 +141,7 @@ def test_a_replica_without_connection_decides_nothing_until_it_is_reconnected(
     plane = cluster.plane
     with proxy_to(plane.url, certificate=plane.certificate) as (proxy, wire):
         cut_off = cluster.start_extender(
-            "extender-a", port, module="tests.e2e.hasty", api_port=proxy.port
+            "extender-a", port, module="tests.hasty", api_port=proxy.port
         )
         cluster.start_scheduler(cluster.start_extender("extender-b", other_port))
         cluster.settle()

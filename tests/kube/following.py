@@ -11,8 +11,8 @@ from headroom.core.cluster.changes import Event
 from headroom.runtime.kube.client import KubeApi
 from headroom.runtime.kube.reflector import Pace, Reflector
 from headroom.runtime.kube.resources import watched_kinds
-from tests.kube.recorder import Recorder
 from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
+from tests.waiting import PATIENCE_S, until
 
 KINDS = {kind.name: kind for kind in watched_kinds("headroom-system")}
 #: Maximum silence of a response and a watch in these tests, part of which a busy machine needs.
@@ -57,6 +57,25 @@ def watch(*chunks: Any, then: Callable[[Exchange], None] = Exchange.end_stream) 
 def breaks_off(exchange: Exchange) -> None:
     """Close the connection inside a chunk."""
     exchange.raw(b"ff\r\n{")
+
+
+class Recorder:
+    """Receives events in place of the single writer."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def __call__(self, events: Sequence[Event]) -> None:
+        self.events += events
+
+    def until(
+        self, enough: Callable[[list[Event]], object], timeout_s: float = PATIENCE_S
+    ) -> list[Event]:
+        """Return all events when they are ``enough``."""
+        until(
+            lambda: enough(self.events), "enough events", timeout_s, logs=lambda: f"{self.events}"
+        )
+        return list(self.events)
 
 
 @dataclass

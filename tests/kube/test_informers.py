@@ -36,7 +36,7 @@ from headroom.runtime.kube.informers import KubernetesSources
 from headroom.runtime.kube.reflector import Pace, Reflector
 from headroom.runtime.kube.resources import watched_kinds
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
-from tests.kube.recorder import Recorder
+from tests.kube.following import Recorder
 from tests.threads import begun_since
 from tests.waiting import PATIENCE_S
 

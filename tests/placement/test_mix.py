@@ -136,7 +136,7 @@ def test_pods_count_once_with_all_classes_ever_offered_for_their_selectors() -> 
     see(usual, snap, wants("e", "50%"))
     see(usual, snap, wants("f", "8Gi"), -1)
     mean = snap.columns.allocatable_bytes.sum() / 5
-    found = {sizes: round(weight / GIB, 1) for sizes, weight in usual._mix.demand.items()}
+    found = {sizes: round(weight / GIB, 1) for sizes, weight in usual.mix.demand.items()}
     assert found == {
         (SMALL, LARGE): pytest.approx(16 + mean / 2 / GIB, rel=0.01),
         (LARGE,): pytest.approx(40, rel=0.01),
@@ -169,7 +169,7 @@ def test_the_number_of_recorded_pods_is_limited() -> None:
     usual, snap = DemandTracker(wanted=True), fleet()
     for number in range(2 * MOST_SELECTORS):
         see(usual, snap, wants(f"p{number}", "8Gi", {"n": str(number)}))
-    assert len(usual._offered) == MOST_SELECTORS
+    assert len(usual.offered) == MOST_SELECTORS
     many = build([node(f"n{i}", SMALL + i * GIB) for i in range(3 * MOST_CLASSES)])
     found = market(many, {})
     assert found is not None
@@ -182,7 +182,7 @@ def test_prices_are_recomputed_if_the_fleet_changes() -> None:
     grown = build([*fleet().nodes, node("larger", 2 * LARGE)])
     see(usual, grown, wants("b", "100Gi"))
     assert usual.market is not None
-    assert (2 * LARGE,) in usual._mix.demand
+    assert (2 * LARGE,) in usual.mix.demand
 
 
 def test_a_node_that_moves_to_another_row_keeps_its_class() -> None:
@@ -196,7 +196,7 @@ def test_a_node_that_moves_to_another_row_keeps_its_class() -> None:
     see(usual, table.snapshot(), wants("a", "8Gi"))
     table.drop("small")
     see(usual, table.snapshot(), wants("b", "8Gi", {"model": "large"}))
-    assert set(usual._mix.demand) == {(SMALL, LARGE), (LARGE,)}
+    assert set(usual.mix.demand) == {(SMALL, LARGE), (LARGE,)}
 
 
 def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
@@ -304,7 +304,7 @@ def test_a_whole_device_counts_as_an_average_device() -> None:
     snap = build([weighed(device(), name="n")])
     plain = pod(None, container(), name="x", uid="x")
     usual.see(request(plain), plain, snap, np.arange(1))
-    assert sum(usual._mix.demand.values()) == pytest.approx(
+    assert sum(usual.mix.demand.values()) == pytest.approx(
         int(snap.columns.allocatable_bytes[0, 0]), rel=0.01
     )
 

@@ -1,5 +1,6 @@
 """Random nodes and pods for hypothesis, with all features mixed and mostly valid."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,8 +21,9 @@ from headroom.contract.gpunode import (
 from headroom.contract.kube import Container, Pod
 from headroom.core.placement.snapshot import NodeTerms
 from tests.builders import FRESH_S, GIB, GPU, MIB, container, pod, status, weighed_anew
-from tests.drawn import one
 
+#: Strategies for use inside draws are built once, because that takes longer than drawing.
+one = functools.lru_cache(maxsize=None, typed=True)(lambda *values: st.sampled_from(values))
 SHARED = "nvidia.com/gpu.shared"
 MIG = "nvidia.com/mig-1c.3g.20gb"
 OTHER_MIG = "nvidia.com/mig-2c.3g.20gb"

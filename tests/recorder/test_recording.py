@@ -78,7 +78,7 @@ def recorder(plane: ControlPlane, permitted: str) -> Iterator[subprocess.Popen[s
 def started(plane: ControlPlane, token: str) -> subprocess.Popen[str]:
     path = plane.folder / "recorder.kubeconfig"
     plane.write_kubeconfig(path, {"token": token})
-    command = [sys.executable, "-m", "tests.recorder.hasty", "recorder", "--debug-port", "0"]
+    command = [sys.executable, "-m", "tests.hasty", "recorder", "--debug-port", "0"]
     environment = os.environ | {"KUBECONFIG": str(path)}
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

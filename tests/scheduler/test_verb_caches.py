@@ -129,7 +129,7 @@ def test_demand_counts_only_the_classes_of_nodes_that_were_offered() -> None:
         return found
 
     assert passed("wrong-guess", "??", "bb", "cc")[0] in ("bb", "cc")
-    (classes,) = state.parts.calls.demand._mix.demand
+    (classes,) = state.parts.calls.demand.mix.demand
     assert [round(size / GIB) for size in classes] == [80]
     assert passed("right-guess", "aa", "bb", "cc") == ["aa"]
-    assert sorted(map(len, state.parts.calls.demand._mix.demand)) == [1, 2]
+    assert sorted(map(len, state.parts.calls.demand.mix.demand)) == [1, 2]

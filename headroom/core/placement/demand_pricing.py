@@ -189,13 +189,13 @@ class DemandTracker:
         #: None before the first tracked pod, or if no node has allocatable memory.
         self.market: Market | None = None
         self._wanted = wanted
-        self._mix = DemandMix()
+        self.mix = DemandMix()
         self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
         self._update_at = 1
         #: Sizes in bytes of the classes that were offered for pods with the same node constraints,
         #: by the digest of the constraints.
-        self._offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
+        self.offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
 
     def prepare(self, request: VramRequest, snap: Snapshot) -> None:
         """Update the prices if they are due, before nodes are ranked for a pod.
@@ -232,7 +232,7 @@ class DemandTracker:
             (pod.spec.node_selector, affinity, pod.spec.tolerations)
         )
         key = blake2b(constraints, digest_size=16).digest()  # the text may be long
-        sizes = self._offered[key] = self._offered.get(key, set())
+        sizes = self.offered[key] = self.offered.get(key, set())
         sizes.update((market.sizes[has_class] * market.unit_bytes).tolist())
         for ask in request.asks:
             amounts = [part.amount for phase in ask.phases for part in phase]
@@ -243,7 +243,7 @@ class DemandTracker:
             classes = tuple(sorted(size for size in sizes if size + market.unit_bytes > fixed))
             if classes:
                 worth = max((_worth(each, market) for each in amounts), default=0.0)
-                self._mix.add(classes, worth * ask.count)
+                self.mix.add(classes, worth * ask.count)
         self._pods += 1
 
     def _has_class(self, snap: Snapshot, rows: Rows) -> Mask | None:
@@ -259,7 +259,7 @@ class DemandTracker:
         return None if counts[known] else counts[:known] > 0
 
     def _update_prices(self, snap: Snapshot) -> None:
-        now = market(snap, self._mix.demand)
+        now = market(snap, self.mix.demand)
         if now is None or self.market is None or _differs(now, self.market):
             self.market = now
 
