@@ -262,18 +262,20 @@ class ControlPlane(Processes):
         flags = f"--config={config}", "--secure-port=0", *scheduler_flags(binary, *gates)
         self.spawn(name, str(built(binary)[binary]), *flags)
 
-    def start_controller_manager(self) -> None:
+    def start_controller_manager(self, *flags: str, controllers: Sequence[str] = ()) -> None:
+        """Start these controllers, by default those of the class."""
         name = "kube-controller-manager"
         self.spawn(
             name,
             str(built(name)[name]),
             f"--kubeconfig={self.kubeconfig('controllers-of-the-tests')}",
             f"--service-account-private-key-file={self.folder / 'service-account.key'}",
-            f"--controllers={','.join(self.controllers)}",
+            f"--controllers={','.join(controllers or self.controllers)}",
             f"--root-ca-file={self.ca_file}",
             "--use-service-account-credentials=true",  # RBAC grants rights only to these accounts
             "--leader-elect=false",
             "--secure-port=0",
+            *flags,
         )
 
     def kubectl(self, *arguments: str) -> str:

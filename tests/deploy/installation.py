@@ -38,8 +38,6 @@ PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 USERS_PODS = "/api/v1/namespaces/default/pods"
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
-#: Controllers that delete namespaces and the pods of Deployments.
-_CONTROLLERS = "namespace-controller,garbage-collector-controller"
 _AUDIT = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
@@ -53,6 +51,9 @@ _AUDIT = {
 
 class AuditedPlane(ControlPlane):
     """A control plane whose API server logs the calls of accounts in our namespace."""
+
+    #: They delete namespaces and the pods of Deployments.
+    controllers = ("namespace-controller", "garbage-collector-controller")
 
     @property
     def audit_log(self) -> Path:
@@ -69,18 +70,6 @@ class AuditedPlane(ControlPlane):
         events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
         user = f"system:serviceaccount:{NAMESPACE}:{account}"
         return [event for event in events if event["user"]["username"] == user]
-
-    def start_deleting(self) -> None:
-        """Start the controllers that carry out deletions."""
-        name = "kube-controller-manager"
-        self.spawn(
-            name,
-            str(built(name)[name]),
-            f"--kubeconfig={self.kubeconfig()}",
-            f"--controllers={_CONTROLLERS}",
-            "--leader-elect=false",
-            "--secure-port=0",
-        )
 
 
 class InstalledNodes(Nodes):

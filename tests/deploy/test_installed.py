@@ -398,7 +398,7 @@ def uninstallation_leaves_only_the_pods_of_users(
     nodes = {
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
     }
-    plane.start_deleting()
+    plane.start_controller_manager()
     # Stop the processes of Deployment and DaemonSet, because no kubelet does it here.
     installation.end(UPGRADED)
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):

@@ -17,7 +17,7 @@ import yaml
 from headroom.contract.gpunode import GPUNode
 from headroom.contract.gpunode_json import decode_gpunode
 from headroom.runtime.server.tls import TlsFiles
-from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane, built
+from tests.controlplane import ROOT, SCHEDULER_NAME, ApiRefused, ControlPlane
 from tests.e2e.nodes import RESOURCE, SYSTEM_NAMESPACE, Nodes, Shape
 from tests.processes import free_ports
 from tests.waiting import PATIENCE_S, until
@@ -140,28 +140,16 @@ class Cluster:
         return ports
 
     def start_scheduler(
-        self,
-        extender_url: str,
-        binary: str = "kube-scheduler",
-        tls: Mapping[str, str] | None = None,
-        one_entry: bool = False,
-        gates: Sequence[str] = (),
-        timeout_s: float = 60.0,
+        self, extender_url: str, binary: str = "kube-scheduler", **how: Any
     ) -> None:
-        self.plane.start_scheduler(extender_url, binary, tls, one_entry, gates, timeout_s)
+        self.plane.start_scheduler(extender_url, binary, **how)
         self._started.append(binary)
 
-    def start_scheduler_as(
-        self,
-        name: str,
-        configuration: Mapping[str, Any],
-        binary: str = "kube-scheduler",
-        gates: Sequence[str] = (),
-    ) -> None:
+    def start_scheduler_as(self, name: str, configuration: Mapping[str, Any], **how: Any) -> None:
         """Start a kube-scheduler with this KubeSchedulerConfiguration, as a process of that
         name.
         """
-        self.plane.spawn_scheduler(name, configuration, binary, gates)
+        self.plane.spawn_scheduler(name, configuration, **how)
         self._started.append(name)
 
     def start_controller_manager(self) -> None:
@@ -393,22 +381,11 @@ def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
 @contextlib.contextmanager
 def quota_controller(plane: ControlPlane, *flags: str) -> Iterator[None]:
     """Run the controller that counts the use of ResourceQuotas with additional ``flags``."""
-    name = "kube-controller-manager"
-    plane.spawn(
-        name,
-        str(built(name)[name]),
-        f"--kubeconfig={plane.kubeconfig('controllers-of-the-tests')}",
-        f"--service-account-private-key-file={plane.folder / 'service-account.key'}",
-        "--controllers=resourcequota-controller",
-        "--use-service-account-credentials=true",
-        "--leader-elect=false",
-        "--secure-port=0",
-        *flags,
-    )
+    plane.start_controller_manager(*flags, controllers=["resourcequota-controller"])
     try:
         yield
     finally:
-        plane.kill(name)
+        plane.kill("kube-controller-manager")
 
 
 def placement(pod: Mapping[str, Any]) -> dict[str, Any]:

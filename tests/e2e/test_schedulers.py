@@ -123,7 +123,7 @@ def test_the_default_scheduler_of_each_minor_uses_tls_and_survives_renewals(
     cluster.settle()
     content = default_scheduler(cluster.plane, tunnel.port, mounted.host)
     for scheduler in SCHEDULERS:
-        cluster.start_scheduler_as(scheduler, content, scheduler)
+        cluster.start_scheduler_as(scheduler, content, binary=scheduler)
         bound(cluster, f"gpu-{scheduler}")
         annotations = cluster.pod(f"gpu-{scheduler}")["metadata"]["annotations"]
         assert "headroom.gpu/placement" in annotations

@@ -26,6 +26,7 @@ from tests.kubelet.node_objects import (
     INSIDE,
     KERNEL,
     RESOURCE,
+    is_ready,
     kubelet_configuration,
     write_mounts,
 )
@@ -211,10 +212,9 @@ class GpuNode(Processes):
 
     def _is_ready(self) -> bool:
         try:
-            conditions = self._object()["status"].get("conditions", [])
+            return is_ready(self._object())
         except ApiRefused:
             return False
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def _import_image(self) -> None:
         archive = self.folder / "machine.tar"

@@ -13,7 +13,7 @@ import typer
 from tests.controlplane import ROOT, SCHEDULER_NAME, ControlPlane
 from tests.e2e.cluster import EVENTS, GPUNODES, PODS, Cluster, scheduling_message
 from tests.install.gpu_node import IMAGE, GpuNode
-from tests.kubelet.node_objects import RESOURCE
+from tests.kubelet.node_objects import RESOURCE, is_ready
 from tests.waiting import until
 
 GIB = 1 << 30
@@ -194,8 +194,7 @@ class GpuCluster:
         return next(int(each["free"]) for each in found if "free" in each)
 
     def _is_ready(self, name: str) -> bool:
-        conditions = self._cluster.pod(name)["status"].get("conditions", [])
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+        return is_ready(self._cluster.pod(name))
 
     def _names(self) -> set[str]:
         return {each["metadata"]["name"] for each in self._cluster.pods()}

@@ -8,9 +8,9 @@ import signal
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from tests.install.cluster import Machine, Plane, until
+from tests.kubelet.node_objects import is_ready
 
 
 def freeze(
@@ -31,9 +31,10 @@ def freeze(
 
     def state() -> tuple[bool, int]:
         """Return whether the pod is ready, and its restart count."""
-        status = plane.call("GET", path)["status"]
-        (of,) = (each for each in status["containerStatuses"] if each["name"] == container)
-        return _is_ready(status), of["restartCount"]
+        pod = plane.call("GET", path)
+        statuses = pod["status"]["containerStatuses"]
+        (of,) = (each for each in statuses if each["name"] == container)
+        return is_ready(pod), of["restartCount"]
 
     restarts = state()[1]
     for pid in _with_descendants(process.pid):
@@ -48,11 +49,6 @@ def freeze(
         until(reached, f"{name}: {what}")
         seconds[what] = round(time.monotonic() - began_s, 1)
     return seconds
-
-
-def _is_ready(status: dict[str, Any]) -> bool:
-    conditions = status.get("conditions", ())
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
 def _with_descendants(pid: int) -> list[int]:

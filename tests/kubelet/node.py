@@ -28,6 +28,7 @@ from tests.kubelet.node_objects import (
     PCI,
     RESOURCE,
     forget,
+    is_ready,
     kubelet_configuration,
     numa_files,
     plugin_configuration,
@@ -343,11 +344,10 @@ class Node(Processes):
 
     def _is_ready(self) -> bool:
         try:
-            conditions = self.object()["status"].get("conditions", [])
             self.held()
+            return is_ready(self.object())
         except (ApiRefused, grpc.RpcError):
             return False
-        return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
     def listed(self) -> dict[str, Any]:
         """Return the response of PodResources' List, by pod."""

@@ -4,7 +4,7 @@ import contextlib
 import ctypes
 import os
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +161,9 @@ def forget(plane: ControlPlane, node: str) -> None:
     for path in (f"/api/v1/nodes/{node}", lease):
         with contextlib.suppress(ApiRefused):
             plane.call("DELETE", path)
+
+
+def is_ready(of: Mapping[str, Any]) -> bool:
+    """Return whether a node or a pod is ready."""
+    conditions = of["status"].get("conditions", [])
+    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -39,7 +39,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[Plane]:
         built("etcd", "kube-apiserver", "kube-controller-manager", "kubectl", "helm")
     with control_plane(Plane) as running:
         assert isinstance(running, Plane)
-        running.start_deleting()
+        running.start_controller_manager()
         yield running
 
 

@@ -43,7 +43,7 @@ def coscheduling(cluster: PlayedCluster) -> Iterator[None]:
         profile.setdefault("pluginConfig", []).append(
             {"name": "Coscheduling", "args": {"permitWaitingTimeSeconds": PERMIT_S}}
         )
-        cluster.start_scheduler_as("coscheduling", configuration, "scheduler-plugins")
+        cluster.start_scheduler_as("coscheduling", configuration, binary="scheduler-plugins")
         cluster.settle()
         yield
     finally:
