@@ -5,8 +5,10 @@ Every pod requests 6 of the 10 bytes of the only device, so that two pods never 
 bytes if its user changes or recreates it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Any
 
 from tests.model.cluster import (
     binds,
@@ -26,7 +28,8 @@ from tests.model.cluster import (
     settles,
     world,
 )
-from tests.model.explorer import Scenario
+from tests.model.explorer import Deed, Scenario
+from tests.model.world import World
 
 P, Q, HEIR = pod("p", 6), pod("q", 6), pod("p", 2, uid="p-heir")
 HELD = world(P, Q)
@@ -34,188 +37,106 @@ FIRST, SECOND, BESIDE = pod("p", 2, alone=True), pod("q", 2, alone=True), pod("r
 STARTERS = world(FIRST, SECOND, BESIDE)
 SMALL = world(pod("p", 2), Q)
 
-Play = Callable[[ModuleType, int], Scenario]
+
+@dataclass(frozen=True)
+class Play:
+    #: By name, the function that makes the actor, and its arguments before the ledger's code.
+    actors: Mapping[str, tuple[Any, ...]]
+    deeds: Mapping[str, Deed] = field(default_factory=dict)
+    world: World = HELD
+
+    def __call__(self, code: ModuleType, losses: int) -> Scenario:
+        actors = {name: make(*given, code) for name, (make, *given) in self.actors.items()}
+        return Scenario(self.world, actors, self.deeds, losses)
 
 
-def two_pods_for_one_device(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "B binds q": binds("B", Q, "n1", HELD, code),
-        "R": removes("R", "n1", "p", code),
-    }
-    return Scenario(HELD, actors, {"p ends": ends("p")}, losses)
-
-
-def one_pod_on_two_nodes(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p to n1": binds("A", P, "n1", HELD, code),
-        "B binds p to n2": binds("B", P, "n2", HELD, code),
-        "R": removes("R", "n1", "p", code),
-    }
-    return Scenario(HELD, actors, {}, losses)
-
-
-def one_pod_bound_twice_to_a_node(code: ModuleType, losses: int) -> Scenario:
-    """kube-scheduler times out on one replica, and calls another."""
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "B binds p": binds("B", P, "n1", HELD, code),
-        "R": removes("R", "n1", "p", code),
-    }
-    return Scenario(HELD, actors, {}, losses)
-
-
-def two_removals_during_a_bind(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "R": removes("R", "n1", "p", code),
-        "S": removes("S", "n1", "p", code),
-    }
-    return Scenario(HELD, actors, {}, losses)
-
-
-def a_request_that_grows(code: ModuleType, losses: int) -> Scenario:
-    """A has seen the pod before its user changed it, and B after."""
-    actors = {
-        "A binds p": binds("A", P, "n1", SMALL, code),
-        "B binds p": binds("B", P, "n1", None, code),
-    }
-    return Scenario(SMALL, actors, {"p grows": edits("p", 6)}, losses)
-
-
-def a_pod_recreated_under_its_name(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "B binds the new p": binds("B", HEIR, "n1", None, code),
-        "R": removes("R", "n1", "p", code),
-    }
-    return Scenario(HELD, actors, {"p is replaced": recreates("p", 2)}, losses)
-
-
-def a_pod_deleted_during_its_bind(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "B binds q": binds("B", Q, "n1", HELD, code),
-        "R": removes("R", "n1", "p", code),
-    }
-    return Scenario(HELD, actors, {"p is deleted": deletes("p")}, losses)
-
-
-def the_gpunode_is_lost(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "B binds q": binds("B", Q, "n1", HELD, code),
-        "I": initialises("I", "n1", code),
-    }
-    return Scenario(HELD, actors, {"the GPUNode is lost": loses_the_gpunode("n1")}, losses)
-
-
-def two_replicas_initialise_the_lost_gpunode(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "I": initialises("I", "n1", code),
-        "J": initialises("J", "n1", code),
-    }
-    return Scenario(HELD, actors, {"the GPUNode is lost": loses_the_gpunode("n1")}, losses)
-
-
-def the_gpunode_is_missing_for_a_while(code: ModuleType, losses: int) -> Scenario:
-    """A has cached the deleted GPUNode, and R removes a reservation from it."""
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "I": initialises("I", "n1", code),
-        "R": removes("R", "n1", "p", code),
-    }
-    deeds = {
-        "the GPUNode is deleted": deletes_the_gpunode("n1"),
-        "the GPUNode is created": creates_the_gpunode("n1"),
-    }
-    return Scenario(HELD, actors, deeds, losses)
-
-
-def a_pod_bypasses_us(code: ModuleType, losses: int) -> Scenario:
-    """Both replicas see the pod and charge it, while one of them binds another pod."""
-    actors = {
-        "A binds p": binds("A", P, "n1", HELD, code),
-        "C": charges("C", "n1", Q, code),
-        "D": charges("D", "n1", Q, code),
-    }
-    deeds = {"q bypasses us": bypasses_us("q", "n1"), "q ends": ends("q")}
-    return Scenario(HELD, actors, deeds, losses)
-
-
-def a_pod_is_bound_by_two_schedulers(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p to n2": binds("A", P, "n2", HELD, code),
-        "C": charges("C", "n1", P, code),
-        "R": removes("R", "n2", "p", code),
-    }
-    deeds = {"p bypasses us": bypasses_us("p", "n1"), "p is deleted": deletes("p")}
-    return Scenario(HELD, actors, deeds, losses)
-
-
-def a_pod_bypasses_us_while_the_gpunode_is_lost(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "C": charges("C", "n1", Q, code),
-        "I": initialises("I", "n1", code),
-        "R": removes("R", "n1", "q", code),
-    }
-    deeds = {
-        "q bypasses us": bypasses_us("q", "n1"),
-        "the GPUNode is lost": loses_the_gpunode("n1"),
-    }
-    return Scenario(HELD, actors, deeds, losses)
-
-
-def three_extenders(code: ModuleType, losses: int) -> Scenario:
-    actors = {
-        "A binds p to n1": binds("A", P, "n1", HELD, code),
-        "B binds q to n1": binds("B", Q, "n1", HELD, code),
-        "C binds p to n2": binds("C", P, "n2", HELD, code),
-        "R": removes("R", "n1", "p", code),
-    }
-    return Scenario(HELD, actors, {}, losses)
-
-
-def pods_that_start_alone(code: ModuleType, losses: int) -> Scenario:
-    """p, q and r fit on the device at the same time, but only one of p and q may start there."""
-    actors = {
-        "A binds p": binds("A", FIRST, "n1", STARTERS, code),
-        "B binds q": binds("B", SECOND, "n1", STARTERS, code),
-        "C binds r": binds("C", BESIDE, "n1", STARTERS, code),
-        "E": ends_start("E", "n1", FIRST, code),
-    }
-    return Scenario(STARTERS, actors, {"p settles": settles("p")}, losses)
-
-
-def a_starting_pod_is_deleted(code: ModuleType, losses: int) -> Scenario:
-    """Its containers may continue to run."""
-    actors = {
-        "A binds p": binds("A", FIRST, "n1", STARTERS, code),
-        "B binds q": binds("B", SECOND, "n1", None, code),
-        "R": removes("R", "n1", "p", code),
-    }
-    return Scenario(STARTERS, actors, {"p is deleted": deletes("p")}, losses)
-
+A_BINDS_P = {"A binds p": (binds, "A", P, "n1", HELD)}
+B_BINDS_Q = {"B binds q": (binds, "B", Q, "n1", HELD)}
+R = {"R": (removes, "R", "n1", "p")}
+I = {"I": (initialises, "I", "n1")}  # noqa: E741
+C = {"C": (charges, "C", "n1", Q)}
+A_BINDS_FIRST = {"A binds p": (binds, "A", FIRST, "n1", STARTERS)}
+P_IS_DELETED = {"p is deleted": deletes("p")}
+IS_LOST = {"the GPUNode is lost": loses_the_gpunode("n1")}
+P_BYPASSES_US, Q_BYPASSES_US = (
+    {f"{name} bypasses us": bypasses_us(name, "n1")} for name in ("p", "q")
+)
 
 PLAYS: Mapping[str, Play] = {
-    play.__name__.replace("_", " "): play
-    for play in (
-        two_pods_for_one_device,
-        one_pod_on_two_nodes,
-        one_pod_bound_twice_to_a_node,
-        two_removals_during_a_bind,
-        a_request_that_grows,
-        a_pod_recreated_under_its_name,
-        a_pod_deleted_during_its_bind,
-        the_gpunode_is_lost,
-        two_replicas_initialise_the_lost_gpunode,
-        the_gpunode_is_missing_for_a_while,
-        a_pod_bypasses_us,
-        a_pod_is_bound_by_two_schedulers,
-        a_pod_bypasses_us_while_the_gpunode_is_lost,
-        three_extenders,
-        pods_that_start_alone,
-        a_starting_pod_is_deleted,
-    )
+    "two pods for one device": Play(A_BINDS_P | B_BINDS_Q | R, {"p ends": ends("p")}),
+    "one pod on two nodes": Play(
+        {
+            "A binds p to n1": (binds, "A", P, "n1", HELD),
+            "B binds p to n2": (binds, "B", P, "n2", HELD),
+        }
+        | R
+    ),
+    # kube-scheduler times out on one replica, and calls another.
+    "one pod bound twice to a node": Play(
+        A_BINDS_P | {"B binds p": (binds, "B", P, "n1", HELD)} | R
+    ),
+    "two removals during a bind": Play(A_BINDS_P | R | {"S": (removes, "S", "n1", "p")}),
+    # A has seen the pod before its user changed it, and B after.
+    "a request that grows": Play(
+        {"A binds p": (binds, "A", P, "n1", SMALL), "B binds p": (binds, "B", P, "n1", None)},
+        {"p grows": edits("p", 6)},
+        SMALL,
+    ),
+    "a pod recreated under its name": Play(
+        A_BINDS_P | {"B binds the new p": (binds, "B", HEIR, "n1", None)} | R,
+        {"p is replaced": recreates("p", 2)},
+    ),
+    "a pod deleted during its bind": Play(A_BINDS_P | B_BINDS_Q | R, P_IS_DELETED),
+    "the gpunode is lost": Play(A_BINDS_P | B_BINDS_Q | I, IS_LOST),
+    "two replicas initialise the lost gpunode": Play(
+        A_BINDS_P | I | {"J": (initialises, "J", "n1")}, IS_LOST
+    ),
+    # A has cached the deleted GPUNode, and R removes a reservation from it.
+    "the gpunode is missing for a while": Play(
+        A_BINDS_P | I | R,
+        {
+            "the GPUNode is deleted": deletes_the_gpunode("n1"),
+            "the GPUNode is created": creates_the_gpunode("n1"),
+        },
+    ),
+    # Both replicas see the pod and charge it, while one of them binds another pod.
+    "a pod bypasses us": Play(
+        A_BINDS_P | C | {"D": (charges, "D", "n1", Q)}, Q_BYPASSES_US | {"q ends": ends("q")}
+    ),
+    "a pod is bound by two schedulers": Play(
+        {
+            "A binds p to n2": (binds, "A", P, "n2", HELD),
+            "C": (charges, "C", "n1", P),
+            "R": (removes, "R", "n2", "p"),
+        },
+        P_BYPASSES_US | P_IS_DELETED,
+    ),
+    "a pod bypasses us while the gpunode is lost": Play(
+        C | I | {"R": (removes, "R", "n1", "q")}, Q_BYPASSES_US | IS_LOST
+    ),
+    "three extenders": Play(
+        {
+            "A binds p to n1": (binds, "A", P, "n1", HELD),
+            "B binds q to n1": (binds, "B", Q, "n1", HELD),
+            "C binds p to n2": (binds, "C", P, "n2", HELD),
+        }
+        | R
+    ),
+    # p, q and r fit on the device at the same time, but only one of p and q may start there.
+    "pods that start alone": Play(
+        A_BINDS_FIRST
+        | {
+            "B binds q": (binds, "B", SECOND, "n1", STARTERS),
+            "C binds r": (binds, "C", BESIDE, "n1", STARTERS),
+            "E": (ends_start, "E", "n1", FIRST),
+        },
+        {"p settles": settles("p")},
+        STARTERS,
+    ),
+    # Its containers may continue to run.
+    "a starting pod is deleted": Play(
+        A_BINDS_FIRST | {"B binds q": (binds, "B", SECOND, "n1", None)} | R,
+        P_IS_DELETED,
+        STARTERS,
+    ),
 }
