@@ -3,7 +3,7 @@
 import base64
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,12 +127,27 @@ class Site:
                 "POST", "/api/v1/namespaces", {"metadata": {"name": name, "labels": labels}}
             )
             assert reply.status in (201, 409), reply
-        for account in (EXTENDER, WEBHOOK, AGENT):
+        self.add_accounts(EXTENDER, WEBHOOK, AGENT)
+        self.add_nodes(*NODES)
+        self._undo.callback(until, self._is_open_again, "the policies apply no longer")
+        files = ("base/admission.yaml", "base/tenants.yaml", "base/priorityclass.yaml")
+        for each in (each for file in files for each in manifests(file)):
+            if each["kind"] == "PriorityClass":
+                self.create("/apis/scheduling.k8s.io/v1/priorityclasses", each)
+            else:
+                self.enforce(each)
+
+    def add_accounts(self, *accounts: str) -> None:
+        """Create these accounts of ours, with their roles as installed."""
+        for account in accounts:
             self.create(ACCOUNTS, {"metadata": {"name": account}})
         for role in manifests("base/rbac.yaml"):
             if role["kind"] in ("Role", "ClusterRole"):
-                self.grant(role)
-        for node in NODES:
+                self.grant(role, accounts)
+
+    def add_nodes(self, *names: str) -> None:
+        """Create nodes with an agent's pod each."""
+        for node in names:
             self.create("/api/v1/nodes", {"metadata": {"name": node}})
             self.plane.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}})
             spec = {
@@ -142,14 +157,11 @@ class Site:
             }
             path = f"/api/v1/namespaces/{SYSTEM}/pods"
             self.create(path, {"metadata": {"name": f"agent-on-{node}"}, "spec": spec})
-        self._undo.callback(until, self._is_open_again, "the policies apply no longer")
-        files = ("base/admission.yaml", "base/tenants.yaml", "base/priorityclass.yaml")
-        for each in (each for file in files for each in manifests(file)):
-            if each["kind"] == "PriorityClass":
-                self.create("/apis/scheduling.k8s.io/v1/priorityclasses", each)
-                continue
-            kind = "ies" if each["kind"].endswith("Policy") else "ybindings"
-            self.create(f"{ADMISSION}/validatingadmissionpolic{kind}", each)
+
+    def enforce(self, policy: Mapping[str, Any]) -> None:
+        """Create an admission policy, or its binding."""
+        kind = "ies" if policy["kind"].endswith("Policy") else "ybindings"
+        self.create(f"{ADMISSION}/validatingadmissionpolic{kind}", policy)
 
     def _is_open_again(self) -> bool:
         """Wait until the API server has forgotten the policies, because other tests use it too."""
@@ -157,13 +169,15 @@ class Site:
         gpunode = {"apiVersion": version, "kind": "GPUNode", "metadata": metadata}
         return self.send("POST", f"{GPUNODES}?dryRun=All", gpunode).status == 201
 
-    def grant(self, role: Mapping[str, Any]) -> None:
+    def grant(
+        self, role: Mapping[str, Any], accounts: Sequence[str] = (EXTENDER, WEBHOOK, AGENT)
+    ) -> None:
         """Create a role, and bind it to the accounts of the same name."""
         metadata = role["metadata"]
         namespace = metadata.get("namespace")
         where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
         self.create(f"{where}/{role['kind'].lower()}s", role)
-        for account in (EXTENDER, WEBHOOK, AGENT):
+        for account in accounts:
             if metadata["name"].startswith(account):
                 self.bind(metadata["name"], account, role["kind"], namespace)
 

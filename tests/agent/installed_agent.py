@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 import pytest
-import yaml
 from kubernetes.client import ApiClient
 
 from agent.kube_client import of_client
@@ -20,18 +19,12 @@ from headroom.contract.gpunode import (
 )
 from headroom.contract.gpunode_json import decode_gpunode
 from headroom.contract.kube import Lease
-from tests.controlplane import ROOT, ApiRefused, ControlPlane
+from tests.admission.site import AGENT, AT_ONCE, GPUNODES, SYSTEM, Site, manifests
+from tests.controlplane import ApiRefused, ControlPlane
 from tests.waiting import PATIENCE_S, until
 
-SYSTEM = "headroom-system"
-AGENT = "headroom-agent"
 NODES = ("agent-a", "agent-b")
-GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{SYSTEM}/leases"
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
-ADMISSION = "/apis/admissionregistration.k8s.io/v1"
-ACCOUNTS = f"/api/v1/namespaces/{SYSTEM}/serviceaccounts"
-AT_ONCE = {"gracePeriodSeconds": 0}
 
 
 def unless(status: int, plane: ControlPlane, method: str, path: str, body: Any) -> None:
@@ -42,75 +35,35 @@ def unless(status: int, plane: ControlPlane, method: str, path: str, body: Any) 
             raise
 
 
-def manifests(name: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((ROOT / "deploy/base" / name).read_text()))
-
-
 @pytest.fixture(scope="module")
 def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
     """The agent's service account with its roles, the admission policy, two nodes with a GPUNode
     each, and a pod of the agent.
     """
-    account = {"kind": "ServiceAccount", "name": AGENT, "namespace": SYSTEM}
-    undo = contextlib.ExitStack()
-
-    def create(path: str, body: dict[str, Any]) -> None:
-        unless(409, plane, "POST", path, body)
-        name = body["metadata"]["name"]
-        undo.callback(unless, 404, plane, "DELETE", f"{path}/{name}", AT_ONCE)
-
-    with undo:
+    site = Site(plane)
+    try:
         unless(409, plane, "POST", "/api/v1/namespaces", {"metadata": {"name": SYSTEM}})
-        create(ACCOUNTS, {"metadata": {"name": AGENT}})
-        for role in manifests("rbac.yaml"):
-            namespace = role["metadata"].get("namespace")
-            where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
-            create(f"{where}/{role['kind'].lower()}s", role)
-            if role["metadata"]["name"] == AGENT:
-                reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": role["kind"]}
-                binding = {
-                    "metadata": {"name": "agents-of-the-tests"},
-                    "roleRef": {**reference, "name": AGENT},
-                    "subjects": [account],
-                }
-                create(f"{where}/{role['kind'].lower()}bindings", binding)
+        site.add_accounts(AGENT)
+        site.add_nodes(*NODES)
         for node in NODES:
-            create("/api/v1/nodes", {"metadata": {"name": node}})
-            kind = {"apiVersion": API_VERSION, "kind": KIND}
-            create(GPUNODES, {**kind, "metadata": {"name": node}, "spec": {}})
-            spec = {
-                "nodeName": node,
-                "serviceAccountName": AGENT,
-                "containers": [{"name": "agent", "image": "none"}],
-            }
-            pod = {"metadata": {"name": f"pod-on-{node}"}, "spec": spec}
-            create(f"/api/v1/namespaces/{SYSTEM}/pods", pod)
-            undo.callback(unless, 404, plane, "DELETE", f"{LEASES}/{node}", AT_ONCE)
-        policy, binding = (
-            each
-            for each in manifests("admission.yaml")
-            if each["metadata"]["name"] == "headroom-agent-own-node"
-        )
-        create(f"{ADMISSION}/validatingadmissionpolicies", policy)
-        create(f"{ADMISSION}/validatingadmissionpolicybindings", binding)
+            gpunode = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": node}}
+            site.create(GPUNODES, {**gpunode, "spec": {}})
+        for each in manifests("base/admission.yaml"):
+            if each["metadata"]["name"] == "headroom-agent-own-node":
+                site.enforce(each)
         until(lambda: not may_write(plane, "agent-a", "agent-b"), "the policy is in force")
         yield plane
+    finally:
+        for node in NODES:
+            unless(404, plane, "DELETE", f"{LEASES}/{node}", AT_ONCE)
+        site.close()
 
 
 def token(plane: ControlPlane, node: str | None) -> str:
     """Return the token that the node's kubelet would mount into its agent, or a token without a
     pod.
     """
-    bound: dict[str, Any] = {}
-    if node is not None:
-        name = f"pod-on-{node}"
-        pod = plane.call("GET", f"/api/v1/namespaces/{SYSTEM}/pods/{name}")
-        reference = {"apiVersion": "v1", "kind": "Pod", "name": name}
-        bound = {"boundObjectRef": {**reference, "uid": pod["metadata"]["uid"]}}
-    request = {"spec": {"expirationSeconds": 3600, **bound}}
-    answer = plane.call("POST", f"{ACCOUNTS}/{AGENT}/token", request)
-    given: str = answer["status"]["token"]
-    return given
+    return Site(plane).token(AGENT, node)
 
 
 @contextlib.contextmanager

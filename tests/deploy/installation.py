@@ -23,6 +23,7 @@ from agent.probes.gpunode_watch import GPUNodeWatch
 from agent.probes.node_probe import NodeApi
 from headroom.contract.console import HEADER
 from tests import forks
+from tests.admission.site import Site
 from tests.controlplane import ROOT, ApiRefused, ControlPlane, built
 from tests.deploy.rendered import DEPLOY, NAMESPACE, Objects, named_images, objects, overlay
 from tests.e2e.cluster import pod_manifest
@@ -32,7 +33,6 @@ from tests.waiting import PATIENCE_S, until
 
 EXTENDER, AGENT, CERTS = "headroom-extender", "headroom-agent", "headroom-certs"
 WEBHOOK, CONSOLE = "headroom-webhook", "headroom-console"
-ACCOUNTS = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
 SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 USERS_PODS = "/api/v1/namespaces/default/pods"
@@ -99,9 +99,8 @@ class InstalledNodes(Nodes):
                 "containers": [{"name": "agent", "image": "none"}],
             },
         }
-        uid = self._plane.call("POST", PODS, pod)["metadata"]["uid"]
-        reference = {"apiVersion": "v1", "kind": "Pod", "name": f"agent-on-{node}", "uid": uid}
-        return token(self._plane, AGENT, {"boundObjectRef": reference})
+        self._plane.call("POST", PODS, pod)
+        return Site(self._plane).token(AGENT, node)
 
     def publisher(self, name: str) -> KubernetesPublisher:
         return KubernetesPublisher(of_client(self.clients[name]), name, NAMESPACE, heartbeat_s=30)
@@ -119,11 +118,8 @@ class InstalledNodes(Nodes):
             watch.stop()
 
 
-def token(plane: ControlPlane, account: str, bound: dict[str, Any] | None = None) -> str:
-    request = {"spec": {"expirationSeconds": 3600, **(bound or {})}}
-    answer = plane.call("POST", f"{ACCOUNTS}/{account}/token", request)
-    given: str = answer["status"]["token"]
-    return given
+def token(plane: ControlPlane, account: str) -> str:
+    return Site(plane).token(account)
 
 
 class Installation:
