@@ -6,16 +6,14 @@ API server, kubelet and device plugin are real. The agent has its own account an
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
 
-from tests.agent.installed_agent import ACCOUNTS, AGENT, AT_ONCE, RBAC, manifests, token, unless
+from tests.admission.site import AGENT, AT_ONCE, RBAC, Site, manifests
 from tests.controlplane import ControlPlane
 from tests.kubelet.node_objects import gpu_pod
 from tests.kubelet.steered_node import StartSteered, SteeredNode, start_steered
 
 __all__ = ["start_steered"]
 
-BINDING = "agent-of-the-uninstalled"
 #: Longer than the kubelet of a busy machine takes to reject a pod that was just bound.
 STALE_AFTER_S = 30
 
@@ -23,41 +21,18 @@ STALE_AFTER_S = 30
 @contextlib.contextmanager
 def permitted(plane: ControlPlane) -> Iterator[str]:
     """Grant the agent's account its roles. Return a token of the account."""
-    undo = contextlib.ExitStack()
-
-    def create(path: str, body: dict[str, Any]) -> None:
-        unless(409, plane, "POST", path, body)
-        undo.callback(unless, 404, plane, "DELETE", f"{path}/{body['metadata']['name']}", AT_ONCE)
-
-    with undo:
-        create(ACCOUNTS, {"metadata": {"name": AGENT}})
-        for role in manifests("rbac.yaml"):
-            if role["metadata"]["name"] == AGENT:
-                kinds = f"{_place(role)}/{role['kind'].lower()}"
-                create(f"{kinds}s", role)
-                create(f"{kinds}bindings", _binding(role))
-        yield token(plane, None)
+    with contextlib.closing(Site(plane)) as site:
+        site.add_accounts(AGENT)
+        yield site.token(AGENT)
 
 
 def withdraw_permissions(plane: ControlPlane) -> None:
-    for role in manifests("rbac.yaml"):
+    for role in manifests("base/rbac.yaml"):
         if role["metadata"]["name"] == AGENT:
-            path = f"{_place(role)}/{role['kind'].lower()}bindings/{BINDING}"
-            plane.call("DELETE", path, AT_ONCE)
-
-
-def _place(role: dict[str, Any]) -> str:
-    namespace = role["metadata"].get("namespace")
-    return f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
-
-
-def _binding(role: dict[str, Any]) -> dict[str, Any]:
-    namespace = ACCOUNTS.split("/")[-2]
-    return {
-        "metadata": {"name": BINDING},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role["kind"], "name": AGENT},
-        "subjects": [{"kind": "ServiceAccount", "name": AGENT, "namespace": namespace}],
-    }
+            namespace = role["metadata"].get("namespace")
+            where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
+            binding = f"{where}/{role['kind'].lower()}bindings/{AGENT}-of-the-tests"
+            plane.call("DELETE", binding, AT_ONCE)
 
 
 def restart_with(steered: SteeredNode, account: str) -> None:
