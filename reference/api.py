@@ -115,9 +115,10 @@ def _endpoint(title: str, operation: _Schema, schemas: _Schema) -> str:
     if body := operation.get("requestBody"):
         text += f"Request body: {_type(_json(body), schemas)}.\n\n"
     answer = _json(operation["responses"]["200"])
-    if name := _named(answer):
+    bodies = [name for each in answer.get("anyOf", [answer]) if (name := _named(each))]
+    for name in bodies:
         text += table("field of the body | type | description", _fields(schemas[name], schemas))
-    else:
+    if not bodies:
         content = operation["responses"]["200"].get("content", {})
         text += f"Answer: {', '.join(map(code, content))}.\n\n"
     errors = [

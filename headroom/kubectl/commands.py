@@ -15,7 +15,7 @@ import typer
 from headroom.kubectl import tables
 from headroom.kubectl.cordon_commands import cordon, uncordon
 from headroom.kubectl.costs import costs
-from headroom.kubectl.debug_api_client import NOT_THERE, CommandError
+from headroom.kubectl.debug_api_client import CommandError
 from headroom.kubectl.defaults import lines as default_lines
 from headroom.kubectl.defrag import defrag
 from headroom.kubectl.follow import Changes
@@ -31,7 +31,6 @@ from headroom.kubectl.help import (
 from headroom.kubectl.idle import idle
 from headroom.kubectl.options import (
     AllNamespaces,
-    DataFormat,
     Format,
     Limit,
     Namespace,
@@ -152,26 +151,24 @@ def score(
     context: typer.Context,
     pod: PodName,
     node: Annotated[
-        str | None, typer.Option(help="Name of any node; default: the best node.")
+        str | None, typer.Option(help="Every check and term of this node; default: all nodes.")
     ] = None,
     namespace: Namespace = None,
-    output: DataFormat = None,
+    limit: Limit = None,
+    output: Format = None,
 ) -> None:
-    """Explain why a pod fits on a node or not, with every check, every term, and the rank."""
+    """Rank all nodes for a pod with their scores, or explain one node with every check and term."""
     options: Options = context.obj
-    api, pod_path = options.api(), options.pod(pod, namespace)
-    if node is None:
-        nearest = api.get("explain", "pods", *pod_path)["nearest"]
-        if not nearest:
-            raise CommandError(
-                f"no node is eligible for pod {'/'.join(pod_path)}; to explain one anyway,"
-                " name it. Example: --node gpu-a",
-                NOT_THERE,
-            )
-        node = str(nearest[0]["node"])
-    body = api.get("score", pod="/".join(pod_path), node=node)
-    if not print_data(body, output):
-        show_lines(scored(body))
+    api, pod_key = options.api(), "/".join(options.pod(pod, namespace))
+    if node is not None:
+        body = api.get("score", pod=pod_key, node=node)
+        if not print_data(body, output):
+            show_lines(scored(body))
+        return
+    body = api.get("score", pod=pod_key, limit=limit)
+    table = tables.ranking(body, wide=output is Output.WIDE)
+    show_table(body, table, output, "the cluster has no nodes")
+    note_more(body)
 
 
 @app.command(rich_help_panel=EXPLAIN)

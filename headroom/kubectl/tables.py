@@ -140,6 +140,32 @@ def _would_reject(body: Body) -> list[str]:
     return [*lines, f"decisions are on record since {since} (setting journal_age_s)"]
 
 
+def ranking(body: Body, wide: bool = False) -> Table:
+    """Return a row for each node from /v1/score, best first.
+
+    ``wide`` adds the certainty, and what each term contributes to the score.
+    """
+    parts = body["parts"]
+    columns = ["NODE", "RANK", "SCORE"]
+    columns += ["NEXT DEVICE", *(name.replace("_", " ").upper() for name in parts)] if wide else []
+    table = Table((*columns, STATE))
+    for node in body["nodes"]:
+        score, terms = node["score_ratio"], node["score_terms"]
+        contributions = [
+            f"{parts[name] * terms[name]:.3f}" if name in terms else "-" for name in parts
+        ]
+        table.add(
+            node["node"],
+            "-" if node["rank"] is None else str(node["rank"]),
+            "-" if score is None else f"{score:.3f}",
+            *((node["certainty"] or "-", *contributions) if wide else ()),
+            "fits" if node["fits"] else node["message"],
+            bad=not node["fits"],
+        )
+    table.total = [each for each in (body["difference"], body["not_tried"]) if each]
+    return table
+
+
 def capacity_by_node(body: Body, wide: bool = False) -> Table:
     """Return how many pods fit on each node, or why none fits, from /v1/capacity.
 

@@ -26,9 +26,9 @@ def documented() -> dict[str, tuple[set[str], set[str]]]:
 
 
 def _column(text: str, heading: str) -> set[str]:
-    """Return the names in the first column of the table with this heading."""
-    table = text.partition(f"| {heading} |")[2].partition("\n\n")[0]
-    return set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    """Return the names in the first column of the tables with this heading."""
+    tables = [rest.partition("\n\n")[0] for rest in text.split(f"| {heading} |")[1:]]
+    return {name for each in tables for name in re.findall(r"^\| `(\w+)` \|", each, re.MULTILINE)}
 
 
 @cache
@@ -54,11 +54,13 @@ def described() -> dict[str, tuple[set[str], set[str]]]:
 
 def _fields(operation: dict[str, Any], document: dict[str, Any]) -> set[str]:
     schema = operation["responses"]["200"]["content"].get("application/json", {}).get("schema", {})
-    name = schema.get("$ref", "").rpartition("/")[2]
-    fields = set(document["components"]["schemas"][name]["properties"]) if name else set()
-    if fields:
-        assert fields >= OF_EVERY_BODY, f"{name} lacks one of {OF_EVERY_BODY}"
-    return fields - OF_EVERY_BODY
+    found: set[str] = set()
+    for each in schema.get("anyOf", [schema]):
+        if name := each.get("$ref", "").rpartition("/")[2]:
+            fields = set(document["components"]["schemas"][name]["properties"])
+            assert fields >= OF_EVERY_BODY, f"{name} lacks one of {OF_EVERY_BODY}"
+            found |= fields
+    return found - OF_EVERY_BODY
 
 
 def test_the_page_and_the_openapi_document_agree() -> None:

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from headroom.contract.decision import decision_id
-from headroom.contract.kube import SchedulingGate
+from headroom.contract.kube import NodeSpec, SchedulingGate, Taint
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from headroom.core.journal.decision_records import Candidate, Candidates, Ranked
@@ -88,13 +88,61 @@ def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
     assert (device["reservation_bytes"], device["replicas_free"]) == (0, 4)
 
 
+def test_without_a_node_all_nodes_are_ranked_with_every_term_and_reason(fleet: Asked) -> None:
+    spec = NodeSpec(taints=[Taint("team", "a", "NoSchedule")])
+    tainted = msgspec.structs.replace(kube_node("tainted"), spec=spec)
+    second = gpunode(shared("D", memory_bytes=48 * GIB), name="second", plugin=DISTRIBUTED)
+    far = gpunode(shared("E"), name="tainted", plugin=DISTRIBUTED)
+    fleet.writer.apply([NodeSeen(kube_node("second")), GPUNodeSeen(second, 0.0)])
+    fleet.writer.apply([NodeSeen(tainted), GPUNodeSeen(far, 0.0)])
+    body = fleet.get("/v1/score?pod=default/waits").json()
+    rows = [(n["node"], n["rank"], n["fits"], n["eligible"], n["reason"]) for n in body["nodes"]]
+    assert sorted(rows[:2]) == [("idle", 1, True, True, None), ("second", 2, True, True, None)]
+    assert rows[2:] == [
+        ("none", None, False, True, "no_replica"),
+        ("busy", None, False, True, "memory_on_any"),
+        ("tainted", None, False, False, "taint"),
+    ]
+    assert (body["fits"], body["matching"], body["remaining"], body["continue"]) == (2, 5, 0, None)
+    first, other = body["nodes"][:2]
+    for each in (first, other):
+        added = sum(body["parts"][name] * term for name, term in each["score_terms"].items())
+        assert each["score_ratio"] == pytest.approx(added)
+        # The view of one node agrees.
+        live = fleet.get(f"/v1/score?pod=default/waits&node={each['node']}").json()["live"]
+        assert (live["rank"], live["score_ratio"]) == (each["rank"], each["score_ratio"])
+    assert first["certainty"] == "exact"
+    assert first["score_ratio"] >= other["score_ratio"]
+    assert body["difference"].startswith(f"{first['node']} wins over {other['node']} by ")
+
+
+def test_the_ranking_has_pages(fleet: Asked) -> None:
+    whole = fleet.get("/v1/score?pod=default/waits").json()["nodes"]
+    assert [each["node"] for each in whole] == ["idle", "none", "busy"]
+    pages, after = [], ""
+    for remaining in (2, 1, 0):
+        body = fleet.get(f"/v1/score?pod=default/waits&limit=1&continue={after}").json()
+        assert (body["matching"], body["remaining"]) == (3, remaining)
+        assert body["difference"] is None  # the pod fits on one node only
+        pages += body["nodes"]
+        after = body["continue"]
+    assert (pages, after) == (whole, None)
+
+
+def test_a_bound_pod_is_ranked_as_if_its_memory_were_free(fleet: Asked) -> None:
+    body = fleet.get("/v1/score?pod=default/bound").json()
+    assert (body["bound_to"], body["taken_back"]) == ("busy", True)
+    assert {each["node"] for each in body["nodes"] if each["fits"]} == {"busy", "idle"}
+
+
 @pytest.mark.parametrize(
     ("query", "status", "message"),
     [
         ("pod=default/waits&node=nowhere", 404, "GET /v1/nodes lists"),
         ("pod=default/nobody&node=idle", 404, "is not known"),
         ("pod=waits&node=idle", 422, "Example: pod=default/trainer-0"),
-        ("pod=default/waits", 422, "query node: "),
+        ("node=idle", 422, "query pod: "),
+        ("pod=default/waits&continue=idle", 422, "is not a number of nodes. Example: continue=100"),
     ],
 )
 def test_unknown_pods_or_nodes_and_missing_parameters_are_rejected(

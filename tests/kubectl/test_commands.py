@@ -75,7 +75,14 @@ def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
     )
     rejected = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
     assert "fails: insufficient GPU memory on any device" in rejected
-    assert run(server.debug, "score", "team-a/large").stdout == rejected  # the nearest node
+    ranked = run(server.debug, "score", "team-a/fits").stdout.splitlines()
+    assert ranked[0].split() == ["NODE", "RANK", "SCORE", "STATE"]
+    assert ranked[1].split()[1] == "1"
+    wide = run(server.debug, "score", "team-a/fits", "-o", "wide").stdout.splitlines()
+    assert wide[0].split()[3:6] == ["NEXT", "DEVICE", "PACKING"]
+    none = run(server.debug, "score", "team-a/large", "--limit", "2")
+    assert all(line.split()[1:3] == ["-", "-"] for line in none.stdout.splitlines()[1:])
+    assert none.stderr == "more are not shown: raise --limit. Example: --limit 1000\n"
     nowhere = run(server.debug, "score", "team-a/fits", "--node", "nowhere")
     assert nowhere.returncode == 1
     assert "node nowhere is not known" in nowhere.stderr

@@ -1,4 +1,4 @@
-"""The score of one pod on one node, compared with all other nodes."""
+"""The score of one pod on all nodes, or on one node compared with all others."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -8,13 +8,22 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from headroom.console.facts.device_occupants import Held, blockers
-from headroom.console.responses import UNKNOWN, Body, Recomputed, encoded, stamp, unknown_node
+from headroom.console.responses import (
+    UNKNOWN,
+    AskedPage,
+    Body,
+    Recomputed,
+    encoded,
+    stamp,
+    unknown_node,
+)
 from headroom.console.view import View
 from headroom.console.view_context import InContext, Newest, Visible
 from headroom.console.views.decision_bodies import DecisionView, Unanswered
 from headroom.console.views.decisions import Sought, decisions
 from headroom.console.views.devices import Aged, DeviceView, HeldView, device_view, held_view
 from headroom.console.views.pending import not_tried
+from headroom.console.views.ranked_nodes import Ranked, RankingBody
 from headroom.console.views.requested_pods import pod_named, understood
 from headroom.contract.quantity import gib
 from headroom.core.cluster.holds import Hold
@@ -154,7 +163,7 @@ NodeName = Annotated[
     str,
     Query(
         max_length=256,
-        description="Any node, also a node that does not fit the pod.",
+        description="Only this node, also if the pod does not fit there.",
         examples=["gpu-a"],
     ),
 ]
@@ -162,11 +171,19 @@ NodeName = Annotated[
 routes = APIRouter()
 
 
-@routes.get("/v1/score", response_model=ScoreBody, responses=UNKNOWN)
-def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: Visible) -> Response:
-    """Explain why the pod would go to this node or not: all failed checks, or the terms of the
-    score and the rank among all nodes. It is recomputed now; the recorded decision is also
-    returned."""
+@routes.get("/v1/score", response_model=ScoreBody | RankingBody, responses=UNKNOWN)
+def score(
+    context: InContext,
+    pod: PodKey,
+    snap: Newest,
+    sees: Visible,
+    page: AskedPage,
+    node: NodeName = "",
+) -> Response:
+    """Rank all nodes for this pod, with every term, reason and certainty; 100 unless ``limit`` is
+    given. With ``node``, explain why the pod would go to this node or not: all failed checks, or
+    the terms of the score and the rank among all nodes. Both are recomputed now; with ``node``, the
+    recorded decision is also returned."""
     cluster = context.cluster
     namespace, _, name = pod.partition("/")
     found_pod = pod_named(context, namespace, name)
@@ -177,9 +194,39 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
         simulation = Simulation(cluster, snap, now_s)
         simulation.release(found_pod.metadata.uid)
         snap = simulation.snapshot()
-    if node not in snap.row_of:
+    if node and node not in snap.row_of:
         raise unknown_node(node)
     eligible = eligible_nodes(found_pod, snap, cluster.node)
+    sought = Sought(uid=found_pod.metadata.uid)
+    stored, unanswered = decisions(context, sought, 1, sees)
+    untried = None
+    if not found_pod.node:
+        untried = not_tried(found_pod, bool(stored), context.schedulers())
+    about = {
+        **context.head(snap),
+        "namespace": namespace,
+        "name": name,
+        "uid": found_pod.metadata.uid,
+        "bound_to": found_pod.node or None,
+        "taken_back": bool(found_pod.node),
+    }
+    if not node:
+        ranked = Ranked.of(cluster, request, snap, eligible, now_s)
+        nodes, remaining, continue_ = ranked.page(page)
+        return encoded(
+            RankingBody(
+                **about,
+                matching=ranked.matching,
+                remaining=remaining,
+                continue_=continue_,
+                not_tried=untried[1] if untried else None,
+                not_checked=[AMOUNTS, *not_modeled(found_pod)],
+                fits=int(ranked.verdicts.fits.sum()),
+                parts=dict(cluster.rules.weights.parts),
+                difference=ranked.difference,
+                nodes=nodes,
+            )
+        )
     row = snap.row_of[node]
     # Compare the node with all eligible nodes, even if it is not eligible itself.
     rows = np.union1d(eligible.rows, [row])
@@ -187,23 +234,12 @@ def score(context: InContext, pod: PodKey, node: NodeName, snap: Newest, sees: V
     weights, market = cluster.rules.weights, cluster.market
     comparison = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
     blocking = blockers(cluster, verdicts, comparison.node)
-    obstacles = eligible.obstacles.get(row, ())
-    sought = Sought(uid=found_pod.metadata.uid)
-    stored, unanswered = decisions(context, sought, 1, sees)
-    untried = None
-    if not found_pod.node:
-        untried = not_tried(found_pod, bool(stored), context.schedulers())
     return encoded(
         ScoreBody(
-            **context.head(snap),
-            namespace=namespace,
-            name=name,
-            uid=found_pod.metadata.uid,
-            bound_to=found_pod.node or None,
-            taken_back=bool(found_pod.node),
+            **about,
             live=_live_view(
                 comparison,
-                obstacles,
+                eligible.obstacles.get(row, ()),
                 untried[1] if untried else None,
                 [
                     AMOUNTS,
