@@ -96,7 +96,7 @@ def let_view(plane: ControlPlane, binding: str, subject: str) -> None:
 
 
 def until_permitted(plane: ControlPlane, subject: str, **asked: Mapping[str, str]) -> None:
-    """Wait until the API server knows the new binding, which it follows with a watch.
+    """Wait until the API server has received the new binding by its watch.
 
     ``asked`` is a part of the spec of a SubjectAccessReview.
     """

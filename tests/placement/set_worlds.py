@@ -2,7 +2,7 @@
 
 The extender's placement and the agent's choice are the product's. The kubelet and the account of
 what each container got are written here, and use nothing of the product: the kubelet reuses the
-devices of init containers, asks the agent for the rest, and takes what it likes if nobody answers.
+devices of init containers, asks the agent for the rest, and takes any devices without an answer.
 """
 
 from collections import Counter

@@ -277,7 +277,7 @@ class TestExplanations:
         assert explanation_lines(found)[0] == "n: fits, on 2 GPUs that Headroom chooses"
 
     def test_the_memory_that_is_missing_is_that_of_the_best_set(self) -> None:
-        """Of the three devices, 20, 16 and 12 GiB are free."""
+        """The three devices have 20, 16 and 12 GiB free."""
         on = node(*gpus(3), **holding(G0=4, G1=8, G2=12))
         for count, missing_gib in ((1, 2), (2, 6), (3, 10)):
             _, verdicts = judged(several(count, "22Gi"), on)

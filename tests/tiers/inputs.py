@@ -68,7 +68,7 @@ NOT_FOLLOWED = {
     # itself.
     "tests/state/validation.py",
 }
-#: Where Linux distributions list the versions of installed programs.
+#: Files in which Linux distributions list the versions of installed programs.
 SYSTEM = ("/etc/os-release", "/var/lib/dpkg/status")
 
 

@@ -26,7 +26,7 @@ from tests.tiers.inputs import DECLARED, Repository
 MOST_RECORDS = 500
 
 
-#: What each file of the repository reads when it is imported.
+#: The files and directories that each file of the repository reads when it is imported.
 _imports: defaultdict[str, set[reads.Read]] = defaultdict(set)
 
 
@@ -57,7 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Tier:
-    """What is left out of a session, and what passed in it."""
+    """The tests that a session leaves out, and those that passed in it."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
