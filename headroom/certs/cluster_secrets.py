@@ -1,10 +1,10 @@
-"""Reconciles the certificates of a cluster in one run, which may be repeated.
+"""Reconciles the certificates of a cluster. Each run is idempotent.
 
 Secrets are written with compare-and-swap. If two runs overlap, one of them starts again and reads
 what the other wrote. Trust is written before certificates: first the CAs, then the caBundle of the
 webhook configurations, then the certificates.
 
-If cert-manager manages a Secret, that is an error, and the Secret stays unchanged.
+A Secret that cert-manager manages is never changed. The run fails if it finds such a Secret.
 """
 
 import base64
@@ -35,7 +35,7 @@ from headroom.runtime.kube.client import KubeApi
 
 #: The Secret with the CAs and their keys. Only this command reads it.
 AUTHORITIES = "headroom-ca"
-#: Each component that serves TLS -> the names in its certificate, which are mostly Services.
+#: Component that serves TLS -> DNS names in its certificate, which are the names of its Services.
 SERVERS = {
     "extender": ("headroom-extender", "headroom-journal"),
     "console": ("headroom-debug",),
@@ -46,7 +46,7 @@ SERVERS = {
 }
 #: Name of the webhook configurations that must trust the CA of the serving certificates.
 WEBHOOKS = "headroom"
-#: Command that creates CAs and Secrets, which the daily run is not allowed to do.
+#: Command that creates CAs and Secrets. The daily run has no permission to create them.
 _CREATE = "create job --from=cronjob/headroom-certs-authority replace-ca"
 ATTEMPTS = 5
 
@@ -55,7 +55,8 @@ _LABELS = {
     "app.kubernetes.io/managed-by": "headroom-certs",
 }
 _MERGE_PATCH = "application/merge-patch+json"
-#: Merges lists of objects by name, so items that a patch does not name stay unchanged.
+#: Patch type that merges lists by the names of their items. Items that the patch does not name stay
+#: unchanged.
 _BY_NAME = "application/strategic-merge-patch+json"
 
 
@@ -287,7 +288,7 @@ class Certificates:
 
     @contextmanager
     def _writing(self, call: str) -> Iterator[tuple[float, float]]:
-        """Convert the errors of a call that writes, like ``KubeApi.asking``.
+        """Convert the errors of a write, as ``KubeApi.asking`` does for all calls.
 
         Raises ``StoreConflict`` if another client changed, created or deleted the object.
         """
@@ -301,8 +302,8 @@ class Certificates:
 
 
 def _metadata(metadata: client.V1ObjectMeta | None) -> client.V1ObjectMeta:
-    """Return the metadata. Raise ``Unreadable`` if it has no resourceVersion, because an empty
-    precondition is not checked."""
+    """Return the metadata. Raise ``Unreadable`` if it has no resourceVersion, because the API
+    server does not check an empty precondition."""
     if metadata is None or not metadata.resource_version:
         raise Unreadable("the API server returned an object without a resourceVersion")
     return metadata

@@ -18,7 +18,7 @@ def certs(
     ] = "headroom-system",
     name: Annotated[
         list[str] | None,
-        typer.Option(help="Additional DNS name or address of all servers; may be repeated."),
+        typer.Option(help="Additional DNS name or IP address of all servers; may be repeated."),
     ] = None,
     leaf_days: Annotated[
         float, typer.Option(min=0.001, max=398, help="Lifetime of certificates, in days.")
@@ -40,8 +40,8 @@ def certs(
     changes nothing if all certificates are valid. It writes Secret headroom-ca, a Secret
     headroom-PART-tls for each part that serves TLS, Secret headroom-scheduler-client, and the
     caBundle of the webhook configurations headroom. With --renew, it writes only certificates, and
-    only into existing Secrets. It prints each change. The exit status is 1 if it should be tried
-    again, and 2 if the options or Secrets must be fixed first.
+    only into existing Secrets. It prints each change. The exit status is 1 if a later run may
+    succeed, and 2 if the options or Secrets must be fixed first.
     """
     try:
         # The client for the API server is an optional dependency, and slow to import.
@@ -88,7 +88,7 @@ EVERY_S = 30.0
 
 def copy_certs(
     source: Annotated[Path, typer.Argument(help="Directory in which the Secret is mounted.")],
-    target: Annotated[Path, typer.Argument(help="Directory of the host.")],
+    target: Annotated[Path, typer.Argument(help="Directory on the host.")],
     once: Annotated[bool, typer.Option("--once", help="Copy once, then exit.")] = False,
 ) -> None:
     """Copy ca.crt, tls.key and tls.crt, and copy them again whenever they change.

@@ -3,8 +3,8 @@
 There are two CAs. One signs only the certificates of the servers, the other only kube-scheduler's
 client certificate. Certificates are renewed long before they expire. A CA is replaced only if it
 has expired, or if its Secret is missing or invalid. An administrator must replace it before it
-expires, because kube-scheduler reads the CA that it trusts only when it starts. ``headroom certs``
-reports when this is due.
+expires, because kube-scheduler reads its trusted CA only at startup. ``headroom certs`` reports
+when this is due.
 
 All keys are P-256, unencrypted in PKCS #8. Times are aware datetimes in UTC.
 """
@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-#: How long before its creation a certificate becomes valid, because clocks differ.
+#: A certificate is valid from this long before its creation, because clocks differ.
 BACKDATED = timedelta(minutes=5)
 
 
@@ -60,7 +60,8 @@ class Facts:
 
 
 def new_authority(name: str, now: datetime, lifetime: timedelta) -> Pair:
-    """Create a self-signed CA that can sign certificates of servers and clients, but no CA."""
+    """Create a self-signed CA that can sign certificates of servers and clients, but no other
+    CA."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _name(name)
     builder = (
@@ -236,7 +237,7 @@ def authority_of(purpose: str, data: Mapping[str, bytes]) -> Pair | None:
 
 
 def data_of(purpose: str, authority: Pair) -> dict[str, bytes]:
-    """Return a CA in the form of the data of its Secret."""
+    """Return the data of the Secret that stores a CA."""
     return {f"{purpose}.crt": authority.cert, f"{purpose}.key": authority.key}
 
 
@@ -248,9 +249,9 @@ def next_authority(authority: Pair | None, purpose: str, now: datetime, terms: T
 
 
 def ends_soon(authority: Pair, now: datetime, terms: Terms) -> bool:
-    """Return whether the CA expires within the time in which certificates are renewed.
+    """Return whether the CA expires so soon that its certificates cannot be renewed any more.
 
-    Then its certificates can no longer be renewed, because they expire with the CA.
+    A certificate expires no later than its CA, so a new certificate would not be valid for longer.
     """
     return ends_at(authority.cert) - terms.leaf_renewed_before <= now
 
@@ -258,7 +259,7 @@ def ends_soon(authority: Pair, now: datetime, terms: Terms) -> bool:
 def next_leaf(
     leaf: Pair | None, authority: Pair, wanted: Wanted, now: datetime, terms: Terms
 ) -> tuple[Pair, str]:
-    """Return the certificate to use, and why it replaces ``leaf``; "" if it is ``leaf`` itself."""
+    """Return the certificate to use, and why it replaces ``leaf``, or "" if ``leaf`` is kept."""
     why = _renewal_reason(leaf, authority, wanted, now, terms)
     if leaf is not None and not why:
         return leaf, ""

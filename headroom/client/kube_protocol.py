@@ -1,8 +1,8 @@
 """Reads the API server's errors, watches and credentials for all clients.
 
-The clients send requests in different ways (docs/design/adr/0111). The agent does without the
-package ``kubernetes``, the ledger sends requests on an event loop, and ``kubectl headroom`` may
-repeat them.
+The clients send requests in different ways (docs/design/adr/0111). The agent does not use the
+package ``kubernetes``, the ledger sends requests on an event loop, and ``kubectl headroom`` repeats
+a request if the connection failed.
 """
 
 import json
@@ -58,7 +58,7 @@ def retry_after_s(headers: Mapping[str, str]) -> float:
 
 
 def whole_lines(chunks: Iterable[bytes], most_bytes: int) -> Iterator[list[bytes]]:
-    """Yield lists of the complete lines of a watch, with a list for each chunk.
+    """Yield the complete lines of a watch, as a list for each chunk.
 
     Raises ``LineTooLong``, and ``EOFError`` if the watch ends inside a line.
     """
@@ -77,8 +77,9 @@ def authentication(configuration: Any) -> dict[str, str]:
     token.
 
     ``configuration`` is a ``kubernetes.client.Configuration``. Call this function for each request,
-    because service account tokens are rotated while the process runs. It may run the exec plugin of
-    a kubeconfig, which can take seconds. Raises ``OSError`` if the credentials cannot be read.
+    because service account tokens are rotated while the process runs. A call may run the exec
+    plugin of a kubeconfig, which can take seconds. Raises ``OSError`` if the credentials cannot be
+    read.
     """
     from kubernetes.config import ConfigException
 

@@ -3,8 +3,7 @@
 All programs of Headroom use this module. It follows the rules of kubectl (``tools/clientcmd`` in
 client-go). The package ``kubernetes`` follows other rules. It uses the current context of the last
 file instead of the first file, rejects empty files, and makes the user anonymous if an exec plugin
-fails. So that package is imported only to connect, and receives only the context that this module
-has found.
+fails. Therefore this module selects the context, and uses that package only to connect.
 """
 
 import base64
@@ -50,7 +49,7 @@ class NoCluster(BadKubeconfig):
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """The lists of a kubeconfig as mappings from the names of their entries."""
+    """The lists of a kubeconfig, as mappings from the name of an entry to its content."""
 
     path: str
     current_context: str
@@ -253,7 +252,7 @@ def _set_proxy(configuration: Any, url: str, environment: Mapping[str, str]) -> 
     read."""
     parts = urlsplit(configuration.host)
     host = parts.hostname or ""
-    if url:  # applies to all hosts
+    if url:  # a proxy in the kubeconfig applies to all hosts
         _use_proxy(configuration, url, "proxy-url")
         configuration.no_proxy = _NO_HOST
         return
@@ -318,7 +317,7 @@ def _read(path: str, *, required: bool) -> _File | None:
     try:
         text = Path(path).read_bytes()
         try:
-            content = json.loads(text)  # YAML's parser rejects tabs between its tokens
+            content = json.loads(text)  # the YAML parser rejects tabs between JSON tokens
         except ValueError:
             # Like kubectl, read only the first document.
             content = next(iter(yaml.safe_load_all(text)), None)

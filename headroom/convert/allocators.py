@@ -65,7 +65,7 @@ LOST_ANNOTATIONS = {
     "hami.io/gpu-scheduler-policy": "headroom.gpu/policy: pack or spread does this for nodes",
     HAMI_NODE_POLICY: "annotation headroom.gpu/policy has pack, spread and fragmentation",
 }
-#: The closest equivalent in Headroom of a GPU without other pods.
+#: The closest equivalent of an exclusive GPU.
 _EXCLUSIVE = "in Headroom, annotation headroom.gpu/vram: 100% reserves all memory of a GPU"
 #: Labels that name a queue of KAI.
 QUEUES = ("kai.scheduler/queue", "runai/queue")
@@ -143,12 +143,13 @@ def lost_resource(key: str, value: object, is_whole: bool) -> tuple[bool, str]:
 
 
 def unread(key: object) -> str:
-    """Return the allocator that alone reads a key of a manifest, or "" for other keys."""
+    """Return the only allocator that reads a key of a manifest, or "" for other keys."""
     return next((name for keys, name in _OWN_KEYS.items() if keys.fullmatch(str(key))), "")
 
 
 def object_of(api_version: object) -> str:
-    """Return the allocator that alone reads objects of this API version, or "" for others."""
+    """Return the only allocator that reads objects of this API version, or "" for other
+    versions."""
     return _OWN_GROUPS.get(str(api_version).partition("/")[0], "")
 
 

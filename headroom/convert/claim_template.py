@@ -135,7 +135,7 @@ def _read(where: str, name: str, exact: Yaml) -> Request:
 
 
 class ClaimTemplates:
-    """The ResourceClaimTemplates of a file, and the changes of them."""
+    """The ResourceClaimTemplates of a file, and the changes to them."""
 
     def __init__(self, documents: Iterable[Any]) -> None:
         #: Namespace, or "" if none is given -> name -> template.
@@ -157,7 +157,7 @@ class ClaimTemplates:
         self._added.setdefault(id(document), []).append(template)
 
     def release(self, namespace: str, names: Iterable[str]) -> None:
-        """Record templates that one pod no longer uses."""
+        """Record that a pod no longer uses these templates."""
         self._released.update((namespace, name) for name in names)
 
     def unused(self, documents: Iterable[Any]) -> list[tuple[str, Yaml]]:

@@ -146,7 +146,7 @@ def _asks(pod: Yaml) -> tuple[tuple[ContainerAsk, ...], tuple[Ask, ...]]:
 def _requests(
     pod: Yaml, containers: Iterable[ContainerAsk]
 ) -> tuple[dict[str, Request], dict[str, str]]:
-    """Return the requests of the claim by name, and container -> name of its request."""
+    """Return the requests of the claim by name, and the name of each container's request."""
     initial = {
         str(each["name"])
         for each in pod["spec"].get("initContainers") or ()
@@ -277,7 +277,8 @@ def _check_alone(pod: Yaml) -> None:
 
 
 def _containers(pod: Yaml) -> Iterator[tuple[Yaml, bool]]:
-    """Yield the containers in their order, and whether each still runs when later ones run."""
+    """Yield the containers in their order, each with whether it still runs when later containers
+    run."""
     for container in pod["spec"].get("initContainers") or ():
         yield container, container.get("restartPolicy") == "Always"
     for container in pod["spec"]["containers"]:

@@ -55,7 +55,8 @@ class BadManifest(ValueError):
 class Options:
     #: Bytes of one unit of aliyun.com/gpu-mem: the --memory-unit of gpushare's plugin.
     memory_unit_bytes: int = 1 << 30
-    #: schedulerName to set on converted pods. If None, keep theirs, or remove an allocator's.
+    #: schedulerName to set on converted pods. If None, only the scheduler of another allocator is
+    #: removed.
     scheduler_name: str | None = None
     #: Whether to convert Headroom's pods to DRA claims instead of other pods to Headroom.
     to_dra: bool = False
@@ -180,7 +181,7 @@ def _not_understood(document: dict[str, Any], message: str, line: int | None) ->
 
 
 def _nested(text: str) -> int:
-    """Return the maximum nesting of brackets, by which the time of the parser multiplies."""
+    """Return the maximum nesting of brackets. The parser's time is proportional to it."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth += 1 if bracket in "[{" else -1

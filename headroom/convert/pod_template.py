@@ -167,8 +167,8 @@ class Template:
                 self._report(
                     Outcome.CHANGED,
                     line_of(container, "name"),
-                    f"container {name}: {zero or 'no amount of memory'}: HAMi does not limit it, "
-                    "or to its defaultMemory; headroom.gpu/vram is 100% of the GPU",
+                    f"container {name}: {zero or 'no amount of memory'}: HAMi sets no limit, "
+                    "or its defaultMemory; headroom.gpu/vram is 100% of the GPU",
                 )
             self._add("HAMi", name, ForeignRequest(amount or Share(PPM), devices))
         if GPUSHARE_MEMORY in asked:
@@ -271,8 +271,8 @@ class Template:
         return changed
 
     def _report_whole_gpus(self) -> None:
-        """Report containers to which KAI or HAMi gives a whole GPU, as they request no part of
-        one."""
+        """Report containers to which KAI or HAMi gives a whole GPU, because they do not request a
+        part of a GPU."""
         theirs = self._allocators | {SCHEDULERS.get(str(self.pod["spec"].get("schedulerName")), "")}
         for allocator in sorted(theirs & set(SCHEDULERS.values())):
             for container in self._containers():
@@ -281,8 +281,9 @@ class Template:
                     self._report(
                         Outcome.CHANGED,
                         line_of(container, "name"),
-                        f"container {name}: {allocator} gives it a whole GPU; of a shared GPU, "
-                        f"Headroom reserves the memory of one replica, or with {VRAM}: 100% all",
+                        f"container {name}: {allocator} gives it a whole GPU; on a shared GPU, "
+                        "Headroom reserves the memory of one replica, or all memory with "
+                        f"{VRAM}: 100%",
                     )
 
     def _write_requests(self) -> None:

@@ -1,1 +1,1 @@
-"""The controller of device taints. It taints DRA devices with use beyond their claims."""
+"""The controller of device taints. It taints DRA devices whose use exceeds their claims."""

@@ -1,6 +1,6 @@
 """Taints DRA devices whose processes use memory that no claim accounts for.
 
-kube-scheduler then allocates no more claims on these devices, and running pods continue. Each round
+kube-scheduler then allocates no more claims on these devices. Running pods continue. Each round
 reads what the watches delivered, decides (``dra_taints.taint_decisions``), and creates or deletes
 rules.
 """
@@ -36,9 +36,9 @@ from headroom.runtime.loops import progressed
 log = structlog.get_logger()
 
 T = TypeVar("T")
-#: Seconds between two rounds without a change, and minimum seconds between any two rounds.
+#: Maximum seconds between two rounds, and minimum seconds if something changed.
 EVERY_S, LEAST_S = 1.0, 0.2
-#: Seconds between two lists of the rules. They are listed because people may delete some.
+#: Seconds between two calls that list the rules, to find rules that a user has deleted.
 LIST_EVERY_S = 60.0
 
 
@@ -135,7 +135,8 @@ class DeviceTaintsController:
         #: None until the rules have been listed.
         self._rules: dict[DraDevice, DeviceTaintRule] | None = None
         self._list_at_s = 0.0
-        #: Node -> its reported devices and their UUIDs, and the excess of each device that has any.
+        #: Node -> its reported devices with their UUIDs, and node -> the excess of each device that
+        #: is used beyond its claims.
         self._devices: dict[str, dict[DraDevice, str]] = {}
         self._excess_bytes: dict[str, dict[DraDevice, int]] = {}
         #: Node -> time until which ended claims still count there.
@@ -252,7 +253,7 @@ class DeviceTaintsController:
         log.info("device_taint_cleared", node=node, pool=device.pool, name=device.name)
 
     def _failed(self, device: DraDevice, err: ApiError) -> None:
-        """Log a failed write. The next round repeats it with the rules as they are then."""
+        """Log a failed write. The next round decides again from the rules that exist then."""
         self._list_at_s = 0.0
         self._telemetry.writes.labels("failed").inc()
         log.warning("device_taint_not_written", pool=device.pool, name=device.name, error=str(err))

@@ -24,7 +24,8 @@ class TaintTelemetry(ProcessTelemetry):
         )
         self.untainted = Gauge(
             "headroom_device_taints_beyond_limit",
-            "DRA devices with use beyond their claims that are not tainted, because too many are.",
+            "DRA devices whose use exceeds their claims, but which are not tainted because the "
+            "maximum number of taints is reached.",
             registry=registry,
         )
         self.writes = Counter(

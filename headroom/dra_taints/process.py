@@ -35,8 +35,8 @@ async def serve_device_taints(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Taint devices until a signal arrives, in the cluster that kubernetes is configured for. Raise
-    ``BadSettings``."""
+    """Taint devices until a signal arrives. The package ``kubernetes`` must be configured for the
+    cluster. Raise ``BadSettings``."""
     api = KubeApi(load_configuration())
     telemetry = TaintTelemetry(CollectorRegistry())
     telemetry.registry.register(CertificateCollector(settings.served_certificates))

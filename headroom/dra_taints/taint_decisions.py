@@ -11,16 +11,17 @@ from dataclasses import dataclass
 from headroom.bounded_dict import Bounded
 from headroom.core.cluster.claimed_devices import DraDevice
 
-#: Excess from which a device is tainted: more than the context of a process.
+#: Minimum excess for a taint. The CUDA context of a process is smaller.
 TAINTED_FROM_BYTES = 512 << 20
 CLEARED_BELOW_BYTES = 256 << 20
-#: Seconds below the lower limit before a taint ends: initial and maximum value.
+#: How long the excess must be below the lower limit before a taint ends, in seconds: the initial
+#: and the maximum value.
 FIRST_HOLD_S, LONGEST_HOLD_S = 3.0, 300.0
-#: Seconds after the end of a taint after which the next taint counts as the first again.
+#: After this number of seconds without a taint, the next taint of a device counts as its first.
 FORGOTTEN_AFTER_S = 600.0
 #: Seconds without a report after which a taint ends, because a taint needs evidence.
 UNKNOWN_AFTER_S = 600.0
-#: Maximum number of taints. If there are more, an error of measurement is more likely.
+#: Maximum number of taints. If more devices exceed their claims, the measurement is probably wrong.
 MAX_TAINTS = 100
 #: Number of devices that are remembered after their taint ended.
 MAX_FORMER = 1_000
@@ -29,7 +30,7 @@ MAX_FORMER = 1_000
 @dataclass(slots=True)
 class _Taint:
     hold_s: float
-    #: Time since which the excess is below the lower limit; None while it is not.
+    #: Time since which the excess has been below the lower limit, or None if it is not below it.
     low_since_s: float | None = None
     #: Time at which the excess was last known.
     known_at_s: float = 0.0

@@ -1,4 +1,5 @@
-"""Lists, creates and deletes Headroom's DeviceTaintRules, in the version that is served."""
+"""Lists, creates and deletes Headroom's DeviceTaintRules, in the newest version that the API server
+serves."""
 
 import hashlib
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ from headroom.core.cluster.claimed_devices import DraDevice
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import METADATA_ONLY, KubeApi
 
-#: Newest first. v1 is on in Kubernetes 1.37 and newer. v1alpha3 has the rules since 1.33 and
-#: v1beta2 since 1.36, but both are off unless they are enabled.
+#: Newest first. Kubernetes serves v1 by default from 1.37. It has the rules in v1alpha3 from 1.33
+#: and in v1beta2 from 1.36, but an administrator must enable these versions.
 VERSIONS = ("v1", "v1beta2", "v1alpha3")
 NOT_SERVED = (
     "The API server serves no DeviceTaintRules. Enable feature gate DRADeviceTaintRules. Before "
@@ -151,6 +152,6 @@ def _name(device: DraDevice) -> str:
 def _spec(device: DraDevice) -> DeviceTaintRuleSpec:
     return DeviceTaintRuleSpec(
         device_selector=DeviceSelector(driver=DRIVER, pool=device.pool, device=device.name),
-        # NoSchedule is the only effect, because a running pod must never be ended by a taint.
+        # Only NoSchedule is used, because a taint must never end a running pod.
         taint=DeviceTaint(key=TAINT_KEY, value="true", effect=NO_SCHEDULE),
     )

@@ -23,7 +23,7 @@ from headroom.runtime.kube.client import METADATA_ONLY, KubeApi
 
 log = structlog.get_logger()
 
-#: Maximum number of controllers for which the end of their chain is remembered.
+#: Maximum number of controllers for which the end of the chain of controllers is cached.
 MAX_KNOWN = 20_000
 _NOT_READABLE = (403, 404)
 
@@ -43,7 +43,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class OwnerReader:
-    """Follows the chain of a pod's controllers to its end, and remembers the end. The methods
+    """Follows the chain of a pod's controllers to its end, and caches the end. The methods
     block."""
 
     def __init__(self, api: KubeApi) -> None:
@@ -92,7 +92,8 @@ class OwnerReader:
 
     def _read(self, namespace: str, controller: OwnerReference, resource: str) -> _Metadata | None:
         """Return the metadata of a controller, or None if it is gone or may not be read."""
-        # The user who creates a pod chooses these values, so they must not lead to another path.
+        # The user who creates a pod chooses these values, so they must not be able to change the
+        # path.
         api_group, version = (
             group(controller.api_version),
             controller.api_version.rpartition("/")[2],
@@ -120,7 +121,7 @@ class ProfileStore:
         self._api = api
 
     def list(self) -> list[VRAMProfile]:
-        """Return all profiles that can be read."""
+        """Return all profiles that can be decoded."""
         path = f"/apis/{GROUP}/{VERSION}/{PROFILE_PLURAL}"
         return self._api.list(path, _readable, page_size=500).items
 

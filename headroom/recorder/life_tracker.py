@@ -11,8 +11,8 @@ from headroom.core.recommend.lives import Ending, Life
 from headroom.core.recommend.programs import Family, Program
 from headroom.recorder.pod_facts import OOM_KILLED, PodFacts
 
-#: If the start time of a container moves by more than this number of seconds, another life has
-#: begun.
+#: If the reported start time of a container differs by more than this number of seconds, a new
+#: life has begun.
 SAME_START_S = 1.0
 #: The program of a container that its pod does not list, such as an ephemeral container.
 _NO_PROGRAM = Program("", Family.UNKNOWN)
@@ -76,7 +76,7 @@ class LifeTracker:
         for key, current in seen.items():
             last = self._ended.get(key)
             if last is not None and not _is_later(current.life, last):
-                continue  # a report shows a life again that is already counted
+                continue  # the report repeats a life that is already counted
             before = self._open.get(key)
             if key[0] in pods or before is not None:
                 self._open[key] = _highest(current, before)
@@ -128,14 +128,15 @@ def _seen(
 
 
 def _bytes_of(amount: Amount | None, memory_bytes: int) -> int:
-    """Return the bytes of an author's request on a device, or 0 if there is no such request."""
+    """Return the amount that the pod's author requests on a device, in bytes, or 0 if there is no
+    request."""
     if isinstance(amount, Share):
         return memory_bytes * amount.ppm // 1_000_000
     return amount.count_bytes if isinstance(amount, Bytes) else 0
 
 
 def _highest(one: TrackedLife, other: TrackedLife | None) -> TrackedLife:
-    """Return a life with the highest peaks of two records of the same life.
+    """Merge two records of the same life, and keep the higher value of each peak.
 
     A startup peak is kept if one of the records has it, because an agent that has restarted may not
     have measured it.

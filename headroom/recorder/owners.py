@@ -46,7 +46,7 @@ class Controller:
 
 
 def resource_of(controller: OwnerReference) -> str | None:
-    """Return the resource of a kind that is read to find its own controller."""
+    """Return the API resource of the controller, or None if the chain ends at its kind."""
     return RESOURCES.get((group(controller.api_version), controller.kind))
 
 

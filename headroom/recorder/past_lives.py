@@ -1,8 +1,8 @@
-"""Reads the lives of containers before the recorder ran from metrics in Prometheus.
+"""Finds out from metrics in Prometheus which lives there were before the recorder ran.
 
-The peaks come from Headroom's agent. Without its metrics, the memory that dcgm-exporter shows for
-the pod on a GPU is used, if no other pod used this GPU at the time. Owners, images and ends come
-from kube-state-metrics.
+The peaks come from the metrics of Headroom's agent. If the agent did not run, they come from the
+memory that dcgm-exporter shows for the pod on a GPU, provided that no other pod used this GPU at
+the time. Owners, images and ends come from kube-state-metrics.
 
 Prometheus has no arguments and no environment, so it does not show which program a past life ran.
 When a pod of the same owner runs, past lives count for the pod's program. All lives of a ReplicaSet
@@ -25,14 +25,14 @@ from headroom.recorder.profile_book import Owned
 from headroom.runtime.metric_history import Reading, Sample, read_days
 from headroom.runtime.promql import MIB, MODELS, Queries, own_label
 
-#: Number of days that are read. After this time, a peak has less than half of its weight.
+#: Number of days to read. Older peaks would have less than half of their weight.
 DAYS = 14
 #: Maximum number of containers whose past lives wait for a pod of their owner, and maximum number
 #: of lives of each container.
 MAX_CONTAINERS, MAX_LIVES = 20_000, 200
 #: A life has ended if its last sample is older than this number of seconds.
 _GONE_AFTER_S = 15 * 60.0
-#: The error of the times of first and last samples.
+#: Maximum error of the times of the first and last samples.
 _STEP_S = 300.0
 #: Maximum value of a measurement. Larger values, infinities and NaN are ignored.
 _MOST_VALUE = float(1 << 60)
@@ -137,8 +137,8 @@ class _Pods:
         }
 
     def may_be_on(self, namespace: str, pod: str, use: Sample) -> bool:
-        """Return whether a pod ran on the node in the label ``node`` that the scrape target itself
-        has.
+        """Return whether the pod can have run on the node that the scrape target reports in label
+        ``node``.
 
         Without this check, a node could report peaks of pods on other nodes.
         """
@@ -165,8 +165,8 @@ class _Pods:
 
 
 def _by_device(answers: Answers, units: Mapping[str, int], pods: _Pods) -> dict[_Use, _Series]:
-    """Return the series of all containers. ``units`` contains the bytes per unit by the first word
-    of the queries' names."""
+    """Return the series of all containers. ``units`` maps the first word of a query's name to the
+    number of bytes in the unit of its samples."""
     found: dict[_Use, _Series] = {}
     for (name, unit_bytes), figure in product(units.items(), ("most", "first", "last")):
         for sample in answers[f"{name} {figure}"]:

@@ -40,8 +40,8 @@ async def serve_recorder(
     origin: Origin = ANYWHERE,
     every_s: float = EVERY_S,
 ) -> None:
-    """Write VRAMProfiles until a signal, in the cluster of the kubernetes package's configuration.
-    Raise ``BadSettings``."""
+    """Write VRAMProfiles until a signal arrives. The package ``kubernetes`` must be configured for
+    the cluster. Raise ``BadSettings``."""
     api = KubeApi(load_configuration())
     telemetry = RecorderTelemetry(CollectorRegistry())
     telemetry.registry.register(CertificateCollector(settings.served_certificates))

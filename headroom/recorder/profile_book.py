@@ -25,8 +25,8 @@ MAX_PENDING = 1000
 #: Number of seconds between two writes of a profile, with and without lives that have ended.
 ENDED_EVERY_S = 30.0
 RUNNING_EVERY_S = 600.0
-#: A profile is deleted after this number of seconds without a life. By then, the weights of its
-#: lives have passed ten half-lives.
+#: A profile is deleted after this number of seconds without a life. By then, the weight of each of
+#: its lives has halved ten times.
 FORGOTTEN_AFTER_S = 100 * 86400.0
 
 #: Namespace and name of a profile.
@@ -227,7 +227,7 @@ def _replace_running(
     for key, lives in by_container.items():
         families[key] = lives[-1].program.family.value
         container = profile.container(*key)
-        # This is not the largest value of all time, because a false report must not count forever.
+        # Earlier values do not count, because the effect of a false report must end with its life.
         container.memory_bytes = max(each.memory_bytes for each in lives)
         container.replace_running((each.program.fingerprint, each.life) for each in lives)
     for key, container in profile.containers.items():

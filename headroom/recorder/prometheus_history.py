@@ -1,5 +1,4 @@
-"""Reads the lives of the last days from Prometheus, once whenever this recorder becomes the
-leader."""
+"""Reads the lives of the last days from Prometheus each time this recorder becomes the leader."""
 
 import asyncio
 import contextlib
@@ -90,7 +89,7 @@ class HistoryReader:
             log.warning(
                 "past_lives_unavailable",
                 message=f"the lives of the last {DAYS} days cannot be read from Prometheus: {err}",
-                hint=f"lives from now on are recorded; tried again after {RETRY_S / 60:.0f} min",
+                hint=f"new lives are recorded; the next attempt is in {RETRY_S / 60:.0f} min",
             )
             return
         self.past.load(lives)

@@ -19,8 +19,8 @@ async def serve_both(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Serve kube-scheduler's calls and the debug API until a signal arrives, for the cluster that
-    kubernetes is configured for. Raise ``BadSettings``."""
+    """Serve kube-scheduler's calls and the debug API until a signal arrives. The package
+    ``kubernetes`` must be configured for the cluster. Raise ``BadSettings``."""
     async with extender_of(settings, pace, origin) as (server, extender, ledger):
         console = console_beside(extender, NodePods(server.reviews).on)
         console.authorize(lambda: authorization(server.configuration))

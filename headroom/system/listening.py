@@ -8,22 +8,22 @@ _NO_IPV6 = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 def without_brackets(host: str) -> str:
-    """Return a host name or an address; an IPv6 address may be in brackets."""
+    """Return the host, without brackets if it is an IPv6 address in brackets."""
     return host[1:-1] if host.startswith("[") and host.endswith("]") else host
 
 
 def host_port(host: str, port: int) -> str:
-    """Return an address as in a URL."""
+    """Return the host and the port as in a URL, with an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def listening_socket(host: str, port: int, backlog: int) -> socket.socket:
     """Return a socket that listens on ``host``: an address, with or without brackets, or a name.
 
-    ``::`` and an empty host are all addresses of IPv6 and IPv4, and only those of IPv4 on a machine
-    without IPv6. ``0.0.0.0`` is all addresses of IPv4. Connections inherit TCP_NODELAY: without it,
-    the body of an answer waits for the acknowledgement of its head, which clients delay by 40 ms.
-    Raises ``OSError``.
+    ``::`` and an empty host stand for all IPv6 and IPv4 addresses, or all IPv4 addresses on a
+    machine without IPv6. ``0.0.0.0`` stands for all IPv4 addresses. Connections inherit
+    TCP_NODELAY. Without it, the body of a response is sent only after the client has acknowledged
+    the headers, and clients delay this by 40 ms. Raises ``OSError``.
     """
     sock = _listening(host, port, backlog)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -121,7 +121,7 @@ def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
             _text(near, auto),
             f"VRAMProfile {name}, other programs",
             f"annotation {VRAM} is auto, and no lives of this program (image, command, arguments,"
-            f" environment) are recorded: the request is that of others in VRAMProfile {name}",
+            f" environment) are recorded: the amount is from other programs in VRAMProfile {name}",
         )
     return None
 

@@ -1,5 +1,4 @@
-"""The inputs of a decision about a pod, which are the settings, the pod's namespace and the GPU
-nodes."""
+"""The inputs of a decision about a pod: the settings, the pod's namespace and the GPU nodes."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -76,8 +75,8 @@ class GpuNode:
 
     @property
     def choice(self) -> DeviceChoice:
-        """The device choice in the node's annotation, or predicted if the annotation is missing or
-        invalid."""
+        """The device choice in the node's annotation, or the predicted device choice if the
+        annotation is missing or invalid."""
         text = (self.node.metadata.annotations or {}).get(DEVICE_CHOICE)
         try:
             return DeviceChoice.PREDICTED if text is None else parse_device_choice(text)
@@ -104,7 +103,7 @@ class AdmissionContext:
     namespace: NamespaceMetadata = NamespaceMetadata()
     #: All nodes of the cluster.
     nodes: Iterable[GpuNode] = ()
-    #: The nodes with a device choice in an annotation. With None, they are searched in ``nodes``.
+    #: The nodes with a device choice in an annotation. If None, ``nodes`` is searched for them.
     annotated: Iterable[GpuNode] | None = None
     #: The node of the kubelet that sent the request. Empty for any other client.
     kubelet_node: str = ""
@@ -140,7 +139,7 @@ class AdmissionContext:
 
     @property
     def scheduler(self) -> str | None:
-        """The scheduler that is set on pods without a scheduler. With None, they keep the default
+        """The scheduler to set on pods that name no scheduler. If None, these pods keep the default
         scheduler."""
         label = self.namespace.labels.get(SCHEDULER)
         name = self.settings.scheduler if label is None else label
@@ -152,15 +151,15 @@ class AdmissionContext:
         return name == self.settings.scheduler or name == self.scheduler
 
     def candidates(self, pod: Pod, resources: Sequence[str]) -> list[GpuNode]:
-        """Return the nodes that the pod is eligible for, now or later.
+        """Return the nodes that are eligible for the pod, now or later.
 
-        Node selectors, node affinity and taints are considered. Cordons and the taints that
-        Kubernetes sets for conditions are not, because they are temporary.
+        Node selectors, node affinity and taints count. Cordons and the taints that Kubernetes sets
+        for conditions do not count, because they are temporary.
         """
         return [each for each in self.nodes if _could_run(pod, resources, each)]
 
     def has_gated_node(self, pod: Pod, resources: Sequence[str]) -> bool:
-        """Return whether the pod is eligible for a gated node."""
+        """Return whether a gated node is eligible for the pod."""
         annotated = self.nodes if self.annotated is None else self.annotated
         return any(
             each.choice is DeviceChoice.GATED and _could_run(pod, resources, each)
@@ -193,7 +192,7 @@ class AdmissionContext:
 
 
 def _could_run(pod: Pod, resources: Sequence[str], on: GpuNode) -> bool:
-    """Return whether the node offers all resources and the pod is eligible, now or later."""
+    """Return whether the node offers all resources and is eligible for the pod, now or later."""
     return all(map(on.offers, resources)) and eligible(pod, _without_conditions(on.node))
 
 

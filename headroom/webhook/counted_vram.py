@@ -110,7 +110,7 @@ def _by_setting(ask: ContainerAsk, largest: Sequence[LargestDevice]) -> int:
         replicas=np.array([each.replicas for each in devices], np.int64),
         common=flags,
         sharers=np.ones(len(devices), np.int64),
-        mps=flags,  # several processes of a pod use the most memory with MPS
+        mps=flags,  # the worst case, because the processes of a pod use the most memory with MPS
     )
     return int(bytes_of(ask.amount, 1, arrays).max())
 

@@ -103,7 +103,7 @@ def _endpoint(
             return reject(str(err), 400)
         address = request.client.host if request.client else ""
         async with turns.turn(address, asked.namespace, asked.user_info.username):
-            # the client's timeout ended before the request's turn
+            # the client may have given up before the request's turn
             if await request.is_disconnected():
                 return Response(status_code=400)
             return decided(asked)

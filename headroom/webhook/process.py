@@ -80,8 +80,8 @@ async def serve_webhook(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Answer admission reviews until a signal, for the cluster of the kubernetes package's
-    configuration. Raise ``BadSettings``."""
+    """Answer admission reviews until a signal arrives. The package ``kubernetes`` must be
+    configured for the cluster. Raise ``BadSettings``."""
     if settings.webhook_tls is None:
         raise BadSettings(
             "webhook_tls_cert and webhook_tls_key are not set, but the API server calls webhooks "

@@ -69,7 +69,7 @@ MAX_WARNINGS = 12
 #: Maximum number of characters of an annotation's name that are compared to suggest another name.
 MAX_NAME_CHARS = 80
 
-#: Beginnings of the UUIDs of GPUs and of MIG devices.
+#: Prefixes of the UUIDs of GPUs and of MIG devices.
 UUID_PREFIXES = ("GPU-", "MIG-")
 
 WOULD = "in mode enforce, this pod would be rejected"
