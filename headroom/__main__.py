@@ -28,7 +28,7 @@ COMMANDS = {
         "plan": "Compute from a cluster's history if sharing would save GPUs.",
         "costs": "Report the GPU hours that teams held and used, and costs.",
         "idle": "List pods that hold GPU memory but use no SM, and their costs.",
-        "doctor": "Find what costs the cluster safety or memory, and what to do.",
+        "doctor": "Find problems that endanger pods or waste GPU memory.",
     },
     "Maintain GPUs": {
         "cordon": "Stop new pods from using GPUs of a node; --evict empties them.",

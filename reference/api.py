@@ -20,7 +20,7 @@ from reference.markdown import as_code, code, head, sentence, table
 
 _INTRO = """\
 [debug-api.md](debug-api.md) shows who may read it, and how consoles and extenders answer together.
-`GET /openapi.json` of a console describes the same for programs.
+`GET /openapi.json` of a console describes the same endpoints for programs.
 
 - Each JSON body also has `apiVersion` (`headroom.gpu/v1`), `generatedAt` (RFC 3339) and
   `snapshot_generation`, which grows with every change that this replica has applied.
@@ -29,7 +29,7 @@ _INTRO = """\
 - Long lists have pages: set `limit`, and set `continue` to the value of `continue` in the previous
   body. The next page starts after the previous one, even if objects were added or removed.
 - An answer with a weak `ETag` can be revalidated: a request with this value in `If-None-Match` is
-  answered with 304 and no body while nothing but `generatedAt` and ages has changed.
+  answered with 304 and no body while only `generatedAt` and ages have changed.
 - Each answer has the headers `Headroom-Replica`, the name of the replica, and `Headroom-Mode`,
   `enforce` or `observe`.
 
@@ -47,7 +47,7 @@ _CHANGES = """\
 
 `GET /v1/events` has these values of `event` and `cause`. If only figures changed, such as the
 memory in use, the stream has an event `snapshot` with the new generation, at most twice a second;
-it is in no list.
+lists leave this event out.
 
 """
 _USUAL = {

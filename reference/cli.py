@@ -14,9 +14,9 @@ from headroom.plugin import app as plugin
 from reference.markdown import as_code, code, head, sentence, table
 
 _INTRO = """\
-`headroom` has all commands. `kubectl headroom` has those that read the debug API, `doctor` and
-`plan`: `headroom top` is the same as `kubectl headroom top`, and `kubectl headroom plan` has the
-options of [headroom plan](#headroom-plan). [kubectl.md](kubectl.md) shows how to install the plugin
+`headroom` has all commands. `kubectl headroom` has the commands that read the debug API, `doctor`
+and `plan`: `headroom top` is the same as `kubectl headroom top`, and `kubectl headroom plan` has
+the options of [headroom plan](#headroom-plan). [kubectl.md](kubectl.md) shows how to install the plugin
 and how it connects.
 
 """
@@ -32,7 +32,7 @@ _EXIT = """\
 _AGENT = """\
 ## `headroom agent`
 
-[settings.md](settings.md#the-agent) has all flags. These are for use by hand:
+[settings.md](settings.md#the-agent) has all flags. These flags are for use by hand:
 
 """
 #: Type of an option's value, as Typer prints it -> the word on the page.

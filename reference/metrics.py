@@ -45,7 +45,7 @@ _SECTIONS = {
     "not lead write nothing.",
     "The controller of device taints": "Only with component `device-taints` "
     "([dra.md](../how-to/dra.md)).",
-    "The agent": "The labels are those of dcgm-exporter, with `model_name` instead of `modelName`: "
+    "The agent": "Labels have the same names as in dcgm-exporter, except `model_name`: "
     "*device* stands for "
     + ", ".join(map(code, DEVICE_LABELS))
     + "; *pod* stands for these and "

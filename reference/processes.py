@@ -27,12 +27,12 @@ PROGRAMS: Mapping[str, str] = {
 }
 _INTRO = """\
 Each program imports only the shared packages that it needs, and never another program
-([architecture](../design/architecture.md#import-rules)). The column of lines counts those of the
-imported modules, in thousands.
+([architecture](../design/architecture.md#import-rules)). The third column has the number of
+lines of these modules.
 
 """
-#: A program that prints the lines of each of Headroom's modules that an import of the argument
-#: loads.
+#: A program that imports the module in its argument, and prints the number of lines of each module
+#: of Headroom that this import loads.
 _CLOSURE = """
 import importlib, json, sys
 importlib.import_module(sys.argv[1])

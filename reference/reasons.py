@@ -12,7 +12,7 @@ If Headroom rejects a node for a pod, the pod's condition and kube-scheduler's E
 numbers: which GPU is nearest, and how much memory is missing there.
 
 The code identifies a reason in the debug API and in labels of metrics. A node is rejected for the
-first reason that applies. Preemption helps only against reasons that are marked so.
+first reason that applies. Preemption can help only if the last column says so.
 
 """
 _NOT_OFFERED = """\
@@ -28,8 +28,7 @@ _FIRST_OF_NODE, _FIRST_OF_DEVICE = Reason.UNKNOWN_NODE, Reason.CONTRADICTORY_REP
 _EVENTS = """\
 Headroom writes Events about pods and nodes (`source: headroom`), which `kubectl describe` shows. To
 list the Events of one reason, run `kubectl get events -A --field-selector reason=NoGPUFits`. Events
-of
-decisions carry the annotation `headroom.gpu/decision`.
+of decisions carry the annotation `headroom.gpu/decision`.
 
 kube-scheduler's own Event `FailedScheduling` counts the nodes by [reason](reasons.md).
 

@@ -31,7 +31,7 @@ def write_tar_gz(path: Path, files: Iterable[File], epoch_s: int) -> None:
 
 
 def normalise(path: Path, epoch_s: int) -> None:
-    """Rewrite a ``.tar.gz`` without the time at which, and the user by whom, it was made."""
+    """Rewrite a ``.tar.gz`` without the time and the user of its creation."""
     with tarfile.open(path) as archive:
         files = [
             File(member.name, content.read(), bool(member.mode & 0o100))

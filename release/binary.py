@@ -2,8 +2,8 @@
 
     python -m release.binary VERSION
 
-It writes ``binaries/kubectl-headroom-binary_VERSION_OS_ARCH.tar.gz``, and `make release` adds the
-archives that are there. The release workflow runs it on each platform.
+It writes ``binaries/kubectl-headroom-binary_VERSION_OS_ARCH.tar.gz``. The release workflow runs it
+on each platform, and `make release` includes all archives in that folder.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Writes software bills of materials in the CycloneDX format, from the lock files.
 
-The list of an image has its Python packages. The packages of its base image are known only where
-the image is built (RELEASING.md).
+The list of an image has its Python packages. The packages of its base image are known only when the
+image is built (RELEASING.md).
 """
 
 import subprocess

@@ -93,7 +93,7 @@ def readme(chart: Path, source: Source) -> str:
 def values_table(schema: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """Return a Markdown table of all values, without a newline at its end.
 
-    ``schema`` is the content of values.schema.json, and ``values`` that of values.yaml.
+    ``schema`` is the content of values.schema.json, and ``values`` the content of values.yaml.
     """
     lines = ["| value | default | description |", "|---|---|---|"]
     for path, default, description in rows(schema, values, schema):

@@ -26,7 +26,8 @@ PLATFORMS = {
 }
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 COMPILED = "pydantic-core"
-#: The asynchronous client of kubernetes, half of the package's size, and what only it imports.
+#: The asynchronous client of kubernetes, which is half of the package, and packages that only this
+#: client imports.
 UNUSED = (
     *("kubernetes/aio", "aiohappyeyeballs", "aiohttp", "aiohttp_retry", "aiosignal"),
     *("frozenlist", "multidict", "propcache", "yarl"),

@@ -12,7 +12,7 @@ BUILDERS = ("docker", "podman", "buildah")
 
 
 def build_images(source: Source, registry: str, out: Path) -> tuple[list[Path], str]:
-    """Write an archive for each image into ``out``, unless something is missing for that.
+    """Write an archive for each image into ``out``, unless a tool or a variable is missing.
 
     Returns the paths, and if there are none, the reason.
     """

@@ -25,7 +25,7 @@ LEFT_OUT = frozenset(
     | {"test", "tests", "tkinter", "turtledemo"}
 )
 #: Files and folders, mostly of /etc, that Python, OpenSSL, glibc, the NVIDIA container toolkit
-#: (debian_version, ld.so.*) or scanners read. Those that do not exist are left out.
+#: (debian_version, ld.so.*) or scanners read. Files that do not exist are left out.
 READ = (
     *("/etc/passwd", "/etc/group", "/etc/nsswitch.conf", "/etc/os-release", "/etc/debian_version"),
     *(

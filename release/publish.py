@@ -4,9 +4,9 @@
     python -m release.publish VERSION --registry NAME
 
 The first command builds and pushes the images, and writes their digests into ``digests/``. The
-second one builds nothing: it signs these digests, and publishes what `make release` built. Only the
-release workflow runs them, in jobs with different rights: the signatures are made with the identity
-of the workflow, and PyPI accepts no other. The packages come last, because PyPI never accepts a
+second command builds nothing: it signs these digests, and publishes what `make release` built. Only
+the release workflow runs them, in jobs with different rights. The workflow's identity makes the
+signatures, and PyPI accepts no other identity. The packages come last, because PyPI never accepts a
 version twice.
 """
 

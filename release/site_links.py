@@ -1,4 +1,4 @@
-"""A hook of mkdocs that makes links out of ``docs`` lead to the repository.
+"""A hook of mkdocs that rewrites links from ``docs`` to other folders of the repository.
 
 On the site, ``../../deploy/base`` would lead nowhere. If ``REPOSITORY`` is set, such a link leads
 to the file in the repository; otherwise only its text remains. A link to a file that does not exist

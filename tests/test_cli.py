@@ -84,7 +84,7 @@ def test_the_doctor_checks_a_fleet_file(tmp_path: Path) -> None:
     assert reported.stderr == "headroom: no findings\n"
     reported = headroom("doctor", "--plugin-config", "--fleet", str(path))
     assert (reported.stdout, reported.returncode) == ("", 0)
-    assert reported.stderr.startswith("headroom: no node needs other replicas")
+    assert reported.stderr.startswith("headroom: no node needs another number of replicas")
 
 
 def test_the_doctor_reports_unreadable_sources(tmp_path: Path) -> None:

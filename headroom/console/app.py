@@ -118,7 +118,7 @@ def console_app(context: Context, more: APIRouter | None = None) -> FastAPI:
     """
     app = FastAPI(
         title="Headroom debug API",
-        description="Explains where pods are placed and why, from the data that decided.",
+        description="Explains where pods are placed and why, from the data behind each decision.",
         version="v1",
         # The default viewers load files from the internet, which closed networks cannot reach.
         docs_url=None,

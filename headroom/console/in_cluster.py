@@ -1,4 +1,5 @@
-"""Connects a console to the API server, which it follows and asks about quotas and readers."""
+"""Connects a console to the API server, which delivers watches and quotas, and authorizes
+readers."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

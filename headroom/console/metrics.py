@@ -80,8 +80,8 @@ _OF_DEVICE: tuple[tuple[str, str, Callable[[DeviceTerms], int]], ...] = (
 class Scrapes:
     """Holds the snapshot of the scrape in progress. At most one scrape is in progress.
 
-    At the end of the scrape, the reference is dropped: a snapshot that is still referenced has to
-    be copied to make the next one.
+    The reference is dropped at the end of the scrape, because a snapshot that is still referenced
+    must be copied when the next snapshot is made.
     """
 
     def __init__(self) -> None:
@@ -239,7 +239,7 @@ class FleetCollector(Collector):
         now_s = time.monotonic()
         nodes = GaugeMetricFamily(
             "headroom_nodes",
-            "Nodes by state: open to pods, or the reason that closes them.",
+            "Nodes by state: open to pods, or the reason why they take no pods.",
             labels=["state"],
         )
         for state, count in nodes_by_state(snap, now_s).items():
@@ -276,7 +276,7 @@ class FleetCollector(Collector):
         stale = GaugeMetricFamily(
             "headroom_report_age_seconds",
             "Seconds since the last heartbeat of a node's agent if its report is stale; absent "
-            "otherwise. At most 100 nodes, those with the oldest reports.",
+            "otherwise. At most the 100 nodes with the oldest reports.",
             labels=["node"],
         )
         late = {name: age_s for name, age_s in ages_s.items() if age_s > self._stale_after_s}

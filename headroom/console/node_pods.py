@@ -1,4 +1,4 @@
-"""Lists all pods of a node, also pods that request no GPU."""
+"""Lists all pods of a node, including pods that request no GPU."""
 
 import msgspec
 

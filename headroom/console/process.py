@@ -26,8 +26,8 @@ async def serve_console(
     pace: Pace = DEFAULT_PACE,
     origin: Origin = ANYWHERE,
 ) -> None:
-    """Serve the debug API until a signal arrives, for the cluster that kubernetes is configured
-    for. Raise ``BadSettings``."""
+    """Serve the debug API until a signal arrives. The package ``kubernetes`` must be configured for
+    the cluster. Raise ``BadSettings``."""
     limit_heap()
     server = ApiServer(settings, pace)
     telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")

@@ -14,9 +14,10 @@ class View(BaseModel):
 
     @classmethod
     def of(cls, found: object, **more: Any) -> Self:
-        """Return the view of an object: its attributes that fields name, and ``more``.
+        """Return a view with the attributes of ``found`` that the fields name, and with ``more``.
 
-        An empty text becomes null if the field may be null. A field with a default keeps it.
+        An empty text becomes null if the field may be null. A field with a default keeps its
+        default.
         """
         for name, is_nullable in _fields(cls).items():
             if name not in more:
@@ -27,6 +28,6 @@ class View(BaseModel):
 
 @cache
 def _fields(view: type[View]) -> dict[str, bool]:
-    """Return field -> whether it may be null, for the fields of a view that have no default."""
+    """Return for each field without a default whether it may be null."""
     required = ((name, f) for name, f in view.model_fields.items() if f.is_required())
     return {name: NoneType in get_args(field.annotation) for name, field in required}

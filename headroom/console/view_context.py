@@ -105,7 +105,7 @@ class Context:
         return seen_by(self.cluster, pod, snap, self.monotonic_s())
 
     def holds_against(self, pod: Pod) -> Mapping[str, Sequence[Hold]]:
-        """Return node -> the pods that have precedence over the pod on that node."""
+        """Return the pods that have precedence over the pod, by node."""
         return self.cluster.holds.against(pod, self.monotonic_s())
 
     def tag(self, snap: Snapshot, *more: object) -> str:

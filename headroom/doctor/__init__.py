@@ -1,1 +1,1 @@
-"""`headroom doctor`: reads the cluster and reports what costs it safety or memory."""
+"""`headroom doctor`: reads the cluster and reports problems that endanger pods or waste memory."""

@@ -1,4 +1,5 @@
-"""Lists a cluster once, with the kubeconfig or the service account of the pod."""
+"""Lists the objects of a cluster once, as the user of the kubeconfig or as the pod's service
+account."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -39,8 +40,8 @@ def list_cluster(
     answer or rejects the call.
     """
     watched = watched_kinds(settings.agent_namespace)
-    # No rule reads disruption budgets and claims. Users of the doctor need no permission for them,
-    # because they are not listed.
+    # No rule reads disruption budgets or claims. They are not listed, so that users of the doctor
+    # need no permission for them.
     kinds = [kind for kind in watched if kind.type not in (PodDisruptionBudget, ResourceClaim)]
     try:
         with closing(_api(kubeconfig, context)) as api:
@@ -132,8 +133,8 @@ def _component_pod(raw: msgspec.Raw) -> ComponentPod | None:
 
 
 def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:
-    """Return location -> content of each KubeSchedulerConfiguration in a ConfigMap. Skip invalid
-    YAML.
+    """Return the content of each KubeSchedulerConfiguration in a ConfigMap, by its location. Skip
+    invalid YAML.
 
     Return None if the ConfigMap cannot be decoded.
     """
@@ -155,7 +156,8 @@ def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:
 
 
 def _list_kind(api: KubeApi, kind: Kind) -> Relisted:
-    """List one kind by the first path that the API server serves. An unserved kind is empty."""
+    """List one kind by the first path that the API server serves. The list is empty if it serves
+    none."""
     for path in (kind.path, *kind.other_paths):
         try:
             listing: Listing[KubeObject] = api.list(path, partial(_read, kind), page_size=PAGE)

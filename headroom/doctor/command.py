@@ -57,11 +57,12 @@ def doctor(
     multi_tenant: Annotated[
         bool,
         typer.Option(
-            "--multi-tenant", help="Also find settings that tenants without mutual trust need."
+            "--multi-tenant",
+            help="Also find settings that are unsafe if tenants do not trust each other.",
         ),
     ] = False,
 ) -> None:
-    """Find what costs the cluster safety or memory, and show what to do about it.
+    """Find problems that endanger pods or waste GPU memory, and show how to fix them.
 
     The exit status is 1 if there is a warning, and 2 if nothing could be examined.
     """
@@ -181,8 +182,8 @@ def _print_plugin_config(text: str) -> None:
         typer.echo(printable_lines(text), nl=False)
     else:
         typer.echo(
-            "headroom: no node needs other replicas, or fewer than 5 GPU containers of each "
-            "resource request an amount of memory",
+            "headroom: no node needs another number of replicas, or fewer than 5 GPU containers of "
+            "each resource request an amount of memory",
             err=True,
         )
 
@@ -206,7 +207,10 @@ def _nodes(
     except (ImportError, BadSettings, NotSynced) as err:
         if kubeconfig or context:
             raise
-        typer.echo(f"headroom: not compared with the resources of the nodes: {err}", err=True)
+        typer.echo(
+            f"headroom: the configuration was not compared with the nodes' resources: {err}",
+            err=True,
+        )
         return ()
 
 

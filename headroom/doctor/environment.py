@@ -1,8 +1,8 @@
-"""Rules of the doctor about other components that cost Headroom safety or memory.
+"""Rules of the doctor about components beside Headroom.
 
 They find failing parts of the GPU Operator, device plugins of several versions, autoscalers,
 extenders of another version, and unsuitable configurations and flags of kube-scheduler. They
-identify components by the labels, readiness and image tags of their pods."""
+identify a component by the labels of its pods, and judge it by their readiness and image tags."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class Environment:
 class _Part:
     #: Value of the label ``app`` on its pods.
     app: str
-    #: The operator deploys it to nodes whose label nvidia.com/gpu.deploy.NAME is "true".
+    #: The operator deploys the part to nodes whose label nvidia.com/gpu.deploy.NAME is "true".
     name: str
     #: The consequence of a failure of this part.
     impact: str
@@ -47,11 +47,11 @@ class _Part:
 PARTS = (
     _Part("nvidia-driver-daemonset", "driver", "no GPU of the node can be used"),
     _Part("nvidia-container-toolkit-daemonset", "container-toolkit", "containers get no GPU"),
-    _Part("nvidia-operator-validator", "operator-validator", "the parts after it do not start"),
+    _Part("nvidia-operator-validator", "operator-validator", "the later parts do not start"),
     _Part("nvidia-device-plugin-daemonset", "device-plugin", "the kubelet offers no GPU"),
     _Part("gpu-feature-discovery", "gpu-feature-discovery", "GPU labels are missing or outdated"),
     _Part("nvidia-dcgm-exporter", "dcgm-exporter", "SM activity may be measured less exactly"),
-    _Part("nvidia-mig-manager", "mig-manager", "changes of the MIG layout never complete"),
+    _Part("nvidia-mig-manager", "mig-manager", "changes to the MIG layout never complete"),
 )
 _APP = "app"
 _NAME = "app.kubernetes.io/name"
@@ -200,7 +200,7 @@ def _extenders(environment: Environment, version: str) -> Iterator[Finding]:
 
 
 def _preemption(environment: Environment, settings: Settings) -> Iterator[Finding]:
-    """Compare ``preempt_for_memory`` with the versions of kube-scheduler next to the extender."""
+    """Check whether the kube-schedulers in the extender's pods support ``preempt_for_memory``."""
     minors = [
         container.minor
         for pod in environment.pods
@@ -247,7 +247,7 @@ def _recorder(environment: Environment) -> Iterator[Finding]:
         Weight.ADVICE,
         tuple(sorted(names)),
         f"no pod of the recorder {problem}: lives of containers that end now are not recorded, so "
-        "recommended requests become out of date",
+        "recommended requests become outdated",
         "run: " + command("kubectl", "-n", namespace, "describe", "deployment,pods", *which),
     )
 

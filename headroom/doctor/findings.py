@@ -1,4 +1,4 @@
-"""Findings of the doctor: a problem of some nodes or of a configuration, and what to do about it.
+"""Findings of the doctor. A finding is a problem with nodes or a configuration, and its fix.
 
 Most rules examine one node. Nodes with the same finding are listed together, so the texts contain
 only facts that all these nodes have in common.

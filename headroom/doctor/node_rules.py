@@ -1,6 +1,4 @@
-"""Rules of the doctor about nodes: what costs the cluster safety or memory, and what to do.
-
-Each rule examines one node and yields its findings.
+"""Rules of the doctor about nodes. Each rule examines one node and yields its findings.
 
 ``doctor.source_rules`` has the rule about the agent's sources.
 """
@@ -169,7 +167,8 @@ def _not_steered(facts: NodeFacts) -> Iterator[PartialFinding]:
 
 
 def _cordoned(facts: NodeFacts) -> Iterator[PartialFinding]:
-    """Report cordoned devices that close other devices, and names of devices that do not exist."""
+    """Report cordoned devices because of which other devices take no pods, and names in the
+    annotation that match no device."""
     if facts.node.reason is not None:
         return
     cordoned = parse_cordon(facts.annotations.get(CORDON, ""))

@@ -122,8 +122,9 @@ def examine_users(state: Cluster) -> Iterator[Finding]:
         yield Finding(
             Weight.WARNING,
             tuple(sorted(f"{pod.metadata.namespace}/{pod.metadata.name}" for pod in users)),
-            "these pods use GPUs and request none, as by NVIDIA_VISIBLE_DEVICES in their image: "
-            "only the memory that they use at the moment is kept from others",
-            f"request a GPU and {VRAM} in these pods; or keep GPUs from them with the variable "
+            "these pods use GPUs but request none, for example because their image sets "
+            "NVIDIA_VISIBLE_DEVICES: no memory is reserved for them, so Headroom considers only "
+            "what they use at the moment",
+            f"request a GPU and {VRAM} in these pods; or hide the GPUs from them with the variable "
             "NVIDIA_VISIBLE_DEVICES: void",
         )

@@ -1,4 +1,4 @@
-"""Reads the requests of the pods of the last hours from the console, also of pods that have ended.
+"""Reads from the console what the pods of the last hours requested, including ended pods.
 
 The console has the decisions of all extenders, up to the limits of the journal (settings
 ``journal_*``). The API server has only pods that still exist.
@@ -34,7 +34,8 @@ class RecentRequests:
     span_s: float = 0.0
 
     def beside(self, present: Sequence[ContainerRequest]) -> list[ContainerRequest]:
-        """Return the requests of the existing pods, and then the requests of all other pods."""
+        """Return the requests of the ``present`` pods, followed by the requests of all other
+        pods."""
         uids = {each.uid for each in present}
         return [*present, *(each for each in self.requests if each.uid not in uids)]
 

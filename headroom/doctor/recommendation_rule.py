@@ -18,10 +18,11 @@ from headroom.core.recommend.profile_status import newest_requests
 from headroom.doctor.findings import Finding, Weight
 from headroom.runtime.kube.profiles import Profiles
 
-#: A request counts as much larger than its recommendation from this factor and difference on.
+#: A request is a finding if it exceeds the recommendation by both this factor and this number of
+#: bytes.
 LARGE_RATIO = 2.0
 LARGE_BYTES = 2 << 30
-#: After this age, the owner's profile includes a pod if the agent measures the pod's memory.
+#: An older pod is in its owner's profile, provided that the agent measures the pod's memory.
 PROFILED_AFTER_S = 3600.0
 
 
@@ -69,7 +70,8 @@ def examine_recommendations(
 
 
 def _frees_bytes(state: Cluster, pod: Pod, profile: VRAMProfile, wall_s: float) -> int:
-    """Return the bytes that the recommended requests would free of the pod's large requests."""
+    """Return how many bytes would become free if the pod's large requests were lowered to the
+    recommendation."""
     request = state.understand(pod)
     if not isinstance(request, VramRequest):
         return 0

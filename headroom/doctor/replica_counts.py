@@ -5,7 +5,7 @@ The pods are the existing pods and, if the console can be read, the pods of the 
 waste much, because small pods find no free replica although memory is free. So there must be enough
 replicas for a device that is full of small pods. The lower quartile of the requests counts as a
 small pod. Under ``packed``, the device plugin prefers a full device until all its replicas are
-allocated, so there should be only as many replicas as typical pods fit
+allocated, so there should be only as many replicas as the device can hold typical pods
 (docs/design/device-choice.md).
 
 A device that is not shared needs replicas if several of the waiting pods would fit on it.
@@ -23,11 +23,11 @@ from headroom.contract.gpunode import Plugin
 from headroom.doctor.findings import PartialFinding, Weight
 from headroom.doctor.sharing_rules import FEWEST_REPLICAS, NodeFacts, Typical, rounded
 
-#: A device has too few replicas if it has fewer than this ratio of the number of small pods that
-#: fit on it.
+#: A device has too few replicas if their number is below this ratio of the number of small pods
+#: that fit on it.
 TOO_FEW_RATIO = 0.75
-#: Requests count as similar if median pods fill at least this ratio of a device, when there are as
-#: many of them as largest pods would fit.
+#: Requests count as similar if N median pods fill at least this ratio of a device, where N is the
+#: number of pods of the largest size that fit on it.
 ALIKE_RATIO = 0.8
 #: By default, the kubelet runs at most this many pods, so it never uses more replicas of a device.
 MAX_REPLICAS = 110
@@ -45,7 +45,7 @@ class Advice:
     count: int
     #: The reason.
     found: str
-    #: A further effect of this number; empty if there is none.
+    #: Another effect of this number of replicas, or empty.
     effect: str = ""
 
 
@@ -157,8 +157,8 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
     """Return a ConfigMap of NVIDIA's device plugin with the advised replicas, as YAML.
 
     It has one configuration for each different advice, with the nodes and the commands in comments.
-    It is empty if no node needs other replicas. A configuration lists all time-sliced resources of
-    its nodes, because it replaces their present configuration.
+    It is empty if no node needs another number of replicas. A configuration lists all time-sliced
+    resources of its nodes, because it replaces their present configuration.
     """
     names_of: dict[_Sharing, list[str]] = {}
     reasons: dict[_Sharing, set[str]] = {}

@@ -1,4 +1,5 @@
-"""Rules of the doctor about a KubeSchedulerConfiguration: what costs safety or time with Headroom.
+"""Rules of the doctor about values in a KubeSchedulerConfiguration that are unsafe or slow with
+Headroom.
 
 The shipped configuration (deploy/base/kube-scheduler.yaml) has no findings, and
 docs/design/kube-scheduler.md gives the reason for each value. Errors that kube-scheduler itself
@@ -20,7 +21,7 @@ from headroom.errors import BadSettings
 from headroom.runtime.settings.settings import Settings
 
 KIND = "KubeSchedulerConfiguration"
-#: Name of a profile without a name, and of the scheduler of pods that name no scheduler.
+#: Default of a profile's ``schedulerName``, and of a pod's ``spec.schedulerName``.
 DEFAULT_SCHEDULER = "default-scheduler"
 #: Suitable values of ``httpTimeout``. kube-scheduler cancels a call after this time, and schedules
 #: no other pod until then.
@@ -101,7 +102,7 @@ def calls_headroom(config: object, manages: Callable[[str], bool]) -> bool:
 def _headroom_entries(
     config: object, manages: Callable[[str], bool]
 ) -> tuple[Mapping[str, Any], list[tuple[str, Mapping[str, Any]]]]:
-    """Return the configuration, and path and content of each entry that may be Headroom's."""
+    """Return the configuration, and the path and content of each entry that may be Headroom's."""
     if not isinstance(config, Mapping) or config.get("kind") != KIND:
         raise BadSettings(f"not a KubeSchedulerConfiguration; for an example {_EXAMPLE}")
     entries = config.get("extenders") or []
@@ -173,7 +174,7 @@ def _managed_resources(
             yield (
                 Weight.ADVICE,
                 "it has no managedResources: every pod of the cluster's default scheduler waits "
-                "for Headroom, also while Headroom restarts",
+                "for Headroom, even while Headroom restarts",
                 "set managedResources to the names of your GPU resources; see "
                 "deploy/default-scheduler/kube-scheduler.yaml",
             )
@@ -258,15 +259,15 @@ def _speed(entry: Mapping[str, Any]) -> Iterator[PartialFinding]:
     if seconds is not None and not SHORTEST_S <= seconds <= LONGEST_S:
         yield (
             Weight.ADVICE,
-            f"its httpTimeout is {entry['httpTimeout']}: if it is long, kube-scheduler places no "
-            "other pod while it waits; if it is short, kube-scheduler cancels binds in progress",
+            f"its httpTimeout is {entry['httpTimeout']}: during a long timeout, kube-scheduler "
+            "places no other pod; after a short timeout, it cancels binds that are in progress",
             "set httpTimeout: 5s",
         )
     if entry.get("prioritizeVerb") and not entry.get("weight"):
         yield (
             Weight.ADVICE,
             "it has no weight: Headroom's scores do not count",
-            f"set weight: 2, and weights of kube-scheduler's plugins that suit it; {_EXAMPLE}",
+            f"set weight: 2, and matching weights for kube-scheduler's plugins; {_EXAMPLE}",
         )
 
 

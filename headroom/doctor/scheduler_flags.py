@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from headroom.doctor.component_pods import ComponentPod, Container
 from headroom.doctor.findings import Finding, Weight
 
-#: First and last minor version of kube-scheduler that are known to accept the flag. This was read
-#: in the sources of 1.31.4 to 1.38.0-beta.0, and tests start the schedulers. The chart has the same
+#: First and last minor version of kube-scheduler that are known to accept the flag, according to
+#: the sources of 1.31.4 to 1.38.0-beta.0. Tests start these schedulers. The chart has the same
 #: numbers.
 FIRST_WITH_GATE, LAST_WITH_GATE = (1, 33), (1, 38)
 BACKOFF_GATE = "SchedulerPopFromBackoffQ=false"
@@ -29,8 +29,8 @@ def accepts_gate(minor: tuple[int, ...]) -> bool:
 def examine_flags(pods: Sequence[ComponentPod]) -> Iterator[Finding]:
     """Find kube-schedulers that may not start because of the gate, or that should have it.
 
-    ``pods`` includes Headroom's own kube-scheduler and the cluster's kube-scheduler. The cluster's
-    is examined only if Headroom has none of its own.
+    ``pods`` includes Headroom's own kube-scheduler and the cluster's kube-scheduler. The latter is
+    examined only if Headroom has no kube-scheduler of its own.
     """
     own = [pod for pod in pods if pod.labels.get("app.kubernetes.io/name") == "headroom"]
     schedulers = [*_schedulers(own)] or [*_schedulers(pods)]
@@ -58,9 +58,9 @@ def _problem(pod: ComponentPod, container: Container) -> tuple[Weight, str, str]
             return None
         return (
             Weight.WARNING,
-            f"kube-scheduler {container.tag} is not ready, and its flag {BACKOFF_FLAG} is known to "
-            f"be accepted by {_KNOWN} only: with a gate that it does not know, or that is locked, "
-            "it ends with an error, and all GPU pods wait",
+            f"kube-scheduler {container.tag} is not ready, and only {_KNOWN} are known to accept "
+            f"its flag {BACKOFF_FLAG}: if it does not know the gate, or the gate is locked, it "
+            "exits with an error, and all GPU pods wait",
             f"remove the flag ({_HOW})",
         )
     if minor is None or not accepts_gate(minor):

@@ -1,4 +1,4 @@
-"""Rules of the doctor about sharing: settings of device plugins that cost safety or memory.
+"""Rules of the doctor about settings of device plugins that make sharing unsafe or waste memory.
 
 The figures in the messages come from docs/design/device-truth.md ("The price of safety").
 """
@@ -37,7 +37,7 @@ class Typical:
     small: int
     median: int
     largest: int
-    #: Length of the period in which the pods came, in seconds; 0 if only existing pods count.
+    #: Length of the period whose decisions were read, in seconds; 0 if only existing pods count.
     span_s: float = 0.0
 
 
@@ -55,8 +55,8 @@ class NodeFacts:
     age_s: float | None
     #: Version of the doctor; empty if unknown.
     version: str
-    #: Resource -> the requests of the existing pods, and the requests of these pods and the pods of
-    #: the last hours.
+    #: Resource -> typical requests of the existing pods. ``recent`` also counts the pods of the
+    #: last hours.
     typical: Mapping[str, Typical]
     recent: Mapping[str, Typical]
     #: Resource -> number of GPU containers that request no amount of memory.
@@ -137,8 +137,8 @@ def _packed(facts: NodeFacts) -> Iterator[PartialFinding]:
         yield (
             Weight.ADVICE,
             "the device plugin has policy packed and chooses the fullest device next, so a pod "
-            "fits only if that device has enough free memory. With pods of 4-60 GiB and 10 "
-            "replicas, 1/8 of the memory was used, and 4/5 with policy distributed",
+            "fits only if that device has enough free memory. In simulations with pods of 4-60 GiB "
+            "and 10 replicas, 1/8 of the memory was used, and 4/5 with policy distributed",
             "set sharedDevicesAllocationPolicy: distributed in the device plugin's configuration",
         )
 
@@ -201,7 +201,8 @@ def _several_replicas(facts: NodeFacts) -> Iterator[PartialFinding]:
         yield (
             Weight.ADVICE,
             "a container may request several replicas, which can all be on one device: memory is "
-            "reserved on every device that it could get, and it gets no larger share of any",
+            "reserved on each device that it could get, but the container gets no larger share "
+            "of any",
             "to give such a container different devices, steer the node; otherwise set "
             "failRequestsGreaterThanOne: true under sharing.timeSlicing in the device plugin's "
             "configuration",
@@ -222,7 +223,7 @@ def _unannotated(facts: NodeFacts) -> Iterator[PartialFinding]:
             yield (
                 Weight.WARNING,
                 f"{requests} {resource} without an amount of memory, so a replica's share of "
-                f"{reserved} is reserved; at least half of those with an amount request "
+                f"{reserved} is reserved; at least half of the containers with an amount request "
                 f"{rounded(typical.median)} or more",
                 f"annotate the pods ({VRAM}: {rounded(typical.median)}) or their namespace "
                 f"({DEFAULT_VRAM}), or set reject_unannotated",
@@ -259,7 +260,7 @@ SHARING_RULES: tuple[Callable[[NodeFacts], Iterator[PartialFinding]], ...] = (
 
 
 def rounded(count_bytes: int) -> str:
-    """Return bytes as a quantity. It is exact if that is short, otherwise rounded down to one
+    """Format bytes as a quantity, which is exact if it is short, and otherwise rounded down to one
     decimal."""
     if len(exact := format_bytes(count_bytes)) <= 5:
         return exact

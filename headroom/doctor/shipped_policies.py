@@ -1,6 +1,7 @@
 """Compares the admission policies and webhooks of a cluster with the ones that Headroom ships.
 
-``policies.json`` has the decisive parts of each of them in deploy/. ``make docs`` writes it.
+``make docs`` writes ``policies.json``, which has the decisive parts of the policies and webhooks in
+deploy/.
 """
 
 import json
@@ -17,7 +18,8 @@ NAMESPACE = "headroom-system"
 
 
 def decisive(spec: Spec) -> dict[str, Any]:
-    """Return the decisive parts of a policy's spec, without what the API server adds."""
+    """Return the parts of a policy's spec that affect its decisions, without the defaults that the
+    API server adds."""
     constraints = spec.get("matchConstraints") or {}
     return {
         "failurePolicy": spec.get("failurePolicy", "Fail"),
@@ -68,7 +70,8 @@ def _on_one_line(each: Mapping[str, Any]) -> str:
 
 
 def rewritten(name: str, spec: Spec, namespace: str) -> list[str]:
-    """Return the parts in which a policy differs from the shipped policy; none for other policies.
+    """Return the parts in which a policy differs from the shipped policy of that name. The list is
+    empty if Headroom ships no such policy.
 
     ``namespace`` is Headroom's own namespace.
     """

@@ -1,9 +1,9 @@
 """The doctor's rule about the agent's sources.
 
 The agent reports the state of each of its sources (docs/design/agent.md lists the message of every
-fault). The rule adds what the failure costs, and which mount, permission or setting fixes it. It
-skips a source if another source reports the same facts, or if only some GPUs and drivers support
-it.
+fault). The rule adds the consequence of the failure, and the mount, permission or setting that
+fixes it. It skips a source if another source reports the same facts, or if only some GPUs and
+drivers support the source.
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ _PROCESSES_UNSEEN = "memory use cannot be attributed to pods, and unattributed u
 _HOLDERS_INCOMPLETE = "which pod holds which replica is only partly known"
 _POLICY_UNKNOWN = "the kubelet's topology manager policy is not known"
 _SM_LESS_EXACT = "SM activity may be measured less exactly"
-#: Name of a source -> what its failure costs, and the usual fix.
+#: Name of a source -> the consequence of its failure, and the usual fix.
 _FAILURES = {
     "nvml": (
         "memory or utilization of some GPUs is not measured",
@@ -69,13 +69,13 @@ _FAILURES = {
         "(HEADROOM_DCGM_URL)",
     ),
 }
-#: Cause of missing data -> the fix, for causes that need another fix than usual. The first
-#: matching entry counts.
+#: Cause of a failure -> the fix, if it is not the usual one. The first entry whose cause the source
+#: reports counts.
 _FIXES: Mapping[SourceCode, str] = {
     "no_host_pid": _HOST_PID,
     "gpu_not_listed": (
         "wait a minute: the agent opens the driver again if the kernel has another number of GPUs. "
-        "If it stays, delete the agent's pod on the node, and check the GPU (nvidia-smi)"
+        "If this does not help, delete the agent's pod on the node, and check the GPU (nvidia-smi)"
     ),
     "mig": (
         "add component deploy/components/mig (Helm: agent.mig: true), or create MIG instances, or "
@@ -127,7 +127,7 @@ def source_findings(status: GPUNodeStatus) -> Iterator[PartialFinding]:
 
 
 def _is_covered(source: Source, status: GPUNodeStatus) -> bool:
-    """Return whether the report has the source's facts from elsewhere, or does not need them."""
+    """Return whether another source provides the same facts, or whether they are not needed."""
     plugin = status.plugin
     match source.name:
         case "kubelet" | "configz":

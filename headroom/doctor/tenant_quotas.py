@@ -51,7 +51,7 @@ def examine_quotas(
         yield Finding(
             Weight.ADVICE,
             tuple(later),
-            "no quota limits GPU memory, which authors of pods could request",
+            "no quota limits the GPU memory that authors of pods can request",
             f"for namespaces of tenants: {do}",
         )
     full = {each["metadata"]["namespace"] for each in whole if _is_full(each)}
@@ -96,7 +96,7 @@ def examine_largest(devices: Sequence[Device], setting: object) -> Iterator[Find
         yield Finding(
             Weight.WARNING,
             (),
-            "setting largest_devices lacks resources, so that a report of one node changes what "
+            "setting largest_devices lacks resources, so one node's report changes how much "
             "shares, and pods without an amount, count in the quotas of all namespaces",
             f"add the entries of your largest devices; agents report: {', '.join(missing)}",
         )

@@ -1,4 +1,4 @@
-"""Rights by which users other than administrators reach into Headroom's pods.
+"""Finds rights by which users other than administrators can get into Headroom's pods.
 
 Such rights come from Roles in Headroom's namespace, from RoleBindings there to a ClusterRole such
 as edit, and from ClusterRoleBindings. Kubernetes' own subjects and holders of cluster-admin are

@@ -77,7 +77,7 @@ class Tenancy:
     bindings: Sequence[Object]
     #: MutatingWebhookConfigurations.
     webhooks: Sequence[Object]
-    #: Those of Headroom's namespace.
+    #: The NetworkPolicies in Headroom's namespace.
     network_policies: Sequence[Object]
     quotas: Sequence[Object]
     rights: Rights
@@ -85,16 +85,16 @@ class Tenancy:
     namespaces: Mapping[str, Mapping[str, str]]
     #: Settings that differ from their defaults, by name.
     settings: Mapping[str, object]
-    #: All other namespaces, without those of the cluster and Headroom's.
+    #: All other namespaces, except Headroom's namespace and the cluster's own namespaces.
     others: Collection[str] = ()
     #: The devices that agents report.
     devices: Sequence[Device] = ()
 
 
 def examine_tenants(tenancy: Tenancy, namespace: str = "headroom-system") -> list[Finding]:
-    """Return what is missing so that tenants need not trust each other.
+    """Return a finding for each missing protection of tenants from each other.
 
-    ``namespace`` is Headroom's own.
+    ``namespace`` is Headroom's own namespace.
     """
     return [
         *_policies(tenancy, namespace),
@@ -123,14 +123,14 @@ def _policies(tenancy: Tenancy, namespace: str) -> Iterator[Finding]:
             yield Finding(
                 Weight.WARNING,
                 (),
-                f"ValidatingAdmissionPolicy {name} differs from that of this release of Headroom, "
-                f"in {', '.join(parts)}: it may admit what it should reject",
+                f"ValidatingAdmissionPolicy {name} differs from the policy in this release of "
+                f"Headroom, in {', '.join(parts)}: it may admit what it should reject",
                 "install the release again, with the same version as this command",
             )
 
 
 def _idle(policy: Object | None, bindings: Sequence[Object]) -> str:
-    """Return why a policy does not deny everywhere; empty if it does."""
+    """Return why a policy does not deny everywhere, or "" if it does."""
     if policy is None:
         return "does not exist"
     denying = [each for each in bindings if "Deny" in (each.get("validationActions") or ())]
@@ -142,7 +142,7 @@ def _idle(policy: Object | None, bindings: Sequence[Object]) -> str:
 
 
 def _is_narrow(resources: Object | None) -> bool:
-    """Return whether the resources that a binding matches are a selection."""
+    """Return whether a binding's matchResources limit the policy to some objects."""
     narrowing = ("namespaceSelector", "objectSelector", "resourceRules", "excludeResourceRules")
     return any((resources or {}).get(each) for each in narrowing)
 
@@ -158,7 +158,7 @@ def _webhook(tenancy: Tenancy, namespace: str) -> Iterator[Finding]:
     if not called:
         why = "does not exist"
     elif parts := rewritten_webhook(called[0], namespace):
-        why = f"differs from that of this release of Headroom, in {', '.join(parts)}"
+        why = f"differs from the webhook in this release of Headroom, in {', '.join(parts)}"
     else:
         return
     found = (
@@ -200,8 +200,9 @@ def _network(tenancy: Tenancy) -> Iterator[Finding]:
         yield Finding(
             Weight.WARNING,
             (),
-            f"NetworkPolicies {', '.join(open_to_all)} in Headroom's namespace admit any pod: one "
-            "that reaches the webhook reads defaults and recommendations of all namespaces",
+            f"NetworkPolicies {', '.join(open_to_all)} in Headroom's namespace admit any pod: a "
+            "pod that reaches the webhook can read the defaults and recommendations of all "
+            "namespaces",
             "set networkPolicies.apiServerCidrs of the chart to the addresses of the API server, "
             "and delete other policies",
         )
@@ -304,7 +305,8 @@ def list_tenancy(
 
 
 def _read_settings(api: KubeApi, namespace: str, given: Settings) -> Mapping[str, object]:
-    """Return the settings in ConfigMap headroom-config; without it, those of ``--config``."""
+    """Return the settings in ConfigMap headroom-config, or the settings of ``--config`` if it does
+    not exist."""
     try:
         answer = api.call("GET", f"/api/v1/namespaces/{namespace}/configmaps/headroom-config")
     except ApiStatus as err:

@@ -16,12 +16,12 @@ Amounts = Mapping[str, Counter[Amount]]
 class WaitingPods:
     """The GPU containers of unbound pods that request one device and an amount of its memory.
 
-    A resource is left out if it has as many free devices that are not shared as such containers:
-    then the pods wait for something else.
+    A resource is left out if its free unshared devices are at least as many as these containers,
+    because then the pods wait for something else.
     """
 
     def __init__(self, state: Cluster) -> None:
-        #: Pods with the same eligible nodes: one of them, and the amounts of all.
+        #: Key of pods with the same eligible nodes -> one of these pods, and the amounts of all.
         self._groups: dict[bytes, tuple[Pod, dict[str, Counter[Amount]]]] = {}
         counts: Counter[str] = Counter()
         for pod in state.unbound():

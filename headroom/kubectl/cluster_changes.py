@@ -39,7 +39,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class NodeRead:
-    """Version, annotations and cordon of a Node."""
+    """A Node's version, its annotations, and whether it is cordoned."""
 
     version: str
     annotations: Mapping[str, str]
@@ -48,7 +48,7 @@ class NodeRead:
 
 @dataclass(frozen=True, slots=True)
 class PodRead:
-    """Facts of a pod that decide whether it is evicted."""
+    """The properties of a pod that decide whether it is evicted."""
 
     uid: str
     #: Its controller, such as "DaemonSet fluentd"; empty if it has none.

@@ -1,4 +1,4 @@
-"""GPUs of a node that take no new pods: selection, preview and annotation. Only pure functions."""
+"""Selects GPUs to cordon, previews the effect, and edits the annotation. Only pure functions."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
@@ -83,10 +83,10 @@ def selected(node: str, gpus: Sequence[Gpu], given: Iterable[str]) -> list[Gpu]:
 
 
 def whole_uuids(given: Sequence[str], why: str) -> list[Gpu]:
-    """Return the GPUs with these whole UUIDs. Used if the debug API cannot be reached.
+    """Return the GPUs with these whole UUIDs, without a list of the node's GPUs.
 
-    ``why`` is the reason. Raises ``CommandError`` if a word is only the start of a UUID, or an
-    index.
+    ``why`` is the reason why the debug API cannot be reached. Raises ``CommandError`` if a word is
+    only the start of a UUID, or an index.
     """
     for word in given:
         if not _WHOLE_UUID.fullmatch(word):
@@ -173,7 +173,8 @@ def _amounts(devices: Sequence[Body]) -> str:
 def _closing(
     node: Body, cordoned: Set[str], annotations: Mapping[str, str], steering_obstacle: str | None
 ) -> Iterator[str]:
-    """Yield which resources close because the device plugin could choose a cordoned device."""
+    """Describe the resources whose other GPUs take no pods, because the device plugin could choose
+    a cordoned GPU."""
     name = node["name"]
     by_plugin = [each for each in node["devices"] if _plugin_chooses(node, each)]
     closing = []
@@ -187,12 +188,12 @@ def _closing(
         next_one = next((each for each in here if each["candidate"]), None)
         if next_one is None:
             yield (
-                "The device plugin does not choose a cordoned GPU next. While it could, all of "
-                f"{resource} on node {name} closes."
+                "The device plugin does not choose a cordoned GPU next. While it could, node "
+                f"{name} takes no pods for {resource}."
             )
             continue
         yield (
-            f"All of {resource} on node {name} closes while the device plugin could choose a "
+            f"Node {name} takes no pods for {resource} while the device plugin could choose a "
             "cordoned GPU:"
         )
         yield f"  {next_one['uuid']}: {next_one['candidate_because']}"

@@ -94,7 +94,7 @@ def _write_csv(body: Body) -> None:
 
 
 def _cell(value: Any) -> Any:
-    """Return a cell for a spreadsheet, which must read text as text and never as a formula."""
+    """Return a cell for a spreadsheet. Text that looks like a formula is quoted."""
     if not isinstance(value, str):
         return value
     text = printable(value)

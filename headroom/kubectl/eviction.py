@@ -46,7 +46,7 @@ class Clock:
 
 
 def held(devices: Iterable[Mapping[str, Any]]) -> dict[str, Held]:
-    """Return uid -> pod for the pods on these devices of the debug API."""
+    """Return the pods on these devices by uid. ``devices`` are from the debug API."""
     found: dict[str, Held] = {}
     for device in devices:
         for pod in device["holders"]:

@@ -1,4 +1,4 @@
-"""`log --follow`: follows the changes until Ctrl-C, and reconnects after it loses the console.
+"""`log --follow`: follows the changes until Ctrl-C, and reconnects if the connection is lost.
 
 The new connection may lead to another console. Each console has its own numbers and times of
 changes, and publishes the decisions of the extenders again when it starts. So the changes of

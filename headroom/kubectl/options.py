@@ -101,7 +101,7 @@ def set_options(
         ),
     ] = False,
 ) -> None:
-    """Record the options of the command line for its command."""
+    """Store the options that come before the command."""
     # The doctor declares both options itself. The options before the command are its defaults.
     context.default_map = {"doctor": {"kubeconfig": kubeconfig, "context": kube_context}}
     context.obj = Options(

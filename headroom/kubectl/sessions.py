@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from headroom.contract.console import LIFETIME_S, SIGNER, csr_name
 
-#: Seconds for which a session is used. The difference allows for clocks that do not agree.
+#: Seconds for which a session is used. It is less than its lifetime, because clocks differ.
 USED_S = LIFETIME_S - 600
 #: A valid request, because the API server requires one. Its key was discarded and is never used.
 _REQUEST = """\

@@ -12,9 +12,9 @@ Body = Mapping[str, Any]
 
 
 def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
-    """Return a row for each reservation, with whether its device was predicted and its measured
-    use. On nodes of a DRA driver, return a row for each pod and device, with the bytes of its
-    claims and its use.
+    """Return a row for each reservation, which shows whether its device was predicted correctly,
+    and its measured use. On nodes of a DRA driver, return a row for each pod and device, with the
+    bytes of its claims and its use.
 
     ``wide`` adds the predicted and the actual devices, the time and the uid.
     """

@@ -236,8 +236,8 @@ def _one_of_each_memory(parts: Iterable[_Part]) -> list[_Part]:
 def _judged(over: bool, closed: tuple[str, ...], cordoned: str) -> tuple[tuple[str, ...], int]:
     """Return the problems and the severity.
 
-    ``closed`` has the reasons why no pods are taken; a text may be empty. ``cordoned`` names what
-    is cordoned, or is empty."""
+    ``closed`` has the reasons why no pods are taken. Empty texts are ignored. ``cordoned`` names
+    what is cordoned, or is empty."""
     problems = ("overcommitted" if over else "", *closed, cordoned)
     severity = 0 if over else 1 if any(closed) else 2 if cordoned else 3
     return tuple(filter(None, problems)), severity

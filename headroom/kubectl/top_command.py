@@ -36,8 +36,8 @@ def top(
     sort_by: Annotated[
         SortBy,
         typer.Option(
-            help="worst: overcommitted first, then those that take no pods, then the fullest."
-            " headroom: least first. reserved, used: most first."
+            help="worst: overcommitted first, then closed to pods, then fullest. headroom: least"
+            " first. reserved, used: most first."
         ),
     ] = SortBy.WORST,
     search: Annotated[
@@ -55,7 +55,7 @@ def top(
     watch: Annotated[
         bool,
         typer.Option(
-            "--watch", "-w", help="Show new figures on the whole terminal every 2 s until Ctrl-C."
+            "--watch", "-w", help="Refresh the table on the whole terminal every 2 s until Ctrl-C."
         ),
     ] = False,
     output: Format = None,

@@ -15,7 +15,7 @@ _FEW = 2
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A pod in one memory, or in one of several memories until a report shows in which."""
+    """A pod in the memory of a device, or in one of several until a report shows in which."""
 
     node: Body
     #: For each memory that may hold the pod, the devices that share it.

@@ -236,7 +236,7 @@ def transport_for(
     """Return the transport that the options select. Raises ``CommandError``."""
     if not server and ca is not None:
         raise CommandError(
-            "--certificate-authority needs --server; without it, the kubeconfig's is used", 2
+            "--certificate-authority needs --server; otherwise the kubeconfig's CA is used", 2
         )
     return Address(server, token, ca) if server else Proxied(kubeconfig, context, namespace)
 
@@ -252,8 +252,8 @@ def default_namespace(kubeconfig: str | None, context: str | None) -> str:
 def core_api(kubeconfig: str | None, context: str | None) -> Any:
     """Return a ``CoreV1Api`` of the cluster that kubectl uses. Raises ``CommandError``.
 
-    It repeats a request only if the connection failed. If the API server hangs, each further
-    attempt would take the whole timeout."""
+    The client repeats a request only if the connection failed. If the API server hangs, each
+    further attempt would take the whole timeout."""
     try:
         from kubernetes import client
         from urllib3 import Retry

@@ -89,7 +89,7 @@ class Page(ThreadingHTTPServer):
         self._printed = ""
 
     def lost(self, error: str) -> None:
-        """Print the error, unless it is the one that was printed last."""
+        """Print the error, unless it was the last that was printed."""
         with self._lock:
             if error != self._printed:
                 self._printed = error

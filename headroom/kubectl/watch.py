@@ -35,7 +35,7 @@ def keep_showing(
             "Example without one: while sleep 10; do kubectl headroom top; done",
             BAD_INPUT,
         )
-    # The alternate screen must be left also if the terminal is closed or the process is killed.
+    # Leave the alternate screen even if the terminal is closed or the process is killed.
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
     notes: dict[str, None] = {}

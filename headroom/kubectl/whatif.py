@@ -1,4 +1,4 @@
-"""``kubectl headroom whatif``: simulates new pods and changes of nodes on a copy."""
+"""``kubectl headroom whatif``: simulates new pods and changes to nodes on a copy."""
 
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ from headroom.kubectl.output import not_checked, print_data, show_details, show_
 
 Body = Mapping[str, Any]
 #: Explains why the free memory shrinks by more than the placed pods reserve.
-KEPT = "free memory excludes what is kept on each GPU that a pod could get, until its GPU is known"
+KEPT = "until a pod's GPU is known, its memory is not free on any GPU that the pod could get"
 _MODES = tuple(choice.value for choice in DeviceChoice)
 
 
@@ -39,7 +39,7 @@ def whatif(
     ] = None,
     output: DataFormat = None,
 ) -> None:
-    """Simulate new pods and changes of nodes, without making them.
+    """Simulate new pods and changes to nodes, without making them.
 
     The exit status is 1 if a pod would not fit. --drain, --add, --replicas, --mode and --release
     may be repeated.

@@ -50,10 +50,11 @@ def gpu_pod(pod: Pod, now_s: float) -> dict[str, Any] | None:
 
 
 def machine_of(node: Node, status: GPUNodeStatus | None) -> Machine | None:
-    """Return a node with its GPUs, from its report or otherwise its labels; None if it has none.
+    """Return a node with its GPUs, or None if it has no GPU.
 
-    GPUs that differ count as equal GPUs of the first model, with the smallest memory. GPUs that are
-    split by MIG are left out.
+    The GPUs come from the agent's report, or from the node's labels if there is no report. If they
+    differ, all count as GPUs of the first model with the smallest memory. GPUs that are split by
+    MIG are left out.
     """
     status = status or believed(node, RULES)
     devices = [
@@ -76,7 +77,7 @@ def machine_of(node: Node, status: GPUNodeStatus | None) -> Machine | None:
 class Use(NamedTuple):
     """Memory and activity of the devices of a pod. A value is None if it is unknown."""
 
-    #: Maximum memory on one of them.
+    #: Maximum memory on one of the devices.
     peak_bytes: int | None
     #: Means over the devices that no other pod holds.
     sm_ratio: float | None
@@ -84,7 +85,7 @@ class Use(NamedTuple):
 
 
 def uses_of(status: GPUNodeStatus) -> Mapping[str, Use]:
-    """Return uid -> what the pod used."""
+    """Return the use of each pod, by uid."""
     peaks: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     holders: dict[str, set[str]] = defaultdict(set)
     for row in status.pods:
@@ -115,7 +116,7 @@ def _mean(ratios: Sequence[float]) -> float | None:
 def cpu_milli(quantity: str | int | None) -> int | None:
     """Return a CPU quantity in thousandths of a core, or None if it is missing or invalid."""
     text = str(quantity or "")
-    # A number of cores is multiplied by 1000 with a suffix: "0.5k" is 500.
+    # The suffix k multiplies a number of cores by 1000: "0.5k" is 500.
     return count_of(text.removesuffix("m") if text.endswith("m") else f"{text}k")
 
 

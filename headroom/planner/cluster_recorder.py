@@ -37,8 +37,8 @@ from headroom.runtime.kube.client import KubeApi, load_configuration
 from headroom.runtime.kube.reflector import Reflector
 from headroom.runtime.kube.resources import Kind, watched_kinds
 
-#: Seconds between two writes of the recording. After a slow write, the pause is this many times as
-#: long as the write.
+#: Seconds between two writes of the recording, and the minimum pause after a write as a multiple of
+#: its duration.
 _EVERY_S, _DURATIONS = 60.0, 50
 _TICK_S = 0.5
 
@@ -164,7 +164,7 @@ def kinds() -> Iterator[Kind]:
 
 
 def _write(file: Path, body: bytes) -> float:
-    """Replace the file atomically, so it is complete even after a crash. Return the seconds that
+    """Replace the file atomically, so it is complete even after a crash. Return how many seconds
     this took."""
     began_s = time.monotonic()
     new = file.with_name(f"{file.name}.new")

@@ -30,7 +30,7 @@ from headroom.planner.workload import History, Vram, with_workloads
 from headroom.runtime.promql import EVERY_CLUSTER, Queries, check_matchers
 
 MODES = ("counting", "predicted", "steered", "mig")
-#: Replicas to compare by default. Each number costs a search.
+#: Numbers of replicas to compare by default. Each of them needs a search.
 REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
@@ -56,7 +56,7 @@ def plan(
     matchers: Annotated[
         str | None,
         typer.Option(
-            help='Label matchers of the cluster, if --prometheus has several: cluster="eu-1".'
+            help='Matchers that select the cluster, if Prometheus has several: cluster="eu-1".'
         ),
     ] = None,
     resource: Annotated[
@@ -70,7 +70,8 @@ def plan(
         Path | None, typer.Option(help="Recording made by `headroom plan record FILE`.")
     ] = None,
     snapshot: Annotated[
-        Path | None, typer.Option(help="File of `kubectl headroom snapshot`, which is one moment.")
+        Path | None,
+        typer.Option(help="File of `kubectl headroom snapshot`; only one moment."),
     ] = None,
     window: Annotated[
         str | None, typer.Option(help=f"Days to read from Prometheus; default: {_WINDOW}.")
@@ -92,9 +93,9 @@ def plan(
     vram: Annotated[
         list[str] | None,
         typer.Option(
-            help="Source of requests: peaks (the highest of each workload), pod-peaks (each pod's "
+            help="Source of requests: peaks (each workload's highest peak), pod-peaks (each pod's "
             "own peak, a lower bound), recommendations or requests. Can be repeated: the first is "
-            "used for all configurations, the others only for the best one."
+            "used for all configurations, the others only for the best configuration."
         ),
     ] = None,
     margin: Annotated[float, typer.Option(help="Margin added to each peak, in percent.")] = 10.0,
@@ -102,7 +103,10 @@ def plan(
         Path | None, typer.Option(help="YAML of GPU models with their price per GPU and hour.")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Replays of each configuration. All but the first redraw days.")
+        int,
+        typer.Option(
+            help="Replays of each configuration. All but the first use randomly drawn days."
+        ),
     ] = 5,
     processes: Annotated[
         int | None, typer.Option(help="Replays that run at once; default: one per core.")
@@ -153,7 +157,7 @@ def plan(
 
 @app.command()
 def record(
-    file: Annotated[Path, typer.Argument(help="File to record to. It may hold a recording.")],
+    file: Annotated[Path, typer.Argument(help="File to record to, or to continue.")],
     kubeconfig: Annotated[
         str | None, typer.Option(help="Path of the kubeconfig. Default: the same as kubectl.")
     ] = None,
@@ -168,7 +172,7 @@ def record(
             from headroom.planner.cluster_recorder import record_to
         except ImportError as err:
             raise BadSettings(f"{err}; install it: pip install 'headroom-gpu[extender]'") from err
-        # Not as JSON, because the recorder reports failed calls as sentences.
+        # Do not log as JSON, because the recorder reports failed calls as sentences.
         structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
         record_to(file, kubeconfig, context)
     except (BadSettings, OSError) as err:

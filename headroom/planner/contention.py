@@ -1,7 +1,7 @@
-"""Finds pods that compete for a GPU, from the part of the time in which each runs kernels.
+"""Finds pods that compete for a GPU, from the fraction of time in which each pod runs kernels.
 
-Pods on one GPU *compete* while these parts add up to more than 1. The model assumes that they then
-slow down in proportion: with a sum of 1.5, each loses a third of its speed. Real GPUs with
+Pods on one GPU *compete* while these fractions add up to more than 1. The model assumes that they
+then slow down in proportion: with a sum of 1.5, each pod loses a third of its speed. Real GPUs with
 time-slicing behave like this (docs/design/gpu-check.md, line contention). A MIG instance has only a
 part of the SMs, so it slows down a pod that used more of them before.
 """
@@ -24,7 +24,7 @@ class Contention:
 
     run_s: float
     competing_s: float
-    #: Part of the running time that is lost because pods run slower.
+    #: Running time that is lost because pods slow each other down.
     lost_s: float
     #: Pairs of workloads, and the time for which two of their pods competed, longest first.
     pairs: tuple[tuple[str, str, float], ...]
@@ -45,9 +45,10 @@ class Contentions:
     """Counts the contention during a replay."""
 
     def __init__(self, sm_shares: Sequence[float]) -> None:
-        """``sm_shares`` has the part of a GPU's SMs that each device of a machine has."""
+        """``sm_shares`` has, for each machine, the fraction of a GPU's SMs that each of its devices
+        has."""
         self._sm_shares = sm_shares
-        #: (machine, device) -> index of each pod on it -> (workload, part of the time).
+        #: (machine, device) -> index of each pod on it -> (workload, fraction of time).
         self._there: dict[tuple[int, int], dict[int, tuple[str, float]]] = defaultdict(dict)
         #: (machine, device) -> when a pod last started or ended on it.
         self._since_s: dict[tuple[int, int], float] = {}

@@ -1,6 +1,6 @@
 """Reads a history from two CSV files in the form of a published trace: pods, and nodes with GPUs.
 
-The columns are the columns of Alibaba's cluster-trace-gpu-v2023, and some for GPU memory and use.
+The files have the columns of Alibaba's cluster-trace-gpu-v2023, and more for GPU memory and use.
 The file of pods has the columns ``name``, ``num_gpu``, ``creation_time``, ``deletion_time`` and
 ``scheduled_time`` (seconds). Optional columns are ``cpu_milli``, ``memory_mib`` (host memory),
 ``gpu_spec`` (allowed models, separated by ``|``), ``vram_mib`` (requested GPU memory; -1 for all of
@@ -61,7 +61,7 @@ def _machines(path: Path) -> Iterator[Machine]:
         if not memory_mib:
             raise row.wrong("gpu_mem_mib", "more than 0 on a node with GPUs", "46068")
         if row.text("name", "node-1") in names:
-            raise row.wrong("name", "a new name: an earlier row has it too", "node-2")
+            raise row.wrong("name", "a unique name, because an earlier row has it", "node-2")
         names.add(row.values["name"])
         host_mib = row.optional("memory_mib", "393216")
         yield Machine(

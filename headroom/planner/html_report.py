@@ -118,7 +118,7 @@ _Ends = tuple[float, float]
 
 
 def _if_any(get: Callable[[Figures], float]) -> Callable[[Figures], float | None]:
-    """Return ``get``, changed to return None if no number of GPUs suffices."""
+    """Return a function that calls ``get``, or returns None if no number of GPUs suffices."""
     return lambda each: get(each) if each.gpus else None
 
 

@@ -24,7 +24,7 @@ _T95 = (
 _NORMAL95 = 1.645
 #: Minimum number of figures. With fewer, the interval would be too wide to be useful.
 LEAST_FIGURES = 4
-#: Growth from one history to the next, as a part of the need. It raises only the upper end.
+#: Growth from one history to the next, as a ratio of the need. It raises only the upper end.
 GROWTH = 0.04
 #: Savings, in GPUs or money, vary more than needs by the factor ``SAVING``. As a ratio of the GPUs,
 #: they vary by ``PART`` for each unit of the upper reach.
@@ -90,10 +90,10 @@ def saving_interval(savings: Sequence[float], reach: Reach | None) -> tuple[floa
 def part_interval(
     parts: Sequence[float], reach: Reach | None, step: float = 0.0
 ) -> tuple[float, float]:
-    """Return the range of the ratio of its GPUs that another history saves by sharing.
+    """Return the range of the ratio of GPUs that another history saves by sharing.
 
-    ``parts`` are the ratios that the replays save, as in ``saving_interval``. ``step`` is the ratio
-    of one node to the unshared need, because needs are rounded up to whole nodes.
+    ``parts`` are the ratios of the replays, in the same order as in ``saving_interval``. ``step``
+    is the ratio of one node to the unshared need, because needs are rounded up to whole nodes.
     """
     if reach is None:
         return parts[0], parts[0]

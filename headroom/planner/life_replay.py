@@ -1,8 +1,8 @@
 """Replays lives on machines: pods arrive when they were created, wait, run and end.
 
 Each pod holds its peak of GPU memory from its start to its end. If its device has less free memory,
-the pod runs out of memory: the replay counts it, and it holds its replica without memory. The
-replay keeps its own accounts and shares none with the placement.
+the pod runs out of memory: the replay counts this, and the pod keeps its replica without memory.
+The replay counts memory itself, independently of the placement.
 
 After each end, waiting pods are tried again in the order of their creation. Pods with equal
 requests do not overtake each other, but a pod with a smaller request may overtake a larger one."""
@@ -143,7 +143,8 @@ class Replay:
         return self._outcome()
 
     def _run_until(self, until_s: float, limit_s: float | None) -> bool:
-        """End the pods that end until then. Return False if the waiting time exceeds the limit."""
+        """Process all ends up to ``until_s``. Return False if the waiting time exceeds the
+        limit."""
         while self._ends and self._ends[0][0] <= until_s:
             now_s = self._ends[0][0]
             self._advance(now_s)
@@ -162,7 +163,7 @@ class Replay:
         queue = self._waiting.get(request)
         if queue or not self._start(index):
             if not self._running and not queue:
-                self._never += 1  # it fits nowhere although nothing runs
+                self._never += 1  # it fits nowhere, although no pod runs
                 return
             self._waiting.setdefault(request, deque()).append(index)
             self._waits += 1

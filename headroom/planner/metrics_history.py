@@ -135,7 +135,7 @@ class _Gpu:
 
 
 def _gpus(answers: Answers, nodes: Collection[str]) -> dict[str, list[_Gpu]]:
-    """Return node -> its GPUs at the end of the window, with their usual memory."""
+    """Return the GPUs of each node at the end of the window, with their usual memory."""
     sizes: dict[Key, int] = {}
     for name, unit_bytes in TOTALS.items():
         for sample in answers[name]:
@@ -159,7 +159,7 @@ def _gpus(answers: Answers, nodes: Collection[str]) -> dict[str, list[_Gpu]]:
 
 
 def _nodes_of_exporters(answers: Answers) -> dict[str, str]:
-    """Return host in the samples of an exporter -> the node of all pods on the GPUs of that host.
+    """Map each host in the samples of an exporter to the node of all pods that use its GPUs.
 
     The host is the name of the exporter's pod if its environment lacks NODE_NAME.
     """
@@ -382,7 +382,7 @@ def _most(*found: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], int]:
 
 
 def _means(samples: Iterable[Sample], unit: float = 1) -> dict[tuple[str, str], float]:
-    """Return the mean ratio of each pod over its days and GPUs. ``unit`` is the value of 1."""
+    """Return the mean ratio of each pod over its days and GPUs. Samples are divided by ``unit``."""
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for sample in samples:
         key, ratio = _name(sample), sample.value / unit

@@ -33,7 +33,7 @@ _FOUR = {"1g": Profile(4, 1 / 4, 1 / 4), "2g": Profile(2, 2 / 4, 2 / 4)}
 PROFILES = tuple(_SEVEN)
 _SEVEN_MODELS = re.compile(r"\b(A100|A800|H100|H800|H20|H200|GH200|B200|GB200)\b")
 _FOUR_MODELS = re.compile(r"\bA30\b|\bRTX PRO 6000 Blackwell\b")
-#: An instance has at least this part of its fraction of the memory. The driver keeps the rest.
+#: Pods can use at least this ratio of an instance's nominal memory. The driver keeps the rest.
 USABLE = 0.9
 
 

@@ -65,8 +65,10 @@ class Exclusive:
 
 
 def advice(history: History, vram: Vram) -> tuple[list[Candidate], list[Exclusive]]:
-    """Return the workloads to annotate, those that leave the most memory to others first, and then
-    all other workloads, those with the most pods first.
+    """Return the workloads to annotate, and all other workloads.
+
+    The first list is sorted by the memory that a workload leaves to others, the second by its
+    number of pods, both descending.
 
     Both are empty if the history has no names of workloads, because then each pod counts as a
     workload of its own.
@@ -149,13 +151,13 @@ def _reason(lives: Sequence[Life], vram: Vram, sizes: Mapping[str, int]) -> str:
 def namespace_defaults(
     share: Sequence[Candidate], stay: Sequence[Exclusive]
 ) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
-    """Return namespaces with the annotation for their default, and namespaces that should have
-    none.
+    """Return namespaces with the annotation of their default, and namespaces that should have no
+    default with one of their exclusive workloads.
 
     The default is the largest need of the namespace's workloads. A namespace with an exclusive
-    workload gets none, because the default would also apply to pods that keep GPUs of their own.
-    Only workloads with a namespace in their name (``namespace/name``) count, and only those whose
-    request the webhook does not compute.
+    workload gets no default, because the default would also apply to pods that keep GPUs of their
+    own. A workload counts only if its name contains the namespace (``namespace/name``) and the
+    webhook does not compute its request.
     """
     largest: dict[str, int] = {}
     for each in share:

@@ -22,8 +22,8 @@ _ENOUGH = "New nodes have enough CPU and host memory for all pods."
 
 
 def with_changes(history: History, given: Sequence[str]) -> History:
-    """Return the history with the nodes of ``+4x8xL40S:45Gi`` or ``+4xL40S`` added, and the node of
-    ``-gpu-a`` removed, in the given order. Raises ``BadSettings``."""
+    """Return the history after these changes, in the given order: ``+4x8xL40S:45Gi`` and
+    ``+4xL40S`` add nodes, and ``-gpu-a`` removes a node. Raises ``BadSettings``."""
     if not given:
         return history
     before = history.machines
@@ -95,7 +95,7 @@ def _like(history: History, given: str, found: re.Match[str]) -> tuple[Machine, 
     if gpus is None:
         gpus = max(machine.gpus for machine in history.machines)
         notes.append("A node has as many GPUs as the largest node of the cluster.")
-    notes.append("Pods run as long on them as on the cluster's own GPUs, with the same use.")
+    notes.append("Pods run as long and use as much on these GPUs as on the cluster's own GPUs.")
     barred = sum(bool(life.models) and name not in life.models for life in history.lives)
     if barred:
         notes.append(f"{plural(barred, 'pod')} may use only other models.")

@@ -38,7 +38,7 @@ class Request:
     models: frozenset[str]
     cpu_milli: int
     host_bytes: int
-    #: Minimum memory of a GPU on which it can run, as if it selected such nodes.
+    #: Minimum memory of a GPU on which the pod can run, as if it selected such nodes.
     least_bytes: int = 0
     #: Maximum SM activity of its GPU before the pod is placed, in percent; None for no limit.
     max_sm: int | None = None
@@ -142,7 +142,7 @@ class ByHeadroom:
         machine, reported = self._machines[spot.machine], dict[str, float]()
         for device in set(spot.devices):
             place = spot.machine, device
-            # Round the sum, so that it returns to 0.
+            # Round the sum, so that it becomes 0 again when the last pod ends.
             found = round(self._activity.get(place, 0.0) + more, 9)
             self._activity[place] = reported[device_uuid(machine, device)] = found
         self._simulation.measure(machine.name, reported)

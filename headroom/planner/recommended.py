@@ -24,7 +24,8 @@ class _Workload:
 
 
 def with_recommendations(history: History) -> History:
-    """Return the history with ``recommended_bytes`` set for all pods that would have had it."""
+    """Return the history with ``recommended_bytes`` set for all pods that would have had a
+    recommendation."""
     workloads: dict[str, _Workload] = {}
     #: End times of pods, and the positions of the pods in the history.
     ends: list[tuple[float, int]] = []

@@ -1,8 +1,8 @@
 """The pods and nodes with GPUs of a cluster, as they are observed over time.
 
-A recording is one value, which is written to a file and continued from it. Its size is limited: if
-there are more than ``MOST_PODS`` pods, those that ended first are dropped and counted. Times are
-Unix times in seconds.
+A recording is one value, which is written to a file, and continued from the file after a restart.
+If there are more than ``MOST_PODS`` pods, the pods that ended first are dropped and counted. Times
+are Unix times in seconds.
 """
 
 from collections.abc import Collection, Iterator
@@ -109,7 +109,8 @@ class Recording(msgspec.Struct):
             known.ended_s = now_s
 
     def pods_listed(self, uids: Collection[str], now_s: float) -> None:
-        """End the pods that a complete list lacks. They count as ended at the last contact."""
+        """End the pods that are missing in a complete list. They count as ended at the last
+        contact."""
         for uid, pod in self.pods.items():
             if pod.ended_s is None and uid not in uids:
                 pod.ended_s = max(pod.started_s, self.until_s)
@@ -118,7 +119,7 @@ class Recording(msgspec.Struct):
         self.contact(now_s)
 
     def node_seen(self, node: Node, status: GPUNodeStatus | None) -> None:
-        """Record the GPUs of a node, from its report or otherwise its labels, and its pods' use.
+        """Record a node's GPUs from its report, or else from its labels, and the use of its pods.
 
         Nodes without GPUs, and nodes with GPUs of unknown memory, are left out.
         """
@@ -164,8 +165,8 @@ def history_of(recording: Recording, moment: bool = False) -> History:
     )
     if not machines:
         raise BadSettings(
-            "it has no node with GPUs of known memory: Headroom's agent reports it, or GPU feature "
-            "discovery labels it. Example: nvidia.com/gpu.memory"
+            "it has no node with GPUs of known memory: Headroom's agent must report the memory, or "
+            "GPU feature discovery must label the node. Example: nvidia.com/gpu.memory"
         )
     names = {machine.name for machine in machines}
     pods = [pod for pod in recording.pods.values() if pod.node in names]
@@ -219,7 +220,7 @@ def _mean(ratio_sum: float, count: int) -> float | None:
 
 def _notes(recording: Recording, pods: list[RecordedPod], moment: bool) -> Iterator[str]:
     if moment:
-        yield "The snapshot shows one moment: its pods are replayed as if all came at once."
+        yield "The snapshot shows one moment: its pods are replayed as if all were created at once."
     else:
         before = sum(pod.created_s < recording.started_s for pod in pods)
         running = sum(pod.ended_s is None for pod in pods)

@@ -169,7 +169,7 @@ def as_data(study: Study, prices: Mapping[str, float] | None) -> dict[str, Any]:
 
 
 def _no_savings(study: Study, row: Row) -> bool:
-    """Return whether no range of the savings of a row can be computed."""
+    """Return whether the row has no range of savings."""
     return bool(row.variation.missing or study.unshared.variation.missing)
 
 

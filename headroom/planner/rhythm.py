@@ -1,4 +1,4 @@
-"""Finds how far the need of a similar history can be from the need of a given one.
+"""Estimates how far the need of a similar history can be from the need of the given history.
 
 *Short* pods begin and end within the history. Many of them often have a common cause, such as the
 traffic or the data of a day, so their number in the next history depends on how much days differ.
@@ -7,11 +7,12 @@ workload creates in the same minute have one cause, so they count together as a 
 run all the time do not differ.
 
 The *swing* of a workload, or of all pods, is how far its largest day is above its median day. If
-the swing is large, the load depends on something that one history does not show, such as a date.
+the swing is large, the load depends on something that one history does not show, such as a
+deadline.
 Then no range can be computed. A *campaign* is a workload that hardly runs on most days, but runs
 several pods together when it does. The next campaign may be several times larger than the last one.
 
-If almost all pods are short, a quiet week before a date looks like any other week. Then a range
+If almost all pods are short, a quiet week before a deadline looks like any other week. Then a range
 needs a sign that the load follows the week: two days that are clearly quieter than the other days.
 """
 
@@ -77,7 +78,8 @@ class Variation:
 
 
 def variation(history: History, gpus: Sequence[float]) -> Variation:
-    """Return how much the needs of similar histories vary if the pods of this one take ``gpus``."""
+    """Return how much the needs of similar histories vary. ``gpus`` are the GPUs that each pod of
+    this history takes."""
     created_s = np.array([life.created_s for life in history.lives])
     created = int(np.count_nonzero(created_s > 0))
     if history.days < LEAST_DAYS or created < LEAST_PODS:
@@ -117,7 +119,7 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
             "less, or several times more."
         )
     days = history.days
-    # Whole GPUs, so that all configurations agree whether the load follows the week.
+    # Count whole GPUs, so that all configurations agree whether the load follows the week.
     gpus_of = np.array([float(life.gpus) for life in history.lives])
     gpu_s, is_short = _gpu_time(created_s, ended_s, gpus_of, days)
     # Most pods that the history shows for less than a day were cut by its start or its end.
@@ -129,8 +131,8 @@ def variation(history: History, gpus: Sequence[float]) -> Variation:
         if not follows_the_week(np.diff(until)):
             return Variation(
                 missing=f"Figures have no ranges, because {100 * share:.0f} % of the GPU time is "
-                f"that of pods that begin and end within these {days} days, or run for less than a "
-                "day of them, and no two days of the week are clearly quieter than the others. "
+                f"used by pods that begin and end within these {days} days, or run for less than a "
+                "day within them, and no two days of the week are clearly quieter than the others. "
                 f"Such a load can follow dates, which a history of {DATES_DAYS} days would show."
             )
     half = _reach(codes, created_s, ended_s, taken, demand[-1])
@@ -158,8 +160,8 @@ def _end(created_s: NDArray[np.float64], ended_s: NDArray[np.float64], days: int
 
 
 def follows_the_week(work: NDArray[np.float64]) -> bool:
-    """Return whether days are equal, or two days of the week that follow each other have clearly
-    less work than the others. ``work``: of each day, at least a week."""
+    """Return whether days are equal, or two successive days of the week have clearly less work than
+    the others. ``work`` has the work of each day, for at least a week."""
     if work.max() <= EQUAL * work.min():
         return True
     week = np.array([work[day::_WEEK].mean() for day in range(_WEEK)])

@@ -1,4 +1,4 @@
-"""Computes ranges of what sharing saves against unshared GPUs: a ratio of the GPUs, and money."""
+"""Computes ranges of the GPUs (as a ratio) and the money that sharing saves."""
 
 from collections.abc import Mapping
 

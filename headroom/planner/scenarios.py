@@ -5,7 +5,7 @@ unshared GPUs, for pods that need several GPUs or almost a whole GPU. The *share
 other pods. For each pool, a search finds the fewest nodes with which its pods wait, on average, no
 longer than on today's unshared cluster.
 
-Nodes are added in an order that keeps about the same mix of shapes as today for each number.
+Nodes are added in an order that keeps about today's mix of shapes for any number of nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -214,8 +214,8 @@ def answer(
 
 
 def shared_machines(machines: Sequence[Machine], configuration: Configuration) -> list[Machine]:
-    """Return the machines as they are in the shared pool. With MIG, only the machines that support
-    it, split into instances."""
+    """Return the machines as they are in the shared pool. With MIG, return only the machines that
+    support it, with their GPUs split into instances."""
     if configuration.profile is None:
         return list(machines)
     return split_by_mig(machines, configuration.profile)

@@ -257,7 +257,7 @@ def _mig_assumptions(study: Study) -> Iterator[str]:
     if without:
         yield (
             f"MIG is not compared for {', '.join(without)}: NVIDIA's list of GPUs with MIG does "
-            "not have such models."
+            "not contain such models."
         )
 
 

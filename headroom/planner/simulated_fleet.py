@@ -49,7 +49,7 @@ def simulation_of(
     machines: Sequence[Machine], sharing: Sharing, kinds: int
 ) -> tuple[Cluster, Simulation]:
     """Return the state of these machines, idle and unshared, with the stock device plugin on each,
-    and a simulation on it in which they share. ``kinds`` is that of ``Simulation``."""
+    and a simulation on it in which they share. ``kinds`` is passed to ``Simulation``."""
     writer = ClusterWriter(Rules(), _NEVER_STALE_S, 0.0)
     writer.apply(
         event

@@ -40,7 +40,8 @@ R = TypeVar("R")
 class Figures:
     """The figures of one configuration with one seed."""
 
-    #: GPUs and nodes for the same waiting time as today unshared; None if no number suffices.
+    #: GPUs and nodes that give the same waiting time as today's unshared GPUs; None if no number
+    #: suffices.
     gpus: int | None
     nodes: int | None
     #: Model -> number of GPUs of this model.
@@ -119,8 +120,8 @@ def run_study(
 ) -> Study:
     """Replay each configuration with each seed. Report each finished step to ``progress``.
 
-    ``vrams`` has the source of the requests, and then other sources, with which only the best
-    configuration is replayed.
+    The first of ``vrams`` is the source of requests for all configurations. Only the best
+    configuration is also replayed with the other sources.
     """
     vram, *others = vrams
     kinds = [*configurations, *(replace(configurations[0], vram=other) for other in others)]
@@ -171,9 +172,9 @@ def _rows(
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:
-    """Return the configuration of Headroom that needs the fewest GPUs in its worst replay. Among
-    equals, fewer replicas win. Configurations with a limit of SM activity, or with another source
-    of requests than the first, do not count."""
+    """Return the configuration with Headroom that needs the fewest GPUs in its worst replay. Among
+    equals, fewer replicas win. Configurations that limit SM activity, or do not use the first
+    source of requests, do not count."""
     known = [
         row
         for row in rows
@@ -235,12 +236,12 @@ def _remember(history: History) -> None:
 
 
 def _exclusive_key(configuration: Configuration) -> Configuration:
-    """Return a key. Configurations with equal keys keep the same pods on unshared nodes."""
+    """Return a key that is equal for configurations which keep the same pods on unshared nodes."""
     return replace(configuration, mode="exclusive", replicas=1, max_sm=None)
 
 
 def _demand_key(configuration: Configuration) -> Configuration:
-    """Return a key. In configurations with equal keys, pods take the same GPUs."""
+    """Return a key that is equal for configurations in which pods take the same GPUs."""
     return replace(configuration, mode="", max_sm=None)
 
 

@@ -1,4 +1,4 @@
-"""Words for figures: ranges, percentages, waiting times."""
+"""Formats figures as text: ranges, percentages and waiting times."""
 
 import math
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ def whole(figures: Sequence[float]) -> tuple[int, int]:
 
 
 def outward(low: float, high: float) -> tuple[int, int]:
-    """Return the smallest range of whole numbers from 0 on that contains this range."""
+    """Return the smallest range of non-negative whole numbers that contains this range."""
     # Sums of prices are inexact: 3,504.0000000000005 must not become 3,505.
     return max(0, math.floor(round(low, 6))), math.ceil(round(high, 6))
 

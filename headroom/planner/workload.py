@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 GIB = 1 << 30
-#: Needs that come from peaks are rounded up to this step, which keeps the kinds of requests few.
+#: Needs that come from peaks are rounded up to this step, so that there are few kinds of requests.
 STEP_BYTES = 256 << 20
 #: A pod that needs more than this ratio of the largest GPU that it may use keeps its own GPU.
 EXCLUSIVE_ABOVE = 0.8
@@ -259,8 +259,8 @@ def mixed_order(machines: Sequence[Machine]) -> list[Machine]:
 
 
 def model_named(models: Sequence[str], name: str) -> str | None:
-    """Return the GPU model with this name, or otherwise the only model that has it as a word, as
-    ``NVIDIA L40S`` has ``L40S``. Return None if there is none or several."""
+    """Return the GPU model with this name, or else the only model that contains the name as a word,
+    as ``NVIDIA L40S`` contains ``L40S``. Return None if no model matches, or if several match."""
     if name in models:
         return name
     found = [model for model in models if name.lower() in re.split(r"[\s-]+", model.lower())]

@@ -173,8 +173,8 @@ def test_a_limit_of_mps_is_never_proven() -> None:
     (cap,) = capped(shared("A", sharing="mps", memory_bytes=25 * GIB), share="limit")
     assert (cap["enforcer"], cap["limit_bytes"], cap["capped"]) == ("mps", 25 * GIB // 4, False)
     assert cap["message"] == (
-        "not capped for certain: MPS limits each process to at most 6.2 GiB, which no reading "
-        "confirms"
+        "not certain to be capped: MPS limits each process to at most 6.2 GiB, but no reading "
+        "confirms this"
     )
 
 

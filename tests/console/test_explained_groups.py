@@ -128,7 +128,7 @@ def test_pods_of_different_sizes_are_counted_separately(fleet: Asked) -> None:
     )
     fleet.writer.apply([PodGone("q0")])
     assert explained(fleet, "q1") == (
-        "0 of 1 pods of group other are bound, waiting for 1 x 80Gi; none of these fits now"
+        "0 of 1 pods of group other are bound, waiting for 1 x 80Gi; none of them fits now"
     )
 
 

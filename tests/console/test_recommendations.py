@@ -117,7 +117,7 @@ def test_old_runs_do_not_count(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
     assert (found["request_bytes"], found["missing"]) == (None, "old-lives")
-    assert found["message"] == "5 lives, 1 h: no recommendation yet; they are too long ago"
+    assert found["message"] == "5 lives, 1 h: no recommendation yet; these lives ended too long ago"
 
 
 def test_self_sizing_programs_get_the_name_of_the_deciding_setting(asked: Asked) -> None:
@@ -125,7 +125,7 @@ def test_self_sizing_programs_get_the_name_of_the_deciding_setting(asked: Asked)
     (found,) = asked.get("/v1/recommendations").json()["recommendations"]
     assert found["self_sized"]
     assert "--gpu-memory-utilization" in found["setting"]
-    assert found["message"].endswith("; its size is a setting")
+    assert found["message"].endswith("; a setting of the program sets its size")
 
 
 def test_a_request_that_is_too_small_frees_a_negative_amount(asked: Asked) -> None:

@@ -42,7 +42,7 @@ def test_a_rolling_update_on_a_full_gpu_must_end_the_old_pod_first() -> None:
     assert first["sentence"] == (
         "set maxSurge: 0 and maxUnavailable: 1, or strategy Recreate, in Deployment llm: its "
         "rolling update ends the old pod on node a only when this pod is ready, and this pod fits "
-        f"there only without the old one{UNCHECKED}"
+        f"there only without the old pod{UNCHECKED}"
     )
     *command, patch = shlex.split(first["fix"])
     assert command == shlex.split("kubectl -n default patch deployment llm --type merge -p")

@@ -61,18 +61,18 @@ def job(labels: dict[str, str], template: dict[str, Any]) -> dict[str, Any]:
             pod({GPU: 1, PERCENT: 0}), CHANGED, f"{PERCENT}: 0: HAMi", id="HAMi, 0 percent"
         ),
         pytest.param(
-            pod({GPU: 1, MEMORY: 0}), CHANGED, f"{MEMORY}: 0: HAMi does not", id="HAMi, 0 MiB"
+            pod({GPU: 1, MEMORY: 0}), CHANGED, f"{MEMORY}: 0: HAMi sets no", id="HAMi, 0 MiB"
         ),
         pytest.param(
             pod({GPU: 1, "nvidia.com/gpucores": 30}),
             CHANGED,
-            "no amount of memory: HAMi does not limit it, or to its defaultMemory",
+            "no amount of memory: HAMi sets no limit, or its defaultMemory",
             id="HAMi, no amount",
         ),
         pytest.param(
             pod({GPU: 1}, schedulerName="hami-scheduler"),
             CHANGED,
-            "container main: HAMi gives it a whole GPU; of a shared GPU, Headroom reserves",
+            "container main: HAMi gives it a whole GPU; on a shared GPU, Headroom reserves",
             id="HAMi, a whole GPU",
         ),
         pytest.param(

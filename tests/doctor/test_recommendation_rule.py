@@ -94,8 +94,8 @@ def examined(*pods: ComponentPod) -> list[str]:
 
 def test_a_recorder_that_is_not_ready_or_missing_is_reported() -> None:
     rest = (
-        "lives of containers that end now are not recorded, so recommended requests become out of "
-        "date. To do: run: kubectl -n headroom-system describe deployment,pods "
+        "lives of containers that end now are not recorded, so recommended requests become "
+        "outdated. To do: run: kubectl -n headroom-system describe deployment,pods "
         "-l app.kubernetes.io/component=recorder."
     )
     assert examined(component("extender")) == [f"advice: no pod of the recorder exists: {rest}"]

@@ -54,7 +54,7 @@ def test_an_unready_scheduler_that_may_reject_the_flag_is_reported(
     (one,) = broken
     assert (one.weight, one.nodes) == (Weight.WARNING, ("ns/scheduler",))
     assert f"kube-scheduler {tag[1:]} is not ready" in one.found
-    assert "known to be accepted by 1.33 to 1.38 only" in one.found
+    assert "only 1.33 to 1.38 are known to accept its flag" in one.found
     assert "remove the flag" in one.do
     assert found(scheduler(tag, ready=False)) == []
 

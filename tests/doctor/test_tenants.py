@@ -239,15 +239,17 @@ CHANGES: dict[str, tuple[Callable[[Tenancy], None], str]] = {
     ),
     "an expression of a policy": (
         expression("headroom-gates", "validations", "true"),
-        "headroom-gates differs from that of this release of Headroom, in validations",
+        "headroom-gates differs from the policy in this release of Headroom, in validations",
     ),
     "a condition of a policy": (
         expression("headroom-gpunode-spec", "matchConditions", "false"),
-        "headroom-gpunode-spec differs from that of this release of Headroom, in matchConditions",
+        "headroom-gpunode-spec differs from the policy in this release of Headroom, in "
+        "matchConditions",
     ),
     "the objects of a policy": (
         policy("headroom-priority", matchConstraints={}),
-        "headroom-priority differs from that of this release of Headroom, in matchConstraints",
+        "headroom-priority differs from the policy in this release of Headroom, in "
+        "matchConstraints",
     ),
     "no Pod Security": (labels(**{LEVEL: "privileged"}), "does not enforce Pod Security"),
     "exempt": (labels(**{"headroom.gpu/scheduler": "none"}), "exempts the namespace"),

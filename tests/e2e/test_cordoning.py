@@ -60,7 +60,7 @@ def test_a_node_with_a_cordoned_gpu_takes_no_pods_while_the_plugin_could_choose_
         f"GPU 0 of node {NODE}: {FIRST}, NVIDIA L4",
         "  no pod is on it",
         "  lost: 8 free replicas, 24.0 GiB headroom",
-        f"All of nvidia.com/gpu on node {NODE} closes while the device plugin could choose a "
+        f"Node {NODE} takes no pods for nvidia.com/gpu while the device plugin could choose a "
         "cordoned GPU:",
         f"  {FIRST}: the device plugin's next choice (fewest replicas in use)",
         "  also lost, on 1 other GPU: 8 free replicas, 24.0 GiB headroom",

@@ -78,7 +78,7 @@ GPU 0 of node gpu-a: {A}, NVIDIA H100 80GB
   1 pod on it stays:
     team-a/trainer: 7.0 GiB reserved
   lost: 4 free replicas, 80.0 GiB headroom
-All of nvidia.com/gpu on node gpu-a closes while the device plugin could choose
+Node gpu-a takes no pods for nvidia.com/gpu while the device plugin could choose
   a cordoned GPU:
   {A}: the device plugin's next choice
     (fewest replicas in use)
@@ -140,8 +140,8 @@ def test_a_gpu_that_the_plugin_could_choose_later_is_mentioned(fake: Fake) -> No
     fake.add(gpu(0, A, candidate=False), gpu(1, B), annotations={"headroom.gpu/device-choice": "x"})
     lines = fake.run("cordon", "gpu-a", "0").stdout.splitlines()
     assert lines[3:6] == [
-        "The device plugin does not choose a cordoned GPU next. While it could, all of "
-        "nvidia.com/gpu on node gpu-a closes.",
+        "The device plugin does not choose a cordoned GPU next. While it could, node gpu-a takes "
+        "no pods for nvidia.com/gpu.",
         "To keep the other GPUs open, let Headroom choose the GPU of each pod:",
         f"  {STEER} --overwrite",
     ]

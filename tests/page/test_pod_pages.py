@@ -244,7 +244,7 @@ def test_what_if_compares_the_cluster_before_and_after_each_kind_of_change(
 
 
 def test_a_group_is_one_row_of_the_pending_page(readings: Looked) -> None:
-    message = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; none of these fits now"
+    message = "3 of 8 pods of group train are bound, waiting for 5 x 12Gi; none of them fits now"
     group = {"name": "train", "waiting": 5, "requests": "5 x 12Gi", "message": message}
 
     def with_group(route: Route) -> None:

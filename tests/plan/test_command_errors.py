@@ -125,7 +125,10 @@ def test_a_second_node_with_the_same_name_is_an_error(files: tuple[Path, Path]) 
     nodes.write_text(nodes.read_text() + "n1,4,L4,23034\n")
     code, _, error = run(files)
     assert code == 2
-    assert f"{nodes}, line 7, column name: 'n1' is not a new name: an earlier row has it" in error
+    assert (
+        f"{nodes}, line 7, column name: 'n1' is not a unique name, because an earlier row has it"
+        in error
+    )
     assert error.endswith("Example: node-2\n")
 
 

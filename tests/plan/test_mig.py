@@ -115,7 +115,9 @@ def test_models_without_mig_take_only_unshared_pods(tmp_path: Path) -> None:
     data = json.loads(found.stdout)
     by_name = {each["configuration"]: each["replays"][0] for each in data["configurations"]}
     assert by_name["MIG 1g"]["models"] == {"H100": 2, "L40S": 1}
-    note = "MIG is not compared for L40S: NVIDIA's list of GPUs with MIG does not have such models."
+    note = (
+        "MIG is not compared for L40S: NVIDIA's list of GPUs with MIG does not contain such models."
+    )
     assert note in data["assumptions"]
 
 

@@ -318,8 +318,9 @@ def test_short_pods_that_do_not_follow_the_week_have_no_range() -> None:
     found = of(before)
     assert found.reach is None
     assert (
-        "100 % of the GPU time is that of pods that begin and end within these 7 days, or run for "
-        "less than a day of them, and no two days of the week are clearly quieter than the others"
+        "100 % of the GPU time is used by pods that begin and end within these 7 days, or run for "
+        "less than a day within them, and no two days of the week are clearly quieter than the "
+        "others"
     ) in found.missing
     assert found.missing.endswith("which a history of 28 days would show.")
     assert of(before * 3).reach is None

@@ -92,7 +92,7 @@ def test_a_failure_is_reported_without_secrets_and_retried_later() -> None:
         "the lives of the last 14 days cannot be read from Prometheus: cannot be asked:"
         " ConnectionRefusedError: Connection refused"
     )
-    assert log["hint"] == "lives from now on are recorded; tried again after 10 min"
+    assert log["hint"] == "new lives are recorded; the next attempt is in 10 min"
     assert read.check() == []
     read.clock_s = 601
     server.error = PrometheusUnreadable("it answers 503")

@@ -1,6 +1,6 @@
 """Finds the fewest pods to move so that a waiting pod fits, or the GPUs of a node hold no pod.
 
-``movable_pods`` decides which pods may be moved. The search simulates all moves of an advice one
+``movable_pods`` decides which pods may be moved. The search simulates the moves one
 after another, and then places the waiting pod.
 
 It tries every single pod on all nodes first, then every pair, and so on. So the first set that
@@ -44,7 +44,7 @@ class Effort:
     tries_left: int = MOST_TRIES
     #: Number of nodes that were examined.
     nodes: int = 0
-    #: Whether something was not examined because the effort was used up.
+    #: Whether the search ended before it had examined everything.
     cut_short: bool = False
 
     @property
@@ -244,7 +244,7 @@ class _Candidate:
         most_priority: int,
     ) -> None:
         """``needed_bytes`` has the bytes that the pod needs on each device, for each container.
-        ``nominees`` are the pods that the node's memory is held for."""
+        ``nominees`` are the pods for which memory of the node is held."""
         self.movers, self.request, self.name = movers, request, name
         self._devices, self._needed_bytes = devices, needed_bytes
         self._nominees, self._needs = nominees, needs

@@ -41,7 +41,7 @@ class Held:
     #: The pod's ``spec.priority``; None if it is unset or the pod is unknown.
     priority: int | None
     uses: tuple[PodUse, ...]
-    #: The bound on the pod's memory; None if no report shows the pod on the device.
+    #: The limit on the pod's memory; None if no report shows the pod on the device.
     cap: MemoryCap | None
 
 
@@ -71,7 +71,8 @@ def _held(
     uses: list[PodUse],
     cap: MemoryCap | None,
 ) -> Held:
-    """Describe a pod with a reservation on the device (``Holder``), or one that only uses it."""
+    """Describe a pod that has a reservation on the device (``Holder``), or only uses the device
+    (``PodUse``)."""
     pod, reserved = cluster.pod(occupant.uid), isinstance(occupant, Holder)
     user = cluster.gpu_users.get(occupant.uid)
     named = occupant if occupant.name or user is None else user.metadata

@@ -46,8 +46,8 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     evicting: bool
     #: Names of the devices on which a report shows it.
     devices: tuple[str, ...]
-    #: The reserved memory. Until the ledger has the reservation, the memory that is charged for the
-    #: pod instead.
+    #: The reserved memory, or the memory that is charged for the pod until the ledger has its
+    #: reservation.
     reserved_bytes: int
     #: None if its use of a device is not measured, or if no report shows it yet.
     used_bytes: int | None
@@ -89,7 +89,7 @@ class GpuPods:
     """
 
     def __init__(self) -> None:
-        #: The rows of each node, and the uids of those pods that are not bound to it.
+        #: The rows of each node, and the uids of pods in these rows that are not bound to the node.
         self._nodes = PerNode[tuple[list[GpuPod], Set[str]]]()
 
     def of(self, cluster: Cluster, snap: Snapshot) -> Iterator[GpuPod]:
@@ -158,7 +158,7 @@ def _bytes_of_phase(phase: Iterable[Portion]) -> int:
 
 
 def unconfirmed_by_model(cluster: Cluster, node: NodeTerms) -> Mapping[str, int]:
-    """Return model -> bytes reserved for pods that no report shows yet.
+    """Return the bytes reserved for pods that no report shows yet, by device model.
 
     Each pod counts once, under the model of the first device that it could get.
     """
@@ -180,7 +180,7 @@ def unconfirmed_by_model(cluster: Cluster, node: NodeTerms) -> Mapping[str, int]
 def _reservations(
     cluster: Cluster, node: str, gpunode: GPUNode | None
 ) -> Mapping[str, Reservation]:
-    """Return uid -> reservation of a node, including reservations that are being written."""
+    """Return the reservations of a node by uid, including reservations that are being written."""
     return {**cluster.holds.binding_to(node), **(gpunode.spec.reservations if gpunode else {})}
 
 

@@ -1,4 +1,4 @@
-"""Describes a group of pods as one thing: what is bound, what waits, and where it would fit."""
+"""Describes a group of pods: how many are bound, how many wait, and where these would fit."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.whatif.simulation import Placed, Simulation
 
-#: Maximum number of waiting pods for which a node is sought; each takes milliseconds.
+#: Maximum number of waiting pods for which a node is searched. Each search takes milliseconds.
 MOST_PLACED = 64
 #: Maximum number of nodes that the sentence names.
 MOST_NAMED = 3
@@ -26,7 +26,7 @@ class GroupReport:
     bound: int
     #: Number of its waiting pods by the memory that they request.
     waiting: Mapping[str, int]
-    #: Number of waiting pods for which a node was sought.
+    #: Number of waiting pods for which a node was searched.
     tried: int
     #: Node -> number of waiting pods that fit there together with the others.
     fits: Mapping[str, int]
@@ -53,7 +53,7 @@ class GroupReport:
         if not self.tried:
             return ""
         if not placed:
-            return "; none of these fits now"
+            return "; none of them fits now"
         names = sorted(self.fits, key=lambda name: (-self.fits[name], name))
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
         on = f"on {', '.join(names[:MOST_NAMED])}{more}"
@@ -67,8 +67,7 @@ def group_report(
 ) -> GroupReport | None:
     """Return the report of the pod's group; None if it has none.
 
-    ``snap`` is the snapshot as filter sees it for the pod. A node is sought for at most
-    ``most_placed`` pods.
+    ``snap`` is the snapshot as filter sees it for the pod. At most ``most_placed`` pods are tried.
     """
     if (group := named_group_of(pod)) is None:
         return None

@@ -24,7 +24,7 @@ from headroom.core.placement.device_accounting import DeviceTerms
 
 @dataclass(frozen=True, slots=True)
 class MemoryCap:
-    """The bound on a pod's memory on one device."""
+    """The limit on a pod's memory on one device, if there is one."""
 
     uid: str
     device: str
@@ -38,7 +38,7 @@ class MemoryCap:
 
 
 def caps_on(cluster: Cluster, node: str, terms: DeviceTerms) -> dict[str, MemoryCap]:
-    """Return uid -> cap for each pod that a report shows on the device."""
+    """Return the cap of each pod that a report shows on the device, by uid."""
     gpunode = cluster.gpunode(node)
     status = gpunode.status if gpunode else None
     if status is None:
@@ -101,8 +101,8 @@ def _cap(
     if terms.believed and device.sharing == "mps" and device.replicas.total:
         limit_bytes = device.memory_bytes // device.replicas.total >> MIB_BITS << MIB_BITS
         message = (
-            f"not capped for certain: MPS limits each process to at most {gib(limit_bytes)}, which "
-            "no reading confirms"
+            f"not certain to be capped: MPS limits each process to at most {gib(limit_bytes)}, but "
+            "no reading confirms this"
         )
         return MemoryCap(uid, device.uuid, "mps", limit_bytes, False, message)
     message = "not capped: it can allocate more than it requests"

@@ -1,9 +1,9 @@
 """Decides which pods may be moved to another node, and simulates where their successors fit.
 
-To move a pod means to evict it: its controller creates a successor, and the scheduler places that.
-It is not known in advance where the scheduler places the successor. So a pod counts as movable only
-if its successor fits on at least ``LEAST_PLACES`` other nodes, whichever of their devices the
-plugin chooses.
+To move a pod means to evict it. Its controller then creates a successor, and the scheduler places
+the successor on a node that is not known in advance. So a pod counts as movable only if its
+successor fits on at least ``LEAST_PLACES`` other nodes, whichever of their devices the plugin
+chooses.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +44,7 @@ class Stays(Enum):
     CONTROLLER = f"no controller of kind {', '.join(MOVABLE_KINDS[:-1])} or {MOVABLE_KINDS[-1]}"
     PRIORITY = "a higher priority than the waiting pod, or a critical one"
     ANNOTATION = f"annotation {ON_OVERUSE}: {OnOveruse.REPORT.value}"
-    ENDING = "deleted already, and overdue"
+    ENDING = "an overdue deletion"
     SCHEDULER = "a scheduler that is not known to call Headroom"
     UNMODELED = "volumes, spread, affinity, host ports or claims, which are not simulated"
     UNREADABLE = "a request that cannot be read"
@@ -65,7 +65,7 @@ class Move:
 
 
 class Movers:
-    """Decides about moves on one snapshot.
+    """Decides which pods may be moved, on one snapshot.
 
     ``schedulers`` are the schedulers that are known to call Headroom. They place the successors.
     ``quota_exceeded`` returns whether a ResourceQuota of the namespace is exceeded.

@@ -1,5 +1,5 @@
-"""Simulates creating pods again with other requests, to show how much memory that frees and which
-pending pods then fit.
+"""Simulates that pods are created again with other requests, to show how much memory this frees and
+which pending pods then fit.
 
 The pods leave their nodes and are placed one after another on a copy of the cluster, as real pods
 are. Because placing the same pods again already changes something, the simulation also runs with
@@ -35,7 +35,7 @@ MAX_PODS, MAX_PENDING = 500, 256
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """A pod with the bytes that each of its containers is to request on each device."""
+    """A pod, and the bytes per device that each of its containers is to request."""
 
     pod: Pod
     by_container: Mapping[str, int]

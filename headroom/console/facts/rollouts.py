@@ -84,7 +84,7 @@ def _end_first(old: Pod) -> str:
     return (
         f"set maxSurge: 0 and maxUnavailable: 1{or_recreate} in {kind} {name}: its rolling update "
         f"ends the old pod on node {old.node} only when this pod is ready, and this pod fits there "
-        "only without the old one"
+        "only without the old pod"
     )
 
 

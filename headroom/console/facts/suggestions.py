@@ -2,7 +2,8 @@
 
 Suggestions are: end the old pod of a rolling update first, request less, wait for a pod, limit pods
 that use more than they reserved, make more nodes eligible, steer or repair a node, raise the
-replicas, or raise the limit of SM activity. Each was tried on the snapshot: with it, the pod fits.
+replicas, or raise the limit of SM activity. A suggestion is made only if the pod fits with it in a
+simulation on the snapshot.
 """
 
 from collections import Counter
@@ -178,7 +179,7 @@ def _wait(
     holding: Sequence[Sequence[Held]],
     where: Feasible,
 ) -> Iterator[Suggestion]:
-    """Suggest to wait until a pod ends or has started.
+    """Suggest waiting until a pod has ended or started.
 
     Chooses the smallest pod without which the pod fits on one of the nearest nodes. Pods of the
     same workload are left out, because their controller would create them again."""
@@ -236,8 +237,8 @@ def _overuse(explanation: Explanation, holding: Sequence[Sequence[Held]]) -> Ite
             several = f" and {len(over) - 1} more" if len(over) > 1 else ""
             sentence = (
                 f"limit pod {held.namespace}/{held.name}{several} on node {node.node}, which uses "
-                f"{gib(over[worst], up=True)} more than it reserved: without that, the pod fits "
-                "there (kubectl headroom top pod shows whether it is evicted)"
+                f"{gib(over[worst], up=True)} more than it reserved: without this overuse, the "
+                "pod fits there (kubectl headroom top pod shows whether it is evicted)"
             )
             yield Suggestion("overuse", sentence, node.node, held)
             return

@@ -1,7 +1,7 @@
 """The feed of recent changes: reservations, reports, devices and decisions.
 
-``Feed`` keeps a bounded history, and a queue for each follower. It drops a follower that is too
-slow for its queue. All its methods run on one event loop, except ``past``.
+``Feed`` keeps a bounded history, and a queue for each follower. It drops a follower whose queue is
+full. All its methods run on one event loop, except ``past``.
 
 ``ChangeFeed`` publishes the changes since its last check. It compares states at intervals, a few
 nodes at a time, so the code that decides does not have to publish anything. A state that appears
@@ -75,7 +75,7 @@ KINDS: Mapping[EventKind, str] = {
     "device_healthy": "the fault is gone",
     "device_cordoned": "`headroom.gpu/cordon` of the node names the device",
     "device_uncordoned": "`headroom.gpu/cordon` of the node no longer names the device",
-    "node_appeared": "a node with GPUs is new",
+    "node_appeared": "a new node has GPUs",
     "node_gone": "the node was deleted",
 }
 
@@ -225,7 +225,7 @@ class ChangeFeed:
         self._feed = feed
         self._name = name
         self._nodes = PerNode[_Seen]()
-        #: The first check publishes nothing but decisions.
+        #: The first check publishes only decisions.
         self._is_first = True
         #: Extender -> the version of its records at the last check.
         self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)

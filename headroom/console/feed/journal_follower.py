@@ -1,7 +1,7 @@
 """Follows the journals of the other extenders, each on its own thread.
 
-kube-scheduler may call any extender, and each extender keeps only its own decisions and holds. The
-process that follows the extenders can show and count all of them.
+kube-scheduler may call any extender, and each extender keeps only its own decisions and holds. A
+process that follows all extenders can show and count all decisions and holds.
 
 The extenders' names are resolved every few seconds, because replicas come and go. A headless
 Service resolves to one address for each replica. One of the addresses may belong to this process,

@@ -24,7 +24,7 @@ WINDOW_S = 600
 SHORTEST_S = 120
 #: Minimum growth in each half of the window. Agents report changes of 64 MiB and more.
 LEAST_BYTES = 64 << 20
-#: A device is not listed if it is full later than this.
+#: A device is listed if it will be full within this number of seconds.
 LISTED_S = 3600.0
 
 

@@ -104,7 +104,7 @@ def pack(layout: Layout, steps: Sequence[int], rows: bytes | bytearray) -> Block
     table[1:] = np.frombuffer(rows, "<u2").reshape(len(steps), layout.width).T
     differences = np.diff(table, axis=1, prepend=np.uint16(0)).view(np.int16)
     # Map small differences of either sign to small numbers, and put all high bytes at the end. Most
-    # of them are 0, which compresses well.
+    # high bytes are 0, which compresses well.
     folded = (differences << 1 ^ differences >> 15).view(np.uint16)
     packed = zlib.compress(
         (folded & 0xFF).astype(np.uint8).tobytes() + (folded >> 8).astype(np.uint8).tobytes(), 1

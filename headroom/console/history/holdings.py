@@ -1,4 +1,4 @@
-"""Computes the GPUs and the memory that namespaces hold, and which part of them is in use.
+"""Computes the GPUs and the memory that namespaces hold, and how much of them is in use.
 
 A pod holds a share of a GPU: the larger of its shares by memory and by replicas. It holds an
 unshared GPU as a whole (``idle_pods.IdlePod.gpu_ratio``). If the shares of the pods on one GPU add
@@ -66,7 +66,7 @@ def of_node(
     fresh: bool,
     wall_s: float,
 ) -> Held:
-    """Return namespace -> the holdings of its pods on the node, from the node's last report.
+    """Return the holdings of each namespace's pods on the node, from the node's last report.
 
     The result is empty without a GPUNode. ``fresh`` is whether the report is recent. If it is not,
     pods that still exist count as unmeasured.
@@ -151,5 +151,5 @@ class HeldMinutes:
         )
 
     def since(self, wall_s: float) -> list[Minute]:
-        """Return the minutes from the one that contains this time on, oldest first."""
+        """Return the minutes, oldest first, beginning with the minute that contains this time."""
         return [each for each in self._minutes if each.minute >= int(wall_s // 60)]

@@ -16,11 +16,11 @@ import {whatif} from "./whatif.js";
 const VIEWS = {overview, fleet, nodes, pods, teams, pending, pod, "what-if": whatif, recommendations, idle, changes, drift};
 /** Time between two refreshes without an event. */
 const EVERY_MS = 5000;
-/** Delay of a refresh after an event, because events come in bursts; and the time between two refreshes. */
+/** Delay between an event and its refresh, because events come in bursts, and minimum time between two refreshes. */
 const BURST_MS = 300, LEAST_MS = 1250;
-/** Least time between two reads of the totals. A report must be on the page within 2 s. */
+/** Minimum time between two reads of the totals. A report must be on the page within 2 s. */
 const TOTALS_EVERY_MS = 1500;
-/** After this time a refresh that is not finished is shown as a problem. */
+/** A refresh that takes longer is shown as a problem. */
 const SLOW_MS = 10_000;
 /** All kinds of events: an EventSource needs a listener for each kind. */
 const KINDS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
@@ -31,7 +31,7 @@ let shown = null;          // {refresh} of the view
 let viewNumber = 0;        // counts views: a late answer for an earlier view is dropped
 let refreshTimer = null, isRefreshing = false, isWanted = false, refreshBeganAt = 0;
 let isLive = false, wasLive = false, burstTimer = null;
-let shownAt = 0;           // when the view was read last: views that cost more are read less often (leastMs)
+let shownAt = 0;           // when the view was last read; slow views are read less often (leastMs)
 let totalsAt = 0, inputsAt = 0, totalsTimer = null, upToDateAt = null, problem = "";
 let lost = null;           // {since, message} while the console has lost the API server
 
@@ -50,7 +50,7 @@ function route() {
   refresh();
 }
 
-/** Refresh the view and the totals, then schedule the next refresh. A refresh that is asked for meanwhile follows. */
+/** Refresh the view and the totals, then schedule the next refresh. If another refresh is requested meanwhile, it follows. */
 async function refresh() {
   if (isRefreshing) { isWanted = true; return; }
   clearTimeout(refreshTimer);
@@ -73,7 +73,7 @@ async function refresh() {
   if (!document.hidden) refreshTimer = setTimeout(refresh, isWanted ? Math.max(BURST_MS, LEAST_MS - (Date.now() - beganAt)) : EVERY_MS);
 }
 
-/** Read the totals, and every EVERY_MS the ages of the inputs. If that is too early, read them as soon as TOTALS_EVERY_MS have passed. */
+/** Read the totals, and every EVERY_MS the ages of the inputs. If the last read is less than TOTALS_EVERY_MS ago, wait until then. */
 async function refreshTotals() {
   const waitMs = totalsAt + TOTALS_EVERY_MS - Date.now();
   if (waitMs > 0) {
@@ -136,7 +136,7 @@ function ages(inputs) {
     el("span", {class: each.message ? "bad" : ""}, `${name(each)}: ${age(each)}${each.message ? `, ${each.message}` : ""}`)));
 }
 
-/** Refresh shortly after each event, but not more often than LEAST_MS. Without the stream, the page refreshes every EVERY_MS. */
+/** Refresh shortly after each event, but at most once in LEAST_MS. Without the stream, the page refreshes every EVERY_MS. */
 function listen() {
   const events = new EventSource("v1/events");
   events.onopen = () => { [isLive, wasLive] = [true, true]; refreshSoon(); };
@@ -151,7 +151,7 @@ function listen() {
   };
 }
 
-/** Show that the page is old while the console hangs, or while its answers are lost on the way. */
+/** Show that the page is out of date while the console hangs or its answers do not arrive. */
 setInterval(() => {
   if (!isRefreshing || problem || Date.now() - refreshBeganAt < SLOW_MS) return;
   problem = "the console does not answer";

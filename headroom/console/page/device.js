@@ -5,7 +5,7 @@ import {grafana} from "./grafana.js";
 import {about, plot} from "./plot.js";
 import {ranges} from "./ranges.js";
 
-/** Pods with a colour and a line of their own. */
+/** Number of pods that have their own colour and line. */
 const MOST_PODS = 5;
 /** Events that are marked in the plots: letter, colour, words. */
 const MARKS = {
@@ -119,7 +119,7 @@ function bar(d, holders) {
     system + reserve > 0 ? segment("system", system + reserve, `${gib(system)} driver reserve, ${gib(reserve)} reserve of the node`) : null);
 }
 
-/** The pods of the GPU; overuse: whether those are evicted that use more than they reserved. */
+/** Return the pods of the GPU. overuse: the pods that use more than they reserved, and whether they are evicted. */
 function podList(holders, d, overuse) {
   const colours = coloursOf(holders), hidden = d.hidden_holders ? el("p", {class: "quiet"}, `${many(d.hidden_holders, "more pod")} that you may not read`) : null;
   if (!holders.length) return hidden ?? el("p", {class: "quiet"}, "No pod holds memory of this GPU.");

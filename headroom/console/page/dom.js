@@ -63,8 +63,8 @@ export function choice(label, name, options, state) {
 const shown = new WeakMap();
 
 /**
- * Change the children of an element to the given ones. What does not differ stays as it is, so text stays selected; what the reader opened
- * stays open, and a link or button keeps the focus.
+ * Replace the children of an element. Children that do not differ stay, so selected text stays selected, details that the reader opened stay
+ * open, and a link or button keeps the focus.
  */
 export function swap(element, ...children) {
   const parts = children.filter(child => child !== null && child !== undefined), shell = el("div", {}, ...parts);
@@ -81,7 +81,7 @@ export function swap(element, ...children) {
   if (focused) element.querySelector(`a[href="${CSS.escape(focused)}"]`)?.focus({preventScroll: true});
 }
 
-/** Make the children of an element like those of another one, which loses them. */
+/** Make the children of an element equal to the children of another element, which may lose some of them. */
 function change(element, wanted) {
   const before = [...element.childNodes], after = [...wanted.childNodes];
   after.forEach((child, i) => {
@@ -102,10 +102,10 @@ function changeAttributes(element, wanted) {
   }
 }
 
-/** Time between two loads of a view is this many times as long as a load takes, so that a large cluster stays responsive. */
+/** The time between two loads of a view is this many times as long as a load takes, so that the console of a large cluster stays responsive. */
 const TIMES = 20;
 
-/** Return a load that measures itself, and the least time between two loads: {load, leastMs}. */
+/** Return a function that loads and measures its duration, and the minimum time between two loads: {load, leastMs}. */
 export function timed(load) {
   let tookMs = 0;
   return {
@@ -114,7 +114,7 @@ export function timed(load) {
   };
 }
 
-/** Return the maximum number of rows: on a phone few, so that the page is at most six screens high. */
+/** Return the maximum number of rows. It is small on a phone, so that the page is at most six screens high. */
 export const atMost = (rows, few) => matchMedia("(max-width: 48rem)").matches ? few : rows;
 
 /** Return a table with a caption; a cell is text, or an array of nodes and text. */
@@ -145,7 +145,7 @@ function printable(text) {
   return JSON.parse(text, /\\[ubfrt]/.test(text) ? (key, value) => typeof value === "string" ? value.replace(UNPRINTABLE, "?") : value : undefined);
 }
 
-/** Return the answer to a GET, or with a body to a POST. Throws an Error whose message is a sentence; isLost: without an answer. The browser handles ETags. */
+/** Return the answer to a GET, or to a POST if there is a body. Throws an Error whose message is a sentence; isLost is set if there was no answer. The browser handles ETags. */
 export async function ask(path, query = {}, body = undefined) {
   const parameters = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
   const address = parameters.length ? `${path}?${new URLSearchParams(parameters)}` : path;

@@ -1,4 +1,4 @@
-// The map of all devices. The first answer has all nodes in columns, later ones the nodes that changed.
+// The map of all devices. The first answer has all nodes in columns, later answers only the nodes that changed.
 
 import {ask, choice, el, gib, gpuNoun, many} from "./dom.js";
 import {device as detailOf} from "./device.js";
@@ -12,7 +12,7 @@ const MEANINGS = ["", ": a pod uses more than it requested", ", with pods", ": w
 const RISK_COLOURS = ["--free", "--unattributed", "--quiet", "--soon", "--bad"];
 /** Steps of the scale of colours. */
 const STEPS = 10;
-/** All nodes are read again after this time: labels may have changed. */
+/** All nodes are read again after this time, because labels may have changed. */
 const ALL_EVERY_MS = 60_000;
 
 export function fleet(view, [node, gpu], state) {
@@ -41,7 +41,7 @@ export function fleet(view, [node, gpu], state) {
     state.set("zoom", String(Math.min(SIDES.length - 1, Math.max(0, level() + by))));
     arrange();
   }
-  /** The chosen zoom; without one the largest at which the map is at most 1.6 screens high. The smallest tiles are hard to hit: only if the map would be above four screens. */
+  /** Return the chosen zoom, or else the largest zoom at which the map is at most 1.6 screens high. The smallest tiles are hard to hit, so they are used only if the map would otherwise be higher than four screens. */
   function level() {
     if (state.get("zoom") !== "") return Math.min(SIDES.length - 1, Math.max(0, Number(state.get("zoom")) || 0));
     const all = groups(), fits = screens => SIDES.findLastIndex(side => layOut(all, map.clientWidth, side).height < screens * innerHeight);

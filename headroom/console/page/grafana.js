@@ -5,7 +5,7 @@ import {ask, el} from "./dom.js";
 const HOUR_MS = 3_600_000;
 let settings = null;
 
-/** Return the settings of the console. They are read once; after an error the next call reads them again. */
+/** Return the settings of the console. They are read only once, unless an error occurs. */
 export function readSettings() {
   return settings ??= ask("v1/status").then(body => body.settings).catch(() => { settings = null; return {}; });
 }

@@ -3,7 +3,7 @@
 import {age, ask, atMost, choice, el, gib, many, podLink, swap, table} from "./dom.js";
 import {EVERY_MS, FAILED_EVERY_MS} from "./ranges.js";
 
-/** Maximum number of rows of a table, and on a phone. */
+/** Maximum number of rows of a table, on a desktop and on a phone. */
 const MOST = 200, PHONE = 10;
 /** Ranges of the costs. */
 const RANGES = {"1h": "the last hour", "1d": "the last day", "7d": "the last 7 days", "30d": "the last 30 days"};
@@ -30,7 +30,7 @@ export function idle(view, _, state) {
     const pods = body.teams.reduce((all, team) => all + team.pods, 0), days = body.teams.reduce((all, team) => all + team.gpu_days, 0);
     status.textContent = (pods ? `${many(pods, "pod")} held ${days.toFixed(2)} GPU days without using them.` : "No such pod.")
       + (body.devices_without_sm_activity ? ` Not checked: ${many(body.devices_without_sm_activity, "device")} without a measurement of SM activity.` : "")
-      + (body.pods.length > most ? ` Shown are the first ${most} rows of each table.` : "");
+      + (body.pods.length > most ? ` Only the first ${most} rows of each table are shown.` : "");
     swap(rows, ...(pods ? [
       table("By namespace", ["Namespace", "Pods", ...headers], body.teams.slice(0, most).map(each => [each.namespace, `${each.pods}`, ...sums(each)]), "numbers cards"),
       table("By owner", ["Namespace", "Owner", "Pods", ...headers], body.owners.slice(0, most).map(each => [each.namespace, `${each.kind} ${each.name}`, `${each.pods}`, ...sums(each)]), "cards"),

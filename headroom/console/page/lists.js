@@ -2,7 +2,7 @@
 
 import {ask, atMost, el, gib, local, many, podLink, since, swap, table} from "./dom.js";
 
-/** Pods at once, and on a phone. */
+/** Number of pods on a page, on a desktop and on a phone. */
 const PODS = 50, PHONE = 10;
 
 export function pending(view) {
@@ -69,7 +69,7 @@ export function drift(view) {
 /** Maximum number of claims and of missed predictions shown. */
 const CLAIMS = 200, MISSES = 200;
 
-/** The bytes of DRA claims beside measured use; first those with use that no claim accounts for. */
+/** Return a table of DRA claims and their measured use. Use that no claim accounts for comes first. */
 function claimTable(claims) {
   const worst = claims.toSorted((a, b) => b.excess_bytes - a.excess_bytes).slice(0, atMost(CLAIMS, PHONE));
   const title = worst.length < claims.length ? `DRA claims: ${worst.length} of ${claims.length}` : "DRA claims and measured use";
@@ -81,7 +81,7 @@ function claimTable(claims) {
   ]));
 }
 
-/** Maximum number of changes shown, and on a phone. */
+/** Maximum number of changes shown, on a desktop and on a phone. */
 const NEWEST = 200, NEWEST_ON_PHONE = 20;
 
 export function changes(view) {

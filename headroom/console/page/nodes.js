@@ -3,11 +3,11 @@
 import {age, ask, atMost, el, gib, gpuNoun, many, measured, percent, podLink, table} from "./dom.js";
 import {grafana} from "./grafana.js";
 
-/** Nodes at once, and on a phone. */
+/** Number of nodes on a page, on a desktop and on a phone. */
 const LIMIT = 50, PHONE = 15;
 /** Delay of a search after the last key. */
 const WAIT_MS = 250;
-/** Fields that grow all the time: they alone do not change a row. */
+/** Fields that change all the time. A row is not updated if only these differ. */
 const AGES = new Set(["report_age_s", "observed_at", "sm_activity_age_s"]);
 /** What each certainty of a node means for the next pod. */
 const NEXT = {
@@ -61,7 +61,7 @@ export function nodes(view, _, state) {
   return {refresh: load};
 }
 
-/** Make the children of an element the given ones. Those that stay are not moved, so they keep selected text and focus. */
+/** Replace the children of an element. Children that stay are not moved, so they keep selected text and focus. */
 function place(element, children) {
   let at = element.firstElementChild;
   const wanted = new Set(children);
@@ -81,7 +81,7 @@ function legend() {
     key("free", "free"), key("used", "measured in use (the line below)"), key("unhealthy", "unhealthy: takes no pods"));
 }
 
-/** A node that opens on a click; its details are made when it is open. */
+/** Return the row of a node, which opens on a click. Its details are created when it opens. */
 function row(node, opened) {
   const details = el("details", {"data-node": node.name, class: node.message ? "closed" : null, open: opened.has(node.name)});
   details.addEventListener("toggle", () => {
@@ -149,7 +149,7 @@ function inside(node) {
       ])));
 }
 
-/** A pod on a device; cap: what a reading proves about the most that it can allocate; eviction: whether it is evicted because it uses more than it reserved. */
+/** Return the entry of a pod on a device. cap: its proven memory limit. eviction: whether it is evicted because of its overuse. */
 function holder(h, cap, eviction) {
   const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
   const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;

@@ -1,4 +1,4 @@
-// Plots over time, drawn by uPlot, which is read when the first plot is shown. Each has a text with the same figures.
+// Plots over time, drawn by uPlot, which is loaded when the first plot is shown. Each plot has a text with the same figures.
 
 import {clock, el, gib, percent} from "./dom.js";
 
@@ -59,10 +59,10 @@ function loaded() {
   });
 }
 
-/** Return the function that formats times of a plot: those of more than a day have the day. */
+/** Return the function that formats times of a plot. If the plot shows more than a day, times include the day. */
 const clockOf = span_s => span_s <= 24 * HOUR_S ? clock : seconds => new Date(1000 * seconds).toLocaleString("en-GB", {day: "numeric", month: "short", hour: "2-digit", minute: "2-digit"});
 
-/** Return the first series in words: its value now, and the highest. */
+/** Return the current and the highest value of the first series in words. */
 function summary(at, {label, values, unit}, span_s) {
   const known = values.map((value, i) => [value, at[i]]).filter(([value, when]) => value !== null && when >= at.at(-1) - span_s);
   const {figure} = FORMATS[unit];

@@ -28,7 +28,7 @@ export function pod(view, [namespace = "", name = ""]) {
     try {
       body = await ask(`v1/explain/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`);
     } catch (err) {
-      if (err.isLost) throw err; // what is shown stays
+      if (err.isLost) throw err; // keep what is shown
       swap(answer, el("p", {class: "bad"}, err.message));
       swap(details);
       return;
@@ -52,7 +52,7 @@ export function pod(view, [namespace = "", name = ""]) {
       ...uses.map((each, i) => ({label: `in use on ${each.device}`, values: each.values, unit: "bytes", colour: `var(--pod-${1 + i % 5})`, fill: i === 0})),
       ...(requested === null ? [] : [{label: "reserved", values: history.at_s.map(() => requested), unit: "bytes", colour: "var(--reservations)", dash: [6, 4]}])]});
   }
-  /** Hide the plots. Why is shown for long ranges only: most pods without a value in the last hour have just started. */
+  /** Hide the plots. The reason is shown only for long ranges, because most pods without a value in the last hour have just started. */
   function withoutHistory(why) {
     memory.element.hidden = activity.element.hidden = true;
     source.textContent = range.isLong ? why : "";
@@ -69,7 +69,7 @@ export function pod(view, [namespace = "", name = ""]) {
   return {refresh: load, close: () => { memory.close(); activity.close(); }, leastMs: 1500};
 }
 
-/** Return a text to copy, with a button that copies it. Browsers copy only on pages of localhost or https; else the text is selected. */
+/** Return a text to copy, with a button that copies it. Browsers copy only on pages of localhost or https, so elsewhere the text is selected. */
 function fix(text) {
   const code = el("code", {}, text), button = el("button", {type: "button", onclick: async () => {
     try {
@@ -151,11 +151,11 @@ function alike(candidates) {
   return [...kinds.values()].map(each => ({...each, which: each.which.join(", ")}));
 }
 
-/** What reduces the memory of a device. */
+/** Amounts that are subtracted from the memory of a device. */
 const LESS = [["- system reserve", d => d.reserved_bytes + d.reserve_bytes], ["- reserved by pods", d => d.reservation_bytes], ["- unconfirmed", d => d.unconfirmed_bytes],
   ["- unreserved pods", d => d.unreserved_pods_bytes], ["- unattributed", d => d.unattributed_bytes]];
 
-/** The arithmetic of each candidate device; what reduces the memory of none of them is left out. */
+/** Return the memory accounting of each candidate device. An amount is left out if it is 0 on all of them. */
 function candidateTable(node) {
   const less = LESS.filter(([, of]) => node.candidates.some(each => of(each.device)));
   return table(`Candidate devices of ${node.node}`, ["GPU", "Memory", ...less.map(([name]) => name), "= headroom", "Free for this pod", "Needs", "Short by", "Reason"],

@@ -1,4 +1,4 @@
-// All pods: searched, filtered and sorted by what the URL says, in pages that the console makes.
+// All pods. The console searches, filters, sorts and pages them according to the URL.
 
 import {ask, atMost, choice, el, gib, gpuNoun, many, podLink, since, swap, table, timed} from "./dom.js";
 
@@ -7,7 +7,7 @@ const STATES = {"": "any state", waiting: "waiting", bound: "bound", unconfirmed
 const ORDERS = {"": "name", unused: "unused memory", overuse: "overuse", reserved: "reserved memory", used: "memory in use", oldest: "age"};
 /** Fields of the form that are text: parameter of the API and of the URL, label, example. */
 const TEXTS = [["search", "Search", "name, owner, node"], ["namespace", "Namespace", ""], ["owner", "Owner", "Deployment/llama"], ["node", "Node", ""]];
-/** Rows at once, and on a phone. */
+/** Number of rows on a page, on a desktop and on a phone. */
 const ROWS = 50, PHONE = 12;
 const BAD = new Set(["overusing", "evicting", "unreserved"]);
 

@@ -2,10 +2,10 @@
 
 import {ask, el, gib, swap, table} from "./dom.js";
 
-/** Milliseconds between two reads: the console lists the quotas of the API server for each. */
+/** Milliseconds between two reads. For each read, the console lists the quotas at the API server. */
 const READ_EVERY_MS = 60_000;
 
-/** Return the element and its refresh. Without a quota of GPU memory the element is empty; an error is shown in it. */
+/** Return an element and the function that refreshes it. The element is empty if no quota limits GPU memory. It also shows errors. */
 export function quotas(namespace) {
   const element = el("div");
   let dueMs = 0;

@@ -20,7 +20,7 @@ export function ranges(changed) {
 
   const isLong = () => select.value !== HOUR;
 
-  /** Return the last answer, or a new one if that is due. */
+  /** Return the last answer, or a new answer if it is due. */
   function answer(path) {
     if (known?.path === path && Date.now() < known.until) return known.answer;
     const asked = known = {path, answer: isLong() ? ask(path, {since: select.value}) : ask(path), until: Date.now() + (isLong() ? EVERY_MS : HOUR_EVERY_MS)};
@@ -32,8 +32,8 @@ export function ranges(changed) {
     get span_s() { return RANGES[select.value][1]; },
     get isLong() { return isLong(); },
     /**
-     * Call draw with the history at a path of the API in the chosen range, or without with the reason why there is none. Only the last hour is waited
-     * for: Prometheus can take seconds, in which the rest of the view must stay live.
+     * Read the history at a path of the API in the chosen range, and call draw with it, or call without with the reason why there is none. Wait only
+     * for the last hour, because Prometheus can take seconds, during which the rest of the view must stay live.
      */
     async show(path, draw, without) {
       const chosen = select.value;

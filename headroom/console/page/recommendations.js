@@ -2,7 +2,7 @@
 
 import {ask, atMost, el, gib, many, table} from "./dom.js";
 
-/** Maximum number of rows shown, and on a phone. */
+/** Maximum number of rows shown, on a desktop and on a phone. */
 const MOST = 200, PHONE = 10;
 /** Time between two loads: recommendations change slowly. */
 const EVERY_MS = 60000;
@@ -13,7 +13,7 @@ export function recommendations(view) {
     el("button", {type: "button", onclick: simulate}, "Simulate that all are accepted"));
   const status = el("p", {role: "status"}), effect = el("p", {role: "status"}), rows = el("div");
   form.addEventListener("submit", event => { event.preventDefault(); effect.replaceChildren(); loadedAt = -EVERY_MS; load(); });
-  view.append(el("h2", {}, "Recommendations"), el("p", {}, "Requests that the memory peaks of past lives recommend. Headroom changes no request by itself, unless a pod has ",
+  view.append(el("h2", {}, "Recommendations"), el("p", {}, "Recommended requests, based on the memory peaks of past lives. Headroom changes no request by itself, unless a pod has ",
     el("code", {}, "headroom.gpu/vram: auto"), "."), form, status, effect, rows);
 
   let loads = 0, loadedAt = -EVERY_MS;
@@ -25,7 +25,7 @@ export function recommendations(view) {
     const found = [...body.recommendations].sort((a, b) => Math.abs(b.reclaimable_bytes) - Math.abs(a.reclaimable_bytes));
     const most = atMost(MOST, PHONE), freed = body.teams.reduce((all, team) => all + team.reclaimable_bytes, 0);
     status.textContent = (found.length ? `Lower requests would free ${gib(freed)}.` : "No lives of containers are recorded. Does the recorder run?")
-      + (found.length > most ? ` Shown are ${most} of ${many(found.length, "row")}.` : "");
+      + (found.length > most ? ` Only ${most} of ${many(found.length, "row")} are shown.` : "");
     const teams = body.teams.filter(team => team.reclaimable_bytes).sort((a, b) => b.reclaimable_bytes - a.reclaimable_bytes).slice(0, most);
     rows.replaceChildren(...(found.length ? [
       teams.length ? table("By namespace", ["Namespace", "Frees", "Most by"], teams.map(team => [team.namespace, gib(team.reclaimable_bytes),

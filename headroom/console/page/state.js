@@ -1,6 +1,6 @@
 // What the reader chose in a view: filters, order, zoom. It is in the URL, so a link shows the same.
 
-/** Return the choices in the URL's fragment; reading an absent one gives "". */
+/** Return the choices in the URL's fragment. An absent choice reads as "". */
 export function stateOf(hash) {
   const parameters = new URLSearchParams(hash.split("?")[1] ?? "");
   const text = () => { const all = parameters.toString(); return all ? `?${all}` : ""; };

@@ -2,13 +2,13 @@
 
 /** Sides of a tile in pixels, by zoom. */
 export const SIDES = [3, 5, 7, 10, 14, 20, 28];
-/** From this side on, the names of nodes are shown. */
+/** Minimum side at which the names of nodes are shown. */
 const NAMED = 20;
 const HEADER = 30, NAME = 14;
 
 /**
  * Place all nodes. groups: [{name, nodes: [{devices: [...]}]}].
- * Return {blocks, height}: a block for each group, with the position of its first node and the size of the cell that each node has.
+ * Return {blocks, height}: a block for each group, with the position of its first node and the size of a node's cell.
  */
 export function layOut(groups, width, side) {
   const blocks = [];
@@ -47,9 +47,9 @@ export function corner({blocks}, {block: number, node, device}) {
 }
 
 /**
- * Return a function that draws what is between top and top + height; all in CSS pixels, of which each has ratio pixels of the canvas. Tiles are written
- * into an image, because 40,000 rectangles of a canvas take several times as long. colourOf(node, device) returns a colour of theme.paint; dimmed(node)
- * whether the node does not match the search.
+ * Return a function that draws the part between top and top + height, in CSS pixels. A CSS pixel has ratio pixels of the canvas. Tiles are written
+ * into an image, because 40,000 rectangles of a canvas take several times as long. colourOf(node, device) returns a colour of theme.paint, and
+ * dimmed(node) returns whether the node does not match the search.
  */
 export function painter(canvas) {
   const context = canvas.getContext("2d");

@@ -17,9 +17,9 @@ const GROUPS = {
     ["add", "Nodes to add", {placeholder: "gpu-a=2"}, "NODE=COUNT of idle nodes like this node."],
   ],
 };
-/** The form of a reader who follows no link. */
+/** Values of the form if the URL has none. */
 const FIRST = {count: "1", vram: "8Gi"};
-/** Maximum number of names, of groups of rejected pods, and of rows, and on a phone. */
+/** Maximum number of names, of groups of rejected pods, and of rows on a desktop and on a phone. */
 const NAMES = 3, REJECTIONS = 5, ROWS = 20, PHONE = 8;
 
 export function whatif(view, _, state) {
@@ -44,7 +44,7 @@ export function whatif(view, _, state) {
     }
     try {
       const body = await ask("v1/whatif", {}, asked(form));
-      if (own !== asks) return;  // another question was sent
+      if (own !== asks) return;  // another request was sent
       verdict.className = `verdict ${body.rejected ? "bad" : "good"}`;
       verdict.textContent = body.message;
       rest.replaceChildren(...parts(body));
@@ -112,7 +112,7 @@ function parts(body) {
       r.not_tried ?? [...r.reasons, ...r.ineligible].map(each => `${many(each.nodes, "node")}: ${each.message}`).join("; "))),
     others.length ? el("p", {class: "bad"}, `${many(others.length, "more pod")} would not fit, for other reasons: ${names(others)}`) : null,
     table("Before and after", ["Total", "Before", "After", "Difference"], totals(body), "figures"),
-    kept ? el("p", {class: "quiet"}, "Free memory excludes what is kept on each GPU that a pod could get, until its GPU is known.") : null,
+    kept ? el("p", {class: "quiet"}, "Until a pod's GPU is known, its memory is not free on any GPU that the pod could get.") : null,
     body.spaces.length ? table("Free memory for pods of one size", ["For pods of", "Before", "After", "Capacity"], body.spaces.map(s => [
       `${s.request.count} x ${s.request.amount}`, space(s.before), space(s.after),
       s.fullness_before === s.fullness_after ? s.fullness_after : `${s.fullness_before}, then ${s.fullness_after}`]), "cards") : null,

@@ -87,7 +87,7 @@ class CapacityBody(Body):
     pods_at_least: bool
     """Whether ``pods`` is a lower bound, because not every node was counted."""
     fullness: str
-    """fits (one more pod does), fragmented (enough memory is free in total, but not on any one
+    """fits (one more pod fits), fragmented (enough memory is free in total, but not on any one
     node), full, or closed (no node with such a device takes pods)."""
     message: str
     space: SpaceView

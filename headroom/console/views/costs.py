@@ -88,7 +88,7 @@ async def costs(
     context: InContext, snap: Newest, since: Since = "1h", namespace: InNamespace = ""
 ) -> Response:
     """Return the GPU hours and the memory that the pods of each namespace held in the last hour or
-    since a time, which part of them was used, and what they cost."""
+    since a time, how much of them was used, and what they cost."""
     now_s = context.wall_s()
     within = Range(max(moment_s(since, now_s), now_s - MOST_S), now_s)
     if within.begin_s >= now_s:
@@ -132,14 +132,15 @@ def _recorded(held: HeldMinutes, within: Range) -> tuple[float, dict[str, Holdin
 
 
 def _read(ranges: PrometheusRanges, within: Range) -> tuple[float, dict[str, Holdings]]:
-    """Return the same as ``_recorded``, read from Prometheus.
+    """Return what ``_recorded`` returns, but read it from Prometheus.
 
     Blocks. Raises ``PrometheusUnreadable``.
     """
     fields: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     covered_s = 0.0
     for each in ranges.read(of_holdings(ranges.queries, within), within):
-        # Each value is the sum over the step before it, so the first value is before the range.
+        # Each value is the sum over the step before it, so the first value is about the time before
+        # the range.
         seconds = sum(value for value in each.values[1:] if value is not None)
         if each.kind == "covered":
             covered_s = max(covered_s, seconds)

@@ -236,7 +236,7 @@ def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
         missing = "".join(f"; extender {each.peer} does not answer" for each in unanswered)
         raise HTTPException(
             404,
-            f"decision {decision_id} is not on record, or no longer{missing}; "
+            f"decision {decision_id} is unknown or no longer on record{missing}; "
             "GET /v1/decisions lists the decisions on record",
         )
     body = DecisionBody(**context.head(snap), decision=merged(found)[0], unanswered=unanswered)

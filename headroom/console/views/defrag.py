@@ -19,14 +19,14 @@ from headroom.core.placement.request import VramRequest
 from headroom.core.rules.eligible_nodes import AMOUNTS, eligibility_key, not_modeled
 from headroom.core.rules.pod_requests import exceeded
 
-#: Maximum time of the search for one question, in seconds.
+#: Maximum time of the search for one call, in seconds.
 MOST_S = 2.0
-#: Maximum number of different waiting pods for which one question searches moves.
+#: Maximum number of different waiting pods for which one call searches moves.
 MOST_KINDS = 20
 #: Maximum number of nodes named for each move, if the answer is about one pod or node, and if it is
 #: about several pods.
 MOST_PLACES, FEW_PLACES = 1000, 10
-#: Maximum number of namespaces whose ResourceQuotas are read for one question.
+#: Maximum number of namespaces whose ResourceQuotas are read for one call.
 MOST_NAMESPACES = 32
 
 Outcome = Literal["bound", "fits", "free", "soon", "move", "none"]
@@ -60,7 +60,7 @@ class DefragAnswerView(View):
     """The advice for one waiting pod, or for a node."""
 
     pod: str | None
-    """namespace/name of the waiting pod; null if the question is about a node."""
+    """namespace/name of the waiting pod; null if the answer is about a node."""
     alike: int
     """Number of waiting pods with the same requests, eligible nodes and priority, including this
     pod."""
@@ -86,7 +86,7 @@ class DefragAnswerView(View):
 class DefragBody(Body):
     answers: list[DefragAnswerView]
     unanswered: int
-    """Number of different waiting pods in the question that the search did not reach."""
+    """Number of different waiting pods that the search did not reach."""
     examined_nodes: int
     cut_short: bool
     """Whether the search reached its limit of time, nodes or computations. Then there may be an
@@ -181,8 +181,8 @@ class _Quotas:
 
 
 def _groups(context: Context) -> list[list[Pod]]:
-    """Return the waiting pods with readable requests in groups of equal pods. The most important
-    group is first, and of equally important groups the oldest."""
+    """Return the waiting pods with readable requests in groups of equal pods. Groups are sorted by
+    importance, and then by age."""
     found: dict[object, list[Pod]] = {}
     waiting = context.cluster.unbound()
     waiting.sort(key=lambda pod: (-pod.priority, pod.metadata.creation_timestamp or "", _key(pod)))
@@ -206,7 +206,7 @@ def _of_pod(
     node: str,
     alike: Sequence[Pod] = (),
 ) -> DefragAnswerView:
-    """Return the view of a waiting pod. ``alike`` is its group if the question is about all pods.
+    """Return the view of a waiting pod. ``alike`` is its group if the call is about all pods.
     Raises ``HTTPException`` 422 if its request cannot be read."""
     if pod.node:
         advice = Advice("none", pod.node)
@@ -232,7 +232,7 @@ def _message_of_pod(advice: Advice, effort: Effort) -> str:
             return f"fits on node {advice.node} after {_moves(advice)}"
     if effort.cut_short:
         return "no moves were found before the search reached its limit"
-    return f"moving at most {MOST_FOR_A_POD} pods of one node does not make it fit"
+    return f"does not fit even if up to {MOST_FOR_A_POD} pods of one node are moved"
 
 
 def _of_node(advice: Advice, node: str, effort: Effort) -> DefragAnswerView:

@@ -48,7 +48,7 @@ class DeviceView(View):
     index: int
     """The driver's index; -1 if unknown."""
     gpu: str
-    """Name for people, unique on the node. It is the index, or the start of the UUID for a MIG
+    """Short name, unique on the node. It is the index, or the start of the UUID for a MIG
     device or if the index is unknown."""
     model: str
     kind: str

@@ -63,8 +63,8 @@ class DriftView(View):
 
 
 class ClaimView(View):
-    """Use of a device that a DRA driver allocates, by one pod. If ``uid`` is empty, by processes of
-    no known pod."""
+    """The use of a device of a DRA driver by one pod, or by processes of no known pod if ``uid`` is
+    empty."""
 
     node: str
     uuid: str

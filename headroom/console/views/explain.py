@@ -91,7 +91,7 @@ class ExplainBody(Body, Recomputed):
     """How many pods of its group are bound, and where the others would fit; null if it has no
     group."""
     changed: str | None
-    """Changes of its request after it was bound, and their effect; null if there were none."""
+    """Changes to its request after it was bound, and their effect; null if there were none."""
     annotations: dict[str, str]
     """Annotations that Headroom wrote on the pod when it bound it."""
     caps: list[CapView]
@@ -309,6 +309,6 @@ def unnamed(advice: Suggestion, sees: Sees) -> Suggestion:
         f"wait for a pod on node {advice.node} that you may not read: when it ends, the pod fits"
         if advice.kind == "wait"
         else f"pods on node {advice.node} that you may not read use more than they reserved: "
-        "without that, the pod fits there"
+        "without this overuse, the pod fits there"
     )
     return replace(advice, sentence=sentence, held=None)

@@ -121,8 +121,8 @@ async def device(
     context: InContext, name: NodeName, uuid: Uuid, snap: Newest, since: Since = None
 ) -> Response:
     """Return the history of a device for the last hour or since a time. It has the reserved and
-    used memory, the SM activity, and the use of each pod on the device, also of pods that have
-    left."""
+    used memory, the SM activity, and the use of each pod on the device, including pods that have
+    ended."""
     if within := _range(context, since):
         queries = ranges_of(context).queries.device(name, uuid)
         return await _from_prometheus(context, snap, queries, within, uuid)

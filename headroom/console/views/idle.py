@@ -119,8 +119,8 @@ def idle(
     held: Held = "1Gi",
     namespace: InNamespace = "",
 ) -> Response:
-    """List the pods that hold memory of a device and have not used its SMs for some time. Sum by
-    namespace and owner what they held meanwhile. No pod is evicted because of this."""
+    """List the pods that hold memory of a device and have not used its SMs for some time, with sums
+    by namespace and owner. No pod is evicted because it is idle."""
     least_bytes = _bytes(held)
     found = [
         each

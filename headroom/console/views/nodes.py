@@ -83,7 +83,7 @@ AskedOrder = Annotated[
 #: Pages of at most this many nodes are shared between readers.
 MOST_SHARED = 100
 _PPM = 1_000_000
-#: How full a device is counts up to this number, which has 16 digits like the keys in a position.
+#: Maximum value of a device's fullness. Positions are sorted as text with keys of 16 digits.
 _MOST_PPM = 10**15
 
 
@@ -112,7 +112,7 @@ class NodeView(View):
     null if no device of the node is known."""
     devices: list[DeviceView]
     caps: list[CapView]
-    """The limits of the memory of pods that a reading proves."""
+    """Memory limits of pods that a reading proves."""
     overuse: list[OveruseView]
     """The pods that use more memory than they reserved."""
 

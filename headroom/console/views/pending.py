@@ -1,4 +1,4 @@
-"""The verdict on one pod, and the list of pending GPU pods with the memory that each one lacks."""
+"""The verdict on one pod, and the list of pending GPU pods with the memory that each pod lacks."""
 
 from collections.abc import Sequence
 from typing import Annotated
@@ -88,7 +88,8 @@ class PendingView(Recomputed):
 
 
 class SteeringView(View):
-    """Pending pods that wait only because the device plugin chooses the device, by simulation."""
+    """Pending pods that, in a simulation, wait only because the device plugin chooses the
+    device."""
 
     sentence: str
     waiting_pods: int
@@ -147,8 +148,8 @@ def pending(
 
 
 class _Groups:
-    """The groups of one answer, each described once. A node is sought for the first pods only, as
-    for one group."""
+    """The groups of one answer, each described once. ``MOST_PLACED`` limits the pods of all groups
+    together for which a node is searched."""
 
     def __init__(self, context: Context, snap: Snapshot) -> None:
         self._context = context

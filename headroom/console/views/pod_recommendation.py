@@ -20,9 +20,10 @@ from headroom.core.rules.eligible_nodes import Feasible
 
 
 def recommended(context: Context, pod: Pod, request: VramRequest, snap: Snapshot) -> dict[str, int]:
-    """Return container -> the recommended request in bytes, at most the largest device of ``snap``.
+    """Return the recommended request of each container in bytes, by the container's name.
 
-    Containers without a recommendation are left out.
+    A request is at most the size of the largest device in ``snap``. Containers without a
+    recommendation are left out.
     """
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     if profile is None:
@@ -43,7 +44,8 @@ def recommended_text(amounts: dict[str, int]) -> str | None:
 def lower_as_recommended(
     context: Context, pod: Pod, verdicts: Verdicts, candidates: Feasible
 ) -> list[Suggestion]:
-    """Suggest the recommended request to a pending pod that fits on some node only with it."""
+    """Suggest the recommended request for a pending pod that fits on a node only with this
+    request."""
     amounts = recommended(context, pod, verdicts.request, verdicts.snap.part(verdicts.rows))
     changed = with_amounts(context.cluster, Amounts(pod, amounts, 0)) if amounts else None
     if changed is None or verdicts.fits.any():
@@ -63,8 +65,8 @@ def lower_as_recommended(
 def with_recorded_peaks(
     context: Context, pod: Pod, suggestions: Sequence[Suggestion]
 ) -> list[Suggestion]:
-    """Return the suggestions; those to request less than recorded lives of the workload used state
-    this, and have no command."""
+    """Add a warning to each suggestion to request less than recorded lives of the workload used,
+    and remove its command."""
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     containers = restored(profile.status).containers.values() if profile else ()
     peak_bytes, lives = max((each.highest() for each in containers), default=(0, 0))

@@ -38,7 +38,7 @@ class QuotaView(View):
 
 class QuotasBody(Body):
     quotas: list[QuotaView]
-    """By namespace and name."""
+    """Sorted by namespace and name."""
 
 
 routes = APIRouter()
@@ -72,7 +72,7 @@ def _views(quotas: Sequence[ResourceQuota], reserved: Mapping[str, int]) -> Iter
 
 
 def _reserved(cluster: Cluster) -> Mapping[str, int]:
-    """Return namespace -> bytes reserved for its pods."""
+    """Return the bytes reserved for the pods of each namespace."""
     found = Counter[str]()
     for gpunode in cluster.gpunodes():
         for held in gpunode.spec.reservations.values():

@@ -285,7 +285,7 @@ def message(found: Recommendation) -> str:
             "after the first day, as with a leak or models that are changed in the process"
         )
     if found.missing is Missing.OLD_LIVES:
-        return f"{basis}: no recommendation yet; they are too long ago"
+        return f"{basis}: no recommendation yet; these lives ended too long ago"
     if found.missing is not None:
         return f"{basis}: no recommendation yet; at least {LEAST_LIVES} lives are needed"
     text = f"{basis}; {found.missed} of {found.tested} were above the recommendation"
@@ -295,7 +295,7 @@ def message(found: Recommendation) -> str:
         others = "1 life" if found.others_lives == 1 else f"{found.others_lives:,} lives"
         used = gib(found.others_highest_bytes, up=True)
         text += f"; {others} of other programs used up to {used}"
-    return f"{text}; its size is a setting" if found.self_sized else text
+    return f"{text}; a setting of the program sets its size" if found.self_sized else text
 
 
 def _span(span_s: float) -> str:

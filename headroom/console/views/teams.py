@@ -66,7 +66,7 @@ class TeamsBody(Body):
     """Sorted by unused memory, most first."""
 
 
-#: The fields of the sums, in their order, and the index of one of them.
+#: The fields of the sums, in their order, and the index of the unused bytes.
 _FIELDS = tuple(UseOfMemoryView.model_fields)
 _UNUSED = _FIELDS.index("unused_bytes")
 #: Key of a sum: the namespace, or the namespace with kind and name of an owner.

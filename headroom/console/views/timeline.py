@@ -1,4 +1,4 @@
-"""The life of a pod as far as it is on record: created, tried, bound, confirmed, evicted."""
+"""The recorded events in the life of a pod: created, tried, bound, confirmed, evicted."""
 
 from collections.abc import Iterator, Sequence
 from typing import Annotated
@@ -23,9 +23,9 @@ MOST_DECISIONS, MOST_CHANGES, MOST_GROWTH = 50, 50, 10
 #: request, and by at least this many bytes.
 GROWTH_RATIO, GROWTH_BYTES = 0.1, 1 << 29
 KEPT = (
-    "On record are the decisions in the journals of the extenders (setting journal_decisions, at "
-    "most a day), the last 4,096 changes that this console saw since it started, and an hour of "
-    "use. Earlier entries are missing."
+    "The timeline has the decisions in the journals of the extenders (setting journal_decisions, "
+    "at most a day), the last 4,096 changes that this console saw since it started, and an hour "
+    "of use. Earlier entries are missing."
 )
 
 

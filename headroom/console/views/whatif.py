@@ -45,16 +45,16 @@ from headroom.core.rules.eligible_nodes import (
 from headroom.core.rules.pod_requests import QuotaUse
 from headroom.core.whatif.simulation import NotPlaced, Placed, Simulation
 
-#: Maximum number of pods in one question, and of nodes in each change. They are limited because
-#: each takes a few milliseconds.
+#: Maximum number of pods in one call, and of nodes in each change. They are limited because each
+#: takes a few milliseconds.
 MOST_PODS, MOST_NODES = 1000, 200
 
 #: Additional responses for /openapi.json.
 _ERRORS: dict[int | str, dict[str, Any]] = {
-    400: {"description": "The question exceeds a limit"},
+    400: {"description": "The request exceeds a limit"},
     413: {"description": "The body is too large"},
 }
-#: Maximum number of namespaces whose ResourceQuotas are read for one question.
+#: Maximum number of namespaces whose ResourceQuotas are read for one call.
 MOST_NAMESPACES = 32
 #: Entry of ``not_checked`` if the quotas of all pods were read.
 SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
@@ -70,7 +70,7 @@ routes = APIRouter()
 
 @routes.post("/v1/whatif", response_model=WhatifBody, responses=_ERRORS)
 def whatif(context: InContext, request: Request, asked: WhatifAsked, snap: Newest) -> Response:
-    """Simulate changes of nodes and pods. Return where the given pods would be placed, and the
+    """Simulate changes to nodes and pods. Return where the given pods would be placed, and the
     totals and free memory before and after. Nothing is changed: the pods are placed one after
     another on a copy, by the code that places real pods. kube-scheduler may prefer other nodes."""
     cluster = context.cluster
@@ -110,7 +110,7 @@ def whatif(context: InContext, request: Request, asked: WhatifAsked, snap: Newes
 
 
 def _check_limits(asked: WhatifAsked) -> None:
-    """Raise ``HTTPException`` 400 if the question exceeds a limit."""
+    """Raise ``HTTPException`` 400 if the request exceeds a limit."""
     counts = {
         "pods": (sum(some.count for some in asked.pods), MOST_PODS),
         "add": (sum(some.count for some in asked.add), MOST_NODES),
@@ -125,12 +125,12 @@ def _check_limits(asked: WhatifAsked) -> None:
 
 
 def _too_many(where: str, why: str) -> HTTPException:
-    return HTTPException(400, f"body {where}: {why}; split the question")
+    return HTTPException(400, f"body {where}: {why}; split the request")
 
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """Nodes and pods that the changes of a question add, remove or move."""
+    """Nodes and pods that the requested changes add, remove or move."""
 
     #: Names of new nodes.
     added: list[str] = field(default_factory=list)

@@ -47,7 +47,7 @@ class WhatifAsked(StrictModel):
 class WhatifPlacementView(View):
     pod: str
     leaves: str | None
-    """The drained node that the pod leaves; null for a pod of the question."""
+    """The drained node that the pod leaves; null for a new pod."""
     node: str
     score_ratio: float
     devices: list[str]

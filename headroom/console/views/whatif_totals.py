@@ -24,7 +24,7 @@ def before_and_after(
 ) -> tuple[WhatifTotalsView, WhatifTotalsView]:
     """Return the totals without and with the changes, from the snapshots without and with them.
 
-    ``placements`` are the placements of all pods that the question placed or moved.
+    ``placements`` are the placements of all pods that the what-if placed or moved.
     """
     drained, released = set(asked.drain), set(asked.release)
     bound = [pod for pod in shared_rows(request).of(cluster, snapshots[0]) if pod.node]
