@@ -10,9 +10,9 @@ _INTRO = """\
 Set the annotations of the first three sections. Headroom writes all others.
 
 - Annotations of a pod take effect when the pod is created, so put them in the pod template. They
- cannot be changed after the pod is bound.
+  cannot be changed after the pod is bound.
 - Annotations of namespaces and nodes take effect at once, for pods that are created or placed
- later.
+  later.
 - Amounts are Kubernetes quantities of bytes: `8Gi`, `8000Mi`, `512Mi`. They count on each GPU.
 - The webhook rejects or warns about invalid values, and about names that do not exist
   ([admission.md](../design/admission.md#errors-and-warnings)).

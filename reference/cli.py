@@ -16,8 +16,8 @@ from reference.markdown import as_code, code, head, sentence, table
 _INTRO = """\
 `headroom` has all commands. `kubectl headroom` has the commands that read the debug API, `doctor`
 and `plan`: `headroom top` is the same as `kubectl headroom top`, and `kubectl headroom plan` has
-the options of [headroom plan](#headroom-plan). [kubectl.md](kubectl.md) shows how to install the plugin
-and how it connects.
+the options of [headroom plan](#headroom-plan). [kubectl.md](kubectl.md) shows how to install the
+plugin and how it connects.
 
 """
 _EXIT = """\
