@@ -27,7 +27,8 @@ done
 version=${VERSION:-$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)}
 revision=${REVISION:-$(git describe --always --abbrev=40 --exclude='*' --dirty 2> /dev/null || echo unknown)}
 
-# In the text: buildah 1.28 takes labels of build arguments and flags from the cache of an earlier build.
+# Labels are written into the Dockerfile, because buildah 1.28 takes labels from build arguments and flags out of the cache
+# of an earlier build.
 label=org.opencontainers.image
 labels="$label.version=$version $label.revision=$revision $label.base.name=${BASE%@*} $label.base.digest=${BASE#*@}"
 for name in headroom-extender headroom-agent; do

@@ -53,7 +53,7 @@ COMMANDS = {
         "console": "Serve the debug API and its page.",
         "webhook": "Serve the admission webhook.",
         "recorder": "Record the memory peaks of containers.",
-        "device-taints": "Taint DRA devices with use beyond their claims.",
+        "device-taints": "Taint DRA devices whose use exceeds their claims.",
         "agent": "Report the GPU memory of this node; --once prints it.",
         "gate": "Wait until the GPU of this pod has enough free memory.",
         "serve": "Serve extender and console; --embedded FILE needs no cluster.",

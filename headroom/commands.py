@@ -206,7 +206,8 @@ def device_taints(
     debug_tls_key: DebugTlsKey = None,
     log_level: Level = LogLevel.INFO,
 ) -> None:
-    """Taint DRA devices with use beyond their claims. The debug port serves probes and metrics."""
+    """Taint DRA devices whose use exceeds their claims. The debug port serves probes and
+    metrics."""
     with _started(locals()) as (settings, origin):
         from headroom.dra_taints.process import serve_device_taints
 

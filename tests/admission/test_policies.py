@@ -55,7 +55,7 @@ class TestAnnotations:
         self, site: Site, key: str, how: str
     ) -> None:
         reported = (
-            f"annotation {key} is written by Headroom alone, when it places the pod; leave it out"
+            f"annotation {key} is written only by Headroom, when it places the pod; leave it out"
         )
         if how == "created":
             reply = site.send("POST", PODS, manifest(annotations={key: "x"}))
@@ -75,11 +75,11 @@ class TestAnnotations:
             obj = manifest(None, container(gpus=0), annotations=annotations | more)
             reply = site.send("POST", f"{PODS}?dryRun=All", obj)
             assert reply.status == status
-        rejected(reply, self.POLICY, f"annotation {key} is written by Headroom alone")
+        rejected(reply, self.POLICY, f"annotation {key} is written only by Headroom")
 
     def test_no_other_client_can_remove_them(self, site: Site) -> None:
         reply = site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/placement", None))
-        rejected(reply, self.POLICY, "is written by Headroom alone")
+        rejected(reply, self.POLICY, "is written only by Headroom")
 
     @pytest.mark.parametrize(
         ("text", "reported"),
@@ -181,8 +181,8 @@ class TestAnnotations:
         self, site: Site, plane: ControlPlane
     ) -> None:
         for key, reported in (
-            ("headroom.gpu/placement", "is written by Headroom alone"),
-            ("headroom.gpu/vram", "may come with a Binding of Headroom's alone"),
+            ("headroom.gpu/placement", "is written only by Headroom"),
+            ("headroom.gpu/vram", "may be set only by Headroom's own Bindings"),
         ):
             rejected(bind(site, WAITING, ADMIN_TOKEN, {key: "x"}), self.POLICY, reported)
 
@@ -398,7 +398,7 @@ class TestLedger:
 
     def test_no_other_client_creates_a_gpunode(self, site: Site) -> None:
         body = {**GPUNODE, "metadata": {"name": "of-mine"}, "spec": {}}
-        rejected(site.send("POST", GPUNODES, body), self.POLICY, "by Headroom's extender alone")
+        rejected(site.send("POST", GPUNODES, body), self.POLICY, "only Headroom's extender creates")
 
     @pytest.mark.parametrize(
         "patch", [{"spec": {"initialised": False}}, {"spec": {"reservations": {}}}, {"spec": None}]
