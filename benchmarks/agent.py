@@ -97,8 +97,8 @@ def scraped(scraper: Scraper, name: str) -> float:
 
 
 def exposition(collection: int) -> str:
-    """Return the output of dcgm-exporter with KUBERNETES_VIRTUAL_GPUS. Each ``collection`` has
-    another text."""
+    """Return the output of dcgm-exporter with KUBERNETES_VIRTUAL_GPUS. It differs for each
+    ``collection``."""
     names = ["DCGM_FI_PROF_SM_ACTIVE", "DCGM_FI_DEV_FB_USED", "DCGM_FI_DEV_FB_FREE"]
     names += [f"DCGM_FI_DEV_COUNTER_{number}" for number in range(21)]
     lines = []
@@ -117,7 +117,8 @@ def exposition(collection: int) -> str:
 
 @contextlib.contextmanager
 def api_server(folder: Path) -> Iterator[ApiServer]:
-    """Run an API server as a pod reaches it. ``folder/account`` is what the kubelet mounts."""
+    """Run an API server as a pod reaches it. ``folder/account`` has the files that the kubelet
+    mounts."""
     account = folder / "account"
     account.mkdir()
     authority = Authority(account, "ca")

@@ -124,8 +124,9 @@ class Cost:
 
 
 def settled(scraper: Scraper, samples: int) -> None:
-    """Wait for ``samples`` samples. On clocks that run ahead, the agent takes some clients for slow
-    ones and disconnects them. If this happens ``MOST_FAILURES`` times in a row, the agent ended."""
+    """Wait for ``samples`` samples. If its clocks run ahead, the agent mistakes some clients for
+    slow clients and disconnects them. If this happens ``MOST_FAILURES`` times in a row, the agent
+    ended."""
     failures = 0
     while True:
         try:

@@ -108,7 +108,7 @@ def main(
             plane.call("POST", GPUNODES, {**kind, "metadata": {"name": name}})
         plane.kill("kube-apiserver")
         plane.start_apiserver(300.0, *SEATS)
-        for turn, what in enumerate(("without a FlowSchema", "with ours")):
+        for turn, what in enumerate(("without a FlowSchema", "with Headroom's")):
             if turn:
                 text = (ROOT / "deploy/base/flowcontrol.yaml").read_text()
                 for manifest in yaml.safe_load_all(text):

@@ -1,9 +1,9 @@
 """Measures filter calls for a group of pods while memory is held for the earlier pods of the group.
 
 ``python -m benchmarks.groups [pods ...]`` uses 1,000 nodes of 8 GPUs of 80 GiB, and a group whose
-pods of 60 GiB need one GPU each. kube-scheduler asks about all pods in one cycle, and again in the
-next cycles. Its preemption for groups (alpha) repeats the cycle once for each victim. Prints one
-line of JSON for each size of the group."""
+pods of 60 GiB need one GPU each. kube-scheduler calls filter for all pods in one cycle, and again
+in the next cycles. Its preemption for groups (alpha) repeats the cycle once for each victim. Prints
+one line of JSON for each size of the group."""
 
 import json
 import statistics

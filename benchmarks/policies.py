@@ -5,12 +5,12 @@
 A real API server gets pods without a GPU: an ordinary pod, and pods that reach one of the API
 server's limits each. Each request is a dry run. It is sent in turns without Headroom and with all
 admission policies and the conditions of all webhooks, or with each of them alone (``--each``). The
-CPU time is that of the API server's process. The goal is that no request costs more than 1.1 times
-as much with Headroom.
+CPU time of the API server's process is measured. The goal is that no request costs more than 1.1
+times as much with Headroom.
 
-``one look`` is the least that any product costs which treats some pods differently: a policy and
-the conditions of two webhooks, of which one looks at each container once. An API server that is
-older than 1.37 converts the pod for each policy and webhook, even if the expression is ``true``.
+``one look`` is the minimum cost of any product that treats some pods differently: a policy and the
+conditions of two webhooks, of which one examines each container once. An API server that is older
+than 1.37 converts the pod for each policy and webhook, even if the expression is ``true``.
 """
 
 import argparse

@@ -5,7 +5,7 @@
 kube-scheduler stops looking for feasible nodes at ``percentageOfNodesToScore``, by default a tenth
 of 5,000 nodes, and sends only these nodes to the extender. If the only node that fits is not among
 them, the pod is unschedulable until some event requeues it. Here all devices of the fleet are
-nearly full, except those of one node, which is a different one for each try. The benchmark measures
+nearly full, except the devices of one node. Each try uses another node. The benchmark measures
 the time until the pod is bound, with the default and with 100, in an idle cluster and while running
 pods change. It also measures the latency of an ordinary pod in both cases.
 """
@@ -24,7 +24,7 @@ from benchmarks.scale_objects import fill, gpunode, node_name
 from benchmarks.storm import LARGE, SMALL, changes
 from tests.e2e.cluster import NAMESPACE
 
-#: A pod that is pending for so long is given up; other pods arrive meanwhile.
+#: A pod that is pending for this long is given up. Other pods arrive meanwhile.
 PATIENCE_S = 60.0
 
 

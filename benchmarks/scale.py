@@ -52,8 +52,8 @@ from tests.processes import free_ports
 from tests.waiting import until
 
 _PATIENCE_S = 300.0
-#: After this time the API server serves the watches of a process that is ready, and has closed
-#: those of a process that is gone.
+#: After this time the API server serves the watches of a process that is ready, and has closed the
+#: watches of a process that is gone.
 _SETTLE_S = 2.0
 
 

@@ -40,8 +40,8 @@ POLL_S, STEP_S = 0.1, 0.02
 #: Ranges of seconds at scale 1: from the bind to the start of the engine, for loading, and for
 #: profiling.
 KUBELET_S, LOAD_S, PROFILE_S = (1.0, 5.0), (10.0, 40.0), (5.0, 20.0)
-#: Seconds from the first failure to the next start, as of a kubelet, and the most that this
-#: back-off grows to, as a multiple.
+#: Seconds from the first failure to the next start, as with a kubelet, and the maximum of this
+#: back-off as a multiple of it.
 FIRST_BACK_OFF_S, MOST_BACK_OFFS = 10.0, 30
 PATIENCE_S = 900.0
 

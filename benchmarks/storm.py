@@ -205,8 +205,8 @@ def until_taken(bound: Bound, room: Room, number: int, names: Sequence[str]) -> 
 
 
 def compared(*phases: tuple[Sequence[float], Sequence[float]]) -> Iterator[str]:
-    """Yield the median and p90 of the first phase in milliseconds, and those of the other phases as
-    multiples of the first; pods with a GPU come first."""
+    """Yield the median and p90 of the first phase in milliseconds, and the median and p90 of the
+    other phases as multiples of the first phase. Pods with a GPU come first."""
     for kind in (0, 1):
         first, *others = (phase[kind] for phase in phases)
         p50, p90 = statistics.median(first), quantile(first, 0.9)

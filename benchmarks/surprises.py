@@ -54,7 +54,7 @@ CASES = (
 
 @dataclass
 class Delays:
-    """Delays in seconds, drawn for each event. ``slow`` is a factor on those of kubelet and
+    """Delays in seconds, drawn for each event. ``slow`` multiplies the delays of kubelet and
     agent."""
 
     chance: random.Random
@@ -86,8 +86,9 @@ class Tally:
     #: For admissions that were seen, how the device was predicted and what the extender concluded.
     results: Counter[Result] = field(default_factory=Counter)
     surprises: Counter[Surprise] = field(default_factory=Counter)
-    #: Admissions after which a device holds more than its memory, as the stand-in counts, and by
-    #: how many bytes; and those after which the extender called one of the pods there a miss.
+    #: Number of admissions after which the pods on a device use more than its memory, according
+    #: to the stand-in, and the excess of each. ``recognised`` counts the admissions after which
+    #: the extender reported a miss for one of these pods.
     overcommits: int = 0
     bypassing_overcommits: int = 0
     overcommitted_bytes: list[int] = field(default_factory=list)

@@ -36,7 +36,7 @@ NODES = 10
 CPUS = "100"
 DEFAULT = "default-scheduler"
 MODULES = {"unchecked": "benchmarks.real.unchecked", "checked": "extender"}
-#: If no pod has changed for so many seconds, all pods that could be bound are bound.
+#: If no pod has changed for this many seconds, all pods that could be bound are bound.
 QUIET_S = 4.0
 PROCESSES = "extender", "kube-apiserver"
 
@@ -46,7 +46,8 @@ class Race:
     variant: str
     round: int
     bound: int
-    #: Nodes with two pods: those on which Headroom's pod was bound last, and the others.
+    #: Number of nodes with two pods on which Headroom's pod was bound last, and of nodes on which
+    #: it was bound first.
     ours_last: int
     ours_first: int
     #: For each such node, the milliseconds between its two binds.

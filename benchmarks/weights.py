@@ -5,7 +5,7 @@
 It runs two nodes and a real kube-scheduler. Like Headroom, the extender gives the winner a score of
 10, and the other node less. Each row gives kube-scheduler one reason, as strong as possible, to
 prefer the other node. The columns differ in the extender's weight, the other node's score, and the
-weights of kube-scheduler's plugins, which are those of deploy/base/kube-scheduler.yaml or the
+weights of kube-scheduler's plugins, which come from deploy/base/kube-scheduler.yaml or are the
 defaults.
 """
 

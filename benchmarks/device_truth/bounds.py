@@ -3,13 +3,14 @@
     python -m benchmarks.device_truth.bounds [--mix 4-60] [--seeds 2] [--pods 1000] [--horizon 200]
 
 The simulation is simplified: there are no delays, the policy is ``distributed``, and a pod that
-fits on no node is dropped. The rows differ in the information that the scheduler has:
+fits on no node is dropped. The rows differ in what the scheduler can predict or choose:
 
-predicted       none, so the pod must fit on each device at the lowest level; the product's score
-draw known      which of these devices the plugin will draw, so the pod must fit only on that one
-future known    all draws, arrivals and lives: it simulates the next pods for each node that fits by
-                the rule of *predicted*, and takes the node with the most used memory
-device chosen   none, but it chooses the device, as on steered nodes
+predicted       It predicts nothing, so the pod must fit on each device with the fewest replicas in
+                use. Nodes have the product's scores.
+draw known      It predicts which of these devices the plugin draws. The pod must fit only there.
+future known    It predicts all draws, arrivals and lives. It simulates the next pods for each node
+                that fits by the rule of *predicted*, and takes the node with the most used memory.
+device chosen   It predicts nothing, but it chooses the device, as on steered nodes.
 """
 
 import heapq

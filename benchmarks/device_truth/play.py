@@ -59,7 +59,7 @@ class Play:
         self._taken = [0] * world.shape.nodes
         #: Time of each node's newest sample that the scheduler has received.
         self._known_s = [0.0] * world.shape.nodes
-        #: Pods on a node, by name, and the ones of them that have started.
+        #: Pods on a node by name, and the names of the pods that have started.
         self._there: dict[str, tuple[Job, int]] = {}
         self._started: set[str] = set()
         #: Pods that wait for memory, by name, in the order of their arrival.

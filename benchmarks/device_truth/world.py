@@ -86,7 +86,8 @@ class World:
         return self.given(node, job.name)[0].device
 
     def start(self, job: Job, node: int, device: int) -> None:
-        """Let its process take the memory that it requested, or nothing if it is not free."""
+        """Let its process take the memory that it requested, or nothing if the memory is not
+        free."""
         free_bytes = self.shapes[node].allocatable_bytes - sum(
             size for there, size in self._used[node].values() if there == device
         )

@@ -15,7 +15,7 @@ _IDLE_S = 3.0
 
 
 class Caller:
-    """One connection, which is kept open as in Go."""
+    """One connection, which is kept open as by Go's HTTP client."""
 
     def __init__(self, port: int) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)

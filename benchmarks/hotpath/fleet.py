@@ -35,7 +35,7 @@ from headroom.contract.kube import (
 GIB, MIB = 1 << 30, 1 << 20
 DEVICES, REPLICAS = 8, 8
 DEVICE_BYTES, POD_BYTES = 80 * GIB, 8 * GIB
-#: The first node has larger GPUs. It is the only node on which such a pod fits.
+#: The first node has larger GPUs. It is the only node on which a pod with this request fits.
 ROOMY_BYTES, ROOMY = 640 * GIB, "300Gi"
 FITS_NOWHERE = "2Ti"
 _MAIN = Container(name="main", resources=ResourceRequirements(limits={GPU: "1"}))

@@ -42,7 +42,7 @@ _KEPT_BOUND = 60
 #: Ratio of nodes on which a pod for "all" must fit. With six pods per device, bound pods fill a
 #: third of 100 nodes.
 _NEARLY_ALL = 0.6
-#: Number of pods in one question.
+#: Number of pods in one what-if.
 _WHATIF_PODS = 6
 
 

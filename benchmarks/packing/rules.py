@@ -131,7 +131,7 @@ class Rule(ABC):
 
 
 def best_fit(fleet: Fleet, demand: Demand, ask: Ask, rows: Rows) -> Scores:
-    """Return 1 minus what is left of CPU and devices: the published BestFit.
+    """Return 1 minus the free ratios of CPU and devices, as in the published BestFit.
 
     A pod that requests whole devices is charged their average amount, wherever it goes.
     """
@@ -199,9 +199,9 @@ class _Kept:
 class Fgd(Rule):
     """Fragmentation gradient descent: chooses the node where the pods of a given mix lose least.
 
-    What no pod of a kind could use on a node is fragmented for that kind. This is all that is left
-    if the node lacks the CPU, the model or the devices for the kind, and otherwise what is left on
-    devices that are too small for it.
+    Capacity that no pod of a kind could use on a node is fragmented for that kind. This is all free
+    capacity if the node lacks the CPU, the model or the devices for the kind, and otherwise the
+    free capacity on devices that are too small for it.
     """
 
     charged = False
@@ -269,7 +269,7 @@ class Fgd(Rule):
     def _usable(
         self, rows: Rows, cpu: Rows, left: Rows, free: NDArray[np.bool_], size: Rows
     ) -> Scores:
-        """Return the mean over the mix of what a pod could use of each node."""
+        """Return the capacity of each node that a pod could use, as the mean over the mix."""
         shares, wholes = self._shares, self._wholes
         hosted = shares.hosted(rows, cpu)
         up_to = np.concatenate([np.zeros((len(rows), 1)), hosted.cumsum(axis=1)], axis=1)

@@ -4,8 +4,8 @@ too small, compared with other rules.
     python -m benchmarks.recommend SUMMARIES.csv [--part tuning]
 
 docs/design/recommendations.md describes the method. The generated lives are calibrated on
-SUMMARIES.csv (``calibration.py``). The command stops if the constants in the code are not those
-that follow from the file.
+SUMMARIES.csv (``calibration.py``). The command stops if the constants in the code do not
+follow from the file.
 """
 
 import sys

@@ -25,8 +25,8 @@ PEAK_OVER_P95_LOG_SD = 0.158
 #: much, because the pods are of several services.
 PEAK_BETWEEN_LIVES_LOG_SD = 0.169
 
-#: The lifetime of a pod is log-normal. Its median, 540 s, and its deviation, which follows from
-#: median and mean (25,839 s), are those of the 8,152 pods of cluster-trace-gpu-v2023.
+#: The lifetime of a pod is log-normal. Its median (540 s) and its deviation, which follows from
+#: median and mean (25,839 s), come from the 8,152 pods of cluster-trace-gpu-v2023.
 LIFETIME_MEDIAN_S = 540.0
 LIFETIME_LOG_SD = math.sqrt(2 * math.log(25_839 / 540))
 

@@ -213,8 +213,8 @@ def loaded_on_demand(owner: Owner) -> Iterator[Life]:
 
 
 Family = Callable[[Owner], Iterator[Life]]
-#: Families that were looked at while the recommender's rules were chosen. ``CI`` was one of the
-#: judged families until its first result led to the margin after lives above a recommendation.
+#: Families that were inspected while the recommender's rules were chosen. ``CI`` was a judged
+#: family until its first result led to the margin after lives above a recommendation.
 TUNED: dict[str, Family] = {
     "bounded text": bounded_text,
     "rare batches": rare_batches,

@@ -8,7 +8,7 @@ from benchmarks.gpu.smi import dmon
 
 #: More blocks than the SMs of any GPU, and a single block.
 _FULL_BLOCKS, _ONE_BLOCK = 2048, 1
-#: Seconds that are longer than the start of the two samplers and the end of dmon.
+#: Seconds by which the kernel runs longer, for the start of the two samplers and the end of dmon.
 _SPIN_MORE_S = 15.0
 _GPM_SM_UTIL = "2"
 #: Columns of dmon -s u without GPM. The driver gives the GPM column its name.

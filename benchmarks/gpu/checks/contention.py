@@ -1,7 +1,7 @@
 """Measures how much two processes on one GPU slow each other down, by time-slicing and by MPS.
 
-Each process runs equal kernels one after the other. What a process *keeps* is its number of kernels
-per second beside the other process, divided by the number alone.
+Each process runs equal kernels one after the other. A process *keeps* the ratio of its kernels per
+second beside the other process to its kernels per second alone.
 """
 
 import contextlib
@@ -28,7 +28,8 @@ PAIRS = (
     ("half of the time", "all"),
     ("half of the time", "half of the time"),
 )
-#: Way to share -> pairs whose loss headroom plan computes from activity alone, and what each keeps.
+#: Way of sharing -> pairs whose loss headroom plan computes from activity alone, and the ratio that
+#: each process keeps.
 #: With time-slicing, kernels of two processes never run together, however few SMs they use.
 EXPECTED = {
     "time-slicing": {PAIRS[0]: 0.5, PAIRS[1]: 0.5, PAIRS[2]: 0.5, PAIRS[3]: 0.5},

@@ -100,8 +100,8 @@ def _fault(machine: Machine) -> str:
 
 
 def _heard(listener: Child) -> list[int]:
-    """Return the XIDs. Stop when none came for a second after the first, or when none came at
-    all."""
+    """Return the XIDs that arrive. Stop if no further XID arrives for a second after the first, or
+    if none arrives at all."""
     xids: list[int] = []
     until_s = time.monotonic() + _XID_WITHIN_S
     while (wait_s := until_s - time.monotonic()) > 0:

@@ -94,7 +94,7 @@ def daemon(machine: Machine) -> Iterator[dict[str, str]]:
     machine.alone()
     control = machine.tool(_CONTROL)
     if other := _running(Path("/proc")):
-        raise NotPossible(f"an MPS daemon of others runs here (pid {other})")
+        raise NotPossible(f"another user's MPS daemon runs here (pid {other})")
     # It will contain a socket, whose path must be short.
     folder = tempfile.mkdtemp(prefix="mps-")
     machine.children.at_end.append(lambda: shutil.rmtree(folder, ignore_errors=True))
