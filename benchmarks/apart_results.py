@@ -1,4 +1,4 @@
-"""Results of ``benchmarks.apart`` as data and text: samples, and those of an idle echo server."""
+"""Results of ``benchmarks.apart`` as data and text, compared with an idle echo server."""
 
 import msgspec
 import typer

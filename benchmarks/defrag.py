@@ -6,7 +6,7 @@ The workload is the churn of ``benchmarks.packing``, with its pods of one GPU: t
 After 80 % of the memory has been reserved, each pod that fits nowhere is an event, until there are
 ``--events`` of them. CPU and host memory are left out, because the advice does not count them. GPU
 models are left out too, so pods may use any model. Pods are really moved: they are evicted from the
-simulated nodes, and placed again with Headroom's own code, on any node but the one that they leave.
+simulated nodes, and placed again with Headroom's own code, on any other node.
 There are three ways, each with its own run:
 
 * advice: the moves that ``console.facts.defrag`` advises, or nothing if it advises none.

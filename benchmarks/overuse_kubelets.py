@@ -4,9 +4,9 @@
 
 Each run has its own node: a pod that leaks and three pods that stay within their reservations, on
 one GPU of 24 GiB. Kubelet, device plugin, agent, API server, kube-scheduler and extenders are real;
-the container runtime and the driver's library are not. Seed and number of a run decide sizes, use,
-order of creation, priorities, disruption budgets, the rate of the leak and the events of the run.
-One of the two extenders is killed once a minute and started again.
+the container runtime and the driver's library are not. The seed and the number of a run determine
+sizes, use, order of creation, priorities, disruption budgets, the rate of the leak and the events
+of the run. One of the two extenders is killed once a minute and started again.
 
 A run is judged by the memory that the pods used, and by the pods at the API server:
 

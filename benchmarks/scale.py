@@ -129,7 +129,7 @@ class Extender(Part):
     def listed(self) -> list[tuple[str, float, int]]:
         """Return kind, seconds and number of objects of each list of the last start.
 
-        The seconds are those at which the list was complete, counted from the first complete list.
+        The seconds are counted from the first complete list until this list was complete.
         """
         lines = [
             json.loads(line)

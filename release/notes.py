@@ -10,7 +10,7 @@ UNRELEASED = "Unreleased"
 def notes(source: Source) -> tuple[str, str]:
     """Return the title of the section, without its date, and its text.
 
-    A commit without a tag may lack the section; its notes are those of ``Unreleased``. Raises
+    A commit without a tag may lack the section. Then its notes come from ``Unreleased``. Raises
     ``ReleaseError`` if a tagged commit lacks it.
     """
     changelog = (source.folder / "CHANGELOG.md").read_text(encoding="utf-8")

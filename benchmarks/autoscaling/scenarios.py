@@ -14,7 +14,7 @@ Form = Literal["plain", "mirror", "fixed"]
 FORMS: tuple[Form, ...] = ("plain", "mirror", "fixed")
 #: replicas: each GPU has as many replicas as pods fit on it. memory: pods require the label with
 #: the memory of a GPU. groups: pods of each size select a node group of their own, with replicas
-#: for that size. If several groups fit, they select the one with the smallest GPU.
+#: for that size. If several groups fit, they select the group with the smallest GPU.
 Fix = Literal["replicas", "memory", "groups"]
 
 

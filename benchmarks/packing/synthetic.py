@@ -19,7 +19,7 @@ SHAPES: tuple[tuple[str, int, tuple[tuple[int, int, int, int], ...]], ...] = (
 )
 #: Numbers of pods, of 8152 in total, that request no GPU, and that request 1, 2, 4 or 8 whole GPUs.
 NO_GPU, WHOLES = 1088, ((1, 3911), (2, 16), (4, 15), (8, 44))
-#: Thousandths of one GPU -> number of pods. The two most frequent values are the published ones.
+#: Thousandths of one GPU -> number of pods. The two most frequent values are published.
 SHARES = (
     *((810, 1078), (470, 750), (50, 60), (100, 120), (190, 46), (250, 200)),
     *((300, 180), (400, 160), (500, 200), (600, 144), (720, 80), (900, 60)),

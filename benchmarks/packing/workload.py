@@ -40,7 +40,7 @@ class Pod:
     gpus: int
     #: Thousandths of each device; 1000 means the whole device.
     gpu_milli: int
-    #: Models on which it may run; empty means any model.
+    #: GPU models that the pod may use. If empty, it may use any model.
     models: frozenset[str]
     #: MiB on one device; -1 means all memory of each of its devices, 0 means no GPU.
     vram_mib: int
@@ -149,7 +149,7 @@ def read_arrivals(
     path: Path, pods: int, mode: Mode, cluster: str, seeds: Sequence[int]
 ) -> dict[int, tuple[int, ...]]:
     """Return seed -> order. If the file has several modes or clusters, only the rows of the given
-    ones count. If no seeds are given, return all seeds."""
+    mode and cluster count. If no seeds are given, return all seeds."""
     found: dict[int, list[tuple[int, int]]] = {}
     at = 0
     for cells in read_rows(path, ("pod",)):

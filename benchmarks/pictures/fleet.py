@@ -32,7 +32,7 @@ from tests.serving import Server
 
 GIB = 1 << 30
 REPLICAS = 4
-#: Pool -> nodes, GPUs of a node, GiB of a GPU, and model.
+#: Pool -> number of nodes, GPUs per node, GiB per GPU, and model.
 POOLS = {
     "h100": (12, 8, 80, "NVIDIA H100 80GB HBM3"),
     "a100": (10, 4, 40, "NVIDIA A100-PCIE-40GB"),

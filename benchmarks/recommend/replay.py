@@ -157,7 +157,7 @@ def all_other_lives(margin: float) -> Rule:
     """Return a rule that no recommender can follow, because it uses future lives.
 
     It adds a margin to the highest peak of all other lives of the same program, including later
-    ones. If most programs of a workload have one life, as in sweeps, it uses all lives together.
+    lives. If most programs of a workload have one life, as in sweeps, it uses all lives together.
     """
 
     def rule(workload: Workload) -> list[int | None]:

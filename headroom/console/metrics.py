@@ -41,7 +41,7 @@ MOST_OFFENDERS = 100
 #: would write the console's own pod into it.
 _UNKNOWN = "(unknown)"
 
-#: Attribute of ``Totals``, part of the metric's name -> its help text.
+#: Attribute of ``Totals``, which is also part of the metric's name -> help text.
 _FLEET = {
     "capacity": "Physical memory of all devices, including the driver's reserve.",
     "allocatable": "Part of the capacity that can be reserved.",

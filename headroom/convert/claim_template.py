@@ -138,7 +138,7 @@ class ClaimTemplates:
     """The ResourceClaimTemplates of a file, and the changes to them."""
 
     def __init__(self, documents: Iterable[Any]) -> None:
-        #: Namespace, or "" if none is given -> name -> template.
+        #: Templates by namespace ("" if none is given), and then by name.
         self._templates: dict[str, dict[str, Yaml]] = {}
         for each in _objects(documents):
             if each.get("kind") == KIND and isinstance(each.get("metadata"), dict):

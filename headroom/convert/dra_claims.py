@@ -238,8 +238,8 @@ def _replace_resources(container: Yaml, uses: Mapping[str, str]) -> None:
 
 
 def _asked(pod: Yaml, requests: Mapping[tuple[str, str], Request]) -> dict[str, Request]:
-    """Return container -> its devices and memory. Raises ``BadValue`` if an annotation cannot
-    express them."""
+    """Return the devices and the memory of each container, by the container's name. Raises
+    ``BadValue`` if an annotation cannot express them."""
     asked: dict[str, Request] = {}
     #: Request -> the last visited container that uses it. The last container is visited first.
     later: dict[tuple[str, str], str] = {}

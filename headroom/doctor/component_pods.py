@@ -69,8 +69,7 @@ class ComponentPod(KubeStruct, frozen=True):
 
     @property
     def waits_for(self) -> str:
-        """The reason why a container waits, such as CrashLoopBackOff, or otherwise the pod's
-        phase."""
+        """The reason why a container waits, such as CrashLoopBackOff, or else the pod's phase."""
         status = self.status or _Status()
         containers = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
         for each in containers:

@@ -1,4 +1,4 @@
-"""Rules of the doctor about components beside Headroom.
+"""Rules of the doctor about components other than Headroom.
 
 They find failing parts of the GPU Operator, device plugins of several versions, autoscalers,
 extenders of another version, and unsuitable configurations and flags of kube-scheduler. They

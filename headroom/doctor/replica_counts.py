@@ -5,8 +5,8 @@ The pods are the existing pods and, if the console can be read, the pods of the 
 waste much, because small pods find no free replica although memory is free. So there must be enough
 replicas for a device that is full of small pods. The lower quartile of the requests counts as a
 small pod. Under ``packed``, the device plugin prefers a full device until all its replicas are
-allocated, so there should be only as many replicas as the device can hold typical pods
-(docs/design/device-choice.md).
+allocated, so the number of replicas should be the number of typical pods that fit on the
+device (docs/design/device-choice.md).
 
 A device that is not shared needs replicas if several of the waiting pods would fit on it.
 """
@@ -158,7 +158,7 @@ def plugin_config(nodes: Iterable[NodeFacts]) -> str:
 
     It has one configuration for each different advice, with the nodes and the commands in comments.
     It is empty if no node needs another number of replicas. A configuration lists all time-sliced
-    resources of its nodes, because it replaces their present configuration.
+    resources of its nodes, because it replaces their current configuration.
     """
     names_of: dict[_Sharing, list[str]] = {}
     reasons: dict[_Sharing, set[str]] = {}

@@ -1,8 +1,8 @@
 """Rules of the doctor about the feature gate of kube-scheduler that Headroom sets.
 
 With SchedulerPopFromBackoffQ, which is on by default, kube-scheduler retries rejected pods without
-back-off while other pods change. A kube-scheduler that does not know the gate, or in which the gate
-can no longer be switched off, fails to start, and then all GPU pods wait.
+back-off while other pods change. kube-scheduler fails to start if it does not know the gate, or no
+longer permits disabling it. Then all GPU pods wait.
 """
 
 from collections.abc import Iterator, Sequence

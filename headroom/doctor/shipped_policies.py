@@ -1,4 +1,4 @@
-"""Compares the admission policies and webhooks of a cluster with the ones that Headroom ships.
+"""Compares the admission policies and webhooks of a cluster with the shipped manifests.
 
 ``make docs`` writes ``policies.json``, which has the decisive parts of the policies and webhooks in
 deploy/.

@@ -66,7 +66,7 @@ def examine_quotas(
 
 
 def _limits(quotas: Iterable[Object]) -> dict[str, int]:
-    """Return namespace -> the bytes of GPU memory to which its strictest quota limits it."""
+    """Return the bytes of GPU memory that each namespace's strictest quota allows."""
     found: dict[str, int] = {}
     for each in quotas:
         text = (each["spec"].get("hard") or {}).get(QUOTA)

@@ -1,7 +1,7 @@
 """Decides which DRA devices to taint, with hysteresis, so that taints do not flap.
 
-A device is tainted at once when its excess reaches ``TAINTED_FROM_BYTES``. The taint ends when the
-excess has been below ``CLEARED_BELOW_BYTES`` for some time. This time doubles if the device is
+A device is tainted immediately when its excess reaches ``TAINTED_FROM_BYTES``. The taint ends when
+the excess has been below ``CLEARED_BELOW_BYTES`` for some time. This time doubles if the device is
 tainted again soon after.
 """
 
@@ -58,7 +58,7 @@ class TaintDecisions:
         is_known: Callable[[DraDevice], bool],
         now_s: float,
     ) -> set[DraDevice]:
-        """Return the devices that are to be tainted now.
+        """Return the devices to taint now.
 
         ``excess_bytes`` maps devices to their excess. ``exists`` returns whether a slice offers the
         device and its node reports it. ``is_known`` returns whether the report is fresh and can

@@ -57,7 +57,7 @@ def lines(body: Mapping[str, Any], namespace: str | None) -> list[str]:
 def used_bytes(pod: Mapping[str, Any]) -> int | None:
     """Return the largest use of one device by the pod, or None if it was not measured.
 
-    The result is the peak, or the present use if the agent reports no peak. All suggestions depend
+    The result is the peak, or the current use if the agent reports no peak. All suggestions depend
     on this figure alone.
     """
     measured = [

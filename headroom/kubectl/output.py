@@ -35,7 +35,7 @@ class Sheet(Enum):
 
 
 def show(text: str, *, error: bool = False) -> None:
-    """Print a line at once, with only printable characters. Commands print all their text here.
+    """Print a line immediately, without unprintable characters. Commands print all their text here.
 
     If ``error`` is true, print it on stderr.
     """

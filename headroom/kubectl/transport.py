@@ -56,7 +56,7 @@ class Address:
     hint = "check --server or HEADROOM_SERVER"
 
     def __init__(self, url: str, token: str | None = None, ca: str | None = None) -> None:
-        """``ca`` is the path of a PEM file; None: the system's CAs are trusted.
+        """``ca`` is the path of a PEM file. If it is None, the system's CAs are trusted.
 
         Raises ``CommandError`` if the URL is not an address, the token is also valid for other
         servers, or a file cannot be used.
@@ -213,7 +213,7 @@ class Proxied:
 
 
 def needed_bindings(namespace: str) -> str:
-    """Return the commands by which an administrator allows a user to connect."""
+    """Return the commands with which an administrator allows a user to connect."""
     cluster = command(
         *("kubectl", "create", "clusterrolebinding", "headroom-user-NAME"),
         *("--clusterrole=headroom-user", "--user=NAME"),

@@ -34,8 +34,8 @@ class Outcome:
     #: Number of pods that fit on no machine even if all machines are idle.
     never_ran: int
     out_of_memory: int
-    #: Means over time of the used part of all GPU memory, and of the sum of SM activity per GPU.
-    #: They cover the time from the first to the last arrival. If all pods arrive at once, they
+    #: Means over time of the fraction of all GPU memory in use, and of the summed SM activity per
+    #: GPU. They cover the time from the first to the last arrival. If all pods arrive at once, they
     #: cover the shortest life.
     memory_ratio: float
     sm_ratio: float

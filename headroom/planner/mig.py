@@ -18,7 +18,7 @@ class Profile:
 
     #: Number of its instances on a GPU.
     count: int
-    #: Part of the GPU's memory, and of its SMs, that an instance has.
+    #: Fractions of the GPU's memory and of its SMs that an instance has.
     memory_ratio: float
     sm_ratio: float
 

@@ -14,7 +14,7 @@ EXAMPLE = "L40S: 1.20"
 
 
 def read_prices(path: Path, models: Mapping[str, int]) -> dict[str, float]:
-    """Return model -> price of one GPU per hour, from a YAML mapping.
+    """Return the price of one GPU per hour for each model, from a YAML mapping.
 
     ``models`` are the models that need a price. The file may name a model by one of its words, such
     as L40S for NVIDIA L40S. Raises ``BadSettings`` if a price is missing or invalid.

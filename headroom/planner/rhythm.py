@@ -54,7 +54,7 @@ SHORT_REACH, DAYS_REACH = 0.15, 1.5
 #: a Job within seconds.
 BATCH_S = 60.0
 _WEEK = 7
-#: Ratio of the days that count as the largest, because weekends differ from working days.
+#: Ratio of the days that count as the largest days. It leaves out weekends, which differ.
 _WORKING = 5 / 7
 #: Number of standard deviations by which the number of GPUs in use can differ by chance.
 CHANCE_REACH = 1.65

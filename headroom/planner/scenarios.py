@@ -117,7 +117,7 @@ class Answer:
 
     @property
     def memory_ratio(self) -> float:
-        """Used part of the GPU memory, from 0 to 1."""
+        """Fraction of the GPU memory that is in use."""
         return self.ratio(lambda o: o.memory_ratio, lambda m: m.devices * m.memory_bytes)
 
     @property

@@ -49,7 +49,7 @@ class Figures:
     #: Mean waiting time in seconds with the needed nodes, and on today's nodes.
     wait_s: float
     today_wait_s: float | None
-    #: Used part of the GPU memory, and mean of the summed SM activity per GPU.
+    #: Fraction of the GPU memory that is in use, and mean of the summed SM activity per GPU.
     memory_ratio: float
     sm_ratio: float
     #: Number of pods that run out of memory with the needed nodes, and on today's nodes.

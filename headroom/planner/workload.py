@@ -77,7 +77,7 @@ class Life:
     host_bytes: int = 0
     #: GPU models that it may use; empty means any model.
     models: frozenset[str] = frozenset()
-    #: The largest figures of its workload; None if the pod stands for itself.
+    #: The largest figures of its workload; None if only its own figures count.
     largest: Largest | None = None
 
     @property

@@ -4,7 +4,8 @@ The peaks come from the metrics of Headroom's agent. If the agent did not run, t
 memory that dcgm-exporter shows for the pod on a GPU, provided that no other pod used this GPU at
 the time. Owners, images and ends come from kube-state-metrics.
 
-Prometheus has no arguments and no environment, so it does not show which program a past life ran.
+Prometheus does not have the arguments and the environment of a container, so it does not show which
+program a past life ran.
 When a pod of the same owner runs, past lives count for the pod's program. All lives of a ReplicaSet
 count. The lives of other owners count if their image and tag are the same, and are dropped
 otherwise.

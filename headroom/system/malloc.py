@@ -13,7 +13,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8
 
 
 def keep_small(mapped_from_bytes: int, trimmed_from_bytes: int) -> None:
-    """Use one arena, and return large freed blocks to the system at once.
+    """Use one arena, and return large freed blocks to the system immediately.
 
     Call it before other threads start. Blocks of at least ``mapped_from_bytes`` are mapped
     separately. The heap shrinks when ``trimmed_from_bytes`` are free at its end; if the value is

@@ -53,7 +53,7 @@ def with_jax() -> tuple[str, int, int]:
 
 
 def _listed_bytes() -> int:
-    """Return the bytes that the driver lists for this process, including those that allocators
+    """Return the bytes that the driver lists for this process, including bytes that allocators
     keep."""
     pynvml.nvmlInit()
     device = pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"])

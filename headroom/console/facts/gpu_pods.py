@@ -84,8 +84,8 @@ class GpuPods:
     A pod that has a reservation and is not bound yet has a single row, in the list of the node that
     reserves memory for it.
 
-    The rows of a node are kept until the node changes: a large fleet has 100,000 pods, and few of
-    them change between two calls.
+    The rows of a node are kept until the node changes, because a large fleet has 100,000 pods, and
+    few of them change between two calls.
     """
 
     def __init__(self) -> None:
@@ -363,7 +363,7 @@ def _unreserved(
 
 
 def _peak_bytes(uses: Iterable[PodUse]) -> int:
-    """Return the sum of the peaks. A container without a peak counts with its present use."""
+    """Return the sum of the peaks. A container without a peak counts with its current use."""
     return sum(max(use.peak_bytes or 0, use.used_bytes or 0) for use in uses)
 
 

@@ -3,7 +3,7 @@ which pending pods then fit.
 
 The pods leave their nodes and are placed one after another on a copy of the cluster, as real pods
 are. Because placing the same pods again already changes something, the simulation also runs with
-the present requests, for comparison. Finally it places the pending pods. Each pod gets a device
+the current requests, for comparison. Finally it places the pending pods. Each pod gets a device
 that the device plugin could choose.
 """
 
@@ -53,13 +53,13 @@ class Outcome:
     #: Pods that would fit on no node if they were created again.
     unschedulable: int
     empty_devices: int
-    #: Number of empty devices after the pods were placed again with their present requests, and
+    #: Number of empty devices after the pods were placed again with their current requests, and
     #: after they were placed with the other requests.
     empty_devices_again: int
     empty_devices_after: int
     headroom_bytes: int
     headroom_bytes_after: int
-    #: Number of pending pods that were tried, how many of them fit on the present cluster, and how
+    #: Number of pending pods that were tried, how many of them fit on the cluster as it is, and how
     #: many fit with the other requests.
     pending: int
     pending_fit: int
@@ -204,7 +204,8 @@ class _Copy:
 
 
 def _devices(charge: Charge) -> Mapping[str, int]:
-    """Return UUID -> replicas of the devices that the pod gets; empty if several are possible."""
+    """Return the replicas of each device that the pod gets, by UUID. The mapping is empty if
+    several placements are possible."""
     if charge.choices:
         return charge.chosen_replicas
     first = sorted(charge.candidates.keys() - set(charge.beyond))

@@ -34,7 +34,7 @@ from headroom.system.listening import host_port
 
 log = structlog.get_logger()
 
-#: Maximum number of followed extenders, including stopped ones whose journal is still shown.
+#: Maximum number of followed extenders, including stopped extenders whose journal is still shown.
 MAX_FOLLOWED = 4
 PATH = "/v1/journal"
 #: Seconds between two name resolutions.
@@ -163,7 +163,7 @@ class JournalFollower:
         ended = sorted(
             streams.keys() - resolved.keys(), key=lambda address: streams[address].last_line_at_s
         )
-        with self._ended_lock:  # if there are too many journals, drop the ended ones first
+        with self._ended_lock:  # if there are too many journals, drop ended journals first
             while len(streams) + len(self._ended) > MAX_FOLLOWED and (self._ended or ended):
                 if self._ended:
                     self._ended = self._ended[1:]

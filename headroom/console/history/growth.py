@@ -63,7 +63,7 @@ def growing(terms: NodeTerms, history: History, step: int) -> tuple[Growing, ...
     )
 
 
-#: (uuid -> bytes in use) and ((uuid, namespace, name) -> bytes in use) at one time.
+#: Bytes in use at one time, by device UUID, and by (device UUID, namespace, name of the pod).
 _At = tuple[dict[str, int], dict[tuple[str, str, str], int]]
 
 

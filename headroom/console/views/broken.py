@@ -29,7 +29,7 @@ def _describe(node: str) -> str:
     return command("kubectl", "describe", "node", node)
 
 
-#: Reason -> function that returns a command, which shows more about the first of the nodes.
+#: Reason -> function that returns a command to inspect the first of the nodes.
 _COMMANDS = {
     Reason.NO_REPORT: _agent,
     Reason.LABELS_INCOMPLETE: _agent,

@@ -45,8 +45,8 @@ class SpaceView(View):
     """Headroom of healthy devices of the resource on open nodes, and on closed nodes."""
     closed_bytes: int
     stranded_bytes: int
-    """The part of the headroom that no such pod can use: the device has no free replica, or its
-    node has fewer free replicas than the pod requests."""
+    """The part of the headroom that no such pod can use, because the device has no free replica,
+    or its node has fewer free replicas than the pod requests."""
     replicas_free: int
     """Number of free replicas on open nodes, and how many of them are on devices that lack memory
     for the pod."""
@@ -94,7 +94,8 @@ class CapacityBody(Body):
     classes: list[DeviceClassView]
     reasons: list[ReasonView]
     ineligible: list[ReasonView]
-    """Nodes that such a pod cannot use: cordoned, or with a taint that it does not tolerate."""
+    """Nodes that such a pod cannot use, because they are cordoned or have a taint that it does not
+    tolerate."""
     not_checked: list[str]
     """Checks of kube-scheduler and the API server that this answer does not include."""
     nodes: list[CapacityNodeView]

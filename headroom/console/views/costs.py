@@ -126,7 +126,7 @@ async def costs(
 
 
 def _recorded(held: HeldMinutes, within: Range) -> tuple[float, dict[str, Holdings]]:
-    """Return the recorded seconds, and namespace -> its GPU seconds and byte seconds."""
+    """Return the recorded seconds, and the GPU seconds and byte seconds of each namespace."""
     minutes = held.since(within.begin_s)
     return sum(each.covered_s for each in minutes), dict(summed(each.held for each in minutes))
 

@@ -92,7 +92,7 @@ class PreemptView(PhaseView):
     """The best node with its victims; null if no pod is to be evicted."""
     victims: list[VictimView]
     hidden_victims: int = 0
-    """Number of further victims that the caller is not authorized to get."""
+    """Number of other victims, which the caller is not authorized to get."""
     others: int
     """Number of victims that use no managed GPU. kube-scheduler proposed them to free other
     resources."""
@@ -170,7 +170,7 @@ class Unanswered(View):
 
 
 class DecisionsBody(Body):
-    # Python clients can parse an answer with this model, because it also accepts names on the wire.
+    # The model also accepts the JSON names of fields, so that Python clients can parse an answer.
     model_config = ConfigDict(validate_by_name=True, validate_by_alias=True)
 
     decisions: list[DecisionView]

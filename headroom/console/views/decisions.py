@@ -253,7 +253,7 @@ def _offered_nodes(journal: Journal, record: Record, sought: Sought) -> list[str
 
 
 def moment_s(text: str, now_s: float) -> float:
-    """Return the Unix time, in seconds, of a time or of an age such as ``15m``.
+    """Convert a time, or an age such as ``15m``, to Unix time in seconds.
 
     ``now_s`` is the current Unix time. Raises ``HTTPException`` 422.
     """

@@ -106,7 +106,7 @@ class DeviceView(View):
     unhealthy_detail: str | None
     holders: list[HolderView]
     hidden_holders: int
-    """Number of further pods on the device that the caller is not authorized to get."""
+    """Number of other pods on the device, which the caller is not authorized to get."""
 
 
 class UseView(View):

@@ -211,8 +211,9 @@ def pods(
     state: AskedState = None,
     order: AskedOrder = Order.NAME,
 ) -> Response:
-    """List all pods that request, reserve or use GPU memory; 100 by default, at most 1,000 at once.
-    The next page continues after the last pod of this page, even if pods appeared meanwhile."""
+    """List all pods that request, reserve or use GPU memory. A page has 100 pods by default, and at
+    most 1,000. The next page continues after the last pod of this page, even if pods appeared
+    meanwhile."""
     overusing = frozenset(each.uid for each in context.cluster.overuses.lasting)
     wanted = _Filter(
         search.lower(), namespace, owner, node, model, state, context.wall_s(), overusing

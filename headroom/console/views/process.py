@@ -34,7 +34,7 @@ class SettingsView(View):
     grafana_url: str | None = None
     """Template of the links to a dashboard (setting grafana_url); null if it is not set."""
     long_history: bool = False
-    """Whether the history of more than an hour can be read: setting prometheus_url."""
+    """Whether history of more than an hour can be read, which requires setting prometheus_url."""
 
 
 def enforcing() -> SettingsView:

@@ -81,7 +81,7 @@ class AcceptedView(View):
     empty_devices: int
     """Number of devices without use and without a reservation."""
     empty_devices_again: int
-    """Number of empty devices after all pods were placed again with their present requests."""
+    """Number of empty devices after all pods were placed again with their current requests."""
     empty_devices_after: int
     """Number of empty devices after all pods were placed again with the recommended requests."""
     headroom_bytes: int
@@ -98,6 +98,6 @@ class AcceptedView(View):
 class RecommendationsBody(Body):
     recommendations: list[RecommendationView]
     teams: list[ReclaimableTeamView]
-    """Memory that recommendations below the present requests would free, by namespace."""
+    """Memory that recommendations below the current requests would free, by namespace."""
     accepted: AcceptedView | None = None
     """Null unless ``accepted=true`` is requested."""

@@ -118,7 +118,7 @@ def usual_resource(cluster: Cluster) -> str:
 
 
 def pod_named(context: Context, namespace: str, name: str) -> Pod:
-    """Return the pod from the watch, or otherwise from its last filter call on record.
+    """Return the pod from the watch, or else from its last filter call on record.
 
     Raises ``HTTPException`` 404 if the pod is in neither.
     """

@@ -27,7 +27,7 @@ class Risk(IntEnum):
     OVERUSE = 1
     #: An unhealthy device still has pods.
     UNHEALTHY = 2
-    #: At the present rate of growth, the device is full soon.
+    #: At its current rate of growth, the device will soon be full.
     GROWING = 3
     OVERCOMMITTED = 4
 

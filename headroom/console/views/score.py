@@ -71,7 +71,8 @@ class NearestView(View):
     unmeasured: str | None
     """"not measured" and the source of the capacity; null if an agent reports the node."""
     short_bytes: int | None
-    """Memory that the pod lacks on its fullest candidate device; null if memory does not decide."""
+    """Memory that the pod lacks on its fullest candidate device; null if memory is not the
+    reason."""
     candidates: list[CandidateView]
     score_ratio: float | None
     """Score from 0 to 1, highest wins: the weighted mean of ``score_terms`` (setting
