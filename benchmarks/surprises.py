@@ -83,7 +83,7 @@ class Delays:
 class Tally:
     placed: int = 0
     admitted: int = 0
-    #: For admissions that were seen, how the device was predicted and what the extender concluded.
+    #: For each observed admission, the result of the prediction and the conclusion of the extender.
     results: Counter[Result] = field(default_factory=Counter)
     surprises: Counter[Surprise] = field(default_factory=Counter)
     #: Number of admissions after which the pods on a device use more than its memory, according

@@ -47,7 +47,7 @@ COLUMNS = {
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """A reason of kube-scheduler to prefer the other node."""
+    """A reason why kube-scheduler prefers the other node."""
 
     #: Content that is merged into the pod, and into each of the nodes.
     pod: Object = field(default_factory=dict)

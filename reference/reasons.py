@@ -12,7 +12,7 @@ If Headroom rejects a node for a pod, the pod's condition and kube-scheduler's E
 numbers: which GPU is nearest, and how much memory is missing there.
 
 The code identifies a reason in the debug API and in labels of metrics. A node is rejected for the
-first reason that applies. Preemption can help only if the last column says so.
+first reason that applies. The last column shows against which reasons preemption can help.
 
 """
 _NOT_OFFERED = """\

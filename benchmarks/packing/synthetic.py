@@ -40,7 +40,8 @@ def nodes(part: int = 16) -> list[Node]:
 
 
 def pods(seed: int = 0) -> list[Pod]:
-    """Return pods in the published proportions. The device for which a share was sized is drawn."""
+    """Return pods in the published proportions. The device for which a share was sized is drawn at
+    random."""
     lots = random.Random(seed)
     sizes = [(device_mib, sum(g * n for g, _, _, n in shapes)) for _, device_mib, shapes in SHAPES]
     kinds = [(0, 0)] * NO_GPU + [(gpus, WHOLE_MILLI) for gpus, n in WHOLES for _ in range(n)]

@@ -121,7 +121,7 @@ def shortened(names: Sequence[str], width: int) -> list[str]:
 
 
 def _both_ends(name: str, width: int) -> str:
-    """Shorten a name to its start and end. Of a domain name (ip-10-0-123-45.eu-central-1...), keep
+    """Shorten a name to its start and end. For a domain name (ip-10-0-123-45.eu-central-1...), keep
     the host, which identifies a node, and the end only if the width allows it."""
     kept = width - len(_ELLIPSIS)
     host, dot, _ = name.partition(".")

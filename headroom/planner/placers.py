@@ -2,8 +2,8 @@
 
 ``ByHeadroom`` calls ``core.whatif.simulation``, which fits, ranks and reserves with the code of
 filter, prioritize and bind. ``ByCounting`` is the baseline without Headroom. In both, a device
-plugin that chooses the device takes one with the fewest replicas in use (policy *distributed*), at
-random among equals."""
+plugin that chooses the device takes a device with the fewest replicas in use (policy
+*distributed*), at random among equals."""
 
 import random
 from collections import Counter

@@ -163,8 +163,8 @@ class Movers:
 
 
 def charged_bytes(charge: Charge) -> int:
-    """Return the memory that the charge reserves: the sum of its maximum on each of its
-    devices."""
+    """Return the memory that the charge reserves, which is the sum of its maximum on each
+    device."""
     beyond = set(charge.beyond)
     counted = [amount for uuid, amount in charge.candidates.items() if uuid not in beyond]
     return charge.count * max(counted, default=0)

@@ -42,8 +42,8 @@ Parts = Sequence[tuple[Layout, Steps, Values]]
 
 class SeriesView(View):
     kind: str
-    """reserved, used, sm or pod (use of the device by a pod). In the history of the fleet, a field
-    of ``/v1/fleet``."""
+    """reserved, used, sm or pod (use of the device by a pod). The history of the fleet has the
+    names of fields of ``/v1/fleet`` instead."""
     unit: str
     """bytes, ratio or count."""
     device: str | None = None

@@ -79,7 +79,8 @@ class NearestView(View):
     score_weights). If the pod does not fit, it is null and there are no terms."""
     score_terms: dict[str, float]
     holds: list[HoldView]
-    """Pods with precedence on the node that the caller is authorized to get, at most 10."""
+    """Pods with precedence on the node, at most 10. Pods that the caller is not authorized to get
+    are left out."""
     blockers: list[HeldView]
     """Pods that hold the memory or the replicas that the pod needs, largest first, at most 10."""
     hidden_blockers: int
