@@ -1,9 +1,9 @@
 """Finds rights by which users other than administrators can get into Headroom's pods.
 
 Such rights come from Roles in Headroom's namespace, from RoleBindings there to a ClusterRole such
-as edit, and from ClusterRoleBindings. Kubernetes' own subjects and holders of cluster-admin are
-left out. So are service accounts with rights in all namespaces, because they are usually parts of
-the cluster."""
+as edit, and from ClusterRoleBindings. The check ignores Kubernetes' own subjects and holders of
+cluster-admin. It also ignores service accounts with rights in all namespaces, because they usually
+belong to components of the cluster."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -14,7 +14,7 @@ from itertools import combinations
 from headroom.planner.placers import Spot
 from headroom.planner.workload import Life
 
-#: Maximum number of pairs of workloads that are counted, and maximum number that is returned.
+#: Maximum numbers of pairs of workloads that are counted and returned.
 _MOST_PAIRS, _MOST_RETURNED = 10_000, 10
 
 

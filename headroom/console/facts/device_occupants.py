@@ -81,7 +81,7 @@ def _held(
         requested_bytes = occupant.requested_bytes
         measured_bytes, charged_bytes = occupant.measured_bytes, occupant.charged_bytes
     else:
-        # The state keeps no pod that requests no GPU, but the report still shows this pod.
+        # The state contains only pods that request a GPU, but the report still shows this pod.
         phase, requested_bytes = phase_of(pod, observed=True) if pod else "running", 0
         known = [use.used_bytes for use in uses if use.used_bytes is not None]
         measured_bytes = sum(known) if len(known) == len(uses) else None

@@ -32,7 +32,7 @@
 {{- $image.repository }}{{ with $tag }}:{{ . }}{{ end }}{{ with $image.digest }}@{{ . }}{{ end }}
 {{- end -}}
 
-{{/* The cluster's version without what its provider appends: v1.33.4 for v1.33.4-eks-99bf5f1 and v1.33.4+k3s1. */}}
+{{/* The cluster's version without its provider's suffix: v1.33.4 for v1.33.4-eks-99bf5f1 and v1.33.4+k3s1. */}}
 {{- define "headroom.kubeVersion" -}}
 {{- regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version }}
 {{- end -}}

@@ -9,7 +9,7 @@
 {{- $text -}}
 {{- end -}}
 
-{{/* Gives values that are null or missing their defaults: a parent chart removes a value by null. Changes .Values. */}}
+{{/* Sets values that are null or missing to their defaults, because a parent chart removes a value by null. Changes .Values. */}}
 {{- define "headroom.defaults" -}}
 {{- include "headroom.fill" (dict "values" .Values "defaults" (.Files.Get "files/values.yaml" | fromYaml)) }}
 {{- if not .Values.enabled }}
@@ -17,7 +17,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Sets each value of .values that is null or missing to that of .defaults. Labels are a whole. Changes .values. */}}
+{{/* Sets each value of .values that is null or missing to its value in .defaults. Maps of labels are not merged. Changes .values. */}}
 {{- define "headroom.fill" -}}
 {{- $values := .values }}
 {{- range $name, $default := .defaults }}
@@ -29,7 +29,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* Removes what is null from a map, so that null in a value removes what deploy/ sets. Changes the map. */}}
+{{/* Removes null entries from a map, so that null in a value removes an entry that deploy/ sets. Changes the map. */}}
 {{- define "headroom.prune" -}}
 {{- $map := . }}
 {{- range $key, $value := $map }}

@@ -26,7 +26,7 @@
 {{- with $values.priorityClassName }}{{ $_ := set $spec "priorityClassName" . }}{{ end }}
 {{- end -}}
 
-{{/* Applies resources and extraEnv of .values to .container. A variable of the values replaces one of the same name. */}}
+{{/* Applies resources and extraEnv of .values to .container. A variable of the values replaces a variable of the same name. */}}
 {{- define "headroom.container" -}}
 {{- $container := .container }}
 {{- $_ := set $container "resources" (mergeOverwrite $container.resources (deepCopy .values.resources)) }}
@@ -44,7 +44,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* The variables .first and .then, as a list; those of .then replace those of the same name. */}}
+{{/* The variables .first and .then, as a list. A variable in .then replaces a variable of the same name in .first. */}}
 {{- define "headroom.env" -}}
 {{- $names := list }}{{ range .then }}{{ $names = append $names .name }}{{ end }}
 {{- $env := list }}
