@@ -24,7 +24,7 @@ from benchmarks.scale_objects import fill, gpunode, node_name
 from benchmarks.storm import LARGE, SMALL, changes
 from tests.e2e.cluster import NAMESPACE
 
-#: A pod that is pending for this long is given up. Other pods arrive meanwhile.
+#: The benchmark gives up a pod that is pending for this long. Other pods arrive meanwhile.
 PATIENCE_S = 60.0
 
 

@@ -280,7 +280,7 @@ def retries(plan: _Plan) -> Drawn:
 
 
 def season(plan: _Plan) -> Drawn:
-    """Work that is larger on some weekdays and at the end of the month."""
+    """A workload that needs more on some weekdays and at the end of the month."""
     rng = plan.rng
     week, month = rng.uniform(0.05, 0.25), rng.uniform(0.0, 0.4)
     spread = rng.uniform(0.01, 0.06)

@@ -160,8 +160,8 @@ def _end(created_s: NDArray[np.float64], ended_s: NDArray[np.float64], days: int
 
 
 def follows_the_week(work: NDArray[np.float64]) -> bool:
-    """Return whether days are equal, or two successive days of the week have clearly less work than
-    the others. ``work`` has the work of each day, for at least a week."""
+    """Return whether all days have about the same work, or two successive days of the week have
+    clearly less than the others. ``work`` has the work of each day, for at least a week."""
     if work.max() <= EQUAL * work.min():
         return True
     week = np.array([work[day::_WEEK].mean() for day in range(_WEEK)])

@@ -79,7 +79,7 @@ class AcceptedView(View):
     unschedulable: int
     """Number of pods that would fit on no node if they were created again."""
     empty_devices: int
-    """Number of devices without use and without a reservation."""
+    """Number of devices that have no reservation and are not used."""
     empty_devices_again: int
     """Number of empty devices after all pods were placed again with their current requests."""
     empty_devices_after: int

@@ -10,7 +10,7 @@
 {{- toYaml $images }}
 {{- end -}}
 
-{{/* The reference of the image images.NAME. */}}
+{{/* The reference of the image that the value images.NAME describes. */}}
 {{- define "headroom.image" -}}
 {{- $image := index .root.Values.images .name }}
 {{- $value := printf "images.%s.repository" .name }}

@@ -48,7 +48,7 @@
 {{ toYaml .object }}
 {{ end -}}
 
-{{/* Files of settings by name: those of deploy/, and settings of the values, which override them. */}}
+{{/* The files of settings, by name. The settings in the values override the files of deploy/. */}}
 {{- define "headroom.settings" -}}
 {{- $files := dict "10-base.yaml" (include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/headroom.yaml"))) }}
 {{- if .Values.defaultScheduler.enabled }}
@@ -58,7 +58,7 @@
 {{- toYaml $files -}}
 {{- end -}}
 
-{{/* kube-scheduler's configuration: that of deploy/ with the values on top. */}}
+{{/* The configuration of kube-scheduler from deploy/, merged with the values. */}}
 {{- define "headroom.schedulerConfig" -}}
 {{- $base := include "headroom.text" (dict "root" . "text" (.Files.Get "files/base/kube-scheduler.yaml")) | fromYaml -}}
 {{- $_ := mergeOverwrite $base .Values.kubeScheduler.config }}
@@ -66,7 +66,7 @@
 {{- toYaml $base -}}
 {{- end -}}
 
-{{/* What deploy/default-scheduler changes: extenders alone, whose verbs the cluster's own kube-scheduler calls. Changes .object. */}}
+{{/* Makes the same changes as deploy/default-scheduler: the pods run only extenders, which the cluster's own kube-scheduler calls. Changes .object. */}}
 {{- define "headroom.defaultScheduler" -}}
 {{- $object := .object }}
 {{- $name := $object.metadata.name }}

@@ -103,7 +103,7 @@
 {{- end }}
 {{- end -}}
 
-{{/* The agents of a pool: a copy of .object with the pool's name and values, on the nodes with its label. */}}
+{{/* The DaemonSet of a pool: a copy of .object with the pool's name and values, for nodes with the pool's label. */}}
 {{- define "headroom.agentPool" -}}
 {{- $object := deepCopy .object }}
 {{- $label := dict "headroom.gpu/pool" .pool.name }}
@@ -117,7 +117,7 @@
 {{- include "headroom.document" (dict "root" .root "object" $object) }}
 {{- end -}}
 
-{{/* Applies the values .agent to the agent's DaemonSet; its nodes also match all of .on. Changes .object. */}}
+{{/* Applies the values .agent to the agent's DaemonSet, and limits it to nodes that match all of .on. Changes .object. */}}
 {{- define "headroom.agent" -}}
 {{- $agent := .agent }}
 {{- $spec := .object.spec.template.spec }}
