@@ -10,7 +10,7 @@ from pathlib import Path
 
 from release.source import Source
 
-#: Lock -> the artefact that has its packages.
+#: The artefact that contains the packages of a lock, by the lock's name.
 SUBJECTS = {
     "client": "headroom_gpu",
     "extender": "headroom-extender",

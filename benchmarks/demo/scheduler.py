@@ -30,7 +30,7 @@ class FilterAnswer(msgspec.Struct, frozen=True, rename="pascal"):
 
     @property
     def rejections(self) -> dict[str, str]:
-        """Node -> reason, for both kinds of failed nodes."""
+        """The reason of each failed node, whether preemption could help it or not."""
         return {**(self.failed_nodes or {}), **(self.failed_and_unresolvable_nodes or {})}
 
 

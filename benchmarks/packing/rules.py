@@ -42,7 +42,8 @@ class Fleet:
         self.size = np.where(there, self.device[:, None], 0)
         self.left = self.size.copy()
         self.replicas = np.where(there, replicas(mode), 0)
-        #: Number of changes of each node. Cached values of a node depend on it.
+        #: Number of changes of each node. Cached values of a node are computed again after a
+        #: change.
         self.version = np.zeros(len(nodes), np.int64)
         self._allowed: dict[frozenset[str], NDArray[np.bool_]] = {}
 

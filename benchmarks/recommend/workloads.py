@@ -322,7 +322,7 @@ KINDS: dict[str, tuple[Callable[[_Plan], Drawn], float]] = {
 }
 
 
-#: The kind that only the held-out workloads have. It was written after the tuning.
+#: Only held-out workloads are of this kind. It was written after the tuning.
 HELD_OUT_KINDS: dict[str, tuple[Callable[[_Plan], Drawn], float]] = {"growing": (growing, 0.06)}
 
 

@@ -241,7 +241,7 @@ def _asked(pod: Yaml, requests: Mapping[tuple[str, str], Request]) -> dict[str, 
     """Return the devices and the memory of each container, by the container's name. Raises
     ``BadValue`` if an annotation cannot express them."""
     asked: dict[str, Request] = {}
-    #: Request -> the last visited container that uses it. The last container is visited first.
+    #: The container that uses a request and was visited last. The last container is visited first.
     later: dict[tuple[str, str], str] = {}
     for container, lasts in reversed([*_containers(pod)]):
         name = str(container["name"])

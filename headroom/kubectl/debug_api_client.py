@@ -146,7 +146,7 @@ def _target(path: tuple[str, ...], query: Mapping[str, str | int | bool | None])
 
 
 def _detail(answer: Any, target: str, status: int) -> str:
-    """Return the detail of problem+json, or the status if there is none."""
+    """Return the detail of the problem+json, or the HTTP status if the answer has no detail."""
     detail = answer.get("detail") if isinstance(answer, dict) else None
     return _with_options(detail) if isinstance(detail, str) else f"{target} returned {status}"
 

@@ -15,7 +15,8 @@ _FEW = 2
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """A pod in the memory of a device, or in one of several until a report shows in which."""
+    """A pod that holds memory of a device. Several devices are possible until a report shows which
+    one it uses."""
 
     node: Body
     #: For each memory that may hold the pod, the devices that share it.

@@ -82,7 +82,7 @@ class Pool:
 class Answer:
     """The result for one configuration and one seed."""
 
-    #: None if the pods wait longer than today with any number of nodes.
+    #: None if the pods wait longer than today, however many nodes there are.
     needed: tuple[Pool, Pool] | None
     #: Mean waiting time on today's nodes, in seconds; None if the exclusive pods leave no node for
     #: the sharing pods.

@@ -38,7 +38,8 @@ MOST_TRIES = 4000
 
 @dataclass(slots=True)
 class Effort:
-    """Limits one search and counts its work. ``is_over`` returns whether its time is used up."""
+    """Limits one search and counts its work. ``is_over`` returns whether the search has
+    used up its time."""
 
     is_over: Callable[[], bool] = lambda: False
     tries_left: int = MOST_TRIES
@@ -250,7 +251,7 @@ class _Candidate:
         self._nominees, self._needs = nominees, needs
         #: Uids of pods that are ending already.
         self.going = leaving(movers.state, name, movers.now_s, SOON_S)
-        #: Reason -> number of pods that are not moved.
+        #: Number of pods that are not moved, by reason.
         self.stay = Counter[Stays]()
         self.movable: list[Pod] = []
         for pod in movers.state.pods_on(name):
