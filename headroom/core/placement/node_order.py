@@ -35,7 +35,9 @@ def difference(
     gains = [f"{name} +{delta:.2f}" for name, delta in _largest(shown) if delta > 0]
     losses = [f"{-delta:.2f} by {name}" for name, delta in _largest(shown) if delta < 0]
     if not gains:
-        return f"{first} and {second} have equal scores; {first} wins by its free memory or its name"
+        return (
+            f"{first} and {second} have equal scores; {first} wins by its free memory or its name"
+        )
     loses = f", and loses {' and '.join(losses)}" if losses else ""
     return f"{first} wins over {second} by {' and '.join(gains)}{loses}"
 
