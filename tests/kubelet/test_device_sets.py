@@ -62,6 +62,18 @@ def test_pods_with_1_2_and_4_gpus_get_exactly_their_gpus(
     assert set(environment["NVIDIA_VISIBLE_DEVICES"].split(",")) == {"GPU-1", "GPU-3"}
 
 
+def test_a_pod_with_8_gpus_gets_all_of_them_beside_shared_pods(
+    start_steered: StartSteered,
+) -> None:
+    steered = start_steered(8, 2)
+    every = [f"GPU-{n}" for n in range(8)]
+    assert admitted(steered, gpu_pod("one"), ["GPU-6"]) == {"main": ["GPU-6"]}
+    assert admitted(steered, wide_pod("eight", 8), every) == {"main": every}
+    # GPU-6 has no free replica.
+    rest = [uuid for uuid in every if uuid != "GPU-6"]
+    assert admitted(steered, wide_pod("seven", 7), rest) == {"main": rest}
+
+
 def test_pods_on_one_set_are_admitted_in_any_order(start_steered: StartSteered) -> None:
     """While they are unconfirmed, further pods are bound only to the same set."""
     steered = start_steered(len(GPUS), 4)

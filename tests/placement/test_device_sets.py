@@ -212,7 +212,11 @@ class TestRejections:
         assert charge(several(2, "1Gi"), node(*scarce)).count == 2
 
     def test_several_replicas_of_one_device_are_not_enough(self) -> None:
-        assert reason_for(several(2), node(shared("A"))) is Reason.NO_REPLICA
+        _, verdicts = judged(several(2), node(shared("A")))
+        assert verdicts.reason(0) is Reason.NO_REPLICA
+        assert explain(verdicts, Weights()).nearest[0].detail == (
+            "a container requests 2 nvidia.com/gpu, each on a GPU of its own; the node has 1"
+        )
 
     @pytest.mark.parametrize(
         ("plugin", "sharing", "reason"),

@@ -233,10 +233,16 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
         return f"the node offers {', '.join(offered)}" if offered else ""
     if reason is Reason.NO_REPLICA:
         for ask in request.asks:
-            of_resource = [t.device for t in node.devices if t.device.resource == ask.resource]
-            total = sum(device.replicas.total for device in of_resource)
+            of_resource = [t for t in node.devices if t.device.resource == ask.resource]
+            total = sum(t.device.replicas.total for t in of_resource)
             if ask.count > total:
                 return f"the pod requests {ask.count} {ask.resource}; the node has {total} in total"
+            steered = any(t.policy == "steered" for t in of_resource)
+            if steered and ask.widest > len(of_resource):
+                return (
+                    f"a container requests {ask.widest} {ask.resource}, each on a GPU of its own; "
+                    f"the node has {len(of_resource)}"
+                )
     return node.detail if node.reason is None or reason is node.reason else ""
 
 
