@@ -250,6 +250,23 @@ class TestRejections:
         assert judged(several(1), mixed)[1].large_enough().tolist() == [True]
 
 
+def test_use_beyond_the_request_counts_on_its_own_device_only() -> None:
+    held = {"q": reservation(dict.fromkeys("AB", 8 * GIB), 2, choices=["A", "B"])}
+    rows = [use("q", uuid, gib * GIB, replica=f"{uuid}::0") for uuid, gib in (("A", 5), ("B", 12))]
+    devices = [
+        shared(uuid, 3, 1, used_bytes=gib * GIB) for uuid, gib in (("A", 5), ("B", 12), ("C", 0))
+    ]
+    found = terms(*devices, pods=rows, reservations=held, plugin=STEERED)
+    assert [each.reservation_bytes // GIB for each in found] == [8, 12, 0]
+    over = [
+        (each.device.uuid, holder.uid)
+        for each in found
+        for holder in each.holders
+        if (holder.measured_bytes or 0) > holder.requested_bytes
+    ]
+    assert over == [("B", "q")]
+
+
 class TestStartingAlone:
     ALONE: ClassVar = {"headroom.gpu/startup": "alone"}
 
