@@ -17,6 +17,7 @@ import msgspec
 
 from agent.attribution import Attributed, attribute, container_limits, pod_sm
 from agent.idle import OfPods
+from agent.nvlink import nvlink_groups
 from agent.probes.cause import Cause, code_of
 from agent.probes.nvml import Memory
 from agent.probes.readings import (
@@ -137,6 +138,7 @@ def summarise(
         amounts[of_pod_only] = _Amounts(total_bytes, 0, min(sum(of_pod), total_bytes))
         unattributed[of_pod_only] = 0
     facts = {r.uuid: r for r in _all(of, FactsReading)}
+    groups = nvlink_groups(facts.values())
     activity = {r.uuid: r for r in _all(of, ActivityReading)}
     health_issues = {r.uuid: r for r in _all(of, HealthIssueReading)}
     elapsed_s = 0.0 if before is None else _elapsed_s(before, observed_at)
@@ -147,6 +149,7 @@ def summarise(
             shared.get(read.uuid, Share()),
             unattributed.get(read.uuid),
             facts.get(read.uuid, FactsReading("", read.uuid)),
+            groups.get(read.uuid),
             _smoothed(activity.get(read.uuid), last.get(read.uuid), elapsed_s),
             activity.get(read.uuid, ActivityReading("", read.uuid)),
             _health(read, amounts[read.uuid], health_issues.get(read.uuid), last, now),
@@ -271,6 +274,7 @@ def _device(
     share: Share,
     unattributed_bytes: int | None,
     facts: FactsReading,
+    nvlink_group: int | None,
     sm_activity: SmActivity | None,
     activity: ActivityReading,
     health: _Health,
@@ -283,6 +287,7 @@ def _device(
         parent=read.parent,
         gpu_instance=read.gpu_instance,
         numa_node=facts.numa_node,
+        nvlink_group=nvlink_group,
         memory_bytes=amounts.memory_bytes,
         reserved_bytes=amounts.reserved_bytes,
         used_bytes=amounts.used_bytes,

@@ -28,6 +28,7 @@
  *   remap <pending> <failed>                      rows; Ampere and newer
  *   pages <0|1>                                   pending retirement; Turing and older
  *   recovery <action>                             what the driver asks for; absent: cannot tell
+ *   nvlink <PCI address>                          of the GPU or switch at the other end of its next link
  *   limit <cgroup directory> <soft> <hard> <used> r615; "max": none
  *   xid <number>                                  an event, told once to each process that lives
  *
@@ -110,6 +111,8 @@ typedef struct {
     unsigned limited;
     u64 xids[32];
     unsigned raised;
+    char links[18][32];
+    unsigned linked;
 } device;
 typedef struct { device *device; u64 kind, xid; unsigned gi, ci; } event;
 struct sample { unsigned magic; double sm, occupancy; struct timespec at; };
@@ -212,6 +215,8 @@ static int read_detail(const char *line, device *d)
         busy b = {pid, at, (unsigned)code, 0, 0, 0};
         return d->busy[d->busies++] = b, 1;
     }
+    if (d->linked < 18 && sscanf(line, "nvlink %31s", d->links[d->linked]) == 1)
+        return d->linked++, 1;
     if (sscanf(line, "limit %255s %31s %31s %31s", word, first, second, third) == 4) {
         strcpy(d->limits[d->limited].space, word);
         d->limits[d->limited].soft = bytes(first);
@@ -493,7 +498,23 @@ ret nvmlDeviceGetPciInfo_v3(device *d, pci *to)
 }
 
 ret nvmlDeviceGetTopologyCommonAncestor(device *d, device *other, int *to) { ENTER(d); (void)other; *to = 40; return OK; }
-ret nvmlDeviceGetNvLinkState(device *d, unsigned link, int *to) { ENTER(d); (void)link; (void)to; return UNSUPPORTED; }
+
+ret nvmlDeviceGetNvLinkState(device *d, unsigned link, int *to)
+{
+    ENTER(d);
+    if (!d->linked)
+        return UNSUPPORTED;
+    return *to = link < d->linked, link < 18 ? OK : INVALID;
+}
+
+ret nvmlDeviceGetNvLinkRemotePciInfo_v2(device *d, unsigned link, pci *to)
+{
+    ENTER(d);
+    if (link >= d->linked)
+        return INVALID;
+    memset(to, 0, sizeof *to);
+    return strcpy(to->address, d->links[link]), OK;
+}
 
 /* --- MIG */
 

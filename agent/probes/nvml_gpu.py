@@ -53,6 +53,11 @@ _FACTS_CALLS = (
     ("nvmlDeviceGetComputeMode",),
 )
 
+#: Maximum number of NVLinks of a GPU, and the number of samples after which they are read again.
+#: The links of a machine that starts become active later than its driver.
+_MAX_NVLINKS = 36
+_NVLINKS_FOR_SAMPLES = 120
+
 _ARCHITECTURES = {
     2: "kepler",
     3: "maxwell",
@@ -104,6 +109,9 @@ class GpuReader:
         self._meter = Meter(gate)
         #: Whether the MIG instances could not be read at the last sample.
         self._mig_unread = False
+        #: The NVLinks that were read last, and the number of samples until they are read again.
+        self._nvlinks = frozenset[str]()
+        self._nvlinks_left = 0
 
     def close(self) -> None:
         """Free the samples that the driver holds for this GPU. This call can hang like any driver
@@ -169,7 +177,9 @@ class GpuReader:
         health, health_errors = self._gate.ask_each(handle, _HEALTH_CALLS)
         gpu.checkups[uuid] = _checkup(*health)
         facts, facts_errors = self._gate.ask_each(handle, _FACTS_CALLS)
-        gpu.facts += [self._facts(device.uuid, *facts) for device in gpu.devices]
+        # MIG devices have no NVLinks.
+        nvlinks = self._read_nvlinks(handle) if by_instance is None else frozenset[str]()
+        gpu.facts += [self._facts(device.uuid, nvlinks, *facts) for device in gpu.devices]
         errors = health_errors + facts_errors
         try:
             self._check_own_limit(gpu, handle)
@@ -189,14 +199,41 @@ class GpuReader:
         elif self._cgroup is not None and self._gate.has(LIMITS_CALL):
             gpu.degraded.append(Degraded(SOURCE, _UNCHECKED_CGROUP))
 
-    def _facts(self, uuid: str, pci: Any, architecture: Any, mode: Any) -> FactsReading:
-        """Return the facts about a device, from the values of ``_FACTS_CALLS``."""
-        bus_id = "" if pci is None else pci.busId
-        bus_id = bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
+    def _read_nvlinks(self, handle: Any) -> frozenset[str]:
+        """Return the PCI addresses at the other ends of the GPU's active NVLinks.
+
+        Raises ``DeviceLost`` and ``DriverGone``.
+        """
+        if self._nvlinks_left:
+            self._nvlinks_left -= 1
+            return self._nvlinks
+        found: set[str] = set()
+        try:
+            for link in range(_MAX_NVLINKS):
+                state = self._gate.ask("nvmlDeviceGetNvLinkState", handle, link)
+                if state is None:
+                    break  # the GPU has no NVLinks
+                if state == 1:
+                    pci = self._gate.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link)
+                    found.add(_bus_id(pci).lower())
+        except DeviceLost:
+            raise
+        except (DeviceFault, StaleHandle):
+            pass  # the GPU has no further links
+        self._nvlinks_left = _NVLINKS_FOR_SAMPLES
+        self._nvlinks = frozenset(found - {""})
+        return self._nvlinks
+
+    def _facts(
+        self, uuid: str, nvlinks: frozenset[str], pci: Any, architecture: Any, mode: Any
+    ) -> FactsReading:
+        """Return the facts about a device, from its NVLinks and the values of ``_FACTS_CALLS``."""
+        bus_id = _bus_id(pci)
         return FactsReading(
             SOURCE,
             uuid,
             pci_bus_id=bus_id,
+            nvlinks=nvlinks,
             architecture=_ARCHITECTURES.get(architecture, ""),
             compute_mode=_COMPUTE_MODES.get(mode, ""),
             numa_node=self._numa_node(bus_id),
@@ -294,6 +331,12 @@ class GpuReader:
         memory = self._gate.memory(handle)
         processes = self._gate.processes(handle)
         return replace(device, memory=memory, processes=processes)
+
+
+def _bus_id(pci: Any) -> str:
+    """Return the PCI address of a GPU or an NVSwitch, or an empty string if it is unknown."""
+    bus_id = "" if pci is None else pci.busId
+    return bus_id.decode("ascii", "replace") if isinstance(bus_id, bytes) else str(bus_id)
 
 
 def _mark(gpu: GpuReadings, fault: Cause) -> None:

@@ -110,6 +110,8 @@ class FactsReading(Reading, frozen=True):
     compute_mode: str = ""
     #: The host's NUMA node that the device is attached to, as the plugin reports to the kubelet.
     numa_node: int | None = None
+    #: PCI addresses of the GPUs and NVSwitches at the other ends of the device's active NVLinks.
+    nvlinks: frozenset[str] = frozenset()
 
 
 class ActivityReading(Reading, frozen=True):

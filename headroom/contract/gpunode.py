@@ -127,6 +127,9 @@ class Device(KubeStruct, frozen=True):
     parent: str | None = None
     gpu_instance: int | None = None
     numa_node: int | None = None
+    #: Number of the set of GPUs that NVLink connects with this GPU, directly or through NVSwitches,
+    #: or None if the GPU has no active NVLink.
+    nvlink_group: int | None = None
     #: Physical memory, including the driver's reserve.
     memory_bytes: int = memory_field("memory")
     #: Memory that the driver reserves.

@@ -39,6 +39,15 @@ def test_a_device_is_read_with_all_its_fields(survey: Start, gpu: Gpu, architect
     assert found.get("healthy", True)
 
 
+def test_gpus_that_nvlink_connects_are_in_one_group(survey: Start) -> None:
+    agent = survey([h100("GPU-a"), h100("GPU-b"), h100("GPU-c")])
+    agent.driver.say("GPU-a", "nvlink 00000000:03:00.0", "nvlink 00000000:03:00.0")
+    agent.driver.say("GPU-c", "nvlink 00000000:01:00.0")
+    status = agent.step()
+    found = {each["uuid"]: each.get("nvlinkGroup") for each in status["devices"]}
+    assert found == {"GPU-a": 0, "GPU-b": None, "GPU-c": 0}
+
+
 def sm_activity(status: dict[str, Any], uuid: str) -> tuple[float, str]:
     found = device(status, uuid)["smActivity"]
     return found["ratio"], found["source"]

@@ -10,6 +10,7 @@ import pynvml
 import pytest
 from structlog.testing import capture_logs
 
+from agent.nvlink import nvlink_groups
 from agent.probes.device_probe import incarnation, own_cgroup
 from agent.probes.nvml import Gate, Limits
 from agent.probes.nvml_errors import (
@@ -21,7 +22,7 @@ from agent.probes.nvml_errors import (
     outcome_of,
 )
 from agent.probes.nvml_probe import NvmlProbe
-from agent.probes.readings import Degraded
+from agent.probes.readings import Degraded, FactsReading
 from tests.agent.nvml_library import PROBES, devices, gate, library, listing, probing, refusing
 
 pytestmark = pytest.mark.usefixtures("threads_end")
@@ -159,6 +160,42 @@ def test_the_numa_node_is_read_from_the_pci_device(
     PROBES.append(probe)
     (facts,) = probe.read().facts
     assert (facts.pci_bus_id, facts.numa_node) == ("00000000:3B:00.0", node)
+
+
+def test_nvlinks_are_read_once_for_many_samples() -> None:
+    asked: list[int] = []
+
+    def state(handle: int, link: int) -> int:
+        asked.append(link)
+        if link == 4:
+            raise pynvml.NVMLError(2)
+        return link % 2
+
+    def remote(handle: int, link: int) -> SimpleNamespace:
+        return SimpleNamespace(busId=f"00000000:0{link}:00.0".encode())
+
+    probe = probing(gate(nvmlDeviceGetNvLinkState=state, nvmlDeviceGetNvLinkRemotePciInfo=remote))
+    for _ in range(3):
+        (facts,) = probe.read().facts
+        assert facts.nvlinks == {"00000000:01:00.0", "00000000:03:00.0"}
+    assert asked == [0, 1, 2, 3, 4]
+
+
+def test_a_gpu_without_nvlinks_has_none() -> None:
+    (facts,) = probing(gate(nvmlDeviceGetNvLinkState=refusing(3))).read().facts
+    assert facts.nvlinks == frozenset()
+
+
+def test_nvlink_groups_are_connected_directly_or_by_switches() -> None:
+    def linked(uuid: str, *remote: str) -> FactsReading:
+        return FactsReading("nvml", uuid, pci_bus_id=uuid.upper(), nvlinks=frozenset(remote))
+
+    bridges = linked("a", "c"), linked("b", "d"), linked("c", "a"), linked("d", "b"), linked("e")
+    assert nvlink_groups(bridges) == {"a": 0, "b": 1, "c": 0, "d": 1}
+    switched = [linked(uuid, "s1", "s2") for uuid in "abc"]
+    assert nvlink_groups(switched) == {"a": 0, "b": 0, "c": 0}
+    chain = linked("a", "b"), linked("b", "a", "c"), linked("c", "b")
+    assert nvlink_groups(chain) == {"a": 0, "b": 0, "c": 0}
 
 
 def test_the_incarnation_changes_with_boot_and_kernel_module(tmp_path: Path) -> None:

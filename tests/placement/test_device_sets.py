@@ -111,6 +111,20 @@ class TestTheSet:
         assert charge(several(2), node(*halves, **holding(G3=8, G0=4))).choices == ["G2", "G3"]
         assert charge(several(3), node(*halves, **holding(G3=4))).choices == ["G0", "G1", "G3"]
 
+    def test_it_is_connected_by_nvlink_if_possible(self) -> None:
+        """NVLink bridges connect 0 with 2 and 1 with 3. 0 and 1 are on one NUMA node."""
+        pairs = [shared(f"G{i}", numa_node=i // 2, nvlink_group=i % 2) for i in range(4)]
+        assert charge(several(2), node(*pairs, **holding(G0=4, G1=4))).choices == ["G0", "G2"]
+        assert charge(several(2), node(*pairs, **holding(G0=4, G1=8))).choices == ["G1", "G3"]
+        assert charge(several(3), node(*pairs, **holding(G3=4))).choices == ["G0", "G1", "G3"]
+        # With an NVSwitch, all devices are connected, so the NUMA node decides.
+        switched = [shared(f"G{i}", numa_node=i // 2, nvlink_group=0) for i in range(4)]
+        assert charge(several(2), node(*switched, **holding(G0=4, G3=4))).choices == ["G0", "G1"]
+        assert charge(several(3), node(*switched, **holding(G3=4))).choices == ["G0", "G1", "G3"]
+        # Only the last two devices are connected.
+        some = [shared(f"G{i}", nvlink_group=0 if i > 1 else None) for i in range(4)]
+        assert charge(several(2), node(*some, **holding(G0=4, G1=4))).choices == ["G2", "G3"]
+
     def test_an_implausible_numa_node_counts_as_unknown(self) -> None:
         odd = [shared(f"G{i}", numa_node=numa) for i, numa in enumerate((1 << 40, -7, 0, 16))]
         assert charge(several(3), node(*odd)).choices == ["G0", "G1", "G3"]

@@ -16,7 +16,7 @@ device only if its free memory is larger by less than a quarter of a device. Unk
 as 50 %.
 
 A container that requests several replicas gets different devices. They are the devices with the
-lowest cost, if possible of one NUMA node.
+lowest cost, if possible connected by NVLink, and if possible of one NUMA node.
 """
 
 from dataclasses import dataclass, replace
@@ -30,6 +30,7 @@ from headroom.core.placement.amounts import DeviceArrays, needed
 from headroom.core.placement.request import Ask, VramRequest
 from headroom.core.placement.snapshot import (
     MOST_BYTES,
+    NUMA_NODES,
     Bytes2D,
     Mask,
     NodeTerms,
@@ -161,20 +162,25 @@ def _cheapest(among: Mask, cost: Bytes2D) -> Mask:
 def _cheapest_set(snap: Snapshot, among: Mask, cost: Bytes2D, count: int) -> Mask:
     """Return the mask (nodes, slots) of the ``count`` cheapest devices in ``among`` of each node.
 
-    If one NUMA node has enough devices, the set is within a NUMA node. Nodes with no device in
-    ``among`` have an empty set, and all other nodes have at least ``count`` devices in ``among``.
+    If possible, the devices are connected by NVLink and in one NUMA node. Otherwise they are only
+    connected by NVLink, otherwise only in one NUMA node. The cheapest such set is chosen.
     """
-    numa_node = snap.columns.numa_node
+    locality = snap.columns.locality
+    nvlink_group, numa_node = locality // NUMA_NODES, locality % NUMA_NODES
     best, best_cost = _first(among, cost, count)
-    #: Whether the best set found so far is within a NUMA node.
-    within = np.zeros(len(among), bool)
-    for each in np.unique(numa_node[among]).tolist():
-        local = among & (numa_node == each)
-        chosen, total = _first(local, cost, count)
-        better = at_least(local, count) & (~within | (total < best_cost))
-        best = np.where(better[:, None], chosen, best)
-        best_cost = np.where(better, total, best_cost)
-        within |= better
+    found = np.zeros(len(among), bool)
+    linked = among & (nvlink_group > 0)
+    for devices, place in ((linked, locality), (linked, nvlink_group), (among, numa_node)):
+        #: Nodes on which a set in one such place has been found.
+        here = np.zeros(len(among), bool)
+        for each in np.unique(place[devices]).tolist():
+            local = devices & (place == each)
+            chosen, total = _first(local, cost, count)
+            better = ~found & at_least(local, count) & (~here | (total < best_cost))
+            best = np.where(better[:, None], chosen, best)
+            best_cost = np.where(better, total, best_cost)
+            here |= better
+        found |= here
     return best
 
 

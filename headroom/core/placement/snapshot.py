@@ -31,6 +31,8 @@ CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumera
 #: Limit on the absolute values of all columns in bytes, and of all needs compared with them. With
 #: this limit, the difference of two values fits into int64.
 MOST_BYTES = 1 << 61
+#: Column ``locality`` contains the NVLink group times this number.
+NUMA_NODES = 32
 #: Column ``sharing`` contains indices into this tuple.
 SHARING = ("none", "time-slicing", "mps")
 #: ``Snapshot.spare_bytes`` of a node without devices, which is less than that of any other node.
@@ -96,8 +98,10 @@ class Columns:
     #: Whether a container that requests several replicas may be placed here
     #: (``device_accounting.Several``).
     several: Int2D
-    #: The device's NUMA node, or -1 if it is unknown.
-    numa_node: Int2D
+    #: Which devices are close to each other. Devices with equal values are in the same NUMA node
+    #: and in the same NVLink group. The quotient by ``NUMA_NODES`` is the NVLink group plus 1, and
+    #: the remainder is the NUMA node plus 1. Both are 0 if they are unknown.
+    locality: Int2D
     #: Number of the resource in ``Snapshot.resources``.
     resource: Int2D
     #: Number of devices that share the slot's memory, itself included.

@@ -14,6 +14,7 @@ from headroom.core.placement.snapshot import (
     CODE_OF,
     MOST_BYTES,
     NO_DEVICE,
+    NUMA_NODES,
     PER_NODE,
     SHARING,
     Columns,
@@ -22,8 +23,11 @@ from headroom.core.placement.snapshot import (
     clamped,
 )
 
-#: Limit on the numbers of NUMA nodes. The largest machines with GPUs have fewer.
+#: Limits on the numbers of NUMA nodes and of NVLink groups. Larger numbers count as unknown,
+#: because the time to choose several devices grows with them. The largest machines with GPUs have
+#: fewer.
 MAX_NUMA_NODES = 16
+MAX_NVLINK_GROUPS = 16
 #: Limit on replica counts in columns, which is above the number that any plugin advertises.
 MANY = 1 << 20
 _SHARING = {sharing: index for index, sharing in enumerate(SHARING)}
@@ -268,7 +272,7 @@ class Table:
             reach(terms),
             (terms.policy == "steered") * (1 + terms.set_size),
             terms.several,
-            _numa_node(device),
+            _locality(device),
             self._resources.setdefault(device.resource, len(self._resources)),
             terms.sharers,
             _SHARING[device.sharing],
@@ -283,13 +287,14 @@ def _sm_ppm(terms: DeviceTerms) -> int:
     return -1 if terms.activity is None else round(terms.activity.ratio * 1_000_000)
 
 
-def _numa_node(device: Device) -> int:
-    """Return the NUMA node, or -1 if it is unknown or implausible.
-
-    The time to choose several devices grows with the number of NUMA nodes.
-    """
-    number = device.numa_node
-    return number if number is not None and 0 <= number < MAX_NUMA_NODES else -1
+def _locality(device: Device) -> int:
+    """Return the value of column ``locality``."""
+    numa_node, group = device.numa_node, device.nvlink_group
+    if numa_node is None or not 0 <= numa_node < MAX_NUMA_NODES:
+        numa_node = -1
+    if group is None or not 0 <= group < MAX_NVLINK_GROUPS:
+        group = -1
+    return (group + 1) * NUMA_NODES + numa_node + 1
 
 
 def reach(terms: DeviceTerms) -> int:
