@@ -9,7 +9,8 @@ stopped. Prints a report. The exit status is 1 if one of these conditions fails:
 * a pod without a GPU that is bound right after a GPU pod waits at most for the agent's deadlines
   longer than the slowest pod that is bound alone,
 * every replica exists again after every restart, and none is held at the end,
-* pods with a reserved device get it, and no pod counts as a bypass of the agent,
+* pods with reserved devices get them, a container with several GPUs gets different ones, and no pod
+  counts as a bypass of the agent,
 * restarts and pods do not increase the numbers of the agent's threads and descriptors.
 
 Kubelets from 1.37 on are not steered.
@@ -78,10 +79,10 @@ class Soak:
         self.number += 1
         name = f"s{self.number}"
         shape = self.lots.choice(
-            ["main", "init", "sidecar", "two", "several", "stranger", "plain", "beside"]
+            ["main", "init", "sidecar", "two", "several", "stranger", "plain", "beside", "wide"]
         )
         self.shapes[shape] += 1
-        pod, reserved = gpu_pod(name), True
+        pod, reserved, gpus = gpu_pod(name), True, 1
         match shape:
             case "init":
                 pod["spec"]["initContainers"] = [gpu_container("init")]
@@ -93,19 +94,24 @@ class Soak:
                 pod["spec"]["containers"].append(gpu_container("other"))
                 reserved = False
             case "several":
-                pod["spec"]["containers"] = [gpu_container("main", gpus=2)]
-                reserved = False
+                gpus, reserved = 2, False
+            case "wide":
+                gpus = self.lots.randint(2, GPUS)
+                if self.lots.random() < 0.5:
+                    pod["spec"]["initContainers"] = [gpu_container("init", gpus=gpus - 1)]
             case "stranger":
                 reserved = False
             case "plain":
                 pod["spec"]["containers"][0]["resources"] = {}
                 reserved = False
+        if gpus > 1:
+            pod["spec"]["containers"] = [gpu_container("main", gpus=gpus)]
         self.forget_gone()
-        device = self.device()
+        devices = self.devices()[:gpus]
         began_s = time.monotonic()
         if reserved:
             self.reserved.add(name)
-            self.steered.reservation(pod, device, 1)
+            self.steered.reservation(pod, devices, 1)
             self.steered.bind(name)
         else:
             self.node.bind(pod)
@@ -118,9 +124,13 @@ class Soak:
             self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
             self.gpu_s.append(time.monotonic() - began_s)
             self.explain(name, self.gpu_s[-1])
-            found = {held.device for held in self.node.held(name)}
-            if reserved and found != {device}:
-                self.failures.append(f"{name} ({shape}) was reserved {device} and got {found}")
+            held = self.node.held(name)
+            found = {each.device for each in held}
+            if reserved and found != {*devices}:
+                self.failures.append(f"{name} ({shape}) was reserved {devices} and got {found}")
+            main = [each.device for each in held if each.container == "main"]
+            if len({*main}) != gpus:
+                self.failures.append(f"{name} ({shape}) got {main} for {gpus} GPUs")
         self.running.append(name)
         while len(self.running) > TOGETHER:
             self.end(self.running.pop(self.lots.randrange(len(self.running))))
@@ -145,10 +155,10 @@ class Soak:
         lines += self.node.log("agent").splitlines()[-12:]
         sys.stderr.writelines(f"  {line[:300]}\n" for line in lines[-60:])
 
-    def device(self) -> str:
-        """Return the device with the most free replicas."""
+    def devices(self) -> list[str]:
+        """Return the devices, those with the most free replicas first."""
         held = Counter(each.device for each in self.node.held())
-        return min((f"GPU-{i}" for i in range(GPUS)), key=lambda uuid: (held[uuid], uuid))
+        return sorted((f"GPU-{i}" for i in range(GPUS)), key=lambda uuid: (held[uuid], uuid))
 
     def end(self, name: str) -> None:
         self.ending[name] = self.node.uid(name)

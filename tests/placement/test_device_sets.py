@@ -135,6 +135,14 @@ class TestTheSet:
         assert made.annotations["headroom.gpu/bytes.0"] == str(8 * GIB)
         assert made.annotations["headroom.gpu/fraction.0"] == "0.3333"
 
+    def test_the_annotations_name_the_devices_of_containers_that_get_the_whole_set(self) -> None:
+        both = pod("8Gi", container("a", 2), container("b", 1))
+        written = placed(both, node(*gpus(2))).annotations
+        assert written["headroom.gpu/devices.0"] == "G0,G1"
+        assert "headroom.gpu/devices.1" not in written
+        pair = placed(pod("8Gi", container("a"), container("b")), node(*gpus(2))).annotations
+        assert [pair[f"headroom.gpu/devices.{i}"] for i in (0, 1)] == ["G0", "G0"]
+
     def test_the_share_of_a_replica_counts_once_on_each_device(self) -> None:
         found = charge(several(4, None), node(*gpus(4)))
         assert found.candidates == {f"G{i}": 6 * GIB for i in range(4)}

@@ -212,7 +212,8 @@ def _annotations(
         # A single candidate is only a prediction, because a pod that ends can change the plugin's
         # next choice.
         gets_all = len(possible[ask.resource]) == ask.count and each_on_own_device
-        certain = gets_all and len(request.containers) == 1
+        # If the plugin chooses, each of several containers can get any of the devices.
+        certain = gets_all and (apart or len(request.containers) == 1)
         containers[ask.name] = {
             "resource": ask.resource,
             "count": ask.count,
