@@ -309,6 +309,11 @@ class ControlPlane(Processes):
         decoded: dict[str, Any] = msgspec.json.decode(answer.data)
         return decoded
 
+    def bind(self, pods: str, name: str, node: str) -> None:
+        """Bind a pod of the path ``pods`` as a scheduler does."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        self.call("POST", f"{pods}/{name}/binding", {"metadata": {"name": name}, "target": target})
+
     def install_crd(self) -> None:
         """Create the CRD and wait until its objects are served."""
         self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd_manifest())

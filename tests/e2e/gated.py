@@ -8,10 +8,10 @@ from headroom.contract.gate import gate_container
 from tests.controlplane import ControlPlane
 from tests.driver import GIB
 from tests.e2e.cluster import PODS
-from tests.e2e.nodes import RESOURCE
 from tests.e2e.real import RealCluster
 from tests.kubelet.cri_objects import Container
 from tests.kubelet.node import Node
+from tests.kubelet.node_objects import gpu_container
 
 REPLICAS = 8
 LEGACY, CDI = "envvar", "cdi-annotations,cdi-cri"
@@ -39,16 +39,10 @@ def gated_cluster(plane: ControlPlane) -> Iterator[RealCluster]:
 
 def pod_of(name: str, gib: int) -> dict[str, Any]:
     """Return a pod without a gate, for another scheduler."""
-    container = {
-        "name": "main",
-        "image": "none",
-        "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
-        "resources": {"limits": {RESOURCE: "1"}},
-    }
     metadata = {"name": name, "annotations": {"headroom.gpu/vram": f"{gib}Gi"}}
     spec = {
         "schedulerName": "another",
-        "containers": [container],
+        "containers": [gpu_container("main", takes_bytes=gib * GIB)],
         "terminationGracePeriodSeconds": 1,
     }
     return {"metadata": metadata, "spec": spec}
@@ -56,9 +50,7 @@ def pod_of(name: str, gib: int) -> dict[str, Any]:
 
 def bind(cluster: RealCluster, name: str, node: str) -> None:
     """Bind the pod as another scheduler does."""
-    target = {"apiVersion": "v1", "kind": "Node", "name": node}
-    body = {"metadata": {"name": name}, "target": target}
-    cluster.plane.call("POST", f"{PODS}/{name}/binding", body)
+    cluster.plane.bind(PODS, name, node)
 
 
 def running(machine: Node) -> set[str]:

@@ -13,10 +13,9 @@ from typing import Any
 from tests.controlplane import ControlPlane
 from tests.driver import GIB, Gpu
 from tests.e2e.cluster import PODS, Cluster, scheduling_message
-from tests.e2e.nodes import RESOURCE
 from tests.judge import excess
 from tests.kubelet.node import Node, start
-from tests.kubelet.node_objects import forget
+from tests.kubelet.node_objects import forget, gpu_container
 
 GPU_BYTES = 24 * GIB
 #: Long, because kubelets, plugins, agents and gates share a small machine. With forty runnable
@@ -102,14 +101,8 @@ class RealCluster(Cluster):
         ``vram`` is the annotation if it is not the amount in GiB.
         """
         self.asked_bytes[name] = gib * GIB
-        container = {
-            "name": "main",
-            "image": "none",
-            "env": [{"name": "TAKES_VRAM", "value": str(gib * GIB)}],
-            "resources": {"limits": {RESOURCE: str(gpus)}},
-        }
-        containers = {"containers": [container], "terminationGracePeriodSeconds": 1}
-        self.create_pod(name, vram or f"{gib}Gi", **containers, **spec)
+        spec |= {"containers": [gpu_container("main", gpus=gpus, takes_bytes=gib * GIB)]}
+        self.create_pod(name, vram or f"{gib}Gi", terminationGracePeriodSeconds=1, **spec)
 
     def decided(self) -> bool:
         """Return whether the kubelets have started or rejected all pods bound to their nodes."""

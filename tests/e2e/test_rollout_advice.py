@@ -67,14 +67,7 @@ def test_a_rolling_update_on_a_full_gpu_ends_after_the_suggested_command(
         """Bind the pod with this image, and report it ready."""
         (pod,) = (each for each in pods() if each["spec"]["containers"][0]["image"] == image)
         url = f"{PODS}/{pod['metadata']['name']}"
-        plane.call(
-            "POST",
-            f"{url}/binding",
-            {
-                "metadata": {"name": pod["metadata"]["name"]},
-                "target": {"kind": "Node", "name": "n"},
-            },
-        )
+        plane.bind(PODS, pod["metadata"]["name"], "n")
         ready = {"type": "Ready", "status": "True"}
         plane.call(
             "PATCH", f"{url}/status", {"status": {"phase": "Running", "conditions": [ready]}}

@@ -258,13 +258,7 @@ class Node(Processes):
         kubelet.
         """
         self.plane.call("POST", PODS, pod)
-        binding = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": pod["metadata"]["name"]},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": self.name},
-        }
-        self.plane.call("POST", f"{PODS}/{pod['metadata']['name']}/binding", binding)
+        self.plane.bind(PODS, pod["metadata"]["name"], self.name)
 
     def run(self, pod: Mapping[str, Any]) -> dict[str, Any]:
         """Bind the pod and wait until the kubelet has decided. Return the pod's status."""

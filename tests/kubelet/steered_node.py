@@ -100,13 +100,7 @@ class SteeredNode:
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch)
 
     def bind(self, name: str) -> None:
-        binding = {
-            "apiVersion": "v1",
-            "kind": "Binding",
-            "metadata": {"name": name},
-            "target": {"apiVersion": "v1", "kind": "Node", "name": self.node.name},
-        }
-        self.plane.call("POST", f"{PODS}/{name}/binding", binding)
+        self.plane.bind(PODS, name, self.node.name)
 
     def place(self, name: str, device: str, gib: int = 4) -> str:
         """Reserve, bind and wait. Return the device that the pod got."""
