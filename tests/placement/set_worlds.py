@@ -54,6 +54,8 @@ class Job:
     containers: tuple[Container, ...]
     pod: Pod
     held: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    #: Whether Headroom chose the devices. Otherwise the plugin may give one device twice.
+    chosen: bool = True
 
     @property
     def replicas(self) -> set[str]:
@@ -65,7 +67,10 @@ def gpu_of(replica: str) -> str:
 
 
 class World:
-    def __init__(self, seed: int) -> None:
+    """One node. If it ``toggles``, steering begins and ends at any time."""
+
+    def __init__(self, seed: int, toggles: bool = False) -> None:
+        self.toggles, self.steered = toggles, True
         self.lots = lots = Random(seed)
         gpus = lots.choice([1, 2, 2, 3, 4, 4, 8])
         self.replicas = lots.choice([2, 3, 4, 6])
@@ -111,6 +116,8 @@ class World:
                 if each.name not in job.held:
                     continue
                 gpus = [gpu_of(replica) for replica in job.held[each.name]]
+                if not job.chosen:
+                    continue
                 if len(set(gpus)) != each.devices:
                     found.append(f"{job.uid}/{each.name} wants {each.devices} devices: {gpus}")
                 if each.amount == ("percent", 100):
@@ -168,12 +175,14 @@ class World:
             allocation_policy="distributed" if self.policy == "distributed" else "packed",
             topology_manager_policy=self.topology,
             fail_requests_greater_than_one=False,
-            steered=[GPU],
-            steers_several=True,
+            steered=[GPU] if self.steered else [],
+            steers_several=self.steered,
         )
         return status(*devices, pods=rows, plugin=plugin)
 
     def report(self) -> None:
+        if self.toggles and self.lots.random() < 0.3:
+            self.steered = not self.steered
         self.told = self.sample()
         self.arrived |= {row.uid for row in self.told.pods}
         self.reservations = {u: r for u, r in self.reservations.items() if u in self.jobs}
@@ -234,6 +243,8 @@ class World:
         self.counts[f"{widest} devices"] += 1
         self.counts["alone"] += any(each.amount == ("percent", 100) for each in job.containers)
         self.reservations[job.uid] = Reservation("default", job.uid, list(placement.charges))
+        job.chosen = all(charge.choices for charge in placement.charges)
+        self.counts["predicted"] += not job.chosen
         self.jobs[job.uid] = job
         self.bound.append(job.uid)
 
@@ -273,13 +284,42 @@ class World:
         spec = GPUNodeSpec(True, self.reservations)
         seen = self.arrived | {entry.pod_uid for entry in self.entries}
         limits = Limits(0, 0)
-        found = choose(asked, GPU, spec, sample, self.entries, limits, arrived_before=seen)
+        steered = GPU in self.told.plugin.steered
+        found = choose(asked, GPU, spec, sample, self.entries, limits, steered, seen)
         if not isinstance(found, Choice):
             return None
         self.counts["answers"] += 1
         preferred = [replica for replica in found.replicas if replica in available]
+        if not found.replicas:
+            preferred = self._plugins_choice(available, needed - len(again))
         chosen = (preferred + [r for r in available if r not in preferred])[: needed - len(again)]
         return [*again, *chosen]
+
+    def _plugins_choice(self, available: list[str], count: int) -> list[str]:
+        """Choose as NVIDIA's plugin does: the device with the fewest or the most replicas in use,
+        and among equal devices the one that was chosen less often for this container."""
+        free = Counter(map(gpu_of, available))
+        chosen: list[str] = []
+        sign = 1 if self.policy == "distributed" else -1
+        left = list(available)
+        for _ in range(count):
+            picked = Counter(map(gpu_of, chosen))
+            self.lots.shuffle(left)
+            best = min(
+                left,
+                key=lambda replica: (
+                    sign * (self.replicas - free[gpu_of(replica)] + picked[gpu_of(replica)]),
+                    picked[gpu_of(replica)],
+                ),
+            )
+            left.remove(best)
+            chosen.append(best)
+        return chosen
+
+    def predicted(self) -> bool:
+        """Return whether an unconfirmed pod depends on a prediction, which freed replicas
+        change."""
+        return any(not self.jobs[uid].chosen for uid in self.bound)
 
     def step(self) -> None:
         match self.lots.choice("bbbbaaarrde"):
@@ -289,9 +329,9 @@ class World:
                 self.admit()
             case "r":
                 self.report()
-            case "d" if self.bound:  # deleted before the kubelet admits it
+            case "d" if self.bound and not self.predicted():  # deleted before the kubelet admits it
                 del self.jobs[self.bound.pop(self.lots.randrange(len(self.bound)))]
-            case "e":
+            case "e" if not self.predicted():
                 running = [uid for uid, job in self.jobs.items() if job.held]
                 if running:
                     del self.jobs[self.lots.choice(running)]
@@ -306,9 +346,9 @@ def _text(amount: Amount) -> str:
     return f"{number}Gi" if kind == "gib" else f"{number}%"
 
 
-def run(seed: int, steps: int = 40) -> tuple[list[str], Counter[str]]:
+def run(seed: int, toggles: bool = False, steps: int = 40) -> tuple[list[str], Counter[str]]:
     """Return the problems of one world and its counts."""
-    world = World(seed)
+    world = World(seed, toggles)
     for _ in range(steps):
         world.step()
         if found := world.problems():

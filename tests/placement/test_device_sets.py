@@ -384,13 +384,15 @@ def test_the_number_of_chosen_replicas_never_exceeds_the_count() -> None:
     assert Charge(GPU, 2).chosen_replicas == {}
 
 
-def test_no_random_world_overcommits_or_gives_one_device_twice() -> None:
+@pytest.mark.parametrize("toggles", [False, True], ids=["always steered", "steered now and then"])
+def test_no_random_world_overcommits_or_gives_one_device_twice(toggles: bool) -> None:
     """The judge is independent of the product (``tests/placement/set_worlds.py``)."""
     counts: Counter[str] = Counter()
     for seed in range(examples(500)):
-        problems, counted = run(seed)
+        problems, counted = run(seed, toggles)
         assert not problems, (seed, problems)
         counts += counted
     assert counts["rejected"] == 0
-    for kind in ("1 devices", "2 devices", "3 devices", "4 devices", "alone", "waits"):
+    kinds = ["1 devices", "2 devices", "3 devices", "4 devices", "alone", "waits"]
+    for kind in [*kinds, "predicted"] if toggles else kinds:
         assert counts[kind] > 5, counts
