@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger()
 
-#: Exit status of --once if there is no driver or a device is unhealthy.
+#: Exit status of --once if the node has no driver or one of its devices is unhealthy.
 UNWELL_STATUS = 1
 BAD_SETTINGS_STATUS = 2
 GIVEN_UP_STATUS = 3
@@ -58,7 +58,7 @@ GIVEN_UP_STATUS = 3
 #: format "<number> <monotonic time of the last restart in seconds>".
 VARIABLE = "HEADROOM_AGENT_RESTARTS"
 MOST_TRIES = 5
-#: Seconds between the first and the second restart. The wait doubles after each further restart.
+#: Seconds between the first and the second restart. The wait doubles after each later restart.
 _FIRST_WAIT_S = 1.0
 
 #: Blocks of at least this size are returned to the system when they are freed.
@@ -132,7 +132,7 @@ def _print_json(status: GPUNodeStatus) -> None:
 
 
 class _CannotStart(Exception):
-    """The cluster cannot be used. The text states the reason and what to do."""
+    """The agent cannot use the cluster. The message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,7 @@ def _run(
     """Start all threads, sample until ``stop`` is set, and return the exit status."""
     from agent.http_endpoints import LatestSample, Server
 
-    # A sample may wait for two hanging calls, one about the driver and one about a device.
+    # A sample may wait for two calls that hang: one to the driver and one to a device.
     stale_after_s = 3 * settings.interval_s + 2 * settings.driver_timeout_s
     board = LatestSample(settings.node, time.monotonic, stale_after_s)
     cluster: _Cluster | None = None
@@ -389,8 +389,8 @@ def _restart_if_due(restarts: Restarts, readings: Iterable[Reading], hanging: bo
     if not driver.why_not:
         restarts.well()
     elif driver.gone and not hanging and restarts.due():
-        # Do not restart while a driver call hangs, because execve would wait for its thread,
-        # perhaps forever, and the agent could not report that.
+        # Do not restart while a driver call hangs. execve would wait for its thread, perhaps
+        # forever, and the agent could not report the hanging call.
         _log.warning("driver_gone", reason=driver.why_not, hint="restarting the process")
         restarts.restart(sys.executable, sys.orig_argv)
 

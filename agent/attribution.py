@@ -6,17 +6,17 @@ memory:
     used = use by processes of pods + unattributed use
 
 Unattributed use is the use by processes outside of pods plus the memory that no listed process
-uses. The values are read at slightly different times, so they may not add up. Then unattributed use
-is at least the use by processes outside of pods. If all processes together list more than the used
-memory plus 64 MiB, the source is degraded.
+uses. The values are read at slightly different times, so they may not add up. If the use by pods is
+too large, unattributed use is the use by processes outside of pods alone. If the processes together
+use 64 MiB more than the device reports as used, the source is degraded.
 
 If processes cannot be read, if the driver lists no processes, or if it does not report the bytes of
 a pod's process, nothing is attributed and unattributed use is absent.
 
-With MPS, some drivers count the clients' memory for the server too, so the processes list more
-memory than is used. The excess is subtracted from the server, but at most as much as the clients
-list. If the clients list no memory at all on a device that the plugin shares by MPS, the server's
-value belongs to the clients in unknown proportions, so all values are absent.
+With MPS, some drivers count the clients' memory a second time for the server, so the processes seem
+to use more memory than the device. The excess is subtracted from the server's use, but at most the
+clients' total. If the driver lists no memory for the clients on a device that the plugin shares by
+MPS, the server's value belongs to the clients in unknown proportions, so all values are absent.
 """
 
 from collections import Counter
@@ -54,7 +54,7 @@ _MPS_COMMAND = "nvidia-cuda-mps"
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
-    """The use of all devices of the node."""
+    """Who uses how much memory on the node's devices."""
 
     rows: list[Row]
     #: Unattributed bytes of each device by UUID, or None if they cannot be computed.
@@ -62,7 +62,7 @@ class Attributed:
     #: Processes that belong to no pod.
     outside_pods: list[UnattributedProcess]
     complaints: list[Degraded]
-    #: The first device of each memory whose processes could be read.
+    #: UUID of the first device of each memory whose processes could be read.
     read: set[str]
 
     @property
@@ -116,10 +116,14 @@ def attribute(
         ]
         unattributed_bytes, is_excessive = _unattributed(use, used_bytes)
         if unattributed_bytes is not None:
-            # Several devices can share one memory. Its use is reported on the first of them.
+            # If several devices share one memory, its use is reported on the first device.
             unattributed |= {**dict.fromkeys(uuids, 0), uuids[0]: unattributed_bytes}
         if is_excessive:
-            complaints.append(Degraded(memory[0].source, "processes list more memory than is used"))
+            complaints.append(
+                Degraded(
+                    memory[0].source, "processes use more memory than the driver reports as used"
+                )
+            )
     outside_pods.sort(key=lambda row: -(row.used_bytes or 0))
     found.sort(key=lambda row: (row.use.uid, row.use.namespace, row.use.name))
     return Attributed(found, unattributed, outside_pods, complaints, read)
@@ -128,7 +132,8 @@ def attribute(
 def memories(devices: Iterable[_Device]) -> list[list[_Device]]:
     """Return the devices grouped by memory. The MIG devices of one GPU instance form one group.
 
-    Groups and devices keep their order. If several devices have the same UUID, the last one counts.
+    Groups and devices keep their order. If several devices have the same UUID, the last one is
+    used.
     """
     found: dict[tuple[str, int | None], list[_Device]] = {}
     for device in {device.uuid: device for device in devices}.values():
@@ -143,8 +148,8 @@ def _held(
     holdings: Iterable[HoldingReading],
     mirror_uids: Mapping[str, str],
 ) -> Iterable[tuple[str, HoldingReading]]:
-    """Yield (device, holding with the uid of the API server) for each holding of a device of the
-    node."""
+    """Yield (device UUID, holding) for each device of the node that a container holds. The holding
+    has the pod's uid at the API server."""
     holdings = list(holdings)
     device_of = resolve({holding.replica for holding in holdings}, devices)
     for holding in holdings:
@@ -196,7 +201,7 @@ def _sum(one: int | None, other: int | None) -> int | None:
 def _listed(memory: Sequence[DeviceReading]) -> dict[int, int | None] | None:
     """Return the bytes of each pid on a memory, or None if no device of the memory lists processes.
 
-    If several devices list a pid, the largest value counts. Impossible values become None.
+    If several devices list a pid, the largest value is used. Impossible values become None.
     """
     lists = [device.processes for device in memory if device.processes is not None]
     if not lists:
@@ -219,7 +224,7 @@ def owner(process: ProcessReading, mirror_uids: Mapping[str, str]) -> str | None
 
 
 def _display_name(process: ProcessReading) -> str:
-    """Return the command of a process without an owner."""
+    """Return the name to report for a process that has no owner."""
     if process.pod:  # This is a static pod whose API uid is not known.
         return f"{process.command} (static pod)"
     return process.command
@@ -231,12 +236,11 @@ def _without_mps_duplicates(
     used_bytes: int | None,
     is_by_mps: bool,
 ) -> dict[int, int | None]:
-    """Return the bytes of each pid, counting memory once that is listed for both MPS server and
-    client.
+    """Return the bytes of each pid without the memory that the driver counts twice with MPS.
 
-    The surplus is subtracted from the server. If the clients list no memory, all values are None,
-    but only on devices that the plugin shares by MPS. On other devices any process could call
-    itself an MPS server and so hide the use of all pods.
+    The excess is subtracted from the server's bytes. If the driver lists no memory for the clients,
+    all values are None, but only on devices that the plugin shares by MPS. On other devices, any
+    process could call itself an MPS server and thereby hide the use of all pods.
     """
     is_server = {p.pid for p in processes if p.command.startswith(_MPS_COMMAND)}
     servers = {pid: b for pid, b in figures.items() if b and pid in is_server}
@@ -258,7 +262,8 @@ def _without_mps_duplicates(
 
 
 def _unattributed(use: MemoryUse, used_bytes: int | None) -> tuple[int | None, bool]:
-    """Return the unattributed bytes of one memory, and whether its processes list too much.
+    """Return the unattributed bytes of one memory, and whether its processes exceed the used
+    memory.
 
     ``used_bytes`` is the use that the device reports. The returned bytes are None if they are
     unknown.
@@ -283,8 +288,8 @@ def _possible(figure: int) -> int | None:
 def pod_sm(readings: Iterable[Reading]) -> dict[tuple[str, str], float]:
     """Return the share of the device's SM time, 0..1, for each (pod uid, device).
 
-    Only active processes are sampled, so a pod without a value was idle. The shares are exported as
-    metrics only, because no placement depends on them.
+    The driver samples only active processes, so a pod without a value was idle. The shares are only
+    exported as metrics, because no placement depends on them.
     """
     readings = list(readings)
     processes = {r.pid: r for r in readings if isinstance(r, ProcessReading)}

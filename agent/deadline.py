@@ -19,15 +19,15 @@ T = TypeVar("T")
 #: Each call still gets at least ``LEAST_S``.
 ENDING_S = 1.0
 LEAST_S = 0.2
-#: Maximum number of seconds until a wait notices that ``hurry`` was called.
+#: A wait notices within this number of seconds that ``hurry`` was called.
 _CHECK_S = 0.25
 
 _ends_at_s = float("inf")
 
 
 def hurry() -> None:
-    """Make all waits for calls short from now on, because the process ends. Used by signal
-    handlers."""
+    """Shorten all waits for calls from now on, because the process ends. Signal handlers call
+    this."""
     global _ends_at_s
     _ends_at_s = min(_ends_at_s, time.monotonic() + ENDING_S)
 
@@ -71,7 +71,7 @@ class Worker(Generic[T]):
             try:
                 thread.start()
             except RuntimeError:
-                # The system allows no new thread at the moment, so the next call tries again.
+                # The system cannot start a thread now, so the next call tries again.
                 return False
             self._thread = thread
         self._last = Future()
@@ -81,8 +81,8 @@ class Worker(Generic[T]):
     def result(self, until_s: float) -> T:
         """Wait for the last job, and return its result or raise its exception.
 
-        Raises ``Hanging`` if the job has not ended at ``until_s`` (seconds of the monotonic clock).
-        If the process is about to end, it is raised earlier.
+        Raises ``Hanging`` if the job has not ended at ``until_s`` (seconds of the monotonic clock),
+        or earlier if the process is about to end.
         """
         if self._last is None:
             raise Hanging

@@ -6,8 +6,7 @@ other cases it waits and prints the reason: no agent answers, the agent cannot d
 is not enough memory. It never gives up, because the kubelet would restart it with a backoff of
 minutes.
 
-It imports only the standard library so that it starts quickly, because every gated pod waits for
-it.
+Every gated pod waits for this process, so it imports only the standard library and starts quickly.
 """
 
 import http.client
@@ -24,9 +23,9 @@ from urllib.parse import quote
 PORT = "9410"
 #: Timeout of one request in seconds.
 TIMEOUT_S = 10.0
-#: Minimum and maximum number of seconds between two requests. The wait starts at the minimum.
+#: Shortest and longest wait between two requests in seconds. The first wait is the shortest.
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 3.0
-#: An unchanged text is printed again after this many seconds.
+#: An unchanged answer is printed again after this many seconds.
 REPEAT_S = 60.0
 #: Maximum size of a response in bytes. Agents send smaller responses.
 _MOST_BYTES = 1 << 16
@@ -43,7 +42,7 @@ _EXAMPLE = """in the manifest of the init container, write:
 
 
 class BadEnvironment(Exception):
-    """The environment is incomplete. The text describes the error and how to fix it."""
+    """The environment is incomplete. The message says what is missing and how to set it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +83,7 @@ def read_question(env: Mapping[str, str]) -> Question:
 
 
 def ask(question: Question, timeout_s: float = TIMEOUT_S) -> Answer:
-    """Send one request and return the answer. A failed request gives an answer that is not yes."""
+    """Send one request and return the answer. If the request fails, the answer is not yes."""
     connection = http.client.HTTPConnection(question.host, question.port, timeout=timeout_s)
     try:
         connection.request("GET", f"/v1/gate?pod_uid={quote(question.uid, safe='')}")

@@ -1,11 +1,11 @@
-"""Decides whether a gated pod may start. It may start only if the ledger counts it on its actual
+"""Decides whether a gated pod may start, which requires that the ledger counts it on its actual
 devices. Pure.
 
 A reservation names candidate devices, and the kubelet decides which of them the pod gets. Once the
-GPUNode's status shows the pod's devices, its reservation counts only on these devices. The
-reservation is then *narrowed*. From that version of the GPUNode on, extenders compute with the
-narrowed reservation. A reservation computed with an older version fails its compare-and-swap. So
-the answer, from the agent's newest sample, is:
+GPUNode's status shows the pod's devices, its reservation is *narrowed*: it counts only on these
+devices. From that version of the GPUNode on, extenders use the narrowed reservation, and a
+reservation that was computed from an older version fails its compare-and-swap. So the agent answers
+from its newest sample:
 
     not yet   the pod has no reservation, or holds fewer replicas than reserved, or the GPUNode does
               not show its devices yet; or a pod without a reservation holds a replica of such a
@@ -21,8 +21,8 @@ the answer, from the agent's newest sample, is:
         + measured use of pods without a reservation
         + unattributed use above the tolerance  <=  allocatable
 
-If two pods together need too much, both get "no". When one of the two pods is gone, the other gets
-"yes". Of its answers, the agent stores only which pods that start alone got "yes".
+If two pods together need too much memory, both get "no". When one of them is gone, the other gets
+"yes". The agent remembers an answer only if it was "yes" to a pod that starts alone.
 """
 
 from collections import defaultdict
@@ -51,7 +51,8 @@ from headroom.contract.gpunode import (
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bytes of each device that the accounting leaves out, with the values that extenders use."""
+    """Memory to keep free and unattributed use to ignore on each device. Extenders use the same
+    values."""
 
     #: Memory that the node's annotation keeps free.
     reserve_bytes: int
@@ -81,10 +82,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Gates:
-    """Uids of the pods at and behind their gates, as the agent remembers them
-    (``agent.gate_starts``)."""
+    """Uids of pods that wait at their gate or have passed it (``agent.gate_starts``)."""
 
-    #: Pods that start alone, whose gate has opened and whose start has not ended.
+    #: Pods that start alone, have passed their gate and are still starting.
     starting: Collection[str] = ()
     #: Pods that wait at their gate.
     waiting: Collection[str] = ()
@@ -184,8 +184,8 @@ def _waits_for_start(
     It waits for each such pod that has begun to start there, for the first time or again. On its
     first start it also waits for each pod that is earlier in the order of starts. Pods that start
     again have no order, so they do not wait for pods that may still wait at their gates. So pods
-    never wait for each other, even if they hold several devices. Pods that start again also do not
-    wait until an extender records a timeout, because all extenders may have to start again too.
+    never wait for each other, even if they hold several devices. Pods that start again do not wait
+    for an extender to record a timeout either, because all extenders may have to start again too.
     """
     own = spec.reservations[uid]
     if not own.starts_alone:
@@ -228,7 +228,7 @@ def _is_overdue(reservation: Reservation, now: str) -> bool:
 
 
 def _turn(reservation: Reservation, uid: str) -> tuple[bool, str, str]:
-    """Return the sort key of a pod in the order of starts, which is the order of the reservations.
+    """Return the sort key by which pods start one after another: the order of their reservations.
 
     Adopted pods come first. Most of them were bound by another scheduler and have no gate, so they
     start at any time.
@@ -237,7 +237,7 @@ def _turn(reservation: Reservation, uid: str) -> tuple[bool, str, str]:
 
 
 def rows_in(memory: Iterable[Device], sample: GPUNodeStatus) -> list[PodUse]:
-    """Return the rows of all pods on one memory."""
+    """Return the rows of the sample that belong to one memory."""
     uuids = {device.uuid for device in memory}
     return [row for row in sample.pods if row.device in uuids]
 
@@ -303,8 +303,8 @@ def missing(
     ``held_by`` is the result of ``held_by_pods``, which avoids repeated work for callers that ask
     about many pods.
 
-    A replica held by two containers counts once. Replicas of a candidate device count whatever
-    their resource, because a changed plugin configuration can rename the resource.
+    A replica held by two containers counts once. Replicas of a candidate device count under any
+    resource name, because a changed plugin configuration can rename the resource.
     """
     counted = {
         device.uuid
@@ -316,8 +316,8 @@ def missing(
 
 
 def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
-    """Return the uids of pods that use one of these devices through their own
-    NVIDIA_VISIBLE_DEVICES, independent of their replicas."""
+    """Return the uids of pods that use one of these devices because they set NVIDIA_VISIBLE_DEVICES
+    themselves, whatever replicas they hold."""
     uuids = {device.uuid for device in memory}
     return {
         uid
@@ -356,13 +356,13 @@ def reserved_for(row: PodUse, spec: GPUNodeSpec) -> str:
 def asked(
     reservation: Reservation, memory: Iterable[Device], uses: bool, rows: Sequence[PodUse] = ()
 ) -> int:
-    """Return the bytes that a reservation has on a memory, summed over its charges.
+    """Return the bytes that a reservation claims on a memory, summed over its charges.
 
-    If some charges are for the resource or a device of this memory, only they count. For each
-    charge, the largest value among the memory's devices counts, or the maximum of all candidates if
-    no device of the memory is a candidate, as in the extender. A charge from the pod's own variable
-    counts only on its candidates, unless the pod ``uses`` this memory. ``rows`` contains all rows
-    of the pod. On a memory of one device, only the pod's containers on this device count.
+    If some charges are for the resource or a device of this memory, the others are ignored. As in
+    the extender, a charge counts with its largest value among the memory's devices, or with the
+    maximum of all candidates if no device of the memory is a candidate. A charge from the pod's own
+    variable counts only on its candidates, unless the pod ``uses`` this memory. ``rows`` contains
+    all rows of the pod. On a memory of one device, only the pod's containers on this device count.
     """
     memory = list(memory)
     shown = rows if len(memory) == 1 else ()
@@ -384,7 +384,7 @@ def asked(
 def _unattributed(memory: Sequence[Device], rows: Sequence[PodUse], of_pods_bytes: int) -> int:
     """Return the unattributed bytes of one memory.
 
-    If they are not reported, or the use of a pod is not reported, return the used bytes above
+    If these bytes or the use of a pod are not reported, return the used bytes above
     ``of_pods_bytes``.
     """
     figures = [device.unattributed_bytes for device in memory]

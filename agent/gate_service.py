@@ -1,8 +1,8 @@
 """Answers gated pods, based on the ledger at the API server, the newest sample and the open gates.
 
 The GPUNode is read at most once a second, no matter how many pods ask, so the copy may lack newer
-reservations. They cannot make a "yes" wrong, because the copy already shows the pod on its devices,
-and newer reservations were decided with this version or a later one.
+reservations. A missing reservation cannot make a "yes" wrong. The copy already shows the pod on its
+devices, and an extender that reserves later has seen this version or a newer one.
 """
 
 import threading
@@ -49,7 +49,7 @@ class GateService:
 
     def ask(self, uid: str) -> Verdict:
         """Return whether the pod with this uid may start. Raises nothing."""
-        # Decide about one pod at a time, because each decision depends on the previous ones.
+        # Decide one pod at a time, because each decision depends on the earlier decisions.
         with self._lock:
             now_s = self._monotonic()
             if self._read_at_s is None or now_s - self._read_at_s >= READ_EVERY_S:

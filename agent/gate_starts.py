@@ -1,4 +1,4 @@
-"""Keeps the pods that start alone, from the opening of their gate until the end of their start.
+"""Remembers the pods that start alone, from when their gate opens until their start has ended.
 
 The phase in the ledger covers only the first start of a pod. The kubelet runs the gate again when
 it restarts all containers of the pod. This happens after a reboot of the node, after the loss of
@@ -10,8 +10,8 @@ Such a pod is *starting* until one of these conditions holds:
 
 * Its use has settled: each of its containers that holds a device has begun to use it since the gate
   opened, none of them is still loading, and at least one has settled (``agent.peaks``).
-* Its timeout (``Reservation.start_timeout_s``) has passed since its gate opened. It is kept until
-  it settles, so that a pod that never settles delays other pods only once.
+* Its timeout (``Reservation.start_timeout_s``) has passed since its gate opened. The agent still
+  remembers the pod until it settles, so a pod that never settles delays other pods only once.
 * Its first start has ended in the ledger.
 * It no longer has a reservation.
 
@@ -45,12 +45,12 @@ class Opened(msgspec.Struct, frozen=True):
     at_s: float
     #: Whether the ledger showed the pod as starting, so that this is its first start.
     is_first: bool
-    #: (device, container, start) of each life that the report showed at that time.
+    #: (device, container, start time) of each container run that the report showed at that time.
     before: list[tuple[str, str, str]]
 
 
 class OpenGates(msgspec.Struct):
-    """The open gates that an agent stores for the next agent on the node."""
+    """The open gates, which an agent stores for the next agent on the node."""
 
     #: The opened gates by pod uid.
     opened: dict[str, Opened] = {}
@@ -59,9 +59,9 @@ class OpenGates(msgspec.Struct):
 class GateStarts:
     """The open gates of a node. Not thread-safe.
 
-    They are stored in a file beside ``state``, the agent's state file, and so survive restarts of
-    the agent. If ``state`` is None, they are not stored. ``boot_s`` returns the seconds since boot.
-    Gates from before the last boot are ignored.
+    They survive restarts of the agent in a file beside ``state``, the agent's state file. If
+    ``state`` is None, they are not stored. ``boot_s`` returns the seconds since boot. Gates from
+    before the last boot are ignored.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class GateStarts:
     def ask(
         self, uid: str, reservations: Mapping[str, Reservation], rows: Iterable[PodUse]
     ) -> Gates:
-        """Record the request of a pod, drop starts that have ended, and return the gates of the
+        """Record the request of a pod, forget starts that have ended, and return the gates of the
         other pods.
 
         ``rows`` contains the rows of the newest sample.

@@ -1,4 +1,4 @@
-"""A connection of the agent's HTTP server, with or without TLS, and its unread and unsent bytes.
+"""A connection of the agent's HTTP server, with or without TLS, and the bytes in its buffers.
 
 Sockets are non-blocking. A method that would block raises ``BlockingIOError``,
 ``ssl.SSLWantReadError`` or ``ssl.SSLWantWriteError``, and is called again later. All methods raise
@@ -30,8 +30,8 @@ class Answer:
     status: int
     body: bytes
     content_type: str = TEXT
-    #: Sent after ``body``. Many responses refer to the same object, so slow clients do not keep
-    #: copies of it in memory.
+    #: Sent after ``body``. Many responses refer to the same object, so slow clients do not multiply
+    #: it in memory.
     shared: bytes = b""
     #: Whether the client may send another request on the same connection.
     keeps_open: bool = False

@@ -44,7 +44,7 @@ GATE_STATUS = {"yes": 200, "not yet": 503, "no": 409}
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}")
 _UID_EXAMPLE = "/v1/gate?pod_uid=0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c"
 _GATE_THREADS = 4
-#: A second thread lets clients get metrics while the token of another client is reviewed.
+#: With a second thread, clients get metrics while the token of another client is reviewed.
 _METRICS_THREADS = 2
 
 
@@ -83,8 +83,8 @@ class LatestSample:
 
     @property
     def alive(self) -> bool:
-        """Whether the newest sample is fresh. Before the first sample, whether that sample is not
-        overdue yet.
+        """Whether the newest sample is fresh or, before the first sample, that sample is not yet
+        overdue.
 
         If this is false, a restart helps. A driver call that hangs does not make it false, because
         samples continue, and the call would hang in a new process too.
@@ -96,8 +96,8 @@ class LatestSample:
 class _Metrics:
     """Renders the metrics.
 
-    The metrics of a sample are rendered only once, however many scrapes there are, because this
-    takes most of the time of a response.
+    The metrics of a sample are rendered only once, however often they are scraped, because
+    rendering takes most of a response's time.
     """
 
     def __init__(self, board: LatestSample, live: Collector) -> None:
@@ -120,7 +120,7 @@ class _Metrics:
         """Render the newest sample if necessary, and return the metrics."""
         with self._lock:  # Each port has its own threads.
             if (answer := self.at_once(request)) is None:
-                # A sample that arrives from here on is rendered by the next call.
+                # The next call renders a sample that arrives from here on.
                 newest = self._newest
                 of_sample = generate_latest(self._of_sample)
                 self._rendered = newest, of_sample
@@ -226,7 +226,7 @@ class Server:
             raise
 
     def _open(self, port: HttpPort) -> HttpPort:
-        """Add the port to those that ``stop`` closes."""
+        """Remember the port, so that ``stop`` closes it."""
         self._ports.append(port)
         return port
 

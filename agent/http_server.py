@@ -1,4 +1,4 @@
-"""An HTTP server for GET requests on which no client can block others.
+"""An HTTP server for GET requests, in which no client can block another.
 
 One thread serves all connections, so a slow client occupies only its connection. A route that may
 block has its own threads, so it does not delay other routes. Each connection has limits in bytes
@@ -9,7 +9,7 @@ With TLS, a response can keep the connection open, and each address may open onl
 per second, because a handshake takes more CPU than a response.
 
 Requests have to be cheap, because any pod can send them. This server uses ``selectors``, because
-the event loop of asyncio takes several times as much CPU for a request as its system calls.
+asyncio's event loop takes several times as much CPU per request as the system calls.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ _SEND_BUFFER_BYTES = 64 << 10
 _BACKLOG = 1024
 #: Maximum number of connections that are accepted in one step.
 _ACCEPT_AT_ONCE = 64
-#: After the kernel could not accept a connection, for example because it had no free descriptors,
-#: none is accepted for this number of seconds.
+#: Number of seconds for which no connection is accepted after ``accept`` has failed, for example
+#: because no file descriptor was free.
 _PAUSE_S = 1.0
 
 T = TypeVar("T")
@@ -63,8 +63,8 @@ class Route:
     answer: Callable[[Request], Answer]
     #: Number of threads if the route may block, or 0 if it never blocks.
     threads: int = 0
-    #: Returns the response if this does not block. If it returns None, a thread computes the
-    #: response, which costs more CPU than a small response itself.
+    #: Returns the response if it can do so without blocking. If it returns None, a thread computes
+    #: the response. Passing a request to a thread costs more CPU than a small response.
     at_once: Callable[[Request], Answer | None] = lambda request: None
 
 
@@ -119,7 +119,7 @@ class HttpPort:
         self._handshakes = RateLimit(HANDSHAKES_PER_S, HANDSHAKES_AT_ONCE, time.monotonic)
         self._socket = listening_socket(host, port, _BACKLOG)
         self._socket.setblocking(False)
-        # Accepted connections inherit this option.
+        # Accepted connections inherit this option from the listening socket.
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self.port: int = self._socket.getsockname()[1]
         self._routes = routes

@@ -1,10 +1,10 @@
-"""Measures for how long pods have used no SM of the devices that they hold. Pure.
+"""Measures how long pods have not used the SMs of the devices that they hold. Pure.
 
 A pod is idle on a device while the device's SM activity is zero, or, if the source measures
 processes, while none of the pod's processes has SM time. Values below ``IDLE_BELOW_RATIO`` count as
 zero, because counters are not exact. The sources measure the whole time between two samples, so
 they miss no activity. If other pods keep the device busy and the source does not measure processes,
-the pod does not count as idle.
+no pod counts as idle.
 
 Times are seconds since boot, as in ``agent.peaks``.
 """
@@ -18,10 +18,9 @@ import msgspec
 from agent.probes.readings import ActivityReading
 from headroom.contract.gpunode import PodUse
 
-#: Below this ratio, activity is shown as 0 %.
+#: Activity below this ratio counts as zero. It is shown as 0 %.
 IDLE_BELOW_RATIO = 0.005
-#: Shorter idle times are not reported, so the report does not change whenever a pod is idle
-#: briefly.
+#: Shorter idle times are not reported, so that the report does not change whenever a pod pauses.
 REPORTED_AFTER_S = 300.0
 #: If the SM activity is unknown for longer than this number of seconds, the idle time starts again.
 MOST_GAP_S = 60.0
@@ -42,7 +41,7 @@ class Idle(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class OfPods:
-    """Measurements of pods in one sample, apart from their memory."""
+    """What one sample measured about pods, apart from their memory."""
 
     #: High-water mark of a container's memory in bytes, by (container id, device).
     marks: Mapping[tuple[str, str], int]

@@ -204,7 +204,7 @@ def status_patch(status: GPUNodeStatus) -> dict[str, Any]:
 
 
 def _with_defaults(value: object, built: Any) -> Any:
-    """Return the encoded ``value`` with the fields that the encoding has omitted."""
+    """Return the encoded ``value``, including the fields that the encoder omitted."""
     if isinstance(value, msgspec.Struct):
         return {key: (built or {}).get(key) for _, key in _fields(value)}
     if isinstance(value, list):
@@ -213,7 +213,7 @@ def _with_defaults(value: object, built: Any) -> Any:
 
 
 def _fields(value: msgspec.Struct) -> list[tuple[str, str]]:
-    """Return (name in Python, name in JSON) of each field."""
+    """Return the name in Python and the name in JSON of each field."""
     return [(field.name, field.encode_name) for field in msgspec.structs.fields(value)]
 
 

@@ -1,8 +1,8 @@
 """The exec probe of the agent's container. It exits with status 0 if the local port answers 200.
 
 Usage: ``python -m agent.liveness_probe [PATH [PORT]]`` with PATH /healthz or /readyz. The probe
-runs in the container, because every pod could reach a port that the kubelet can reach. It imports
-little, because it runs several times a minute.
+runs inside the container, because a port that the kubelet can reach would be open to every pod. It
+imports little, because it runs several times a minute.
 """
 
 import socket

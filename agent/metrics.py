@@ -33,8 +33,8 @@ POD_LABELS = ("namespace", "pod", "container", "pod_uid")
 #: the label of the agent's own pod.
 _UNKNOWN = "(unknown)"
 
-#: Matches names such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb" and "... MIG 1c.2g.20gb". The second
-#: name means one of two compute slices.
+#: Matches names such as "NVIDIA H100 80GB HBM3 MIG 1g.10gb" and "... MIG 1c.2g.20gb". "1c" in the
+#: second name stands for one of two compute slices.
 _MIG_NAME = re.compile(r"(?P<model>.*) MIG (?:\d+c\.)?(?P<profile>\d+g\.\d+gb\S*)")
 
 #: The label values and the figure of each series of a metric. A figure that is None or negative is
@@ -151,8 +151,7 @@ def _agent(shown: Sample) -> Iterator[Metric]:
     )
 
 
-#: Descriptions of the metrics whose names end with the name of a field of ``Device``, by that
-#: field.
+#: Descriptions of metrics that are named after a field of ``Device``, by the name of the field.
 _DEVICE_FIGURES = {
     "memory_bytes": "Physical memory of the device, including the driver's reserve",
     "reserved_bytes": "Memory of the device that the driver reserves",
@@ -247,7 +246,7 @@ def _pods(shown: Sample) -> Iterator[Metric]:
     used: dict[tuple[str, ...], list[int | None]] = {}
     #: Labels of the pod's first row on a device, by (pod uid, device).
     first: dict[tuple[str, str], tuple[str, ...]] = {}
-    #: The first row of each container, which has its peaks, by the container's labels.
+    #: The first row of each container, by the container's labels. Only this row has peaks.
     first_row: dict[tuple[str, ...], PodUse] = {}
     for row in shown.status.pods:
         if row.device not in devices:

@@ -1,10 +1,9 @@
-"""Lets the API server decide which clients may read the metrics, because they name pods of all
-tenants.
+"""Asks the API server which clients may read the metrics, because they name pods of all tenants.
 
 A client sends a bearer token. A TokenReview returns the user of the token, and a
 SubjectAccessReview returns whether this user may ``get`` the path /metrics. The API server protects
-its own metrics in the same way. Responses are cached, so one Prometheus causes only two requests in
-two minutes. The token itself is never stored.
+its own metrics in the same way. Responses are cached, so a Prometheus server causes only two
+requests in two minutes. The token itself is never stored.
 
 Any pod can send tokens, so reviews of tokens that were never accepted are rate limited. After each
 such review the client's connection is closed, and ``agent.http_server`` limits new connections per
@@ -30,8 +29,7 @@ ALLOWED_S = 120.0
 REJECTED_S = 10.0
 #: Maximum number of reviews of unknown tokens per second, and maximum burst.
 REVIEWS_PER_S, REVIEWS_AT_ONCE = 1.0, 20
-#: Maximum number of accepted tokens, and maximum number of rejected tokens, whose responses are
-#: cached.
+#: Responses are cached for at most this many accepted tokens, and as many rejected tokens.
 _MAX_KEPT = 64
 _TIMEOUT_S = 3.0
 _PATH = "/metrics"
@@ -73,7 +71,7 @@ class MetricsAccess:
         self._review = review
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        #: Tokens whose last review accepted them, even if the response has expired.
+        #: Tokens that the last review accepted, even if the response has expired.
         self._accepted = _Tokens()
         self._rejected = _Tokens()
         self._strangers = RateLimit(REVIEWS_PER_S, REVIEWS_AT_ONCE, monotonic)

@@ -15,8 +15,8 @@ from headroom.contract.gpunode import PodUse
 
 _log = structlog.get_logger()
 
-#: Interval in seconds at which the file is written even if no peak has changed. The file contains
-#: the time of the last sample, from which the next agent computes how long no samples were taken.
+#: The file is written at least this often (in seconds), even if no peak has changed. It contains
+#: the time of the last sample, which tells the next agent how long no samples were taken.
 SAVE_EVERY_S = 15.0
 
 

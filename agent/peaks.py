@@ -25,7 +25,7 @@ from agent.probes.readings import Container
 from agent.report_rows import Row
 from headroom.contract.gpunode import PodUse
 
-#: Maximum number of lives. If there are more, those that left the report first are dropped.
+#: Maximum number of lives. If there are more, the lives that left the report first are dropped.
 MAX_LIVES = 4096
 #: Seconds after which a life that is not in the report is forgotten.
 FORGOTTEN_AFTER_S = 600.0
@@ -67,7 +67,7 @@ class Life(msgspec.Struct):
     #: Whether no sample was missed between its start and the time when its use settled.
     is_start_sampled: bool = True
     is_partial: bool = False
-    #: Since when its use has hardly changed, and the range of its use since then.
+    #: The time since when its use has hardly changed, and the range of its use since that time.
     flat_since_s: float | None = None
     flat_low_bytes: int = 0
     flat_high_bytes: int = 0
@@ -78,8 +78,8 @@ class Life(msgspec.Struct):
 
     @property
     def source(self) -> Literal["", "driver", "nvml"]:
-        """The source of the peak. A mark far below a sample does not count the whole memory, so it
-        is ignored."""
+        """The source of the peak. A mark far below a sample is ignored, because it cannot cover the
+        whole memory."""
         if self.mark_bytes and self.mark_bytes + TOLERANCE_BYTES >= (self.sampled_bytes or 0):
             return "driver"
         return "" if self.sampled_bytes is None else "nvml"
@@ -148,7 +148,7 @@ class Peaks:
 
     @property
     def state(self) -> int:
-        """A number that changes whenever a peak changes, or a life begins or settles."""
+        """A counter that increases whenever a peak changes, or a life begins or settles."""
         return hash(
             tuple(
                 [

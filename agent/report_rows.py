@@ -1,12 +1,13 @@
 """Builds the rows of the report from the use of each memory by processes. Pure.
 
-A container has a row for each replica that it holds. Its bytes on a memory are in its first row
-there, in the order of device, container and replica. If a process is in a container without a row
-on the memory, or if the name of its container is unknown, all bytes of the pod are in the pod's
+A container has a row for each replica that it holds. Its bytes on a memory are in its first row on
+that memory, in the order of device, container and replica. If a process is in a container without a
+row on the memory, or if the name of its container is unknown, all bytes of the pod are in the pod's
 first row. The other rows have 0, so the sum over a pod's rows is its use.
 
-A pod may use a memory of which it holds no replica, because it chose its device itself, or because
-the kubelet has removed it while its processes still run. Then it has one row, without a replica.
+A pod may use a memory without holding a replica of it, because it chose its device itself, or
+because the kubelet has removed the pod while its processes still run. Such a pod has one row,
+without a replica.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from agent.probes.readings import Container, DeviceReading, HoldingReading, ProcessReading
 from headroom.contract.gpunode import PodUse
 
-#: A run of a container, and the bytes of its processes, which are None if they are unknown.
+#: A run of a container, and the bytes that its processes use (None if unknown).
 Run = tuple[Container, int | None]
 
 
@@ -32,7 +33,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of the report, and the use of the memory by its container alone."""
+    """A row of the report, with the use of the memory by its container alone."""
 
     use: PodUse
     #: The first device of the memory.
@@ -42,7 +43,7 @@ class Row:
     #: The newest run of the container among the pod's processes there. None if the container has no
     #: process there, or if it is unknown which of the pod's processes belong to the container.
     container: Container | None = None
-    #: Bytes used by this run, or 0 if the pod has no process there, and None if they are unknown.
+    #: Bytes used by this run, 0 if the pod has no process there, or None if they are unknown.
     container_bytes: int | None = None
 
 
@@ -52,8 +53,8 @@ def rows_of(
     use: MemoryUse | None,
     names: Mapping[str, tuple[str, str]],
 ) -> Iterable[Row]:
-    """Yield the rows of one memory: first one for each replica, then one for each other pod
-    there."""
+    """Yield the rows of one memory: first a row for each replica, then a row for each other pod
+    that uses the memory."""
     holders: dict[str, list[str]] = {}
     for _, holding in rows:
         holders.setdefault(holding.uid, []).append(holding.container)
@@ -105,7 +106,7 @@ class _Part:
     """The part of a pod's use of one memory that is reported in the first row of one container."""
 
     used_bytes: int | None
-    #: As in ``Row``.
+    #: The same as ``Row.container``.
     container: Container | None = None
     container_bytes: int | None = None
 

@@ -1,4 +1,4 @@
-"""Takes samples. It reads all probes and builds the status of the GPUNode from the readings."""
+"""Takes samples: reads all probes, and builds the status of the GPUNode from their readings."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -55,7 +55,7 @@ class Sampler:
         ]
         self._node_api: NodeApi | None = None
         self._pause: Callable[[], None] = lambda: None
-        #: The sharing that flags set, which takes priority over the detected sharing.
+        #: The sharing that the agent's flags set. It takes priority over the detected sharing.
         self._stated: list[Reading] = []
         if settings.sharing_stated:
             self._stated.append(

@@ -53,8 +53,8 @@ class Settings:
     dcgm_url: str
     dcgm_interval_s: float
     driver_timeout_s: float
-    #: Memory of the host that a GPU without its own memory may use. 0 means that it is computed,
-    #: and None that it is not set.
+    #: Memory of the host that a GPU without its own memory may use. If it is 0, it is computed. If
+    #: it is None, it is not set.
     unified_memory_bytes: int | None
     #: The file that keeps devices unhealthy across restarts, or None for no file.
     state: Path | None
@@ -92,7 +92,7 @@ class Flag:
 
 
 PREFIX = "HEADROOM_"
-#: Flags without a variable, because they are used interactively.
+#: Flags for interactive use, which have no environment variable.
 _BY_HAND = ("pause",)
 _OVERRIDES = "overrides the sharing detected from plugin and kubelet"
 FLAGS = (

@@ -3,11 +3,11 @@
 The kubelet reports the healthy replicas of each resource, and the replicas that containers hold.
 Every device of a resource has the same number of replicas, so if a device has fewer than others,
 the missing replicas are unhealthy. Containers may hold replicas that are no longer advertised,
-because the resource was renamed or has fewer replicas now. They do not count as allocated.
+because the resource was renamed or has fewer replicas now. Such replicas do not count as allocated.
 
-The sources, in the order of priority, are the agent's flags, the plugin's configuration, the
-plugin's responses to the kubelet, and the node's labels. Labels come last because they describe
-only one of several GPU models.
+The sources, in order of priority, are the agent's flags, the plugin's configuration, the plugin's
+responses to the kubelet, and the node's labels. Labels come last, because on a node with several
+GPU models they describe only one model.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -35,7 +35,7 @@ Policy = Literal["distributed", "packed"]
 _GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-")
 #: Sources of the plugin's configuration by priority, highest first.
 _BY_TRUST = ("plugin", "labels")
-#: Sources of the topology policy by priority, because flags override files and files the default.
+#: Sources of the topology policy by priority. Flags override files, and files override the default.
 _TOPOLOGY_BY_TRUST = ("configz", "k3s", "kubelet", "k3s-default")
 
 
@@ -139,7 +139,7 @@ def plugin(readings: SharingReadings) -> Plugin:
 
 
 def ignores_visible_devices(strategies: Collection[str], toolkit_ignores_environment: bool) -> bool:
-    """Return whether a pod's own NVIDIA_VISIBLE_DEVICES certainly has no effect.
+    """Return whether it is certain that a pod's own NVIDIA_VISIBLE_DEVICES has no effect.
 
     The container toolkit uses CDI annotations first, then volume mounts, then the variable. The
     pod's value of the variable overrides the plugin's. If the runtime injects CDI devices, the
@@ -184,8 +184,8 @@ def _resource(device: DeviceReading, counts: Mapping[str, _Counts], last: Device
     advertises none."""
 
     def weight(resource: str) -> tuple[int, int, bool, str]:
-        """Return the numbers of healthy and held replicas, and whether it was the device's last
-        resource."""
+        """Return the number of healthy replicas, the number of held replicas, and whether the
+        device had this resource before."""
         count = counts[resource]
         return (
             len(count.healthy.get(device.uuid, ())),
@@ -205,13 +205,13 @@ def _share(
     readings: SharingReadings,
     last: Device | None,
 ) -> tuple[Share, list[Degraded]]:
-    """Return how a device is shared as ``resource``, and the assumptions made for that."""
+    """Return how a device is shared as ``resource``, and the assumptions that this relies on."""
     healthy = count.healthy.get(device.uuid, set())
     total = count.per_device
     if not count.healthy and last is not None and last.resource == resource:
         total = max(total, last.replicas.total)  # Keep the last number while the plugin is down.
     allocated = len(healthy & count.held.get(device.uuid, set()))
-    # Limit the replicas to the number that a report can have. A node has far fewer pods.
+    # Limit the replicas to the maximum of a report. A node has far fewer pods.
     replicas = Replicas(
         free=min(len(healthy), MAX_REPLICAS) - min(allocated, MAX_REPLICAS),
         allocated=min(allocated, MAX_REPLICAS),
@@ -255,8 +255,8 @@ def _contradictions(
     counts: Mapping[str, _Counts],
     found: Mapping[str, Share],
 ) -> list[Degraded]:
-    """Return the replicas that are advertised or held but belong to no device or resource, and
-    contradicting labels."""
+    """Report replicas that are advertised or held but belong to no device or resource, and labels
+    that contradict the plugin."""
     complaints: list[Degraded] = []
     plugin_up = any(count.healthy for count in counts.values())
     for reading in readings.registered:
@@ -264,7 +264,7 @@ def _contradictions(
             reading.resource.startswith(_GPU_RESOURCES)
             and reading.healthy - resolve(reading.healthy, devices).keys()
         ):
-            # The GPU was added later, or is not in the agent's container.
+            # The GPU was added later, or the agent's container cannot see it.
             why = f"the plugin advertises {reading.resource} of a GPU that the driver does not list"
             complaints.append(Degraded("nvml", Cause(why, "gpu_not_listed")))
     device_of = resolve({holding.replica for holding in readings.holdings}, devices)

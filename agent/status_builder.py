@@ -62,7 +62,7 @@ from headroom.contract.gpunode_summary import summary_of
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 _R = TypeVar("_R")
-#: The readings of each type.
+#: Readings by type.
 _ByKind = dict[type, list[Any]]
 
 #: Returns the rows of a sample with the peaks of their containers and the idle times of their pods,
@@ -95,9 +95,9 @@ def summarise(
     """Build the status of the GPUNode from one sample.
 
     ``observed_at`` (with a time zone) is the time when the sample began. Pods that ended later may
-    still be in it. ``before`` is the status of the previous sample. It provides unchanged times,
-    the average of SM activity, and replicas that no source lists now. ``measure`` adds peaks and
-    idle times.
+    still be in the status. ``before`` is the status of the previous sample. It provides the times
+    of states that have not changed, the average of SM activity, and replicas that no source lists
+    now. ``measure`` adds peaks and idle times.
     """
     of = _by_kind(readings)
     now = rfc3339(observed_at)
@@ -208,7 +208,8 @@ def rfc3339(moment: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Amounts:
-    """Memory of one device in bytes. Absent figures are -1. ``fault`` describes a contradiction."""
+    """Memory of one device in bytes. Unknown figures are -1. ``fault`` says what is wrong with
+    them."""
 
     memory_bytes: int = _ABSENT
     reserved_bytes: int = _ABSENT
@@ -240,7 +241,8 @@ def _amounts(memory: Memory | None) -> _Amounts:
 
 @dataclass(frozen=True, slots=True)
 class _Health:
-    """Why and since when a device is unhealthy, with codes. Empty if it is healthy."""
+    """Why a device is unhealthy, with codes, and since when. All fields are empty if it is
+    healthy."""
 
     reason: str = ""
     codes: tuple[str, ...] = ()
@@ -377,7 +379,8 @@ def _conditions(
     ``now`` is the transition time of a condition whose status has changed since ``before``.
     """
     old = {c.type: c for c in before.conditions} if before is not None else {}
-    # An absent source may not exist on this node, so it does not make the condition False.
+    # A source may be absent because this node does not have it, so it does not make the condition
+    # False.
     degraded = {f"{row.name}: {row.message}" for row in sources if row.state == "degraded"}
     lacks = "; ".join(sorted(degraded))[:MAX_MESSAGE]
     found: list[Condition] = []

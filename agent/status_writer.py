@@ -1,20 +1,20 @@
 """Decides when to write a status or a heartbeat, and repeats failed writes.
 
-There is no queue. Each time, the writer compares the last *accepted* status with the newest status,
-so a failed write can neither lose the newest status nor send an older status after it.
+There is no queue. The writer always compares the last *accepted* status with the newest status. So
+after a failed write the newest status is not lost, and no older status is sent after it.
 
 A heartbeat confirms the written status. It names the last accepted status and the time of the
 newest sample. It is sent only if this sample contains nothing that must be written, apart from SM
 activity and peaks. So if status writes fail while the Lease can still be renewed, the node becomes
-stale instead of seeming alive with old figures.
+stale. Otherwise it would seem alive with old figures.
 
 A status is written at most once a second, or once a minute if only SM activity or peaks have
 changed. The end of a container's start is written like other changes, because another pod may wait
 for it.
 
-If a pod uses more memory than it reserved, extenders may have to evict it within seconds. So on its
-devices any growth is written, and every sample is confirmed while the ledger contains a decision to
-evict the pod.
+If a pod uses more memory than it reserved, extenders may have to evict it within seconds. So the
+agent writes any growth on the pod's devices, and confirms every sample while the ledger contains a
+decision to evict the pod.
 """
 
 import math
@@ -39,11 +39,11 @@ FIRST_BACK_OFF_S = 1.0
 LONGEST_BACK_OFF_S = 30.0
 
 #: Growth of used memory is written if it is at least this large or at least 1 % of the device, but
-#: not more often than every ``GROWN_EVERY_S`` seconds.
+#: at most every ``GROWN_EVERY_S`` seconds.
 GROWN_BYTES = 64 << 20
 GROWN_EVERY_S = 5.0
-#: Freed memory is written whatever its amount, because pods may wait for it, but not more often
-#: than at this interval in seconds.
+#: Any amount of freed memory is written, because pods may wait for it, but at most once in this
+#: number of seconds.
 FREED_EVERY_S = 1.0
 #: A change of SM activity alone is written if it is at least this large.
 SM_MOVED_RATIO = 0.1
@@ -125,7 +125,8 @@ class StatusWriter:
     def _deliver(
         self, status: GPUNodeStatus, sampled_at_s: float, at_s: float, overuse: Overuse
     ) -> None:
-        """Write what is due at ``at_s``. Before a heartbeat, check the status at the API server.
+        """Write the status and the heartbeat if due at ``at_s``. Check the status before a
+        heartbeat.
 
         Raises ``NotDelivered``.
         """
@@ -250,10 +251,9 @@ def worth_writing(
 
 
 def _structure(status: GPUNodeStatus) -> object:
-    """Return the status without measured figures and times. Any change of this remainder is
-    written.
+    """Return the status without measured figures and times. Any change of the result is written.
 
-    The remainder includes whether a figure of used memory is known.
+    The result shows whether each figure of used memory is known.
     """
     devices = [
         msgspec.structs.replace(
@@ -304,8 +304,8 @@ def _has_settled(old: PodUse, new: PodUse) -> bool:
 
 
 def _least_growths(status: GPUNodeStatus, overused: Collection[str]) -> Mapping[str, int]:
-    """Return the smallest increase in bytes that causes a write, by device UUID. For unknown
-    devices it is 1."""
+    """Return the smallest increase in bytes that causes a write, by device UUID (1 for unknown
+    devices)."""
     found = defaultdict(lambda: 1)
     for device in status.devices:
         if device.uuid not in overused:

@@ -1,2 +1,2 @@
-"""Headroom's scheduler extender, which kube-scheduler calls, and the ledger of reservations behind
-it."""
+"""Headroom's scheduler extender, which kube-scheduler calls, and the ledger of reservations that it
+uses."""

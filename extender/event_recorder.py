@@ -3,7 +3,7 @@ notice.
 
 An Event's name is derived from its object, reason and occurrence. A second replica that tries to
 create the same Event gets a conflict and does nothing. An Event whose message changes over time is
-written with server-side apply instead, so it stays one object, which has the message of the last
+written with server-side apply instead, so it remains one object with the message of the last
 writer. No decision depends on Events, so a lost or repeated Event does no harm.
 """
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:  # the Kubernetes client is an optional dependency
 log = structlog.get_logger()
 
 COMPONENT = "headroom"
-#: Maximum number of Events written in a round. Further notices wait for the next round.
+#: Maximum number of Events written in a round. The other notices wait for the next round.
 AT_ONCE = 64
-#: Maximum number of written notices that are remembered, so that they are not written again.
+#: Number of written notices that are remembered, so that they are not written again.
 REMEMBERED = 10_000
 #: Number of notices that are checked before the event loop serves other tasks.
 CHECKED_AT_ONCE = 64
@@ -69,7 +69,7 @@ class KubeEvents:
                 return True  # another replica has created the Event
             if err.status in _LATER or err.status >= 500:
                 return False
-            # For example, the namespace is being deleted. A retry would not help.
+            # A retry would not help, for example because the namespace is being deleted.
             log.warning("event_rejected", uid=notice.about.uid, message=str(err))
             return True
         except ApiError:
@@ -175,8 +175,8 @@ class EventRecorder:
 
 
 def event_name(notice: Notice) -> str:
-    """Return a valid name for the Event. All replicas compute the same name, and each occurrence
-    has another name."""
+    """Return a valid name for the Event. It differs between occurrences, but all replicas compute
+    the same name for one occurrence."""
     what = "\n".join((notice.about.uid, notice.reason, notice.key))
     digest = hashlib.sha256(what.encode()).hexdigest()[:16]
     return f"{notice.about.name[:200].rstrip('-.')}.{digest}"

@@ -1,10 +1,10 @@
-"""Keeps the extended resource for GPU memory on the Nodes up to date.
+"""Keeps the extended resource for GPU memory up to date on the Nodes.
 
 An extended resource is advertised in the Node's capacity, and the kubelet copies it to allocatable
 with its next status update. This module writes both, so that no pod has to wait for the kubelet.
 
-The controller runs on each replica even if the setting is off, because it then removes the resource
-from Nodes that still have it. Only differences are written.
+The controller runs on each replica even if the setting is off, because in this case it removes the
+resource from Nodes that still have it. It writes only differences.
 """
 
 import asyncio

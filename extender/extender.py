@@ -1,4 +1,4 @@
-"""The extender, which combines the scheduler calls, the ledger and the controllers on one store."""
+"""The extender: kube-scheduler's calls, the ledger and the controllers, combined on one store."""
 
 import asyncio
 import time
@@ -181,16 +181,17 @@ class Extender(ClusterView):
         )
 
     def open_ledger(self, store: Store, bound: ListBound | None = None) -> Ledger:
-        """Return the ledger over the store. ``bound`` lists the pods of a node, so that binds to
-        nodes that another scheduler has filled are declined. It is None if there is no other
-        scheduler."""
+        """Return the ledger that writes to the store. ``bound`` lists the pods of a node, so that
+        binds to nodes that another scheduler has filled are declined. It is None if there is no
+        other scheduler."""
 
         def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
             now_s = time.monotonic()
             found = self.cluster.judge(pod, gpunode, now_s)
             if isinstance(found, Reason):
                 return found
-            # After filter passed this pod, the memory may have been held for another pod.
+            # Since filter passed this pod, the memory may have been reserved or held for another
+            # pod.
             return rejection_by_nominees(self.cluster, pod, gpunode.name, now_s) or found
 
         return Ledger(
@@ -210,7 +211,8 @@ class Extender(ClusterView):
         return FollowedStore(store, self.telemetry, self.cluster, self.deliver)
 
     def _shared_resources(self, node: str) -> Mapping[str, Quantity] | None:
-        """Return the allocatable resources of a node without those that the ledger counts."""
+        """Return the allocatable resources of a node, except the resources that the ledger
+        counts."""
         found = self.cluster.node(node)
         allocatable = found.status.allocatable if found and found.status else None
         return allocatable and {

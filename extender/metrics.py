@@ -54,14 +54,14 @@ class Telemetry(ViewTelemetry):
         )
         self.spread_retries = new(
             "headroom_retries_spread_total",
-            "Filter calls for pods rejected before that again fit no node, answered with an Error "
-            "because too many such pods were tried in the same second.",
+            "Filter calls answered with an Error instead of another rejection, because too many "
+            "rejected pods were tried again in the same second.",
         )
         self.would_reject = new(
             "headroom_would_reject_total",
             "Calls that passed a pod only because the mode is observe, by the code of the reason. "
-            "filter: no offered node fits (the reason of most nodes); bind: the node of the bind "
-            "does not fit.",
+            "In filter, no offered node fits, and the reason of most nodes is counted. In bind, "
+            "the node of the bind does not fit.",
             verb=("filter", "bind"),
             reason=reasons,
         )
@@ -82,7 +82,7 @@ class Telemetry(ViewTelemetry):
         )
         self.predictions = new(
             "headroom_predictions_total",
-            "Pods by how their device compares with the candidates at binding: hit; shifted (to a "
+            "Pods by whether they got one of the devices predicted at binding: hit; shifted (to a "
             "device with enough free memory, because of pods that Headroom bound later); miss; "
             "unseen (no report showed the pod before it was gone). Only the replica "
             "that bound the pod counts it, so replicas can be summed. Pods that were unconfirmed "

@@ -1,9 +1,10 @@
 """Writes Events on pending pods. An Event states why the pod fits no node, and changes with the
 reason.
 
-It runs in the background and explains a few pods per second, each pod at most once per
-``AGAIN_AFTER_S``. The replica that rejected a pod writes the Event, because it has the decision. If
-this state is lost, or another replica serves the pod, the same Event is written again.
+The controller runs in the background and explains a few pods per second, each pod at most once in
+``AGAIN_AFTER_S`` seconds. The replica that rejected a pod writes the Event, because it has the
+decision. If the controller's state is lost, or another replica serves the pod, the same Event is
+written again.
 """
 
 import asyncio
@@ -25,9 +26,10 @@ from headroom.runtime.loops import Loops
 
 log = structlog.get_logger()
 
-#: Minimum interval between two explanations of a pod, and so between two changes of its Event.
+#: Minimum number of seconds between two explanations of a pod, and so between two changes of its
+#: Event.
 AGAIN_AFTER_S = 60.0
-#: Time budget of a round in seconds, after which no further pod is explained.
+#: Time budget of a round in seconds. After it, no other pod is explained in the round.
 SPENT_S = 0.1
 
 

@@ -1,13 +1,13 @@
 """Dispatches a command line to the agent, the kubectl plugin or the extender.
 
 Users install only the client's dependencies, GPU nodes only the agent's, and other nodes only the
-extender's. So the dispatcher must not import any of them to choose a command, and it contains the
-help of all commands.
+extender's. So the dispatcher imports none of these dependencies to choose a command, and contains
+the help of all commands.
 """
 
 import sys
 
-#: Heading -> command -> a line of help.
+#: For each heading, the commands with a line of help.
 COMMANDS = {
     "See memory": {
         "top": "Show reserved, used and free memory by node, GPU, pod or model.",

@@ -26,8 +26,8 @@ class BadSettings(HeadroomError):
 
 
 class PrometheusUnreadable(HeadroomError):
-    """An answer that cannot be used. The message gives the reason; equal causes have equal
-    messages."""
+    """An answer of Prometheus cannot be used. The message says why, and is the same for the same
+    cause."""
 
 
 class StoreError(HeadroomError):
@@ -59,8 +59,8 @@ _MAX_QUOTED = 200
 
 
 def innermost(err: BaseException) -> str:
-    """Return the innermost cause of an error, because each library wraps errors of the one
-    below."""
+    """Describe the innermost cause of an error, because each library wraps the errors of the
+    library that it calls."""
     while (below := err.__cause__ or err.__context__) is not None:
         err = below
     text = getattr(err, "strerror", None) or str(err)

@@ -1,6 +1,7 @@
 """Messages about packages that are not installed, and about programs that run in their images."""
 
-#: Program that the published package does not contain (docs/design/adr/0112) -> what to do.
+#: What to do, by the name of a program that the published package does not contain
+#: (docs/design/adr/0112).
 _IN_IMAGES = {
     "agent": "the agent is not installed here. It is in the image headroom-agent; "
     "or clone the repository, and run there: python -m agent --once",
@@ -10,8 +11,8 @@ _IN_IMAGES = {
 
 
 def missing(err: ImportError, extra: str) -> str:
-    """Return which package to install after a failed import. ``extra`` is the extra that contains
-    it, or "" for the client."""
+    """Return a message about a failed import and the package to install. ``extra`` is the extra
+    that contains it, or "" for the client."""
     if err.name in _IN_IMAGES:
         return _IN_IMAGES[err.name]
     package = f"'headroom-gpu[{extra}]'" if extra else "headroom-gpu"

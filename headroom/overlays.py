@@ -1,7 +1,7 @@
 """Prints Karpenter's NodeOverlays: the resources of GPU instance types with sharing and MIG.
 
 Karpenter simulates new nodes with the physical GPUs of their instance type. The instance type
-describes neither replicas nor MIG devices, which the device plugin creates on the node, nor the
+describes neither the replicas and MIG devices that the device plugin offers on the node, nor the
 extended resource of the in-tree mirror. A NodeOverlay (karpenter.sh/v1alpha1) adds them.
 """
 
@@ -39,7 +39,8 @@ class PluginConfig:
     """The resources that a configuration of NVIDIA's device plugin creates on a node."""
 
     mig_strategy: str = "none"
-    #: Resource as configured -> replicas of each device, and the resource that is offered.
+    #: By resource as configured, the number of replicas of each device, and the resource that is
+    #: offered.
     shared: Mapping[str, tuple[int, str]] = field(default_factory=lambda: MappingProxyType({}))
 
     def offered(self, resource: str, devices: int) -> tuple[str, int]:
@@ -53,9 +54,9 @@ class Capacity:
     """The extended resources of an instance type."""
 
     instance_type: str
-    #: Resource -> amount.
+    #: Amounts by resource.
     resources: Mapping[str, int]
-    #: A comment for the reader; empty if there is none.
+    #: A comment for the reader. Empty if there is none.
     note: str = ""
 
 
@@ -135,7 +136,7 @@ def _capacity(
 
 
 def of_nodes(cluster: Cluster, mirror: bool) -> list[Capacity]:
-    """Return the resources of each instance type, as its GPU nodes have them.
+    """Return the resources of each instance type, as the type's GPU nodes offer them.
 
     Unhealthy and cordoned devices count, because a new node has none. If the nodes of a type
     differ, the smallest amounts count, so that pods fit on the nodes that are added."""

@@ -18,7 +18,7 @@ from headroom.kubectl.help import PLAN
 
 app.command(rich_help_panel=PLAN)(doctor)
 
-#: The plan parses its own options, so that its packages are imported only when it runs.
+#: The command ``plan`` parses its own options, so that its packages are imported only when it runs.
 _OWN_OPTIONS = {
     "ignore_unknown_options": True,
     "allow_extra_args": True,

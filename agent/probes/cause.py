@@ -1,4 +1,4 @@
-"""A message with a code, so that users read the text and programs read the code."""
+"""A message with a code: the text is for users and the code for programs."""
 
 from collections.abc import Iterable
 
@@ -29,8 +29,7 @@ def code_of(text: str) -> str:
 
 
 def joined(texts: Iterable[str]) -> str:
-    """Join messages about one source. The result has the first code among them, if any message has
-    one."""
+    """Join messages about one source. The result has the first code that a message has, if any."""
     listed = [*texts]
     whole = "; ".join(listed)
     coded = (text.code for text in listed if isinstance(text, Cause))

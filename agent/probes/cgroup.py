@@ -1,4 +1,4 @@
-"""Decides which pod and container a process belongs to, from the text of its cgroup file. Pure.
+"""Finds the pod and the container of a process in the text of its cgroup file. Pure.
 
     0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod<uid>.slice/cri-containerd-…
     0::/kubepods/burstable/pod<uid>/<64 hex>
@@ -33,9 +33,9 @@ def owner(text: str, around: tuple[str, ...] = ()) -> tuple[str, str]:
     pod.
 
     The id is also empty if no level below the pod belongs to a container. ``text`` is the content
-    of the process's cgroup file, of which the line with the most pods counts. ``around`` contains
-    the pods that the node runs in, as ``pods`` returns them. Results are cached, because all
-    processes of a container have the same text.
+    of the process's cgroup file. The line with the most pods is used. ``around`` contains the pods
+    that the node runs in, as ``pods`` returns them. Results are cached, because all processes of a
+    container have the same text.
     """
     found = _longest(text)
     if tuple(uid for uid, _ in found[: len(around)]) == around:
@@ -78,6 +78,5 @@ def container_of(part: str) -> str:
 
 
 def is_static(uid: str) -> bool:
-    """Return whether a uid belongs to a static pod, which means that it is a hash of its
-    manifest."""
+    """Return whether a uid belongs to a static pod. Such a uid is a hash of the pod's manifest."""
     return _HASH.fullmatch(uid) is not None

@@ -60,8 +60,8 @@ class Checkpoint:
     left_out: int = 0
 
 
-# Limits of the report. Other device plugins have no such limits, and neither do uids of static
-# pods.
+# Maximum lengths in the report. Replica ids of other device plugins and uids of static pods can be
+# longer.
 _MOST_UID_CHARS = 128
 _MOST_CONTAINER_CHARS = 63
 MOST_REPLICA_CHARS = 256
@@ -71,7 +71,7 @@ class _Entry(msgspec.Struct):
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
-    #: NUMA node -> replicas. Before Kubernetes 1.20 it was a plain list.
+    #: Replicas by NUMA node. Before Kubernetes 1.20 it was a plain list of replicas.
     replicas: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     answer: str | None = msgspec.field(name="AllocResp", default=None)
 

@@ -1,9 +1,9 @@
 """The DCGM probe, which scrapes the node's dcgm-exporter over HTTP.
 
 The exporter's response (the exposition) is a copy of DCGM's newest values without timestamps, which
-DCGM refreshes every 30 s by default. So the age of a single value is unknown, and the probe can
-only measure how long ago any value has changed. Temperatures, clocks and energy counters change
-with every collection. So if nothing changes for ``STALE_AFTER_S``, DCGM has stopped collecting.
+DCGM refreshes every 30 s by default. So the age of a single value is unknown. The probe can only
+measure how long ago any value last changed. Temperatures, clocks and energy counters change with
+every collection. So if nothing changes for ``STALE_AFTER_S``, DCGM has stopped collecting.
 """
 
 import contextlib
@@ -70,7 +70,8 @@ class Exporter:
         self._readings: tuple[DcgmReading, ...] = ()
         #: When the last successful scrape began.
         self._read_s = -math.inf
-        #: Why there is no newer exposition. The text stays the same as long as the cause.
+        #: Why there is no newer exposition. The text does not change while the cause stays the
+        #: same.
         self._trouble = "not scraped yet"
         #: Number of lines of the last exposition that could not be used.
         self.bad_lines = 0
@@ -161,9 +162,8 @@ class Exporter:
     def _scrape(self) -> Scraped:
         """Read the exporter's response. Called in the worker's thread.
 
-        The response is parsed while it arrives, so a large response takes neither memory nor time
-        of the sampling thread. Raises ``Unreadable``, ``OSError`` and
-        ``http.client.HTTPException``.
+        The response is parsed while it arrives, so a large response neither fills memory nor delays
+        the sampling thread. Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.
         """
         connection = http.client.HTTPConnection(
             self._url.hostname or "", self._url.port or 80, timeout=self._timeout_s

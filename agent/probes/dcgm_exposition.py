@@ -87,7 +87,7 @@ class Scraped:
     """The content of one exposition."""
 
     readings: tuple[DcgmReading, ...]
-    #: Number of lines with figures of devices that could not be used.
+    #: Number of lines about devices that could not be used.
     bad_lines: int
     #: Hash of the exposition, to detect changes.
     digest: bytes
@@ -163,7 +163,7 @@ class Exposition:
 
 
 def _parsed(series: bytes) -> tuple[dict[str, str], float]:
-    """Return the labels and the value of a line without its beginning. Raises ``ValueError``."""
+    """Parse a line after its opening brace into labels and value. Raises ``ValueError``."""
     if len(series) > _MOST_LINE_BYTES:
         raise ValueError("too long")
     text, brace, tail = series.decode("utf-8", "replace").rpartition("}")
@@ -184,7 +184,7 @@ def _parsed(series: bytes) -> tuple[dict[str, str], float]:
 
 
 def is_foreign(readings: Iterable[DcgmReading], devices: Iterable[DeviceReading]) -> bool:
-    """Return whether a reading is of a device that this node does not have."""
+    """Return whether a reading belongs to a device that this node does not have."""
     parents = {device.parent or device.uuid for device in devices}
     return any(reading.uuid not in parents for reading in readings)
 
@@ -199,16 +199,15 @@ def activity_of(
         if (reading := by_key.get(_key_of(device))) is not None:
             sm_ratio, occupancy_ratio = reading.sm_ratio, reading.occupancy_ratio
             found.append(ActivityReading("dcgm", device.uuid, sm_ratio, occupancy_ratio))
-            # This is only utilisation, because any kernel keeps the engine active. NVML's value
-            # takes priority, but NVML has no value for MIG instances.
+            # This figure is only utilisation, because any kernel keeps the engine active. NVML's
+            # value takes priority, but does not exist for MIG instances.
             engine = reading.engine_ratio
             found.append(ActivityReading("dcgm-engine", device.uuid, utilization_ratio=engine))
     return found
 
 
 def last_xids(readings: Iterable[DcgmReading], present: Iterable[str]) -> dict[str, int]:
-    """Return the gauges of the last XID of the present GPUs, in the form of
-    ``HealthSample.gauges``."""
+    """Return the last XID of each present GPU, in the format of ``HealthSample.gauges``."""
     known = set(present)
     found: dict[str, int] = {}
     for reading in readings:

@@ -1,7 +1,6 @@
 """Decides which devices are unhealthy, why, since when, and when they are healthy again. Pure.
 
-Most causes can be read at every sample. Each of them ends with the first sample that does not show
-it:
+Every sample can observe most causes. Such a cause ends with the first sample that does not show it:
 
     lost, reset required, calls that hang or fail        the calls succeed again
     the driver asks for a recovery                        it asks for none
@@ -12,10 +11,10 @@ it:
 An XID is an event, which the driver reports only once and which cannot be read later. There are two
 cases:
 
-* The driver reports which recovery it needs (from 565 on, see docs/design/agent.md). Then an XID
-  makes the device unhealthy for only one sample. After that, the requested recovery decides.
-* The driver does not report recoveries. Then the XID is remembered, even across restarts of the
-  agent, until the driver is loaded again (another module load, version or boot) or the node's
+* The driver reports which recovery it needs (from 565 on, see docs/design/agent.md). In this case
+  an XID makes the device unhealthy for only one sample. After that, the requested recovery decides.
+* The driver does not report recoveries. In this case the XID is remembered, even across restarts of
+  the agent, until the driver is loaded again (another module load, version or boot) or the node's
   maintenance ends.
 
 XIDs in ``HARMLESS`` never make a device unhealthy. All MIG devices of an unhealthy device are
@@ -30,10 +29,10 @@ import msgspec
 from agent.probes.cause import Cause, code_of
 from agent.probes.readings import HealthIssueReading
 
-#: XIDs after which the device still works, with their meanings. The first five are those of
-#: NVIDIA's device plugin (internal/rm/health.go, v0.18). The others need no action for the GPU
-#: according to NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The
-#: plugin also ignores 109, but the catalog demands a reset for it.
+#: XIDs after which the device still works, with their meanings. NVIDIA's device plugin ignores the
+#: first five too (internal/rm/health.go, v0.18). The others need no action for the GPU according to
+#: NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors, analyzing-xid-catalog). The plugin also
+#: ignores 109, but the catalog requires a reset for it.
 HARMLESS = {
     13: "an exception in the graphics engine, by the application",
     31: "a memory page fault, by the application",
@@ -69,7 +68,7 @@ _RESETS = frozenset({1, 4, 6})
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """Health of one physical GPU as the driver reports it. Values that it does not report are
+    """Health of one physical GPU as the driver reports it. Values that are not reported are
     None."""
 
     uncorrected_errors: int | None = None
@@ -88,7 +87,8 @@ class Checkup:
     def causes(self) -> list[Cause]:
         """The reasons why the GPU is unhealthy. Empty if it is healthy.
 
-        They contain no counts, because then each new error would cause a write of the report.
+        The texts contain no counts, because otherwise each new error would cause a write of the
+        report.
         """
         found = []
         if self.recovery:
@@ -101,9 +101,9 @@ class Checkup:
         if self.remap_failed:
             found.append(Cause("a row remap failed", "remap"))
         if self.remap_pending:
-            found.append(Cause("a row remap is pending, which takes a GPU reset", "remap"))
+            found.append(Cause("a row remap is pending, which requires a GPU reset", "remap"))
         if self.pages_pending:
-            why = "page retirement is pending, which takes a GPU reset"
+            why = "page retirement is pending, which requires a GPU reset"
             found.append(Cause(why, "retirement"))
         return found
 
@@ -122,9 +122,9 @@ class Xid:
 class UnhealthyDevice(msgspec.Struct, frozen=True):
     """The remembered state of an unhealthy physical GPU."""
 
-    #: The time since when it has been unhealthy (RFC 3339).
+    #: When the GPU became unhealthy (RFC 3339).
     since: str
-    #: XIDs with their source, such as "79 (nvml)". Empty if all causes can be read at every sample.
+    #: XIDs with their source, such as "79 (nvml)". Empty if every sample can observe all causes.
     xids: list[str] = msgspec.field(default_factory=list)
 
 
@@ -147,7 +147,7 @@ class HealthSample:
     now: str
     #: Identifies the driver version and the module load. Empty if no driver answers.
     driver: str
-    #: The reasons that were read for each present device. Empty for a device without a reason.
+    #: Why each present device is unhealthy. Empty for a healthy device.
     causes: Mapping[str, list[str]]
     checkups: Mapping[str, Checkup] = field(default_factory=dict)
     #: XID events since the last sample.
@@ -199,8 +199,8 @@ def _new_xids(before: HealthState, sample: HealthSample) -> dict[str, list[str]]
     gauged = [
         Xid(gauge.partition("/")[0], number, "dcgm")
         for gauge, number in sample.gauges.items()
-        # Only changes count, because the gauge still shows an XID after the repair. So the first
-        # value that the agent sees may be old.
+        # Only changes count. The gauge still shows an XID after the repair, so the first value that
+        # the agent sees may be old.
         if number != before.gauges.get(gauge, number)
     ]
     found: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""Joins NVML, DCGM and XID events into the readings of each device.
+"""Combines NVML, DCGM and XID events into the readings of each device.
 
 Memory figures come from NVML. DCGM is the best source of SM activity and a second source of XIDs.
 """
@@ -38,8 +38,8 @@ class DeviceProbe:
         incarnation: Callable[[], str],
         now: Callable[[], str],
     ) -> None:
-        """Create the probe. ``incarnation`` returns an identifier of the current load of the
-        driver, and ``now`` returns the time as RFC 3339 text."""
+        """Create the probe. ``incarnation`` identifies the current load of the driver's module, and
+        ``now`` returns the time in RFC 3339 format."""
         self._nvml = nvml
         self._xids = xids
         self._exporter = exporter
@@ -88,7 +88,7 @@ class DeviceProbe:
         """Return the driver's memory limits of the containers that hold devices."""
         found = self._limits.follow(readings)
         if self._must_reopen:
-            # A device cannot be reset while it is open, and the driver counts GPUs only when it is
+            # A device cannot be reset while it is open. The driver counts GPUs only when it is
             # opened.
             self._nvml.release(may_close=self._closable)
         return found
@@ -167,13 +167,12 @@ def incarnation(root: Path = Path("/")) -> str:
 
 
 def own_cgroup(root: Path = Path("/"), pid: int | None = None) -> str | None:
-    """Return the full path of the agent's own cgroup directory. The result is empty if it is not
-    found.
+    """Return the full path of the agent's own cgroup directory, which is empty if it is not found.
 
-    Return None if there are no cgroups v2, because then GPU memory has no limits. ``pid`` is the
-    agent's process id in the host's namespace, and by default its own pid, which is the same with
-    hostPID. In a private cgroup namespace, the default of most runtimes, the kernel shows the
-    agent's cgroup as "/". Then its directory is searched for in the host's cgroups.
+    Return None without cgroups v2, because GPU memory has no limits there. ``pid`` is the agent's
+    process id in the host's namespace. The default is its own pid, which is the same with hostPID.
+    In a private cgroup namespace, which most runtimes use by default, the kernel shows the agent's
+    cgroup as "/". In this case the directory is searched for among the host's cgroups.
     """
     mount = root / "sys/fs/cgroup"
     try:

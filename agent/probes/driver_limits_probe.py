@@ -209,8 +209,8 @@ def _high_water(
 
 
 def _peaks(folder: str) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield (PCI address, bytes) for each high-water mark of a cgroup. There are none if it has no
-    such file."""
+    """Yield (PCI address, bytes) for each high-water mark of a cgroup. Without the file there are
+    none."""
     try:
         with open(f"{folder}/{_PEAK_FILE}", "rb") as file:
             text = file.read(_MOST_PEAK_BYTES).decode("ascii", "replace")
@@ -223,8 +223,7 @@ def _peaks(folder: str) -> Iterator[tuple[tuple[int, ...], int]]:
 
 
 def _pci(address: str) -> tuple[int, ...]:
-    """Return domain, bus and device of a PCI address such as 00000000:0F:00.0. The result is empty
-    if unknown."""
+    """Return domain, bus and device of a PCI address such as 00000000:0F:00.0, or () if unknown."""
     try:
         return tuple(int(part, 16) for part in address.partition(".")[0].split(":"))
     except ValueError:

@@ -1,10 +1,10 @@
-"""Opens files as another process sees them, below its root directory.
+"""Opens files below the root directory of another process, as that process sees them.
 
-The kernel would resolve an absolute symbolic link in the root of the agent. So this module follows
-links itself, component by component. It opens each component relative to its parent directory, and
-leaves no link to the kernel. ``..`` returns to a directory that is already open. So neither a link
-nor a directory that is moved at the same time leads out of the root of the process. RESOLVE_IN_ROOT
-of openat2 does the same, but older kernels and seccomp profiles do not support it.
+The kernel would resolve an absolute symbolic link from the agent's root. So this module follows
+links itself. It opens each component of the path relative to its parent directory and lets the
+kernel follow no link. ``..`` returns to a directory that is already open. So neither a link nor a
+directory that is moved at the same time leads out of the root of the process. RESOLVE_IN_ROOT of
+openat2 does the same, but older kernels and seccomp profiles do not support it.
 """
 
 import errno
@@ -25,7 +25,8 @@ _NULL = os.makedev(1, 3)
 
 
 class Unreadable(OSError):
-    """A file of another process cannot be read. The text stays the same as long as the cause."""
+    """A file of another process cannot be read. The text is the same while the cause is the
+    same."""
 
 
 def read_inside(process: Path, path: str, most_bytes: int) -> tuple[tuple[int, int, int], bytes]:
@@ -61,7 +62,7 @@ def files_below(process: Path, path: str) -> Iterator[str]:
 
 
 def _entries(process: Path, path: str) -> list[tuple[str, bool]]:
-    """Return the names in a directory, and whether they are directories. The result is empty if it
+    """Return (name, whether it is a directory) of each entry of a directory. Empty if the directory
     does not exist."""
     try:
         with (
@@ -114,7 +115,7 @@ class _Walk:
         #: The open directories from the root or the working directory down to the current one.
         self._open: list[int] = []
         self._is_from_root = False
-        #: Components that are still to be followed, in reverse order.
+        #: The remaining components of the path, in reverse order.
         self._todo: list[str] = []
         self._links = 0
         #: The first link of the path, and its target.
@@ -173,5 +174,5 @@ class _Walk:
 
 
 def _shown(path: str) -> str:
-    """Return a path for a message, without control characters and truncated if it is long."""
+    """Return a path for a message: without control characters, and truncated if it is long."""
     return ascii(path)[1:-1][:_MOST_SHOWN_CHARS]

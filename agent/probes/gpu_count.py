@@ -1,8 +1,7 @@
-"""Compares the number of GPUs of the kernel and of the driver, and decides when to reopen the
-driver.
+"""Compares how many GPUs the kernel and the driver have, and decides when to reopen the driver.
 
-The driver counts GPUs when it is opened. A GPU that the kernel gets later (in a VM, after a rescan
-of the PCI bus, or back from vfio) appears only when the driver is opened again. Some GPUs never
+The driver counts GPUs when it is opened. A GPU that is attached later (in a VM, after a rescan of
+the PCI bus, or back from vfio) appears only when the driver is opened again. Some GPUs never
 appear, because they cannot be started or because their device files are not in the agent's
 container.
 """
@@ -14,12 +13,11 @@ from pathlib import Path
 
 #: PCI classes of display and 3D controllers.
 _GPU_CLASSES = ("0x0300", "0x0302")
-#: Minimum and maximum number of seconds until the driver is opened again if the numbers still
-#: differ. The wait starts at the minimum.
+#: Shortest and longest wait in seconds before the driver is opened again because the numbers still
+#: differ. The first wait is the shortest.
 FIRST_WAIT_S, LONGEST_WAIT_S = 15.0, 600.0
-#: Number of samples and of seconds after which the agent stops trying to close the driver for a
-#: while. The driver cannot be closed while a call hangs, and no XIDs are received during these
-#: tries.
+#: After this many samples and seconds, the agent stops trying to close the driver for a while. The
+#: driver cannot be closed while a call hangs, and no XIDs are received during the attempts.
 _MOST_TRIES, _TRY_FOR_S = 3, 15.0
 
 
@@ -38,7 +36,7 @@ def attached_gpus(sysfs: Path) -> int:
 
 
 class GpuCount:
-    """The number of GPUs of the kernel and of the driver."""
+    """Compares the kernel's number of GPUs with the driver's."""
 
     def __init__(self, sysfs: Path, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._sysfs = sysfs
@@ -75,8 +73,8 @@ class GpuCount:
         self._tries = 0
 
     def messages(self) -> Iterator[str]:
-        """Yield a message if the numbers differ. The message does not change until the numbers
-        do."""
+        """Yield a message if the numbers differ. It stays the same until one of the numbers
+        changes."""
         if self._kernel > self._driver:
             shown = f"only {self._driver}" if self._driver else "none"
             yield (

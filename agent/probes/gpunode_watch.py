@@ -66,7 +66,7 @@ class GPUNodeWatch:
         #: ``spec.deviceChoice``. Empty if it is not set or this agent does not support it, and None
         #: until the watch has returned it.
         self.device_choice: str | None = None
-        #: Why ``spec.deviceChoice`` has no effect. Empty if it has.
+        #: Why ``spec.deviceChoice`` has no effect. Empty if it has an effect.
         self._obstacle = ""
         #: The reservations. Empty if they are unknown. Replaced as a whole, never changed in place.
         self.ledger = GPUNodeSpec()

@@ -21,8 +21,8 @@ _MOST_BYTES = 1 << 16
 class HostMemoryProbe:
     """Reads the host's memory, which containers can read too.
 
-    ``pool_bytes`` is the size of the pool on nodes without the annotation. 0 means that the size is
-    computed, and None that it is not set.
+    ``pool_bytes`` is the size of the pool on nodes without the annotation. If it is 0, the size is
+    computed. If it is None, no size is set.
     """
 
     def __init__(self, pool_bytes: int | None, meminfo: Path = Path("/proc/meminfo")) -> None:

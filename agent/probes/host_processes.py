@@ -1,9 +1,9 @@
 """Finds the processes that listen on Unix sockets, and reads their files, flags and environment.
 
 The kernel records which process called ``listen`` (SO_PEERCRED, unix(7)). This identifies the
-process better than its name, which any process can use, because only root can create a socket in
-the kubelet's directories. Any user may have written a configuration file, so its size and nesting
-are limited before it is decoded.
+process better than its name: any process can use the name, but only root can create a socket in the
+kubelet's directories. Any user may have written a configuration file, so its size and nesting are
+limited before it is decoded.
 """
 
 import socket
@@ -21,7 +21,7 @@ from agent.probes.readings import SourceReading
 from headroom.contract.gpunode import SourceCode
 
 _CREDENTIALS = struct.Struct("3i")
-#: A kubelet may take this number of seconds after its start to report its version in the Node's
+#: A kubelet may take this number of seconds after its start to write its version to the Node's
 #: status.
 NEW_S = 60.0
 #: Timeout of a connection in seconds. A listener with a full queue does not accept immediately.
@@ -36,7 +36,8 @@ _MOST_FILE_BYTES = 256 << 10
 #: Maximum number of decoded files that are kept.
 _MOST_DECODED = 32
 _MOST_DEPTH = 64
-#: Maximum length of a YAML value in characters, because a value can be a number in base 60.
+#: Maximum length of a YAML value in characters. YAML has numbers in base 60, and long ones take
+#: long to convert.
 _MOST_VALUE_CHARS = 4096
 #: Maximum number of dots in a line of TOML. Each dot creates a table, whose full name the decoder
 #: keeps.
@@ -66,7 +67,7 @@ def listener(path: Path) -> int:
 def identity(path: Path) -> tuple[int, int] | None:
     """Return inode and change time (ns) of a socket, or None if there is no such file.
 
-    The values differ after the socket was created again.
+    If the socket is created again, the values change.
     """
     try:
         found = path.stat()
@@ -116,7 +117,7 @@ class SocketListeners:
     def only(self, name: str, sockets: str, source: str) -> tuple[Path | None, SourceReading]:
         """Return the /proc directory of the only process that listens on these sockets.
 
-        Return None if there is no such process or several processes. Then the state of ``source``
+        Return None if there is no such process, or if there are several. The state of ``source``
         contains the reason.
         """
         listeners = [each for path, each in self._found.items() if path.match(sockets)]
@@ -233,7 +234,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, str]:
     The values of a repeated flag are joined with commas. A flag without a value has an empty value.
     """
     found: dict[str, str] = {}
-    # The list is empty if the process has ended.
+    # ``arguments`` is empty if the process has ended.
     for argument, after in zip(arguments, [*arguments[1:], ""], strict=False):
         if not argument.startswith("-"):
             continue

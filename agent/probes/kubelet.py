@@ -2,11 +2,11 @@
 
 The checkpoint contains the uids of pods, and PodResources their names. Entries with the same
 container, resource and replicas belong to the same pod, because no two running pods hold the same
-replica. So a recreated pod with the same name is distinguished from its predecessor by its uid.
+replica. So the uid distinguishes a recreated pod from the earlier pod with the same name.
 
 The checkpoint is read first, so its entries are older than the list of PodResources. If the list
 lacks an entry that it had before, then the pod has ended, or the kubelet has just started and has
-not loaded its pods yet. So the entry in the checkpoint is used for ``SETTLED_AFTER_S`` seconds.
+not loaded its pods yet. So the entry in the checkpoint stays valid for ``SETTLED_AFTER_S`` seconds.
 After that, the pod counts as ended. If PodResources lists replicas that the checkpoint does not
 contain, the checkpoint is read again.
 
@@ -16,9 +16,9 @@ counts as running while it has a cgroup. The kubelet creates the cgroup a moment
 written the checkpoint, so the pod also counts as running for ``SETTLED_AFTER_S`` seconds without a
 cgroup.
 
-Kubelet 1.31 lists the pod that it admitted last until it admits another pod, even if the first has
-ended (``pendingAdmissionPod`` in manager.go of its device manager). So a listed pod whose cgroup is
-gone counts as ended.
+Kubelet 1.31 keeps listing the pod that it admitted last, even if the pod has ended, until it admits
+another pod (``pendingAdmissionPod`` in manager.go of its device manager). So a listed pod whose
+cgroup is gone counts as ended.
 """
 
 import math
@@ -53,7 +53,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The result of joining checkpoint and PodResources."""
+    """What checkpoint and PodResources show together."""
 
     holdings: list[HoldingReading]
     #: Uids of the pods with entries in the checkpoint that PodResources does not list.
@@ -92,15 +92,15 @@ class KubeletProbe:
         self._settled_after_s = settled_after_s
         self._cgroups = cgroups
         self._lost_cgroups = None if cgroups is None else LostCgroups(cgroups)
-        #: Time since when every response of PodResources has omitted a pod, by uid, or -infinity if
-        #: it has ended.
+        #: By uid, since when every response of PodResources has omitted the pod, or -infinity if
+        #: the pod has ended.
         self._unlisted_since_s: dict[str, float] = {}
         #: Names of the pods in the checkpoint that PodResources lists or has listed, by uid.
         self._names: dict[str, Name] = {}
         #: Uids of the pods in the checkpoint that were never listed but had a cgroup.
         self._had_cgroup: set[str] = set()
-        #: Why pods that were never listed cannot be checked. Empty if they can, or if there are
-        #: none.
+        #: Why pods that were never listed cannot be checked. Empty if there are none or they can be
+        #: checked.
         self._no_cgroups = ""
         #: Inode and change time (ns) of the socket, which the kubelet creates at every start.
         self._birth: tuple[int, int] | None = None
@@ -170,7 +170,7 @@ class KubeletProbe:
     def _lost(self, uids: Collection[str]) -> set[str]:
         """Return the pods that are or were listed and have lost their cgroup.
 
-        These pods have ended, so replicas that they have released never belong to them again.
+        These pods have ended, so they never get their released replicas back.
         """
         return set() if self._lost_cgroups is None else self._lost_cgroups.among(uids)
 
@@ -185,7 +185,7 @@ class KubeletProbe:
         self._unlisted_since_s = {
             uid: self._unlisted_since_s.get(uid, now_s) for uid in unlisted - running
         }
-        # If the clock was set back, the kubelet seems younger, which is safe.
+        # If the clock was set back, the kubelet only seems to have started later, which is safe.
         born_s = math.inf if self._birth is None else self._birth[1] / 1e9
         is_settled = is_complete and self._wall_s() - born_s >= self._settled_after_s
         ended = {
@@ -198,7 +198,7 @@ class KubeletProbe:
         return ended
 
     def _running(self, unlisted: Collection[str]) -> set[str]:
-        """Return those of the given pods, which PodResources never listed, that have a cgroup."""
+        """Return the pods in ``unlisted`` that have a cgroup. PodResources never listed them."""
         self._no_cgroups = ""
         if not unlisted or self._cgroups is None:
             return set()
@@ -227,7 +227,7 @@ def _registered(
 ) -> Iterable[Reading]:
     """Yield the healthy replicas of each resource.
 
-    They are read from PodResources, which is current. If it did not answer, they are read from the
+    They come from PodResources, which is current. If it did not answer, they come from the
     checkpoint, which is as old as its last write.
     """
     if healthy is not None:
@@ -254,9 +254,9 @@ def _answers(entries: Iterable[Entry]) -> Iterable[Reading]:
 
 
 def _strategies(entry: Entry) -> frozenset[str]:
-    """Return the plugin's device list strategies as its response to the kubelet shows them.
+    """Return the plugin's device list strategies, derived from its response to the kubelet.
 
-    They follow ``Allocate`` in server.go of NVIDIA's plugin.
+    The rules follow ``Allocate`` in server.go of NVIDIA's plugin.
     """
     answer = entry.answer
     if answer is None:

@@ -1,6 +1,6 @@
 """Reads data about the agent's node from the API server, once a minute.
 
-The data are the node's labels and annotations, the kubelet's live configuration, and the uids that
+It reads the node's labels and annotations, the kubelet's live configuration, and the uids that
 static pods have in the API. Each part is optional: if a permission is missing, only the part that
 needs it is absent.
 
@@ -99,7 +99,7 @@ class _Configz(msgspec.Struct):
 
 
 class _Failed(Exception):
-    """A request failed. The text stays the same as long as the cause."""
+    """A request failed. The text is the same while the cause is the same."""
 
 
 class _Forbidden(_Failed):
@@ -112,7 +112,7 @@ class NodeApi:
     The public attributes contain the newest values of the Node. They keep their values while the
     API server cannot be reached.
 
-    ``changing`` returns whether the Node may change at any moment. Then it is read for every
+    ``changing`` returns whether the Node may change at any moment. If so, it is read for every
     sample.
     """
 
@@ -280,9 +280,9 @@ def of_pool(annotations: Mapping[str, str]) -> PoolReading | None:
 def of_k3s(annotations: Mapping[str, str]) -> TopologyReading | None:
     """Return the topology policy that the arguments of k3s set.
 
-    Return None if this is not a node of k3s, or if a file named by an argument may set the policy.
-    If no argument sets it, return the kubelet's default with a source of lower priority, because
-    files of the kubelet may set another policy.
+    Return None if this is not a k3s node, or if an argument names a file that may set the policy.
+    If no argument sets the policy, return the kubelet's default with a source of lower priority,
+    because files of the kubelet may set another policy.
     """
     try:
         arguments = msgspec.json.decode(annotations.get(_K3S_ARGUMENTS, ""), type=list[str])

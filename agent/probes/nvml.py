@@ -2,8 +2,8 @@
 
 Drivers use different entry sizes for the same process list, and no driver reports which size it
 uses (see the table in docs/design/agent.md). So the buffer is filled with a pattern first, and the
-untouched part shows where the last entry ends. Every list is checked and not only the first one,
-because an empty list does not show the size, and a wrong size would return wrong processes with
+untouched part shows where the last entry ends. Every list is checked, not only the first one. An
+empty list does not show the size, and with a wrong size the agent would read wrong processes with
 wrong memory.
 """
 
@@ -73,8 +73,9 @@ class Memory:
 
     total_bytes: int
     free_bytes: int
-    #: Bytes reserved by the driver, or None if the driver does not report them (older than r510).
-    #: They are never derived from `used`, which the two versions of the call define differently.
+    #: Bytes reserved by the driver, or None if the driver is older than r510 and does not report
+    #: them. They are never derived from `used`, which the two versions of the call define
+    #: differently.
     reserved_bytes: int | None
 
 
@@ -88,7 +89,8 @@ class Gate:
     def __init__(self, library: Any = None) -> None:  # pynvml has no types
         self._library = library
         self._started = False
-        #: The driver call that each thread is in, by thread id, to report calls that do not return.
+        #: The driver call that each thread is making, by thread id. Used to report calls that do
+        #: not return.
         self._calls: dict[int, str] = {}
         #: Calls that failed because a permission is missing. The caller clears the set before each
         #: sample.
@@ -150,7 +152,7 @@ class Gate:
         return None if function is None else self._made(name, lambda: function(*args))
 
     def ask_each(self, handle: Any, calls: Sequence[Sequence[Any]]) -> tuple[list[Any], list[str]]:
-        """Make independent calls for a device. Each call is a name with further arguments.
+        """Make independent calls for a device. Each call is a name followed by its other arguments.
 
         Return their values (None for a failed call) and the errors. Raises ``DeviceLost`` and
         ``DriverGone``.
@@ -199,8 +201,8 @@ class Gate:
         return getattr(self._library, name)()
 
     def memory(self, handle: Any) -> Memory | None:
-        """Return the memory of one device, or None if the device does not report it, as for
-        integrated GPUs."""
+        """Return the memory of one device, or None if the device does not report it, such as an
+        integrated GPU."""
         library = self._library
         if _MEMORY_V2 not in self._missing:
             v2 = self._made(
@@ -216,7 +218,7 @@ class Gate:
 
         The bytes are None if the driver does not report them, and the result is None if it does not
         list compute processes. A pid may be in several lists, each time with its whole use. So the
-        largest figure counts, not the sum.
+        largest figure is returned, not the sum.
         """
 
         def fill(call: Any, count: ctypes.c_uint, array: Any) -> int:

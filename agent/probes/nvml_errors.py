@@ -1,8 +1,8 @@
 """Gives each error code of NVML exactly one meaning. Pure.
 
-NVML has about thirty error codes. A call of ``Gate`` returns a value. It returns ``None`` if the
-driver or the device does not support the call, or if the agent lacks the permission. Otherwise it
-raises one of these errors:
+NVML has about thirty error codes. A failed call of ``Gate`` returns ``None`` if the driver or the
+device does not support the call, or if the agent lacks the permission. Otherwise it raises one of
+these errors:
 
     NvmlError
     ├── NoDriver       no NVIDIA driver here: not a GPU node, or not yet; tried again later
@@ -53,7 +53,7 @@ class TooSmall(NvmlError):
     """The array passed to the driver was too short. ``Gate`` handles it and never raises it."""
 
 
-#: Health code of a device for each NVML error code. The health code of all others is "nvml".
+#: Health code of a device for each NVML error code. All other errors have the health code "nvml".
 _HEALTH_CODES: dict[int | None, HealthCode] = {15: "lost", 16: "reset_required"}
 
 

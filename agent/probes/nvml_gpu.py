@@ -1,8 +1,8 @@
 """Reads the memory, processes, activity and health of a physical GPU or of its MIG devices through
 NVML.
 
-A handle is used only within one cycle and then resolved again, because after a driver reload, a MIG
-change or the loss of a device it is invalid or refers to another device.
+A handle is used in only one cycle and then resolved again. After a driver reload, a MIG change or
+the loss of a device, an old handle is invalid or refers to another device.
 """
 
 from collections.abc import Iterator
@@ -123,8 +123,8 @@ class GpuReader:
 
         ``is_known`` states whether devices have been seen at this index before. Raises
         ``DeviceFault`` or ``StaleHandle`` if the GPU does not report its UUID. If its name or its
-        MIG devices cannot be read, these errors are raised only if ``is_known``, because the caller
-        then reports the devices seen before as faulty. Otherwise the GPU is returned with a fault.
+        MIG devices cannot be read, these errors are raised only if ``is_known``, so that the caller
+        reports the devices seen before as faulty. Otherwise the GPU is returned with a fault.
         Raises ``DriverGone``.
         """
         handle, uuid = self._gate.identify(self._index)
@@ -149,7 +149,7 @@ class GpuReader:
         self._report_unread_mig(gpu, instances)
         gpu.devices = [self._measured(device, handle)] if instances is None else instances
         if mode is not None and mode[0] != mode[1]:
-            # The mode changes as soon as no process uses the device, so a new pod would delay the
+            # MIG mode changes as soon as no process uses the device, so a new pod would delay the
             # change.
             _mark(gpu, _MIG_CHANGES)
         try:
@@ -240,10 +240,10 @@ class GpuReader:
         )
 
     def _numa_node(self, bus_id: str) -> int | None:
-        """Return the NUMA node that the device is attached to. Like the plugin, read it from sysfs.
+        """Return the NUMA node that the device is attached to, which is read from sysfs as in the
+        plugin.
 
-        NVML's NumaNodeId is something else, namely the NUMA node of the device's own memory
-        (Grace).
+        NVML's NumaNodeId has another meaning: the NUMA node of the device's own memory (Grace).
         """
         domain, colon, rest = bus_id.lower().partition(":")
         path = self._sysfs / "bus/pci/devices" / f"{domain[-4:]}{colon}{rest}" / "numa_node"
@@ -266,8 +266,8 @@ class GpuReader:
     def _instances(self, handle: Any, gpu: DeviceReading) -> Iterator[DeviceReading]:
         """Yield the MIG devices of one GPU.
 
-        Compute instances of one GPU instance share its memory, so all of them report the memory of
-        the first. Each of them may list its own processes.
+        Compute instances of one GPU instance share its memory, so all of them report the memory
+        that the first instance reports. Each of them may list its own processes.
         """
         read: dict[int, DeviceReading] = {}
         for slot in range(self._gate.ask("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
@@ -340,7 +340,7 @@ def _bus_id(pci: Any) -> str:
 
 
 def _mark(gpu: GpuReadings, fault: Cause) -> None:
-    """Give all devices of the GPU this fault, except devices that already have a fault."""
+    """Set the fault of all devices of the GPU that have none yet."""
     gpu.devices = [replace(device, fault=device.fault or fault) for device in gpu.devices]
 
 

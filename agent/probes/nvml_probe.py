@@ -1,10 +1,10 @@
 """The NVML probe, which reads all devices of the node, with a deadline for each GPU.
 
-Between cycles the probe keeps only the identities of devices. A lost GPU does not report its UUID,
-but it still has its index. So the lost GPU is the device last seen at this index.
+Between cycles the probe keeps only the identities of devices. A lost GPU no longer reports its UUID
+but still has its index, so it is identified as the device last seen at this index.
 
-Every physical GPU is read in its own thread, so a call that never returns makes only its own device
-unhealthy. Calls about the driver itself have another thread. If these calls fail or hang, all
+Every physical GPU is read in its own thread, so a call that never returns makes only this GPU
+unhealthy. Calls about the driver itself run in another thread. If these calls fail or hang, all
 devices are unhealthy.
 """
 
@@ -226,10 +226,10 @@ class NvmlProbe:
         return self._workers[index].give(partial(self._readers[index].read, is_known))
 
     def _remove(self, index: int) -> None:
-        """Remove the reader of a GPU that is gone, and at the next call its thread.
+        """Remove the reader of a GPU that is gone. The next call also ends its thread.
 
-        The reader frees the samples that the driver holds. If a call hangs in the thread, they are
-        not freed and the thread stays, so a GPU that appears at ``index`` later has to wait for it.
+        The reader frees the samples that the driver holds. While a call hangs in the thread, the
+        samples and the thread stay, so a GPU that appears at ``index`` has to wait.
         """
         if (reader := self._readers.pop(index, None)) is not None:
             self._workers[index].give(reader.close)
@@ -243,8 +243,7 @@ class NvmlProbe:
         gone: bool = False,
         hanging: bool = False,
     ) -> Found:
-        """Report the devices seen last with ``fault``, because nothing can be read at the
-        moment."""
+        """Report the devices seen last with ``fault``, because the driver cannot be read now."""
         devices = _named_once(
             replace(device, fault=fault)
             for devices in self._identities.values()
@@ -258,7 +257,8 @@ class NvmlProbe:
         return self._result(worker, worker.give(work), time.monotonic() + self._deadline_s)
 
     def _result(self, worker: Worker[T], given: bool, until_s: float) -> T:
-        """Return the result of the worker's job. Raises ``Hanging``, which names the pending call.
+        """Return the result of the worker's job. Raises ``Hanging`` with the name of the pending
+        call.
 
         ``given`` states whether the worker has started the job.
         """

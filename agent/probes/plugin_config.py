@@ -1,12 +1,13 @@
-"""Reads the configuration of device plugin, container toolkit and kubelet from their processes.
+"""Reads the configuration of the device plugin, container toolkit and kubelet through /proc.
 
-Process names and install paths differ between distributions. So plugin and kubelet are identified
-as the processes that listen on their sockets in the kubelet's directory.
+Process names and install paths differ between distributions. So the plugin and the kubelet are
+found as the processes that listen on their sockets in the kubelet's directory.
 
-The plugin uses its flags first, then its environment, then its file. Root with CAP_SYS_PTRACE can
-read all three through /proc. The plugin's config-manager replaces the file and signals the plugin,
-whose process stays the same, so a file is read again whenever it has changed. All reads share one
-deadline, because a file, and even a command line, can be on a file system that does not answer.
+The plugin prefers its flags over its environment, and its environment over its file. Root with
+CAP_SYS_PTRACE can read all three through /proc. The plugin's config-manager replaces the file and
+signals the plugin without restarting it, so a file is read again whenever it has changed. All reads
+share one deadline, because a file, and even a command line, can be on a file system that does not
+answer.
 """
 
 import re
@@ -47,9 +48,9 @@ _KUBELET_SOCKET = "kubelet.sock"
 _GKE_SOCKETS = "nvidiaGPU-*.sock"
 #: Maximum number of seconds for all reads of one cycle together.
 READ_S = 2.0
-#: k3s runs the kubelet in its own process and hides the kubelet's arguments. It adds the files in a
-#: directory below its data directory to the configuration. An environment variable of the process
-#: contains a path below ``data`` in the data directory.
+#: k3s runs the kubelet inside the k3s process and hides the kubelet's arguments. It adds the files
+#: of a directory below its data directory to the configuration. The data directory is found through
+#: an environment variable, which contains a path below its subdirectory ``data``.
 _K3S = ("k3s", "k3s-server", "k3s-agent")
 _K3S_DATA, _K3S_FILES = "/var/lib/rancher/k3s", "agent/etc/kubelet.conf.d"
 #: Maximum size of MicroK8s' file with the kubelet's flags, and the pattern of a variable in it.

@@ -19,8 +19,7 @@ _CONTROLLERS = ("pids", "memory", "cpu", "systemd")
 
 
 def pod_cgroups(root: Path) -> Mapping[str, str]:
-    """Return the cgroup directory of every pod by uid. The result is empty if ``root`` contains no
-    pod's cgroup.
+    """Return the cgroup directory of every pod by uid. Empty if ``root`` contains no pod's cgroup.
 
     With cgroups v1 the directories belong to one controller.
     """
@@ -54,8 +53,7 @@ class LostCgroups:
 
 
 def folders(folder: str) -> list[os.DirEntry[str]]:
-    """Return the subdirectories of a directory. The result is empty if the directory no longer
-    exists."""
+    """Return the subdirectories of a directory, or none if the directory no longer exists."""
     try:
         with os.scandir(folder) as entries:
             return [each for each in entries if each.is_dir(follow_symlinks=False)]

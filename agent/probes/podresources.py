@@ -1,5 +1,4 @@
-"""Client of the kubelet's PodResources service (v1), which lists the replicas that containers hold
-and the replicas that are healthy.
+"""Client of the kubelet's PodResources service (v1), which lists held and healthy replicas.
 
 Its responses contain namespaces and names of pods, but no uids, and omit ordinary init containers.
 Immediately after a restart the kubelet has not loaded its pods, so the response is empty. The
@@ -18,7 +17,7 @@ _MOST_BYTES = 16 << 20
 
 
 class Unanswered(Exception):
-    """The service did not answer. The text stays the same as long as the cause."""
+    """The service did not answer. The text is the same while the cause is the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +106,8 @@ class PodResources:
 
 
 def _code(err: Any) -> str:
-    """Return the status code of a call. The text is omitted because it varies (times,
-    addresses)."""
+    """Return the status code of a call. Its text is omitted, because it contains times and
+    addresses."""
     code: str = err.code().name
     return code
 

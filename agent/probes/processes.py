@@ -4,9 +4,9 @@ A cgroup contains only the id of a container. Its name is in the mounts of the p
 kubelet mounts the file for the termination message from ``pods/<uid>/containers/<name>/`` into each
 container.
 
-The driver lists process ids of the caller's PID namespace. Without ``hostPID`` the agent sees few
-or no processes, but must not count all other use as unattributed. So the probe returns no processes
-and reports its source as degraded.
+The driver lists process ids as the caller's PID namespace shows them. Without ``hostPID`` the agent
+sees few or no processes, but the use by the others must not count as unattributed. So the probe
+returns no processes and reports its source as degraded.
 """
 
 import contextlib
@@ -128,11 +128,11 @@ class ProcessProbe:
             return None
 
     def _why_hidden(self) -> str:
-        """Return why the host's processes cannot be seen, or an empty string if they can be seen.
+        """Return why the host's processes are invisible, or an empty string if they are visible.
 
         Without hostPID, the host's /proc shows a different pid for the agent than its own. In the
-        host's namespace pid 2 is a kernel thread. In another namespace, pid 1 decides: if it has
-        the agent's cgroup, this is the namespace of the agent's container.
+        host's namespace, pid 2 is a kernel thread. In another namespace, pid 1 shows which one it
+        is: if pid 1 has the agent's cgroup, it is the namespace of the agent's container.
         """
         with contextlib.suppress(OSError):
             if (self._root / "self").readlink().name != str(os.getpid()):
@@ -169,8 +169,7 @@ class ProcessProbe:
         except OSError:
             return self._gone(pid)
         except ValueError:
-            # The file format is unknown, so the owner is unknown. This does not mean that there is
-            # no owner.
+            # The file format is unknown, so the process may have an owner that cannot be read.
             return ProcessReading(SOURCE, pid, known=False)
         finally:
             os.close(folder)

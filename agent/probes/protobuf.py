@@ -1,7 +1,7 @@
 """Reads protobuf messages field by field, and writes the few messages that the agent sends.
 
-The agent needs only a few fields of a few messages. Reading them directly is cheaper than the
-protobuf runtime with generated code, and does not depend on the versions of either.
+The agent needs only a few fields of a few messages. Reading them directly is cheaper than using the
+protobuf runtime with generated code, and does not depend on the version of either.
 """
 
 from collections.abc import Iterator

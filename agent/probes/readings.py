@@ -1,7 +1,7 @@
-"""The interface of a probe, and its readings, each with the source that it comes from.
+"""The interface of a probe and the types of its readings. Each reading names its source.
 
-A failing probe does not affect the others. It omits what it cannot read, or reports it in a
-``Degraded``. It never invents a value and never raises.
+A probe that fails does not affect the other probes. It omits values that it cannot read, or reports
+them in a ``Degraded``. It never invents a value and never raises.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +27,8 @@ class DriverReading(Reading, frozen=True):
     version: str = ""
     why_not: str = ""
     cuda_version: str = ""
-    #: Whether the driver was unloaded or replaced while the agent runs. Then only a new process can
-    #: use the driver.
+    #: Whether the driver was unloaded or replaced while the agent runs. If so, only a new process
+    #: can use the driver.
     gone: bool = False
 
 
@@ -56,7 +56,8 @@ class DeviceReading(Reading, frozen=True):
 
 
 class PoolReading(Reading, frozen=True):
-    """The memory of the host that the node's annotation lets a GPU with unified memory use."""
+    """How much host memory a GPU with unified memory may use, according to the node's
+    annotation."""
 
     source: str
     #: Size in bytes. 0 means that it must be computed.
@@ -72,7 +73,7 @@ class HostMemoryReading(Reading, frozen=True):
     total_bytes: int
     #: Memory that the kernel can give to processes without swapping.
     available_bytes: int
-    #: The part that GPUs may use. 0 means that it must be computed, and None that it is not set.
+    #: The part that GPUs may use. If it is 0, it must be computed. If it is None, it is not set.
     pool_bytes: int | None = None
     #: Why this part is unknown although it is set. Empty if it is known.
     pool_error: str = ""
@@ -88,7 +89,7 @@ class SharingReading(Reading, frozen=True):
 
 
 class Degraded(Reading, frozen=True):
-    """Something that could not be read. ``what`` stays the same as long as the cause.
+    """Something that could not be read. ``what`` does not change while the cause stays the same.
 
     ``what`` is a ``Cause`` if the usual fix for the source does not apply.
     """
@@ -97,7 +98,7 @@ class Degraded(Reading, frozen=True):
     what: str
 
 
-# Further readings of the devices (agent.probes.device_probe).
+# More readings about devices (agent.probes.device_probe).
 
 
 class FactsReading(Reading, frozen=True):
@@ -142,7 +143,7 @@ class HealthIssueReading(Reading, frozen=True):
 
 
 class SourceReading(Reading, frozen=True):
-    """The state of one source. ``message`` stays the same as long as the cause.
+    """The state of one source. ``message`` does not change while the cause stays the same.
 
     ``message`` is a ``Cause`` if the usual fix for the source does not apply.
     """
@@ -214,8 +215,8 @@ class ProcessReading(Reading, frozen=True):
 
 
 class LimitReading(Reading, frozen=True):
-    """The driver's limits for one container on one device (None if there is no limit), and its use
-    there."""
+    """The driver's limits for one container on one device (None for no limit), and the container's
+    use of the device."""
 
     source: str
     device: str
@@ -263,7 +264,7 @@ class PluginReading(Reading, frozen=True):
     allocation_policy: Literal["distributed", "packed"] | None = None
     device_list_strategy: tuple[str, ...] = ()
     fail_requests_greater_than_one: bool | None = None
-    #: Whether the container toolkit certainly ignores NVIDIA_VISIBLE_DEVICES of unprivileged pods.
+    #: Whether the container toolkit is known to ignore NVIDIA_VISIBLE_DEVICES of unprivileged pods.
     toolkit_ignores_environment: bool = False
 
 
@@ -296,7 +297,7 @@ class ObstacleReading(Reading, frozen=True):
 
 
 class PermissionReading(Reading, frozen=True):
-    """Whether the agent is permitted to steer, independent of the node's device choice."""
+    """Whether the agent has the permission to steer, whatever the node's device choice is."""
 
     permitted: bool
 
@@ -311,5 +312,5 @@ class Follower(Protocol):
     """A probe that needs the readings of other probes."""
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:
-        """Return further readings. ``readings`` are all readings of this sample so far."""
+        """Return more readings. ``readings`` are all readings of this sample so far."""
         ...

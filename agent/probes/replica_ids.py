@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from agent.probes.readings import DeviceReading
 
-#: Names that NVIDIA's plugin gives to the only device on WSL and on Jetson.
+#: Names that NVIDIA's plugin gives to the only device on WSL and on Jetson, respectively.
 ONLY_DEVICE = ("all", "tegra")
 
 _SHARE = re.compile(r"(?P<device>.+)(?:::|/vgpu)(?P<number>\d{1,6})")
@@ -60,10 +60,10 @@ def resolve(replicas: Iterable[str], devices: Sequence[DeviceReading]) -> dict[s
 
 
 def _by_position(name: str, devices: Sequence[DeviceReading]) -> str | None:
-    """Return the UUID of a device that is not named by UUID, or None if no device or several
-    devices match."""
+    """Return the UUID of the device with a name that is not a UUID, or None unless exactly one
+    device matches."""
     if match := _LEGACY_MIG.fullmatch(name):
-        # The driver's list does not distinguish compute instances of one GPU instance.
+        # The driver's process list does not distinguish compute instances of one GPU instance.
         there = [
             device.uuid
             for device in devices

@@ -31,7 +31,7 @@ from headroom.contract.gpunode import SM_SOURCES
 GPM_APART_S = 0.1
 _SM_UTIL, _SM_OCCUPANCY = 2, 3
 _METRICS_VERSION = 1
-#: Period in microseconds that the first query for process samples covers.
+#: The first query for process samples covers this many microseconds.
 _FIRST_WINDOW_US = 1_000_000
 #: Counters may add up to slightly more than 1. Higher values are invalid.
 _MOST_RATIO = 1.01
@@ -43,8 +43,7 @@ def ratio(value: float) -> float | None:
 
 
 def best(readings: Iterable[ActivityReading]) -> list[ActivityReading]:
-    """Return one reading for each device, which takes each figure from the best source with this
-    figure."""
+    """Combine the readings of each device. Each figure comes from the best source that has it."""
     found: dict[str, ActivityReading] = {}
     rank = {source: number for number, source in enumerate(SM_SOURCES)}
     for reading in sorted(readings, key=lambda r: rank.get(r.source, len(rank))):
@@ -165,7 +164,7 @@ class Meter:
             else:
                 taken = self._gate.ask("nvmlGpmMigSampleGet", handle, instance, pair.older)
         except NvmlError:
-            self._free(instance)  # The failed call may have left any data in the sample.
+            self._free(instance)  # The failed call may have left garbage in the sample.
             raise
         if taken is None:
             self._free(instance)
@@ -216,8 +215,8 @@ class Meter:
             self._free_sample(sample)
 
     def _processes(self, handle: Any) -> list[ActivityReading]:
-        """Return the SM time of the processes since the last query. The result is empty if it is
-        not measured."""
+        """Return the SM time of the processes since the last query, or nothing if it is not
+        measured."""
         now_us = self._wall_us()
         since_us = now_us if self._seen_us is None else self._seen_us
         if since_us >= now_us:  # This is the first query, or the wall clock was set back.

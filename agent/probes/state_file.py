@@ -12,9 +12,9 @@ _T = TypeVar("_T", bound=msgspec.Struct)
 class StateFile(Generic[_T]):
     """Stores one value of the type of ``empty`` as JSON.
 
-    The file belongs on the node under /run, because a pod's own directories are deleted with the
-    pod. It may be lost at a reboot. If ``path`` is None, nothing is stored. ``lost`` names what is
-    lost without the file, and appears in messages.
+    The file should be under /run on the node, because a pod's own directories are deleted with the
+    pod. It may be lost at a reboot. If ``path`` is None, nothing is stored. ``lost`` says in
+    messages what is lost without the file.
     """
 
     def __init__(self, path: Path | None, empty: _T, lost: str) -> None:
@@ -29,7 +29,7 @@ class StateFile(Generic[_T]):
 
     @property
     def trouble(self) -> str:
-        """Why the last write or, if it succeeded, the read failed. Empty if neither failed."""
+        """Why the last write failed, or else why the read failed. Empty if both succeeded."""
         return self._write_error or self._read_error
 
     def read(self) -> _T:

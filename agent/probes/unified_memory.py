@@ -8,8 +8,8 @@ The driver reports no memory for such a GPU, so the host's figures replace it:
 
 So use by the host beyond the reserve counts as unattributed use of the GPU. Without annotation and
 flag, a GPU that pods share is unhealthy, because the size of the pool is not confirmed. A GPU that
-only one pod can get then has the memory of the default pool, and only the use of its pod counts,
-because the pod may use all memory that the host has.
+only one pod can get has the memory of the default pool in that case, and only the use of its pod
+counts, because the pod may use all memory of the host.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def with_host_memory(
     """Return the devices, with the host's figures for a GPU with unified memory.
 
     ``is_shared`` returns whether the plugin shares a device among pods. Also return the UUID of the
-    GPU for which only the use of its pod counts. Empty if there is no such GPU.
+    GPU for which only the use of its pod counts, or an empty string if there is no such GPU.
     """
     unified = [device for device in devices if is_unified(device)]
     if host is None or not unified or len(unified) < len(devices):

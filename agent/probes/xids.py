@@ -22,7 +22,7 @@ _log = structlog.get_logger()
 SOURCE = "nvml"
 _XID_EVENTS = 8  # nvmlEventTypeXidCriticalError
 
-#: Timeout of one wait in milliseconds. Newly watched devices are registered after it.
+#: Timeout of one wait in milliseconds. Newly watched devices are registered when it ends.
 WAIT_MS = 2000
 #: Pause in seconds after an error, and instead of a wait while no device could be registered.
 _PAUSE_S = 1.0
@@ -61,8 +61,9 @@ class XidWatch:
         self._returned_s = 0.0
         #: Whether the thread may have a driver call in progress.
         self._listening = False
-        #: Event sets with their handles, freed when the next event set is registered. Until then,
-        #: events are queued in both. Repeated events count once.
+        #: Event sets that are no longer used, with their handles. They are freed when the next
+        #: event set is registered. Until then, events are queued in both sets, and duplicates count
+        #: once.
         self._old: list[tuple[Any, dict[str, Any]]] = []
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -80,7 +81,7 @@ class XidWatch:
             try:
                 thread.start()
             except RuntimeError:
-                # The system allows no new thread at the moment, so the next sample tries again.
+                # The system cannot start a thread now, so the next sample tries again.
                 return
             self._thread = thread
 
@@ -98,7 +99,7 @@ class XidWatch:
 
     @property
     def lacks(self) -> list[str]:
-        """Messages about XIDs that are not received. They stay the same as long as the cause."""
+        """Messages about XIDs that are not received. They change only if the cause changes."""
         if self._thread is None:
             return ["no thread could be started, so XIDs are not received"] if self._wanted else []
         if self._monotonic() - self._returned_s > self._wait_ms / 1000 + self._deadline_s:
@@ -131,8 +132,8 @@ class XidWatch:
             except Exception as err:  # noqa: BLE001 - the thread must continue
                 if not isinstance(err, NvmlError):
                     _log.error("xid_listener_failed", exc_info=err)
-                # A lost device ends the wait for all devices. The others are watched after the
-                # pause.
+                # A lost device ends the wait for all devices. The other devices are watched again
+                # after the pause.
                 self._set_failed(dict.fromkeys(watched, str(err)))
                 self._stop.wait(_PAUSE_S)
             self._old.append((events, handles))
@@ -196,7 +197,7 @@ class XidWatch:
         """Free the event sets that are no longer used, and store the events queued in them."""
         while self._old:
             events, handles = self._old.pop()
-            # The error that ended the wait has been reported.
+            # The error that ended the wait was already reported.
             with contextlib.suppress(NvmlError):
                 for _ in range(_MOST_QUEUED if handles else 0):
                     if not self._receive(events, handles, 0):

@@ -1,9 +1,10 @@
 """Decides which resources are steered, and which replicas a container gets. Pure.
 
-The kubelet asks for some of the available replicas and does not name the pod. The ledger lists the
-pods with a reservation on this node, and the checkpoint the pods with devices. So the request is
-for an unconfirmed pod (with a reservation but without its devices) or for a pod without a
-reservation. Usually all unconfirmed pods of a resource are reserved on the same set of devices.
+The kubelet asks which of the available replicas to allocate, but does not name the pod. The ledger
+lists the pods with a reservation on this node, and the checkpoint lists the pods with devices. So
+the request is either for an unconfirmed pod, which has a reservation but no devices yet, or for a
+pod without a reservation. Usually all unconfirmed pods of a resource are reserved on the same set
+of devices.
 
 A container that requests n replicas gets n different devices.
 
@@ -12,20 +13,20 @@ A container that requests n replicas gets n different devices.
 2. Otherwise the fullest devices with enough memory for the largest unconfirmed pod are chosen.
    Until the unconfirmed pods arrive, the extender reserves nothing on other devices of the node. So
    memory that is free on another device stays free.
-3. If too few devices have enough memory, the request is rejected. Then the pod fails, but no device
-   is overcommitted.
+3. If too few devices have enough memory, the request is rejected, so the pod fails but no device is
+   overcommitted.
 
 Reservations made while the resource was not steered name no device, because the extender assumed
 the plugin's order. So among the devices with enough memory, the plugin's next choice is chosen.
 
 If Headroom has reserved no device for an unconfirmed pod, the request is not rejected for lack of
 memory, but gets the devices with the most free memory. If adopted pods, or pods that choose their
-device themselves, are unconfirmed and fit on enough devices, it gets the fullest of these devices.
-If fewer devices than requested have a free replica, the plugin chooses.
+device themselves, are unconfirmed and fit on enough devices, the request gets the fullest of
+these devices. If fewer devices than requested have a free replica, the plugin chooses.
 
-A cordoned device is chosen only for pods that Headroom placed on it before the cordon. Even if the
-plugin would choose, the agent then chooses among the devices that are not cordoned. If they have
-too few free replicas, the request is rejected.
+A cordoned device is chosen only for pods that Headroom placed on it before the cordon. While a
+device is cordoned, the agent chooses among the other devices even if the plugin would otherwise
+choose. If these have too few free replicas, the request is rejected.
 """
 
 from collections.abc import Iterator, Sequence, Set
@@ -69,8 +70,8 @@ from headroom.contract.gpunode import (
 NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"
 SHARING_UNKNOWN = "cannot read how the device plugin shares the GPUs"
 
-#: Factor by allocation policy for the number of a device's replicas that are not free. The plugin
-#: chooses the device with the lowest product.
+#: For each allocation policy, the factor by which the number of a device's used replicas is
+#: multiplied. The plugin chooses the device with the lowest product.
 _ORDER = {"distributed": 1, "packed": -1, "unknown": 0}
 
 
@@ -202,7 +203,7 @@ def choose(
 def _renamed(
     request: ContainerRequest, sample: GPUNodeStatus, entries: Sequence[Entry], uuid: str
 ) -> tuple[ContainerRequest, GPUNodeStatus, list[Entry]]:
-    """Return the arguments of ``choose`` with the UUID in the replicas of the only device."""
+    """Replace the name of the only device by its UUID in the arguments of ``choose``."""
 
     def named(replicas: Sequence[str]) -> tuple[str, ...]:
         return tuple(
@@ -318,7 +319,7 @@ class _Candidate:
         """Return whether the request fits, whichever of ``pods`` it is for.
 
         The device must be healthy and have enough free memory for the largest pod. A pod whose
-        reservation is already counted here needs no further memory.
+        reservation is already counted here needs no additional memory.
         """
         needed_bytes = (
             asked(reservation, self.memory, uses=False)
@@ -368,8 +369,8 @@ class Eligibility:
     """Which resources of the node can be steered."""
 
     resources: frozenset[str] = frozenset()
-    #: Resources that must not be steered. Resources in neither set stay as they are, for lack of
-    #: data.
+    #: Resources that must not be steered. Resources in neither set stay as they are, because their
+    #: data are missing.
     excluded: frozenset[str] = frozenset()
     #: One sentence for each reason why a resource is not steered.
     obstacles: tuple[str, ...] = ()

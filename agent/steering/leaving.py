@@ -1,9 +1,9 @@
 """Stops an agent that steers, and returns the resources to their plugins when that is safe.
 
 It is safe if the GPUNode reports that nothing is steered, and if no reservation of an unconfirmed
-pod depends on the agent's choice. The ledger may be unreadable, because the API server is down or
-the agent's permission was deleted first. Then the agent waits until its report is stale. If it
-writes nothing for long enough, no extender binds a pod to its node. Until then it rejects all pods.
+pod depends on the agent's choice. If the ledger cannot be read, because the API server is down or
+the agent's permission was deleted first, the agent stops writing and waits until its report is
+stale. From then on no extender binds a pod to the node. Until then the agent rejects all pods.
 """
 
 import time
@@ -17,10 +17,10 @@ from headroom.contract.errors import BadReport
 
 _log = structlog.get_logger()
 
-#: Maximum number of seconds for which an agent that stops still steers, while reservations of
+#: An agent that stops keeps steering for at most this number of seconds while reservations of
 #: unconfirmed pods depend on its choice.
 CONFIRM_WITHIN_S = 6.0
-#: Margin in seconds for binds that are in progress when the agent becomes stale.
+#: Additional seconds for binds that are in progress when the agent becomes stale.
 BIND_S = 15.0
 _RETRY_S = 1.0
 

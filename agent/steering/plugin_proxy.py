@@ -1,12 +1,12 @@
 """A proxy between the kubelet and a device plugin.
 
-It forwards every call and error byte for byte, except for two calls. GetPreferredAllocation returns
-the replicas that a container should get, but is forwarded too if ``choose`` returns None.
-ListAndWatch stays open and sends nothing, because the kubelet keeps its own stream to the plugin
-and takes the devices and their health from there. The proxy opens no stream to the plugin, because
-NVIDIA's plugin sends each change of health to only one stream, and does not notice that a stream
-has ended. So a stream opened by the proxy would still take a change of health away from the kubelet
-after the agent has stopped.
+It forwards every call and error byte for byte, except for two calls. It answers
+GetPreferredAllocation with the replicas that a container should get, or forwards the call if
+``choose`` returns None. ListAndWatch stays open and sends nothing, because the kubelet keeps its
+own stream to the plugin and takes the devices and their health from there. The proxy opens no
+stream to the plugin, because NVIDIA's plugin sends each change of health to only one stream, and
+does not notice that a stream has ended. So a stream opened by the proxy would still take a change
+of health away from the kubelet after the agent has stopped.
 
 The kubelet's calls have no deadline, and the kubelet admits no other pod while it waits. So the
 proxy ends every call in time, with an error if necessary.
@@ -44,7 +44,7 @@ _MARK = "~"
 
 _SERVICE = "v1beta1.DevicePlugin"
 _REGISTER = "/v1beta1.Registration/Register"
-#: Reconnects soon after the plugin has restarted.
+#: Short backoff, so that the proxy reconnects soon after the plugin has restarted.
 _CHANNEL = (("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 500))
 #: Timeout in seconds of calls that no pod waits for, which are registration and options.
 _REGISTER_S = 10.0
@@ -52,7 +52,8 @@ _REGISTER_S = 10.0
 ANSWER_S = 1.0
 #: Time limit in seconds for a call of the kubelet that is forwarded to the plugin.
 PLUGIN_S = 5.0
-#: Number of threads for ``choose``: one for the call in progress, the others for late calls.
+#: Number of threads for ``choose``: one for the call in progress, and the others for calls that
+#: missed their deadline.
 _CHOOSING = 4
 #: Seconds for which an allocation through the proxy is remembered. By then a sample has shown it.
 _REMEMBERED_S = 120.0
@@ -116,7 +117,7 @@ class PluginProxy:
         return self._socket.name
 
     def rename(self) -> None:
-        """Give the socket a new name, because a kubelet may know the old one. Raises
+        """Give the socket a new name, because a kubelet may remember the old name. Raises
         ``OSError``."""
         renamed = self._socket.rename(self._socket.with_name(socket_of(self._plugin)))
         self._socket, self._identity = renamed, identity(renamed)
@@ -161,7 +162,7 @@ class PluginProxy:
         return self._await(self._call("GetDevicePluginOptions", b"", _REGISTER_S))
 
     def stop(self) -> None:
-        """Stop the server. The kubelet then considers all devices of the resource gone."""
+        """Stop the server, which makes the kubelet consider all devices of the resource gone."""
         self._await(self._end())
         self._end_thread()
         if self.listening:

@@ -1,21 +1,21 @@
-"""Registers the plugin proxy with the kubelet, and the plugin again when the agent stops.
+"""Registers the plugin proxy with the kubelet, and registers the plugin again when the agent stops.
 
 If two endpoints register for one resource, the kubelet (1.31 to 1.36, according to its source and
 tests) calls the endpoint that registered last, and reads the device lists of both. When the stream
 of *either* endpoint ends, it drops the current endpoint and considers all devices gone. The proxy
-sends no list, so the kubelet has healthy devices if and only if the plugin has sent a list since
-then. This has several consequences:
+sends no list, so the kubelet has healthy devices only if the plugin has sent a list after the last
+drop. This has several consequences:
 
 * A plugin that restarts registers itself, and is the current endpoint until the proxy registers
-  again. Its registration cannot be observed, but its first list can, because the resource then has
-  healthy devices again. So the proxy registers once after this, and is certainly the current
-  endpoint.
-* A kubelet that restarts forgets all endpoints and removes the proxy's socket. The plugin then
-  creates its socket again, as above.
+  again. The agent cannot observe this registration, but it can observe the plugin's first list,
+  because the resource has healthy devices again. If the proxy registers after that, it is certain
+  to be the current endpoint.
+* A kubelet that restarts forgets all endpoints and removes the proxy's socket. The plugin creates
+  its socket again and registers, as above.
 * After the end of a proxy the kubelet needs a new list from the plugin, which it gets if the plugin
-  itself is registered again. For a moment the plugin is then the current endpoint. So the next
-  agent first waits until no unconfirmed pod depends on an agent's choice, or until the kubelet has
-  rejected all such pods. Then it registers first the plugin and then the proxy.
+  itself is registered again. For a moment the plugin is the current endpoint. So the next agent
+  first waits until no unconfirmed pod depends on an agent's choice, or until the kubelet has
+  rejected all such pods. Then it registers the plugin, and after it the proxy.
 * The plugin is registered again only after the kubelet has noticed that the proxy is gone. Before
   that, the end of the proxy's stream would make the kubelet drop the plugin.
 * Each registration has a new socket name. Kubelet 1.37, which is not steered, would reject a second
@@ -58,8 +58,8 @@ from agent.steering.plugin_return import (
 _log = structlog.get_logger()
 
 CHECK_EVERY_S = 0.2
-#: Seconds after which a plugin or a kubelet that has created its socket must have registered, or
-#: been registered with. Until then the proxy waits for healthy devices.
+#: Seconds within which a plugin or kubelet that has created its socket completes the registration.
+#: During this time the proxy waits for healthy devices.
 SETTLED_S = 3.0
 #: Seconds in which a kubelet without healthy devices has rejected every pod that was bound before.
 #: Reservations that are still unconfirmed after this time belong to pods that have ended.
@@ -106,8 +106,8 @@ class PluginRegistration:
 
     ``folder`` is the kubelet's device plugin directory. ``changed`` is called whenever ``steers``
     has changed. ``promotes`` returns whether the kubelet returns to the plugin by itself when the
-    proxy ends. Such a kubelet must not get a second registration of a socket. ``may_choose``
-    returns whether the plugin may choose devices for a moment.
+    proxy ends. With such a kubelet, no socket may be registered twice. ``may_choose`` returns
+    whether the plugin may choose devices for a moment.
     """
 
     def __init__(
@@ -143,11 +143,11 @@ class PluginRegistration:
         self._seen: tuple[tuple[int, int], tuple[int, int]] | None = None
         #: Whether the kubelet may still have the stream of an outdated registration.
         self._outdated = False
-        #: The time since when a registration is due, and the time when it was done, or None if it
-        #: was not.
+        #: When a registration became due, and when it was done, or None if it was not done yet.
         self._due_since_s = 0.0
         self._registered_at_s: float | None = None
-        #: Whether the plugin was registered since then, so that the kubelet gets its list.
+        #: Whether the plugin has been registered since the registration became due, so that the
+        #: kubelet gets its list.
         self._listed = False
         #: Earliest time of the next registration.
         self._retry_at_s = 0.0
@@ -155,14 +155,14 @@ class PluginRegistration:
         #: check after that.
         self._check_devices_at_s = 0.0
         self._check_devices_every_s = check_devices_every_s
-        #: Why the kubelet does not call the proxy. Empty if it does or will do so soon.
+        #: Why the kubelet does not call the proxy. Empty if it calls the proxy or will do so soon.
         self.trouble = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
     def steers(self) -> bool:
-        """Whether the proxy is certainly the kubelet's current endpoint."""
+        """Whether it is certain that the proxy is the kubelet's current endpoint."""
         proxy = self._proxy
         return (
             proxy is not None
@@ -196,7 +196,7 @@ class PluginRegistration:
     def stop(self, bring_plugin_back: bool = True) -> None:
         """Return the resource to its plugin, or leave it without replicas.
 
-        In the second case a socket stays, from which the next agent sees that it must register the
+        In the second case a socket stays, which shows the next agent that it must register the
         plugin.
         """
         self._end.set()
@@ -212,7 +212,8 @@ class PluginRegistration:
             leave_socket(self._folder / socket_of(self._plugin))
 
     def _keeps_devices_of_new_kubelet(self) -> bool:
-        """Return whether a kubelet whose version may be unknown uses the plugin without the proxy.
+        """Return whether the kubelet, whose version may be unknown, uses the plugin without the
+        proxy.
 
         An older kubelet considers all devices gone when the proxy ends.
         """
@@ -260,8 +261,9 @@ class PluginRegistration:
     def _has_lost_devices(self, now_s: float) -> bool:
         """Check from time to time whether the kubelet has no healthy device of the resource.
 
-        The kubelet drops all devices if a stream ends. Neither socket shows this, and only new
-        registrations bring the devices back. If all devices are really unhealthy, they do no harm.
+        The kubelet drops all devices if a stream ends. The sockets do not show this, and only new
+        registrations bring the devices back. If all devices are really unhealthy, new registrations
+        do no harm.
         """
         if now_s < self._check_devices_at_s:
             return False
@@ -292,7 +294,7 @@ class PluginRegistration:
         self._due_since_s, self._registered_at_s, self._listed = now_s, None, False
 
     def _register_if_ready(self, proxy: PluginProxy, created_s: float, now_s: float) -> None:
-        """Register the proxy when the kubelet has a list from the plugin. Before that, register the
+        """Register the proxy if the kubelet has a list from the plugin. Otherwise register the
         plugin if needed.
 
         ``created_s`` is the Unix time at which the newer of the two sockets was created.

@@ -1,5 +1,4 @@
-"""Returns a resource to its plugin. It registers the plugin itself and removes the proxies'
-sockets.
+"""Returns a resource to its plugin: registers the plugin itself and removes the proxies' sockets.
 
 ``plugin_registration`` describes how a kubelet treats two endpoints of one resource.
 """
@@ -53,7 +52,7 @@ def bring_back(folder: Path, plugin: str, healthy: Healthy, patience: Patience =
     """Register the plugin itself, and return whether the kubelet uses it again.
 
     First wait at most ``notice_s`` until the kubelet has noticed that the proxy is gone. If the
-    plugin does not answer ``tries`` times, it needs no help, because it registers when it
+    plugin does not answer ``tries`` times, it is probably not running. It registers itself when it
     starts.
     """
     resource = resource_of(plugin)
@@ -103,20 +102,20 @@ def restore(
     try:
         remove_proxies(folder, plugin)
     except OSError as err:
-        # Without permission to steer, the directory is read-only. The next kubelet that starts
-        # clears it.
+        # Without permission to steer, the directory is read-only. The kubelet clears it at its next
+        # start.
         _log.info("steering_socket_stays", plugin=plugin, reason=err.strerror)
 
 
 def leave_socket(path: Path) -> None:
-    """Create a socket file like those that a killed agent leaves."""
+    """Create a socket file like the one that a killed agent leaves."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as made:
         path.unlink(missing_ok=True)
         made.bind(str(path))
 
 
 def wait_until(done: Callable[[], bool], within_s: float) -> None:
-    """Wait until ``done`` returns true, for at most this time."""
+    """Wait until ``done`` returns true, but at most ``within_s`` seconds."""
     deadline_s = time.monotonic() + within_s
     while not done() and time.monotonic() < deadline_s:
         time.sleep(0.05)

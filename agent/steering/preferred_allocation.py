@@ -44,19 +44,19 @@ _log = structlog.get_logger()
 
 T = TypeVar("T")
 
-#: Maximum number of seconds that one call waits for inputs that cannot be read (sample, ledger,
-#: checkpoint and limits). After ``ANSWER_S`` the plugin proxy would end the call without the
-#: reason.
+#: Maximum number of seconds that one call waits until its inputs (sample, ledger, checkpoint and
+#: limits) can be read. After ``ANSWER_S`` the plugin proxy would end the call without the reason.
 PATIENCE_S = 0.8 * ANSWER_S
-#: The API server gets at least this number of seconds to answer, even if other inputs took the
-#: rest.
+#: The API server gets at least this number of seconds to answer, even if other inputs have used up
+#: the time.
 _LEAST_READ_S = 0.1
 _RETRY_S = 0.2
 #: Seconds between two checks whether a response is still due.
 _YIELD_S = 0.01
 #: Maximum number of remembered pods, which is the maximum number of reservations of a GPUNode.
 MAX_ARRIVALS = 4096
-#: Maximum number of seconds to return all resources to their plugins when the agent stops.
+#: When the agent stops, it takes at most this number of seconds to return all resources to their
+#: plugins.
 RETURN_WITHIN_S = 7.0
 
 
@@ -125,8 +125,8 @@ class PreferredAllocation:
         #: The sockets of each plugin that a killed agent left, and the thread that restores the
         #: plugin.
         self._restored: dict[str, tuple[set[str], threading.Thread]] = {}
-        #: For each resource, (pod uid, container, replica) in the samples since the resource was
-        #: last not steered, newest last. A sample can omit a pod that a later sample shows again.
+        #: For each resource, (pod uid, container, replica) of all samples since the agent began to
+        #: steer it, newest last. A sample can omit a pod that a later sample shows again.
         self._held: dict[str, dict[tuple[str, str, str], None]] = {}
         self._arrivals = Arrivals(self._folder / "kubelet.sock")
         self._leaving = False
@@ -175,7 +175,7 @@ class PreferredAllocation:
     def yield_to_answers(self) -> None:
         """Wait while a pod waits for a response, at most ``ANSWER_S`` seconds.
 
-        Otherwise the response could be late on a node with busy CPUs.
+        On a node with busy CPUs, a sample could otherwise delay the response.
         """
         until_s = time.monotonic() + ANSWER_S
         while (
@@ -276,7 +276,7 @@ class PreferredAllocation:
             thread.start()
 
     def _restore(self) -> None:
-        """Register the plugins that a killed agent has left unregistered.
+        """Register the plugins that an agent left unregistered when it was killed.
 
         This is not done while the version of the kubelet is unknown, because a second registration
         harms newer kubelets.

@@ -1,11 +1,11 @@
-"""Evicts pods that do not fit on the GPU that they got. Before that, it marks them in the ledger.
+"""Marks pods that do not fit on the GPU that they got in the ledger, and then evicts them.
 
-The mark is a compare-and-swap on the GPUNode that shows which pods must leave. So replicas never
-evict two pods if one eviction is enough. A marked pod stays at its gate even if memory becomes
-free. The mark is removed when the pod no longer has to leave. The mark is read again before the
-eviction (``eviction.evicting``), and a pod that has started in the meantime is not evicted. If an
-eviction is repeated, late or lost, the worst result is a pod that waits or that its controller
-replaces.
+The mark is written by compare-and-swap on the version of the GPUNode that shows which pods must
+leave, so replicas never evict two pods if one eviction is enough. A marked pod stays at its gate
+even if memory becomes free. The mark is removed when the pod no longer has to leave. Before the
+eviction the mark is read again (``eviction.evicting``), and a pod that has started in the meantime
+is not evicted. If an eviction is repeated, late or lost, the worst result is a pod that waits or
+that its controller replaces.
 
 Pods are evicted, not deleted, so that disruption budgets apply. A budget does not protect a pod at
 its gate, because such a pod is pending and serves nothing yet.
@@ -76,8 +76,8 @@ class Evictions:
         self._misplaced = misplaced
 
     async def evict_misplaced(self, node: str) -> EvictionResult:
-        """Evict the pods that must leave the node. Raise store errors, except those about a single
-        pod, which are returned."""
+        """Evict the pods that must leave the node. Raise store errors, but return errors about a
+        single pod."""
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)
             if gpunode is None:

@@ -1,10 +1,10 @@
 """Evicts a pod for a controller. All controllers evict pods only through this module.
 
 A replica's cache may be out of date, because another replica may have withdrawn the decision, or
-may have evicted a pod so that the remaining pod fits. So before each eviction the object that
-carries the decision is read from the API server, and must still require it. The pod is read after
-it. The eviction carries the uid and resourceVersion of that pod, so a pod that changes meanwhile is
-not evicted.
+may have evicted one pod so that the others fit. So before each eviction, the object that contains
+the decision is read from the API server and must still require the eviction. The pod is read after
+this object. Its uid and resourceVersion are preconditions of the eviction, so a pod that changes in
+the meantime is not evicted.
 """
 
 from collections.abc import Awaitable, Callable
@@ -62,7 +62,7 @@ async def evict(
 ) -> Eviction:
     """Evict the pod if that is still required.
 
-    ``is_required`` reads the object that carries the decision from the API server. ``may_leave``
+    ``is_required`` reads the object that contains the decision from the API server. ``may_leave``
     returns whether the pod may be evicted in its current state. ``most_grace_s`` is the maximum
     grace period in seconds. It also shortens the grace period of a pod that is already being
     deleted. With None, the pod's own grace period applies. Raises store errors of the reads, and

@@ -1,1 +1,1 @@
-"""Binds the pods of a group together, and evicts groups of which only a part is bound."""
+"""Binds the pods of a group together, and evicts groups that are bound only in part."""

@@ -1,15 +1,16 @@
 """Binds all pods of a group together, or none of them.
 
-kube-scheduler calls bind for all pods of a group at the same time. If the ledger declined one of
-them, for example because a program has taken the memory meanwhile, the other pods would be bound,
-and would hold their memory although they cannot work. So each bind first reserves its memory, and
-then waits. When all binds have reserved memory, all pods are bound. If one bind is declined, all
-are declined, and they release their memory. kube-scheduler then tries the group again.
+kube-scheduler calls bind for all pods of a group at the same time. If the ledger declined one call,
+for example because a program has taken the memory in the meantime, the other pods would be bound
+and hold memory although they cannot work. So each bind first reserves its pod's memory, and then
+waits. When all binds have reserved memory, all pods are bound. If one bind is declined, all binds
+are declined and release their memory, and kube-scheduler tries the group again.
 
-A bind waits only for pods that had a node when the first bind of the group was called, and it waits
-at most for half of its time. Then the pods with reservations are bound, because another component
-may have stopped the other binds, another extender may have received their calls, or the group is
-large and the API server is slow. The memory of the other pods is held, so they can be bound later.
+A bind waits only for pods that had a node when the first bind of the group was called, and for at
+most half of its timeout. After that, the pods with reservations are bound. The other binds may be
+missing because another component has stopped them, because another extender has received their
+calls, or because the group is large and the API server is slow. The memory of these pods is held,
+so they can be bound later.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from headroom.contract.kube import Pod
 from headroom.core.cluster.assumed_binds import AssumedBinds
 from headroom.core.groups.membership import Group, group_of
 
-#: Number of seconds between two checks whether a bind is still expected for the pods without one.
+#: Number of seconds between two checks whether the missing bind calls are still expected.
 CHECKED_EVERY_S = 0.05
 #: Maximum number of recorded pods. A pod is recorded while its group is being bound, or after the
 #: group was declined and until it is tried again.
@@ -38,7 +39,7 @@ class _Attempt:
     group: Group
     #: Pods whose bind has not been called yet.
     expected: set[str]
-    #: Pods whose bind was called and that have not reserved their memory yet.
+    #: Pods whose bind was called but whose memory is not reserved yet.
     unreserved: set[str] = field(default_factory=set)
     #: True if the pods may be bound, False if they are declined, and None until that is decided.
     verdict: bool | None = None
@@ -122,8 +123,7 @@ class GroupBinds:
             self._assumed.end_group(attempt.group)
 
     def withdraw(self, uid: str) -> None:
-        """Record that filter is called for the pod again, so that no bind follows from the last
-        attempt."""
+        """Record that filter is called for the pod again, so its last attempt leads to no bind."""
         if (attempt := self._attempts.pop(uid, None)) is not None:
             attempt.expected.discard(uid)
 

@@ -1,4 +1,4 @@
-"""Evicts the bound pods of a group together if the group cannot work because other pods of it wait.
+"""Evicts the bound pods of a group together if the group cannot work without its other pods.
 
 kube-scheduler calls the binds of a group at the same time. If an extender is killed or the API
 server is too slow, only a part of the group may be bound. This part holds memory that it cannot
@@ -12,9 +12,9 @@ so if two replicas evict the same group, each pod is evicted only once. Before t
 of all pods are tried as a dry run. If the API server rejects one of them, for example because of a
 disruption budget, no pod is evicted.
 
-One group is evicted at a time. It is the group with the lowest priority, or the youngest of several
-such groups. Then the waiting time of the other groups starts again, because they may be bound in
-the memory that becomes free.
+One group is evicted at a time: the group with the lowest priority, or the youngest of several such
+groups. After that, the waiting time of the other groups starts again, because the memory that
+becomes free may allow the rest of their pods to be bound.
 """
 
 import time
@@ -79,11 +79,11 @@ class PartialGroupsController:
     def start(
         self, loops: Loops, unready: Callable[[], str], after_s: Callable[[], float | None]
     ) -> None:
-        """Start the loop. ``after_s``: setting evict_partial_groups_after_s."""
+        """Start the loop. ``after_s`` returns the setting evict_partial_groups_after_s."""
         loops.start("partial groups", lambda: self.once(after_s()), EVERY_S, unready=unready)
 
     async def once(self, after_s: float | None) -> None:
-        """Evict one group of which only a part has been bound for ``after_s`` seconds. With None,
+        """Evict one group that has been bound only in part for ``after_s`` seconds. With None,
         evict no group."""
         bound = partly_bound(self._cluster) if after_s is not None else {}
         now_s, being_bound = self._monotonic_s(), self._being_bound(bound)

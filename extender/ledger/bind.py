@@ -1,9 +1,9 @@
 """The bind protocol, which writes a pod's reservation before the pod is bound.
 
 A reservation is an entry of ``GPUNode.spec.reservations``, written by compare-and-swap on the
-object it was computed from. So any number of replicas may run this protocol against one store, and
-the store decides. The order of the steps makes it safe (docs/design/architecture.md, "Bind"), and a
-comment at each step gives the reason.
+object it was computed from. So any number of replicas may run this protocol against one store,
+which accepts only one of several conflicting writes. The order of the steps makes the protocol safe
+(docs/design/architecture.md, "Bind"), and a comment at each step gives the reason.
 """
 
 import time
@@ -31,13 +31,13 @@ from headroom.errors import (
     StoreRejected,
 )
 
-#: The placement of a pod that is bound as kube-scheduler would bind it, without charges and
-#: annotations.
+#: The placement of a pod that is bound without charges and annotations, as kube-scheduler would
+#: bind it.
 UNRESERVED = Placement((), {})
 
 
 class Judge(Protocol):
-    """Fits a pod on one version of a GPUNode, and ignores a reservation that the pod already has
+    """Fits a pod on one version of a GPUNode, ignoring a reservation that the pod already has
     there.
 
     Returns the placement, or the reason why the pod does not fit.
@@ -53,7 +53,7 @@ class _Reserved:
 
     pod: Pod
     placement: Placement
-    #: As in ``Bound``.
+    #: The same as ``Bound.despite``.
     despite: Reason | None
 
 
@@ -234,7 +234,7 @@ class Binder:
             pending.gpunode, pending.done = gpunode, True
 
     async def _fit_without_gpunode(self, pending: _PendingBind, gpunode: GPUNode) -> None:
-        """Let a pod be bound to a node without a GPUNode if it needs no reservation. Otherwise
+        """Allow the bind to a node without a GPUNode if the pod needs no reservation. Otherwise
         decline it, for the judge's reason or because no memory can be reserved there yet.
         ``gpunode`` is an empty object with the node's name."""
         request = pending.request
@@ -281,9 +281,9 @@ class Binder:
                 pending.step = Declined(placement, state.metadata.resource_version)
                 return
             despite, placement = placement, UNRESERVED
-            # Adopt the pod as an unreserved pod, so that a later switch to mode enforce starts with
-            # correct charges. This is not necessary before the node is initialised, because the
-            # initialisation charges all pods on the node.
+            # Charge the pod like an unreserved pod, so that a later switch to mode enforce starts
+            # with correct charges. This is not necessary before the node is initialised, because
+            # the initialisation charges all pods on the node.
             if gpunode.spec.initialised:
                 pending.reservation = self._reservations.adopt(state, gpunode)
         elif placement.charges:

@@ -33,8 +33,7 @@ class BindRequest:
 class Bound:
     """The pod is bound to the requested node, by this call or before it."""
 
-    #: The resourceVersion of the pod for which this call decided. Empty if this call made no
-    #: decision.
+    #: The resourceVersion of the pod that this call decided on. Empty if it made no decision.
     version: str = field(default="", compare=False)
     #: In mode observe, the reason for which mode enforce would have declined the bind.
     despite: Reason | None = None
@@ -54,7 +53,7 @@ class Failed:
     """The bind failed. ``message`` states the reason, for the pod's condition."""
 
     message: str
-    #: As in ``Bound``.
+    #: The same as ``Bound.version``.
     version: str = field(default="", compare=False)
 
 

@@ -47,7 +47,7 @@ class SyncStore(Protocol):
 
 
 class AsyncStore(Store):
-    """Adapts a synchronous store to ``Store``. No call ever waits."""
+    """Adapts a synchronous store to ``Store``. Its coroutines never suspend."""
 
     def __init__(self, store: SyncStore) -> None:
         self._store = store
@@ -242,8 +242,8 @@ class EmbeddedStore:
         self._do("delete_gpunode", delete)
 
     def report(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> None:
-        """Replace the status of GPUNodes, as their agents do. If one of them does not exist, raise
-        ``StoreNotFound`` and replace none."""
+        """Replace the status of GPUNodes, as their agents do. If a GPUNode does not exist, raise
+        ``StoreNotFound`` and replace no status."""
 
         def write() -> None:
             pairs = [(self._held(name), status) for name, status in reports]
@@ -256,7 +256,7 @@ class EmbeddedStore:
         self._do("report", write)
 
     def _do(self, operation: str, action: Callable[[], T]) -> T:
-        """Run ``action`` under the lock, with the fault before and after it."""
+        """Run ``action`` under the lock, and call the fault before and after it."""
         self._fault(operation, "before")
         try:
             with self._lock:

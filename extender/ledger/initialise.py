@@ -71,16 +71,16 @@ class Initialiser:
         self._store = reservations.store
         self._new_id = reservations.new_id
         self._together = together
-        #: Uids of GPUNodes that are not initialised yet, but for which the Bindings in flight were
-        #: already made to fail.
+        #: Uids of uninitialised GPUNodes for which this replica has already made the Bindings in
+        #: flight fail.
         self._cleared: set[str] = set()
 
     async def initialise(self, nodes: Iterable[Node]) -> list[str]:
         """Create missing GPUNodes and initialise them. Return the names of the GPUNodes that this
         call initialised.
 
-        A GPUNode is initialised when its node's devices are known, because only then can its pods
-        be charged. The call may be repeated. Raises store errors, but raises an error about a
+        A GPUNode is initialised when its node's devices are known, because its pods cannot be
+        charged before. The call may be repeated. Raises store errors, but raises an error about a
         single node only after all other nodes are done.
         """
         errors, waiting = ErrorsByNode(), list[GPUNode]()
@@ -187,13 +187,13 @@ class Initialiser:
             return None  # another client created it, and the next round checks it again
 
     async def remove_finalizer(self, names: Iterable[str]) -> None:
-        """Remove Headroom's finalizer from each named GPUNode that is being deleted, with its Node
-        or by a user.
+        """Remove Headroom's finalizer from each named GPUNode that is being deleted, either
+        together with its Node or by a user.
 
-        Their reservations are lost. This is safe, because no pod is placed on a node without a
-        GPUNode, and the pods on the node are charged before pods are placed with a new GPUNode.
-        Raises store errors, but raises an error about a single node only after all other nodes are
-        done.
+        The reservations of these GPUNodes are lost. This is safe, because no pod is placed on a
+        node without a GPUNode, and when the node gets a new GPUNode, the pods on the node are
+        charged before any pod is placed there. Raises store errors, but raises an error about a
+        single node only after all other nodes are done.
         """
         errors = ErrorsByNode()
         for name in names:
@@ -207,10 +207,10 @@ class Initialiser:
     async def copy_settings(self, node: str, device_choice: str, cordoned: Sequence[str]) -> bool:
         """Write settings of the Node into its GPUNode, where the agent reads them.
 
-        Reservations are unchanged. Filter uses the device choice that the agent reports, and an
-        agent changes it only when no unconfirmed pod depends on it. ``cordoned`` contains the UUIDs
-        of cordoned GPUs. Return whether the GPUNode has these settings now. Raise all store errors
-        except lost races.
+        Reservations stay unchanged. Changing the device choice is safe, because filter uses the
+        device choice that the agent reports, and the agent changes it only when no unconfirmed pod
+        depends on it. ``cordoned`` contains the UUIDs of cordoned GPUs. Return whether the GPUNode
+        has these settings now. Raise all store errors except lost races.
         """
         for _ in range(ATTEMPTS):
             gpunode = await self._store.read_gpunode(node)

@@ -1,4 +1,4 @@
-"""The ledger's store at the API server, with compare-and-swap, Bindings, annotations and evictions.
+"""The ledger's store at the API server: compare-and-swap, Bindings, annotations and evictions.
 
 Each write carries the resourceVersion that it was computed from, and is sent only once.
 ``store_error`` returns ``OutcomeUnknown`` if there is no response, if the write may have been done
@@ -33,8 +33,8 @@ from headroom.runtime.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.client import JSON, METADATA_ONLY, KubeApi
 
-#: Removes the object's managedFields. Nothing reads them, and the API server spent a third of its
-#: time for each write of a reservation or a report on them.
+#: Removes the object's managedFields. Nothing reads them, but they took a third of the API server's
+#: time for each write of a reservation or report.
 UNTRACKED = [dict[str, Any]()]
 _GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 _MERGE_PATCH = "application/merge-patch+json"
@@ -45,7 +45,7 @@ _TOO_LARGE = "etcdserver: request is too large", "trying to send message larger 
 #: The API server's error (status 500) if an admission webhook with failurePolicy Fail cannot be
 #: reached. Nothing was written.
 _NO_WEBHOOK = "failed calling webhook"
-#: Fragments of other etcd errors. Whether the write was done is unknown.
+#: Fragments of other etcd errors, after which it is unknown whether the write was done.
 _ETCD_TROUBLE = "etcdserver: ", "rpc error: ", "context deadline exceeded", "context canceled"
 #: HTTP status codes of rejections that may be temporary. With 401, the token is being rotated. With
 #: 410, the resourceVersion has expired, and the next attempt reads a newer version. 408, 425 and
@@ -256,7 +256,7 @@ class KubernetesEvictor:
 
 
 def spec_patch(before: GPUNodeSpec, after: GPUNodeSpec) -> dict[str, Any]:
-    """Return the same patch as ``merge_patch`` of the two specs, at less cost.
+    """Return the same patch as ``merge_patch`` of the two specs, but faster.
 
     A node has dozens of reservations, and most of them are the same object in both specs. So only
     the other reservations are converted and compared.

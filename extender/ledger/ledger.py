@@ -58,6 +58,6 @@ class Ledger:
                 await self._store.touch_pod(current, retry, RETRY)
                 return retry
             # kube-scheduler has just written the pod's condition, or another replica has requeued
-            # it.
+            # the pod.
             current = await self._store.read_pod(pod.metadata.namespace, pod.metadata.name)
         return None

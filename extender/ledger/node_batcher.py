@@ -2,7 +2,7 @@
 requests.
 
 Between replicas, compare-and-swap decides which write succeeds. Within one replica, separate writes
-of the same GPUNode would only cause conflicts, and would cost more than one common write.
+of the same GPUNode would only cause conflicts, and would cost more than a single write.
 """
 
 from asyncio import Lock
@@ -32,8 +32,8 @@ class NodeQueue(Generic[R]):
     requests: int = 0
     #: Requests that no holder of the lock has taken yet.
     queued: list[R] = field(default_factory=list)
-    #: True if an earlier request held the lock. Then ``gpunode`` is the object that the last holder
-    #: wrote, or None if it wrote no object or the result of its write is unknown.
+    #: True if an earlier request held the lock. If so, ``gpunode`` is the object that the last
+    #: holder wrote, or None if it wrote nothing or the result of its write is unknown.
     used: bool = False
     gpunode: GPUNode | None = None
 

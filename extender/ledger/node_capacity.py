@@ -36,7 +36,7 @@ class NodeCapacity:
 
     @contextmanager
     def arriving(self, pod: Pod, node: str) -> Iterator[None]:
-        """Count the pod for later binds to the node, until this bind has ended."""
+        """Count the pod in the checks of later binds to the node, until this bind has ended."""
         arriving = self._arriving.setdefault(node, {})
         arriving[pod.metadata.uid] = demands(pod)
         try:
@@ -47,12 +47,12 @@ class NodeCapacity:
                 del self._arriving[node]
 
     async def exceeded(self, pod: Pod, node: str) -> bool:
-        """Return whether another scheduler has bound pods to the node so that this pod no longer
-        fits. Raises the errors of ``bound``.
+        """Return whether this pod no longer fits because another scheduler has bound pods to the
+        node. Raises the errors of ``bound``.
 
-        Pods that the kubelet has accepted are not considered, because kube-scheduler has counted
-        them. Otherwise a pod could wait forever if kube-scheduler and this check ever computed
-        different requests.
+        Return False if the kubelet has accepted all pods of other schedulers, because
+        kube-scheduler has counted such pods. Without this rule, a pod could wait forever if
+        kube-scheduler and this check ever computed different requests.
         """
         allocatable = self._allocatable(node)
         if allocatable is None:

@@ -109,7 +109,7 @@ class Reservations:
                     if pod.node == node and not pod.ended:
                         return False
                     if not pod.node:
-                        # Bindings in flight carry the old resourceVersion and now fail.
+                        # Bindings in flight require the old resourceVersion, so they fail now.
                         await self.store.touch_pod(pod, self.new_id())
                 elif not left or _shown(gpunode, uid):
                     return False
@@ -127,9 +127,9 @@ class Reservations:
         that overcommits a device.
 
         Return True if the reservation is written or not needed. It is not needed if the pod has
-        ended, is on another node or requests no GPU, or if the node is not initialised yet, which
-        charges all its pods. Return False if the node's devices are not known, and after a store
-        error or ``ATTEMPTS`` lost races.
+        ended, is on another node or requests no GPU, or if the node is not initialised yet, because
+        the initialisation charges all its pods. Return False if the node's devices are not known,
+        and after a store error or ``ATTEMPTS`` lost races.
         """
         metadata = unreserved_pod.metadata
         for _ in range(ATTEMPTS):
@@ -243,7 +243,7 @@ class Reservations:
             gone = await self.store.read_pod(reservation.namespace, reservation.name)
             if gone is not None and gone.metadata.uid == uid:
                 return None
-            # Read the Lease after the pod, and from the store, because a watch may be late.
+            # Read the Lease after the pod, and from the store because a watch may be late.
             return await self.store.read_heartbeat_version(node)
         except StoreError:
             return None

@@ -3,11 +3,11 @@ reserved.
 
 Each eviction has two steps. First the decision is written into the GPUNode by compare-and-swap, and
 an Event warns the pod's owner. After the grace period, the pod is evicted if a newer sample of the
-agent still shows the pressure. Otherwise the decision is withdrawn. So all replicas act on one
-decision, and a replica that restarts continues it. Before the eviction, the GPUNode is read again.
-It must still contain the decision, and its report must show that this pod has to be evicted. If an
-eviction is rejected, for example by a disruption budget, the pod is skipped for a while and the
-next pod of its namespace is selected.
+agent still shows the pressure. Otherwise the decision is withdrawn. So all replicas act on the same
+decision, and a replica that restarts continues with it. Before the eviction, the GPUNode is read
+again. It must still contain the decision, and its report must show that this pod has to be evicted.
+If an eviction is rejected, for example by a disruption budget, the pod is skipped for a while and
+the next pod of its namespace is selected.
 
 In mode observe, pods that would be evicted are only logged and counted. This happens after the
 grace period, if a newer sample still shows the pressure and the API server accepts the eviction as
@@ -52,14 +52,14 @@ EVERY_S = 1.0
 #: Maximum number of nodes without a decision that are checked in a round. The check of a node takes
 #: up to a millisecond.
 MOST_NODES = 100
-#: Maximum number of decisions, and of logged pods, that are remembered.
+#: Maximum number of remembered decisions, and of remembered pods that were logged.
 DECISIONS, REMEMBERED = 2048, 4096
 
 
 @dataclass(frozen=True, slots=True)
 class _Observed:
-    """A pod that would be selected, with the monotonic time and the sample at which it was selected
-    first."""
+    """A pod that would be selected for eviction, with the monotonic time and the sample of its
+    first selection."""
 
     device: str
     since_s: float
@@ -99,13 +99,13 @@ class OveruseController:
         #: When this process first saw a decision, by the pod's uid and the time of the decision.
         #: The clocks of two replicas are not compared.
         self._seen: Bounded[tuple[str, str], _Seen] = Bounded(DECISIONS)
-        #: In mode observe, the pods that would be selected, by node, and the pods that were already
-        #: logged.
+        #: In mode observe, the pods that would be selected for eviction, by node, and the pods that
+        #: were already logged.
         self._observed: dict[str, dict[str, _Observed]] = {}
         self._logged: Bounded[str, None] = Bounded(REMEMBERED)
         #: The number of devices under pressure on which no pod may be evicted, by node.
         self._unresolved: dict[str, int] = {}
-        #: Position of the next node without a decision.
+        #: Index of the first node without a decision that the next round checks.
         self._turn = 0
 
     def start(
@@ -167,7 +167,7 @@ class OveruseController:
                 continue
             try:
                 await self._evictor.may_evict(pod)
-            except StoreError:  # The dry run is repeated later, as an eviction is in mode enforce.
+            except StoreError:  # Repeat the dry run later, like an eviction in mode enforce.
                 selected[uid] = replace(first, since_s=now_s + REJECTED_FOR_S)
                 continue
             self._logged[uid] = None

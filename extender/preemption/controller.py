@@ -1,9 +1,9 @@
 """Evicts pods for pods that lack only GPU memory, and writes Events about preemption.
 
 kube-scheduler calls preempt only if one of its own checks finds that a resource is short. It
-searches for victims before it writes the condition that a pod is unschedulable. So kube-scheduler
-found no victims for a pod that has this condition because of Headroom, was rejected by this replica
-recently and is not nominated yet. ``writer`` evicts victims for such pods.
+searches for victims before it writes the condition that a pod is unschedulable. So if a pod has
+this condition because of Headroom, was rejected by this replica recently and is not nominated yet,
+kube-scheduler has found no victims for it. ``writer`` evicts victims for such pods.
 """
 
 import time
@@ -30,7 +30,8 @@ from headroom.runtime.loops import Loops
 log = structlog.get_logger()
 
 EVERY_S = 1.0
-#: Number of seconds after a rejection in which kube-scheduler may act before this controller does.
+#: Number of seconds that this controller waits after a rejection, so that kube-scheduler can act
+#: first.
 SETTLED_S = 0.5
 #: Number of seconds before the next attempt for a pod without possible victims, or with victims
 #: that cannot be evicted.
@@ -69,7 +70,7 @@ class PreemptionController:
         self._event_recorder = event_recorder
         #: The earliest time of the next attempt for each pod, by uid, on the monotonic clock.
         self._not_before_s: Bounded[str, float] = Bounded(REMEMBERED)
-        #: The decision that the last Event of each pod is about, by the pod's uid.
+        #: The decision that the last Event of each pod describes, by the pod's uid.
         self._recorded: Bounded[str, str] = Bounded(REMEMBERED)
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
@@ -169,8 +170,8 @@ class PreemptionController:
                 # As in kube-scheduler's Event, name only the pod's uid, because the reader may not
                 # be allowed to read that pod.
                 message = (
-                    f"Leaves node {part.node} for pod {uid}, which has a higher priority and needs "
-                    "the memory of its GPU."
+                    f"Preempted on node {part.node} by pod {uid}, which has a higher priority and "
+                    "needs the memory of this pod's GPU."
                 )
                 notices.append(
                     Notice(

@@ -1,11 +1,11 @@
-"""Evicts the victims of a preemption after it has written the attempt to the pod that preempts.
+"""Evicts the victims of a preemption after writing the attempt to the preempting pod.
 
     read the pod -> dry-run the eviction of each victim -> write the attempt on the pod
                  -> evict the victims, the least important first
 
-The attempt is written by compare-and-swap on the pod, before any eviction. So only one replica
-continues, and from then on all replicas hold the memory for the pod. Before each eviction, the pod
-is read again, and must still wait with the same attempt. If the API server, which evaluates
+The attempt is written by compare-and-swap on the pod before any eviction. So only one replica
+continues, and from then on all replicas hold the memory for the pod. Before each eviction the pod
+is read again. It must still wait and have the same attempt. If the API server, which evaluates
 disruption budgets, rejects one of the dry runs, no victim is evicted. After a later error, the next
 attempt evicts the remaining victims.
 

@@ -94,8 +94,8 @@ class ReconcileController:
         self._settings = settings
 
     def react(self, effects: Effects) -> None:
-        """Schedule a check of the nodes that may have an orphaned or missing reservation, may have
-        to be initialised, or have changed settings for their agent."""
+        """Schedule a check of nodes on which a reservation may be orphaned or missing, that may
+        have to be initialised, or whose settings for the agent have changed."""
         if effects.unsettled:
             self._unsettled |= effects.unsettled
             self._reservations_changed.set()

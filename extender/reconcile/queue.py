@@ -19,8 +19,8 @@ from headroom.core.cluster.trackers.deleted_pods import is_unreachable
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """An orphaned reservation. ``left`` is true if its pod is gone and certainly does not run on
-    the node."""
+    """An orphaned reservation. ``left`` is true if its pod is gone and is certain not to run on the
+    node."""
 
     node: str
     uid: str
@@ -67,8 +67,8 @@ def orphans(
     A bind in progress has a reservation but no bound pod yet, so a reservation without a bound pod
     is kept until it is ``orphan_after_s`` old. A reservation is also kept while a report shows the
     pod on a device, because its memory is not free. If the end of a pod was not observed, the
-    reservation is kept until a sample taken after the pod was gone no longer shows it. ``on`` has
-    the names of the nodes to check, None for all.
+    reservation is kept until a sample taken after the pod was gone no longer shows it. ``on``
+    contains the names of the nodes to check. With None, all nodes are checked.
     """
     found: list[Orphan | Unmarked] = []
     held = state.gpunodes() if on is None else map(state.gpunode, on)
@@ -98,8 +98,8 @@ def orphans(
 
 
 def _left(state: Cluster, gpunode: GPUNode, uid: str) -> bool:
-    """Return whether a sample that was taken after the pod was gone confirms the report, and
-    whether the report would show the pod if it still held memory."""
+    """Return whether the report proves that the pod has left the node. This requires that a sample
+    taken after the pod was gone confirms the report, and that the report shows every pod."""
     confirmation = state.confirmation(gpunode.name)
     return (
         confirmation is not None

@@ -106,7 +106,7 @@ class RequeueController:
             log.info("pods_requeued", pods=len(requeues))
 
     async def _release(self, ledger: Ledger) -> None:
-        """Requeue each pod that was rejected before the mode became observe, once."""
+        """Requeue once each pod that was rejected before the mode became observe."""
         unbound = self._cluster.unbound()
         self._released &= {pod.metadata.uid for pod in unbound}
         rejected = (pod for pod in unbound if rejected_by_us(pod))

@@ -2,12 +2,12 @@
 
 kube-scheduler does not see GPU memory become free or SMs become idle, and would not retry a
 rejected pod for minutes. So the pod is requeued once whenever a node on which it fits gains
-headroom, or whenever the SM activity of such a node falls if the pod limits the SM activity. Pods
-with a higher priority come first, and older pods before younger pods. The pods that are requeued
-together also fit together. A requeued pod has a *claim* on a node until it is bound or rejected
-again. Meanwhile no other pod is requeued for the same headroom. If the pod is rejected again, the
-next pod is requeued. So a pod that kube-scheduler rejects for other reasons may delay other pods,
-but never blocks them.
+headroom, and if the pod limits SM activity, also whenever the SM activity of such a node falls.
+Pods with a higher priority come first, and older pods before younger pods. The pods that are
+requeued together also fit together. A requeued pod has a *claim* on a node until it is bound or
+rejected again. Until then, no other pod is requeued for the same headroom. If the pod is rejected
+again, the next pod is requeued. So a pod that kube-scheduler rejects for other reasons may delay
+other pods, but never blocks them.
 
 A pass over thousands of pods and nodes takes a while, and kube-scheduler's calls must not wait for
 it. So it runs in steps of a few milliseconds, and its results for one pod are reused for all pods
@@ -62,8 +62,8 @@ class _Wait:
 
     #: Generation of the snapshot on which the pod was last checked.
     generation: int = 0
-    #: The pod's retry annotation as last seen, and as this replica last wrote it. Another replica
-    #: wrote any other value.
+    #: The pod's retry annotation as last seen, and as this replica last wrote it. If they differ,
+    #: another replica wrote the annotation.
     seen: str | None = None
     written: str | None = None
     #: The time on the monotonic clock when this replica saw that another replica had requeued the
@@ -156,7 +156,8 @@ class RequeueHints:
         self._claim_checks = checks.claim_checks
 
     def _seen(self, pod: Pod) -> _Wait:
-        """Return the state of the pod, after computing what depends on the version of the pod."""
+        """Return the state of the pod, after updating everything that depends on the pod's
+        version."""
         wait = self._waits.setdefault(pod.metadata.uid, _Wait(seen=pod.annotation(RETRY)))
         wait.pod, wait.rejected, wait.request = pod, rejected_by_us(pod), None
         wait.eligibility = eligibility_key(pod)
@@ -211,7 +212,7 @@ class RequeueHints:
             if fits is None:
                 break
             yield
-        # A node becomes available if the pods that claim it are not bound there.
+        # The node becomes available if the pods that claim it are not bound there.
         self.pending = True
         return None
 
@@ -238,11 +239,11 @@ class _Checks:
             state.headroom_gains.latest,
             max(state.headroom_gains.latest, state.sm_decreases.latest),
         )
-        #: The rows of nodes that improved, by the generation since which they improved and by
-        #: whether lower SM activity counts.
+        #: Snapshot rows of the nodes that have improved since a generation, by that generation and
+        #: by whether lower SM activity counts as an improvement.
         self._rows: dict[tuple[int, bool], list[int]] = {}
-        #: The mask of checked rows and the mask of rows on which the request fits, by the kind of
-        #: request.
+        #: For each kind of request, the mask of the checked rows and the mask of the rows on which
+        #: it fits.
         self._fits: dict[Kind, tuple[Mask, Mask]] = {}
         #: Whether a node is eligible, by eligibility key and node.
         self._eligible: dict[bytes, dict[str, bool]] = {}

@@ -79,8 +79,8 @@ class Bind:
         """Return the version of the pod for which the last filter call decided.
 
         Without a recorded filter call, return the watched pod. If both copies have the same
-        version, also return the watched pod, because if clients other than kube-scheduler can reach
-        the port, a filter call could contain this version with a smaller request.
+        version, return the watched pod too. Otherwise, if clients other than kube-scheduler can
+        reach the port, a filter call could contain this version with a smaller request.
         """
         watched, decision = self._state.cluster.pod(uid), self._state.journal.of_uid(uid)
         if decision is None:

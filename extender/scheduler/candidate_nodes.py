@@ -2,15 +2,15 @@
 
 Filter returns these nodes in ``FailedNodes``, and all other rejected nodes in
 ``FailedAndUnresolvableNodes``. All candidates passed kube-scheduler's own filters, so
-kube-scheduler itself needs no victims there. kube-scheduler 1.38 and newer versions call preempt
-nevertheless, with an empty list of victims. Older versions report an error that lists the nodes in
-random order. So the pod's message changes with each attempt, and these versions retry the pod a
-hundred times per second. The extender cannot detect the version, because kube-scheduler does not
-send it. So the extender names candidates only if the setting ``preempt_for_memory`` allows it, and
-it pauses for a while if no preempt call follows.
+kube-scheduler itself needs no victims there. From version 1.38 on, it calls preempt nevertheless,
+with an empty list of victims. Older versions report an error that lists the nodes in random order.
+So the pod's message changes with each attempt, and these versions retry the pod a hundred times per
+second. The extender cannot detect the version, because kube-scheduler does not send it. So the
+extender names candidates only if the setting ``preempt_for_memory`` allows it, and it pauses for a
+while if no preempt call follows.
 
-A search for victims takes far longer than filter. So if a search finds no victims on a node, the
-node is also no candidate for other pods of the same kind and priority until a node has gained
+A search for victims takes far longer than filter. So a node on which a search found no victims is
+not a candidate for other pods of the same kind and priority either, until a node has gained
 headroom.
 """
 
@@ -37,7 +37,7 @@ CURABLE = np.array([reason is not None and reason.evictable for reason in REASON
 #: Number of responses with candidates after which kube-scheduler is assumed to be older than 1.38,
 #: unless it has called preempt with an empty list of victims.
 MOST_UNCONFIRMED = 4
-#: Number of seconds for which no candidates are named after that.
+#: Number of seconds for which no candidates are named after ``MOST_UNCONFIRMED`` responses.
 PAUSE_S = 60.0
 #: Minimum and maximum number of seconds for which a search without victims is not repeated.
 FRUITLESS_S, LONGEST_FRUITLESS_S = 2.0, 60.0
@@ -74,9 +74,9 @@ class CandidateNodes:
     def searched(self, pod: Pod, request: VramRequest, found: Preemption, now_s: float) -> None:
         """Record the result of a search for victims.
 
-        A failed search is recorded only if its cause cannot end without a gain of headroom. So it
-        is not recorded while nodes are held for other pods, pods are leaving or disruption budgets
-        are unknown.
+        A search without victims is recorded only if its cause can end only with a gain of headroom.
+        So it is not recorded while nodes are held for other pods, pods are leaving or disruption
+        budgets are unknown.
         """
         kind, cluster = (request.kind, pod.priority), self._cluster
         held = cluster.holds.nominees_before(pod, now_s)

@@ -1,7 +1,7 @@
 """Decodes and encodes kube-scheduler's extender API (extender/v1) with strict checks.
 
-Go writes absent fields as null. The field names of the extender API are in PascalCase, but the
-field names inside Pod and Node are those of the Kubernetes API. With nodeCacheCapable,
+Go writes absent fields as null. The fields of the extender API have names in PascalCase, but the
+fields inside Pod and Node have the names of the Kubernetes API. With nodeCacheCapable,
 kube-scheduler sends only the names of nodes. Without it, kube-scheduler sends whole objects, which
 are returned byte for byte.
 """

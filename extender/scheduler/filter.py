@@ -1,4 +1,4 @@
-"""Handles the filter call by deciding on one snapshot on which of the offered nodes the pod fits.
+"""Handles the filter call: decides, from one snapshot, on which of the offered nodes the pod fits.
 
 Filter does not block and reserves nothing. It counts memory that is held for other pods as if it
 were reserved. It records the decision, and assumes the bind if exactly one node passes.
@@ -27,8 +27,8 @@ from headroom.core.whatif.pending_pods import main_reason
 
 log = structlog.get_logger()
 
-#: The Error for a pod whose retry is delayed. An earlier rejection has given the reason to the
-#: pod's owner.
+#: The Error for a pod whose retry is delayed. The pod's owner has seen the reason in an earlier
+#: rejection.
 TRY_AGAIN = (
     "no node has enough free GPU memory; many pods wait, so this one is retried within seconds"
 )
@@ -128,7 +128,7 @@ class Filter:
         began_s: float,
         best_only: bool,
     ) -> _Judged:
-        """Judge the nodes of these rows. This records nothing about the pod."""
+        """Judge the nodes of these rows, without recording anything about the pod."""
         state, pod, observes = self._state, offered.pod, self._state.replica.observes
         if isinstance(request, Unreadable) or not request.asks:
             codes = _codes_without_gpu(request, len(rows))
@@ -163,7 +163,7 @@ class Filter:
         snap: Snapshot,
         began_s: float,
     ) -> bytes:
-        """Record the decision and what follows from it, and return the response."""
+        """Record the decision, update assumed binds and demand, and return the response."""
         state, pod, observes = self._state, offered.pod, self._state.replica.observes
         rows, codes, passed, node = judged.rows, judged.codes, judged.passed, ""
         managed = request if isinstance(request, VramRequest) and request.asks else None
@@ -259,7 +259,7 @@ class Filter:
         """Return the best of several rows, or None if there are fewer than two rows or if a taint
         of the best node could make kube-scheduler choose another node.
 
-        ``_may_name_best`` explains the exception.
+        The taint does not count for a group whose last bind was declined, as in ``_may_name_best``.
         """
         best = self._state.best(request, rows, snap, now_s) if len(rows) > 1 else None
         if best is None:

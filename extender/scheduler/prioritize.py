@@ -5,7 +5,8 @@ from extender.scheduler.scheduling_state import SchedulingState, are_templates, 
 from headroom.core.placement.request import Unreadable
 from headroom.core.placement.score import best_for_non_gpu_pod
 
-#: All nodes get the same score, so kube-scheduler decides as it does without the extender.
+#: The response that gives all nodes the same score, so that kube-scheduler decides as it would
+#: without the extender.
 NO_PREFERENCE = extender_v1.encode_priorities(None)
 
 

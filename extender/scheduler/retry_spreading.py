@@ -6,7 +6,7 @@ changes. Pods that were rejected together are retried together, and each new pod
 them. If filter returns an Error instead of a rejection, kube-scheduler waits for a backoff of 1
 second after the first Error in a row, and then of 2 seconds, 4 seconds and so on. So if filter
 rejects more pods at the same time than it rejects on average per second, it returns Errors for
-further pods.
+additional pods.
 """
 
 from collections import deque
@@ -24,8 +24,8 @@ MAX_REMEMBERED = 65_536
 #: Rejections within this many seconds count as simultaneous. kube-scheduler requeues pods once a
 #: second and then tries them one after the other.
 TOGETHER_S = 0.6
-#: Pods are delayed if at least FEW rejections are simultaneous, and if these are at least SLACK
-#: times the average number per second.
+#: Pods are delayed if there are at least FEW simultaneous rejections, and at least SLACK times the
+#: average number per second.
 FEW, SLACK = 5, 1.1
 #: Number of rejections before a pod can get its first Error. An Error hides the reason from the
 #: pod's owner, and kube-scheduler searches for victims only after a rejection.
@@ -55,7 +55,7 @@ class RetrySpreader:
         self._together: deque[float] = deque(maxlen=MAX_REMEMBERED)
 
     def reject(self, uid: str, now_s: float) -> bool:
-        """Return True if the pod is to be rejected, and False if filter must return an Error that
+        """Return True if filter is to reject the pod, and False if it must return an Error that
         delays the pod's retry.
 
         Counts the rejection or the Error.

@@ -43,7 +43,8 @@ class Replica(Protocol):
 
     @property
     def best_only(self) -> bool:
-        """Whether filter names only the best node if no user's preference could favor another."""
+        """Whether filter names only the best node, unless a user's preference could favor another
+        node."""
 
     @property
     def preempts_for_memory(self) -> bool:
@@ -55,7 +56,7 @@ class Replica(Protocol):
         """Seconds after which a bind call of kube-scheduler times out."""
 
     def unready(self) -> str:
-        """Return a sentence that states why no decision is possible yet, or "" if decisions are
+        """Return a sentence that says why no decision is possible yet, or "" if decisions are
         possible."""
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -205,8 +206,8 @@ class SchedulingState:
         """Return the nodes that the pod's last filter call rejected, and on which evictions could
         help.
 
-        These nodes passed kube-scheduler's own filters. The list is empty if the call is no longer
-        kept.
+        These nodes passed kube-scheduler's own filters. The list is empty if the rejected nodes are
+        no longer kept.
         """
         last = self._rejected_pods.get(uid)
         return last.names() if last else []

@@ -1,4 +1,4 @@
-"""Ends the start phase of pods that start alone, so that the next such pod can be placed there.
+"""Ends the start phase of pods that start alone, so that the next such pod can use their device.
 
 Each replica checks the nodes once per second and writes by compare-and-swap. So exactly one replica
 writes the end of a start, counts it and writes the Event. The write makes the device available to
@@ -87,8 +87,8 @@ def start_notice(pod: Pod, start: EndedStart) -> Notice | None:
     opened = f"Other pods with annotation {STARTUP}: alone may start on its GPU now"
     if start.end is StartEnd.TIMED_OUT:
         message = (
-            f"This pod still starts {after}: a GPU container is not ready or has no readiness or "
-            f"startup probe, and its GPU memory use has not settled. {opened}. If it needs more "
+            f"This pod is still starting {after}: a GPU container is not ready or has no readiness "
+            f"or startup probe, and its GPU memory use has not settled. {opened}. If it needs more "
             f"time, set a longer timeout. Example: {STARTUP_TIMEOUT}: 20m"
         )
         return pod_notice(pod, EventReason.START_TIMED_OUT, message, key="")

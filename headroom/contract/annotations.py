@@ -1,4 +1,4 @@
-"""Values of annotations of pods, namespaces and nodes, and their parsers.
+"""Parses the values of Headroom's annotations on pods, namespaces and nodes.
 
 ``contract.keys`` defines and describes the names, and this module exports them too.
 
@@ -129,7 +129,7 @@ class DeviceChoice(Enum):
     STEERED = "steered"
 
 
-#: Former device choices.
+#: Device choices that were removed.
 _REMOVED_CHOICES = ("any", "pinned")
 
 
@@ -189,7 +189,8 @@ def is_auto(text: str) -> bool:
 
 
 def parse_auto(text: str) -> Auto:
-    """Parse ``auto`` or ``auto,min=2Gi,max=20Gi,default=8Gi``, for which ``is_auto`` is true."""
+    """Parse a text for which ``is_auto`` is true: ``auto`` or
+    ``auto,min=2Gi,max=20Gi,default=8Gi``."""
     options: dict[str, Bytes | Share] = {}
     for part in text.split(",")[1:]:
         name, _, amount = (piece.strip() for piece in part.partition("="))
@@ -227,8 +228,8 @@ def _amount(text: str, whole_text: str, key: str) -> Bytes | Share:
 
 
 def _ppm(text: str) -> int | None:
-    """Parse a percentage, such as ``12.5%`` to 125000, and return None if it is invalid or above
-    100."""
+    """Parse a percentage into parts per million (``12.5%`` is 125000). Return None if it is invalid
+    or above 100."""
     match = _PERCENT.fullmatch(text)
     if match is None:
         return None
@@ -237,7 +238,7 @@ def _ppm(text: str) -> int | None:
 
 
 def render_vram(vram: VramAnnotation) -> str:
-    """Return the shortest exact text, which ``parse_vram`` parses to ``vram`` again."""
+    """Return the shortest text that ``parse_vram`` parses to exactly ``vram``."""
     if vram.everywhere is not None:
         return render_amount(vram.everywhere)
     return ",".join(f"{name}={render_amount(a)}" for name, a in vram.by_container.items())

@@ -6,7 +6,7 @@ from headroom.contract.printable import printable
 
 
 def command(*words: str) -> str:
-    """Return the command that a shell splits into exactly these words, quoted where necessary.
+    """Return the command that a shell splits into exactly these words, with quotes if necessary.
 
     Example: ``kubectl -n team patch deployment llm --type merge -p '{"spec": {}}'``.
     """

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 
-#: The Service, also in the form that the API server's proxy uses: scheme, name and port.
+#: The Service, and its name for the API server's proxy, which contains scheme, name and port.
 SERVICE = "headroom-debug"
 PROXIED = f"https:{SERVICE}:debug-tls"
 #: The signer of the CSRs, which signs nothing. Also the audience of tokens for the debug API.
@@ -35,8 +35,7 @@ def csr_name(secret: str) -> str:
 
 
 def audiences(token: str) -> list[str]:
-    """Return the audiences that a JWT claims, without verifying the JWT. The result is empty for
-    other tokens."""
+    """Return the audiences that a JWT claims, without verifying the JWT. Other tokens have none."""
     try:
         claims = json.loads(base64.urlsafe_b64decode(token.split(".")[1] + "=="))
         found = claims["aud"]

@@ -11,9 +11,9 @@ def is_cordoned(device: Device, spec: GPUNodeSpec) -> bool:
 def may_start_on(reservation: Reservation, device: str) -> bool:
     """Return whether a pod may start on a device (UUID) although it is cordoned.
 
-    Only a pod that Headroom placed on the device may. It was placed before the cordon, because
-    filter rejects cordoned devices. A pod that another scheduler bound was not placed on any
-    device.
+    Only a pod that Headroom placed on the device may start there. Headroom placed it before the
+    cordon, because filter rejects cordoned devices. For a pod that another scheduler bound,
+    Headroom did not choose a device.
     """
     return ADOPTED not in reservation.flags and any(
         device in charge.candidates for charge in reservation.charges

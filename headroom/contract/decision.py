@@ -2,7 +2,7 @@
 
 kube-scheduler sends the whole pod to filter, prioritize and preempt, and the Binding that bind
 creates is conditional on the pod's resourceVersion. So the pod's uid and resourceVersion identify
-the attempt, and no state is passed from one call to the next.
+the attempt, and the calls need not pass any state to each other.
 """
 
 import msgspec

@@ -1,4 +1,5 @@
-"""Why device choice steered has no effect, for a node's report and for messages to users."""
+"""Reasons why device choice steered has no effect, for a node's report and for messages to
+users."""
 
 import re
 
@@ -8,7 +9,7 @@ FIRST_UNSTEERED = (1, 37)
 
 #: Why an agent cannot steer, and the two settings that permit it.
 STEERING_NOT_PERMITTED = (
-    "not permitted: the agent has the kubelet's device plugin directory read-only"
+    "not permitted: the agent can only read the kubelet's device plugin directory"
     " (chart value agent.steering.permitted, or component deploy/components/steering)"
 )
 #: The obstacle if an agent does not report whether it may steer.
@@ -21,7 +22,7 @@ KUBELET_UNKNOWN = "the version of the kubelet cannot be read from the Node's sta
 
 def minor_version(version: str) -> tuple[int, int] | None:
     """Return the major and minor version of a kubelet, such as v1.36.3, or None if it has another
-    form.
+    format.
 
     Suffixes of distributions and pre-releases are ignored, such as v1.36.3+k3s1 and v1.37.0-beta.0.
     """

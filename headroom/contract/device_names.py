@@ -3,15 +3,16 @@
 import re
 from collections.abc import Sequence
 
-#: The first group is the part of a UUID that is enough for users to compare.
+#: The first group is the part of a UUID that users need to tell devices apart.
 _UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
 
 
 def device_name(uuid: str, index: int, kind: str) -> str:
     """Return the index of a GPU, or the beginning of its UUID.
 
-    A MIG device has the index of its GPU, and some agents report no index (-1). In both cases
-    return the beginning of the UUID, or the whole UUID if it does not have the driver's format.
+    The index does not identify a MIG device, which has the index of its GPU, and some agents report
+    no index (-1). For such devices, return the beginning of the UUID, or the whole UUID if it does
+    not have the driver's format.
     """
     if index >= 0 and kind != "mig":
         return str(index)

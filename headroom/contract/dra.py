@@ -11,13 +11,13 @@ import msgspec
 
 from headroom.contract.kube import KubeStruct, ObjectMeta, Pod, SliceDevice
 
-#: Name of NVIDIA's driver.
+#: Name of NVIDIA's DRA driver.
 DRIVER = "gpu.nvidia.com"
 _UUID = ("uuid", f"{DRIVER}/uuid")
 _MEMORY = ("memory", f"{DRIVER}/memory")
 
-#: Prefix of the extended resource that each DeviceClass has even if it names none. The rest is the
-#: name of the class. kube-scheduler does not accept such names in ``managedResources``.
+#: Prefix of the extended resource that each DeviceClass has even if it names none. The name of the
+#: class follows the prefix. kube-scheduler does not accept such names in ``managedResources``.
 IMPLICIT_RESOURCE = "deviceclass.resource.kubernetes.io/"
 #: The implicit resources of the classes for GPUs and MIG devices that NVIDIA's driver installs.
 IMPLICIT_GPU_RESOURCES = (
@@ -58,7 +58,7 @@ class AllocatedDevice(KubeStruct, frozen=True):
     device: str = ""
     #: Consumed quantity of each capacity. Empty if the claim holds the whole device.
     consumed_capacity: Mapping[str, str | int] | None = None
-    #: If True, the claim only observes a device that others hold, and consumes nothing.
+    #: If True, the claim only observes a device that other claims hold, and consumes nothing.
     admin_access: bool | None = None
 
     @property

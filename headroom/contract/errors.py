@@ -1,4 +1,4 @@
-"""Errors in values that users or agents wrote, with messages that help their author fix them.
+"""Errors in values that users or agents wrote. The messages help the author to fix the value.
 
 ContractError
 ├── BadQuantity     text that is not a Kubernetes quantity, or a quantity above int64
@@ -12,7 +12,7 @@ class ContractError(ValueError):
 
 
 class BadQuantity(ContractError):
-    """``text`` is not a quantity. ``why`` is a clause with the reason."""
+    """``text`` is not a quantity. ``why`` is a clause that gives the reason."""
 
     def __init__(self, text: str, why: str) -> None:
         super().__init__(f"{shortened(text)} is not a quantity: {why}")
@@ -21,7 +21,7 @@ class BadQuantity(ContractError):
 
 
 class BadAnnotation(ContractError):
-    """An annotation of Headroom's that cannot be used."""
+    """An annotation of Headroom has a value that cannot be used."""
 
     def __init__(self, key: str, value: str, why: str, example: str) -> None:
         super().__init__(
@@ -34,7 +34,7 @@ class BadAnnotation(ContractError):
 
 
 class BadReport(ContractError):
-    """A GPUNode that cannot be decoded. Its node is treated as if it had no report."""
+    """A GPUNode cannot be decoded. Its node is treated as if it had no report."""
 
 
 def shortened(text: str, limit: int = 80) -> str:

@@ -27,7 +27,7 @@ class EventReason(StrEnum):
         "NoGPUFits",
         "Pod",
         "The pod fits on no node. The text contains the number of nodes for each reason, and the "
-        "nearest GPU with the memory that is missing there.",
+        "GPU that comes closest, with the memory that it lacks.",
         "in the same Event when its text changes, at most once a minute",
     )
     OVERCOMMITTED = (
@@ -100,11 +100,11 @@ class EventReason(StrEnum):
         "Node",
         "Pods without a reservation, or processes outside of known pods, use memory that is "
         "reserved for other pods. The text counts these pods but does not name them.",
-        "for other pods or processes",
+        "when the memory is used by other pods or processes than before",
     )
     GPU_UNHEALTHY = (
         "GPUUnhealthy",
         "Node",
         "A GPU of the node is unhealthy and takes no new pods.",
-        "each time that a GPU fails",
+        "each time a GPU fails",
     )

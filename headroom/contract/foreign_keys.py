@@ -20,7 +20,7 @@ _MARKS = frozenset((HAMI_NODE, HAMI_ALLOCATED, HAMI_ALLOCATES, KAI_RESERVES, GPU
 
 
 def is_kai_device(key: str) -> bool:
-    """Return whether KAI writes the annotation for a container's device."""
+    """Return whether this is the annotation in which KAI records a container's device."""
     return key.startswith("nvidia.com/container.") and key.endswith(".gpus.devices")
 
 

@@ -1,5 +1,4 @@
-"""The gate, which is an init container that succeeds only if the pod's device has enough free
-memory.
+"""The gate: an init container that succeeds only if the pod's device has enough free memory.
 
 The agent of the node decides this. The gate is the first init container, so that no other container
 of the pod runs while it waits. It requests no GPU, because the kubelet would reuse the init
@@ -27,7 +26,7 @@ GATE = "headroom-gate"
 #: Port of the agent to which the gate sends its requests.
 PORT = 9410
 
-#: Requests and limits of the gate, unless something requires more.
+#: Requests and limits of the gate, unless larger values are required.
 GATE_RESOURCES: Mapping[str, str] = {"cpu": "100m", "memory": "32Mi"}
 #: Paths at which other admission plugins mount tokens into every container: tokens of the
 #: ServiceAccount and of a cloud's workload identity. They are compared as a whole, because the API
@@ -40,7 +39,7 @@ _TOKEN_MOUNTS = frozenset(
         "/var/run/secrets/azure/tokens",
     )
 )
-#: Prefixes of variables that these plugins add, and that the gate does not read.
+#: Prefixes of variables that these plugins add. The gate does not read such variables.
 _CLOUD_VARIABLES = ("AWS_", "AZURE_")
 #: Values that the API server or the admission plugin AlwaysPullImages may write, by field.
 _DEFAULTS: Mapping[str, tuple[object, ...]] = {
@@ -105,8 +104,7 @@ def is_gated(pod: Pod, image: str) -> bool:
 
 
 def is_whole(container: Container) -> bool:
-    """Return whether the container does the same as the webhook's gate, provided that its image
-    does.
+    """Return whether the container works like the webhook's gate, provided that its image does.
 
     Image, CPU and memory are not compared. The container may have defaults of the API server, and
     the mounts and variables that admission plugins for tokens add to every container. It must not

@@ -1,4 +1,4 @@
-"""The GPUNode object, of which each GPU node has one.
+"""The GPUNode object. Each GPU node has one GPUNode.
 
 Extenders create it and write ``spec`` (the ledger). The agent writes ``status`` (the report).
 Memory is int64 bytes. The JSON names are the names in the CRD, which lack the suffix ``_bytes``.
@@ -42,8 +42,8 @@ RUNNING: Final = "running"
 #: Unattributed use of a device up to this number of bytes is ignored. Extender and agent must use
 #: the same value.
 UNATTRIBUTED_TOLERANCE_BYTES = 64 << 20
-#: Maximum number of unattributed processes listed per node. The bytes of further processes count
-#: too.
+#: Maximum number of unattributed processes listed per node. Processes that are not listed count in
+#: the sums.
 MAX_UNATTRIBUTED_PROCESSES = 64
 
 #: Sources of SM activity, best first. Device utilisation (the share of time in which any kernel
@@ -169,7 +169,7 @@ class Device(KubeStruct, frozen=True):
         """Whether pods fail on the device because of its compute mode.
 
         They do if no process may use it, or if only one process may use it and time slicing shares
-        it. With MPS only the server uses the device, so the exclusive mode is right.
+        it. With MPS, exclusive mode is correct, because only the MPS server uses the device.
         """
         if self.compute_mode == "prohibited":
             return True
@@ -255,14 +255,15 @@ class Plugin(KubeStruct, frozen=True):
     #: Whether the kubelet rejects a container that requests several shared replicas, or None if
     #: unknown.
     fail_requests_greater_than_one: bool | None = None
-    #: Whether a pod's NVIDIA_VISIBLE_DEVICES certainly has no effect on the devices that it gets.
+    #: Whether it is certain that a pod's NVIDIA_VISIBLE_DEVICES has no effect on its devices.
     ignores_visible_devices: bool = False
     #: Resources for which the kubelet allocates the device that the ledger chose.
     steered: list[str] = msgspec.field(default_factory=list)
     #: Whether the agent gives a container that requests several replicas of a steered resource
     #: different devices.
     steers_several: bool = False
-    #: Why the node's device choice has no effect on all or some resources. Empty if it has effect.
+    #: Why the node's device choice has no effect on some or all resources. Empty if it has an
+    #: effect on all of them.
     choice_obstacle: str = ""
     #: Whether the agent may write to the kubelet's device plugin directory, which steering
     #: requires, or None if unknown.
@@ -280,7 +281,7 @@ class Source(KubeStruct, frozen=True):
     #: With ``degraded``, a part of its data is missing. With ``absent``, all of its data is
     #: missing, for example because a service is not installed.
     state: Literal["ok", "degraded", "absent"] = "ok"
-    #: The missing data and the cause. The text stays the same as long as the cause.
+    #: The missing data and the cause. The text does not change while the cause stays the same.
     message: str = ""
     #: Each code is a ``SourceCode``, or a code that only newer agents have.
     codes: list[str] = msgspec.field(default_factory=list)
@@ -292,8 +293,8 @@ class Summary(KubeStruct, frozen=True):
     devices: int = 0
     #: Physical memory, including the driver's reserve, such as ``24.0 GiB``.
     memory: str = ""
-    #: Measured use, and the memory without use and the driver's reserve. Pods may have reserved
-    #: memory that is free here. Both are empty if the driver reports the use of no device.
+    #: Measured use, and the memory that is neither used nor reserved by the driver. Pods may have
+    #: reserved memory that is free here. Both are empty if the driver reports the use of no device.
     used: str = ""
     free: str = ""
     sharing: str = ""
@@ -362,7 +363,7 @@ class Charge(KubeStruct, frozen=True):
     #: other candidates are the predicted devices.
     beyond: list[str] = msgspec.field(default_factory=list)
     #: Whether the pod's own NVIDIA_VISIBLE_DEVICES, and not the plugin, decides which devices it
-    #: uses. Then memory stays reserved on every candidate, whichever replica the pod gets.
+    #: uses. If so, memory stays reserved on every candidate, whichever replica the pod gets.
     by_environment: bool = False
     #: UUIDs of the devices that the agent makes the kubelet choose, in the order of the report. A
     #: container that requests n replicas gets n different devices of them. Empty if the plugin
@@ -469,7 +470,7 @@ class Reservation(KubeStruct, frozen=True):
 
 
 class GPUNodeSpec(KubeStruct, frozen=True, gc=True, weakref=True):
-    """The ledger of the node. Caches refer to it by weak references."""
+    """The ledger of the node. Caches hold weak references to it."""
 
     #: True when all pods that were already on the node have reservations. Before that, the node
     #: accepts no pods that request a GPU.

@@ -49,8 +49,8 @@ def decode_reservations(body: bytes | msgspec.Raw) -> GPUNode:
 
 
 def plain_object(part: T) -> T:
-    """Return the object with plain texts, also in lists and structs. If all texts are already
-    plain, return the same object.
+    """Return the object with all texts made plain, including texts in lists and structs. If they
+    are already plain, return the object itself.
 
     The values of maps are converted, but not their keys.
     """

@@ -1,7 +1,7 @@
-"""The heartbeat in an agent's Lease, by which a newer sample confirms the last written status.
+"""The heartbeat in an agent's Lease. With it, a newer sample confirms the last written status.
 
-The agent writes no status while nothing changes. Its Lease carries the time of the newest sample in
-``headroom.gpu/observed-at``, and names the one status that the sample confirms. So a Lease never
+The agent writes no status while nothing changes. Its Lease contains the time of the newest sample
+in ``headroom.gpu/observed-at``, and names the one status that the sample confirms. So a Lease never
 confirms a status that the agent has not seen.
 
 The extender does not depend on the node's clock, because ``after`` names a version of the Lease

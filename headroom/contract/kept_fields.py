@@ -44,7 +44,7 @@ C = TypeVar("C", bound=Container)
 
 
 def kept_pod(pod: Pod) -> Pod:
-    """Return the pod without the fields that nothing reads, which is less than half of its size.
+    """Return the pod without the fields that nothing reads. The result is less than half as large.
 
     Annotations and environment variables that are not read are dropped.
 
@@ -104,7 +104,7 @@ def unannotated(of: T) -> T:
 
 
 def kept_annotations(of: ObjectMeta) -> ObjectMeta:
-    """Return the metadata with the annotations that are read, and the size of the others.
+    """Return the metadata with only the annotations that are read, and the size of the others.
 
     If Headroom's own annotations exceed the limit of a pod, the metadata keeps just enough of them
     to show this.

@@ -27,9 +27,9 @@ class Key:
     values: str
     #: A valid value.
     example: str
-    #: Effect if it is absent. Empty if Headroom writes it.
+    #: What happens if it is absent. Empty if Headroom writes it.
     default: str = ""
-    #: The components that act on it.
+    #: The components that read it.
     reader: str = "extender"
     #: One of annotation, label, resource, finalizer and taint.
     kind: str = "annotation"
@@ -145,7 +145,7 @@ DEFAULT_VRAM = _key(
     "default-vram",
     on="Namespace",
     writer=YOU,
-    values="as `headroom.gpu/vram`, except `auto`",
+    values="the same as `headroom.gpu/vram`, except `auto`",
     example="4Gi",
     default="none",
     reader="webhook, extender",
@@ -176,7 +176,7 @@ RESERVE = _key(
     "reserve",
     on="Node",
     writer=YOU,
-    values="an amount, also 0",
+    values="an amount; 0 is allowed",
     example="512Mi",
     default="0",
     meaning="Memory of each GPU of the node that is never reserved for pods.",
@@ -247,8 +247,8 @@ DEVICES = _key(
     values="UUIDs, separated by commas",
     example="GPU-5fd9a1c4-3c3e-4f5a-9a57-0f4e7d1b2c3d",
     reader="the pod, by the downward API",
-    meaning="GPUs of the container with this index, if they are certain, as on steered nodes. "
-    "Written with the Binding.",
+    meaning="GPUs of the container with this index, if they are known at the bind, as on steered "
+    "nodes. Written with the Binding.",
 )
 BYTES = _key(
     "bytes.",
@@ -267,7 +267,8 @@ FRACTION = _key(
     values="0.0000 to 1.0000, rounded down",
     example="0.3333",
     reader="the pod, by `HEADROOM_VRAM_FRACTION`",
-    meaning="`headroom.gpu/bytes.INDEX` as a part of the GPU's memory. Written with the Binding.",
+    meaning="`headroom.gpu/bytes.INDEX` as a fraction of the GPU's memory. Written with the "
+    "Binding.",
 )
 RETRY = _key(
     "retry",
@@ -376,7 +377,7 @@ FINALIZER = _key(
     writer="extender",
     values="-",
     example="headroom.gpu/ledger",
-    meaning="Keeps a GPUNode and its reservations until its node is really gone.",
+    meaning="Keeps a GPUNode and its reservations until its node is gone.",
 )
 TAINT_KEY = _key(
     "use-beyond-claims",

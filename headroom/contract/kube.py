@@ -56,7 +56,7 @@ class ObjectMeta(KubeStruct, frozen=True):
     #: Size in bytes of the annotations that this process has dropped because Headroom does not read
     #: them. This is not a Kubernetes field.
     foreign_annotation_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
-    #: Number of these annotations, which is not a Kubernetes field either.
+    #: Number of the dropped annotations, which is not a Kubernetes field either.
     foreign_annotations: Annotated[int, msgspec.Meta(ge=0)] = 0
     labels: Mapping[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
@@ -68,7 +68,7 @@ class ObjectMeta(KubeStruct, frozen=True):
 
     @property
     def controller(self) -> OwnerReference | None:
-        """Return the owner that is the controller, or None if there is none.
+        """Return the owner reference of the controller, or None if there is none.
 
         The API server accepts any text in an owner reference. So a reference is ignored if no
         object can have its kind and name.
@@ -87,7 +87,7 @@ class ResourceRequirements(KubeStruct, frozen=True):
 
 
 class Present(KubeStruct, frozen=True):
-    """An object of which only the presence matters, so none of its fields is decoded."""
+    """An object whose fields are not decoded, because only its presence matters."""
 
 
 class FieldRef(KubeStruct, frozen=True):
@@ -239,8 +239,7 @@ class SchedulingGroup(KubeStruct, frozen=True):
 
 
 class WorkloadReference(KubeStruct, frozen=True):
-    """The group of a pod in Kubernetes 1.35, which is a part of a Workload or a replica of such a
-    part."""
+    """The group of a pod in Kubernetes 1.35: a part of a Workload, or a replica of such a part."""
 
     name: str = ""
     pod_group: str = ""
@@ -342,7 +341,7 @@ class Pod(KubeStruct, frozen=True):
 
         The phase alone does not prove this. A kubelet sets it after the containers have ended. But
         for a lost node, the pod garbage collector sets the phase Failed while containers may still
-        run, namely those that the status shows as waiting or not at all.
+        run. These are the containers that the status shows as waiting, or does not show.
         """
         status = self.status
         if status is None or status.phase not in ("Succeeded", "Failed"):
@@ -436,7 +435,7 @@ class DisruptionBudgetSpec(KubeStruct, frozen=True):
 
 class DisruptionBudgetStatus(KubeStruct, frozen=True):
     disruptions_allowed: int = 0
-    #: Pods whose eviction the budget has already counted, as pod name -> time.
+    #: Names of the pods whose eviction the budget has already counted, with the time.
     disrupted_pods: Mapping[str, Any] | None = None
 
 

@@ -1,4 +1,4 @@
-"""Limits on one pod that requests GPUs. They bound the work that the pod's author can cause.
+"""Limits on one pod that requests GPUs, which bound the work that the pod's author can cause.
 
 Kubernetes accepts pods of 1.5 MiB with thousands of containers. Headroom reads a pod many times,
 fits it on every node and writes annotations to it. So admission and filter reject a pod beyond
@@ -33,8 +33,8 @@ MAX_NODE_VALUES = 1024
 #: Maximum size in bytes of keys and values of all annotations of an object, as the API server
 #: counts them.
 MAX_ANNOTATION_BYTES = 256 << 10
-#: Bytes kept free for the annotations that Headroom writes, which are the placement and the
-#: annotations that requeue and touch a pod.
+#: Bytes kept free for the annotations that Headroom writes: the placement, and the annotations that
+#: requeue and touch a pod.
 RESERVED_ANNOTATION_BYTES = 8 << 10
 #: Maximum size in bytes of the whole pod as JSON. By default, etcd accepts at most 1.5 MiB.
 MAX_POD_BYTES = 1 << 20
@@ -105,7 +105,7 @@ def _measured(pod: Pod) -> Iterator[tuple[int, int, str, str]]:
         annotation_bytes(annotations) + pod.metadata.foreign_annotation_bytes,
         MAX_ANNOTATION_BYTES - RESERVED_ANNOTATION_BYTES,
         "bytes in annotations",
-        "remove some: Headroom writes its placement beside them",
+        "remove some, because Headroom adds its placement to them",
     )
 
 
@@ -117,8 +117,7 @@ def _most_resources(pod: Pod) -> int:
 
 
 def sized(pod: Pod, json_bytes: int) -> Pod:
-    """Return a copy with ``json_bytes`` if they exceed ``MAX_POD_BYTES``, otherwise the pod
-    itself."""
+    """Return the pod, with ``json_bytes`` set if they exceed ``MAX_POD_BYTES``."""
     if json_bytes <= MAX_POD_BYTES:
         return pod
     return msgspec.structs.replace(pod, json_bytes=json_bytes)
@@ -136,8 +135,8 @@ def annotation_bytes(annotations: Mapping[str, str]) -> int:
 def has_room_for(pod: Pod, written: Mapping[str, str]) -> bool:
     """Return whether ``written`` can be added to the pod's annotations.
 
-    The API server limits their total size. Space for the annotations that requeue and touch the pod
-    stays free.
+    The API server limits their total size. Some space must stay free for the annotations that
+    requeue and touch the pod.
     """
     after = {**(pod.metadata.annotations or {}), **written}
     after_bytes = annotation_bytes(after) + pod.metadata.foreign_annotation_bytes

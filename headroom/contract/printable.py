@@ -47,7 +47,7 @@ def printable_lines(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """Return JSON with escapes for characters that cannot be printed. Its data does not change.
+    """Escape the characters of JSON that cannot be printed. Its data does not change.
 
     JSON already escapes control characters up to U+001F.
     """

@@ -57,8 +57,8 @@ def parse_bytes(text: str) -> int:
 
 
 def _exponent(text: str, suffix: str) -> int:
-    """Return the power of ten of ``suffix``. A huge exponent is clamped, which does not change the
-    result."""
+    """Return the power of ten of ``suffix``. A huge exponent is clamped, because that does not
+    change the result."""
     if suffix in _BINARY:
         return 0
     if suffix in _DECIMAL:
@@ -104,7 +104,7 @@ def implausible(count_bytes: int) -> str:
     if not 0 < count_bytes < MIN_PLAUSIBLE_BYTES:
         return ""
     amount = "1 byte" if count_bytes == 1 else f"{count_bytes:,} bytes"
-    return f"is only {amount}; probably its unit is missing"
+    return f"is only {amount}; the unit is probably missing"
 
 
 def below_context(count_bytes: int) -> str:
@@ -116,7 +116,7 @@ def below_context(count_bytes: int) -> str:
 
 
 def for_people(amount: str) -> str:
-    """Return a requested amount with a unit. A plain number of bytes is converted to GiB, other
+    """Return a requested amount with a unit. A plain number of bytes is converted to GiB. Other
     texts stay unchanged."""
     if not amount.isdecimal():
         return amount

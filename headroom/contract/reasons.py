@@ -24,9 +24,9 @@ _FIX_POD = "correct the annotation in the pod template, and create the pod again
 
 
 class Reason(Enum):
-    """A cause. ``code`` is its name in lower case, for programs, and ``sentence`` is for users.
+    """A reason. ``code`` is its name in lower case, for programs, and ``sentence`` is for users.
 
-    ``meaning`` explains the cause, and ``remedy`` states what to do. The doctor prints the remedy,
+    ``meaning`` explains the reason, and ``remedy`` says what to do. The doctor prints the remedy,
     and `make docs` writes both into docs/reference/reasons.md. ``evictable`` states whether
     evicting pods from the node could make the pod fit.
     """
@@ -118,7 +118,7 @@ class Reason(Enum):
     )
     NOT_INITIALISED = (
         "GPU ledger of the node is being set up",
-        "The pods that were on the node before Headroom are being charged.",
+        "Headroom is reserving memory for the pods that were already on the node.",
         "check whether an extender runs, because it sets up the ledger within seconds",
     )
     # headroom.gpu/reserve, device-choice or cordon.
@@ -130,11 +130,11 @@ class Reason(Enum):
     # The node's MIG layout is being changed, or the plugin does not offer its devices.
     MIG_CHANGING = (
         "MIG layout of the node is being changed",
-        "The GPU Operator's MIG manager changes the node's MIG devices.",
+        "The GPU Operator's MIG manager is changing the node's MIG devices.",
         "wait for the MIG manager; the log of its pod shows what it waits for",
     )
     MIG_FAILED = (
-        "MIG layout of the node could not be changed as asked",
+        "MIG layout of the node could not be changed as requested",
         "The MIG manager reports a failure in label nvidia.com/mig.config.state.",
         "check the log of the MIG manager's pod on the node; often a GPU was still in use",
     )
@@ -173,7 +173,7 @@ class Reason(Enum):
         "pods have ended, or remove the DRA driver",
     )
     DRA_MANAGES = (
-        "GPUs of the node are allocated by DRA, which counts no headroom.gpu/vram: convert the pod "
+        "GPUs of the node are allocated by DRA, which ignores headroom.gpu/vram: convert the pod "
         "(headroom convert --to dra), or select other nodes",
         "kube-scheduler allocates the GPUs of the node by DRA, in whole devices. A pod can go "
         "there if it requests no amount of GPU memory (headroom.gpu/vram or the default of its "
@@ -231,12 +231,13 @@ class Reason(Enum):
         "a GPU that the pod could get is unhealthy",
         "The device plugin could choose a GPU that has failed.",
         "reset or replace the GPU; kubectl headroom top gpu --troubled shows its fault. On a "
-        "steered node the other GPUs stay open",
+        "steered node the other GPUs stay available",
     )
     COMPUTE_MODE = (
-        "compute mode of a GPU that the pod could get lets no further process use it",
-        "Its compute mode is prohibited, or it is exclusive-process while time slicing shares the "
-        "GPU. Then each process after the first fails (devices are busy or unavailable).",
+        "compute mode of a GPU that the pod could get allows no other process to use it",
+        "Its compute mode is prohibited, so every process fails, or exclusive-process while time "
+        "slicing shares the GPU, so every process after the first fails (devices are busy or "
+        "unavailable).",
         "set the default mode on the node: nvidia-smi -i GPU -c DEFAULT; kubectl headroom why "
         "shows the command for the GPU",
     )
@@ -244,7 +245,7 @@ class Reason(Enum):
         "a GPU that the pod could get is cordoned",
         "The device plugin could choose a GPU that headroom.gpu/cordon names.",
         "uncordon the GPU, or steer the node: headroom.gpu/device-choice: steered keeps its other "
-        "GPUs open",
+        "GPUs available",
     )
     ABOVE_MPS_LIMIT = (
         "request is above the MPS limit of a GPU replica",
@@ -270,7 +271,7 @@ class Reason(Enum):
     OTHERS_ARRIVING = (
         "unconfirmed pods on the node must get their GPU first",
         "Pods are bound to the node, but no report shows their GPU yet, so each could get any GPU.",
-        "wait some seconds; if the reason persists, check why these pods do not start",
+        "wait a few seconds; if the reason persists, check why these pods do not start",
     )
     NO_REPLICA = (
         "no free GPU replica",

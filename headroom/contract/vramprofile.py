@@ -32,13 +32,13 @@ class ProfileOwner(KubeStruct, frozen=True):
     kind: str = ""
     name: str = ""
     api_version: str = ""
-    #: Whether owners of this kind are created again for each run. Then ``name`` is the prefix of
+    #: Whether owners of this kind are created again for each run. If so, ``name`` is the prefix of
     #: their names.
     family: bool = False
 
 
 class ProfileController(KubeStruct, frozen=True):
-    """The kind of pods' direct controllers, and the prefix of their names.
+    """The kind of the controllers that own pods directly, and the prefix of their names.
 
     Example: ReplicaSet ``llm`` for ``llm-5d4f``.
     """
@@ -48,8 +48,8 @@ class ProfileController(KubeStruct, frozen=True):
 
 
 class TrackStatus(KubeStruct, frozen=True):
-    """The lives of one program. Histograms map buckets to weights in thousandths at the time
-    ``as_of``."""
+    """The lives of one program. Histograms map buckets to their weights at the time ``as_of``, in
+    thousandths."""
 
     #: Fingerprint of image, command, arguments and environment. Empty if they differ between lives.
     program: str = ""
@@ -78,7 +78,7 @@ class ContainerStatus(KubeStruct, frozen=True):
     container: str
     #: Product name of the device.
     model: str = ""
-    #: Memory of the largest such device without the driver's reserve, or 0 if unknown.
+    #: Memory of the largest device of this model without the driver's reserve, or 0 if unknown.
     memory_bytes: int = msgspec.field(default=0, name="memory")
     #: The program's family, such as vLLM. Empty if unknown.
     family: str = ""
@@ -92,7 +92,8 @@ class VRAMProfileStatus(KubeStruct, frozen=True):
     #: When the recorder wrote it (RFC 3339).
     observed_at: str = ""
     owner: ProfileOwner = ProfileOwner()
-    #: The controllers by which a new pod finds the profile before the pod exists, newest last.
+    #: The controllers by which the webhook finds the profile of a pod that does not exist yet,
+    #: newest last.
     controllers: list[ProfileController] = msgspec.field(default_factory=list)
     containers: list[ContainerStatus] = msgspec.field(default_factory=list)
     #: Number of lives that count in all containers, for the printer column.

@@ -1,5 +1,4 @@
-"""The events of the watches, which are about objects that were seen, objects that are gone, and
-complete lists.
+"""The events of the watches: an object was seen, an object is gone, or a complete list arrived.
 
 ``at_s`` is in seconds of the receiver's monotonic clock. Only this clock decides whether a report
 is stale.
@@ -22,8 +21,8 @@ class PodSeen:
 @dataclass(frozen=True, slots=True)
 class PodGone:
     uid: str
-    #: Whether the sender has proof that all containers have ended. If it has not, the pod's last
-    #: version decides.
+    #: Whether the sender has proof that all containers have ended. If not, this is decided from the
+    #: pod's last version.
     ended: bool = False
     #: Whether the stored version of the pod was its last version. If not, an unbound pod may have
     #: been bound before it was deleted.

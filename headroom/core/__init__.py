@@ -1,2 +1,2 @@
-"""Decides. The functions are pure. They use no I/O, no clock and no random numbers, and receive
-times as arguments."""
+"""Makes all decisions, in pure functions. They use no I/O, no clock and no random numbers, and
+receive times as arguments."""

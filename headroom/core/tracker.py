@@ -40,8 +40,8 @@ class WeighedNode:
 class Tracker:
     """Follows the cluster.
 
-    The ``..._seen`` and ``..._gone`` methods may return further nodes whose terms have changed. The
-    node that the change is about need not be returned.
+    The ``..._seen`` and ``..._gone`` methods may return other nodes whose terms have changed. They
+    need not return the node that the change is about.
     """
 
     def pod_seen(self, pod: Pod, managed: bool) -> Iterable[str] | None:
@@ -77,7 +77,8 @@ class Tracker:
 
 
 def followers(*trackers: Tracker) -> Mapping[str, Sequence[Tracker]]:
-    """Return the name of each kind of change -> the trackers that follow it, in their order."""
+    """Return the trackers that follow each kind of change, by the name of the method, in their
+    order."""
     return {
         kind: [tracker for tracker in trackers if getattr(type(tracker), kind) is not ignored]
         for kind, ignored in vars(Tracker).items()

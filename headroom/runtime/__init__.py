@@ -1,1 +1,1 @@
-"""I/O that processes share: the API server, ports, settings, metrics and loops."""
+"""Code for I/O that all processes share: the API server, ports, settings, metrics and loops."""

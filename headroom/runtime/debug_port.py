@@ -1,4 +1,4 @@
-"""Probes and metrics of processes that serve nothing else on a port."""
+"""Serves the probes and metrics of a process that has no other HTTP endpoints."""
 
 from collections.abc import Callable, Mapping
 
@@ -28,7 +28,7 @@ def probes_app(
     exposition: Callable[[bool], bytes],
     guard: Guard | None = None,
 ) -> FastAPI:
-    """Return the ASGI application, which serves probes and metrics.
+    """Return the ASGI application that serves the probes and the metrics.
 
     ``guard`` authorizes readers of the metrics. If it is None, every client may read them.
     """
@@ -64,7 +64,7 @@ def probes_port(
     exposition: Callable[[bool], bytes],
     guard: Guard | None,
 ) -> Port:
-    """Return the debug port of the settings, which serves only probes and metrics."""
+    """Return the debug port as the settings define it. It serves only probes and metrics."""
     app = probes_app(title, not_ready, stuck, exposition, guard)
     tls = ServerTls(settings.debug_tls) if settings.debug_tls else None
     return debug_port(settings, app, tls, "probes")
@@ -73,5 +73,5 @@ def probes_port(
 def debug_port(
     settings: Settings, app: ASGIApp, tls: ServerTls | None, name: str = "debug"
 ) -> Port:
-    """Return the debug port of the settings."""
+    """Return the debug port as the settings define it."""
     return Port(name, settings.debug_at, settings.debug_port, app, LimitedProtocol, tls)

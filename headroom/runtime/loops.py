@@ -1,4 +1,4 @@
-"""Background loops that run as long as the process.
+"""Runs background loops as long as the process runs.
 
 Each loop repeats its work. If a round raises an exception, it is logged and counted, and the loop
 continues. If a loop makes no progress for ``STUCK_AFTER_S``, ``/healthz`` fails and the kubelet
@@ -19,20 +19,21 @@ log = structlog.get_logger()
 
 T = TypeVar("T")
 #: Marks progress of the current loop. A round may make many calls, each with its own timeout, so
-#: each client calls ``progressed`` after a call.
+#: clients call ``progressed`` after each call.
 _mark: ContextVar[Callable[[], None]] = ContextVar("mark", default=lambda: None)
 
-#: Seconds without progress after which a loop is stuck: longer than any call to the API server.
+#: Seconds without progress after which a loop counts as stuck. Every call to the API server is
+#: shorter.
 STUCK_AFTER_S = 30.0
-#: Seconds before work that ended is started again.
+#: Seconds after which work that has ended is started again.
 AGAIN_AFTER_S = 1.0
 
 
 class Loops:
     """Runs the loops of a process.
 
-    ``failures_of`` is called with the name of each loop when the loop starts, so its failures can
-    count from 0. The function that it returns is called after each exception of that loop.
+    ``failures_of`` is called with the name of each loop that starts, so that the count of its
+    failures starts at 0. The returned function is called after each exception of that loop.
     """
 
     def __init__(
@@ -44,7 +45,8 @@ class Loops:
         self.again_after_s = AGAIN_AFTER_S
         self._monotonic_s = monotonic_s
         self._tasks: set[asyncio.Task[None]] = set()
-        #: Name of a loop -> time of its last progress, or None while it waits for its next round.
+        #: Time of the last progress of each loop, by name, or None while the loop waits for its
+        #: next round.
         self._progress_at_s: dict[str, float | None] = {}
 
     def start(
@@ -56,8 +58,8 @@ class Loops:
         least_s: float = 0.0,
         unready: Callable[[], str] = str,
     ) -> None:
-        """Run ``once`` now and again ``every_s`` seconds after each round, or ``least_s`` seconds
-        after it if ``wanted`` is set. Skip rounds while ``unready`` returns a reason."""
+        """Run ``once`` now, and again ``every_s`` seconds after each round, or after only
+        ``least_s`` seconds if ``wanted`` is set. Skip rounds while ``unready`` returns a reason."""
 
         self._failures_of(name)
 
@@ -69,7 +71,7 @@ class Loops:
         self._tasks.add(task)
 
     def keep(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
-        """Run ``work``, which does not end by itself, and run it again after it fails."""
+        """Run ``work``, which normally does not end, and start it again whenever it fails."""
 
         self._failures_of(name)
 
@@ -98,8 +100,8 @@ class Loops:
             self.failing(name)
 
     def stuck(self) -> dict[str, float]:
-        """Return each stuck loop, with the seconds since its last progress. A loop is stuck after
-        ``STUCK_AFTER_S`` without progress. May be called from any thread."""
+        """Return the stuck loops by name, with the seconds since their last progress. A loop is
+        stuck after ``STUCK_AFTER_S`` seconds without progress. May be called from any thread."""
         now_s = self._monotonic_s()
         return {
             name: now_s - at_s
@@ -141,13 +143,14 @@ class Loops:
 
 
 def stuck_sentence(stuck: Mapping[str, float]) -> str:
-    """Describe the loops that make no progress, and for how many seconds; "" if there are none."""
+    """Say which loops have made no progress, and for how many seconds. Return "" if there are
+    none."""
     return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
 
 
 async def part_by_part(items: Sequence[T], at_once: int) -> AsyncIterator[Sequence[T]]:
-    """Yield ``items`` in parts of ``at_once`` items. Run other tasks, such as calls of
-    kube-scheduler, before each part and after the last."""
+    """Yield ``items`` in parts of ``at_once`` items. Before each part and after the last part, let
+    other tasks run, such as calls of kube-scheduler."""
     for start in range(0, len(items), at_once):
         await asyncio.sleep(0)
         yield items[start : start + at_once]
@@ -160,5 +163,5 @@ def progressed() -> None:
 
 
 def marked_by(mark: Callable[[], None]) -> None:
-    """Call ``mark`` for each progress of this task and of the tasks that it creates."""
+    """Call ``mark`` whenever this task, or a task that it creates, makes progress."""
     _mark.set(mark)

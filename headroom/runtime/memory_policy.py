@@ -1,9 +1,9 @@
-"""Memory policy of a process that holds a cluster's state.
+"""Configures memory allocation and garbage collection of a process that holds a cluster's state.
 
-A full garbage collection visits every list, dict and other object that can refer to others. With
-5,000 nodes, it blocks the event loop for up to a third of a second. It frees next to nothing,
-because the state has no cycles. So young objects are collected less often, the listed objects are
-frozen at the start, and a full collection runs once an hour.
+A full garbage collection visits every object that can refer to other objects. With 5,000 nodes, it
+blocks the event loop for up to a third of a second and frees almost nothing, because the state has
+no cycles. So young objects are collected less often, the listed objects are frozen at the start,
+and a full collection runs only once an hour.
 """
 
 import asyncio
@@ -12,15 +12,17 @@ import gc
 from headroom.system.malloc import keep_small
 
 #: Blocks of at least this size are mapped separately, and returned to the system when they are
-#: freed. A call of kube-scheduler and its answer are smaller, so they need no system call. A page
-#: of a list is larger.
+#: freed. Calls of kube-scheduler and their answers are smaller, so they need no system call. Pages
+#: of a list are larger.
 _LARGE_BYTES = 1 << 20
 _SPARE_BYTES = 8 << 20
 
-#: The youngest generation is collected after this many new objects (in less than 1 ms), and the
-#: next generation after this many collections of the youngest (in less than 10 ms).
+#: The youngest generation is collected after this many new objects, which takes less than 1 ms. The
+#: next generation is collected after this many collections of the youngest, which takes less than
+#: 10 ms.
 _YOUNG_OBJECTS, _YOUNG_COLLECTIONS = 10_000, 10
-#: A threshold that is never reached: the oldest generation is collected once an hour instead.
+#: A threshold that is never reached, because the oldest generation is collected once an hour
+#: instead.
 _NEVER = 1_000_000
 _FULL_COLLECTION_S = 3600.0
 

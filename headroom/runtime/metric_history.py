@@ -1,10 +1,11 @@
-"""Reads past days from Prometheus, for plans and for the recorder.
+"""Reads the metrics of past days from Prometheus, for plans and for the recorder.
 
-The functions do no I/O. They yield queries and are sent the samples, so each caller can wait for
-Prometheus in its own way.
+The functions do no I/O. They are generators that yield queries and receive the samples, so each
+caller can wait for Prometheus in its own way.
 
 A value is impossible if it is NaN, negative, a ratio above 1, or more memory than the device has.
-If a day contains such a value, its maximum or mean is queried again without the value.
+If a series has such a value on a day, its maximum or mean of that day is queried again without the
+value.
 """
 
 import math
@@ -16,10 +17,9 @@ from headroom.contract.dcgm import Key, key_of_series
 from headroom.runtime.promql import TOTALS, Measured
 
 DAY_S = 86_400.0
-#: Maximum number of values that are queried again. Further values are left out.
+#: Maximum number of values that are queried again. Other such values are omitted.
 MAX_REPEATED = 200
-#: The memory in use may exceed the usual total by this factor, because drivers change their
-#: reserve.
+#: Used memory may exceed the usual total by this factor, because the driver's reserve can change.
 _TOLERANCE = 1.01
 #: Maximum of a value. Larger values cannot be measurements.
 _MOST_VALUE = float(1 << 60)
@@ -38,7 +38,7 @@ class Asked(NamedTuple):
 
 
 T = TypeVar("T")
-#: Name of a query -> its samples on all days.
+#: The samples of all days, by the name of their query.
 Answers = dict[str, list[Sample]]
 #: A generator that yields queries, is sent their samples, and returns a result.
 Reading = Generator[Asked, Sequence[Sample], T]
@@ -62,10 +62,10 @@ def read_days(
     days: int,
     end_s: float,
 ) -> Reading[Answers]:
-    """Return the samples of all queries. Each query in ``queries`` and ``measured`` is about one
-    day.
+    """Return the samples of all queries. Each query in ``queries`` and ``measured`` covers one day.
 
-    ``totals`` is ``Queries.totals``. Its answers give the limits of memory.
+    ``totals`` is the result of ``Queries.totals``. The answers to these queries are the limits for
+    memory values.
     """
     found: Answers = {name: [] for name in (*totals, *queries, *measured)}
     memory_bytes: dict[Key, float] = {}

@@ -1,4 +1,4 @@
-"""Authorizes readers of the metrics by the API server."""
+"""Lets the API server authorize readers of the metrics."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ def metrics_guard(settings: Settings) -> Iterator[Guard | None]:
     if settings.debug_open or settings.metrics_access is MetricsAccess.OPEN:
         yield None
         return
-    # Reviews have connections of their own, because readers must not use up those for the
+    # Reviews have separate connections, so that readers cannot use up the connections for the
     # process's work.
     api = KubeApi(load_configuration(), connect_timeout_s=2.0, read_timeout_s=3.0)
     try:

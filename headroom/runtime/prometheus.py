@@ -1,4 +1,4 @@
-"""A connection to Prometheus: one address, bounded answers, no retries.
+"""A connection to one Prometheus, with limits on its answers and without retries.
 
 Queries use ``prometheus_api_client``. Callers query in parts, because a JSON decoder holds the
 interpreter's lock until it has read a whole answer.
@@ -30,13 +30,14 @@ BAD_FORMAT = "its answer is not in the format of Prometheus"
 #: Maximum bytes of one answer.
 MAX_BYTES = 16 << 20
 _CHUNK_BYTES = 64 << 10
-#: Types of results: of a query at one time, and of a query over a range.
+#: Types of results: for a query at one time, and for a query over a range.
 VECTOR, MATRIX = "vector", "matrix"
 
 
 @dataclass(frozen=True, slots=True)
 class Connection:
-    """A connection, and the warnings in its answers, which mean that they may be incomplete."""
+    """A connection, and the warnings in its answers. A warning means that the answer may be
+    incomplete."""
 
     client: PrometheusConnect
     #: The keys are the warnings, in the order in which they arrived. The values are unused.
@@ -103,7 +104,7 @@ def connected(
             warnings.update(dict.fromkeys(found))
 
     with requests.Session() as session:
-        session.trust_env = False  # otherwise a .netrc would override these settings
+        session.trust_env = False  # otherwise a .netrc file would override these settings
         session.verify = True if ca is None else str(ca)
         session.hooks["response"].append(note_warnings)
         client = PrometheusConnect(
@@ -126,7 +127,7 @@ def _token(path: Path) -> str:
 
 
 class _Bounded(HTTPAdapter):
-    """Sends a request once. Reads at most ``most_bytes`` of the answer, and stops at
+    """Sends a request once. Reads at most ``most_bytes`` of the answer, and gives up at
     ``until_s``."""
 
     def __init__(self, until_s: float, most_bytes: int) -> None:
@@ -141,7 +142,7 @@ class _Bounded(HTTPAdapter):
             resp.close()
             raise
         resp.release_conn()
-        response.encoding = "utf-8"  # as JSON is; otherwise requests guesses from the whole body
+        response.encoding = "utf-8"  # JSON is UTF-8; otherwise requests guesses from the whole body
         return response
 
     def _body(self, resp: Any) -> bytearray:
@@ -191,7 +192,8 @@ def series(result: object) -> list[Series]:
 def read_moment(
     connection: Connection, promql: str, at_s: float, timeout_s: float
 ) -> list[tuple[dict[str, str], float]]:
-    """Return labels and value of each series at a Unix time. Raises ``PrometheusUnreadable``.
+    """Return the labels and the value of each series at a Unix time. Raises
+    ``PrometheusUnreadable``.
 
     Prometheus itself ends the query after ``timeout_s``.
     """

@@ -1,14 +1,14 @@
-"""Every PromQL query of Headroom. The queries take these differences between Prometheus setups into
-account:
+"""Contains all PromQL queries of Headroom. They work with these differences between Prometheus
+setups:
 
 * One Prometheus, Thanos or Mimir can store several clusters. So each selector contains the matchers
   of setting ``prometheus_matchers``.
-* A target can have the same labels as its metrics, such as ``namespace``. Then Prometheus renames
-  the metric's label to ``exported_namespace``, unless the scrape configuration honors labels.
-  Queries keep both labels, and ``own_label`` returns the metric's label.
-* Replicas, Prometheus servers or scrape configurations repeat a series with additional labels. A
-  query that adds up series first takes the maximum of the series that mean the same.
-* Exporters send impossible values. ``Measured`` finds them and leaves them out.
+* If a target has a label with the same name as a label of its metrics, such as ``namespace``,
+  Prometheus renames the metric's label to ``exported_namespace``, unless the scrape configuration
+  honors labels. Queries keep both labels, and ``own_label`` returns the metric's label.
+* Replicas, Prometheus servers or scrape configurations can repeat a series with additional labels.
+  A query that adds up series first takes the maximum of such duplicates.
+* Exporters send impossible values. ``Measured`` finds and omits them.
 """
 
 import re
@@ -30,36 +30,38 @@ from headroom.contract.dcgm import (
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 
 MIB = 1 << 20
-#: Ratios of one moment may add up to slightly more than 1. A larger value is not a ratio.
+#: Ratios measured at one moment may add up to slightly more than 1. A larger value is not a ratio.
 MOST_RATIO = 1.01
-#: Labels with the node of a device, preferred label first. dcgm-exporter's is lower-case since
-#: 4.6.0.
+#: Labels with the node of a device, preferred label first. dcgm-exporter's label is lower-case
+#: since 4.6.0.
 HOSTS = ("Hostname", "hostname", "node")
 #: Labels with the model of a device: the agent's label, and dcgm-exporter's.
 MODELS = ("model_name", "modelName")
-#: Names of the queries for the memory of devices -> bytes of the unit of their result.
+#: The queries for the memory of devices, with the number of bytes in the unit of their result.
 TOTALS = {"device total": 1, "fb_total": MIB, "fb_total_bytes": 1}
 
 #: Labels that dcgm-exporter uses with ``--use-old-namespace``.
 _OLD_NAMES = {"pod": "pod_name", "namespace": "pod_namespace", "container": "container_name"}
 _MATCHER = r'\s*(?!__name__)[a-zA-Z_][a-zA-Z0-9_]*\s*(?:=~|!~|!=|=)\s*"(?:[^"\\\n]|\\[^\n])*"\s*'
 _MATCHERS = re.compile(f"{_MATCHER}(?:,{_MATCHER})*")
-#: Parts of the fleet, by the index of a device on its node. Every release of dcgm-exporter calls
-#: this label ``gpu``. The last part has the devices without the label or with a larger index.
+#: Matchers that divide the fleet into parts by the index of a device on its node. Every release of
+#: dcgm-exporter calls this label ``gpu``. The last part contains the devices without the label or
+#: with a larger index.
 _PARTS = (*(f'gpu="{index}"' for index in range(8)), 'gpu!~"[0-7]"')
-#: Step of the queries for first and last samples of past lives, which is also the error of the
-#: times.
+#: Step of the queries for the first and last samples of past lives, and therefore the maximum error
+#: of these times.
 _LIFE_STEP = "5m"
 
 
 def own_label(labels: Mapping[str, str], name: str) -> str:
-    """Return a label of the metric. Prometheus renames it if the target has the same label."""
+    """Return a label of the metric, even if Prometheus has renamed it because the target has a
+    label of the same name."""
     old = labels.get(_OLD_NAMES.get(name, ""))
     return labels.get(f"exported_{name}") or old or labels.get(name, "")
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return all labels, under the names that they have in the metric."""
+    """Return all labels with the names that they have in the metric."""
     names = dict.fromkeys(name.removeprefix("exported_") for name in labels)
     return {name: own_label(labels, name) for name in names}
 
@@ -89,7 +91,7 @@ class RangeQuery(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A query over a day. Its series can contain impossible values."""
+    """A query over a day, whose series can contain impossible values."""
 
     #: ``max`` or ``avg``.
     figure: str
@@ -97,7 +99,7 @@ class Measured:
     metric: str
     #: The largest possible value, in the metric's unit. For memory, the device's memory if known.
     most: float
-    #: Bytes of the metric's unit; None if the metric does not measure memory.
+    #: Number of bytes in the metric's unit, or None if the metric does not measure memory.
     unit_bytes: int | None = None
 
     @property
@@ -106,14 +108,15 @@ class Measured:
 
     @property
     def suspects(self) -> str | None:
-        """The query for series that have an impossible value; None if ``promql`` shows it."""
+        """The query for series that have an impossible value, or None if the result of ``promql``
+        already shows it."""
         if self.figure == "max":
             return None
         of = f"_over_time({self.selector}[1d])"
         return f"(max{of} > {self.most:.12g}) or (min{of} < 0)"
 
     def possible(self, labels: Mapping[str, str], most: float) -> str:
-        """Return the query for one series, in which only values between 0 and ``most`` count."""
+        """Return the query for one series that counts only values between 0 and ``most``."""
         of = ",".join(
             f"{name}={quoted(text)}"
             for name, text in sorted(labels.items())
@@ -124,7 +127,8 @@ class Measured:
 
 
 def _by(*names: str) -> str:
-    """Return labels for ``by`` or ``on``, each also with the name that Prometheus renames it to."""
+    """Return labels for ``by`` or ``on``. Each label is also listed with the name that Prometheus
+    renames it to."""
     return f"({', '.join(start + name for name in names for start in ('', 'exported_'))})"
 
 
@@ -173,8 +177,8 @@ class Queries:
     # The console's history of more than an hour.
 
     def fleet(self) -> list[RangeQuery]:
-        """Return the queries for the fleet. Each console exports the sums, so the highest
-        counts."""
+        """Return the queries for the fleet. Every console exports the same sums, so the queries
+        take the highest."""
 
         def of(name: str) -> str:
             return self.of(f"headroom_fleet_{name}_bytes")
@@ -196,8 +200,8 @@ class Queries:
         return [RangeQuery(kind, unit, f"max({text})") for kind, (unit, text) in figures.items()]
 
     def device(self, node: str, uuid: str) -> list[RangeQuery]:
-        """Return the queries for a device. Targets whose label ``node`` names another node do not
-        count."""
+        """Return the queries for a device. They ignore targets whose label ``node`` names another
+        node."""
         of = f"UUID={quoted(uuid)},node=~{quoted(re.escape(node) + '|')}"
         reserved = self.of("headroom_ledger_device_reserved_bytes", f"device={quoted(uuid)}")
         return [
@@ -224,7 +228,7 @@ class Queries:
     def held(self, step_s: float, every_s: int) -> list[RangeQuery]:
         """Return the queries for GPU seconds and byte seconds of each namespace and state.
 
-        Each value is the sum over the step before it. The summed values are ``every_s`` apart.
+        Each value is a sum over the step before it. The added values are ``every_s`` seconds apart.
         """
         by = f"max by {_by('namespace', 'state')}"
         return [
@@ -265,7 +269,7 @@ class Queries:
 
     def totals(self, days: int) -> dict[str, str]:
         """Return the queries for the memory of devices in the days before the time of evaluation.
-        They return the median, so impossible values do not count."""
+        The queries return the median, so that impossible values have no effect."""
         own = self.of("headroom_device_memory_bytes")
         sums = {
             "device total": (own, 1),
@@ -280,7 +284,7 @@ class Queries:
 
     @property
     def lives(self) -> dict[str, str]:
-        """Return the queries of a plan for each day."""
+        """Return the queries that a plan makes for each day."""
         requests = self._requests
         return {
             "gpus": f"max_over_time({requests}[1d])",
@@ -300,7 +304,7 @@ class Queries:
 
     @property
     def use(self) -> dict[str, Measured]:
-        """Return the queries of a plan for what pods used on each day."""
+        """Return the queries that a plan makes for the use of pods on each day."""
         return {
             "fb_used": self._memory(USED_MIB, MIB),
             "fb_used_bytes": self._memory(USED_BYTES),
@@ -312,7 +316,7 @@ class Queries:
 
     @property
     def nodes(self) -> dict[str, str]:
-        """Return the queries of a plan for nodes at the end of its window."""
+        """Return the queries that a plan makes for the nodes at the end of its window."""
         resources = f'resource=~"{self.gpu_resources}|cpu|memory"'
         return {
             "node": self.of("kube_node_status_allocatable", resources),
@@ -324,7 +328,7 @@ class Queries:
 
     @property
     def ended_lives(self) -> dict[str, str]:
-        """Return the recorder's queries for each day."""
+        """Return the queries that the recorder makes for each day."""
         memory = {name: measured.selector for name, measured in self.peaks.items()}
         reasons = "Evicted|NodeLost|NodeAffinity|Shutdown"
         killed = 'reason="OOMKilled"'
@@ -346,7 +350,7 @@ class Queries:
 
     @property
     def peaks(self) -> dict[str, Measured]:
-        """Return the recorder's queries for the use of memory on each day."""
+        """Return the queries that the recorder makes for the memory use on each day."""
         return {
             "peak most": self._memory("headroom_pod_peak_bytes"),
             "used most": self._memory(USED_MIB, MIB),

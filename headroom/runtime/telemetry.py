@@ -1,6 +1,6 @@
 """The Prometheus metrics of Headroom's processes. The registry is an argument, never global.
 
-``console.metrics`` has the metrics that are read from a snapshot.
+``console.metrics`` contains the metrics that are computed from a snapshot.
 """
 
 import asyncio
@@ -17,13 +17,14 @@ from prometheus_client.registry import Collector
 from headroom.contract.printable import printable_lines
 from headroom.version import own_version
 
-# Else the library adds a gauge with the time of creation to each counter and histogram.
+# Otherwise the library adds a gauge with the time of creation to each counter and histogram.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
-#: From 0.1 ms, which a repeated rejection takes, to 1 s, the order of schedulers' timeouts.
+#: Buckets from 0.1 ms, which a repeated rejection takes, to 1 s, which is near the timeouts of
+#: schedulers.
 SECONDS = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)
 
-#: From 1 ms, which delays no call noticeably, to 1 s.
+#: Buckets from 1 ms, which delays no call noticeably, to 1 s.
 _LAG_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0)
 
 #: Seconds between two measurements of the event loop.
@@ -43,10 +44,10 @@ def counter(registry: CollectorRegistry, name: str, text: str, **labels: Iterabl
 
 
 class ProcessTelemetry:
-    """Metrics of every process; ``loops`` are the names of loops whose failures count from 0.
+    """Metrics that every process has.
 
-    ``ready`` is the name of the process's readiness gauge. With one name for all processes, the
-    alert about one of them could not fire while another one is ready.
+    ``ready`` is the name of the process's readiness gauge. Each kind of process has its own name,
+    because otherwise the alert about one process could not fire while another process is ready.
     """
 
     loops: tuple[str, ...] = ()
@@ -107,9 +108,11 @@ class ViewTelemetry(ProcessTelemetry):
 
 
 async def sample_lag(observe: Callable[[float], None], every_s: float = LAG_EVERY_S) -> None:
-    """Pass to ``observe`` by how many seconds each of many short sleeps ends late.
+    """Sleep for short times, and call ``observe`` with the number of seconds by which each sleep
+    ends late.
 
-    Whatever blocks the event loop, or holds the interpreter's lock, delays each call by that time.
+    If the event loop is blocked or the interpreter's lock is held, each call is delayed by that
+    time.
     """
     while True:
         due_s = time.perf_counter() + every_s
@@ -120,12 +123,12 @@ async def sample_lag(observe: Callable[[float], None], every_s: float = LAG_EVER
 class CertificateCollector(Collector):
     """Reads the certificate files at each scrape.
 
-    It exports nothing for a file that cannot be read. The server does not load such a file either:
-    it keeps the previous certificate.
+    It exports nothing for a file that cannot be read. The server does not load such a file either,
+    but keeps the previous certificate.
     """
 
     def __init__(self, served: Mapping[str, Path]) -> None:
-        """Create a collector; ``served`` maps each port to the file of its certificate."""
+        """Create a collector. ``served`` maps each port to its certificate file."""
         self._served = served
 
     def collect(self) -> Iterator[GaugeMetricFamily]:

@@ -201,7 +201,7 @@ def test_annotations_of_others_are_not_reported(prefix: str) -> None:
 )
 def test_an_amount_without_its_unit_is_rejected(text: str, count: str) -> None:
     obj = annotated(vram=text)
-    why = f"is only {count}; probably its unit is missing. Example: headroom.gpu/vram: 8Gi"
+    why = f"is only {count}; the unit is probably missing. Example: headroom.gpu/vram: 8Gi"
     why = f"annotation headroom.gpu/vram: {text!r} {why}"
     (told, *_) = warnings(workload("Deployment", obj), kind="Deployment")
     assert told == f"Headroom: pods of this Deployment will be rejected: {why}"
@@ -221,7 +221,7 @@ def test_an_amount_below_a_cuda_context_gets_a_warning(text: str, warned: bool) 
 
 def test_a_default_without_its_unit_is_reported_to_the_author_of_the_pod() -> None:
     where = around(annotations={"headroom.gpu/default-vram": "4"})
-    why = "'4' is only 4 bytes; probably its unit is missing. Example: headroom.gpu/"
+    why = "'4' is only 4 bytes; the unit is probably missing. Example: headroom.gpu/"
     assert rejection(manifest(None), where).startswith(
         f"Headroom: namespace team-a: annotation headroom.gpu/default-vram: {why}"
     )

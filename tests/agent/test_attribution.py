@@ -199,7 +199,9 @@ def test_process_lists_far_above_the_use_are_accepted_and_reported() -> None:
     assert claims(TOLERANCE_BYTES).complaints == []
     found = claims(TOLERANCE_BYTES + 1)
     assert found.unattributed == {"A": TOLERANCE_BYTES + 1}
-    assert found.complaints == [Degraded("nvml", "processes list more memory than is used")]
+    assert found.complaints == [
+        Degraded("nvml", "processes use more memory than the driver reports as used")
+    ]
 
 
 def test_holdings_of_other_plugins_and_of_missing_devices_have_no_rows() -> None:

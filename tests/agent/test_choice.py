@@ -163,7 +163,7 @@ def test_an_ended_pod_does_not_count_although_the_checkpoint_still_has_it() -> N
             (gpu("GPU-0"), gpu("GPU-1", compute_mode="exclusive-process")),
             (),
             BOTH,
-            id="its compute mode lets no further process use it",
+            id="its compute mode allows no other process to use it",
         ),
         pytest.param(
             (gpu("GPU-0"), gpu("GPU-1", unattributed_bytes=20 * GIB, used_bytes=20 * GIB)),

@@ -39,7 +39,7 @@ from headroom.contract.kube import ObjectMeta
 from tests.waiting import until
 
 NOT_PERMITTED = (
-    "not permitted: the agent has the kubelet's device plugin directory read-only (chart "
+    "not permitted: the agent can only read the kubelet's device plugin directory (chart "
     "value agent.steering.permitted, or component deploy/components/steering)"
 )
 

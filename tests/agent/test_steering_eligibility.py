@@ -8,7 +8,7 @@ from agent.steering.choice import Eligibility, eligibility
 from headroom.contract.gpunode import Device, GPUNodeStatus, Plugin
 
 NOT_PERMITTED = (
-    "not permitted: the agent has the kubelet's device plugin directory read-only (chart "
+    "not permitted: the agent can only read the kubelet's device plugin directory (chart "
     "value agent.steering.permitted, or component deploy/components/steering)"
 )
 NOTHING_SHARED = "no GPU of the node is shared, so the device plugin has no choice to make"

@@ -107,7 +107,7 @@ def test_a_node_whose_only_obstacle_is_a_fault_is_suggested_for_repair() -> None
         "late": "repair node late: the pod would fit there, but GPU report of the node is stale "
         "(not checked: CPU, memory and other resources)",
         "mode": "repair node mode: the pod would fit there, but compute mode of a GPU that the pod "
-        "could get lets no further process use it (E: its compute mode is exclusive-process; to "
+        "could get allows no other process to use it (E: its compute mode is exclusive-process; to "
         "change it on the node: nvidia-smi -i E -c DEFAULT) (not checked: CPU, memory and other "
         "resources)",
         "sick": "repair node sick: the pod would fit there, but a GPU that the pod could get is "

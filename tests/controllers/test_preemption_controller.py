@@ -79,7 +79,8 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
     assert new.message.startswith("1 pod leaves node n for this pod: kube")
     assert (victim.about.name, victim.reason) == ("a", VICTIM)
     assert victim.message == (
-        "Leaves node n for pod new, which has a higher priority and needs the memory of its GPU."
+        "Preempted on node n by pod new, which has a higher priority and needs the memory of this "
+        "pod's GPU."
     )
     assert new.decision_id == victim.decision_id == "new.1"
     # Only once, because it is checked again only after some time.

@@ -138,7 +138,7 @@ def test_a_start_times_out_with_an_event(world: Starts) -> None:
     assert (world.phases, world.counted("timed_out")) == ({"p": "running"}, 1)
     (notice,) = world.posted
     assert (notice.about.uid, notice.reason) == ("p", "StartTimedOut")
-    assert "still starts 90 s after its bind" in notice.message
+    assert "still starting 90 s after its bind" in notice.message
     assert "Example: headroom.gpu/startup-timeout: 20m" in notice.message
     assert world.bind(alone("q")) == Bound()
 

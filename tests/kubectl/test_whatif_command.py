@@ -42,7 +42,7 @@ def test_an_amount_without_its_unit_gets_a_note(server: Server, command: tuple[s
     shown = run(server.debug, *command, "--vram", "20")
     assert shown.returncode == 0
     assert shown.stderr == (
-        "--vram: '20' is only 20 bytes; probably its unit is missing. Example: --vram 8Gi\n"
+        "--vram: '20' is only 20 bytes; the unit is probably missing. Example: --vram 8Gi\n"
     )
     assert run(server.debug, *command, "--vram", "20Gi").stderr == ""
 

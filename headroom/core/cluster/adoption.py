@@ -60,7 +60,7 @@ class AdoptingNode:
     obeys_environment: bool = False
     #: Resources that kube-scheduler allocates there by DRA, without a device plugin.
     by_dra: frozenset[str] = frozenset()
-    #: The reason that names the foreign allocator of its GPUs; None if there is none.
+    #: The reason that names the foreign allocator of its GPUs, or None if there is none.
     manager: Reason | None = None
 
     @cached_property
@@ -119,7 +119,7 @@ class Adoption:
         )
 
     def _by_dra(self, node: Node | None, manager: Reason | None) -> frozenset[str]:
-        """Return ``AdoptingNode.by_dra``."""
+        """Compute ``AdoptingNode.by_dra``."""
         if manager is not Reason.DRA_MANAGES or has_allocatable(node, self.rules):
             return frozenset()
         return self._allocators.allocation.resources
@@ -156,8 +156,8 @@ class Adoption:
         return adopt(as_bound(pod), default_vram, node, self.rules)
 
     def adopted(self, gpunode: GPUNode, node: AdoptingNode) -> dict[str, Reservation]:
-        """Return the reservations to charge for pods without one in exactly this version of the
-        GPUNode. An earlier version may have had reservations that were removed since."""
+        """Return the reservations to charge for pods that have none in exactly this version of the
+        GPUNode. An earlier version may contain reservations that have been removed."""
         return {
             pod.metadata.uid: reservation
             for pod in self._objects.pods_on(gpunode.name)
@@ -206,7 +206,7 @@ def claimed(pod: Pod, held: Mapping[str, int | None], node: AdoptingNode) -> Res
         if device.uuid in held:
             held_bytes = held[device.uuid]
             candidates[device.uuid] = whole_bytes if held_bytes is None else held_bytes
-    # The pod certainly has these devices, whatever the device plugin chooses.
+    # The pod is certain to have these devices, whatever the device plugin chooses.
     charge = Charge(
         resource=DRIVER, count=len(candidates), candidates=candidates, by_environment=True
     )

@@ -1,7 +1,7 @@
-"""Tracks the binds that kube-scheduler is about to call, because a call has chosen a node.
+"""Tracks the bind calls that kube-scheduler is about to make, because an earlier call chose a node.
 
-Only calls of kube-scheduler add to this, and to the demand of pods. ``Calls`` is given to the
-scheduler's verbs alone. Everything else reads ``cluster.holds`` and ``cluster.usual``.
+Only kube-scheduler's calls add assumed binds and the demand of pods, so only the scheduler's verbs
+get ``Calls``. All other code reads ``cluster.holds`` and ``cluster.usual``.
 """
 
 import math
@@ -70,8 +70,8 @@ class AssumedBinds:
     def assume(self, pod: Pod, request: VramRequest, node: str, now_s: float) -> None:
         """Hold memory for a pod that kube-scheduler is about to bind to the node.
 
-        kube-scheduler does not call bind if it fails, or if a user's preference for another node
-        outweighs the extender's score.
+        kube-scheduler does not call bind if it cannot schedule the pod after all, or if a user's
+        preference for another node outweighs the extender's score.
         """
         # If the pod's own variable decides its device, its kind does not determine the device.
         kind = request.kind if request.visible is Visible.BY_PLUGIN else None

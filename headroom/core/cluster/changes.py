@@ -30,7 +30,7 @@ class GPUNodeWritten:
 
 @dataclass(frozen=True, slots=True)
 class DepartureMarked:
-    """A pod with a reservation on the node was found deleted from the API server."""
+    """A pod with a reservation on the node no longer exists at the API server."""
 
     node: str
     uid: str
@@ -106,7 +106,8 @@ Event = (
 
 @dataclass(slots=True)
 class Effects:
-    """Work for the rest of the process that follows from applied changes and weighed nodes."""
+    """Work that other parts of the process must do after changes were applied and nodes were
+    weighed."""
 
     #: The events that were applied. They become visible when the changed nodes have been weighed.
     events: list[Event] = field(default_factory=list)

@@ -88,7 +88,7 @@ class ClaimedDevices:
         #: The devices and memory that each claim holds, by namespace and name.
         self._claims: dict[tuple[str, str], list[tuple[DraDevice, Holding]]] = {}
         self._holdings: dict[DraDevice, dict[tuple[str, str], list[Holding]]] = {}
-        #: Holdings that have ended by device, with the time of their end on the monotonic clock.
+        #: By device, holdings that have ended, with the time of their end on the monotonic clock.
         self._lingering: Bounded[DraDevice, list[tuple[float, Holding]]] = Bounded(MAX_LINGERING)
 
     def apply(self, events: Iterable[WatchEvent], now_s: float) -> set[str]:
@@ -301,8 +301,8 @@ def _uses(
 def _excess(
     used: Mapping[str, int | None], claims_of: Mapping[str, list[Holding]], reported: Device
 ) -> dict[str, int]:
-    """Return the use of each pod beyond its claims. Pods that share a claim share its bytes, and
-    the excess counts for the last of these pods by uid."""
+    """Return the use of each pod beyond its claims. Pods that share a claim use up its bytes in the
+    order of their uids, so any excess is assigned to the last of them."""
     excess: dict[str, int] = {}
     left_bytes: dict[Holding, int] = {}
     for uid in sorted(used):

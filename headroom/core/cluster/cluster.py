@@ -1,4 +1,4 @@
-"""The state of the cluster in memory, for its readers. ``ClusterWriter`` changes it.
+"""The state of the cluster in memory, as readers see it. ``ClusterWriter`` changes it.
 
 A node is *weighed* when its terms are computed. A change marks its node dirty, and dirty nodes are
 weighed again. Snapshots show all nodes as they were weighed last.
@@ -46,7 +46,7 @@ class Cluster:
         self._heartbeats = parts.heartbeats
         self._adoption = parts.adoption
         self._weigher = parts.weigher
-        #: Node -> the lowest priority of ``pods_on``. It has no nodes without pods.
+        #: The lowest priority of the pods on each node, by node. Nodes without pods are absent.
         self.least_priority: Mapping[str, int] = parts.objects.lowest_priorities
         #: Nodes that gained headroom. Any pod may be requeued for them.
         self.headroom_gains: readers.HeadroomGains = parts.headroom_gains
@@ -122,8 +122,8 @@ class Cluster:
         """Return the snapshot that calls use for their decisions. It is the last snapshot, or a new
         one after ``apply``.
 
-        Watch events do not force a new snapshot, because they are late anyway and may wait for the
-        next one.
+        Watch events do not force a new snapshot, because they arrive late anyway and can wait for
+        the next snapshot.
         """
         if self._parts.latest is None:
             self._parts.latest = self._table.snapshot()
@@ -141,7 +141,8 @@ class Cluster:
 
     @property
     def node_specs(self) -> int:
-        """Grows with every change of a node's taints or cordon, which are in no snapshot."""
+        """A number that grows with every change of a node's taints or cordon, which snapshots do
+        not contain."""
         return self._objects.node_specs
 
     def node(self, name: str) -> Node | None:
@@ -183,7 +184,7 @@ class Cluster:
         return self._objects.pods_on(name)
 
     def unreserved_pods(self, name: str) -> list[Pod]:
-        """Return the pods on the node that lack a reservation. There are none before it is
+        """Return the pods on the node that lack a reservation. There are none before the node is
         initialised."""
         gpunode = self.gpunode(name)
         if gpunode is None or not gpunode.spec.initialised:
@@ -229,13 +230,13 @@ class Cluster:
         assumed: Mapping[str, Reservation] = NOTHING,
         choice: DeviceChoice | None = None,
     ) -> NodeTerms:
-        """Return ``NodeWeigher.terms_of`` of a node that may be hypothetical."""
+        """Return the result of ``NodeWeigher.terms_of`` for a node that may be hypothetical."""
         return self._weigher.terms_of(name, gpunode, excluded, assumed, device_choice=choice)
 
     def weighed(self, gpunode: GPUNode, excluded: Set[str] = frozenset()) -> NodeTerms:
         """Return the node's terms as filter would use them if ``gpunode`` were the current version.
 
-        Assumed binds count. The reservations of the pods whose uids are in ``excluded`` do not.
+        Assumed binds count. Reservations of pods whose uids are in ``excluded`` do not count.
         """
         return self.terms_of(gpunode.name, gpunode, excluded, self.holds.binding_to(gpunode.name))
 

@@ -1,5 +1,5 @@
-"""The parts of which the state of the cluster consists. ``ClusterWriter`` changes them, and
-``Cluster`` shows them to readers."""
+"""The parts of the cluster's state. ``ClusterWriter`` changes them, and ``Cluster`` shows them to
+readers."""
 
 from collections.abc import Iterable, Mapping
 
@@ -88,7 +88,7 @@ class Parts:
             self.weigher.adopt,
             lambda: self.heartbeats.epoch_s,
         )
-        #: The parts that follow every change, in the order in which they are made here.
+        #: The parts that follow every change, in the order in which they are created above.
         self.trackers = [part for part in vars(self).values() if isinstance(part, Tracker)]
 
     def known(self, kind: type) -> Iterable[ObjectKey]:
@@ -114,7 +114,7 @@ class Parts:
         )
 
     def circumstances(self, gpunode: GPUNode) -> Circumstances:
-        """Return the facts on which the prediction of devices on the node depends."""
+        """Return the facts about the node from which its devices are predicted."""
         name, status = gpunode.name, gpunode.status
         return Circumstances(
             self.weigher.adopted(gpunode),

@@ -1,8 +1,8 @@
 """Applies all changes to the state of the cluster. No other module changes it.
 
 Only the process's ``EventQueue`` holds a ``ClusterWriter``. Readers hold its ``cluster``, which has
-no method that applies a change, and whose parts show only what can be read. ``Effects`` lists the
-work that follows from a change for the rest of the process.
+no method that applies a change, and whose parts have only methods for reading. ``Effects`` lists
+the work that follows from a change for the rest of the process.
 
 Each change is stored first and then passed to every tracker. If a tracker raises an exception, the
 other trackers still get the change, and the exception is raised afterwards. The caller may then
@@ -66,7 +66,8 @@ class ClusterWriter:
         self, rules: Rules, stale_after_s: float, epoch_s: float, unlisted: Iterable[type] = ()
     ) -> None:
         """``epoch_s`` is the Unix time in seconds at which the monotonic clock was 0. It can
-        change. ``unlisted`` are the kinds that must be listed before any node can be weighed."""
+        change. ``unlisted`` contains the kinds that must be listed before any node can be
+        weighed."""
         self.parts = parts = Parts(rules, stale_after_s, epoch_s, unlisted)
         self.cluster = Cluster(parts)
         self._objects, self._queue, self._table = parts.objects, parts.queue, parts.table
@@ -78,8 +79,8 @@ class ClusterWriter:
         self._effects = Effects()
 
     def follow(self, rules: Rules) -> None:
-        """Use these rules from now on. Only rules about rejection, scoring and eviction may differ
-        from the old rules, because nodes are not weighed again."""
+        """Use these rules from now on. Nodes are not weighed again, so only rules about rejection,
+        scoring and eviction may differ from the old rules."""
         self.parts.adoption.rules = rules
 
     def set_epoch(self, epoch_s: float) -> None:
@@ -133,12 +134,12 @@ class ClusterWriter:
         return True
 
     def settle(self) -> Snapshot:
-        """Make the snapshot that calls decide on."""
+        """Make the snapshot on which calls base their decisions."""
         self.parts.latest = self._table.snapshot()
         return self.parts.latest
 
     def weigh_failed_again(self) -> None:
-        """Mark the nodes dirty whose weighing raised an exception."""
+        """Mark the nodes as dirty whose weighing raised an exception."""
         self._queue.retry_failed()
 
     def take_effects(self) -> Effects:
@@ -223,8 +224,8 @@ class ClusterWriter:
         *what: _What.args,
         **also: _What.kwargs,
     ) -> None:
-        """Pass a change to the trackers that follow its kind, and mark the nodes that they return
-        as dirty. Raise the first exception at the end."""
+        """Pass a change to the trackers that follow its kind, and mark as dirty the nodes that they
+        return. Raise the first exception at the end."""
         kind, error = change.__name__, None
         for tracker in self._followers[kind]:
             try:
@@ -322,7 +323,8 @@ class ClusterWriter:
             self._effects.unsettled[name] = None
 
     def _move_activity(self, name: str) -> None:
-        """Update the SM activity of a node. Memory is unchanged, so the node is not weighed."""
+        """Update the SM activity of a node. Its memory has not changed, so the node is not
+        weighed."""
         before, gpunode = self._table.get(name), self._objects.gpunodes.get(name)
         if before is not None and gpunode is not None and gpunode.status is not None:
             activities = self.parts.activities

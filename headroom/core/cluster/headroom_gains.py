@@ -1,5 +1,4 @@
-"""Records when each node last gained headroom, as the generation of the first snapshot with the
-gain."""
+"""Records the generation of the snapshot in which each node last gained headroom."""
 
 from collections.abc import Iterator
 

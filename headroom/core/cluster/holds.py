@@ -15,8 +15,8 @@ a moment. Memory that is held for the other two reasons is looked up for each de
 order of precedence depends on the pod. A hold ends when the pod is bound, deleted or assigned to
 another node, and at the latest when its time is over.
 
-Holds are kept in the memory of one extender. If extenders hold different memory, the ledger
-decides.
+Holds are kept in the memory of one extender. If the holds of several extenders differ, the ledger
+decides which bind succeeds.
 """
 
 import math
@@ -69,7 +69,7 @@ class Hold:
 
     @property
     def until_text(self) -> str:
-        """A phrase that states when the hold ends, to be appended to the name of the pod."""
+        """A phrase that says when the hold ends, to be appended to the name of the pod."""
         if self.until_s is None:
             return "until it is bound"
         at = datetime.fromtimestamp(self.until_s, UTC)
@@ -127,8 +127,8 @@ class Holds(Tracker):
     def follow(self, holds: Iterable[HeldFor] | None) -> Collection[str]:
         """Replace all holds with the holds of extenders, and return the nodes to weigh again.
 
-        If ``holds`` is None, no extender has sent its holds, and the nominations of the pods seen
-        here count.
+        ``holds`` is None if no extender has sent its holds. In this case, the nominations of the
+        pods that this process has seen are used.
         """
         before, after = self._binding, dict[str, dict[str, Reservation]]()
         followed: dict[str, HeldFor] = {}
@@ -149,7 +149,7 @@ class Holds(Tracker):
         return self._binding.get(node, NOTHING)
 
     def all_binding(self) -> Mapping[str, Mapping[str, Reservation]]:
-        """Return ``binding_to`` of all nodes, by node name."""
+        """Return the result of ``binding_to`` for all nodes, by node name."""
         return dict(self._binding)
 
     def node_of(self, uid: str) -> str:

@@ -24,7 +24,8 @@ from headroom.core.placement.snapshot import Snapshot
 IDLE_AFTER_S = 3600.0
 HELD_BYTES = 1 << 30
 
-#: Kind of a controller by the label whose value is the suffix of the names of its ReplicaSets.
+#: The kinds of controllers that own ReplicaSets, by the label whose value is the suffix of the
+#: ReplicaSet's name.
 TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 
 
@@ -39,14 +40,14 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
     #: Kind and name of the controller, such as Deployment and llama. Empty if there is none.
     owner_kind: str
     owner_name: str
-    #: None if its use is unknown.
+    #: Measured use of the device by the pod, or None if it is unknown.
     used_bytes: int | None
-    #: 0 if it has no reservation.
+    #: Memory reserved for the pod on the device, or 0 without a reservation.
     reservation_bytes: int
     #: The fraction of the GPU that no other pod can use, by memory or by replicas, whichever is
     #: larger.
     gpu_ratio: float
-    #: RFC 3339. Empty if the pod is not idle, or if this is unknown.
+    #: Since when the pod has been idle (RFC 3339). Empty if it is not idle, or if this is unknown.
     idle_since: str
     idle_s: float
 
@@ -172,8 +173,8 @@ def _gpu_ratio(terms: DeviceTerms, gpu_bytes: int, held_bytes: int, replicas: in
 
 
 def owner_of(pod: Pod | None) -> tuple[str, str]:
-    """Return kind and name of the pod's controller, or of the Deployment if it is a ReplicaSet of
-    one."""
+    """Return the kind and name of the pod's controller. If it is the ReplicaSet of a Deployment or
+    Rollout, return the kind and name of that object."""
     owner = pod.metadata.controller if pod is not None else None
     if pod is None or owner is None:
         return "", ""

@@ -31,7 +31,7 @@ _ONE_TO_METAL = {
     "12xlarge": 4,
     "metal": 8,
 }
-#: Model, GB, and number of GPUs by size, for each family.
+#: For each family, the model, its memory in GB, and the number of GPUs by instance size.
 _AMAZON: Mapping[str, tuple[str, int, Mapping[str, int]]] = {
     "g4dn": ("T4", 15, _ONE_TO_METAL),
     "g5": ("A10G", 24, _UP_TO_EIGHT),

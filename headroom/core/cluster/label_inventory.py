@@ -5,15 +5,13 @@ describes a random GPU among them. So labels are used only if they agree with th
 kubelet offers: ``count x replicas == allocatable``. For this reason the node is not usable while
 the device plugin is down or a replica is unhealthy.
 
-============= ================================================================================ GFD
-``nvidia.com/gpu.{count,replicas,memory,sharing-strategy}``; memory in MiB, of one
-               whole GPU or one MIG device (older ones wrote bytes)
-GKE ``gke-accelerator`` and, if shared, ``gke-max-shared-clients-per-gpu``; the
-               memory of a partition is in its name
-Karpenter, ``instance-gpu-count`` and ``instance-gpu-memory``, in MiB of one GPU EKS Auto Mode
-instance type the cloud's name of the machine, if there is nothing better: EKS node groups, AKS
-               node pools
-============= ================================================================================
+* GFD: ``nvidia.com/gpu.{count,replicas,memory,sharing-strategy}``. The memory of one whole GPU or
+  one MIG device is in MiB. Older versions of GFD wrote bytes.
+* GKE: ``gke-accelerator`` and, if shared, ``gke-max-shared-clients-per-gpu``. The name of a
+  partition contains its memory.
+* Karpenter and EKS Auto Mode: ``instance-gpu-count`` and ``instance-gpu-memory``. The memory of one
+  GPU is in MiB.
+* The cloud's instance type, if there are no other labels, as in EKS node groups and AKS node pools.
 
 Only GFD and GKE labels describe sharing. The other labels are ignored if the device plugin offers
 more than one replica of each GPU, parts of GPUs, or a resource whose name implies sharing. Other
@@ -91,13 +89,14 @@ class _LabelledGPUs:
     """The GPUs of a node according to one kind of labels."""
 
     set_by: str
-    #: None if the labels contain no count. Then the kubelet's allocatable decides.
+    #: Number of devices. None if the labels contain no count, so that the kubelet's allocatable is
+    #: used instead.
     devices: int | None
     memory_bytes: int
     replicas: int
     sharing: Sharing
     model: str
-    #: Whether the labels state the number of replicas. If they do not, one replica is assumed.
+    #: Whether the labels contain the number of replicas. Otherwise one replica is assumed.
     describes_sharing: bool = True
 
 
@@ -264,7 +263,8 @@ def _instance(labels: Mapping[str, str]) -> _LabelledGPUs | None:
 
 
 def _number(text: str | None) -> int | None:
-    """Parse a whole number of at least 1, and return None for any other text and for no text."""
+    """Parse a whole number of at least 1. Return None for any other text, or if there is no
+    text."""
     if text is None or not re.fullmatch(r"[0-9]{1,15}", text, re.ASCII):
         return None
     return int(text) or None

@@ -1,7 +1,7 @@
-"""Sums the memory of devices, over the fleet for metrics and over a node for Kubernetes.
+"""Adds up the memory of devices: of the fleet for metrics, and of a node for Kubernetes.
 
-The sum of a node is its extended resource in MiB. It is the capacity and not the free memory,
-because Kubernetes itself subtracts the requests of pods.
+The sum for a node is the value of its extended resource in MiB. It is the capacity and not the free
+memory, because Kubernetes itself subtracts the requests of pods.
 """
 
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ def totals(snap: Snapshot) -> Totals:
 
 
 def nodes_by_state(snap: Snapshot, now_s: float) -> dict[str, int]:
-    """Return the number of nodes by state, which is ``open`` or the code of the reason against
+    """Return the number of nodes by state: ``open``, or the code of the reason why a node takes no
     pods.
 
     ``open``, ``STALE`` and ``NO_REPORT`` are always included, even if they are 0.
@@ -176,7 +176,7 @@ def _offered_mib(terms: DeviceTerms) -> int:
 
 
 def _current_mib(node: Node) -> int | None:
-    """Return the current value in MiB, or None if there is none, and -1 if it is not a quantity."""
+    """Return the current value in MiB, None if there is none, or -1 if it is not a quantity."""
     quantity = ((node.status and node.status.allocatable) or {}).get(MIRROR)
     try:
         # The API server returns 80000 as 80k.

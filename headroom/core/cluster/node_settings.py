@@ -29,7 +29,7 @@ class NodeSettings:
     device_choice: DeviceChoice = DeviceChoice.PREDICTED
     #: UUIDs of devices that take no new pods.
     cordoned: frozenset[str] = frozenset()
-    #: Set if an annotation is not valid. Then no pod is placed on the node.
+    #: Set if an annotation is invalid, in which case no pod is placed on the node.
     reason: Reason | None = None
     #: The invalid annotation, its value, and an example.
     detail: str = ""
@@ -53,8 +53,8 @@ def node_settings(node: Node | None) -> NodeSettings:
 class AgentSettings:
     """The settings of a Node that its agent reads from the GPUNode.
 
-    The extender copies them there from the Node, because the agent watches the GPUNode and so sees
-    a change immediately.
+    The extender copies them from the Node to the GPUNode, because the agent watches the GPUNode and
+    so sees a change immediately.
     """
 
     #: Device choice. Empty if the Node has no annotation.

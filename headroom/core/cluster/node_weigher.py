@@ -1,5 +1,5 @@
-"""Weighs nodes. It computes their eligibility, and the reserved, unconfirmed and free memory per
-device."""
+"""Weighs nodes, which means to compute their eligibility, and the reserved, unconfirmed and free
+memory of each device."""
 
 from collections.abc import Mapping, Set
 from dataclasses import replace
@@ -185,7 +185,7 @@ class NodeWeigher:
         """Return whether a device plugin offers a GPU of the node, or a pod with such a GPU still
         runs there.
 
-        In this case kube-scheduler would allocate the same GPU by DRA.
+        In this case kube-scheduler would allocate the same GPU a second time by DRA.
         """
         if gpunode is None or has_allocatable(node, self.rules):
             return has_allocatable(node, self.rules)

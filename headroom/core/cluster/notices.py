@@ -1,8 +1,8 @@
-"""Notices about pods and nodes, each of which becomes one Kubernetes Event.
+"""Notices about pods and nodes. Each notice becomes one Kubernetes Event.
 
-A notice is derived from the current state and not from a change of it. So a replica that starts
-late or misses the change still reports it. The key of a notice is the same on every replica, and
-differs for each occurrence.
+A notice is derived from the current state and not from a change of the state. So a replica that
+starts late or misses the change still reports it. The key of a notice is the same on every replica,
+and differs for each occurrence.
 """
 
 from collections.abc import Iterator

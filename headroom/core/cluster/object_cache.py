@@ -1,4 +1,4 @@
-"""The objects of the cluster as they were last seen, and the indexes by which they are found.
+"""Stores the objects of the cluster as they were last seen, with indexes to find them.
 
 Only one thread writes. Any thread may look up single objects, because values are replaced and never
 changed in place.
@@ -22,7 +22,8 @@ class ObjectCache:
         self.nodes: dict[str, Node] = {}
         #: Names of the cordoned nodes.
         self.cordoned: set[str] = set()
-        #: Grows with every change of a node's taints or cordon, which are in no snapshot.
+        #: A number that grows with every change of a node's taints or cordon, which snapshots do
+        #: not contain.
         self.node_specs = 0
         self.gpunodes: dict[str, GPUNode] = {}
         #: By uid.
@@ -108,7 +109,7 @@ class ObjectCache:
         return self._pods_on.get(name, ())
 
     def update_pods(self, name: str) -> None:
-        """Find the pods of a node again."""
+        """Recompute the pods of a node."""
         pods = (self.pods[uid] for uid in self.uids_on.get(name, ()))
         self._put_pods(name, tuple(pod for pod in pods if not pod.ended))
 
@@ -144,8 +145,8 @@ class ObjectCache:
     def has_unsettled(self, name: str) -> bool:
         """Return whether the node may have an orphaned or a missing reservation.
 
-        This is so if a pod with a reservation is gone, has ended or is on another node, or if a pod
-        on the node has no reservation.
+        This is the case if a pod with a reservation is gone, has ended or is on another node, or if
+        a pod on the node has no reservation.
         """
         gpunode = self.gpunodes.get(name)
         if gpunode is None:
@@ -159,7 +160,7 @@ class ObjectCache:
 
 
 class Namespaces:
-    """The namespaces, and the default VRAM request of pods in each."""
+    """The namespaces, and the default VRAM request of the pods in each of them."""
 
     def __init__(self) -> None:
         self._held: dict[str, Namespace] = {}

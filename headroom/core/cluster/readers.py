@@ -1,7 +1,7 @@
-"""The parts of the cluster's state as its readers see them, without the methods that change them.
+"""Read-only interfaces of the parts of the cluster's state, without the methods that change them.
 
-Each protocol is named like the class that implements it, and the class describes the methods. A
-reader that calls another method of the class is a type error.
+Each protocol is named after the class that implements it, and the class describes the methods. It
+is a type error if a reader calls another method of the class.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -31,7 +31,7 @@ def unmanaged_on(node: Node, reported: Iterable[str], manages: Callable[[str], b
 
     ``reported`` contains the resources under which the device plugin offers the GPUs that the
     node's agent reports. A node without a managed resource has no report. If its label shows that
-    it has GPUs, all its resources of the vendor count.
+    it has GPUs, all of the vendor's resources on it count.
     """
     allocatable = set((node.status.allocatable if node.status else None) or ())
     found = {resource for resource in reported if resource and resource in allocatable}

@@ -16,7 +16,7 @@ class WeighingQueue:
     """Queues dirty nodes.
 
     ``unlisted`` contains the kinds that must be listed before any node is weighed, because each
-    further list would mark all nodes dirty again.
+    later list would mark all nodes as dirty again.
     """
 
     def __init__(self, unlisted: Iterable[type]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Set
 from headroom.contract.gpunode import EVICTED, GPUNode
 from headroom.core.tracker import Tracker
 
-#: Backoff in seconds after the first eviction from a node, and its maximum. Each further eviction
+#: Backoff in seconds after the first eviction from a node, and its maximum. Each later eviction
 #: doubles the backoff.
 FIRST_S, LONGEST_S = 10.0, 320.0
 #: Seconds without an eviction after which the backoff starts from ``FIRST_S`` again.

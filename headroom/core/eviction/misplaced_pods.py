@@ -12,9 +12,10 @@ are evicted, because their eviction costs nothing but time, and only as many as 
 were bound without Headroom come first, then the newest pods. Terminating pods count as gone. A pod
 marked for eviction stays marked until it is gone.
 
-A pod without a controller is not replaced after its eviction. So it waits at its gate instead, but
-only while it keeps no pod of another namespace from starting or from its memory. Otherwise authors
-of pods could protect their pods at the cost of others by creating them without a controller.
+A pod without a controller is not replaced after its eviction. So it is not evicted but waits at its
+gate, as long as it does not keep a pod of another namespace from starting or from its memory.
+Otherwise authors of pods could protect their pods at the cost of others by creating them without a
+controller.
 
 At most one pod is marked at a time. If two pods were marked, both could be evicted although
 evicting one of them is enough.
@@ -112,8 +113,7 @@ def _is_new(
 
 
 def overfull(devices: Iterable[DeviceTerms]) -> bool:
-    """Return whether some device with pods that have reservations is overfull or closed to some
-    pods."""
+    """Return whether any device that is reserved for pods is overfull, or closed to some pods."""
     return any(
         terms.reservation_bytes
         and (

@@ -111,7 +111,8 @@ class GroupCycles:
             cycle.attempt += 1
 
     def bind(self, group: Group, now_s: float) -> None:
-        """Record that bind is called for a pod of the group, so that its other pods follow."""
+        """Record that bind is called for a pod of the group, so binds of its other pods will
+        follow."""
         self._move(group, now_s).rejected = False
 
     def _move(self, group: Group, now_s: float) -> _Cycle:

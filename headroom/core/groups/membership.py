@@ -47,7 +47,7 @@ def group_of(pod: Pod) -> Group | None:
 
 
 def named_group_of(pod: Pod) -> Group | None:
-    """Return the group that a user means, which is the result of ``group_of`` or a group of Kueue.
+    """Return the group that a user sees: the result of ``group_of``, or otherwise a group of Kueue.
 
     Kueue admits the pods of a group together, and then kube-scheduler binds them one by one.
     """

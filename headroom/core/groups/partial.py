@@ -1,4 +1,4 @@
-"""Finds groups of which only some pods are bound, and decides which of them to evict together."""
+"""Finds groups that are bound only in part, and decides which groups to evict."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Cluster(Protocol):
 class Members:
     """A group as the API server shows it."""
 
-    #: Minimum number of pods with which the group can work, or None if no object states it.
+    #: Minimum number of pods with which the group can work, or None if no object contains it.
     minimum: int | None
     #: All its pods, including pods that need no GPU.
     pods: Sequence[Pod]
@@ -55,7 +55,7 @@ def pods_to_evict(group: Members) -> Sequence[Pod] | str:
     if group.present >= group.minimum:
         return "it has as many pods as it needs"
     if not any(map(_waits, group.pods)):
-        return "no pod of it waits for a node"
+        return "none of its pods waits for a node"
     bound = [pod for pod in group.pods if pod.node and not pod.ended]
     if any(pod.metadata.controller is None for pod in bound):
         return "a pod has no controller that would replace it"

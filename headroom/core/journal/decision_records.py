@@ -130,7 +130,7 @@ class Preempted(msgspec.Struct, frozen=True, array_like=True, gc=False):
     #: Number of victims without a GPU, which kube-scheduler needs for other resources.
     others: int = 0
     pdb_violations: int = 0
-    #: The origin of the victims. They are "proposed" if kube-scheduler's proposal was accepted,
+    #: How the victims were chosen: "proposed" if kube-scheduler's proposal was accepted,
     #: "corrected" if it was changed, "added" if kube-scheduler proposed none on this node, and
     #: "controller" if it made no preempt call.
     source: str = ""
@@ -165,7 +165,7 @@ TERMS = tuple(each.name for each in fields(Weights))
 P = TypeVar("P", Filtered, Ranked, Candidates, Preempted, BindTried)
 MAX_NAME_CHARS = 1024
 _encode = msgspec.msgpack.encode
-#: Measured size of a record without parts and texts, and of a part without its content.
+#: Measured size in bytes of a record without parts and texts, and of a part without its content.
 RECORD_BYTES, PART_BYTES = 540, 55
 
 
@@ -184,7 +184,7 @@ class Record:
     node: str = ""
     #: ``Records.version`` when this record was last written.
     version: int = 0
-    #: Estimated memory. A test compares it with what Python allocates.
+    #: Estimated memory in bytes. A test compares it with the memory that Python allocates.
     size_bytes: int = field(init=False)
     #: The encoded part of each kind, and the number of calls of its verb.
     _parts: list[bytes] = field(default_factory=lambda: [b""] * len(_KINDS))
@@ -260,7 +260,7 @@ class Records:
         self._written(record)
 
     def adopt(self, record: Record) -> None:
-        """Add a record of another process, or replace the one with the same decision id."""
+        """Add a record of another process, or replace the record with the same decision id."""
         if record.name_chars > MAX_NAME_CHARS:
             return
         before = self._records.get(record.decision_id)

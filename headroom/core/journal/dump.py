@@ -317,8 +317,8 @@ def _reports(each: NodeFacts, gpunode: GPUNode) -> Iterator[Event]:
     if each.reported_at_s is None or gpunode.status is None:
         yield GPUNodeSeen(whole, _LONG_AGO_S)
         return
-    # The first timestamp of an agent counts at its own time, and a changed timestamp at its
-    # receipt.
+    # The first timestamp of an agent is a heartbeat at its own time, and a changed timestamp is a
+    # heartbeat at its receipt.
     before = msgspec.structs.replace(gpunode.status, observed_at="before")
     yield GPUNodeSeen(msgspec.structs.replace(whole, status=before), each.reported_at_s)
     yield GPUNodeSeen(whole, each.reported_at_s)

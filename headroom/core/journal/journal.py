@@ -1,4 +1,4 @@
-"""Keeps recent decisions, namely the last filter call for each pod and the records of all attempts.
+"""Keeps recent decisions: the last filter call for each pod, and the records of all attempts.
 
 Bind and requeueing use the last filter call. kube-scheduler's bind call identifies the pod only by
 namespace, name and uid, but the filter call before it contained the whole pod, with the
@@ -105,8 +105,8 @@ class Decision:
     sure: bool = True
     took_s: float = 0.0
     asked: tuple[Asked, ...] = ()
-    #: The node that filter returned, if it returned only one node, which is the only or the best
-    #: fitting node.
+    #: The node that filter returned, if it returned only one. It is the only or the best fitting
+    #: node.
     node: str = ""
     #: Whether the mode was observe, in which all nodes passed, including rejected nodes.
     observed: bool = False

@@ -32,8 +32,8 @@ from headroom.core.placement.device_accounting import first_of_each_memory
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.snapshot import NodeTerms
 
-#: Maximum grace period in seconds of a pod that is evicted for its overuse. Otherwise its author
-#: could write a grace period of years, or delete the pod with such a grace period, and the pod
+#: Maximum grace period in seconds of a pod that is evicted for its overuse. Without a maximum, its
+#: author could set a grace period of years, or delete the pod with such a grace period, and the pod
 #: would keep the memory of others.
 MOST_GRACE_S = 120
 
@@ -256,10 +256,10 @@ def _outcome(
 
 
 def latest_sample(cluster: Cluster, gpunode: GPUNode) -> str:
-    """Return when the newest sample was taken that confirms this status of the node (RFC 3339).
+    """Return the time of the newest sample that confirms this status of the node (RFC 3339).
 
-    The node's clock can be set back. So two timestamps show only whether the samples are equal, and
-    not which of them is later.
+    The node's clock can be set back. So two timestamps show only whether the samples are equal, not
+    which of them is later.
     """
     if gpunode.status is None:
         return ""

@@ -43,7 +43,7 @@ class RunningPod:
     #: rejected recently.
     evictable: bool
     leaving: bool = False
-    #: UUID of the device because of which the ledger already selects it. Empty if there is none.
+    #: UUID of the device for which the ledger already selects the pod. Empty if there is none.
     selected_for: str = ""
     #: Whether Headroom granted its reservation, or False if it was bound without Headroom.
     granted: bool = True
@@ -93,7 +93,7 @@ class Balance:
     free_bytes: int
     #: Memory that its pods have reserved but do not use, or the margin if the margin is larger.
     needed_bytes: int
-    #: The pods that stay on the device, and those of them that use more than they reserved.
+    #: The pods that stay on the device, and the pods among them that use more than they reserved.
     staying: tuple[Holder, ...]
     over: tuple[Holder, ...]
     #: The bytes that count as reserved for each pod that stays, by uid.
@@ -125,7 +125,8 @@ def balance(
     leaving_bytes = sum(h.measured_bytes or 0 for h in observed if h not in staying)
     memory_bytes = device.memory_bytes - max(0, device.reserved_bytes)
     reserved_bytes = _reserved_bytes(staying, pods, memory_bytes)
-    # If the use of a pod is not measured, it is unknown, so no memory must stay free for it.
+    # If the use of a pod is not measured, its unused memory is unknown, so no memory has to stay
+    # free for it.
     unused_bytes = sum(
         max(0, reserved_bytes[holder.uid] - holder.measured_bytes)
         for holder in staying
@@ -206,7 +207,8 @@ def _eviction_order(
 
 
 def _first_to_evict(offenders: Iterable[Holder], pods: Mapping[str, RunningPod]) -> Holder | None:
-    """Return the first of the sorted offenders that may be evicted, or None if no offender may."""
+    """Return the first of the sorted offenders that may be evicted, or None if none of them may be
+    evicted."""
     exempt: set[str] = set()
     for holder in offenders:
         if pods[holder.uid].evictable:

@@ -1,8 +1,9 @@
 """Tracks overcommitted devices, and pods that use more memory than they requested.
 
 Headroom's own reservations never overcommit a device. But a device can become overcommitted because
-of an unreserved pod, an unattributed process that grows, or a smaller size than before. The actual
-use is charged, and the device is reported here until it is no longer overcommitted.
+of an unreserved pod, or an unattributed process that grows, or because it reports less memory than
+before. Headroom charges the actual use, and this module reports the device until it is no longer
+overcommitted.
 
 Measured use is charged immediately. Overuse is reported only after it has lasted for a while,
 because many pods use more memory during their start than later.
@@ -22,7 +23,7 @@ REJECTED_FOR_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Overuse:
-    """One pod on one device of one node."""
+    """The overuse of one pod on one device of one node."""
 
     node: str
     device: str
@@ -145,7 +146,7 @@ def _overuses(node: str, terms: Sequence[DeviceTerms]) -> Iterator[Overuse]:
 
 @dataclass(frozen=True, slots=True)
 class Overcommit:
-    """One device of one node."""
+    """The overcommitment of one device of one node."""
 
     node: str
     device: str
@@ -153,7 +154,8 @@ class Overcommit:
     excess_bytes: int
     allocatable_bytes: int
     holders: tuple[Holder, ...]
-    #: Measured use of pods without a reservation on the device, and of processes of no known pod.
+    #: Measured use of pods without a reservation on the device, and of processes outside of known
+    #: pods.
     unreserved_pods_bytes: int = 0
     unattributed_bytes: int = 0
 

@@ -1,2 +1,2 @@
-"""Makes placement decisions in pure functions, which parse requests, find candidate devices, check
-the fit and score nodes."""
+"""Makes placement decisions: parses requests, finds candidate devices, checks the fit and scores
+nodes. Pure."""

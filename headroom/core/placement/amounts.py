@@ -39,7 +39,7 @@ class DeviceArrays:
     replicas: BytesArray
     #: Whether several containers can use the device's memory at the same time.
     common: NDArray[np.bool_]
-    #: Number of devices that share the device's memory, itself included.
+    #: Number of devices that share the device's memory, including itself.
     sharers: BytesArray
     #: Whether MPS limits the memory of each process instead of each container.
     mps: NDArray[np.bool_]

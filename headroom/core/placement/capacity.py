@@ -53,7 +53,7 @@ class DeviceClass:
 class Space:
     """The free capacity of nodes for pods of one size."""
 
-    #: Numbers of nodes with a device of the resource that accept pods, and of those that do not.
+    #: Among the nodes with a device of the resource, how many accept pods and how many do not.
     open_nodes: int
     closed_nodes: int
     #: Nodes on which one more pod fits.
@@ -67,8 +67,8 @@ class Space:
     #: Part of ``headroom_bytes`` that no such pod can use, because the device has no free replica
     #: or its node has fewer free replicas than the pod requests.
     stranded_bytes: int
-    #: Number of free replicas on open nodes, and the part of them on devices with too little free
-    #: memory.
+    #: Number of free replicas on open nodes, and how many of them are on devices with too little
+    #: free memory.
     replicas_free: int
     replicas_stranded: int
     #: The largest request per device that fits on some node, or None if every node rejects the pod
@@ -157,7 +157,7 @@ def largest_devices(snap: Snapshot) -> dict[str, int]:
 
 
 def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
-    """Return a sentence that states how many ``pods`` fit, or why no pod fits.
+    """Return a sentence that says how many ``pods`` fit, or why no pod fits.
 
     ``at_least`` states whether more pods may fit.
     """

@@ -1,5 +1,5 @@
-"""Finds the candidate devices on nodes on which Headroom or the pod chooses the device, and not the
-plugin.
+"""Finds the candidate devices on nodes on which not the plugin but Headroom or the pod chooses the
+device.
 
 On a *steered* node, the agent makes the kubelet allocate the devices that Headroom chooses. A pod
 that sets NVIDIA_VISIBLE_DEVICES itself can go *anywhere*, so it must fit on every device of the
@@ -86,7 +86,7 @@ def candidates_by_environment(
     selected = DeviceArrays(
         **{f: getattr(arrays, f)[rows] for f in DeviceArrays.__dataclass_fields__}
     )
-    # All containers of the pod can use one device, and each of the devices that share a memory.
+    # All containers of the pod can use the same device, and all devices that share its memory.
     together = replace(selected, common=np.ones_like(selected.common))
     need_bytes = needed(ask, request.asks, together) * np.clip(selected.sharers, 1, None)
     result.could[rows] = snap.columns.resource[rows] >= 0

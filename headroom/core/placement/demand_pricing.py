@@ -31,14 +31,14 @@ Prices = NDArray[np.float64]
 Classes = tuple[int, ...]
 MILLION = 1_000_000
 
-#: Memory sizes are rounded down to a multiple of this. It is doubled until there are at most
+#: Memory sizes are rounded down to a multiple of this number. It is doubled until there are at most
 #: MOST_CLASSES classes.
 CLASS_BYTES = 64 << 20
 MOST_CLASSES = 64
 #: Number of later pods after which the demand of a pod has half of its weight.
 HALF_LIFE_PODS = 2000
-#: Maximum number of sets of classes with demand. If there are more, the set with the least demand
-#: is dropped.
+#: Maximum number of sets of classes for which demand is recorded. If there are more, the set with
+#: the least demand is dropped.
 MOST_SETS = 32
 #: Maximum number of pods between two updates of the prices. The first updates have shorter
 #: intervals.
@@ -200,8 +200,8 @@ class DemandTracker:
     def prepare(self, request: VramRequest, snap: Snapshot) -> None:
         """Update the prices if they are due, before nodes are ranked for a pod.
 
-        Prices change only when a new pod arrives, so filter and prioritize rank the nodes for a pod
-        with the same prices.
+        Prices change only when a new pod arrives, so filter and prioritize use the same prices to
+        rank the nodes for a pod.
         """
         self._wanted = self._wanted or request.policy is ScoringPolicy.FRAGMENTATION
         if not self._wanted or request.uid in self._seen:

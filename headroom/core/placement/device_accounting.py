@@ -76,8 +76,9 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     #: Whether the agent attributes the use to processes. If not, ``unattributed_bytes`` is the use
     #: beyond the charges of the pods in the report, so idle pods can hide unattributed use.
     attributed: bool
-    #: Free memory for a new pod that gets this device, if the pod requests one replica of the
-    #: resource, and if it requests several. The values can be negative.
+    #: Free memory for a new pod that gets this device. The first value is for a pod that requests
+    #: one replica of the resource, and the second for a pod that requests several. Both can be
+    #: negative.
     free_bytes: int
     several_free_bytes: int
     #: Sum of the requests of all unconfirmed pods, as if each of them could get this device.
@@ -94,12 +95,12 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     #: Whether a container that requests several replicas may be placed on this device.
     several: Several
     #: Whether each pod here, and each unconfirmed pod that can get here, is charged at most an
-    #: equal share per replica of the memory without unattributed use and unreserved pods. Then the
-    #: memory suffices whichever replicas these pods get.
+    #: equal share of the memory for each of its replicas, after unattributed use and unreserved
+    #: pods are subtracted. If so, the memory suffices whichever replicas these pods get.
     slot_safe: bool
     #: Pods on the device, or in the whole memory if several devices share it.
     holders: tuple[Holder, ...]
-    #: Number of devices that share its memory, itself included.
+    #: Number of devices that share its memory, including itself.
     sharers: int
     #: Why no pod may be placed on the device, and the details. They are None and empty if the
     #: device is healthy.

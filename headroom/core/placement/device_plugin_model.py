@@ -24,7 +24,7 @@ is possible. For pods whose containers request one replica each, the set is one 
 show how the plugin chooses.
 
 If the topology manager aligns devices, the kubelet offers the plugin only the replicas of some NUMA
-nodes. Then each NUMA node is modelled separately, as if it could get all picks.
+nodes. In this case each NUMA node is modelled separately, as if it could get all picks.
 
 A test compares the bounds with ``tests/placement/brute.py``, which tries all orders, subsets and
 ties.
@@ -52,7 +52,7 @@ class Stock:
     free: int
     #: Number of allocated and unhealthy replicas, which the plugin does not distinguish.
     taken: int
-    #: Part of ``taken`` that terminating pods hold in the report. They may have released these
+    #: Part of ``taken`` that terminating pods hold in the report. The pods may have released these
     #: replicas since then.
     leaving: int = 0
 
@@ -202,7 +202,7 @@ def plugin_choices(
     leaving: Sequence[int],
     explained: Sequence[int],
 ) -> list[PluginChoice]:
-    """Return how the plugin can choose each device, in the order of ``devices``.
+    """Return when and how often the plugin can choose each device, in the order of ``devices``.
 
     ``picks`` maps each resource to the number of replicas that unconfirmed pods will get.
     ``reserved`` maps each resource to the sets of devices that the ledger chose for these pods,

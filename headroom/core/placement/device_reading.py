@@ -19,7 +19,7 @@ from headroom.contract.quantity import MAX_DEVICE_BYTES, gib
 from headroom.contract.reasons import Reason
 from headroom.core.placement.policy import LargestDevice
 
-#: Issues with which the reported values of a device are not used.
+#: Health issues that make the reported values of a device unusable.
 UNBELIEVED = frozenset({Reason.CONTRADICTORY_REPORT, Reason.MEMORY_UNKNOWN})
 #: Maximum number of clients of an MPS server. With more clients, the plugin's control daemon sets
 #: no memory limits.
@@ -36,7 +36,7 @@ HISTORY = "dcgm-history"
 
 
 def duplicate_uuids(devices: Sequence[Device]) -> dict[str, int]:
-    """Return the number of devices with each UUID that several reported devices have."""
+    """Return the UUIDs that several devices report, each with the number of these devices."""
     times = Counter([device.uuid for device in devices])
     return {uuid: count for uuid, count in times.items() if count > 1}
 

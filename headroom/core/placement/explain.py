@@ -109,8 +109,8 @@ class Explanation:
 
 
 def because(terms: DeviceTerms) -> str:
-    """Return a phrase that states why the plugin could give the device to the next pod, or why
-    not."""
+    """Return a phrase that says why the plugin could give the device to the next pod, or why it
+    cannot."""
     first, unconfirmed = terms.first, terms.unconfirmed_replicas
     if terms.policy == "steered" and terms.device.replicas.free > 0:
         if first is None:
@@ -333,7 +333,7 @@ def failing(verdicts: Verdicts, i: int) -> Iterator[Reason]:
     For a node without devices, only reasons that concern the whole node are yielded.
     """
     if (first := verdicts.reason(i)) is Reason.HELD or verdicts.by_dra[i]:
-        # Without held memory, no reason rejects the pod.
+        # If no memory is held, no reason rejects the pod.
         if first is not None:
             yield first
         return

@@ -34,7 +34,7 @@ from headroom.core.placement.visible_devices import Visible
 
 Codes = NDArray[np.int8]
 
-#: Health issues because of which a node rejects pods, in the order of precedence.
+#: Health issues for which a node rejects pods, in order of precedence.
 _HEALTH_ISSUES = (
     Reason.CONTRADICTORY_REPORT,
     Reason.MEMORY_UNKNOWN,

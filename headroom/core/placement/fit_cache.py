@@ -1,4 +1,4 @@
-"""Caches fit and score of each kind of request for every node, until the node changes.
+"""Caches the fit and the score of each kind of request on every node, until the node changes.
 
 There are few kinds of requests, and few nodes change between two calls. Only changed nodes are
 computed again. The cached values equal the results of ``fit`` and ``standing`` for the whole

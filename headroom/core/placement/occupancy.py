@@ -207,8 +207,8 @@ def _tenancy(
     def most(newcomers: int, gone: int) -> int:
         """Return the maximum number of pods that can get there if ``gone`` replicas were released.
 
-        If several devices share the memory, return their sum, as if all replicas of terminating
-        pods were released.
+        If several devices share the memory, return the sum over the devices, as if all replicas of
+        terminating pods were released.
         """
         if len(choices) == 1:
             return choices[0].most(newcomers, gone)
@@ -317,7 +317,8 @@ class _UnconfirmedPods:
         return unconfirmed
 
     def _holder(self, uid: str, size: int) -> Holder:
-        """Return the holder for an unconfirmed pod, as one shared object for equal ``size``."""
+        """Return the holder for an unconfirmed pod. Calls with equal arguments return the same
+        object."""
         holder = self._holders.get(uid)
         if holder is None or holder.requested_bytes != size:
             reservation = self._reservations[uid]

@@ -12,7 +12,7 @@ from headroom.core.placement.report_index import Memory, ReportIndex, Rows
 
 
 class Occupant(msgspec.Struct, frozen=True, gc=False):
-    """A pod with a reservation that the report shows in a memory, or that certainly uses it."""
+    """A pod with a reservation that the report shows in a memory, or that is certain to use it."""
 
     uid: str
     namespace: str
@@ -20,8 +20,8 @@ class Occupant(msgspec.Struct, frozen=True, gc=False):
     requested_bytes: int
     #: Rows of the report with the pod in this memory. Empty if the report does not show it there.
     rows: Rows
-    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. If so, its memory use shows
-    #: which devices it is on, and its replicas do not.
+    #: Whether the pod's own NVIDIA_VISIBLE_DEVICES decides its devices. If so, not its replicas but
+    #: its memory use shows which devices it uses.
     by_environment: bool
     #: Whether it starts alone, and its start has not ended.
     starting: bool = False
@@ -87,7 +87,7 @@ def occupants_of(
     report: ReportIndex,
     by_environment: EnvironmentPods,
 ) -> list[Occupant]:
-    """Return the pods with a reservation that use this memory, by the report or by their
+    """Return the pods with a reservation that use this memory according to the report or their
     variable."""
     occupants = by_environment.occupants(memory, devices, reservations, report)
     for uid in dict.fromkeys([uid for slot in memory for uid in report.uids(slot)]):

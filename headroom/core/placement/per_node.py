@@ -1,4 +1,4 @@
-"""Keeps values and sums of nodes, of which few change between two calls in a large fleet."""
+"""Keeps values and sums of nodes, because few nodes of a large fleet change between two calls."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,11 +15,11 @@ N = TypeVar("N", int, float)
 
 
 class PerNode(Generic[T]):
-    """A value of each node. It stays the same object while its sources are the same objects."""
+    """A value of each node. It is computed again only if one of its sources is another object."""
 
     def __init__(self) -> None:
         self._updated = UpdatedNodes()
-        #: Node -> its sources, and its value.
+        #: The sources and the value of each node, by name.
         self._known: dict[str, tuple[tuple[object, ...], T]] = {}
 
     def values(self) -> list[T]:
@@ -46,8 +46,8 @@ class PerNode(Generic[T]):
         value: Callable[..., T],
         now_s: float = -inf,
     ) -> Iterator[tuple[str, T | None, T | None]]:
-        """Yield the name, the last value and the value of each node that was updated, and of each
-        node that is gone, whose value is None.
+        """Yield (name, last value, new value) of each node that was updated or is gone. The new
+        value of a node that is gone is None.
 
         ``now_s`` is the argument of ``UpdatedNodes.since_last``. Only one thread at a time may call
         this, always with snapshots of the same state.
@@ -61,8 +61,8 @@ class PerNode(Generic[T]):
 
 
 class Sums(Generic[K, N]):
-    """Sums over all nodes by key, updated by differences. So they are exact only for integers and
-    for multiples of a power of 2."""
+    """Sums over all nodes by key. They are updated with differences, so they are exact only for
+    integers and for multiples of a power of 2."""
 
     def __init__(self) -> None:
         self.totals: dict[K, list[N]] = {}
@@ -71,7 +71,8 @@ class Sums(Generic[K, N]):
     def replace(
         self, before: Mapping[K, Sequence[N]] | None, after: Mapping[K, Sequence[N]] | None
     ) -> None:
-        """Replace the part of a node. It has the same numbers for each key, in the same order."""
+        """Replace a node's part of the sums. The sequences of all keys have the same length and
+        order."""
         if before is after or before == after:
             return
         for key, numbers in (after or {}).items():

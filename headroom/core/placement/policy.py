@@ -22,7 +22,7 @@ class VisibleDevices(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """The weights of the score's terms (``placement.score_terms``), at least one of which is above
+    """The weights of the score's terms (``placement.score_terms``). At least one of them is above
     0."""
 
     packing: float = 5
@@ -38,7 +38,7 @@ class Weights:
 
     @property
     def parts(self) -> Mapping[str, float]:
-        """The fraction of the total weight of each term, 0..1, by name."""
+        """The share of each term in the total weight, 0..1, by name."""
         return _parts(self)
 
 
@@ -69,8 +69,7 @@ class Rules:
     reject_unannotated: bool = False
     #: Whether shared GPUs are available only if an agent reports them.
     require_report: bool = True
-    #: Image of the gate that pods on gated nodes must have. If it is empty, gated nodes accept no
-    #: gate.
+    #: Image of the gate that pods on gated nodes must have. If it is empty, no gate is accepted.
     gate_image: str = ""
     #: Whether to evict pods from a device without enough memory even if they have no gate.
     evict_misses: bool = False
@@ -98,7 +97,7 @@ class Rules:
     def manages(self, resource: str) -> bool:
         """Return whether Headroom decides about pods that request this extended resource.
 
-        It does for the resources in ``resources``, and for those by which pods request GPUs only
+        These are the resources in ``resources``, and the resources by which pods request GPUs only
         from DRA.
         """
         return resource in IMPLICIT_GPU_RESOURCES or any(

@@ -5,13 +5,13 @@ happens to the other unconfirmed pods. Pods that are bound later can displace it
 but they fit only if this device has enough memory. When a report shows the pod, there are three
 possible results:
 
-*hit* all its devices are candidates; *shifted* not all are candidates, but later pods can displace
-it to these devices; *miss* its devices were not possible: an unpredictable change happened before
-admission.
+* *hit*: all its devices are candidates.
+* *shifted*: not all its devices are candidates, but later pods can displace it to these devices.
+* *miss*: its devices were not possible, because of an unpredictable change before admission.
 
 It is not enough to compare the devices of each pod separately. For example, if two pods have the
-candidates A and B, perhaps only one of them can get A. Then if both are on A, one of them is a
-miss.
+candidates A and B, perhaps only one of them can get A. In this case, if both are on A, one of them
+is a miss.
 
 The possible devices are computed again from the state at the binding (the *basis*) and the pods
 bound since then. They are also computed from the state at each of these later bindings, because the
@@ -45,7 +45,7 @@ class Result(Enum):
 
 
 class Surprise(Enum):
-    """An unpredictable change between binding and admission. ``sentence`` describes each change."""
+    """An unpredictable change between binding and admission. ``sentence`` describes it."""
 
     RELEASED = "released"
     HEALTH = "health"
@@ -77,7 +77,7 @@ class Basis:
     """The state of the node when the reservation was made."""
 
     status: GPUNodeStatus
-    #: All reservations, including the pod's own and those of adopted pods.
+    #: All reservations, including the reservations of the pod itself and of adopted pods.
     reservations: Mapping[str, Reservation]
     leaving: Set[str]
 
@@ -166,8 +166,8 @@ def compare(
 ) -> Comparison:
     """Compare the predicted devices of a pod with its observed devices.
 
-    ``grounds`` begins with the pod's own basis and the changes since then. Further items belong to
-    pods that were bound while this pod was unconfirmed. These later bindings relied on newer
+    ``grounds`` begins with the pod's own basis and the changes since then. The other items belong
+    to pods that were bound while this pod was unconfirmed. These later bindings relied on newer
     reports, so the observed devices must be possible on every ground.
     """
     status = grounds[0][1].status

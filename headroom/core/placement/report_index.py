@@ -6,8 +6,8 @@ from headroom.contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Res
 
 #: Indices into ``GPUNodeStatus.pods``. Each of its items is called a row of the report.
 Rows = tuple[int, ...]
-#: Ascending indices (*slots*) of the reported devices that share one memory. Usually there is only
-#: one.
+#: Ascending indices (*slots*) of the reported devices that share one memory. Usually it is a single
+#: index.
 Memory = tuple[int, ...]
 
 

@@ -48,7 +48,7 @@ from headroom.contract.reasons import Reason
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.visible_devices import Visible, visible
 
-#: Maximum number of replicas that a container may request. No node could have more.
+#: Maximum number of replicas that a container may request. No node has more.
 MAX_COUNT = 1 << 16
 #: The amount of a container that requests all allocatable memory of a device.
 WHOLE = Share(PPM)

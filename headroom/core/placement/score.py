@@ -32,7 +32,8 @@ from headroom.core.placement.snapshot import NO_DEVICE, Mask, Rows, Snapshot
 #: Knuth's multiplicative hash constant, which spreads neighbouring numbers over the range.
 _SCATTER = 2_654_435_761
 _HASH_BITS = (1 << 32) - 1
-#: Fraction of ``packing`` that depends on prices if prices decide. The rest is as in policy pack.
+#: Fraction of ``packing`` that depends on prices, if prices decide. The rest is computed as in
+#: policy pack.
 _CHEAP = 0.9
 
 

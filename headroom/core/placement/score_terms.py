@@ -5,14 +5,13 @@ relative to the node's own devices, because any agent could report a device of a
 comparison of two nodes has the same result in every call. ``placement.score`` replaces ``packing``
 and ``smallest_device`` if prices decide (policy fragmentation).
 
-================= =============================================================================
-packing by policy: how full the pod leaves its device and its node, or how empty prediction how
-certain the prediction is if the plugin chooses: neighbours of similar
-                   size, a single candidate, enough free memory on every device
-sm_activity how idle the SMs are; 0.5 if unknown slack how little the neighbours use above their
-requests smallest_device how small the candidate device is; 0.5 with ``MIDDLE_BYTES`` report how
-complete and how recent the report of the node is =================
-=============================================================================
+* ``packing``: how full the pod leaves its device and its node, or how empty with policy spread.
+* ``prediction``: how certain the prediction is if the plugin chooses, which depends on neighbours
+  of similar size, a single candidate, and enough free memory on every device.
+* ``sm_activity``: how idle the SMs are, or 0.5 if this is unknown.
+* ``slack``: how little the neighbours use above their requests.
+* ``smallest_device``: how small the candidate device is, 0.5 for a device with ``MIDDLE_BYTES``.
+* ``report``: how complete and how recent the report of the node is.
 
 Free memory is *stranded* if the plugin's choice makes it unusable. The policy ``distributed`` fills
 devices level by level, where the level of a device is its number of allocated replicas. The plugin
@@ -131,11 +130,10 @@ def _taken_bytes(verdict: AskVerdict) -> Rows:
 
 
 def _worst(verdict: AskVerdict, snap: Snapshot) -> NDArray[np.int64]:
-    """Return three maxima over the candidates of each node as an array (3, nodes). They are -1 if
-    there is no candidate.
+    """Return three maxima over the candidates of each node as an array (3, nodes).
 
-    They are the SM activity and the use above requests, in parts per million, and the memory in
-    bytes.
+    The maxima are the SM activity and the use above requests, in parts per million, and the memory
+    in bytes. They are -1 if there is no candidate.
     """
     columns = snap.columns
     values = np.array([columns.sm_ppm, columns.exceeded_ppm, columns.memory_bytes])

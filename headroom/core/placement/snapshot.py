@@ -28,14 +28,14 @@ Mask = NDArray[np.bool_]
 #: Code 0 means "fits". Every other code is an index into this tuple.
 REASONS: tuple[Reason | None, ...] = (None, *Reason)
 CODE_OF: Mapping[Reason | None, int] = {reason: code for code, reason in enumerate(REASONS)}
-#: Limit on the absolute values of all columns in bytes, and of all needs compared with them. With
-#: this limit, the difference of two values fits into int64.
+#: Maximum absolute value in every column of bytes, and of every need that is compared with such a
+#: column. With this limit, the difference of two values fits into int64.
 MOST_BYTES = 1 << 61
 #: Column ``locality`` contains the NVLink group times this number.
 NUMA_NODES = 32
 #: Column ``sharing`` contains indices into this tuple.
 SHARING = ("none", "time-slicing", "mps")
-#: ``Snapshot.spare_bytes`` of a node without devices, which is less than that of any other node.
+#: ``Snapshot.spare_bytes`` of a node without devices. It is less than the value of any other node.
 NO_DEVICE = -1
 
 
@@ -77,8 +77,8 @@ class Columns:
 
     memory_bytes: Bytes2D
     allocatable_bytes: Bytes2D
-    #: Free memory for a new pod that gets the device, if the pod requests one replica of the
-    #: resource, and if it requests several.
+    #: Free memory for a new pod that gets the device. The first column is for a pod that requests
+    #: one replica of the resource, and the second for a pod that requests several.
     free_bytes: Bytes2D
     several_free_bytes: Bytes2D
     #: Allocatable less committed memory, with the worst case of unconfirmed pods.
@@ -88,8 +88,8 @@ class Columns:
     replicas_free: Int2D
     #: Replicas of the slot's resource that are reserved for unconfirmed pods on the whole node.
     replicas_unconfirmed: Int2D
-    #: Minimum number of replicas that the next pod must request to possibly get a replica of this
-    #: device. It is larger than any request if no pod could get one.
+    #: Minimum number of replicas that the next pod must request so that it may get a replica of
+    #: this device. It is larger than any request if no pod can get one.
     reach: Int2D
     #: 0 if the plugin chooses. Otherwise the agent makes the kubelet allocate the devices that the
     #: ledger chooses, and the value is 1 plus the number of devices in the set that a further pod
@@ -104,7 +104,7 @@ class Columns:
     locality: Int2D
     #: Number of the resource in ``Snapshot.resources``.
     resource: Int2D
-    #: Number of devices that share the slot's memory, itself included.
+    #: Number of devices that share the slot's memory, including itself.
     sharers: Int2D
     #: Index into ``SHARING``.
     sharing: Int2D

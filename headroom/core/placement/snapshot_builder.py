@@ -1,4 +1,4 @@
-"""Builds immutable snapshots from a mutable table of nodes, which has a single owner."""
+"""Builds immutable snapshots from a mutable table of nodes. The table has a single owner."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -298,7 +298,7 @@ def _locality(device: Device) -> int:
 
 
 def reach(terms: DeviceTerms) -> int:
-    """Return the minimum number of replicas with which the next pod can get a replica of this
+    """Return how many replicas the next pod must request at least to be able to get one of this
     device.
 
     Return ``MANY`` if no pod can get a replica of it.

@@ -1,10 +1,10 @@
 """Determines from a pod's manifest whether the plugin or the pod decides which devices it sees.
 
 The container toolkit reads ``NVIDIA_VISIBLE_DEVICES``, which the plugin sets. If the pod sets it
-too, the pod's value wins, except on nodes that ignore it (``Plugin.ignores_visible_devices``). Then
-the pod itself chooses its devices, and Headroom cannot predict them, because the content of a
-ConfigMap is unknown and a UUID belongs to a single node. Only with ``none``, ``void`` or an empty
-value the pod sees no device.
+too, the pod's value takes precedence, except on nodes that ignore it
+(``Plugin.ignores_visible_devices``). On the other nodes the pod itself chooses its devices.
+Headroom cannot predict them, because the content of a ConfigMap is unknown and a UUID belongs to a
+single node. The pod sees no device only if the value is ``none``, ``void`` or empty.
 
 ``envFrom`` adds all keys of a ConfigMap or Secret, which the manifest does not name, and Headroom
 does not read Secrets. If Headroom assumed that each ``envFrom`` sets the variable, it would reject
@@ -47,7 +47,7 @@ def visible(containers: Iterable[Container], rules: Rules) -> Visible:
 
 
 def _chooses_itself(container: Container, rules: Rules) -> bool:
-    """Return whether the container's value of the variable may name devices of its own choice."""
+    """Return whether the container sets the variable to a value that may select devices."""
     named = [each for each in container.env or () if each.name == VISIBLE_DEVICES]
     if not named:
         return rules.suspect_env_from and any(

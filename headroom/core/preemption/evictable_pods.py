@@ -1,4 +1,4 @@
-"""Finds the pods of a node that leave anyway, and the pods that preemption may evict.
+"""Finds the pods that leave a node anyway, and the pods that preemption may evict from it.
 
 ``left_bytes`` computes the memory that evictions free. ``Needs`` computes the amounts that they
 must free so that kube-scheduler's own filters, which do not run here, pass.
@@ -71,9 +71,9 @@ def may_preempt(pod: Pod) -> bool:
 def is_evictable(pod: Pod, preemptor: Pod) -> bool:
     """Return whether the pod can be evicted and has a lower priority than the preemptor.
 
-    Static pods cannot be evicted. Only the annotation proves that a pod is static, because the
-    author of a pod can write an owner of kind Node, but a kubelet runs no pod with this annotation
-    except its own static pods.
+    Static pods cannot be evicted. Only the annotation proves that a pod is static. The author of
+    any pod can write an owner of kind Node, but a kubelet runs no pod with this annotation except
+    its own static pods.
     """
     return pod.priority < min(preemptor.priority, CRITICAL) and not is_static(pod)
 
@@ -136,8 +136,8 @@ class Needs:
                 self._terms.append((taken, _nanos(freed.get(key, NOTHING))))
 
     def met(self, gone: Set[str]) -> bool:
-        """Return whether the pods in ``gone`` free enough. If a set does, every superset does
-        too."""
+        """Return whether the pods in ``gone`` free enough. If a set of pods frees enough, so does
+        every superset."""
         return all(
             least <= 0 or sum(taken[uid] for uid in gone if uid in taken) >= least
             for taken, least in self._terms
@@ -152,7 +152,7 @@ def only_resources_missing(pod: Pod, proposed: Iterable[Pod]) -> bool:
     """Return whether kube-scheduler can have rejected the node only because of insufficient
     resources.
 
-    Then other pods can be evicted instead of the proposed pods.
+    If so, other pods can be evicted instead of the proposed pods.
     """
     affinity = pod.spec.affinity
     return not (

@@ -16,7 +16,7 @@ LOST_BY = (
     "more victims",
     "a victim that has run for longer",
 )
-#: Used if no criterion decides.
+#: The text if no criterion decides.
 EQUAL = "equal; another node was chosen"
 #: Maximum number of losing nodes in a record.
 MAX_LOSERS = 8
@@ -27,8 +27,9 @@ def answered(found: Preemption) -> list[Victims]:
     order.
 
     The response contains no node that kube-scheduler could consider equal to the best node, so that
-    kube-scheduler certainly chooses the best node. If its ranking cannot be predicted, the response
-    contains only the best node. A node that was not offered is returned only if it is the best.
+    kube-scheduler is certain to choose the best node. If its ranking cannot be predicted, the
+    response contains only the best node. A node that was not offered is returned only if it is the
+    best.
     """
     best = found.best
     if best is None:

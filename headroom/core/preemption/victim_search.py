@@ -71,7 +71,7 @@ MAX_TRIES = 500
 MAX_NODES = 512
 #: The search waits for pods that end within this number of seconds instead of evicting other pods.
 SOON_S = 120.0
-#: If at most this many nodes are offered, all are examined, so that the record shows why nodes
+#: If at most this many nodes are offered, all are examined, so that the record shows why the others
 #: lost.
 COMPARED = 8
 
@@ -98,7 +98,8 @@ class Victims:
     pdb_violations: int
     #: The rank that decides between nodes, over the pods that are not leaving anyway.
     rank: Rank
-    #: The rank that kube-scheduler computes for the node, or None if it has victims unknown here.
+    #: The rank that kube-scheduler computes for the node, or None if some of its victims are
+    #: unknown here.
     listed: Rank | None
     #: Whether kube-scheduler proposed the node, and whether it proposed exactly these victims.
     offered: bool
@@ -145,7 +146,8 @@ def preemption(
 
     ``offered`` contains kube-scheduler's victims by node, and ``rejected`` the nodes that passed
     kube-scheduler's own filters for this pod but that Headroom rejected. ``without_violations``
-    considers only victims whose evictions violate no disruption budget. ``now_s`` is monotonic.
+    considers only victims whose evictions violate no disruption budget. ``now_s`` is the time of
+    the monotonic clock.
     """
     request = state.understand(pod)
     if not isinstance(request, VramRequest) or not request.asks:
@@ -268,15 +270,15 @@ class _Candidate:
         )
         #: Whether kube-scheduler's victims, or others in their place, can be evicted.
         self.possible = self._kept - leaving <= pods.keys()
-        #: No set of victims ranks lower.
+        #: A lower bound for the rank of every set of victims.
         self.least = NO_VICTIMS
         if not leaving:
             self.possible = self.possible and bool(self._floors or self._others)
             self.least = min((floor for floor, _ in self._floors), default=NO_VICTIMS)
 
     def sort_key(self) -> tuple[bool, Rank, str]:
-        """Return a sort key that puts nodes with the least important pods first, so that others can
-        be skipped, and nodes that were not offered last."""
+        """Return a sort key. Offered nodes come first, and among them the nodes with the least
+        important pods, so that other nodes can be skipped."""
         return not self.offered, self.least, self.name
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Selects the smallest set of victims on a node with which a preemptor fits, in kube-scheduler's
+"""Selects the smallest set of victims on a node that lets a preemptor fit, in kube-scheduler's
 order.
 
     rank(set) = (violations of disruption budgets, highest priority, sum of priorities, number,
@@ -6,7 +6,7 @@ order.
 
 This is how ``pickOneNodeForPreemption`` compares nodes (pkg/scheduler/framework/preemption). The
 set with the lowest rank is the *smallest*. Adding a pod never lowers the rank, so the search tries
-sets in the order of their rank. The first set with which the preemptor fits is the best, and it
+sets in the order of their rank. The first set that lets the preemptor fit is the best, and it
 contains no superfluous victim.
 
 More victims are not always better. The plugin chooses the device with the fewest allocated
@@ -18,9 +18,9 @@ first excludes most sets.
 On a node with more than ``FEW`` pods the search tries the sets of pods on each single device,
 because one of them usually suffices. If no such set helps, the search proceeds like kube-scheduler:
 it removes all pods and then reprieves them one by one, starting with the most important pod. If
-``Tries`` suffice, the result is the smallest set of all pods on a node with up to ``FEW`` pods, and
-on other nodes the smallest set of pods on one device with up to ``FEW`` pods. In all other cases it
-is a set without superfluous victims.
+``Tries`` suffice, the result is the smallest set among all pods of a node with up to ``FEW`` pods,
+and on other nodes the smallest set among the pods of one device with up to ``FEW`` pods. In all
+other cases it is a set without superfluous victims.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence, Set
@@ -31,13 +31,14 @@ from headroom.core.cluster.trackers.pod_selectors import Budget
 
 #: Maximum number of pods for which every set is tried. Ten pods have 1,024 sets.
 FEW = 10
-#: kube-scheduler adds this to each priority, so that each further victim increases the sum.
+#: kube-scheduler adds this number to each priority, so that each additional victim increases the
+#: sum.
 OFFSET = 1 << 31
 #: Start time of pods that have not started, which is later than any other start time.
 NOT_STARTED_S = 1 << 62
 
 Rank = tuple[int, int, int, int, int]
-#: Rank of the empty set, which is lower than any other.
+#: Rank of the empty set, which is lower than any other rank.
 NO_VICTIMS: Rank = (0, -OFFSET - 1, 0, 0, -NOT_STARTED_S)
 #: Returns whether the preemptor fits, or may fit, without the pods with these uids.
 Helps = Callable[[frozenset[str]], bool]
@@ -49,7 +50,7 @@ class Evictable:
 
     uid: str
     priority: int
-    #: Unix time, whole seconds.
+    #: Start as Unix time in whole seconds.
     started_s: int = NOT_STARTED_S
 
 
@@ -113,12 +114,12 @@ def smallest(
     The module's docstring describes how exact the result is. It is empty if the preemptor fits
     without victims, and None if no set helps or if no set that helps has a rank below ``below``.
 
-    ``devices`` contains the lowest rank of a set that can help on each device and the uids of the
-    device's pods, sorted by rank. If ``whole`` is set, there are more than ``FEW`` pods and no set
-    on a single device helps, the function also tries sets on several devices, which takes at least
-    one try for each pod. ``may_help`` is a cheap check. If it is false for a set, no subset of the
-    set helps. ``helps`` is called at most once for each set, and at most as often as ``tries``
-    allows.
+    ``devices`` contains, for each device, the lowest rank of a set that can help there and the uids
+    of the device's pods. It is sorted by rank. If ``whole`` is set, and no set on a single device
+    helps on a node with more than ``FEW`` pods, the function also tries sets on several devices,
+    which takes at least one try for each pod. ``may_help`` is a cheap check. If it is false for a
+    set, no subset of the set helps. ``helps`` is called at most once for each set, and at most as
+    often as ``tries`` allows.
     """
     search = _Search(budgets, may_help, helps, tries)
     if len(pods) <= FEW:

@@ -27,8 +27,8 @@ CENTRE = 0.65
 TAIL = 0.0007
 #: Degrees of freedom of the spread per life, because about half of the lives count for it.
 FREEDOM_PER_LIFE = 0.5
-#: Spread of logarithms that is assumed before the first life (2 %), and the degrees of freedom with
-#: which this assumption counts.
+#: Spread of logarithms that is assumed before the first life (2 %), and the weight of this
+#: assumption in degrees of freedom.
 ASSUMED_SPREAD, ASSUMED_FREEDOM = 0.02, 1.0
 LEAST_FREEDOM = 2.0
 #: Maximum degrees of freedom of the other programs' spread, and the minimum with which it is known
@@ -37,8 +37,9 @@ OTHERS_FREEDOM, OTHERS_KNOWN_FREEDOM = 12.0, 4.0
 #: Minimum margin of a request above the highest peak. A new release of an engine usually changes
 #: its peak by about this much.
 LEAST_MARGIN = 0.02
-#: Accepted share of lives above the recommendation. Each further life adds ``MISS_MARGIN`` to the
-#: minimum margin above the centre, up to ``MOST_MARGIN``, which the first life almost reaches.
+#: Accepted share of lives above the recommendation. Each life beyond this share adds
+#: ``MISS_MARGIN`` to the minimum margin above the centre, up to ``MOST_MARGIN``, which the first
+#: such life almost reaches.
 ACCEPTED, MISS_MARGIN, MOST_MARGIN = 0.001, 0.20, 0.20
 #: Requests are rounded up to a multiple of this value when they are shown or written.
 STEP_BYTES = 64 << 20
@@ -67,7 +68,8 @@ class Others(NamedTuple):
     """Figures of the container's other programs."""
 
     spread: Spread = NO_SPREAD
-    #: Their lives that were above the recommendation, weighted as ``Track.weighted_misses``.
+    #: Number of their lives that were above the recommendation, weighted as in
+    #: ``Track.weighted_misses``.
     missed: int = 0
 
 
@@ -137,13 +139,14 @@ def estimate(
 
 
 def margin_after(tested: int, missed: int) -> float:
-    """Return the least margin above the centre, as a part of it.
+    """Return the minimum margin above the centre, as a fraction of the centre.
 
     ``tested`` lives of the program ended while there was a recommendation. ``missed`` lives were
-    above it, weighted as ``Track.weighted_misses``. Lives of the container's other programs are
-    included, because what makes one of them grow, such as a library or a data set, often makes all
-    of them grow. Each beyond the accepted number adds ``MISS_MARGIN``, because what grew in steps
-    will grow again. If peaks vary a lot, the request exceeds this margin anyway.
+    above the recommendation, weighted as in ``Track.weighted_misses``. Lives of the container's
+    other programs are included, because what makes one of them grow, such as a library or a data
+    set, often makes all of them grow. Each life beyond the accepted number adds ``MISS_MARGIN``,
+    because needs that have grown in steps will grow again. If peaks vary a lot, the request exceeds
+    this margin anyway.
     """
     return min(MOST_MARGIN, MISS_MARGIN * max(0.0, missed - ACCEPTED * tested))
 
@@ -165,7 +168,7 @@ def fitting(request_bytes: int, most_bytes: int | None) -> int:
 
 
 def placeable(amounts: Mapping[str, int], largest: Mapping[str, int]) -> int | None:
-    """Return the largest of the recommended amounts that some device could take, in bytes.
+    """Return the largest recommended amount that fits on some device, in bytes.
 
     ``amounts`` contains the amount of each device model, and ``largest`` the allocatable bytes of
     the largest device of each model that the container could get. Models without such a device
@@ -182,7 +185,8 @@ def placeable(amounts: Mapping[str, int], largest: Mapping[str, int]) -> int | N
 def student_t(share: float, freedom: float) -> float:
     """Return the quantile of Student's t by the expansion 26.7.5 of Abramowitz and Stegun.
 
-    Below four degrees of freedom it is too small, for example 23 instead of 35 for 0.9996 with two.
+    Below four degrees of freedom the result is too small. For example, for a share of 0.9996 and
+    two degrees of freedom it is 23 instead of 35.
     """
     z = _NORMAL.inv_cdf(share)
     terms = (

@@ -1,4 +1,4 @@
-"""Recognises lives whose memory use grows or jumps after their first day.
+"""Detects lives whose memory use grows or jumps after their first day.
 
 Their peaks do not predict the need of the next life. The peak of a leak depends on the length of
 the life, and the peak of a server that loads other models into its process depends on these models.

@@ -18,8 +18,8 @@ GROWTH = 1.01
 LAST_BUCKET = 1120
 #: Buckets by their name in a checkpoint.
 _BUCKETS = {str(bucket): bucket for bucket in range(LAST_BUCKET + 1)}
-#: Maximum number of buckets with a weight. If there are more, the lightest is merged into the next
-#: higher bucket.
+#: Maximum number of buckets with a weight. If there are more, the lightest bucket is merged into
+#: the next higher bucket.
 MAX_BUCKETS = 64
 #: Maximum weight of a bucket that is read from a checkpoint, and maximum number of lives. Larger
 #: numbers cannot be real, and sums of smaller numbers stay below the maximum of the schema.
@@ -32,7 +32,7 @@ def bucket_of(peak_bytes: int) -> int:
     """Return the index of the smallest bucket whose upper end is at least ``peak_bytes``."""
     if peak_bytes <= SMALLEST_BYTES:
         return 0
-    # The tolerance keeps the upper end of a bucket in that bucket in spite of rounding.
+    # Despite rounding, the tolerance keeps the upper end of a bucket in that bucket.
     steps = math.log(peak_bytes / SMALLEST_BYTES) / math.log(GROWTH) - 1e-6
     return min(LAST_BUCKET, math.ceil(steps))
 
@@ -140,7 +140,7 @@ def quantile(weights: Mapping[int, float], share: float) -> int:
 def highest(weights: Mapping[int, float]) -> int:
     """Return the upper end of the highest bucket with a weight, or 0 if there is none.
 
-    A single high life is forgotten only after ten half-lives, when its weight is negligible,
+    A single high peak is forgotten only after ten half-lives, when its weight is negligible,
     because a request below a known peak would not be safe.
     """
     return upper_end(max(weights)) if weights else 0

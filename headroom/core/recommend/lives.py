@@ -1,10 +1,10 @@
 """Decides which lives count, and records the lives of one program.
 
-A life is *censored* if its peak is only a lower bound of its need. This is so if it was OOM-killed,
-failed or was evicted within a day, has run for less than a day, grew or jumped after its first day
-(``growth``), was not measured all the time, or has an unknown end. Censored lives can only raise a
-recommendation. They do not count as lives, and their peaks matter only if they are above the
-request that follows from the other lives.
+A life is *censored* if its peak is only a lower bound of its need. This is the case if it was
+OOM-killed, failed or was evicted within a day, has run for less than a day, grew or jumped after
+its first day (``growth``), was not measured all the time, or has an unknown end. Censored lives can
+only raise a recommendation. They do not count as lives, and their peaks matter only if they are
+above the request that follows from the other lives.
 """
 
 import math
@@ -45,9 +45,9 @@ UNSETTLED_LIVES, UNSETTLED_SHARE = 2, 0.2
 #: day, by more than this factor. A program is also unsettled if this share of its lives has
 #: outgrown others.
 OUTGROWN, OUTGROWN_SHARE = 1.1, 0.03
-#: Running lives that rose by the first factor after their first day, to peaks that are equal within
-#: the second, rose for one reason, such as another model. At least this number of them is needed.
-#: They count as lives that outgrew the others.
+#: If at least ``TOGETHER`` running lives have risen by the factor ``ROSE`` after their first day,
+#: to peaks that differ by at most the factor ``SAME_LEVEL``, they rose for the same reason, such as
+#: another model. They count as lives that outgrew the others.
 ROSE, SAME_LEVEL, TOGETHER = 1.03, 1.01, 3
 #: A life is flat if its peak exceeds its startup peak by at most this factor.
 FLAT_WITHIN = 1.02
@@ -71,9 +71,9 @@ class Life:
 
     peak_bytes: int
     started_s: float
-    #: The time when it ended, or the current time if it runs.
+    #: The time when it ended, or the current time if it is running.
     until_s: float
-    #: None while it runs.
+    #: How it ended, or None while it is running.
     ending: Ending | None = None
     #: Highest use until the use settled, or None if it was not measured.
     startup_peak_bytes: int | None = None
@@ -111,24 +111,24 @@ class Track:
     #: Running lives. They are replaced as a whole and do not decay.
     running: Histogram = field(default_factory=Histogram)
     running_censored: Histogram = field(default_factory=Histogram)
-    #: Number of complete lives that ended, without decay, and of flat lives among them.
+    #: Number of complete lives that ended, without decay, and the number of flat lives among them.
     ended: int = 0
     flat: int = 0
     #: Start of the first life and end of the last life in seconds since the epoch, or 0 if there
     #: are no lives.
     first_s: float = 0.0
     last_s: float = 0.0
-    #: Number of lives that ended while there was a recommendation, and of those with a peak above
-    #: it.
+    #: Number of lives that ended while there was a recommendation, and the number of them with a
+    #: peak above it.
     tested: int = 0
     missed: int = 0
-    #: Those of the latter that fitted what their authors had requested.
+    #: Number of lives whose peak was above the recommendation but not above their author's request.
     missed_fitting: int = 0
     #: Number of ended and of running lives whose use grew or jumped after their first day.
     unsettled: int = 0
     running_unsettled: int = 0
     #: Number of ended and of running lives that outgrew all lives that had ended before. The first
-    #: also counts lives that rose to one level.
+    #: number also includes lives that rose to one level.
     outgrown: int = 0
     running_outgrown: int = 0
 
@@ -161,7 +161,7 @@ class Track:
         return self.ended + round(self.running.total)
 
     def record(self, life: Life, others: Others = NO_OTHERS) -> None:
-        """Add a life that ended. ``others`` belong to the container's other programs."""
+        """Add a life that ended. ``others`` describes the container's other programs."""
         self.decay(life.until_s)
         if (found := self.estimate(others, running=False)) is not None:
             self.tested += 1
@@ -180,7 +180,7 @@ class Track:
         self.flat += life.flat
 
     def replace_running(self, lives: Iterable[Life]) -> None:
-        """Replace the lives that run."""
+        """Replace the running lives."""
         self.running, self.running_censored = Histogram(), Histogram()
         self.running_unsettled = self.running_outgrown = 0
         risen: list[int] = []
@@ -192,7 +192,8 @@ class Track:
             (self.running_censored if life.censored else self.running).add(life.peak_bytes)
             self.first_s = min(self.first_s or life.started_s, life.started_s)
             self.last_s = max(self.last_s, life.until_s)
-        # They are counted once, although they are seen again, and stay counted when they end.
+        # Each of them counts once although it is seen repeatedly, and still counts when it has
+        # ended.
         self.outgrown = max(self.outgrown, _at_one_level(risen))
 
     def decay(self, now_s: float) -> None:

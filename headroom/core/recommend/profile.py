@@ -22,9 +22,10 @@ MAX_PROGRAMS = 8
 MAX_CONTAINERS = 16
 #: Name of the program of a container whose programs vary.
 ANY_PROGRAM = ""
-#: A program sizes itself if at least this share of its lives is flat, ...
+#: A program sizes itself if at least this share of its lives is flat, and if its peaks differ by at
+#: most ``SELF_SIZED_WITHIN``.
 SELF_SIZED_SHARE = 0.8
-#: ... and if its peaks differ by at most this factor.
+#: Maximum factor between the peaks of a program that sizes itself.
 SELF_SIZED_WITHIN = 1.06
 
 
@@ -44,7 +45,7 @@ class Missing(Enum):
 class Recommendation:
     """The recommended request of a container on a device model, and its basis."""
 
-    #: None if there is no recommendation. Then ``missing`` is the reason.
+    #: The request in bytes, or None if there is no recommendation, for the reason in ``missing``.
     request_bytes: int | None
     missing: Missing | None
     #: Number of complete lives, including running lives.
@@ -56,14 +57,15 @@ class Recommendation:
     highest_bytes: int = 0
     #: Share of the lives, weighted by age, whose peaks are above the request.
     above_ratio: float = 0.0
-    #: Number of lives that ended while there was a recommendation, and of those that exceeded it.
+    #: Number of lives that ended while there was a recommendation, and the number of them that
+    #: exceeded it.
     tested: int = 0
     missed: int = 0
     self_sized: bool = False
-    #: Whether the lives suggest more memory than the device has. Then the request is the device's
+    #: Whether the lives suggest more memory than the device has. If so, the request is the device's
     #: memory.
     whole_device: bool = False
-    #: Number of lives whose use grew or jumped after their first day. unsettled
+    #: Number of lives whose use grew or jumped after their first day.
     unsettled: int = 0
     #: The highest peak of the container's other programs if it is above the request, and the number
     #: of their lives. Otherwise 0.
@@ -77,7 +79,8 @@ class ContainerProfile:
 
     #: The tracks in the order of their last life, oldest first.
     tracks: dict[str, Track] = field(default_factory=dict)
-    #: Whether programs differ from life to life. Then there is a single track for ``ANY_PROGRAM``.
+    #: Whether programs differ from life to life. If so, there is a single track for
+    #: ``ANY_PROGRAM``.
     varies: bool = False
     #: Memory of the largest device of the model, which limits requests, or 0 if unknown.
     memory_bytes: int = 0

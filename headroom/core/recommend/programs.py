@@ -1,6 +1,6 @@
-"""Recognises programs by their image, command, arguments and environment.
+"""Identifies programs by their image, command, arguments and environment.
 
-Some programs decide themselves how much memory they take. Their peak depends on a setting, so the
+Some programs decide on their own how much memory they take. Their peak depends on a setting, so the
 setting must change with the request. Settings and defaults come from the documentation of the
 programs (vLLM 0.32, JAX 0.10, TensorFlow 2.21, PyTorch 2.13).
 """
@@ -25,7 +25,7 @@ class Family(Enum):
 
 
 #: The family for a text in an image, a command, an argument or the name of a variable. The first
-#: match counts, because engines are built on the frameworks that follow them in this list.
+#: match is used, because engines are built on the frameworks that follow them in this list.
 _MARKS: tuple[tuple[str, Family], ...] = (
     ("vllm", Family.VLLM),
     ("sglang", Family.SGLANG),

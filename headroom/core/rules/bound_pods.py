@@ -57,7 +57,7 @@ class BoundStatus(KubeStruct, frozen=True):
 
 
 class BoundPod(KubeStruct, frozen=True):
-    """A bound pod that has not ended, with the fields that decide what it requests."""
+    """A bound pod that has not ended, with the fields that determine its requests."""
 
     metadata: ObjectMeta
     spec: PodSpec = PodSpec()

@@ -1,10 +1,10 @@
 """Finds the nodes that kube-scheduler may offer for a pod, and why it does not offer the others.
 
-A node is *eligible* if node selector, required node affinity, taints and cordon allow it, which
-this module checks in the same way as kube-scheduler. Other checks of kube-scheduler, such as CPU,
-volumes, topology spread and affinity between pods, are not modeled, and ``not_modeled`` returns the
-checks that apply to a pod. A node is *feasible* if kube-scheduler also offered it in its last
-filter call for the pod.
+A node is *eligible* if node selector, required node affinity, taints and cordon allow it. This
+module checks these rules in the same way as kube-scheduler. Other checks of kube-scheduler, such as
+CPU, volumes, topology spread and affinity between pods, are not modeled, and ``not_modeled``
+returns which of them apply to a pod. A node is *feasible* if kube-scheduler also offered it in its
+last filter call for the pod.
 """
 
 from collections import Counter
@@ -96,8 +96,8 @@ class Feasible:
         return self.eligible.counts()
 
     def not_checked(self, row: int | None = None) -> tuple[str, ...]:
-        """Return the checks that are missing on this node, or on all these nodes without
-        ``row``."""
+        """Return the checks that are missing on the node of this row, or without ``row`` on all
+        these nodes."""
         known = self.offered is not None if row is None else row in (self.offered or ())
         checked = (AMOUNTS, DRA_DEVICES) if known else ()
         return tuple(check for check in self.not_modeled if check not in checked)

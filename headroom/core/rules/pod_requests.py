@@ -1,4 +1,4 @@
-"""Sums a pod's requests by resource in the same way as kube-scheduler, and compares them with
+"""Adds up a pod's requests by resource in the same way as kube-scheduler, and compares them with
 quotas.
 
 Amounts are exact decimals because sums are compared. A quantity that cannot be parsed counts as

@@ -63,8 +63,8 @@ class Start:
 
     @property
     def _engines(self) -> list[str]:
-        """Names of the GPU containers that keep running after the start. Empty if there are none or
-        unknown."""
+        """Names of the GPU containers that keep running after the start. Empty if there are none,
+        or if they are unknown."""
         of_app = () if self.pod is None else _app_containers(self.pod)
         return [each.name for each in of_app if each.name in self.gpu_containers]
 

@@ -5,7 +5,8 @@ from headroom.core.tracker import Tracker
 
 
 class StartingNodes(Tracker):
-    """The nodes. The thread that owns the cluster state writes, and any thread may read."""
+    """Nodes with pods that are starting alone. The thread that owns the cluster state writes, and
+    any thread may read."""
 
     def __init__(self) -> None:
         self._nodes: dict[str, None] = {}

@@ -90,7 +90,7 @@ class HeldMemory:
         against = self._cluster.holds.against(pod, now_s)
         if not against:
             return False
-        offered = np.full(len(snap.nodes) + 1, -1, np.int64)  # the last one is for unknown nodes
+        offered = np.full(len(snap.nodes) + 1, -1, np.int64)  # the last is for unknown nodes
         offered[rows] = np.arange(len(rows))
         for node, holds in against.items():
             row = snap.row_of.get(node, -1)
@@ -164,8 +164,8 @@ def verdicts_on(
 ) -> Verdicts:
     """Fit the request on a snapshot of ``seen_by``, as ``fit`` does.
 
-    The reason against a node with held memory is the reason without the held memory. If the request
-    would fit without it, ``because_held`` returns the reason.
+    A node with held memory is first judged as if the memory were not held. If the request fits in
+    this case but not beside the held memory, ``because_held`` returns the reason.
     """
     found = fit(request, snap, rows, now_s)
     holding = snap.held.keys() | cluster.holds.all_binding().keys()

@@ -1,5 +1,5 @@
-"""Fits pods on hypothetical nodes, such as nodes that pods have left, nodes with further pods, and
-new nodes.
+"""Fits pods on hypothetical nodes, such as nodes that pods have left, nodes with additional pods,
+and new nodes.
 
 ``pod_counts`` counts how many equal pods fit on a node now, by adding reservations for them to a
 copy, because a division of the free memory would ignore which devices the pods get. The pods count
@@ -42,7 +42,7 @@ from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import CODE_OF, NodeTerms
 from headroom.core.placement.snapshot_builder import build
 
-#: Maximum number of templates that one call examines. All others count as unknown.
+#: Maximum number of templates that one call examines. Other templates count as unknown nodes.
 MOST_NODES = 100
 
 
@@ -55,7 +55,7 @@ def rejection_beside(
     gone: Set[str] = frozenset(),
     held: Mapping[str, Reservation] = NOTHING,
 ) -> Reason | None:
-    """Return why a pod would not fit on the node with further pods, or None if it would fit.
+    """Return why a pod would not fit on the node beside additional pods, or None if it would fit.
 
     ``assumed_pods`` count as being bound to the node, and the reservations in ``held`` (by uid) as
     being written. The pods with the uids in ``gone`` have left, so their memory is free.
@@ -126,9 +126,9 @@ def count_pods(
 
     ``limit`` is the maximum that the free replicas allow, and ``guess`` the number to try first.
 
-    Reservations of equal pods are equal, so many are added at once, and binary search finds the
-    number. But if a device is chosen for each pod, its reservation depends on the previous
-    reservation, so reservations are added one by one.
+    Equal pods have equal reservations, so many of them are added at once, and a binary search finds
+    the number. But if Headroom chooses a device for each pod, a reservation depends on the previous
+    one, so they are added one by one.
     """
     current = gpunode
     reservation = _reserve(cluster, current, request, now_s)

@@ -122,7 +122,7 @@ class Explaining:
     def _explained_on(
         self, pod: Pod, request: VramRequest, decision: Decision
     ) -> tuple[Explanation | None, str]:
-        """Explain the pod on this snapshot, without further regard to held memory."""
+        """Explain the pod on this snapshot, without checking for held memory."""
         snap = self._snap
         named = decision.offered_nodes
         key = request.kind, (where := eligibility_key(pod)), named.bits if named else b""
@@ -162,7 +162,8 @@ def _if_steered(helped: Sequence[Steerable]) -> str:
 
 
 def _nearest(found: Explanation, node: NodeExplanation) -> str:
-    """Describe what is missing on the decisive device of the nearest node."""
+    """Describe how much memory the pod lacks on the nearest node, on the device that lacks the
+    most."""
     if node.reason is None:
         return f"It would fit on {node.node}, which kube-scheduler does not offer."
     if found.too_large is not None:

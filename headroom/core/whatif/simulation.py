@@ -146,7 +146,7 @@ class Simulation:
         # There are no annotations, because a simulated pod has no Binding to write them to.
         placement = Placement(charges(request, part, verdicts, 0), {})
         name = snap.nodes[row].name
-        # A pod that starts alone does not get its phase, because its start ends by itself.
+        # A pod that starts alone does not get its phase, because its start ends without an action.
         reservation = Reservation(request.namespace, request.name, list(placement.charges))
         held = self._of(name)
         assert held is not None, "a node on which a pod fits has a ledger"

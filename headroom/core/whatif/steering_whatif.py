@@ -1,4 +1,4 @@
-"""Finds pods that wait only because the device plugin chooses the device, by simulated steering.
+"""Finds pods that wait only because the device plugin chooses the device, by simulating steering.
 
 On a *predicted* node a pod must fit on every device that the plugin could choose next. On a steered
 node it must fit on one device. Only nodes on which steering is not active are examined. Gated nodes
@@ -150,12 +150,12 @@ def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
 
 
 def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = MOST) -> Gain | None:
-    """Simulate all pending pods on steered nodes, or None if steering would place none of them.
+    """Simulate all pending pods on steered nodes. Return None if steering would place none of them.
 
-    The first pods by priority and age are examined. At most ``most.nodes`` nodes are steered,
-    namely those that reject the most pods because of the plugin's choice. Pods that would fit on
-    none of these nodes do not count. Each pod sees the memory that is held for other pods as filter
-    does. ``snap`` is a snapshot of the cluster, and ``now_s`` the time of this process's monotonic
+    The first pods by priority and age are examined. At most ``most.nodes`` nodes are steered: the
+    nodes that reject the most pods because of the plugin's choice. Pods that would fit on none of
+    these nodes do not count. As in filter, memory that is held for other pods is not free for a
+    pod. ``snap`` is a snapshot of the cluster, and ``now_s`` the time of this process's monotonic
     clock.
     """
     rejected = list(_rejected(cluster, snap, now_s, most))
@@ -255,7 +255,7 @@ def _rejecting_nodes(
     """Return the rows of nodes that reject the pod because of the plugin's choice, and the needed
     bytes.
 
-    There are no rows if the pod fits on some node.
+    There are no rows if the pod fits on any node.
     """
     if verdicts.fits.any():
         return frozenset(), 0

@@ -1,1 +1,2 @@
-"""Everything that a process needs to follow the cluster: watches, the state's writer, and loops."""
+"""Everything that a process needs to follow the cluster: watches, the writer of the state, and
+loops."""

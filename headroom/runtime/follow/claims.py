@@ -1,4 +1,4 @@
-"""The DRA claims and devices that the watches deliver, for readers on other threads."""
+"""Collects the DRA claims and devices that the watches deliver, for readers on other threads."""
 
 import threading
 import time
@@ -32,15 +32,15 @@ class Claims:
             return self._devices.nodes()
 
     def devices(self, node: str) -> dict[str, DraDevice]:
-        """Return UUID -> device of the node. See ``ClaimedDevices.devices``."""
+        """Return the node's devices by UUID. See ``ClaimedDevices.devices``."""
         with self._lock:
             return self._devices.devices(node)
 
     def uses(self, reports: Iterable[tuple[str, GPUNodeStatus]]) -> list[ClaimedUse]:
-        """Return the use and the claims of each device of these nodes that is claimed or used."""
+        """Return the use and the claims of each claimed or used device of these nodes."""
         found: list[ClaimedUse] = []
         for node, status in reports:
-            with self._lock:  # taken for each node, so that watches do not wait long
+            with self._lock:  # released after each node, so that watches do not wait long
                 found += self._devices.uses(node, status, self._now_s())
         return found
 

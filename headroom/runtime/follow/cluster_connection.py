@@ -1,4 +1,5 @@
-"""The API server as a process uses it: connections, watches, and the authorization of readers."""
+"""Connects a process to the API server, for its watches and for the authorization of its
+readers."""
 
 import contextlib
 import time
@@ -25,11 +26,12 @@ class ApiServer:
     """The API server and its watches, for a process that follows the cluster."""
 
     def __init__(self, settings: Settings, pace: Pace) -> None:
-        """Connect to the cluster that kubernetes is configured for. Raise ``BadSettings`` if there
-        is none."""
+        """Connect to the cluster of the kubeconfig or the service account. Raise ``BadSettings`` if
+        none is configured."""
         self.configuration = configuration = load_configuration(hint=_WITHOUT_CLUSTER)
         self.api = KubeApi(configuration)
-        # Reviews have connections of their own, because readers must not use up those for binds.
+        # Reviews have separate connections, so that readers cannot use up the connections for
+        # binds.
         self.reviews = KubeApi(configuration, connect_timeout_s=2.0, read_timeout_s=3.0)
         self.guard = (
             None if settings.debug_open else Guard(KubeReviews(self.reviews), time.monotonic)
@@ -45,8 +47,8 @@ class ApiServer:
         self._sources: KubernetesSources | None = None
 
     def unready(self) -> str:
-        """Return why nothing can be decided yet, or "" if all kinds were listed and their watches
-        had contact with the API server lately."""
+        """Return why no decision is possible yet, or "" if all kinds were listed and their watches
+        have had recent contact with the API server."""
         health = self._sources.health if self._sources else ()
         return unready(health, self._settings.blind_after_s) if health else NOTHING_LISTED
 
@@ -58,10 +60,11 @@ class ApiServer:
         for_people: Sequence[Kind] = (),
         take_for_people: Callable[[Sequence[WatchEvent]], None] = lambda events: None,
     ) -> AsyncIterator[None]:
-        """Deliver the watches' changes to ``take``, which passes them to the view, while the
-        context lasts.
+        """While the context lasts, deliver the changes of the watches to ``take``, which passes
+        them to the view.
 
-        The process is ready without the kinds ``for_people``, because no decision depends on them.
+        The process can be ready before the kinds in ``for_people`` are listed, because no decision
+        depends on them.
         """
         settings = self._settings
         self._sources = sources = KubernetesSources(

@@ -1,4 +1,5 @@
-"""The cluster as a process sees it: the state that follows the watches, and its loops."""
+"""A process's view of the cluster: the state that follows the watches, and the loops that update
+it."""
 
 import asyncio
 import time
@@ -15,7 +16,7 @@ from headroom.runtime.settings.reload import ANYWHERE, Origin, SettingsReloader
 from headroom.runtime.settings.settings import Mode, Settings
 from headroom.runtime.telemetry import CertificateCollector, ViewTelemetry, sample_lag
 
-#: Seconds between two changes that do nothing but report the time.
+#: Seconds between two changes that only report the time.
 CLOCK_EVERY_S = 5.0
 NOT_PROCESSED = "Headroom has not yet processed the listed objects"
 
@@ -34,14 +35,15 @@ class ClusterView:
         """Prepare the state. No loop runs before ``start``.
 
         ``unready`` returns why the watches do not show the whole cluster, or "" if they do.
-        ``unlisted`` are the kinds that must be listed first. The settings are read again from
-        ``origin``.
+        ``unlisted`` contains the kinds that must be listed before the process is ready. The
+        settings are reloaded from ``origin``.
         """
         self.settings = settings
         self.telemetry = telemetry
         self.loop = asyncio.get_running_loop()
         self.clock_every_s = CLOCK_EVERY_S
-        #: Prefix of the ids that this process writes, by which it recognizes its own reservations.
+        #: Prefix of the ids that this process writes. With it, the process recognizes its own
+        #: reservations.
         self.name = uuid.uuid4().hex[:12]
         self._writer = ClusterWriter(
             settings.rules, settings.stale_after_s, time.time() - time.monotonic(), unlisted
@@ -55,7 +57,7 @@ class ClusterView:
         self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
         #: Returns the state of each watch of the API server.
         self.watches: Callable[[], Iterable[Health]] = tuple
-        #: Set when all listed objects were weighed.
+        #: Set when all listed objects have been processed.
         self.begun = asyncio.Event()
         self.event_queue.reactions.append(self._note_begun)
         telemetry.generation.set_function(lambda: self.cluster.generation)
@@ -64,8 +66,8 @@ class ClusterView:
 
     @property
     def observes(self) -> bool:
-        """Return whether the mode is observe: Headroom records its decisions, but rejects, prefers
-        and evicts nothing."""
+        """Return whether the mode is observe, in which Headroom records its decisions but rejects,
+        prefers and evicts nothing."""
         return self.settings.mode is Mode.OBSERVE
 
     def start(self) -> None:
@@ -76,18 +78,18 @@ class ClusterView:
         self.loops.start("clock", self.report_time, self.clock_every_s)
 
     def take(self, settings: Settings) -> None:
-        """Apply these settings from now on. They may differ only in ``RELOADED``. Call it on the
-        event loop."""
+        """Use these settings from now on. Only the settings in ``RELOADED`` may differ. Call this
+        on the event loop."""
         self.settings = settings
         self._writer.follow(settings.rules)
 
     def unready(self) -> str:
-        """Return a sentence that states why nothing can be decided yet, or "". After all kinds are
-        listed, processing the objects still takes a moment."""
+        """Return a sentence that says why no decision is possible yet, or "". After all kinds are
+        listed, the objects must still be processed, which takes a moment."""
         return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
 
     def stuck(self) -> dict[str, float]:
-        """Return each stuck loop, with the seconds since its last progress."""
+        """Return the stuck loops by name, with the seconds since their last progress."""
         return self.loops.stuck() | self.event_queue.stuck()
 
     def _note_begun(self, effects: Effects) -> None:
@@ -95,7 +97,8 @@ class ClusterView:
             self.begun.set()
 
     async def report_time(self) -> None:
-        """End back-offs and report overuse. Both depend on the time, not on any other change."""
+        """End back-offs and report overuse, which become due with time and not because of a
+        change."""
         self.deliver([TimePassed(time.monotonic())])
 
     async def _collect(self) -> None:

@@ -1,8 +1,9 @@
-"""Applies changes to the state: own changes at once, watch events in short turns on the event loop.
+"""Applies changes to the state: own changes immediately, and watch events in short turns on the
+event loop.
 
-Turns keep latency low. Even while thousands of listed objects are applied, a call of kube-scheduler
+Turns keep latency low: even while thousands of listed objects are applied, a call of kube-scheduler
 waits for at most one turn. Watch events that arrive within ``TOGETHER_S`` share one snapshot,
-because a snapshot of many changed nodes costs hardly more than a snapshot of one.
+because a snapshot with many changed nodes costs hardly more than a snapshot with one changed node.
 """
 
 import asyncio
@@ -20,18 +21,19 @@ from headroom.runtime.loops import STUCK_AFTER_S, Loops
 TURN_S = 0.001
 #: Minimum time between two snapshots made for watch events, in seconds.
 TOGETHER_S = 0.05
-#: Interval at which a thread checks again whether the queue is still full, in seconds.
+#: Seconds after which a waiting thread checks again whether the queue is still full.
 _POLL_S = 0.001
 #: Delay before a retry after an exception, in seconds.
 RETRY_S = 1.0
-#: Maximum number of queued batches of watch events. A batch is what a watch has read at once.
+#: Maximum number of queued batches of watch events. A batch contains the events that a watch has
+#: read in one step.
 MAX_QUEUED = 1_000
 
 
 class EventQueue:
     """Serialises all changes of the state on the event loop of the thread that created it.
 
-    After own changes and after each turn, the effects are passed to all ``reactions``.
+    After each own change and after each turn, it passes the effects to all ``reactions``.
     """
 
     def __init__(self, writer: ClusterWriter, loops: Loops) -> None:
@@ -48,8 +50,7 @@ class EventQueue:
         self._watched: deque[Sequence[Event]] = deque()
         #: The batch that is being applied, and its remaining steps.
         self._applying: tuple[Sequence[Event], Iterator[None]] | None = None
-        #: Events that are applied again one by one, because an event of their batch raised an
-        #: exception.
+        #: Events to apply again one by one, because an event of their batch raised an exception.
         self._again: deque[Event] = deque()
         self._snapshot_due = False
         #: Set while no turn is scheduled.
@@ -61,7 +62,8 @@ class EventQueue:
         self._snapshot_at_s = -self.together_s
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Apply own changes at once, in the order of calls. May be called from any thread."""
+        """Apply changes of this process immediately, in the order of the calls. May be called from
+        any thread."""
         self._writer.set_epoch(_epoch_s())
         self._own.append(events)
         if threading.get_ident() == self._owner:
@@ -70,9 +72,10 @@ class EventQueue:
             self._loop.call_soon_threadsafe(self._apply_own)
 
     def enqueue(self, events: Sequence[Event]) -> None:
-        """Queue watch events, which are applied in turns, in the order of calls.
+        """Queue watch events. They are applied in turns, in the order of the calls.
 
-        May be called from any thread. A thread other than the owner waits while the queue is full.
+        May be called from any thread. Every thread except the event loop's waits while the queue is
+        full.
         """
         self._writer.set_epoch(_epoch_s())
         if threading.get_ident() != self._owner:
@@ -83,7 +86,7 @@ class EventQueue:
             self._loop.call_soon_threadsafe(self._begin)
 
     def _wait_while_full(self) -> None:
-        """Wait while the queue is full. In the meantime, further events wait at the API server.
+        """Wait while the queue is full. Meanwhile, new events wait at the API server.
 
         The wait has a time limit, because an event loop that has ended applies nothing.
         ``/healthz`` reports a queue that is stuck."""
@@ -108,7 +111,7 @@ class EventQueue:
         )
 
     def stuck(self) -> dict[str, float]:
-        """Return the seconds without progress if the queue is stuck, in the form of
+        """Return the seconds without progress if the queue is stuck, in the same format as
         ``Loops.stuck``. May be called from any thread."""
         since_s = time.monotonic() - self._progress_at_s
         return {"event_queue": since_s} if self.is_behind and since_s > STUCK_AFTER_S else {}
@@ -119,7 +122,7 @@ class EventQueue:
             events = self._own.popleft()
             try:
                 effects = self._writer.apply(events)
-            except Exception:  # noqa: BLE001 - later events must be applied even so
+            except Exception:  # noqa: BLE001 - later events must still be applied
                 self._failing()
                 self._again.extend(events)
                 effects = self._writer.take_effects()
@@ -177,7 +180,8 @@ class EventQueue:
     def _step(self) -> bool:
         """Apply one step of a queued event, or weigh one node. Return False if there is no work.
 
-        All queued events come first, so that a node that changed twice is weighed once.
+        Nodes are weighed after all queued events, so that a node that changed twice is weighed
+        once.
         """
         if self._again:
             event = self._again.popleft()
@@ -217,11 +221,13 @@ class EventQueue:
             self._failing()
 
     def _failing(self) -> None:
-        """Count and log the current exception. Schedule nodes that failed to be weighed again."""
+        """Count and log the current exception. Schedule another attempt for nodes that could not be
+        weighed."""
         self._loops.failing("event_queue")
         self._loop.call_later(self.retry_s, self._weigh_failed_again)
 
 
 def _epoch_s() -> float:
-    """Return the Unix time at which the monotonic clock was 0. It changes with the wall clock."""
+    """Return the Unix time at which the monotonic clock was 0. It changes if the wall clock is
+    set."""
     return time.time() - time.monotonic()

@@ -1,7 +1,7 @@
-"""An extender's journal as lines of JSON, for the processes that show it.
+"""Encodes an extender's journal as lines of JSON, for the processes that show it.
 
-Each line is complete: it replaces the earlier line about the same decision, or about all holds. So
-the writer needs only a cursor for each reader, not a queue. A reader that is slow or was
+Each line is complete, so it replaces the earlier line about the same decision, or about all holds.
+The writer needs only a cursor for each reader, not a queue, and a reader that is slow or was
 disconnected misses only intermediate states.
 """
 
@@ -38,15 +38,15 @@ from headroom.core.journal.journal import (
 )
 from headroom.core.placement.snapshot import CODE_OF, REASONS
 
-#: Number of decisions whose filter calls a cursor remembers as sent.
+#: A cursor remembers the filter calls that it has sent for at most this number of decisions.
 MAX_SHOWN = 1_000
-#: Maximum number of holds in one line. Further holds are left out.
+#: Maximum number of holds in one line. Other holds are omitted.
 MAX_HOLDS = 1_000
 _KINDS: tuple[type[Part], ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
 
 
 class BadLine(ValueError):
-    """The line cannot be read. The extender may have another version."""
+    """The line cannot be read, perhaps because the extender has another version."""
 
 
 class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
@@ -57,7 +57,7 @@ class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
     #: Unix time in seconds.
     at_s: float
     generation: int
-    #: Why the extender is not ready, as a sentence; empty if it is ready.
+    #: A sentence that says why the extender is not ready. Empty if it is ready.
     not_ready_because: str
     mode: str
     #: The schedulers that have called the extender.
@@ -67,7 +67,8 @@ class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
 class NodesLine(msgspec.Struct, frozen=True, tag_field="type", tag="nodes"):
     """The names of all nodes, in the order of the bits of ``Offered``.
 
-    Lines of decisions refer to it by its number. Only the last ``MAX_NODE_SETS`` are kept.
+    Lines about decisions refer to this line by its number. Only the last ``MAX_NODE_SETS`` lines
+    are kept.
     """
 
     number: int
@@ -75,7 +76,8 @@ class NodesLine(msgspec.Struct, frozen=True, tag_field="type", tag="nodes"):
 
 
 class Offered(msgspec.Struct, frozen=True):
-    """The nodes that a filter call named, as one bit for each name of a ``NodesLine``."""
+    """The nodes that kube-scheduler offered in a filter call, as one bit for each name of a
+    ``NodesLine``."""
 
     nodes: int
     bits: bytes
@@ -92,7 +94,7 @@ class Shown(msgspec.Struct, frozen=True):
     generation: int
     offered: int
     fits: int
-    #: Code of the reason -> number of nodes.
+    #: Number of rejected nodes by the code of the reason.
     rejected: dict[int, int]
     sure: bool
     took_s: float
@@ -116,27 +118,28 @@ class DecisionLine(msgspec.Struct, frozen=True, tag_field="type", tag="decision"
     at_s: float
     node: str
     version: int
-    #: Number of calls of each verb, in the order of the parts below.
+    #: Number of calls of each verb, in the order of the fields below.
     times: tuple[int, ...]
     filtered: Filtered | None = None
     ranked: Ranked | None = None
     candidates: Candidates | None = None
     preempted: Preempted | None = None
     bind: BindTried | None = None
-    #: None if this filter call was sent before, or is no longer kept.
+    #: The pod's last filter call. None if it was sent before, or is no longer kept.
     shown: Shown | None = None
     #: Whether the extender has dropped the pod's last filter call.
     dropped: bool = False
 
 
 class HoldsLine(msgspec.Struct, frozen=True, tag_field="type", tag="holds"):
-    """All memory that the extender holds for pods. It replaces the previous line."""
+    """All memory that the extender holds for pods. This line replaces the previous line about
+    holds."""
 
     holds: Annotated[tuple[HeldFor, ...], Meta(max_length=MAX_HOLDS)] = ()
 
 
 def holds_line(cluster: Cluster, now_s: float) -> HoldsLine:
-    """Return at most ``MAX_HOLDS`` of the extender's holds. Expired holds of nominees come last."""
+    """Return the extender's holds, at most ``MAX_HOLDS``. Expired holds of nominees come last."""
     return HoldsLine(tuple(islice(cluster.holds.all(now_s), MAX_HOLDS)))
 
 
@@ -156,8 +159,7 @@ class _Sent(NamedTuple):
     #: Time of the filter call.
     at_s: float
     size_bytes: int
-    #: Number of lines, and memory of their pods, that had been sent before the last line about
-    #: this pod.
+    #: The number of lines sent before the last line about this pod, and the memory of their pods.
     lines: int = 0
     pod_bytes: int = 0
 
@@ -165,7 +167,7 @@ class _Sent(NamedTuple):
 class Cursor:
     """The position of one reader in the journal.
 
-    ``after`` is the version of the last record that the reader has. ``holds`` returns the current
+    ``after`` is the version of the newest record that the reader has. ``holds`` returns the current
     line about holds.
     """
 
@@ -179,13 +181,14 @@ class Cursor:
         self._holds_sent: HoldsLine | None = None
         self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
         self._next_set = 1
-        #: Uid of a pod -> its last filter call that was sent.
+        #: The last filter call that was sent about each pod, by uid.
         self._shown: Bounded[str, _Sent] = Bounded(MAX_SHOWN)
-        #: Number of decision lines so far, and the memory of their pods.
+        #: Number of lines about decisions sent so far, and the memory of their pods.
         self._lines = self._pod_bytes = 0
 
     def lines(self) -> Iterator[Line]:
-        """Yield all new lines, oldest first. The next call yields changes that happen meanwhile."""
+        """Yield all new lines, oldest first. The next call yields changes that happen in the
+        meantime."""
         records = self._journal.records
         if (until := records.version) != self._version:
             for record in records.newer_than(self._version):
@@ -237,11 +240,12 @@ class Cursor:
         )
 
     def _is_kept(self, decision: Decision, sent: _Sent | None) -> bool:
-        """Return whether the reader certainly still has this filter call.
+        """Return whether it is certain that the reader still has this filter call.
 
-        The reader may have dropped the call if many lines about other pods came after it, even if
-        the journal itself has kept it. The journal counts every call, but the reader counts only
-        the calls that it received, and calls that are sent together count as one."""
+        The reader may have dropped the call if many lines about other pods were sent after it, even
+        if the journal itself still has the call. Both have the same limits, but the journal counts
+        every call. The reader counts only received calls, and calls that are sent together as
+        one."""
         return (
             sent is not None
             and (sent.decision_id, sent.at_s) == (decision.decision_id, decision.at_s)
@@ -272,7 +276,7 @@ class Copy:
         self.holds: HoldsLine | None = None
         self._node_sets = NodeSets()
         self._sets: Bounded[int, NodeSet] = Bounded(MAX_NODE_SETS)
-        #: The version of the last record. The next stream continues from it.
+        #: The version of the last record, from which the next stream continues.
         self.version = 0
 
     def take(self, raw: bytes) -> None:

@@ -24,9 +24,10 @@ class PendingPods:
     ) -> None:
         self._cluster = cluster
         self.decision = decision
-        #: Uid -> the pod, and the reasons in its condition. Unchanged pods are not parsed again.
+        #: Each pod and the reasons in its condition, by uid, so that unchanged pods are not parsed
+        #: again.
         self._conditions: dict[str, tuple[Pod, dict[Reason, int]]] = {}
-        #: The result of the last round. It is replaced, never changed in place.
+        #: The result of the last round. It is replaced as a whole, never changed in place.
         self.pending = Pending()
 
     def start(self, loops: Loops, unready: Callable[[], str]) -> None:
@@ -41,12 +42,12 @@ class PendingPods:
         rejected: list[tuple[Pod, Decision]] = []
         for number, pod in enumerate(unbound):
             if number % PODS_AT_ONCE == 0:
-                await asyncio.sleep(0)  # let kube-scheduler's calls run in between
+                await asyncio.sleep(0)  # lets the event loop serve kube-scheduler's calls
             decision = self.decision(pod.metadata.uid)
             if decision is None:
                 rejecting: Mapping[Reason, int] = self._condition_of(pod)
             elif decision.fits:
-                continue  # it is being bound
+                continue  # the pod is being bound
             else:
                 rejecting = decision.rejected
                 rejected.append((pod, decision))

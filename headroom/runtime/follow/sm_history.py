@@ -1,16 +1,16 @@
-"""Queries Prometheus for the history of SM activity in the background, and adds it to the state.
+"""Queries Prometheus for the history of SM activity in the background, and applies it to the state.
 
-One thread queries at intervals and passes the results on, so nothing else waits for Prometheus.
-Each query runs on its own thread. A query that has no complete answer in time is abandoned, so old
-figures expire even if Prometheus hangs. Without fresh history, decisions use the agents' own
+One thread starts queries at intervals and passes the results on, so nothing else waits for
+Prometheus. Each query runs on its own thread and is abandoned if it has no complete answer in time,
+so old figures expire even if Prometheus hangs. Without fresh history, decisions use the agents' own
 samples.
 
-Changed figures are grouped by node on the thread that queries. The event loop applies them like
-changes from watches: in small steps, after kube-scheduler's calls.
+The querying thread groups changed figures by node. The event loop applies them in small steps after
+kube-scheduler's calls, like changes from watches.
 
 The age of a sample is Prometheus' evaluation time minus the sample's own time, both from the same
-answer. Our clock may differ from Prometheus' clock by at most the maximum age of a sample. If it
-differs by more, the answer may be an old one from a cache, so nothing is used.
+answer. If Prometheus' clock differs from the local clock by more than the maximum age of a sample,
+the answer is not used, because it may be an old answer from a cache.
 """
 
 import asyncio
@@ -38,17 +38,18 @@ log = structlog.get_logger()
 _MAX_ABANDONED = 3
 #: Maximum length of a quoted error of the operating system or a library.
 _MAX_QUOTED = 200
-#: A sample may be newer than Prometheus' evaluation time by at most this.
+#: A sample may be newer than Prometheus' evaluation time by at most this number of seconds.
 _AHEAD_S = 30.0
-#: A smaller change is ignored, because it changes no decision enough to be worth the work.
+#: Smaller changes are ignored, because their effect on decisions is not worth the work.
 CHANGED_RATIO = 0.05
 
 
 #: One answer for each query, and warnings that answers may be incomplete.
 Answers = tuple[list[Answer], list[str]]
-#: Receives all fresh history, and the devices whose figures changed.
+#: A callback that receives all fresh history, and the devices whose figures changed.
 Deliver = Callable[[Mapping[Key, Activity], Collection[Key]], None]
-#: Receives whether Prometheus answered, and the number of devices with fresh history.
+#: A callback that receives whether Prometheus answered, and the number of devices with fresh
+#: history.
 Queried = Callable[[bool, int], None]
 
 
@@ -59,9 +60,9 @@ async def sm_history(
     activities: Activities,
     apply: Callable[[Sequence[Event]], None],
 ) -> AsyncIterator[None]:
-    """Queries Prometheus while the context lasts, unless the settings name none.
+    """Query Prometheus while the context lasts, if the settings contain its URL.
 
-    ``apply`` receives the changes of the state, on the thread that queries.
+    ``apply`` receives the changes of the state, on the querying thread.
     """
     if settings.prometheus_url is None:
         yield
@@ -94,8 +95,7 @@ async def sm_history(
 
 
 class PrometheusHistory:
-    """Queries Prometheus. It calls ``queried`` after each query, before it passes on the
-    results."""
+    """Queries Prometheus. After each query, it calls ``queried`` and then passes the results on."""
 
     def __init__(
         self,
@@ -117,7 +117,8 @@ class PrometheusHistory:
         self._held: dict[Key, Activity] = {}
         #: Queries that had no answer in time and may still hang.
         self._abandoned: list[threading.Thread] = []
-        #: Why there is no newer answer; "" if there is one, None before the first query.
+        #: Why the last query has no usable answer. Empty if it has one, and None before the first
+        #: query.
         self._error: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="prometheus", daemon=True)
@@ -126,7 +127,7 @@ class PrometheusHistory:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the thread and wait until it has ended. After that, no result is passed on."""
+        """Stop the thread and wait until it has ended. No result is passed on after that."""
         self._stopping.set()
         self._thread.join()
 
@@ -134,18 +135,19 @@ class PrometheusHistory:
         while not self._stopping.is_set():
             try:
                 self.refresh()
-            except Exception:  # if the thread ended, old figures would stay in use
+            except Exception:  # if the thread ended, old figures would never expire
                 log.exception("history_failed")
             self._stopping.wait(self._source.every_s)
 
     def refresh(self) -> None:
-        """Query once and pass on the result. Without an answer, pass on what is still fresh."""
+        """Query once and pass the result on. Without an answer, pass on the history that is still
+        fresh."""
         error = ""
         try:
             after = self._newer()
         except PrometheusUnreadable as err:
             error = str(err)
-        except Exception:  # even after a bug of ours, old figures must not stay in use
+        except Exception:  # even after a bug in this module, old figures must expire
             log.exception("history_failed")
             error = "cannot use the answer"
         if error:
@@ -162,7 +164,7 @@ class PrometheusHistory:
         self._deliver(after, changed(before, after))
 
     def _newer(self) -> dict[Key, Activity]:
-        """Return the history of a new query. Raises ``PrometheusUnreadable``."""
+        """Make a new query and return its history. Raises ``PrometheusUnreadable``."""
         source = self._source
         queried_at_s, wall_s = self._monotonic_s(), self._wall_s()
         answers, warnings = self._answers()
@@ -203,7 +205,7 @@ def history(
 ) -> dict[Key, Activity]:
     """Return all fresh history in these answers.
 
-    ``queried_at_s`` is our monotonic clock at the time of the query, and ``wall_s`` our wall clock.
+    ``queried_at_s`` is the monotonic clock at the time of the query, and ``wall_s`` the wall clock.
     Raises ``PrometheusUnreadable``.
     """
     ratios: dict[Key, float] = {}
@@ -235,7 +237,7 @@ def _settled(ratio: float, had: Activity | None) -> float:
 def still_fresh(
     before: Mapping[Key, Activity], now_s: float, stale_after_s: float
 ) -> dict[Key, Activity]:
-    """Return the history that is still fresh although no newer answer came."""
+    """Return the part of the earlier history that is still fresh, because no newer answer came."""
     return {
         key: activity
         for key, activity in before.items()

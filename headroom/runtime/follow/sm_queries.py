@@ -1,14 +1,14 @@
 """Queries Prometheus for the SM activity of each device, and reads the answers.
 
-The queries ask for a high quantile over a window, and for the time of the newest sample. Several
-series can cover a device: dcgm-exporter repeats a device for each pod that shares it, and there can
-be two exporters or two Prometheus servers. Of the series that exist now and contain a ratio, the
-highest counts. If the exporter labels a series with one pod of the device, the series starts and
-ends with that pod. Then the figure covers only the pods that are on the device now, for as much of
-the window as they have run. Values that are not a ratio (NaN, infinities, DCGM's marks for missing
-figures) are ignored.
+The queries return a high quantile over a window, and the time of the newest sample. Several series
+can cover a device, because dcgm-exporter repeats a device for each pod that shares it, and because
+there can be two exporters or two Prometheus servers. The highest value among the series that exist
+now and contain a ratio is used. If the exporter labels a series with one pod of the device, the
+series starts and ends with that pod. In this case, the figure covers only the pods that are on the
+device now, and only the part of the window in which they ran. Values that are not a ratio (NaN,
+infinities, DCGM's marks for missing figures) are ignored.
 
-A subquery over the highest value at each step would be more exact, but it costs Prometheus three
+A subquery over the highest value at each step would be more exact, but would cost Prometheus three
 times as much.
 
 The fleet is queried in parts, because a JSON decoder holds the interpreter's lock until it has read
@@ -24,7 +24,7 @@ from headroom.runtime.follow.sm_source import Answer, QuerySource
 from headroom.runtime.prometheus import BAD_FORMAT, Series, connected, series
 from headroom.runtime.promql import MOST_RATIO
 
-#: An abandoned query ends by itself this many seconds after its timeout.
+#: An abandoned query ends on its own this number of seconds after its timeout.
 _EXTRA_S = 1.0
 
 

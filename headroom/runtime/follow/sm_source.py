@@ -1,4 +1,4 @@
-"""The queries for the history of SM activity, and their answers."""
+"""Data classes for the queries of SM activity's history, and for their answers."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ class QuerySource:
 
 @dataclass(slots=True)
 class Answer:
-    """One answer by device. Ages are relative to the time of evaluation."""
+    """One answer of Prometheus, by device. Ages are relative to the time of evaluation."""
 
     evaluated_at_s: float = math.nan
     ratios: dict[Key, float] = field(default_factory=dict)

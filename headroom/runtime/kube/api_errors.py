@@ -14,7 +14,7 @@ from headroom.client.kube_protocol import retry_after_s, status_message
 
 
 class ApiError(Exception):
-    """Base of the errors of a call. The text names the call."""
+    """Base class of the errors of a call. The text names the call."""
 
 
 class ApiStatus(ApiError):
@@ -52,7 +52,7 @@ def rejection(
 ) -> ApiStatus:
     """Return the error for an answer with an error status.
 
-    The message comes from the body, or is ``phrase``, the HTTP reason phrase, if the body has none.
+    The message comes from the body. If the body has none, it is ``phrase``, the HTTP reason phrase.
     """
     message = status_message(body) or phrase or ""
     return ApiStatus(call, status, message, retry_after_s(headers))

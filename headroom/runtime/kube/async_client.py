@@ -1,9 +1,9 @@
 """The asynchronous client of the Kubernetes API, for the ledger's calls on the event loop.
 
-Like ``runtime.kube.client``, it sends each request once and raises the same errors. But no thread
+Like ``runtime.kube.client``, it sends each request once and raises the same errors, but no thread
 waits for an answer. If each step of a bind ran on a thread, switching threads would cost almost as
-much as the step, and the loop would wait for the interpreter's lock. Use the blocking client for
-answers that take long to decode, such as lists.
+much as the step, and the event loop would wait for the interpreter's lock. Use the blocking client
+for answers that take long to decode, such as lists.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ log = structlog.get_logger()
 
 #: Errors of a connection that broke or was silent for too long.
 _BROKEN = (aiohttp.ClientError, OSError)
-#: Maximum number of concurrent calls. Further calls wait.
+#: Maximum number of concurrent calls. Additional calls wait.
 CONNECTIONS = 32
 #: Seconds after which an unused connection is closed. The API server closes it after 90 s.
 _KEEPALIVE_S = 60.0
-#: A body that is longer is sent in pieces.
+#: A larger body is sent in pieces.
 _MAX_ONE_PIECE_BYTES = 1 << 18
 
 
@@ -46,8 +46,8 @@ _FIRST_READ_S = 15.0
 class Credentials:
     """The headers that authenticate this process.
 
-    ``read`` returns them. It runs on a thread, because the exec plugin of a kubeconfig can take
-    seconds. While it runs, the previous headers stay in use.
+    ``read`` returns the headers. It runs on a thread, because the exec plugin of a kubeconfig can
+    take seconds. While it runs, the previous headers stay in use.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Credentials:
         self._due_s = 0.0
 
     async def headers(self) -> dict[str, str]:
-        """Return the headers. Raise ``OSError`` if they cannot be read, or not in time."""
+        """Return the headers. Raise ``OSError`` if they cannot be read in time."""
         loop = asyncio.get_running_loop()
         if self._reading is None and (self._headers is None or loop.time() >= self._due_s):
             self._reading = loop.run_in_executor(None, self._read)
@@ -103,9 +103,8 @@ class AsyncKubeApi:
     ) -> None:
         """Prepare a session. Raise ``BadSettings`` if the configured proxy is not an HTTP proxy.
 
-        ``read_timeout_s`` limits each time in which the server sends nothing. ``total_timeout_s``
-        limits the whole call, even if the answer arrives byte by byte or all connections are in
-        use.
+        ``read_timeout_s`` limits how long the server may send nothing. ``total_timeout_s`` limits
+        the whole call, even if the answer arrives byte by byte or all connections are in use.
         """
         self._credentials = Credentials(lambda: authentication(configuration))
         self._host = configuration.host.rstrip("/")
@@ -147,7 +146,7 @@ class AsyncKubeApi:
         data: bytes | BytesIO | None = body
         if body is not None:
             headers["Content-Type"] = content_type
-            # Send it in pieces, because other calls wait while a whole body is encrypted.
+            # Send a large body in pieces, because other calls wait while a piece is encrypted.
             data = body if len(body) <= _MAX_ONE_PIECE_BYTES else BytesIO(body)
         try:
             async with self._session.request(
@@ -173,8 +172,8 @@ class AsyncKubeApi:
 
 
 def _routing(configuration: Any) -> dict[str, Any]:
-    """Return the options of each request that depend on the configuration: TLS server name and
-    proxy. Raises ``BadSettings`` if the proxy is not an HTTP proxy."""
+    """Return the options that each request takes from the configuration: TLS server name and proxy.
+    Raises ``BadSettings`` if the proxy is not an HTTP proxy."""
     options: dict[str, Any] = {}
     if configuration.tls_server_name:
         options["server_hostname"] = configuration.tls_server_name

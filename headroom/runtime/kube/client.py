@@ -1,9 +1,9 @@
 """The blocking client of the Kubernetes API, for threads.
 
-Small calls use the typed API of the ``kubernetes`` package over ``KubeApi.client``. Lists and
-watches are raw requests and raw bodies, because the package's models take too much memory and time
-(ADR 37). This layer never sends a request twice, because only the caller can decide whether a write
-may be repeated. The event loop uses ``runtime.kube.async_client``.
+Small calls use the typed API of the ``kubernetes`` package through ``KubeApi.client``. Lists and
+watches use raw requests and bodies, because the package's models take too much memory and time (ADR
+37). This layer never sends a request twice, because only the caller can decide whether a write may
+be repeated. Code on the event loop uses ``runtime.kube.async_client``.
 """
 
 import time
@@ -26,7 +26,7 @@ from headroom.client.kube_protocol import authentication
 from headroom.errors import BadSettings
 from headroom.runtime.kube.api_errors import ApiStatus, NoAnswer, Unreadable, describe, rejection
 
-#: Errors of a broken connection: urllib3's own errors, and others that it passes through, from TLS
+#: Errors of a broken connection: urllib3's own errors, and errors that it passes through from TLS
 #: or from a socket that this process shut down.
 _BROKEN = (urllib3.exceptions.HTTPError, HTTPException, OSError)
 JSON = "application/json"
@@ -38,7 +38,7 @@ Query = Mapping[str, str]
 T = TypeVar("T")
 
 
-#: Maximum seconds to receive a body. The read timeout limits only each pause.
+#: Maximum number of seconds to receive a body. The read timeout limits only the pauses in it.
 BODY_S = 60.0
 _BODY_PART_BYTES = 1 << 20
 
@@ -90,7 +90,7 @@ class Stream:
         self._interrupted = False
 
     def read(self) -> bytes:
-        """Return data as soon as any has arrived, or b"" at the regular end.
+        """Return data as soon as any has arrived, or b"" if the stream has ended normally.
 
         Raises ``NoAnswer`` if the connection breaks, is silent for too long or is interrupted.
         """
@@ -99,13 +99,13 @@ class Stream:
         except _BROKEN as err:
             raise NoAnswer(f"{self._call}: {describe(err)}") from err
         if self._interrupted:
-            # Shutting down a TLS socket removes its cipher first. Any data that is read after that
+            # Shutting down a TLS socket first removes its cipher, so data that is read after that
             # is still encrypted.
             raise NoAnswer(f"{self._call}: interrupted")
         return data
 
     def interrupt(self) -> None:
-        """Make a ``read`` in progress return or raise at once."""
+        """Make a ``read`` in progress return or raise immediately."""
         self._interrupted = True
         try:
             self._response.shutdown()
@@ -139,7 +139,7 @@ class KubeApi:
         self._pool: urllib3.PoolManager = self.client.rest_client.pool_manager
 
     def close(self) -> None:
-        """Make further calls raise ``NoAnswer``, which ends threads that have many calls to make.
+        """Make later calls raise ``NoAnswer``, which ends threads that have many calls to make.
 
         A call in progress may continue until its timeout.
         """
@@ -150,8 +150,8 @@ class KubeApi:
     def asking(self, call: str) -> Iterator[tuple[float, float]]:
         """Convert errors that a typed API raises within the context to ``ApiError``.
 
-        Yield the value to pass as ``_request_timeout`` to each call. Errors name the call by the
-        text ``call``.
+        Yield the value to pass as ``_request_timeout`` to each call. ``call`` names the call in
+        errors.
         """
         if self._is_closed:
             raise NoAnswer(f"{call}: not sent, because this process is stopping")
@@ -203,12 +203,13 @@ class KubeApi:
         page_size: int,
         query: Query | None = None,
     ) -> Listing[T]:
-        """Return all objects under ``path`` at one time, fetched in pages. Raises ``ApiError``.
+        """Return all objects under ``path`` as they are at one moment. They are fetched in pages.
+        Raises ``ApiError``.
 
         ``take`` converts each object, in the order of the list. Objects for which it returns None
-        are left out. Because etcd keeps only minutes of history, a continue token can expire (410).
-        Then the list starts again in one page, which cannot expire, and ``take`` is called again
-        for all objects.
+        are omitted. A continue token can expire (410), because etcd keeps only minutes of history.
+        In this case the list starts again as a single page, which cannot expire, and ``take`` is
+        called again for all objects.
         """
         try:
             return self._list(path, take, query, page_size)
@@ -286,6 +287,6 @@ class KubeApi:
 
 
 def authorization(configuration: Configuration) -> str:
-    """Return the header value that authenticates this process by its token, or "" if it has no
-    token."""
+    """Return the value of the Authorization header with this process's token, or "" if it has
+    none."""
     return next(iter(authentication(configuration).values()), "")

@@ -1,12 +1,12 @@
-"""Leader election by a Lease, as in client-go.
+"""Elects a leader with a Lease, as client-go does.
 
-Each process observes the Lease by its own clock: a Lease that has not changed for its duration has
-expired. Every write names the resourceVersion that it replaces, so only one process wins. The
+Each process uses only its own clock: a Lease that it has not seen change for the Lease's duration
+has expired. Every write names the resourceVersion that it replaces, so only one process wins. The
 election of the ``kubernetes`` package is not used, because its calls have no timeout and raise when
 a connection breaks.
 
-Leadership only avoids duplicate work. It is not a lock, because every write of a profile is also
-conditional on the profile's version.
+Leadership only avoids duplicate work. It need not be a lock, because every write of a profile is
+also conditional on the profile's version.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import KubeApi
 
 LEASE_S = 30
-#: Seconds between two attempts to hold the Lease.
+#: Seconds between two attempts to acquire or renew the Lease.
 RETRY_S = 5.0
 
 
@@ -43,8 +43,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Election:
-    """Competes for one Lease. ``clock`` is a monotonic clock, and ``now_s`` returns the time of
-    day. Its methods block."""
+    """Competes for one Lease. ``clock`` is a monotonic clock, and ``now_s`` returns Unix seconds.
+    All methods block."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class Election:
 
     @property
     def leads(self) -> bool:
-        """Return whether this process holds the Lease, by its own clock."""
+        """Return whether this process holds the Lease, according to its own clock."""
         return self._clock() - self._renewed_s < LEASE_S
 
     def attempt(self) -> None:
@@ -89,8 +89,8 @@ class Election:
         self._renewed_s = began_s
 
     def release(self) -> None:
-        """Release the Lease, so that another process can lead at once. Errors are ignored, because
-        the Lease expires anyway."""
+        """Release the Lease, so that another process can lead immediately. Errors are ignored,
+        because the Lease expires anyway."""
         if not self.leads:
             return
         self._renewed_s = -float("inf")

@@ -17,8 +17,8 @@ log = structlog.get_logger(__name__)
 class KubernetesSources:
     """Watches ``kinds``, each on its own thread.
 
-    The threads call ``deliver``, also concurrently, with the events of one kind in order. It should
-    queue them and return.
+    The threads call ``deliver``, possibly at the same time, each with the events of one kind in
+    order. ``deliver`` should queue the events and return.
     """
 
     def __init__(

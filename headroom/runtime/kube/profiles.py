@@ -16,11 +16,11 @@ class Profiles:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._profiles: dict[Key, VRAMProfile] = {}
-        #: (namespace, controller) -> the profiles for pods with this controller.
+        #: The keys of the profiles for pods of each (namespace, controller).
         self._found_by: dict[tuple[str, ProfileController], set[Key]] = {}
 
     def apply(self, events: Sequence[WatchEvent]) -> None:
-        """Apply the events of the watch. Ignore events of other kinds."""
+        """Apply the events about VRAMProfiles, and ignore events about other kinds."""
         with self._lock:
             for event in events:
                 match event:
@@ -41,7 +41,7 @@ class Profiles:
             return [self._profiles[key] for key in sorted(self._profiles)]
 
     def of(self, namespace: str, controller: ProfileController) -> VRAMProfile | None:
-        """Return the profile of pods with this controller; if there are several, the newest."""
+        """Return the profile of pods with this controller, or the newest if there are several."""
         with self._lock:
             keys = self._found_by.get((namespace, controller), ())
             found = [self._profiles[key] for key in keys]

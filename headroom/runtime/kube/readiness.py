@@ -1,6 +1,6 @@
-"""Decides whether a replica has seen enough of the cluster, and describes what is missing.
+"""Decides whether a replica has seen enough of the cluster for decisions, and says what is missing.
 
-The sentences contain no numbers, because kube-scheduler shows them on pods. A text that changes
+The sentences contain no numbers, because kube-scheduler shows them on pods, and a text that changed
 with each attempt would update the pod each time."""
 
 from collections.abc import Iterable
@@ -12,8 +12,8 @@ DISPENSABLE = ("poddisruptionbudgets",)
 
 
 def unready(health: Iterable[Health], blind_after_s: float) -> str:
-    """Return why nothing can be decided yet, or "". Placement needs a list of each kind, and
-    contact of its watch with the API server in the last ``blind_after_s`` seconds."""
+    """Return why no decision is possible yet, or "". Placement requires that each kind was listed,
+    and that its watch had contact with the API server in the last ``blind_after_s`` seconds."""
     seen = [h for h in health if h.kind not in DISPENSABLE]
     if waiting := [h.kind for h in seen if not h.synced]:
         return f"Headroom has not yet listed: {', '.join(waiting)}"

@@ -1,12 +1,13 @@
 """Lists and watches one kind of object, and retries after every error.
 
-A reflector is one thread with one invariant: the delivered events describe the API server's state
-at ``_version``. There are two types of failure:
+A reflector is one thread with one invariant: the events that it has delivered describe the API
+server's state at ``_version``. There are two types of failure:
 
-* After silence or 429 (too many requests), that version is still valid, so the watch resumes from
+* After silence or 429 (too many requests), the version is still valid, so the watch resumes from
   it.
 * After any other failure, such as 410 (the history was compacted), the version may be invalid, so
-  the kind is listed again. Objects that are missing in ``Relisted`` were deleted in between.
+  the kind is listed again. Known objects that are missing from ``Relisted`` were deleted in the
+  meantime.
 
 The pause before the next call grows with each consecutive failure, and has full jitter.
 
@@ -40,7 +41,7 @@ class Pace:
     """Intervals and limits of a reflector, in seconds. The page size is a number of objects."""
 
     page_size: int = 1000
-    #: Requested duration of a watch. Bookmarks arrive about once a minute.
+    #: Duration of a watch that is requested from the server. Bookmarks arrive about once a minute.
     watch_s: int = 60
     #: Maximum delay with which the server may end a watch.
     grace_s: float = 10.0
@@ -52,11 +53,11 @@ class Pace:
 
 DEFAULT_PACE = Pace()
 
-#: Maximum bytes of one change. An API server stores objects of up to 1.5 MiB and sends them as
-#: JSON.
+#: Maximum size of one change in bytes. An API server stores objects of up to 1.5 MiB and sends them
+#: as JSON.
 MOST_LINE_BYTES = 8 << 20
-#: A watch that ends sooner than this without data counts as a failure. Without the pause after it,
-#: the watch would be opened hundreds of times a second.
+#: A watch that ends sooner than this without data counts as a failure. Otherwise, without a pause,
+#: it would be opened hundreds of times a second.
 _SHORT_S = 1.0
 #: A watch that lasted longer than this resets the backoff, even if it delivered no change.
 #: Otherwise kinds that seldom change would get the longest pauses and become stale.
@@ -64,7 +65,7 @@ _LONG_S = 10.0
 
 
 class Backoff:
-    """Exponential backoff with full jitter: a random pause between 0 and a limit, which doubles
+    """Exponential backoff with full jitter: the pause is random between 0 and a limit that doubles
     from ``base_s`` to ``cap_s``. ``random`` returns a number from 0 to 1.
 
     Full jitter spreads out replicas and kinds that lost the same API server at the same time.
@@ -90,8 +91,8 @@ class Backoff:
 
 
 class Reflector:
-    """Delivers the changes of one kind. ``run`` blocks until ``stop``; other methods never
-    block."""
+    """Delivers the changes of one kind. ``run`` blocks until ``stop`` is called. Other methods
+    never block."""
 
     def __init__(
         self,
@@ -112,10 +113,10 @@ class Reflector:
         self._backoff = Backoff(pace.backoff_base_s, pace.backoff_cap_s, jitter)
         self._stopping = threading.Event()
         self._wait = wait or self._stopping.wait
-        #: resourceVersion up to which all events were delivered; None to list before the next
-        #: watch.
+        #: The resourceVersion up to which all events were delivered, or None if the kind must be
+        #: listed before the next watch.
         self._version: str | None = None
-        #: The path under which the server serves the kind.
+        #: The path at which the server serves the kind.
         self._path = kind.path
         self._lock = threading.Lock()
         self._stream: Stream | None = None
@@ -124,7 +125,7 @@ class Reflector:
         self._reconnects = 0
         self._lists = 0
         self._error = ""
-        #: Names of unreadable objects. Each is logged once for each list.
+        #: Names of unreadable objects. Each name is logged once per list.
         self._unreadable: set[str] = set()
 
     @property
@@ -141,7 +142,8 @@ class Reflector:
         )
 
     def stop(self) -> None:
-        """Make ``run`` return: at once if it watches, otherwise when the current call ends."""
+        """Make ``run`` return. During a watch it returns immediately, otherwise when the current
+        call ends."""
         self._stopping.set()
         with self._lock:
             if self._stream is not None:
@@ -162,7 +164,7 @@ class Reflector:
                 self._pause(event, err, list_again=err.status != 429, at_least_s=err.retry_after_s)
             except ApiError as err:
                 self._pause("source_unreadable", err, list_again=True)
-            except Exception as err:  # if the thread died, the cache would freeze unnoticed
+            except Exception as err:  # if the thread ended, the cache would silently become stale
                 log.exception("source_broken", kind=self._kind.name)
                 self._pause("source_restarted", err, list_again=True)
 
@@ -183,7 +185,7 @@ class Reflector:
 
     def _list(self) -> bool:
         """Deliver all objects. Return False if the server does not serve the kind."""
-        # Take the time before the request: a slow list must not make heartbeats look fresher.
+        # Take the time before the request, because a slow list must not make heartbeats look newer.
         at_s = self._clock()
         self._unreadable.clear()
         listing = self._find()
@@ -199,8 +201,8 @@ class Reflector:
         return listing is not None
 
     def _find(self) -> Listing[KubeObject] | None:
-        """Return the list from the first path that is served, or None if the kind is optional and
-        the server does not serve it."""
+        """Return the list from the first path that the server serves, or None if it serves none and
+        the kind is optional."""
         for path in (self._kind.path, *self._kind.other_paths):
             self._path = path
             try:
@@ -250,8 +252,8 @@ class Reflector:
             yield chunk
 
     def _take(self, lines: Iterable[bytes], at_s: float) -> None:
-        """Deliver the changes in complete lines of a watch with one call. If a line contains an
-        error, deliver the changes before it first, then raise the error."""
+        """Deliver the changes in these lines of a watch with one call. If a line contains an error,
+        deliver the changes before it and then raise the error."""
         events: list[WatchEvent] = []
         failure: ApiError | None = None
         version = self._version
@@ -286,7 +288,7 @@ class Reflector:
         return obj if obj is not None and self._kind.concerns(obj) else None
 
     def _decode(self, raw: msgspec.Raw) -> KubeObject | None:
-        """Return one object, or its readable part, or None if nothing of it is readable."""
+        """Return the object or its readable part, or None if no part is readable."""
         try:
             obj = self._kind.decode(raw)
         except (ValueError, RecursionError) as err:

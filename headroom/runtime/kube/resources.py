@@ -1,4 +1,4 @@
-"""The watched kinds: their paths, how they are decoded, their events, and the state of a watch."""
+"""The kinds that are watched: their paths, decoders and events, and the state of their watches."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,7 +50,8 @@ from headroom.contract.watched import (
 T = TypeVar("T")
 KubeObject = Listed
 
-#: Newest first. The cluster's version and feature gates decide which versions are served.
+#: Versions of DRA's API, newest first. The cluster's version and feature gates decide which
+#: versions are served.
 _DRA_VERSIONS = ("v1", "v1beta2", "v1beta1")
 
 
@@ -60,8 +61,8 @@ class Kind:
 
     ``seen`` and ``gone`` return the events. ``seen`` also takes the time of receipt in seconds of
     the monotonic clock. ``salvage`` returns the readable part of an object that ``decode`` rejects,
-    or None. Listed objects for which ``concerns`` is false are dropped, because of a hundred
-    thousand pods most need no GPU. Objects from a watch are kept.
+    or None. Listed objects for which ``concerns`` is false are dropped, because in a cluster with a
+    hundred thousand pods, most need no GPU. Objects from a watch are kept.
     """
 
     name: str
@@ -72,8 +73,8 @@ class Kind:
     gone: Callable[[ObjectMeta], WatchEvent]
     salvage: Callable[[msgspec.Raw, ObjectMeta], KubeObject | None] = lambda raw, metadata: None
     concerns: Callable[[Any], bool] = lambda obj: True
-    #: Other paths, tried in this order if ``path`` is not served. A kind that has other paths is
-    #: optional: the server may serve none of them.
+    #: Other paths, tried in this order if ``path`` is not served. A kind with other paths is
+    #: optional, so the server may serve none of its paths.
     other_paths: tuple[str, ...] = ()
 
 
@@ -84,7 +85,8 @@ class Health:
     kind: str
     #: Whether its first complete list has been delivered.
     synced: bool
-    #: Seconds since the server last answered a call or sent data on a watch; None before that.
+    #: Seconds since the server last answered a call or sent data on a watch, or None before the
+    #: first time.
     contact_age_s: float | None
     #: Number of watches or lists that failed and were repeated.
     reconnects: int
@@ -92,7 +94,7 @@ class Health:
     lists: int
     #: Number of objects that are currently unreadable.
     unreadable: int
-    #: Why the last call failed; empty if it succeeded.
+    #: Why the last call failed. Empty if it succeeded.
     error: str = ""
 
 
@@ -127,8 +129,8 @@ def decode_identity(raw: bytes | msgspec.Raw) -> ObjectMeta:
 def _salvage_gpunode(raw: msgspec.Raw, metadata: ObjectMeta) -> GPUNode:
     """Return the GPUNode without a report, and with its reservations if they are readable.
 
-    The report is removed because an older one must not stay in use. If the reservations are
-    unreadable, the GPUNode appears not initialised, so the node takes no pods.
+    The report is removed, because an older report must not stay in use. If the reservations are
+    unreadable, the GPUNode appears to be uninitialised, so the node takes no pods.
     """
     try:
         return decode_reservations(raw)
@@ -221,7 +223,8 @@ def watched_kinds(
             lambda claim, at_s: ClaimSeen(claim),
             lambda metadata: ClaimGone(metadata.namespace, metadata.name),
             other_paths=_dra("resourceclaims")[1:],
-            # Most claims of a cluster can be for other devices, so they are dropped from lists.
+            # Most claims of a cluster can be for other devices, so these claims are dropped from
+            # lists.
             concerns=_holds_gpu,
         ),
         Kind(

@@ -1,18 +1,18 @@
 """Authenticates and authorizes readers of the debug API, as the API server does.
 
-The secret of a session leads to the CertificateSigningRequest that its user created
-(``contract.console``). A bearer token is authenticated with a TokenReview. If a client sends both,
-the session has precedence.
+A session is authenticated through the CertificateSigningRequest that its user created, which is
+found by the session's secret (``contract.console``). A bearer token is authenticated with a
+TokenReview. If a client sends both, the session takes precedence.
 
-A caller may read a view if it may ``get`` the view's path (``nonResourceURLs``), as for /metrics of
-the API server. A view of a single pod can also be read by any caller that may ``get`` that pod.
-Such a caller sees other pods only if it may ``get`` all pods of their namespace. A snapshot that is
-not redacted shows all pods in full, so its reader must also be allowed to ``get`` all pods. Probes
-and the page contain no cluster data and are open to every client.
+As for /metrics of the API server, a caller may read a view if it may ``get`` the view's path
+(``nonResourceURLs``). Any caller that may ``get`` a pod may also read the views of that pod. Such a
+caller sees other pods only if it may ``get`` all pods of their namespace. A snapshot that is not
+redacted shows all pods in full, so its reader must also be allowed to ``get`` all pods. Probes and
+the page contain no cluster data and are open to every client.
 
-A few threads send the reviews. Callers with the same question share one review, and its answer is
-kept for some seconds, so a view costs little and a revoked permission ends soon. If the API server
-cannot be reached, requests without a kept answer are rejected. Probes and kube-scheduler's calls
+A few threads send the reviews. Callers that need the same review share it, and its answer is cached
+for a few seconds. So views cost little, and a revoked permission ends soon. If the API server
+cannot be reached, requests without a cached answer are rejected. Probes and kube-scheduler's calls
 never wait for a review.
 """
 
@@ -32,7 +32,8 @@ from starlette.requests import Request
 from headroom.bounded_dict import Bounded
 from headroom.contract.console import AUDIENCE, HEADER
 
-#: Returns whether the caller may see a pod, by namespace and name. It can block on the API server.
+#: Returns whether the caller may see the pod with a namespace and name. It can block on the API
+#: server.
 Sees = Callable[[str, str], bool]
 #: Prefixes of paths of views that show a single pod. The rest of the path names the pod.
 _PODS = ("/v1/explain/pods/", "/v1/idle/pods/", "/v1/history/pods/", "/v1/timeline/pods/")
@@ -58,13 +59,13 @@ def everything(namespace: str, name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    #: Seconds for which an answer of the API server is kept.
+    #: Seconds for which an answer of the API server is cached.
     kept_s: float = 10.0
-    #: Maximum number of answers that are kept.
+    #: Maximum number of cached answers.
     most_kept: int = 4096
-    #: Maximum number of reviews in progress. Further reviews fail at once.
+    #: Maximum number of reviews in progress. Additional reviews fail immediately.
     most_under_way: int = 64
-    #: Seconds that a request waits for its review.
+    #: Maximum number of seconds that a request waits for its review.
     wait_s: float = 5.0
 
 
@@ -85,7 +86,8 @@ class User:
 @dataclass(frozen=True, slots=True)
 class GetPod:
     namespace: str
-    #: Name of the pod; "" for every pod of the namespace, or of the cluster if that is "" too.
+    #: Name of the pod. "" stands for all pods of the namespace, or of the cluster if the namespace
+    #: is "" too.
     name: str
 
     def __str__(self) -> str:
@@ -109,14 +111,15 @@ ALL_PODS = GetPod("", "")
 
 
 class ReviewFailed(Exception):
-    """The API server did not answer a review. The message is the reason."""
+    """The API server did not answer a review. The message gives the reason."""
 
 
 class Reviews(Protocol):
     """Asks the API server. All methods block and raise ``ReviewFailed``."""
 
     def creator(self, secret: str) -> User | None:
-        """Return the user whose session has this secret, or None if there is none or it ended."""
+        """Return the user whose session has this secret, or None if there is no such session or it
+        has ended."""
 
     def authenticate(self, token: str) -> User | None:
         """Return the user of a token, or None if the API server does not accept the token."""
@@ -127,7 +130,7 @@ class Reviews(Protocol):
 def sufficient_permissions(
     method: str, path: str, path_params: Mapping[str, str], query: Mapping[str, str]
 ) -> list[Permission]:
-    """Return the permissions of which each one alone is sufficient to read the view."""
+    """Return the permissions that allow reading the view. Any one of them is sufficient."""
     of_path = ReadPath(method.lower(), path)
     if path.startswith(_PODS) and {"namespace", "name"} <= path_params.keys():
         return [GetPod(path_params["namespace"], path_params["name"]), of_path]
@@ -138,17 +141,17 @@ def sufficient_permissions(
 
 
 def routed_path(request: Request) -> str:
-    """Return the path by which the request was routed to its view.
+    """Return the path that routed the request to its view.
 
-    The path of ``request.url`` is not used: it is parsed from a URL that contains the Host header,
-    so a client can change it and still reach the same view.
+    The path of ``request.url`` cannot be trusted. It is parsed from a URL that contains the Host
+    header, so a client can change it and still reach the same view.
     """
     path: str = request.scope["path"]
     return path
 
 
 def _shows_pods_whole(request: Request) -> bool:
-    """Return whether the view is a snapshot that is not redacted."""
+    """Return whether the request is for a snapshot that is not redacted."""
     if routed_path(request) != "/v1/snapshot":
         return False
     try:
@@ -172,8 +175,8 @@ class Guard:
         self._allowed = _Answers[bool](pool, monotonic_s, limits)
 
     async def checked(self, request: Request, bearer: _Bearer, session: _Session) -> None:
-        """Check a request. This is the dependency of routes that only authorized callers may
-        read."""
+        """Check a request. Routes that only authorized callers may read have this method as a
+        dependency."""
         await self.check(request, bearer, session)
 
     async def check(
@@ -218,12 +221,12 @@ class Guard:
         )
 
     async def _creator(self, secret: str) -> tuple[User, object]:
-        """Return the user of a session, and a key that stands for it."""
+        """Return the user of a session, and a key that stands for the session."""
         ask = partial(self._reviews.creator, secret)
         return await self._known("session", secret, ask, "the session is unknown or has ended")
 
     async def _bearer(self, token: str) -> tuple[User, object]:
-        """Return the user of a token, and a key that stands for it."""
+        """Return the user of a token, and a key that stands for the token."""
         if not token:
             raise _unauthenticated("no token was sent")
         ask = partial(self._reviews.authenticate, token)
@@ -275,7 +278,7 @@ def visible_to(request: Request) -> Sees:
 
 
 class _Answers(Generic[V]):
-    """Calls the API server on threads, and keeps each answer under the key of its question."""
+    """Calls the API server on threads, and caches each answer under the key of its question."""
 
     def __init__(
         self, pool: ThreadPoolExecutor, monotonic_s: Callable[[], float], limits: Limits
@@ -283,12 +286,12 @@ class _Answers(Generic[V]):
         self._pool = pool
         self._limits = limits
         self._monotonic_s = monotonic_s
-        #: Question -> (answer, monotonic time in seconds until which it is used).
+        #: By question, the answer and the monotonic time in seconds until which it is used.
         self._kept: Bounded[Any, tuple[V, float]] = Bounded(limits.most_kept)
         self._under_way: dict[Any, asyncio.Future[V]] = {}
 
     async def get(self, key: Any, ask: Callable[[], V]) -> V:
-        """Return the kept answer, or call ``ask`` on a thread.
+        """Return the cached answer, or call ``ask`` on a thread.
 
         Raises ``ReviewFailed`` if too many calls are in progress, or if this call fails or is late.
         """

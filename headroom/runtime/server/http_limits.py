@@ -1,10 +1,11 @@
-"""Limits on every client of a port, applied before a request is parsed: time, bytes, connections.
+"""Limits the time, bytes and connections of every client of a port, before requests are parsed.
 
 uvicorn limits the time between two requests, but neither the duration nor the size of a request.
 This module limits the duration and the header bytes of each request. For each port, it also limits
-the number of connections, and the total bytes of the bodies that are received or answered:
+the number of connections, and the total bytes of the request bodies that are being received or
+answered:
 
-* If there are too many connections, the connection that has waited longest is dropped.
+* If there are too many connections, the connection that has been waiting longest is dropped.
 * If there are too many bytes of bodies, the client with the largest incomplete body is dropped.
 
 So a client that sends a short request without delay is always served. A peer that never completes
@@ -24,27 +25,28 @@ from headroom.runtime.server.client_certificates import CERTIFICATE_END, certifi
 
 JSON = "application/json"
 
-#: Key of a counter in the ASGI scope. The CPU seconds from the first byte of the request to the
-#: last byte of its answer are added to it, including other work of the thread in that time.
+#: Key of a counter in the ASGI scope. It counts the CPU seconds of the thread from the first byte
+#: of each request to the last byte of its answer, including other work that the thread does in that
+#: time.
 CPU_COUNTER = "headroom.cpu_counter"
 
-#: Seconds for one request, from its first byte to its last. kube-scheduler gives up after 5 s. Time
-#: limits are checked once in this interval, so a request can take almost twice as long.
+#: Maximum number of seconds from the first to the last byte of a request. kube-scheduler gives up
+#: after 5 s. The time is checked once in this interval, so a request can take almost twice as long.
 REQUEST_S = 30.0
 
-#: Seconds in which a new connection must begin its first request. uvicorn limits later pauses.
+#: Seconds within which a new connection must begin its first request. uvicorn limits later pauses.
 IDLE_S = 120.0
 
-#: Seconds that a client has at shutdown to complete the close of its connection.
+#: Seconds that a client has to close its connection at shutdown.
 CLOSE_S = 0.5
 
-#: Maximum bytes of the request line, headers and trailers of one request.
+#: Maximum size in bytes of the request line, headers and trailers of one request.
 MAX_HEADER_BYTES = 64 << 10
 
 #: Maximum number of connections of one port.
 MAX_CONNECTIONS = 512
 
-#: Maximum bytes of the bodies that are received or answered on all connections of one port.
+#: Maximum total size in bytes of the request bodies that one port is receiving or answering.
 MAX_BODIES_BYTES = 64 << 20
 
 #: Bodies up to this size do not trigger a check of ``MAX_BODIES_BYTES``.
@@ -68,7 +70,7 @@ class _HeadersTooLong(Exception):
 
 class LimitedProtocol(HttpToolsProtocol):
     """One connection. A single timer checks its time limits, because a timer for each request would
-    cost more. A port with other limits has a subclass."""
+    cost more. Subclasses set other limits."""
 
     request_s = REQUEST_S
     idle_s = IDLE_S
@@ -79,13 +81,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        #: Start of the request that is being read; None if no request is being read.
+        #: When the request that is being read has begun, or None if no request is being read.
         self._reading_since_s: float | None = None
-        #: Start of the connection; None after its first request has begun.
+        #: When the connection was made, or None after its first request has begun.
         self._idle_since_s: float | None = self.loop.time()
-        #: Time since which the client is idle or sends a request; None while a request is answered.
+        #: Since when the client has been idle or sending a request, or None while a request is
+        #: answered.
         self._waits_since_s: float | None = self._idle_since_s
-        #: Bytes of the current request: of its body, and all other bytes (headers, chunk sizes).
+        #: Bytes of the current request's body, and its other bytes (headers, chunk sizes).
         self.body_bytes = self._other_bytes = 0
         #: Whether a request is being parsed.
         self._is_parsing = False
@@ -102,7 +105,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def end_after_response(self) -> None:
-        """Send "connection: close" with the next response, and close the connection after it."""
+        """Send "connection: close" with the next response, and then close the connection."""
         self._is_ending = True
         if self.cycle is not None and not self.cycle.response_started:
             self.cycle.keep_alive = False
@@ -128,7 +131,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if not self._is_parsing or self.transport.is_closing():
             return
-        # If another request ended in these bytes, it is unknown how many belong to this one.
+        # If another request ended in these bytes, it is unknown how many of them belong to this
+        # request.
         if was_parsing + self._begun_count == 1:
             self._other_bytes += len(data)
         # The limit allows for the bytes that chunked encoding adds to each chunk of a body.
@@ -174,7 +178,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
-        # The parser wraps exceptions of callbacks. ``_HeadersTooLong`` is the expected one.
+        # The parser wraps exceptions of callbacks. Only ``_HeadersTooLong`` is expected.
         if isinstance(sys.exception(), HttpParserCallbackError):
             self._end(_HEADERS_TOO_LONG % self.max_header_bytes)
         else:
@@ -204,8 +208,8 @@ class LimitedProtocol(HttpToolsProtocol):
             max(sending, key=lambda each: each.body_bytes)._drop()
 
     def _drop(self) -> None:
-        """Abort the connection, because a TLS close would wait for the peer. This frees its memory
-        at once."""
+        """Abort the connection, which frees its memory immediately. A TLS close would wait for the
+        peer."""
         transport: Any = self.transport
         transport.abort()
 
@@ -225,9 +229,9 @@ class LimitedProtocol(HttpToolsProtocol):
             self._timer = self.loop.call_later(self.request_s, self._check_time)
 
     def _end(self, answer: bytes) -> None:
-        """Send ``answer`` and close the connection. Do not send it after a response has begun."""
+        """Send ``answer``, unless a response has begun, and close the connection."""
         transport: Any = self.transport
-        # A response that has begun cannot be replaced.
+        # ``answer`` cannot replace a response that has begun.
         begun = self.cycle and self.cycle.response_started and not self.cycle.response_complete
         if answer and not begun:
             transport.write(answer)

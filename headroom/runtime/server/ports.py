@@ -18,18 +18,18 @@ from headroom.runtime.server.http_limits import LimitedProtocol
 from headroom.runtime.server.tls import Handshakes, ServerTls
 from headroom.system.listening import host_port, listening_socket
 
-#: Seconds after which the server closes an idle connection. kube-scheduler closes it before that,
-#: after 90 s. If the server closed it first, a call that is sent at that time would fail, and with
-#: it the scheduling attempt of the pod.
+#: Seconds after which the server closes an idle connection. kube-scheduler closes it earlier, after
+#: 90 s. If the server closed it first, a call sent at the same moment would fail, and with it the
+#: pod's scheduling attempt.
 KEEP_ALIVE_S = 120
-#: Seconds at shutdown for requests that are being answered. kube-scheduler waits for 5 s.
+#: Seconds that requests in progress have at shutdown. kube-scheduler waits for 5 s.
 GRACE_S = 10
-#: Seconds for which idle connections stay open at shutdown, so that requests that are already sent
-#: are still served.
+#: Seconds for which idle connections stay open at shutdown, so that requests already sent are still
+#: served.
 DRAIN_S = 1.0
 
 
-#: The settings of ports by their names. The port of all other names is that of the debug API.
+#: The settings of ports, by the name of the port. Other names stand for the debug API's port.
 _SETTINGS = {"verbs": "verbs_port", "webhook": "webhook_port"}
 
 
@@ -43,7 +43,7 @@ class Port:
     app: ASGIApp
     protocol: type[LimitedProtocol]
     tls: ServerTls | None = None
-    #: Seconds at shutdown for idle connections, and for requests that are being answered.
+    #: Seconds that idle connections, and then requests in progress, have at shutdown.
     drain_s: float = DRAIN_S
     grace_s: int = GRACE_S
 
@@ -57,8 +57,8 @@ async def serve_ports(
 ) -> None:
     """Serve until SIGINT or SIGTERM.
 
-    ``announce`` is called with one line of JSON that has the address of each port. ``started`` is
-    called when all ports listen, and ``stopping`` when a signal arrives. Raises ``OSError`` if a
+    ``announce`` is called with one line of JSON that contains the address of each port. ``started``
+    is called when all ports listen, and ``stopping`` when a signal arrives. Raises ``OSError`` if a
     port cannot be used.
     """
     sockets = {each.name: _listen(each) for each in ports}
@@ -90,7 +90,7 @@ async def serve_ports(
 def serve_beside(port: Port) -> Iterator[str]:
     """Serve a port in a thread that has its own event loop, and yield the port's address.
 
-    Requests of other ports cannot delay this port. Raises ``OSError`` if the port cannot be used.
+    Requests to other ports cannot delay this port. Raises ``OSError`` if the port cannot be used.
     """
     listener = _listen(port)
     server = PortServer(port)
@@ -146,7 +146,8 @@ class PortServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._accepting is not None:
             self._accepting.cancel()
-            # Wait until it has ended, because otherwise the loop keeps waiting on a closed socket.
+            # Wait until the task has ended, because otherwise the event loop keeps waiting on a
+            # closed socket.
             await asyncio.wait([self._accepting])
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
@@ -154,11 +155,11 @@ class PortServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drain(self) -> None:
-        """Let clients end their connections, by sending "connection: close" with each response.
+        """Let clients close their connections, by sending "connection: close" with each response.
 
-        A client does not know yet that the server ends, and may be sending a request on a
-        connection that is idle now. If the connection were closed at once, this request would fail,
-        and with it the creation of a pod. Return when no connection is left, or after ``drain_s``.
+        A client that has not noticed the shutdown may be sending a request on a connection that is
+        idle now. If the connection were closed immediately, this request would fail, and with it
+        the creation of a pod. Return when no connection is left, or after ``drain_s`` seconds.
         """
         loop = asyncio.get_running_loop()
         end_s = loop.time() + self._drain_s

@@ -1,8 +1,8 @@
 """Error answers as ``application/problem+json`` (RFC 9457).
 
 All errors have this form: ``HTTPException``, requests that do not match the declaration of their
-route, and internal errors. ``detail`` names the mistake and its place, and gives an example.
-``type`` is for programs. There is one type for each status.
+route, and internal errors. ``detail`` says what is wrong and where, and gives an example. ``type``
+is for programs, and each status has one type.
 """
 
 import json
@@ -25,8 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headroom.contract.printable import printable_json
 
 log = structlog.get_logger()
-#: Headers of every answer: the name of the replica, and its mode (enforce or observe). Status 304
-#: includes them too, because otherwise browsers keep their last values.
+#: Headers of every answer: the name of the replica, and its mode (enforce or observe). Answers with
+#: status 304 have them too, because otherwise browsers keep the last values.
 REPLICA, MODE = "Headroom-Replica", "Headroom-Mode"
 PROBLEM_JSON = "application/problem+json"
 
@@ -48,8 +48,8 @@ _NO_JSON = (
 )
 #: Maximum length of a quoted value.
 _MOST_CHARS = 80
-#: Maximum size of a request body. There is no limit for ``/embedded/``, because agents report whole
-#: fleets there.
+#: Maximum size of a request body in bytes. It does not apply to ``/embedded/``, where agents report
+#: whole fleets.
 MOST_BYTES, _LIMITED = 1 << 20, "/v1/"
 
 
@@ -80,7 +80,7 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
 def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:
     """Make the application return all errors as problem details.
 
-    Also limits request bodies, and adds the name of the replica and its mode to every answer.
+    Also limit request bodies, and add the name of the replica and its mode to every answer.
     """
 
     async def rejected(request: Request, err: Exception) -> Response:
@@ -108,8 +108,8 @@ def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> 
 class _Edge:
     """Adds the headers of every answer, limits bodies, and answers internal errors.
 
-    The size of bodies is limited because a view runs only after its whole body was read. The answer
-    to an internal error has no details, but the log has them.
+    The size of bodies is limited, because a view runs only after its whole body has been read. The
+    answer to an internal error contains no details, but the log does.
     """
 
     def __init__(self, app: ASGIApp, replica: str, mode: Callable[[], str]) -> None:

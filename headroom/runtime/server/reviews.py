@@ -19,7 +19,7 @@ class _Metadata(msgspec.Struct, rename="camel"):
 
 
 class _Spec(msgspec.Struct, rename="camel"):
-    """The spec. The API server writes all fields about the creator, and no client can change
+    """The spec. The API server writes the fields about the creator, and no client can change
     them."""
 
     signer_name: str
@@ -79,8 +79,8 @@ class KubeReviews:
         return User(spec.username, spec.uid, tuple(spec.groups), spec.extra)
 
     def authenticate(self, token: str) -> User | None:
-        # Without audiences, the API server accepts tokens that are for the API server itself, which
-        # Prometheus sends.
+        # Without audiences, the API server accepts tokens for the API server itself, such as
+        # Prometheus's.
         only = [AUDIENCE] if AUDIENCE in audiences(token) else None
         review = client.V1TokenReview(spec=client.V1TokenReviewSpec(token=token, audiences=only))
         with self._asking("TokenReview") as timeout:

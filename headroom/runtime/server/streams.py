@@ -1,4 +1,4 @@
-"""Streamed answers: limits their number, and disconnects clients that do not read them."""
+"""Limits the number of streamed answers, and disconnects clients that do not read them."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
@@ -14,7 +14,8 @@ SEND_S = 5.0
 
 
 def counted(state: State, name: str, most: int, message: str) -> Callable[[], None]:
-    """Count one more stream in the application's state. Return a function to call when it ends.
+    """Count one more stream in the application's state. Return a function to call when the stream
+    ends.
 
     Raise status 503 with the message if ``most`` streams of this name are open already.
     """

@@ -1,16 +1,16 @@
-"""TLS of a port: its certificate, the CAs of its clients, and limits on handshakes.
+"""Serves TLS on a port: the certificate, the CAs of clients, and limits on handshakes.
 
 Certificates are renewed by replacing their files. Every handshake checks whether a file has changed
 and then reads the files again. This costs little, because kube-scheduler makes few handshakes. New
-connections use the new certificate, and open connections stay open. If the new files cannot be used
-(half written, or the key of another certificate), this is logged once, and the last valid
-certificate stays in use.
+connections use the new certificate, and open connections stay open. If the new files cannot be
+used, for example because they are half written or the key belongs to another certificate, the error
+is logged once and the last valid certificate stays in use.
 
-kube-scheduler's port accepts only clients with a certificate of its own CA.
+kube-scheduler's port accepts only clients with a certificate from a CA of its own.
 
-uvicorn gets a connection only after its handshake is complete, so it can limit neither the time nor
-the number of handshakes. An open handshake takes 50 KiB, even if the client sends nothing. If too
-many handshakes are open, the oldest is dropped, so a client that responds quickly is always served.
+uvicorn gets a connection only after the handshake, so it can limit neither the duration nor the
+number of handshakes. An open handshake takes 50 KiB, even if the client sends nothing. If too many
+handshakes are open, the oldest is dropped, so a client that responds quickly is always served.
 """
 
 import asyncio
@@ -29,10 +29,10 @@ from headroom.errors import BadSettings
 
 log = structlog.get_logger()
 
-#: Modification time, size and inode of each file; None for a missing file.
+#: Modification time, size and inode of each file, or None for a missing file.
 _Stamps = tuple[tuple[int, int, int] | None, ...]
 
-#: Seconds for one handshake. kube-scheduler waits 5 s for a whole call.
+#: Maximum duration of a handshake in seconds. kube-scheduler waits 5 s for a whole call.
 HANDSHAKE_S = 5.0
 
 #: Maximum number of open handshakes of one port.
@@ -41,7 +41,7 @@ MAX_HANDSHAKES = 128
 #: Seconds between two log lines with the same reason for failed handshakes. Any pod can cause
 #: thousands of failures.
 REPEAT_S = 60.0
-#: Maximum number of reasons that are remembered. OpenSSL has about this many.
+#: Maximum number of remembered reasons. OpenSSL has about this many.
 MAX_REASONS = 256
 
 #: Seconds to wait after a failed accept, for example if there are no free file descriptors.
@@ -50,7 +50,8 @@ _RETRY_AFTER_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Files in PEM. With ``client_ca``, clients must present a certificate that this CA signed."""
+    """Paths of PEM files. With ``client_ca``, clients must present a certificate that this CA has
+    signed."""
 
     cert: Path
     key: Path
@@ -60,12 +61,12 @@ class TlsFiles:
 
 
 class Rejections:
-    """Logs why handshakes failed: each reason at most once in ``REPEAT_S``, with the number of
-    failures."""
+    """Logs why handshakes failed. Each reason is logged at most once in ``REPEAT_S`` seconds, with
+    the number of failures."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
-        #: Reason -> when it was logged, and the number of handshakes since then.
+        #: For each reason, when it was logged, and the number of failed handshakes since then.
         self._seen: Bounded[str, tuple[float, int]] = Bounded(MAX_REASONS)
 
     def log(self, err: ssl.SSLError) -> None:
@@ -84,8 +85,8 @@ class Rejections:
 class _Connection(ssl.SSLObject):
     """Logs why a handshake failed.
 
-    The log is needed because the event loop sends no TLS alert, so kube-scheduler reports only
-    "EOF".
+    The event loop sends no TLS alert, so kube-scheduler reports only "EOF". Without the log, the
+    reason would be unknown.
     """
 
     rejections: Rejections
@@ -117,8 +118,9 @@ class ServerTls:
         self._files = files
         self._stamps = _stamps(files)
         self._newest = _context(files)
-        # Each renewal creates a new context, and each handshake is moved to the newest context.
-        # Changing a context in use could leave it without a certificate if the renewal fails.
+        # Each renewal creates a new context, and each handshake is moved to the newest context. If
+        # a context in use were changed and the renewal failed, it could be left without a
+        # certificate.
         self.context = _context(files)
         self.context.sni_callback = self._use_newest
         rejections = {"rejections": Rejections()}
@@ -257,7 +259,7 @@ class Handshakes:
 
 
 def _end(connection: socket.socket) -> None:
-    """Shut down the socket, which makes its handshake fail at once. With uvloop, a cancelled
+    """Shut down the socket, so that its handshake fails immediately. With uvloop, a cancelled
     handshake would wait for its timeout."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)

@@ -1,9 +1,10 @@
 """Lets clients take turns at work that blocks the event loop, so that no client delays the others.
 
-Keys identify a client, from the widest to the narrowest, such as its address, a namespace and a
-user. Turns rotate among the first keys, within a first key among its second keys, and so on. A
-client with many requests waits for its own requests, while any other client waits for at most one
-request of each other key. The limit on connections also limits the number of waiting requests.
+A client is identified by several keys, from the most general to the most specific, such as its
+address, a namespace and a user. Turns rotate among the first keys. Within each first key, they
+rotate among its second keys, and so on. So a client with many requests waits for its own requests,
+while any other client waits for at most one request of each other key. The limit on connections
+also limits the number of waiting requests.
 """
 
 import asyncio
@@ -13,13 +14,13 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 _Waiting = asyncio.Future[None]
-#: Key -> the ring of the next keys, or the waiting requests, oldest first. The next in turn is the
-#: first entry.
+#: Maps each key to the ring of its next keys, or to its waiting requests, oldest first. The first
+#: entry is the next in turn.
 _Ring = dict[str, "_Ring | deque[_Waiting]"]
 
 
 class Turns:
-    """Grants one turn at a time. Call all methods on one event loop."""
+    """Grants one turn at a time. All methods must be called on one event loop."""
 
     def __init__(self) -> None:
         self._waiting: _Ring = {}
@@ -61,8 +62,8 @@ def _append(ring: _Ring, keys: Sequence[str], granted: _Waiting) -> None:
 
 
 def _next(ring: _Ring) -> _Waiting:
-    """Remove and return the next request. Move its keys to the end, or remove those that are
-    empty."""
+    """Remove and return the next request. Move its keys to the end, or remove a key that has no
+    requests left."""
     key, within = next(iter(ring.items()))
     del ring[key]
     granted = within.popleft() if isinstance(within, deque) else _next(within)

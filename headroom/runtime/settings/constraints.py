@@ -1,7 +1,8 @@
-"""Types of settings, and rules about settings that are valid alone but not together.
+"""Types of settings, and rules for settings that are valid alone but not in combination.
 
 Each error message gives a valid example or a fix. Most rules protect ports, because any client that
-reaches bind can bind pods, and any client that reaches an open debug API can read about all pods.
+reaches bind can bind pods, and any client that reaches an open debug API can read data about all
+pods.
 """
 
 import re
@@ -90,7 +91,7 @@ def _url(url: str) -> str:
     return url
 
 
-#: Names in braces that are allowed in a template of links.
+#: Names that a link template may contain in braces.
 LINK_NAMES = ("node", "uuid", "namespace", "pod", "from_ms", "to_ms")
 
 
@@ -143,14 +144,14 @@ def is_loopback(host: str) -> bool:
     """Return whether only processes on this machine can reach the address ``host``."""
     try:
         return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:  # a name can resolve to any address
+    except ValueError:  # not an address but a name, which can resolve to any address
         return False
 
 
 def prometheus_needs_url(
     prometheus_url: str | None, token_file: Path | None, ca: Path | None, matchers: str | None
 ) -> None:
-    """Check the settings of Prometheus; the parameters are these settings."""
+    """Check the settings of Prometheus, which are the parameters."""
     given = {
         "prometheus_token_file": token_file,
         "prometheus_ca": ca,
@@ -198,7 +199,8 @@ def _remote_verbs_need_tls(settings: PortSettings) -> None:
 
 
 def check_scheduler_is_authenticated(settings: PortSettings) -> None:
-    """Raise ``BadSettings`` if any process on the loopback could bind the pods of a cluster.
+    """Raise ``BadSettings`` if any process that reaches the loopback could bind the pods of a
+    cluster.
 
     A loopback address is not a credential, because ``kubectl port-forward`` reaches the loopback of
     a pod.
@@ -242,7 +244,7 @@ def peers_need_a_ca(settings: PortSettings, extenders: Sequence[str]) -> None:
         )
 
 
-#: Each rule raises ``Contradiction``. The rules run in this order, and the first error is reported.
+#: The rules run in this order. Each may raise ``Contradiction``, and the first error is reported.
 PORT_RULES: tuple[Callable[[PortSettings], None], ...] = (
     _open_debug_needs_loopback,
     _remote_verbs_need_tls,

@@ -1,4 +1,4 @@
-"""Fleet files describe nodes, for the embedded server and for experiments."""
+"""Reads fleet files, which describe the nodes of the embedded server and of experiments."""
 
 import difflib
 from collections.abc import Iterator
@@ -109,7 +109,7 @@ class Fleet(_Strict):
             yield Namespace(metadata=ObjectMeta(name=namespace.name, annotations=annotations))
 
     def gpunodes(self, now: datetime) -> Iterator[GPUNode]:
-        """Yield each node as its agent would report it. All devices are healthy and free."""
+        """Yield each node as its agent would report it, with all devices healthy and free."""
         stamp = now.astimezone(UTC).isoformat(timespec="milliseconds")
         for nodes in self.nodes:
             for name in nodes.names():

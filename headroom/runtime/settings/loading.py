@@ -62,7 +62,8 @@ EXAMPLES = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error. ``where`` is, for example, headroom.yaml:12, $HEADROOM_POLICY or --verbs-port."""
+    """An error in the settings. ``where`` is its place, such as headroom.yaml:12, $HEADROOM_POLICY
+    or --verbs-port."""
 
     where: str
     message: str
@@ -92,7 +93,7 @@ class _Environment(EnvSettingsSource):
 
 
 class _Variables(Settings, BaseSettings):
-    """Describes the settings as environment variables. It is never instantiated."""
+    """Describes the settings as environment variables. This class is never instantiated."""
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter=NESTED)
 
@@ -200,7 +201,7 @@ def as_yaml(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as types of YAML, with whole numbers as integers."""
+    """Convert a value to types that YAML has. Whole numbers become integers."""
     if isinstance(value, BaseModel):
         return {name: _plain(part) for name, part in value}
     if isinstance(value, tuple):

@@ -99,7 +99,8 @@ class PortSettings(BaseModel):
     )
 
     def listen_address(self, name: str) -> tuple[str, str]:
-        """Return the setting that decides a listen address (``name`` or host), and the address."""
+        """Return the name of the setting that applies (``name`` or host), and the listen
+        address."""
         address: str | None = getattr(self, name)
         return (name, address) if address is not None else ("host", self.host)
 
@@ -134,6 +135,6 @@ class PortSettings(BaseModel):
 
     @property
     def served_certificates(self) -> dict[str, Path]:
-        """Each port of the extender that uses TLS -> its certificate file."""
+        """The certificate file of each port of the extender that uses TLS, by the port's name."""
         files = {"verbs": self.tls_cert, "debug": self.debug_tls_cert}
         return {port: path for port, path in files.items() if path is not None}

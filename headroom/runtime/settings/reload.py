@@ -54,10 +54,10 @@ class SettingsReloader:
         self._seen = self._stamp()
         #: Whether the file was missing at the last check.
         self._was_missing = False
-        #: Settings of the sources at the start, to which ``after_restart`` compares. The process
-        #: may run with other settings, because commands override some of them.
+        #: Settings that the sources had at the start, for comparison in ``after_restart``. The
+        #: process may run with other settings, because commands override some of them.
         self._initial = check_settings(origin.path, origin.env, origin.flags)[0] or settings
-        #: The errors in the file, each with its line; empty if there are none.
+        #: The errors in the file, each with its line. Empty if there are none.
         self.rejected: tuple[str, ...] = ()
         #: Names of settings whose new values take effect only after a restart.
         self.after_restart: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class SettingsReloader:
     def once(self) -> None:
         """Apply the file if it has changed since the last call and is valid.
 
-        A missing file counts only if it is missing in two calls, because the file of a mounted
+        The file counts as missing only if it is missing in two calls, because the file of a mounted
         ConfigMap can be missing for a moment while it is updated.
         """
         if self._origin.path is None:

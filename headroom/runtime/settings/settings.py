@@ -1,4 +1,4 @@
-"""All settings of the extender, with their meanings and defaults."""
+"""All settings of the extender, with their descriptions and defaults."""
 
 from enum import Enum
 from pathlib import Path
@@ -38,7 +38,8 @@ class Mode(Enum):
     OBSERVE = "observe"
 
 
-#: Settings that a running process applies when the file changes. All others need a restart.
+#: Settings that a running process applies when the file changes. All other settings require a
+#: restart.
 RELOADED = (
     "mode",
     "reject_unannotated",
@@ -63,7 +64,7 @@ class OnMiss(Enum):
 
 
 class Settings(PortSettings):
-    """All settings, as ``runtime.settings.loading`` reads them.
+    """All settings. ``runtime.settings.loading`` reads them.
 
     An unknown setting is an error, because otherwise a misspelled name would have no effect.
     """

@@ -7,14 +7,15 @@ from dataclasses import dataclass
 class WebhookSettings:
     """The settings of the webhook."""
 
-    #: Scheduler that calls Headroom; GPU pods that name no scheduler get it.
+    #: Name of the scheduler that calls Headroom. GPU pods that name no scheduler get this name.
     scheduler: str = "headroom"
-    #: Image of the gate; empty if pods get no gate.
+    #: Image of the gate. Empty if pods get no gate.
     gate_image: str = ""
     #: Whether pods request the extended resource of the in-tree mirror.
     mirror: bool = False
-    #: Whether the mode is observe: Headroom rejects nothing. Pods must not depend on annotations
-    #: that it writes when it places a pod, because a pod that does not fit runs without them.
+    #: Whether the mode is observe, in which Headroom rejects nothing. In this mode, pods must not
+    #: depend on annotations that Headroom writes when it places a pod, because a pod that does not
+    #: fit runs without them.
     observes: bool = False
     #: Whether pods request the extended resource that ResourceQuotas count.
     counts: bool = False

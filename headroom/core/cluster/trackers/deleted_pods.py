@@ -72,8 +72,8 @@ class DeletedPods(Tracker):
         """Set the mark of a deleted pod, unless it already has a mark, because the first mark is
         the earliest proof.
 
-        ``lease_version`` is empty if the node has no agent. Then ``at_s`` is the time on the
-        monotonic clock at which the pod was found deleted.
+        ``lease_version`` is empty if the node has no agent. In this case ``at_s`` is the time on
+        the monotonic clock at which the pod was found deleted.
         """
         number = _number(lease_version)
         if number is not None:
@@ -99,7 +99,7 @@ class DeletedPods(Tracker):
         return mark is not None and number is not None and number > mark
 
     def _keep(self, node: str, uids: Collection[str]) -> None:
-        """Drop all marks of this node except those of these pods."""
+        """Drop all marks of this node except the marks of these pods."""
         marks: dict[tuple[str, str], int] | dict[tuple[str, str], float]
         for marks in (self._marks, self._gone_since_s):
             for key in [k for k in marks if k[0] == node and k[1] not in uids]:

@@ -4,19 +4,17 @@ Allocations of other allocators are not in Headroom's ledger, and other allocato
 Headroom's allocations. So on a node with two allocators the memory would be reserved twice.
 Headroom places no pods on a node with a trace of one of these allocators:
 
-========= ================================================================================= KAI a
-bound pod with label ``runai-gpu-group`` (fractions, and the reservation pods that
-           hold the device for them), with the annotation of a reservation, or with the devices of
-           an nvFractions container. A pod with whole GPUs, bound by KAI's scheduler, is no trace
-HAMi the node's handshake annotation, unless it shows that HAMi was removed
-           (``Deleted_…``), or its device register without a handshake; a bound pod with HAMi's
-           allocation annotation, or with HAMi's resources
-gpushare the node's ``aliyun.com/gpu-mem`` or ``gpu-count``; a bound pod with its device
-           annotation, or with its resources
-DRA a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the node or its pool. If
-           the node's device plugin offers no GPU, kube-scheduler can also serve
-           ``nvidia.com/gpu`` by DRA there (``cluster.dra_allocation``)
-========= =================================================================================
+* KAI: a bound pod with label ``runai-gpu-group`` (fractions, and the reservation pods that hold the
+  device for them), with the annotation of a reservation, or with the devices of an nvFractions
+  container. A pod with whole GPUs that KAI's scheduler has bound is not a trace.
+* HAMi: the node's handshake annotation, unless it shows that HAMi was removed (``Deleted_…``), or
+  its device register without a handshake, or a bound pod with HAMi's allocation annotation or with
+  HAMi's resources.
+* gpushare: the node's ``aliyun.com/gpu-mem`` or ``gpu-count``, or a bound pod with gpushare's
+  device annotation or with gpushare's resources.
+* DRA: a ResourceSlice of driver ``gpu.nvidia.com`` with devices, for the node or its pool. If the
+  node's device plugin offers no GPU, kube-scheduler can also serve ``nvidia.com/gpu`` by DRA there
+  (``cluster.dra_allocation``).
 """
 
 from collections.abc import Iterable, Iterator
@@ -84,8 +82,8 @@ def of_node(node: Node) -> set[Reason]:
 
 
 def of_pod(pod: Pod) -> set[Reason]:
-    """Return the foreign allocators that gave the pod a GPU. The result is empty if it is unbound
-    or has ended."""
+    """Return the foreign allocators that gave the pod a GPU. A pod that is unbound or has ended has
+    none."""
     if not pod.node or pod.ended:
         return set()
     found = {Reason.KAI_MANAGES for key in pod.metadata.labels or () if _is_group(key)}

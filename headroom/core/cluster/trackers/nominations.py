@@ -2,8 +2,9 @@
 
 Memory becomes free between the eviction and the bind, and any other pod could take it. So for every
 pod that does not outrank them, filter counts the *nominees* of a node as if they were being bound
-to it. All replicas do so because the nomination is on the pod: in ``status.nominatedNodeName`` if
-kube-scheduler preempted, and in the annotation ``headroom.gpu/preempting`` if Headroom did.
+to it. All replicas do so, because they read the nomination from the pod: from
+``status.nominatedNodeName`` if kube-scheduler preempted, and from the annotation
+``headroom.gpu/preempting`` if Headroom did.
 
 kube-scheduler clears its nomination if it retries the pod before the memory is free and finds no
 other victim. In this case the node is held a while longer. kube-scheduler also nominates pods that
@@ -130,7 +131,7 @@ class Nominations(Tracker):
     def current(self, now_s: float) -> Iterator[tuple[Pod, str]]:
         """Yield each nominee and its node while the node is held.
 
-        The first call starts the time of a hold.
+        The duration of a hold is counted from the first call.
         """
         for uid, hold in list(self._holds.items()):
             if hold.began_s is None:
@@ -147,7 +148,7 @@ class Nominations(Tracker):
 
         A pod that stays nominated still takes precedence over younger nominees of the node when its
         hold is over. The time is None if it is unknown. Unlike ``current``, this method does not
-        start the time of a hold.
+        begin to count the duration of a hold.
         """
         for uid, hold in list(self._holds.items()):
             if is_held := self._is_held(hold, now_s):
@@ -168,7 +169,7 @@ class Nominations(Tracker):
 
     def _until_s(self, hold: _Hold) -> float | None:
         if hold.began_s is None or hold.since_s is None:
-            return None  # the time of the hold has not started
+            return None  # the duration of the hold is not counted yet
         last_s = hold.began_s + LONGEST_S
         leaves = self._is_left(hold.node) and not hold.expected
         return last_s if leaves else min(last_s, hold.since_s + hold.for_s)

@@ -155,7 +155,7 @@ class Neighbours(Tracker):
         return set(self._terms_of)
 
     def match(self, pod: Pod) -> bool:
-        """Return whether the terms of some pod match this pod."""
+        """Return whether the terms of any pod match this pod."""
         return any(
             # In affinity terms an empty selector matches all pods, but not in budgets.
             not (of.match_labels or of.match_expressions) or selects(of, pod.metadata.labels)
@@ -165,7 +165,8 @@ class Neighbours(Tracker):
 
 
 def _terms(pod: Pod) -> Iterator[PodAffinityTerm]:
-    """Yield the terms of a new pod, or of a pod on a node, by which kube-scheduler scores."""
+    """Yield the terms with which the pod affects the scores of nodes, as a new pod or as a pod on a
+    node."""
     affinity = pod.spec.affinity
     if affinity is None:
         return

@@ -63,7 +63,8 @@ class Outcome:
     surprise: Surprise | None
     predicted: tuple[str, ...]
     observed: tuple[str, ...]
-    #: Seconds between the receipt of the reservation and of the report by this replica.
+    #: Seconds from the time when this replica received the reservation until it received the
+    #: report.
     window_s: float
     #: When the pod was compared, on the monotonic clock.
     at_s: float
@@ -73,7 +74,8 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Baseline:
-    """The facts when memory was reserved on the basis of one report, and later changes."""
+    """The facts at the time when memory was reserved on the basis of one report, and the changes
+    since then."""
 
     basis: Basis
     reservations: dict[str, Reservation] = field(default_factory=dict)
@@ -96,15 +98,15 @@ class _Baseline:
 class _Pending:
     reservation: Reservation
     #: The baseline when the pod was reserved. Later baselines belong to pods that were reserved
-    #: later. None if an environment variable of the pod decides its devices, because then they were
-    #: certain.
+    #: later. None if an environment variable of the pod decides its devices, because such devices
+    #: are certain.
     baseline: _Baseline | None
     at_s: float
 
 
 @dataclass(slots=True)
 class _TrackedNode:
-    """The tracked data of one GPUNode. If the GPUNode is deleted and created again, tracking starts
+    """The tracked data of one GPUNode. Tracking starts again if the GPUNode is deleted and created
     again."""
 
     uid: str
@@ -113,7 +115,7 @@ class _TrackedNode:
     at_s: float
     #: The reservations in the last version.
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
-    #: Pods that wait for a report by uid, in the order of their reservations.
+    #: Pods that no report has shown yet, by uid and in the order of their reservations.
     pending: dict[str, _Pending] = field(default_factory=dict)
     #: The baselines since the first pending pod was reserved, oldest first.
     baselines: list[_Baseline] = field(default_factory=list)

@@ -87,7 +87,8 @@ class RequestDrift(Tracker):
             self.adopted(node.pods, node.gpunode.spec.reservations)
 
     def adopted(self, pods: Iterable[Pod], reservations: Mapping[str, Reservation]) -> None:
-        """Compare adopted pods of a node with the annotations that their reservations contain."""
+        """Compare the adopted pods of a node with the annotations recorded in their
+        reservations."""
         for pod in pods:
             reservation = reservations.get(pod.metadata.uid)
             if reservation is not None and isinstance(reservation.asked, str):

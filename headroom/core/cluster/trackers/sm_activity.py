@@ -1,5 +1,5 @@
-"""Chooses the SM activity of each device. While its history is fresh, the history is used, and
-otherwise the agent's sample.
+"""Chooses the SM activity of each device: its history while that is fresh, and otherwise the
+agent's sample.
 
 The caller of ``replace`` always passes the whole fresh history, so a missing entry has become
 stale. As in DCGM, the key is the GPU, or the GPU and the GPU instance for a MIG device. New history
@@ -62,7 +62,8 @@ class Activities(Tracker):
         return tuple(self._counted(terms, terms.activity) for terms in devices)
 
     def moved(self, node: NodeTerms, sampled_at: str) -> NodeTerms:
-        """Return the node, which was computed with older history, with the current history.
+        """Return the node with the current history instead of the history with which it was
+        computed.
 
         Devices without history get the agent's sample. ``sampled_at`` is the time of its report.
         """
