@@ -183,8 +183,8 @@ def choose(
         best = best_for(scheduled)
     if not best and scheduled:
         if not enough and any(not charge.choices for _, _, charge in scheduled):
-            # A container wants more devices than have a free replica, and was reserved without
-            # steering.
+            # A container requests more devices than have a free replica, and its pod was reserved
+            # without steering.
             return _plugins_choice(request, closed)
         return NoRoom(max(max(c.candidates.values(), default=0) for _, _, c in scheduled))
     if not best and enough:

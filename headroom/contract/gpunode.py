@@ -400,8 +400,8 @@ class Charge(KubeStruct, frozen=True):
     def chosen_replicas(self) -> dict[str, int]:
         """Number of replicas of each chosen device that the pod gets, by UUID.
 
-        If several containers request different numbers of devices, it is not known which devices
-        each container gets. Then the first devices are assumed.
+        If several containers request different numbers of devices, it is unknown which devices each
+        container gets. In this case, the first devices are assumed.
         """
         found: Counter[str] = Counter()
         counts = [each.count for each in self.containers] or [self.count]

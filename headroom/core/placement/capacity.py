@@ -205,7 +205,7 @@ def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
 
 
 def decisive(verdict: AskVerdict, values: Rows) -> Rows:
-    """Return the value of the device that decides on each node, (n,).
+    """Return the value of the device that is decisive on each node, (n,).
 
     ``values`` (n, slots) are larger on devices that suit the pod less. If the plugin chooses, the
     worst candidate decides. If Headroom chooses, the worst device of the best set decides.

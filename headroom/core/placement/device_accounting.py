@@ -111,7 +111,7 @@ class DeviceTerms(msgspec.Struct, frozen=True, gc=False):
     #: Which new pods could get a device on which another pod is starting alone.
     starting: Starting = Starting.NO_POD
     #: Number of devices in the set that Headroom chose for the unconfirmed pods of the resource, or
-    #: 0 if there is no such set. A further pod must get exactly this set.
+    #: 0 if there is no such set. Another pod must get exactly this set.
     set_size: int = 0
 
     @property

@@ -257,7 +257,7 @@ def _usable(ask: Ask, columns: Columns, candidates: Mask) -> Mask:
     """Return the candidates on steered nodes that have enough free replicas for the pod."""
     free = columns.replicas_free - columns.replicas_unconfirmed
     usable: Mask = candidates & (free >= ask.most_on_device)
-    # While pods are unconfirmed, a further pod must get exactly their set of devices.
+    # While pods are unconfirmed, any other pod must get exactly their set of devices.
     if ask.widest == 1:
         usable &= columns.steered <= 2
     else:

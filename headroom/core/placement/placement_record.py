@@ -195,9 +195,9 @@ def _annotations(
 ) -> dict[str, str]:
     """Return the placement as JSON, and values per container for the downward API.
 
-    ``steered`` contains the resources of which Headroom chooses the devices. The devices are
-    written only if they are certain. Bytes and fraction are the smallest values among all possible
-    devices, so they do not exceed the reservation on whichever device the pod starts.
+    ``steered`` contains the resources whose devices Headroom chooses. The devices are written only
+    if they are certain. Bytes and fraction are the smallest values among all possible devices, so
+    they do not exceed the reservation on whichever device the pod starts.
     """
     if not request.asks:
         return {}

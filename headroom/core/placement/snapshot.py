@@ -92,7 +92,7 @@ class Columns:
     #: this device. It is larger than any request if no pod can get one.
     reach: Int2D
     #: 0 if the plugin chooses. Otherwise the agent makes the kubelet allocate the devices that the
-    #: ledger chooses, and the value is 1 plus the number of devices in the set that a further pod
+    #: ledger chooses, and the value is 1 plus the number of devices in the set that another pod
     #: must get (``DeviceTerms.set_size``).
     steered: Int2D
     #: Whether a container that requests several replicas may be placed here
