@@ -262,8 +262,8 @@ class Reason(Enum):
         "more than one replica of a shared GPU in one container, which the device plugin rejects "
         "(failRequestsGreaterThanOne)",
         "The device plugin's setting failRequestsGreaterThanOne is true, which is the default with "
-        "MPS, so each container with several replicas fails on the node. The reason also applies to "
-        "a steered node whose agent is older than this version.",
+        "MPS, so each container with several replicas fails on the node. The reason also applies "
+        "to a steered node whose agent is older than this version.",
         "for several GPUs, steer the node and set failRequestsGreaterThanOne: false in the device "
         "plugin's configuration; otherwise request 1 replica and the memory that it needs in "
         "headroom.gpu/vram",
