@@ -132,7 +132,7 @@ def _print_json(status: GPUNodeStatus) -> None:
 
 
 class _CannotStart(Exception):
-    """The agent cannot use the cluster. The message says why and what to do."""
+    """The agent cannot use the cluster. The message states the reason and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

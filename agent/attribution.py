@@ -54,7 +54,7 @@ _MPS_COMMAND = "nvidia-cuda-mps"
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
-    """Who uses how much memory on the node's devices."""
+    """The users of the node's devices, and how much memory each of them uses."""
 
     rows: list[Row]
     #: Unattributed bytes of each device by UUID, or None if they cannot be computed.

@@ -42,7 +42,7 @@ _EXAMPLE = """in the manifest of the init container, write:
 
 
 class BadEnvironment(Exception):
-    """The environment is incomplete. The message says what is missing and how to set it."""
+    """The environment is incomplete. The message states what is missing and how to set it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ class Idle(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class OfPods:
-    """What one sample measured about pods, apart from their memory."""
+    """The measurements of pods in one sample, apart from their memory."""
 
     #: High-water mark of a container's memory in bytes, by (container id, device).
     marks: Mapping[tuple[str, str], int]

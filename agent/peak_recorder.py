@@ -16,7 +16,7 @@ from headroom.contract.gpunode import PodUse
 _log = structlog.get_logger()
 
 #: The file is written at least this often (in seconds), even if no peak has changed. It contains
-#: the time of the last sample, which tells the next agent how long no samples were taken.
+#: the time of the last sample, so that the next agent can compute how long no samples were taken.
 SAVE_EVERY_S = 15.0
 
 

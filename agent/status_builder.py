@@ -208,7 +208,7 @@ def rfc3339(moment: datetime) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Amounts:
-    """Memory of one device in bytes. Unknown figures are -1. ``fault`` says what is wrong with
+    """Memory of one device in bytes. Unknown figures are -1. ``fault`` describes what is wrong with
     them."""
 
     memory_bytes: int = _ABSENT

@@ -26,8 +26,8 @@ class BadSettings(HeadroomError):
 
 
 class PrometheusUnreadable(HeadroomError):
-    """An answer of Prometheus cannot be used. The message says why, and is the same for the same
-    cause."""
+    """An answer of Prometheus cannot be used. The message states the reason, and is the same for
+    the same cause."""
 
 
 class StoreError(HeadroomError):

@@ -1,6 +1,6 @@
 """Messages about packages that are not installed, and about programs that run in their images."""
 
-#: What to do, by the name of a program that the published package does not contain
+#: Messages about programs that the published package does not contain, by name
 #: (docs/design/adr/0112).
 _IN_IMAGES = {
     "agent": "the agent is not installed here. It is in the image headroom-agent; "

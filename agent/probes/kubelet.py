@@ -53,7 +53,7 @@ Name = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What checkpoint and PodResources show together."""
+    """The combined content of checkpoint and PodResources."""
 
     holdings: list[HoldingReading]
     #: Uids of the pods with entries in the checkpoint that PodResources does not list.

@@ -13,7 +13,7 @@ class StateFile(Generic[_T]):
     """Stores one value of the type of ``empty`` as JSON.
 
     The file should be under /run on the node, because a pod's own directories are deleted with the
-    pod. It may be lost at a reboot. If ``path`` is None, nothing is stored. ``lost`` says in
+    pod. It may be lost at a reboot. If ``path`` is None, nothing is stored. ``lost`` describes in
     messages what is lost without the file.
     """
 

@@ -56,7 +56,7 @@ class Replica(Protocol):
         """Seconds after which a bind call of kube-scheduler times out."""
 
     def unready(self) -> str:
-        """Return a sentence that says why no decision is possible yet, or "" if decisions are
+        """Return a sentence that states why no decision is possible yet, or "" if decisions are
         possible."""
 
     def deliver(self, events: Sequence[Event]) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-#: The first group is the part of a UUID that users need to tell devices apart.
+#: The first group is the part of a UUID by which users can distinguish devices.
 _UUID = re.compile(r"((?:GPU|MIG)-[0-9a-f]{8})-[0-9a-f-]+")
 
 

@@ -27,7 +27,7 @@ class Key:
     values: str
     #: A valid value.
     example: str
-    #: What happens if it is absent. Empty if Headroom writes it.
+    #: The effect of its absence. Empty if Headroom writes it.
     default: str = ""
     #: The components that read it.
     reader: str = "extender"

@@ -26,7 +26,7 @@ _FIX_POD = "correct the annotation in the pod template, and create the pod again
 class Reason(Enum):
     """A reason. ``code`` is its name in lower case, for programs, and ``sentence`` is for users.
 
-    ``meaning`` explains the reason, and ``remedy`` says what to do. The doctor prints the remedy,
+    ``meaning`` explains the reason, and ``remedy`` states what to do. The doctor prints the remedy,
     and `make docs` writes both into docs/reference/reasons.md. ``evictable`` states whether
     evicting pods from the node could make the pod fit.
     """

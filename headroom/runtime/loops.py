@@ -143,7 +143,7 @@ class Loops:
 
 
 def stuck_sentence(stuck: Mapping[str, float]) -> str:
-    """Say which loops have made no progress, and for how many seconds. Return "" if there are
+    """Describe which loops have made no progress, and for how many seconds. Return "" if there are
     none."""
     return ", ".join(f"{name} has made no progress for {s:.0f} s" for name, s in stuck.items())
 

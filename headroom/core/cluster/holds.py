@@ -69,7 +69,7 @@ class Hold:
 
     @property
     def until_text(self) -> str:
-        """A phrase that says when the hold ends, to be appended to the name of the pod."""
+        """A phrase that states when the hold ends, to be appended to the name of the pod."""
         if self.until_s is None:
             return "until it is bound"
         at = datetime.fromtimestamp(self.until_s, UTC)

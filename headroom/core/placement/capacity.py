@@ -157,7 +157,7 @@ def largest_devices(snap: Snapshot) -> dict[str, int]:
 
 
 def capacity_summary(space: Space, pods: int, at_least: bool) -> str:
-    """Return a sentence that says how many ``pods`` fit, or why no pod fits.
+    """Return a sentence that states how many ``pods`` fit, or why no pod fits.
 
     ``at_least`` states whether more pods may fit.
     """

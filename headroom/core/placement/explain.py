@@ -109,7 +109,7 @@ class Explanation:
 
 
 def because(terms: DeviceTerms) -> str:
-    """Return a phrase that says why the plugin could give the device to the next pod, or why it
+    """Return a phrase that states why the plugin could give the device to the next pod, or why it
     cannot."""
     first, unconfirmed = terms.first, terms.unconfirmed_replicas
     if terms.policy == "steered" and terms.device.replicas.free > 0:

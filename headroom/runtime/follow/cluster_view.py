@@ -84,7 +84,7 @@ class ClusterView:
         self._writer.follow(settings.rules)
 
     def unready(self) -> str:
-        """Return a sentence that says why no decision is possible yet, or "". After all kinds are
+        """Return a sentence that states why no decision is possible yet, or "". After all kinds are
         listed, the objects must still be processed, which takes a moment."""
         return self._sources_unready() or ("" if self.cluster.begun else NOT_PROCESSED)
 

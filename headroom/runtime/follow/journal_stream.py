@@ -57,7 +57,7 @@ class StateLine(msgspec.Struct, frozen=True, tag_field="type", tag="state"):
     #: Unix time in seconds.
     at_s: float
     generation: int
-    #: A sentence that says why the extender is not ready. Empty if it is ready.
+    #: A sentence that states why the extender is not ready. Empty if it is ready.
     not_ready_because: str
     mode: str
     #: The schedulers that have called the extender.

@@ -1,4 +1,5 @@
-"""Decides whether a replica has seen enough of the cluster for decisions, and says what is missing.
+"""Decides whether a replica has seen enough of the cluster for decisions, and reports what is
+missing.
 
 The sentences contain no numbers, because kube-scheduler shows them on pods, and a text that changed
 with each attempt would update the pod each time."""

@@ -1,8 +1,8 @@
 """Error answers as ``application/problem+json`` (RFC 9457).
 
 All errors have this form: ``HTTPException``, requests that do not match the declaration of their
-route, and internal errors. ``detail`` says what is wrong and where, and gives an example. ``type``
-is for programs, and each status has one type.
+route, and internal errors. ``detail`` states what is wrong and where, and gives an example.
+``type`` is for programs, and each status has one type.
 """
 
 import json
