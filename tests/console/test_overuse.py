@@ -51,7 +51,7 @@ def test_overuse_is_reported_as_the_cause_if_the_pod_would_fit_without_it() -> N
     (over,) = (one for one in body["advice"] if one["kind"] == "overuse")  # type: ignore[attr-defined]
     assert over["sentence"] == (
         "limit pod default/leaky on node a, which uses 1.0 GiB more than it reserved: without "
-        "that, the pod fits there (kubectl headroom top pod shows whether it is evicted)"
+        "this overuse, the pod fits there (kubectl headroom top pod shows whether it is evicted)"
     )
     assert (over["node"], over["wait_for"]["name"]) == ("a", "leaky")
     assert explained(asked(*leaking_node(4), waits=waits))["verdict"] == "fits"
@@ -85,8 +85,8 @@ def test_a_caller_who_may_not_read_the_overusing_pod_does_not_get_its_name() -> 
     (advice,) = suggested(waits)
     hidden = unnamed(advice, lambda namespace, name: False)
     assert hidden.sentence == (
-        "pods on node a that you may not read use more than they reserved: without that, the pod "
-        "fits there"
+        "pods on node a that you may not read use more than they reserved: without this overuse, "
+        "the pod fits there"
     )
     assert hidden.held is None
     assert unnamed(advice, lambda namespace, name: True) == advice
