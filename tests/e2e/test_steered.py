@@ -108,9 +108,12 @@ def test_pods_with_a_part_of_a_gpu_a_whole_gpu_and_several_gpus_share_nodes(
     cluster.ask("training", 24, gpus=2, vram="100%")
     cluster.until(lambda: cluster.outcome().undecided == 0, "it waits")
     home = cluster.node_of("whole")
-    for pod in cluster.bound():
-        if pod["spec"]["nodeName"] == home:
-            cluster.plane.call("DELETE", f"{PODS}/{pod['metadata']['name']}", {})
+    # The pods that still wait would take the freed GPUs one by one.
+    ended = sorted(cluster.pods(), key=lambda pod: "nodeName" in pod["spec"])
+    for pod in ended:
+        name = pod["metadata"]["name"]
+        if name != "training" and pod["spec"].get("nodeName", home) == home:
+            cluster.plane.call("DELETE", f"{PODS}/{name}", {})
     cluster.until(lambda: at_home(cluster, "training"), "it has both GPUs of the node")
     assert len(devices("training")) == 2
     assert cluster.outcome().overcommitted == 0
