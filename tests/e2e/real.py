@@ -178,6 +178,15 @@ class RealCluster(Cluster):
     def gpus(self) -> list[Gpu]:
         return [gpu for machine in self.machines.values() for gpu in machine.driver.gpus]
 
+    def turned_away(self) -> list[str]:
+        """Return the kubelets' messages about the pods that they rejected."""
+        statuses = {pod["metadata"]["name"]: pod["status"] for pod in self.pods()}
+        return [
+            f"{name}: {status['message']}"
+            for name, status in statuses.items()
+            if status.get("reason") == TURNED_AWAY
+        ]
+
     def outcome(self) -> Outcome:
         pods, gpus, taken = self.pods(), self.gpus(), self.taken_bytes()
         bound = sum(bool(pod["spec"].get("nodeName")) for pod in pods)
@@ -187,7 +196,7 @@ class RealCluster(Cluster):
             bound=bound,
             rejected=rejected,
             undecided=len(pods) - bound - rejected,
-            turned_away=sum(pod["status"].get("reason") == TURNED_AWAY for pod in pods),
+            turned_away=len(self.turned_away()),
             overcommitted=len(excess(taken.items(), {g.uuid: g.memory_bytes for g in gpus})),
             overdrawn=sum(
                 least < 0
