@@ -34,7 +34,7 @@ log = structlog.get_logger()
 
 #: Whether evictions could resolve a reason, by the code of the reason.
 CURABLE = np.array([reason is not None and reason.evictable for reason in REASONS])
-#: Number of responses with candidates after which kube-scheduler is assumed to be older than 1.38,
+#: After this number of responses with candidates, kube-scheduler is assumed to be older than 1.38,
 #: unless it has called preempt with an empty list of victims.
 MOST_UNCONFIRMED = 4
 #: Number of seconds for which no candidates are named after ``MOST_UNCONFIRMED`` responses.

@@ -139,7 +139,7 @@ class ClusterWriter:
         return self.parts.latest
 
     def weigh_failed_again(self) -> None:
-        """Mark the nodes as dirty whose weighing raised an exception."""
+        """Mark as dirty the nodes whose weighing raised an exception."""
         self._queue.retry_failed()
 
     def take_effects(self) -> Effects:

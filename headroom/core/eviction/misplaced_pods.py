@@ -129,9 +129,9 @@ def misplaced(
 ) -> Misplaced:
     """Return the pods to evict from the node, including pods already marked for eviction.
 
-    ``idle`` maps uids to the pods that have not started, and no other pod is evicted. ``leaving``
-    contains the uids of pods that are terminating or have ended. ``may_mark`` permits marking one
-    more pod.
+    ``idle`` maps uids to the pods that have not started. Only these pods may be evicted.
+    ``leaving`` contains the uids of pods that are terminating or have ended. ``may_mark`` permits
+    marking one more pod.
     """
     leave: set[str] = set()
     stuck: set[str] = set()

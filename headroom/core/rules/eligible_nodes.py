@@ -32,8 +32,8 @@ _encode = msgspec.json.Encoder(order="sorted").encode
 CORDONED = Taint(key="node.kubernetes.io/unschedulable", effect="NoSchedule")
 #: The check that every node in a filter call has passed.
 AMOUNTS = "CPU, memory and other resources"
-#: The check of nodes on which kube-scheduler allocates GPUs by DRA. Such nodes in a filter call
-#: have passed it too.
+#: The check of nodes on which kube-scheduler allocates GPUs by DRA. Before such a node is in a
+#: filter call, it has passed this check too.
 DRA_DEVICES = "free devices of DRA"
 #: Maximum length of a selector or taint in a message, in characters.
 _MAX_QUOTED = 120

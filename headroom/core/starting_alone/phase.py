@@ -115,8 +115,8 @@ def _has_settled(engines: Sequence[str], rows: Iterable[PodUse]) -> bool:
     """Return whether the use of each of these containers has settled in all its rows that show a
     start.
 
-    Without ``engines``, every such row of the pod counts. A row without a container name can belong
-    to any container, because the pod chose the device itself.
+    If there are no ``engines``, all such rows of the pod must have settled. A row without a
+    container name can belong to any container, because the pod chose the device itself.
     """
     started = [row for row in rows if row.started_at]
     if not engines:
