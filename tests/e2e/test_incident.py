@@ -9,7 +9,7 @@ import pytest
 
 from tests.controlplane import ControlPlane
 from tests.e2e.conftest import Tell
-from tests.e2e.incident import AGENT_FLAGS, incident
+from tests.e2e.incident import incident
 from tests.e2e.real import RealCluster
 
 NODES = 3
@@ -18,7 +18,7 @@ NODES = 3
 @pytest.fixture
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
     """A cluster whose nodes have two GPUs of 24 GiB, each shared by four pods."""
-    real = RealCluster(plane, NODES, gpus=2, replicas=4, agent_flags=AGENT_FLAGS)
+    real = RealCluster(plane, NODES, gpus=2, replicas=4)
     try:
         real.create()
         real.bring_up()
