@@ -79,14 +79,33 @@ class Cluster:
     def close(self) -> None:
         """Stop every process and delete every object of this cluster."""
         self.kill_all()
-        at_once = {"gracePeriodSeconds": 0}
         for path in (DEPLOYMENTS, REPLICA_SETS, PODS, EVENTS):
-            self.plane.call("DELETE", path, at_once)
+            self._delete_all_of(path)
         for gpunode in self.plane.call("GET", GPUNODES)["items"]:
             path, no_finalizers = f"{GPUNODES}/{gpunode['metadata']['name']}", {"finalizers": None}
             self._unless(404, "PATCH", path, {"metadata": no_finalizers})
         for path in (GPUNODES, NODES):
-            self.plane.call("DELETE", path, at_once)
+            self._delete_all_of(path)
+
+    def _delete_all_of(self, path: str) -> None:
+        """Delete all objects of a path.
+
+        On a busy machine the API server may give up before it has deleted many Events. It answers
+        504, or closes the connection.
+        """
+
+        def deleted() -> bool:
+            try:
+                self.plane.call("DELETE", path, {"gracePeriodSeconds": 0})
+            except urllib3.exceptions.ProtocolError:
+                return False
+            except ApiRefused as err:
+                if ": 504 " not in str(err):
+                    raise
+                return False
+            return True
+
+        until(deleted, f"all of {path} are deleted")
 
     def start_extender(
         self,
