@@ -17,7 +17,6 @@ from headroom.runtime.debug_port import debug_port
 from headroom.runtime.follow.cluster_connection import ApiServer
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
-from headroom.runtime.memory_policy import limit_heap
 from headroom.runtime.settings.constraints import check_scheduler_is_authenticated
 from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
@@ -44,7 +43,6 @@ async def extender_of(
     settings: Settings, pace: Pace, origin: Origin
 ) -> AsyncIterator[tuple[ApiServer, Extender, Ledger]]:
     """Yield the API server, and an extender whose ledger is stored there. Raise ``BadSettings``."""
-    limit_heap()
     server = ApiServer(settings, pace)
     check_scheduler_is_authenticated(settings)
     loop_api = AsyncKubeApi(server.configuration)

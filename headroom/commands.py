@@ -20,6 +20,7 @@ from headroom.doctor.command import doctor
 from headroom.errors import BadSettings, NotSynced
 from headroom.not_installed import missing
 from headroom.planner.command import app as plan
+from headroom.runtime.memory_policy import limit_heap
 from headroom.runtime.settings.loading import check_settings, load_settings
 from headroom.runtime.settings.reload import Origin
 from headroom.runtime.settings.settings import Settings
@@ -115,6 +116,7 @@ def serve(
 ) -> None:
     """Serve kube-scheduler's calls and the debug API from one process."""
     with _started(locals()) as (settings, origin):
+        limit_heap()
         # Import only what is needed, because the imports are slow.
         if embedded is None:
             from headroom.serve.extender_and_console import serve_both
@@ -146,6 +148,7 @@ def extender(
 ) -> None:
     """Serve kube-scheduler's calls. A second port serves health, metrics and the journal."""
     with _started(locals()) as (settings, origin):
+        limit_heap()
         from extender.process import serve_extender
 
         uvloop.run(serve_extender(settings, typer.echo, origin=origin))
@@ -164,6 +167,7 @@ def console(
 ) -> None:
     """Serve the debug API and its page, which only read the cluster."""
     with _started(locals()) as (settings, origin):
+        limit_heap()
         from headroom.console.process import serve_console
 
         uvloop.run(serve_console(settings, typer.echo, origin=origin))

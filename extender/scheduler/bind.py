@@ -59,7 +59,9 @@ class Bind:
                 outcome = await self._ledger.bind(ask)
             finally:
                 groups.end(ask.uid, bound=isinstance(outcome, Bound))
-                state.replica.deliver([BindEnded(ask.uid, ask.node)])
+                # The write of a reservation has already ended the hold.
+                if ask.uid in state.cluster.holds.binding_to(ask.node):
+                    state.replica.deliver([BindEnded(ask.uid, ask.node)])
         took_s = state.clock.monotonic() - began_s
         record_bind(state.journal, state.telemetry, ask, outcome, state.clock.time(), took_s)
         if isinstance(outcome, Bound):

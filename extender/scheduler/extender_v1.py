@@ -235,12 +235,12 @@ def encode_filter(
     """Return the response to filter, with names or whole nodes as in the call.
 
     ``passed`` contains the indices of the nodes that pass. ``codes`` (n,) contains the index in
-    ``sentences`` of the reason of each rejected node. A node with code 0 that does not pass is
-    omitted without a reason. ``resolvable`` (n,) is the mask of the rejected nodes on which
-    kube-scheduler may search for victims, or None if there are no such nodes.
+    ``sentences`` of the reason of each rejected node. All sentences must be printable. A node with
+    code 0 that does not pass is omitted without a reason. ``resolvable`` (n,) is the mask of the
+    rejected nodes on which kube-scheduler may search for victims, or None if there are no such
+    nodes.
     """
     rejected = codes != 0
-    sentences = [printable(each) for each in sentences]
 
     def with_reasons(nodes: NDArray[np.bool_]) -> dict[str, str]:
         found = nodes.nonzero()[0]

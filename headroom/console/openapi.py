@@ -4,7 +4,20 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from headroom.runtime.server.problem_details import PROBLEM_JSON, ProblemBody
+from headroom.console.view import View
+from headroom.runtime.server.problem_details import PROBLEM_JSON
+
+
+class ProblemBody(View):
+    """Why a request failed."""
+
+    type: str
+    """Kind of problem, for programs. Example: urn:headroom:problem:not-found."""
+    title: str
+    """Kind of problem in words."""
+    status: int
+    detail: str
+    """The mistake, its place, and a correct example."""
 
 
 def describe_answers(app: FastAPI) -> None:

@@ -13,7 +13,6 @@ from headroom.runtime.follow.cluster_view import ClusterView
 from headroom.runtime.follow.pending_counter import PendingPods
 from headroom.runtime.kube.client import authorization
 from headroom.runtime.kube.reflector import DEFAULT_PACE, Pace
-from headroom.runtime.memory_policy import limit_heap
 from headroom.runtime.server.ports import serve_ports
 from headroom.runtime.settings.reload import ANYWHERE, Origin
 from headroom.runtime.settings.settings import Settings
@@ -28,7 +27,6 @@ async def serve_console(
 ) -> None:
     """Serve the debug API until a signal arrives. The package ``kubernetes`` must be configured for
     the cluster. Raise ``BadSettings``."""
-    limit_heap()
     server = ApiServer(settings, pace)
     telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
     view = ClusterView(settings, server.unready, telemetry, server.unlisted, origin)

@@ -28,9 +28,10 @@ _FULL_COLLECTION_S = 3600.0
 
 
 def limit_heap() -> None:
-    """Keep the heap compact, and collect no old objects while the lists arrive.
+    """Keep the heap compact, and collect no old objects while modules are imported and the lists
+    arrive.
 
-    Call it before another thread starts.
+    Call it before the imports of the process, and before another thread starts.
     """
     keep_small(_LARGE_BYTES, _SPARE_BYTES)
     gc.set_threshold(_YOUNG_OBJECTS, _YOUNG_COLLECTIONS, _NEVER)

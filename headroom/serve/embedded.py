@@ -14,7 +14,6 @@ from headroom.core.cluster.changes import Event
 from headroom.errors import BadSettings, StoreNotFound
 from headroom.runtime.debug_port import debug_port
 from headroom.runtime.follow.sm_history import sm_history
-from headroom.runtime.memory_policy import limit_heap
 from headroom.runtime.server.tls import ServerTls
 from headroom.runtime.settings.constraints import is_loopback
 from headroom.runtime.settings.fleet_file import Fleet
@@ -42,7 +41,6 @@ async def serve_embedded(
             f"host is {far[0]}, but the embedded server has no access control, so it listens only "
             "on a loopback address. Example: host: 127.0.0.1"
         )
-    limit_heap()
     settings = settings.model_copy(update={"stale_after_s": NEVER_STALE_S})
     extender = Extender(settings, unready=lambda: "", origin=origin)
     store = EmbeddedStore(extender.deliver, time.monotonic, watch=extender.enqueue)

@@ -3,9 +3,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -20,10 +21,12 @@ from headroom.contract.annotations import FINALIZER
 from headroom.contract.gpunode import GPUNode, GPUNodeSpec, Reservation
 from headroom.contract.kube import Container, Node, ObjectMeta, Pod, PodSpec, ResourceRequirements
 from headroom.contract.watched import GPUNodeSeen, NamespaceSeen, NodeSeen, PodGone, PodSeen
+from headroom.core.cluster.changes import BindBegun, Event, GPUNodeWritten
 from headroom.errors import StoreRejected
+from headroom.runtime.follow.event_queue import EventQueue
 from headroom.runtime.settings.settings import Mode, Settings
 from tests.builders import gpunode, kube_node, namespace, shared
-from tests.serving import offer
+from tests.serving import binding, offer
 from tests.serving import pod as sent
 from tests.state.test_requeue_hints import rejected
 from tests.waiting import until_then
@@ -288,6 +291,36 @@ def test_kube_schedulers_calls_do_not_wait_for_a_check_of_all_pending_pods() -> 
 
     # The check takes at least a tenth of a second, in steps of some milliseconds.
     assert asyncio.run(play()) > 10
+
+
+def test_a_bind_enters_the_event_queue_twice() -> None:
+    """Once before it writes the reservation, and once with the written reservation."""
+    own: list[list[type]] = []
+    deliver = EventQueue.deliver
+
+    def counted(queue: EventQueue, events: Sequence[Event]) -> None:
+        own.append([type(event) for event in events])
+        deliver(queue, events)
+
+    async def play() -> None:
+        extender = Extender(Settings(mode=Mode.ENFORCE), unready=lambda: "")
+        store = EmbeddedStore(extender.enqueue, time.monotonic)
+        verbs = extender.verbs(extender.open_ledger(AsyncStore(store)))
+        node = gpunode(shared("a"), observed_at=datetime.now(UTC).isoformat())
+        store.create_gpunode(node)
+        assert node.status is not None
+        store.report([("n", node.status)])
+        extender.enqueue([NodeSeen(kube_node())])
+        single = sent("p", "1Gi")
+        store.admit(msgspec.convert(single, Pod))
+        await extender.event_queue.idle()
+        answer = await verbs.bind(msgspec.json.encode(binding(single, "n")))
+        assert msgspec.json.decode(answer) == {"Error": ""}
+        assert extender.cluster.holds.all_binding() == {}
+
+    with capture_logs(), patch.object(EventQueue, "deliver", counted):
+        asyncio.run(play())
+    assert own == [[BindBegun], [GPUNodeWritten]]
 
 
 def test_a_request_is_parsed_again_when_the_default_of_its_namespace_changes() -> None:

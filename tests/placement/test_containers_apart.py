@@ -13,6 +13,7 @@ from headroom.contract.kube import ObjectMeta
 from headroom.core.cluster.adoption import AdoptingNode, adopt
 from headroom.core.placement.placement_record import place
 from headroom.core.placement.policy import Rules
+from headroom.core.placement.request_reader import RequestReader
 from tests.builders import (
     DISTRIBUTED,
     GIB,
@@ -49,7 +50,7 @@ def test_the_charge_lists_containers_separately_if_there_are_several() -> None:
     node = weighed(*DEVICES, plugin=DISTRIBUTED)
     snap, verdicts = judged(BOTH, node)
     assert place(request(BOTH), snap, verdicts, 0).charges == (CHARGE,)
-    adopted = adopt(BOTH, None, AdoptingNode("n", DEVICES, 0), Rules())
+    adopted = adopt(BOTH, None, AdoptingNode("n", DEVICES, 0), Rules(), RequestReader())
     assert adopted.charges == [CHARGE]
     snap, verdicts = judged("4Gi", node)
     assert place(request("4Gi"), snap, verdicts, 0).charges[0].containers == []

@@ -6,6 +6,7 @@ from headroom.contract.gpunode import ADOPTED, Charge, Device, Replicas
 from headroom.contract.kube import Pod
 from headroom.core.cluster.adoption import AdoptingNode, adopt
 from headroom.core.placement.policy import Rules
+from headroom.core.placement.request_reader import RequestReader
 from tests.builders import GIB, GPU, MIB, container, device, mig, pod, shared
 
 MAX_DEVICE_BYTES = 1 << 44
@@ -13,7 +14,7 @@ MAX_DEVICE_BYTES = 1 << 44
 
 def charges(of: Pod, *devices: Device, default: str | None = None, **rules: bool) -> list[Charge]:
     node = AdoptingNode("n", devices, GIB)
-    adopted = adopt(of, default, node, Rules(**rules))  # type: ignore[arg-type]
+    adopted = adopt(of, default, node, Rules(**rules), RequestReader())  # type: ignore[arg-type]
     assert adopted.flags == [ADOPTED]
     assert (adopted.namespace, adopted.name) == ("default", "p")
     return adopted.charges

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from headroom.contract.annotations import DEVICE_CHOICE, VRAM
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.watched import GPUNodeSeen, PodGone, PodSeen
-from headroom.core.cluster.changes import BindBegun, BindEnded
+from headroom.core.cluster.changes import BindBegun, BindEnded, GPUNodeWritten
 from headroom.core.placement.placement_record import Placement
 from tests.builders import (
     DISTRIBUTED,
@@ -46,6 +46,27 @@ class TestAssumedBinds:
         assert headroom(state) == [4]
         state.apply([BindEnded("other", "n")])
         assert headroom(state) == [4]
+
+    def test_the_own_write_of_a_reservation_ends_the_assumed_bind(self) -> None:
+        held = gpunode(shared("A"))
+        state = state_of(*seen(kube_node(), held))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        before = state.settle()
+        state.apply([GPUNodeWritten(reserving(held, other=20), NOW_S)])
+        assert state.cluster.holds.binding_to("n") == {}
+        assert state.settle() is before
+        assert headroom(state) == [4]
+
+    def test_a_late_write_that_was_replaced_ends_the_assumed_bind(self) -> None:
+        """The watch has already shown a newer version without the reservation."""
+        state = state_of(*seen(kube_node(), gpunode(device())))
+        state.apply([BindBegun(pod("20Gi", uid="other"), "n")])
+        state.apply([GPUNodeSeen(gpunode(device(), version="3"), NOW_S)])
+        assert headroom(state) == [4]
+        reservations = {"other": reservation({device().uuid: 20 * GIB})}
+        written = gpunode(device(), version="2", reservations=reservations)
+        state.apply([GPUNodeWritten(written, NOW_S)])
+        assert headroom(state) == [24]
 
     def test_a_written_assumed_bind_is_not_weighed_again(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(device())))

@@ -44,8 +44,8 @@ from headroom.core.placement.request import (
     VramRequest,
     asks_for_gpu,
     replicas_requested,
-    understand,
 )
+from headroom.core.placement.request_reader import RequestReader
 from headroom.core.placement.visible_devices import Visible
 
 
@@ -86,6 +86,7 @@ class Adoption:
         self._objects = objects
         self._namespaces = namespaces
         self._allocators = allocators
+        self._reader = RequestReader()
 
     def understand(self, pod: Pod) -> VramRequest | Unreadable:
         """Return the pod's request after the default of its namespace has been applied."""
@@ -93,7 +94,7 @@ class Adoption:
         exempt = self._namespaces.are_exempt(namespace)
         if exempt and rules.reject_unannotated:
             rules = replace(rules, reject_unannotated=False)
-        request = understand(pod, self._namespaces.default_vram(namespace), rules)
+        request = self._reader.read(pod, self._namespaces.default_vram(namespace), rules)
         if isinstance(request, Unreadable) or not request.asks:
             return request
         may_use_dra = exempt or suits_dra(request)
@@ -153,7 +154,7 @@ class Adoption:
         if by_dra and by_dra >= replicas_requested(pod, self.rules).keys():
             return None  # kube-scheduler makes a claim for it
         default_vram = self._namespaces.default_vram(pod.metadata.namespace)
-        return adopt(as_bound(pod), default_vram, node, self.rules)
+        return adopt(as_bound(pod), default_vram, node, self.rules, self._reader)
 
     def adopted(self, gpunode: GPUNode, node: AdoptingNode) -> dict[str, Reservation]:
         """Return the reservations to charge for pods that have none in exactly this version of the
@@ -166,7 +167,9 @@ class Adoption:
         }
 
 
-def adopt(pod: Pod, default_vram: str | None, node: AdoptingNode, rules: Rules) -> Reservation:
+def adopt(
+    pod: Pod, default_vram: str | None, node: AdoptingNode, rules: Rules, reader: RequestReader
+) -> Reservation:
     """Return the reservation of an unreserved pod on the node.
 
     If the pod's annotations cannot be read, the pod is charged as if it had no annotations. A pod
@@ -175,10 +178,10 @@ def adopt(pod: Pod, default_vram: str | None, node: AdoptingNode, rules: Rules) 
     """
     if container_count(pod) > MAX_CONTAINERS:
         return _adopted(pod, _all_memory(pod, node.devices, rules))
-    request = understand(pod, default_vram, rules, enforce_limits=False)
+    request = reader.read(pod, default_vram, rules, enforce_limits=False)
     if isinstance(request, Unreadable):
         bare = msgspec.structs.replace(pod.metadata, annotations=None)
-        request = understand(
+        request = reader.read(
             msgspec.structs.replace(pod, metadata=bare),
             None,
             replace(rules, reject_unannotated=False),

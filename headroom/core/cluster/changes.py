@@ -76,8 +76,10 @@ class BindBegun:
 
 @dataclass(frozen=True, slots=True)
 class BindEnded:
-    """A bind call has ended with any outcome. If it wrote a reservation, the GPUNode already
-    contains it."""
+    """A bind call has ended, and the reservation that it was about to write no longer counts.
+
+    If the bind has written its reservation, ``GPUNodeWritten`` has already had the same effect.
+    """
 
     uid: str
     node: str

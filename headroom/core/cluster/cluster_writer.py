@@ -175,6 +175,7 @@ class ClusterWriter:
             case GPUNodeWritten(gpunode, at_s):
                 if self._objects.uid_of_gpunode(gpunode.name) == gpunode.metadata.uid:
                     self._put_gpunode(gpunode, at_s)
+                    self._end_binds(gpunode.name, gpunode.spec.reservations)
             case GPUNodeGone(name, uid):
                 if uid in (None, self._objects.uid_of_gpunode(name)):
                     self._objects.gpunodes.pop(name, None)
@@ -212,9 +213,7 @@ class ClusterWriter:
             case BindBegun(pod, name):
                 self._assume(pod, name)
             case BindEnded(uid, name):
-                self.parts.holds.end(uid, name)
-                if uid not in self._objects.reserved(name):
-                    self._queue.add(name)  # the assumed reservation no longer counts
+                self._end_binds(name, (uid,))
             case HoldsSeen(holds):
                 self._queue.add(*self.parts.holds.follow(holds))
 
@@ -344,6 +343,15 @@ class ClusterWriter:
         reservation = cluster.likely_reservation(pod, gpunode) or cluster.adopt(pod, gpunode)
         if reservation is not None:
             self.parts.holds.begin(pod.metadata.uid, name, reservation)
+            self._queue.add(name)
+
+    def _end_binds(self, name: str, uids: Iterable[str]) -> None:
+        """Stop to count the reservations that these pods' binds were about to write. If one of
+        them is not in the ledger, weigh the node again."""
+        ended = self.parts.holds.binding_to(name).keys() & set(uids)
+        for uid in ended:
+            self.parts.holds.end(uid, name)
+        if not ended <= self._objects.reserved(name).keys():
             self._queue.add(name)
 
     # Weighing.

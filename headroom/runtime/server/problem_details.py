@@ -15,7 +15,7 @@ from fastapi import FastAPI
 from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -53,28 +53,16 @@ _MOST_CHARS = 80
 MOST_BYTES, _LIMITED = 1 << 20, "/v1/"
 
 
-class ProblemBody(BaseModel):
-    """Why a request failed."""
-
-    model_config = ConfigDict(use_attribute_docstrings=True)
-
-    type: str
-    """Kind of problem, for programs. Example: urn:headroom:problem:not-found."""
-    title: str
-    """Kind of problem in words."""
-    status: int
-    detail: str
-    """The mistake, its place, and a correct example."""
-
-
 def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> Response:
-    body = ProblemBody(
-        type=f"urn:headroom:problem:{_TYPES.get(status, status)}",
-        title=HTTPStatus(status).phrase,
-        status=status,
-        detail=detail,
-    )
-    return Response(printable_json(body.model_dump_json()), status, headers, PROBLEM_JSON)
+    """Return an error answer. ``console.openapi`` describes its fields."""
+    body = {
+        "type": f"urn:headroom:problem:{_TYPES.get(status, status)}",
+        "title": HTTPStatus(status).phrase,
+        "status": status,
+        "detail": detail,
+    }
+    text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+    return Response(printable_json(text), status, headers, PROBLEM_JSON)
 
 
 def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:
