@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 #: Values that are derived from the digested state on first use.
-_KEPT_FOR_LATER = {"_latest", "_columns_shown", "_per_node_shown", "_generation"}
+_KEPT_FOR_LATER = {"_latest", "_columns_shown", "_per_node_shown", "_generation", "_parsed"}
 
 
 def digest(of: object) -> str:
