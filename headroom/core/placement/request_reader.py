@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from headroom.contract.kube import Pod
+from headroom.contract.kube import ObjectMeta, Pod
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import Unreadable, VramRequest, understand
 
@@ -23,8 +23,8 @@ class RequestReader:
     """Returns what ``request.understand`` returns. Any thread may use it."""
 
     def __init__(self) -> None:
-        #: The rules with which a request was parsed, and the request, by all content of the pod
-        #: that it can depend on.
+        #: The rules with which a request was parsed, and the request without names, by all content
+        #: of the pod that it can depend on.
         self._parsed: dict[bytes, tuple[Rules, VramRequest]] = {}
 
     def read(
@@ -39,10 +39,12 @@ class RequestReader:
         if isinstance(request, VramRequest) and len(key) <= MOST_BYTES:
             if len(self._parsed) >= MOST_PODS:
                 self._parsed.clear()
-            self._parsed[key] = rules, request
+            self._parsed[key] = rules, _of(request, NAMELESS)
         return request
 
 
+#: Stands for the pod of a kept request, so that no names of deleted pods are kept.
+NAMELESS = Pod(metadata=ObjectMeta())
 _encode = msgspec.msgpack.Encoder().encode
 
 
