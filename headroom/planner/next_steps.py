@@ -76,7 +76,7 @@ def advice(history: History, vram: Vram) -> tuple[list[Candidate], list[Exclusiv
     by_workload: dict[str, list[Life]] = {}
     for life in history.lives:
         by_workload.setdefault(life.workload, []).append(life)
-    if len(by_workload) == len(history.lives):
+    if not history.has_workloads:
         return [], []
     pools = Pools(history.machines, Configuration("predicted", 2, vram))
     sizes = largest_bytes(history.machines)

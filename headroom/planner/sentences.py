@@ -325,7 +325,7 @@ def assumptions(study: Study) -> list[str]:
             "a workload does not fit with this request, it keeps unshared nodes. A pod without a "
             "measured peak counts with the highest peak of its workload."
         )
-    if len({life.workload for life in history.lives}) == len(history.lives):
+    if not history.has_workloads:
         found.append(
             "The history has no names of workloads, so each pod requests its own amount. This "
             "gives a lower bound of the need."

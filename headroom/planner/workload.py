@@ -124,6 +124,12 @@ class History:
         return sum(machine.gpus for machine in self.machines)
 
     @property
+    def has_workloads(self) -> bool:
+        """Whether the history has names of workloads. Without them, the name of each pod counts."""
+        alone = len({life.workload for life in self.lives}) == len(self.lives)
+        return not alone or any(life.workload != life.name for life in self.lives)
+
+    @property
     def span_s(self) -> float:
         """Time from the first creation to the last, at least one second."""
         return max(1.0, self.lives[-1].created_s - self.lives[0].created_s) if self.lives else 1.0

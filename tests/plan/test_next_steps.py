@@ -58,8 +58,6 @@ def test_a_printed_request_below_a_peak_is_marked(source: str) -> None:
         given, vram = random_history(seed), Vram(source, 0.1 if source == "peaks" else 0.0)
         share, stay = advice(given, vram)
         names = {each.workload for each in given.lives}
-        if len(names) == len(given.lives):
-            continue
         # Each workload is listed once.
         named = [each.workload for each in share] + [each.workload for each in stay]
         assert sorted(named) == sorted(names), seed
@@ -107,6 +105,16 @@ def test_the_replay_uses_the_printed_requests(source: str) -> None:
         assert not {each.workload for each in exclusive} & set(amounts)
         if share or stay:
             assert {each.workload for each in exclusive} <= {each.workload for each in stay}
+
+
+def test_workloads_with_one_pod_each_are_named_too() -> None:
+    given = history(life("ml/web", 0, 8), life("ml/chat", 0, 40))
+    share, stay = advice(given, PEAKS)
+    assert [each.workload for each in share] == ["ml/web"]
+    assert [each.workload for each in stay] == ["ml/chat"]
+    # Without names of workloads, the names of pods are no advice.
+    lives = (replace(each, workload=each.name) for each in given.lives)
+    assert advice(history(*lives), PEAKS) == ([], [])
 
 
 def test_a_workload_with_some_large_pods_stays_exclusive_as_a_whole() -> None:
