@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.admission.site import Site
 from tests.controlplane import built, control_plane
-from tests.deploy.installation import AGENT, PODS, AuditedPlane, token
+from tests.deploy.installation import AGENT, PODS, AuditedPlane
 from tests.deploy.pages import Run, shell
 from tests.deploy.rendered import CHART, COMPONENTS, DEPLOY, IMAGE_VALUES, IMAGES, NAMESPACE
 from tests.kubelet.conftest import StartNode
@@ -92,9 +93,8 @@ def restart_as_installed(steered: SteeredNode) -> None:
     container = {"name": "agent", "image": "none"}
     spec = {"nodeName": node.name, "serviceAccountName": AGENT, "containers": [container]}
     # The token belongs to another kubelet, because this one does not have the agent's image.
-    uid = plane.call("POST", PODS, {"metadata": {"name": "agent"}, "spec": spec})["metadata"]["uid"]
-    pod = {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": uid}
-    account = token(plane, AGENT, {"boundObjectRef": pod})
+    plane.call("POST", PODS, {"metadata": {"name": f"agent-on-{node.name}"}, "spec": spec})
+    account = Site(plane).token(AGENT, node.name)
     kubeconfig = node.folder / "agent.kubeconfig"
     plane.write_kubeconfig(kubeconfig, {"token": account})
     node.start_agent(kubeconfig, "--device-choice=steered", f"--stale-after={STALE_AFTER_S}")
