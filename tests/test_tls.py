@@ -4,8 +4,6 @@ renewal.
 The server runs in its own process, and the clients are Python's.
 """
 
-import asyncio
-import asyncio.constants
 import contextlib
 import json
 import ssl
@@ -14,14 +12,17 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPSConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 
 from headroom.certs.pki import ends_at
 from headroom.errors import BadSettings
+from headroom.runtime.server.ports import Port, PortServer
 from headroom.runtime.server.tls import Rejections, ServerTls, TlsFiles
 from headroom.runtime.settings.loading import load_settings
 from tests.certificates import Authority, Certificate
@@ -283,8 +284,26 @@ def test_an_open_connection_survives_a_renewal(
         assert caller.call() == "server"
 
 
-def _wait_for_tls_closes() -> None:
-    asyncio.constants.SSL_SHUTDOWN_TIMEOUT = 3600.0  # type: ignore[misc]
+class _PatientLoop(uvloop.Loop):
+    """Waits for an hour until a client has completed the TLS close."""
+
+    async def connect_accepted_socket(self, *args: Any, **how: Any) -> Any:
+        how["ssl_shutdown_timeout"] = 3600.0
+        return await super().connect_accepted_socket(*args, **how)
+
+
+def _wait_for_clients() -> None:
+    """Let the event loop and uvicorn wait for an hour until clients have closed their
+    connections.
+    """
+    uvloop.run.__kwdefaults__["loop_factory"] = _PatientLoop
+    begin = PortServer.__init__
+
+    def patient(self: PortServer, port: Port) -> None:
+        begin(self, port)
+        self.config.timeout_graceful_shutdown = 3600
+
+    PortServer.__init__ = patient  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -292,12 +311,12 @@ def test_shutdown_does_not_wait_for_the_tls_close_of_a_client(
     files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
 ) -> None:
     """For example, an API server that no longer reads from the connection. ``serving`` checks that
-    the server ends, although asyncio would wait for the client for an hour.
+    the server ends, although event loop and uvicorn would wait for the client for an hour.
     """
     options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     with contextlib.ExitStack() as after:
         options += "--tls-client-ca", str(files.client_ca)
-        with serving(FLEET, *options, inside=_wait_for_tls_closes) as server:
+        with serving(FLEET, *options, inside=_wait_for_clients) as server:
             silent = after.enter_context(closing(Caller(server, authority, clients["known"])))
             assert silent.call() == "server"
         with pytest.raises(OSError, match=REJECTED):
