@@ -21,7 +21,6 @@ import typer
 from benchmarks.packing.__main__ import machine_line
 from benchmarks.plan import (
     backtest,
-    commanded,
     families,
     family_weeks,
     generated,
@@ -177,6 +176,9 @@ def of_command(
     ] = False,
 ) -> None:
     """Run headroom plan on two weeks of clusters, and check its ranges and annotations."""
+    # It imports the console and the webhook, whose memory would count in the table of ``speed``.
+    from benchmarks.plan import commanded
+
     if advice:
         total: Counter[str] = Counter()
         for number in range(clusters):
