@@ -87,7 +87,13 @@ def test_the_api_server_accepts_every_field_of_every_object_of_the_chart(
 
 
 def environment(plane: ControlPlane) -> dict[str, str]:
-    return {**os.environ, "KUBECONFIG": str(plane.kubeconfig()), "HOME": str(plane.folder)}
+    return {
+        **os.environ,
+        "KUBECONFIG": str(plane.kubeconfig()),
+        "HOME": str(plane.folder),
+        # The engines would give up a connection that a busy machine does not serve for 45 s.
+        "HTTP2_READ_IDLE_TIMEOUT_SECONDS": "0",
+    }
 
 
 class ArgoCD:

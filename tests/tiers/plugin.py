@@ -20,7 +20,7 @@ import pytest
 
 from tests.gobin.build import default_cache
 from tests.tiers import reads
-from tests.tiers.inputs import DECLARED, Repository
+from tests.tiers.inputs import DECLARED, NOT_FOLLOWED, Repository
 
 #: Files in the folder of passed modules. The oldest ones are deleted.
 MOST_RECORDS = 500
@@ -41,8 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    root = early_config.rootpath
+    _record_imports(early_config.rootpath)
 
+
+def _record_imports(root: Path) -> None:
     def sink(read: reads.Read) -> None:
         if (reader := reads.reader(root)) is not None:
             _imports[reader].add(read)
@@ -51,9 +53,11 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    reads.record(None)  # This plugin reads all inputs.
     # Outside of a clone everything runs.
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         config.pluginmanager.register(Tier(config), "tier")
+        _record_imports(config.rootpath)
 
 
 class Tier:
@@ -143,7 +147,8 @@ class Tier:
         if now.fingerprint(module, DECLARED[module]) != self.hashes[module]:
             return
         inputs = now.inputs(module, DECLARED[module])
-        read = self._reads[module].union(*(_imports[file] for file in inputs & _imports.keys()))
+        importers = inputs & _imports.keys() - NOT_FOLLOWED
+        read = self._reads[module].union(*(_imports[file] for file in importers))
         if found := reads.undeclared(now, inputs, read):
             self.undeclared[module] = found
             return

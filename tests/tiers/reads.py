@@ -18,6 +18,7 @@ from tests.tiers.inputs import Repository
 #: A read: an event and its arguments, with absolute paths.
 Read = tuple[str, tuple[str, ...]]
 
+_OWN = (__file__, str(Path(__file__).with_name("plugin.py")))
 _IMPORTLIB = "<frozen importlib"
 _sink: Callable[[Read], None] | None = None
 _installed = False
@@ -39,11 +40,13 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def reader(root: Path) -> str | None:
-    """Return the file of the repository whose code runs: the innermost one on the stack."""
+    """Return the file of the repository whose code runs: the innermost one on the stack, without
+    this recording.
+    """
     prefix, frame = f"{root}{os.sep}", sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name.startswith(prefix) and "/site-packages/" not in name and name != __file__:
+        if name.startswith(prefix) and "/site-packages/" not in name and name not in _OWN:
             return name.removeprefix(prefix)
         frame = frame.f_back  # type: ignore[assignment]
     return None

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +35,10 @@ FILES = {
     ),
     "tests/it/test_product.py": "def test_product():\n    pass\n",
 }
+PLUGIN = (
+    *(f"tests/tiers/{name}.py" for name in ("inputs", "plugin", "reads")),
+    "tests/gobin/build.py",
+)
 MODULE = "tests/it/test_it.py"
 NOT_RUN = f"2 tests of {MODULE} not run: inputs unchanged since they passed (ALL=1 runs them)"
 
@@ -50,6 +55,9 @@ def clone(tmp_path: Path) -> Path:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
+    for name in PLUGIN:
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, folder / name)
     subprocess.run(["git", "init", "--quiet", folder], check=True)
     (folder / ".gitignore").write_text("__pycache__\n.pytest_cache\n")
     return folder
@@ -63,7 +71,6 @@ def run(clone: Path, *arguments: str, unchanged: str = "skip", passes: bool = Tr
         cwd=clone,
         env={
             **os.environ,
-            "PYTHONPATH": str(ROOT),
             "HEADROOM_CACHE": str(clone.parent / "cache"),
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # which takes half of the time
         },
