@@ -103,7 +103,7 @@ def rows_of(
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The part of a pod's use of one memory that is reported in the first row of one container."""
+    """The bytes of a pod on one GPU memory that the first row of a container reports."""
 
     used_bytes: int | None
     #: The same as ``Row.container``.

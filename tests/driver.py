@@ -137,7 +137,7 @@ class Driver:
         self._used: dict[int, Mapping[str, int]] = {}
         #: uuid -> its XID events
         self._xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in gpus}
-        #: Minimum of the free bytes so far by UUID, negative after an overcommitment.
+        #: UUID -> minimum of the free bytes so far. It is negative if the device was overcommitted.
         self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
         #: Further lines of the table by UUID (empty for the whole driver), see fake_nvml.c.
         self._said: dict[str, tuple[str, ...]] = {}

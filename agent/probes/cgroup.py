@@ -33,7 +33,8 @@ def owner(text: str, around: tuple[str, ...] = ()) -> tuple[str, str]:
     pod.
 
     The id is also empty if no level below the pod belongs to a container. ``text`` is the content
-    of the process's cgroup file. The line with the most pods is used. ``around`` contains the pods
+    of the process's cgroup file. With cgroups v1, it has a line for each controller, and the paths
+    can differ. So the line whose path contains the most pods is used. ``around`` contains the pods
     that the node runs in, as ``pods`` returns them. Results are cached, because all processes of a
     container have the same text.
     """

@@ -52,7 +52,8 @@ _MOST_REASON_CHARS = 1000
 _MOST_XIDS = 16
 
 #: Texts for nvmlDeviceGpuRecoveryAction_t of r615 (nvidia-ml-py 13.615.71), where 0 means none. In
-#: the first 580 drivers (13.580.65), 5 was a bus reset, which has the number 6 in later drivers.
+#: the first drivers of branch 580 (nvidia-ml-py 13.580.65), action 5 was a bus reset. In later
+#: drivers, a bus reset is action 6.
 _RECOVERIES = {
     1: "a GPU reset",
     2: "a reboot of the node",

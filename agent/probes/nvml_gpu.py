@@ -109,8 +109,9 @@ class GpuReader:
         self._meter = Meter(gate)
         #: Whether the MIG instances could not be read at the last sample.
         self._mig_unread = False
-        #: The NVLinks that were read last, and the number of samples until they are read again.
+        #: The NVLinks that were read last.
         self._nvlinks = frozenset[str]()
+        #: Number of samples until the NVLinks are read again.
         self._nvlinks_left = 0
 
     def close(self) -> None:

@@ -41,8 +41,9 @@ from headroom.contract.gpunode import MAX_REPLICAS, Sharing
 PLUGIN = "plugin"
 KUBELET = "kubelet"
 
-#: The sockets of NVIDIA's plugin, one for each resource, and the kubelet's own socket.
+#: The sockets of NVIDIA's plugin, one for each resource.
 _PLUGIN_SOCKETS = "nvidia-*.sock"
+#: The kubelet's own socket, which is in the same folder.
 _KUBELET_SOCKET = "kubelet.sock"
 #: Sockets of GKE's own device plugin (container-engine-accelerators), which has different flags.
 _GKE_SOCKETS = "nvidiaGPU-*.sock"
@@ -53,8 +54,9 @@ READ_S = 2.0
 #: an environment variable, which contains a path below its subdirectory ``data``.
 _K3S = ("k3s", "k3s-server", "k3s-agent")
 _K3S_DATA, _K3S_FILES = "/var/lib/rancher/k3s", "agent/etc/kubelet.conf.d"
-#: Maximum size of MicroK8s' file with the kubelet's flags, and the pattern of a variable in it.
+#: Maximum size of MicroK8s' file with the kubelet's flags.
 _MOST_ARGUMENT_BYTES = 1 << 16
+#: Matches a variable in this file.
 _VARIABLE = re.compile(r"\$\{?([A-Za-z0-9_]+)\}?")
 #: Configuration files of the toolkit, as the GPU Operator and the packages install them.
 _TOOLKIT = (

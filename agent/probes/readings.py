@@ -91,7 +91,8 @@ class SharingReading(Reading, frozen=True):
 class Degraded(Reading, frozen=True):
     """Something that could not be read. ``what`` does not change while the cause stays the same.
 
-    ``what`` is a ``Cause`` if the usual fix for the source does not apply.
+    If the usual fix for the source does not apply, ``what`` is a ``Cause``, whose code selects
+    another fix.
     """
 
     source: str

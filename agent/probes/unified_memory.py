@@ -21,9 +21,9 @@ from agent.probes.nvml import Memory
 from agent.probes.readings import DeviceReading, HostMemoryReading
 from headroom.contract.annotations import UNIFIED_MEMORY
 
-#: The fraction of the host's memory that the default pool leaves to the host, and its minimum in
-#: bytes.
+#: The default pool leaves the host the total memory divided by this number.
 _RESERVE_DIVISOR = 10
+#: Minimum number of bytes that the default pool leaves the host.
 _LEAST_RESERVE_BYTES = 2 << 30
 
 UNSET = Cause(

@@ -143,17 +143,18 @@ class PluginRegistration:
         self._seen: tuple[tuple[int, int], tuple[int, int]] | None = None
         #: Whether the kubelet may still have the stream of an outdated registration.
         self._outdated = False
-        #: When a registration became due, and when it was done, or None if it was not done yet.
+        #: Time at which a registration became due.
         self._due_since_s = 0.0
+        #: Time at which this registration was done, or None if it was not done yet.
         self._registered_at_s: float | None = None
         #: Whether the plugin has been registered since the registration became due, so that the
         #: kubelet gets its list.
         self._listed = False
         #: Earliest time of the next registration.
         self._retry_at_s = 0.0
-        #: When to check next whether the kubelet has healthy devices, and the interval until the
-        #: check after that.
+        #: Time of the next check whether the kubelet has healthy devices.
         self._check_devices_at_s = 0.0
+        #: Interval between this check and the check after it, in seconds.
         self._check_devices_every_s = check_devices_every_s
         #: Why the kubelet does not call the proxy. Empty if it calls the proxy or will do so soon.
         self.trouble = ""

@@ -27,8 +27,9 @@ class Verdict:
     rejected: int
     #: Number of pods that were rejected although some device had enough memory and a free replica.
     falsely: int
-    #: Number of pods on a device without enough memory for them, and number of such devices.
+    #: Number of pods on a device without enough memory for them.
     overcommits: int
+    #: Number of devices without enough memory for their pods.
     devices_overcommitted: int
     #: Ratio of all memory that running pods use, mean over time.
     used_ratio: float

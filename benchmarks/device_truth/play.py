@@ -59,8 +59,9 @@ class Play:
         self._taken = [0] * world.shape.nodes
         #: Time of each node's newest sample that the scheduler has received.
         self._known_s = [0.0] * world.shape.nodes
-        #: Pods on a node by name, and the names of the pods that have started.
+        #: Pods on a node by name.
         self._there: dict[str, tuple[Job, int]] = {}
+        #: Names of the pods that have started.
         self._started: set[str] = set()
         #: Pods that wait for memory, by name, in the order of their arrival.
         self._waiting: dict[str, Job] = {}

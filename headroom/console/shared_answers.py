@@ -1,7 +1,8 @@
 """Computes an answer once for all readers that ask for it at nearly the same time.
 
 A view that reads ``Visible`` pods must not share its answers, because they depend on the reader. A
-view asks for the shared answer in its own code, which runs after the guard has checked the reader.
+view requests the shared answer in its own code, which runs only after the guard has authorized the
+reader. So a shared answer never bypasses authorization.
 """
 
 from collections.abc import Callable

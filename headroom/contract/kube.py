@@ -435,7 +435,7 @@ class DisruptionBudgetSpec(KubeStruct, frozen=True):
 
 class DisruptionBudgetStatus(KubeStruct, frozen=True):
     disruptions_allowed: int = 0
-    #: Names of the pods whose eviction the budget has already counted, with the time.
+    #: Pod name -> time of the eviction, for the pods whose eviction the budget has already counted.
     disrupted_pods: Mapping[str, Any] | None = None
 
 

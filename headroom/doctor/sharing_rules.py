@@ -25,7 +25,7 @@ ENOUGH_CONTAINERS = 5
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """The GPU containers of one resource that request a number of bytes.
+    """The GPU containers that request one resource and state their memory in bytes.
 
     ``small`` (the lower quartile), ``median`` and ``largest`` are the bytes that such a container
     requests on each device.
@@ -86,7 +86,7 @@ class ContainerRequest:
     #: Uid of the pod.
     uid: str
     resource: str
-    #: None if the amount is not a number of bytes.
+    #: None if the amount is not in bytes.
     count_bytes: int | None
     #: Whether an annotation of the pod or of its namespace sets the amount.
     is_annotated: bool

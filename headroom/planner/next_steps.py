@@ -30,8 +30,9 @@ class Candidate:
     need_bytes: int | None
     #: Mean over time of the GPU memory that its pods leave free for other pods.
     gained_bytes: int
-    #: Number of pods whose measured peak is above the request, and their highest peak, or 0.
+    #: Number of pods whose measured peak is above the request.
     above: int = 0
+    #: Highest peak of these pods, or 0 if there are none.
     highest_bytes: int = 0
     #: Number of pods without a measured peak.
     unmeasured: int = 0

@@ -46,14 +46,16 @@ class Figures:
     nodes: int | None
     #: Model -> number of GPUs of this model.
     models: Mapping[str, int]
-    #: Mean waiting time in seconds with the needed nodes, and on today's nodes.
+    #: Mean waiting time in seconds with the needed nodes.
     wait_s: float
+    #: Mean waiting time in seconds with today's nodes.
     today_wait_s: float | None
     #: Fraction of the GPU memory that is in use, and mean of the summed SM activity per GPU.
     memory_ratio: float
     sm_ratio: float
-    #: Number of pods that run out of memory with the needed nodes, and on today's nodes.
+    #: Number of pods that run out of memory with the needed nodes.
     out_of_memory: int
+    #: Number of pods that run out of memory with today's nodes.
     today_out_of_memory: int
     #: Contention of the pods that share GPUs, with the needed nodes.
     contention: Contention = NONE

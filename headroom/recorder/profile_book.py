@@ -22,8 +22,9 @@ from headroom.recorder.life_tracker import TrackedLife
 #: Maximum number of lives of a profile that wait to be written. Beyond it, the oldest lives are
 #: dropped.
 MAX_PENDING = 1000
-#: Number of seconds between two writes of a profile, with and without lives that have ended.
+#: Seconds between two writes of a profile if lives have ended.
 ENDED_EVERY_S = 30.0
+#: Seconds between two writes of a profile if no life has ended.
 RUNNING_EVERY_S = 600.0
 #: A profile is deleted after this number of seconds without a life. By then, the weight of each of
 #: its lives has halved ten times.

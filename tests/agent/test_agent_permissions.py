@@ -115,8 +115,9 @@ class TestOwnNodeOnly:
     def test_an_agent_can_read_gpunodes_of_other_nodes_as_documented(
         self, installed: ControlPlane
     ) -> None:
-        """Neither RBAC nor a policy can restrict reads of single objects. The agent cannot list
-        GPUNodes.
+        """RBAC can restrict ``get`` to named objects. But all agents share a service account, so
+        its role must permit the GPUNodes of all nodes. Admission policies do not apply to reads.
+        The agent cannot list GPUNodes.
         """
         own = token(installed, "agent-a")
         other = request(installed, own, "GET", f"{GPUNODES}/agent-b", None)

@@ -283,7 +283,7 @@ def test_a_client_that_never_completes_its_handshake_is_closed(
         assert silent.recv(1) == b""
 
 
-def test_a_slow_reader_gets_a_large_response_completely(
+def test_a_slow_reader_receives_the_whole_of_a_large_response(
     world: ServedSample, reviews: Reviews, certificate: Certificate, authority: Authority
 ) -> None:
     tls = ServingTls(certificate.cert, certificate.key)

@@ -1,5 +1,5 @@
-"""Tests peaks of containers, when their use has settled, and to which run of the container they
-belong.
+"""Tests how the peak of a container is measured, when its use counts as settled, and to which run
+of the container a peak belongs.
 """
 
 import pytest

@@ -125,8 +125,10 @@ def test_a_process_that_ended_since_it_was_listed_belongs_to_its_last_owner(tree
     shutil.rmtree(tree / "101")
     found, _ = checked(probing, 101)
     assert (found[101].pod, found[101].command) == (uid(101), "")
+    # The driver still lists the process in the next sample, so the process no longer counts for the
+    # pod.
     again, _ = checked(probing, 101)
-    assert again[101].pod == ""  # A process that is listed for longer is not a pod's.
+    assert again[101].pod == ""
 
 
 def test_a_process_that_is_still_listed_is_read_rarely(tree: Path) -> None:

@@ -24,8 +24,9 @@ from tests.app.life import live
 from tests.app.life_world import Told, quicken
 from tests.controlplane import ROOT
 
-#: Folders of the product, and the module in them that restarts loops after an exception.
+#: Folders of the product.
 PRODUCT = tuple(f"{ROOT / each}/" for each in ("extender", "headroom"))
+#: The module that restarts loops after an exception.
 RESTARTS = str(ROOT / "headroom/runtime/loops.py")
 #: The first instruction of each coroutine after its creation.
 RESUME = bytes([opcode.opmap["RESUME"], 0])

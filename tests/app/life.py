@@ -139,7 +139,8 @@ async def steps(world: LifeWorld) -> None:
     world.create("vip", 20, priority=1000)
     await world.schedule("vip")
 
-    # Another client binds them, and they are charged. Usually there is one such pod, and two if an
+    # Another client binds a pod to a free node, and Headroom charges the pod. To free the node, the
+    # pods that were not evicted are deleted first: usually one of "big" and "other", or both if an
     # exception ended the first attempt.
     for name in {"big", "other"} & {each.metadata.name for each in store.list_pods()}:
         world.delete(name)

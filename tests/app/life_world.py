@@ -40,7 +40,7 @@ from tests.waiting import until_then
 
 NODES = ("a", "b")
 SOURCES = [Source(name="checkpoint"), Source(name="proc")]
-#: Errors with which this API server rejects operations.
+#: The message with which the API server of this world rejects operations.
 REJECTED = "a webhook rejects it"
 #: For each step, because nothing here takes a second.
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
@@ -88,11 +88,12 @@ class LifeWorld:
     console: Console
     #: Settings of the replica, after they are made.
     verbs: Any = None
-    #: Exceptions that kube-scheduler got, except ``REJECTED``.
+    #: Number of exceptions that kube-scheduler received, except exceptions with ``REJECTED``.
     errors: int = 0
     mirrored: set[str] = field(default_factory=set)
-    #: Use of each pod that does not use 1 GiB, and the pods with an Event that they are stuck.
+    #: Pod -> used bytes, for pods that do not use 1 GiB.
     used_bytes: dict[str, int] = field(default_factory=dict)
+    #: Pods with an Event that they are stuck.
     stuck: list[str] = field(default_factory=list)
     #: Operations that another replica does first.
     contested: list[str] = field(

@@ -129,7 +129,7 @@ def test_assumed_binds_of_several_extenders_are_added() -> None:
     assert [each.holds for each in console.cluster.holds.all(NOW_S) if each.uid == "of-a"] == [True]
 
 
-def test_assumed_binds_of_a_silent_extender_expire_and_those_of_a_deleted_one_end_at_once() -> None:
+def test_assumed_binds_expire_if_the_extender_is_silent_and_end_at_once_if_it_is_deleted() -> None:
     assert holds_of([followed(line("a"), EXPIRES_S - 0.1)]).holds
     nothing = HoldsSeen(None)
     assert holds_of([followed(line("a"), EXPIRES_S)]) == nothing

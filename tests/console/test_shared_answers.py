@@ -165,7 +165,7 @@ def test_views_that_depend_on_the_reader_share_no_answer() -> None:
     assert not shared & by_reader
 
 
-def test_the_page_waits_longer_after_an_event_than_an_answer_is_shared() -> None:
+def test_after_an_event_the_page_waits_until_earlier_shared_answers_have_expired() -> None:
     script = Path(ROOT, "headroom/console/page/app.js").read_text()
     found = re.search(r"BURST_MS = (\d+)", script)
     assert found is not None

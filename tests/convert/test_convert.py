@@ -36,7 +36,7 @@ VRAM = "headroom.gpu/vram"
 
 
 def asked(manifest: dict[str, Any]) -> dict[str, tuple[Any, int]]:
-    """Return amount and devices of each container, as the extender reads the pod."""
+    """Return the amount and the number of devices of each container, as the extender reads them."""
     pod = msgspec.convert({"spec": {}, **manifest, "metadata": manifest["metadata"]}, Pod)
     request = understand(pod, None, Rules())
     assert isinstance(request, VramRequest), request

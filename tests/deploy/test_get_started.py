@@ -23,7 +23,8 @@ NOT_HERE: Mapping[tuple[str, str], str] = {
     ("platforms.md", "gke"): "needs a project of Google's cloud, and its command line",
 }
 PAGES = sorted(path.name for path in (ROOT / "docs/get-started").glob("*.md"))
-#: This module, and a module that `make test` does not run.
+#: Modules whose commands do not count as tested: this module, and a module that `make test` does
+#: not run.
 LEFT_OUT = (Path(__file__).name, "newcomer.py")
 #: Functions of tests.deploy.pages that get a page and a mark.
 PLAYERS = ("play", "commands")

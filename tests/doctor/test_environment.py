@@ -76,7 +76,7 @@ def test_a_broken_component_is_reported_with_its_nodes(app: str) -> None:
     assert (one.weight is Weight.ADVICE) == (app == "nvidia-dcgm-exporter")
 
 
-def test_of_components_that_wait_for_each_other_the_first_one_is_reported() -> None:
+def test_if_components_wait_for_each_other_the_first_component_is_reported() -> None:
     waiting = ["nvidia-device-plugin-daemonset", "gpu-feature-discovery"]
     pods = [
         *operator("n", but=["nvidia-container-toolkit-daemonset", *waiting]),

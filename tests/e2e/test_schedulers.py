@@ -39,7 +39,9 @@ SCHEDULER_TOKEN = "scheduler-of-the-tests"
 
 
 class Mounted:
-    """The files of client and server, as headroom certs makes them and the kubelet mounts them."""
+    """The certificate files of the server and its client, as ``headroom certs`` creates them and
+    the kubelet mounts them.
+    """
 
     def __init__(self, folder: Path) -> None:
         extender, *_, client = wanted(SYSTEM_NAMESPACE)

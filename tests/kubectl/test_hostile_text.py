@@ -1,4 +1,4 @@
-"""Checks in every command that no text of tenants or agents becomes a command or a control
+"""Checks that no command prints text from tenants or agents as a shell command or a control
 character.
 
 The console shows pods, reports and profiles with hostile texts, including old objects that today's

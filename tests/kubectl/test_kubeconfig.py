@@ -59,7 +59,9 @@ class Kubeconfigs:
     def by_headroom(
         self, explicit: str | None, context: str | None, environment: Mapping[str, str]
     ) -> list[Reached]:
-        """Return what Headroom reaches, or nothing if it reports an error first."""
+        """Return the servers that Headroom contacts, or an empty list if it reports an error
+        first.
+        """
         self.reached.clear()
         configuration = client.Configuration()
         with contextlib.suppress(kubeconfig.BadKubeconfig):

@@ -56,8 +56,9 @@ class Soak:
         self.beside_s: list[float] = []
         self.gpu_s: list[float] = []
         self.bypassed = 0
-        #: Names of the pods with a reservation, and the number of them that a restart has ended.
+        #: Names of the pods with a reservation.
         self.reserved: set[str] = set()
+        #: Number of these pods that a kubelet rejected when it started again.
         self.lost = 0
         #: Threads and descriptors of one life of the agent, at its start and end.
         self.grown: list[tuple[int, int]] = []

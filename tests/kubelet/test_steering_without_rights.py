@@ -48,7 +48,7 @@ def restart_with(steered: SteeredNode, account: str) -> None:
     steered.until_steered()
 
 
-def test_an_agent_that_ends_without_permissions_restores_the_device_plugin(
+def test_an_agent_that_shuts_down_after_it_lost_its_permissions_restores_the_device_plugin(
     start_steered: StartSteered, plane: ControlPlane
 ) -> None:
     steered = start_steered(flags=("--device-choice=predicted",))

@@ -32,7 +32,7 @@ from tests.model.world import Call, Seam, World, again
 Program = Callable[[SyncStore], object]
 #: A single action of another client, or None while it is impossible.
 Deed = Callable[[World], World | None]
-#: Errors of a world, or empty.
+#: Returns the errors in a world, or an empty string if there are none.
 Judge = Callable[[World], str]
 T = TypeVar("T", World, Call)
 

@@ -111,7 +111,7 @@ def test_the_larger_of_request_and_measured_use_is_charged() -> None:
         assert t.reservation_bytes == charged * GIB
 
 
-def test_a_pod_on_an_unexpected_device_is_charged_its_maximum() -> None:
+def test_a_pod_on_an_unexpected_device_is_charged_its_largest_reservation_of_a_device() -> None:
     held = {"u1": reservation({"D0": 6 * GIB, "D1": 7 * GIB})}
     _, _, c = terms(*(shared(f"D{i}") for i in range(3)), reservations=held, pods=[use("u1", "D2")])
     assert c.reservation_bytes == 7 * GIB

@@ -98,7 +98,7 @@ def busy(ratio: float | None) -> SmActivity | None:
         pytest.param(None, None, "A", id="both unknown"),
     ],
 )
-def test_of_two_equally_full_devices_the_idler_is_chosen(
+def test_the_less_active_of_two_equally_full_devices_is_chosen(
     policy: str, a: float | None, b: float | None, best: str
 ) -> None:
     devices = [

@@ -43,7 +43,7 @@ _used_bytes = st.one_of(st.none(), amounts_bytes, st.just(-GIB))
 
 @dataclass(frozen=True)
 class DrawnNode:
-    """A node: its report, its reservations, its reserve, and its cordoned devices."""
+    """A node with a report, reservations, a reserve, a tolerance and cordoned devices."""
 
     status: GPUNodeStatus
     reservations: dict[str, Reservation]

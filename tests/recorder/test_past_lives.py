@@ -153,7 +153,7 @@ def test_a_run_of_dcgm_exporter_that_began_before_the_window_is_partial() -> Non
     old = NOW_S - 14 * DAY_S + 60
     (found,) = past_lives(answers(**both(peaks("used", began_s=old), OWNED)), NOW_S)
     assert found.life.partial
-    # The agent's metric is the peak since the start.
+    # The agent's metric is the peak since the container started, so this life is complete.
     (found,) = past_lives(answers(**both(peaks(began_s=old), OWNED)), NOW_S)
     assert not found.life.partial
 

@@ -150,8 +150,8 @@ class StandIn:
         self._stop(uid, frees=True)
 
     def restart_kubelet(self, *, plugin_first: bool, lots: Lots | None = None) -> None:
-        """Restart the kubelet, which reads its checkpoint and admits its pods again. These include
-        rejected pods whose rejection the API server does not have yet.
+        """Restart the kubelet, which reads its checkpoint and admits its pods again. It also admits
+        a rejected pod again if the API server has not received the rejection yet.
 
         The plugin notices by itself, and races with the pods. Without ``plugin_first`` it registers
         later, with ``register_plugin``.

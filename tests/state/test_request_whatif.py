@@ -88,7 +88,7 @@ def test_the_effect_of_replacement_alone_is_shown_separately() -> None:
     assert (found.empty_devices, found.empty_devices_again, found.empty_devices_after) == (0, 2, 2)
 
 
-def test_a_node_without_a_report_takes_pods_by_its_labels() -> None:
+def test_a_pod_can_fit_on_a_node_that_has_labels_but_no_report() -> None:
     waiting = pod("60Gi", uid="w", name="w")
     labelled = labelled_node(gfd())
     events = seen(labelled, gpunode(name=labelled.metadata.name), waiting)

@@ -279,7 +279,7 @@ def test_a_failure_that_recovered_between_two_reports_is_remembered() -> None:
     assert (outcome.result, outcome.surprise) == (Result.MISS, Surprise.HEALTH)
 
 
-def test_of_two_replicas_only_the_replica_that_bound_the_pod_counts_the_outcome() -> None:
+def test_only_the_replica_that_bound_the_pod_counts_the_outcome() -> None:
     async def play() -> tuple[list[float | None], list[dict[str, object]]]:
         replicas = [Extender(Settings(), unready=lambda: "") for _ in range(2)]
         own = reserved(f"{replicas[0].name}-1")

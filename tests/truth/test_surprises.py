@@ -215,7 +215,7 @@ def test_a_pod_end_delivered_before_the_binding_is_not_a_surprise() -> None:
         pytest.param(plugin_reconfigured, Surprise.CONFIGURATION, id="the plugin is reconfigured"),
     ],
 )
-def test_of_several_surprises_the_one_that_explains_the_miss_is_reported(
+def test_if_several_surprises_occur_the_surprise_that_explains_the_miss_is_reported(
     happen: Callable[[Predicted], None], surprise: Surprise
 ) -> None:
     """A pod of GPU-0 also ends, which makes GPU-1 less likely."""

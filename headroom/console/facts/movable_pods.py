@@ -83,7 +83,8 @@ class Movers:
         self._schedulers = schedulers
         self._quota_exceeded = quota_exceeded
         self._eligible: dict[bytes, Eligible] = {}
-        #: The rows of the snapshot on which a request of this kind fits now.
+        #: (kind of request, eligibility key of the pod) -> rows of the snapshot on which the pod
+        #: fits now.
         self._fitting: dict[tuple[Kind, bytes], Rows] = {}
 
     def eligible(self, pod: Pod) -> Eligible:

@@ -70,7 +70,8 @@ class Suggestion:
     nodes: int = 1
     #: Whether the pod must be deleted and created again.
     recreates: bool = False
-    #: A command or YAML from ``fixes`` that carries it out; empty if there is none.
+    #: A command or YAML from ``fixes`` that applies the suggestion, or empty if there is no such
+    #: fix.
     fix: str = ""
 
 

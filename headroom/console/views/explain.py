@@ -74,8 +74,8 @@ class SuggestionsView(View):
     nodes: int
     lower_to_bytes: int | None
     fix: str | None
-    """A kubectl command, or YAML for the pod or its template, that carries it out; null if there
-    is none."""
+    """A kubectl command, or YAML for the pod or its template, that applies the suggestion. Null if
+    there is no such fix."""
     wait_for: HeldView | None
 
 

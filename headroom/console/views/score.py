@@ -58,7 +58,7 @@ class HoldView(View):
     name: str
     uid: str
     until: str | None
-    """Latest end of the hold; null if that is not known."""
+    """Latest time at which the hold ends, or null if the time is unknown."""
 
 
 class NearestView(View):

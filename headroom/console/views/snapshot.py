@@ -61,8 +61,8 @@ def snapshot(context: InContext, snap: Newest, redact: Redact = False) -> Respon
 def _parts(
     objects: dict[str, msgspec.Struct], lists: Mapping[str, Iterable[object]]
 ) -> Iterator[bytes]:
-    """Yield one JSON object: the objects, then the lists, each object and list item on a line of
-    its own."""
+    """Yield one JSON object in parts: first the objects, then the lists. Each object and each list
+    item is on its own line."""
     yield b"{"
     between = b"\n"
     for name, one in objects.items():

@@ -11,10 +11,9 @@ from headroom.core.cluster.cluster import Cluster
 def trusted_rows(cluster: Cluster, gpunode: GPUNode | None) -> Iterator[PodUse]:
     """Yield the rows of the node's report, except rows of pods that are not bound to the node.
 
-    Names come from the API server. If a pod does not exist at the API server, for example because
-    it was deleted but still has a process, its row gets an empty namespace, because otherwise an
-    agent could report use for any namespace. The name in the row is the reported namespace followed
-    by the reported name.
+    Names come from the API server. A pod that no longer exists there can still have a process. The
+    row of such a pod gets an empty namespace, because otherwise an agent could report use for any
+    namespace. Its name is then the reported namespace followed by the reported name.
     """
     if gpunode is None or gpunode.status is None or not gpunode.status.pods:
         return

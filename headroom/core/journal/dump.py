@@ -119,8 +119,9 @@ class Head(msgspec.Struct, frozen=True):
     generated_at: str
     snapshot_generation: int
     redacted: bool
-    #: The time of the receiver's monotonic clock, and the Unix time at which this clock was 0.
+    #: Time of the dump, on the monotonic clock of the replica that wrote it.
     now_s: float
+    #: Unix time at which this monotonic clock was 0.
     epoch_s: float
 
 

@@ -57,8 +57,9 @@ class Overusing:
     device: str
     reserved_bytes: int
     used_bytes: int
-    #: Measured free memory of the device, and the part of it that must stay free for its pods.
+    #: Measured free memory of the device.
     free_bytes: int
+    #: Memory of the device that must stay free for its pods.
     needed_bytes: int
 
     @property
@@ -93,8 +94,9 @@ class Balance:
     free_bytes: int
     #: Memory that its pods have reserved but do not use, or the margin if the margin is larger.
     needed_bytes: int
-    #: The pods that stay on the device, and the pods among them that use more than they reserved.
+    #: The pods that stay on the device.
     staying: tuple[Holder, ...]
+    #: The staying pods that use more than they reserved.
     over: tuple[Holder, ...]
     #: The bytes that count as reserved for each pod that stays, by uid.
     reserved_bytes: Mapping[str, int]

@@ -154,9 +154,9 @@ class Overcommit:
     excess_bytes: int
     allocatable_bytes: int
     holders: tuple[Holder, ...]
-    #: Measured use of pods without a reservation on the device, and of processes outside of known
-    #: pods.
+    #: Measured use by pods without a reservation on the device.
     unreserved_pods_bytes: int = 0
+    #: Measured use by processes outside of known pods.
     unattributed_bytes: int = 0
 
 

@@ -53,23 +53,25 @@ class DeviceClass:
 class Space:
     """The free capacity of nodes for pods of one size."""
 
-    #: Among the nodes with a device of the resource, how many accept pods and how many do not.
+    #: Number of nodes that have a device of the resource and accept pods.
     open_nodes: int
+    #: Number of nodes that have a device of the resource but accept no pods.
     closed_nodes: int
     #: Nodes on which one more pod fits.
     fitting_nodes: int
     #: Minimum number of bytes that one pod takes on any open node, or None if no open node has a
     #: healthy device.
     need_bytes: int | None
-    #: Total headroom of the healthy devices of the resource, on open nodes and on closed nodes.
+    #: Total headroom of the healthy devices of the resource on open nodes.
     headroom_bytes: int
+    #: Total headroom of the healthy devices of the resource on closed nodes.
     closed_bytes: int
     #: Part of ``headroom_bytes`` that no such pod can use, because the device has no free replica
     #: or its node has fewer free replicas than the pod requests.
     stranded_bytes: int
-    #: Number of free replicas on open nodes, and how many of them are on devices with too little
-    #: free memory.
+    #: Number of free replicas on open nodes.
     replicas_free: int
+    #: Number of these replicas that are on devices with too little free memory.
     replicas_stranded: int
     #: The largest request per device that fits on some node, or None if every node rejects the pod
     #: for reasons other than memory.

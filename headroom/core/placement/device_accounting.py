@@ -275,8 +275,8 @@ def known(used_bytes: int | None) -> int | None:
 
 
 def _attributed(mates: Sequence[Device]) -> int | None:
-    """Return the unattributed bytes of the devices of one memory, or None if a value is not
-    reported."""
+    """Return the sum of the unattributed bytes of devices that share a memory, or None if the value
+    of a device is not reported."""
     found = 0
     for device in mates:
         unattributed_bytes = known(device.unattributed_bytes)

@@ -91,9 +91,8 @@ class Columns:
     #: Minimum number of replicas that the next pod must request so that it may get a replica of
     #: this device. It is larger than any request if no pod can get one.
     reach: Int2D
-    #: 0 if the plugin chooses. Otherwise the agent makes the kubelet allocate the devices that the
-    #: ledger chooses, and the value is 1 plus the number of devices in the set that another pod
-    #: must get (``DeviceTerms.set_size``).
+    #: 0 if the device plugin chooses the devices. Otherwise the agent makes the kubelet allocate
+    #: the devices that the ledger chooses, and the value is ``DeviceTerms.set_size`` plus 1.
     steered: Int2D
     #: Whether a container that requests several replicas may be placed here
     #: (``device_accounting.Several``).

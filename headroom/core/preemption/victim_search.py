@@ -101,8 +101,9 @@ class Victims:
     #: The rank that kube-scheduler computes for the node, or None if some of its victims are
     #: unknown here.
     listed: Rank | None
-    #: Whether kube-scheduler proposed the node, and whether it proposed exactly these victims.
+    #: Whether kube-scheduler proposed the node.
     offered: bool
+    #: Whether kube-scheduler proposed exactly these victims.
     as_offered: bool
 
     @property

@@ -111,16 +111,17 @@ class Track:
     #: Running lives. They are replaced as a whole and do not decay.
     running: Histogram = field(default_factory=Histogram)
     running_censored: Histogram = field(default_factory=Histogram)
-    #: Number of complete lives that ended, without decay, and the number of flat lives among them.
+    #: Number of complete lives that ended, without decay.
     ended: int = 0
+    #: Number of flat lives among them.
     flat: int = 0
-    #: Start of the first life and end of the last life in seconds since the epoch, or 0 if there
-    #: are no lives.
+    #: Unix time at which the first life started, or 0 if there are no lives.
     first_s: float = 0.0
+    #: Unix time at which the last life ended, or 0 if there are no lives.
     last_s: float = 0.0
-    #: Number of lives that ended while there was a recommendation, and the number of them with a
-    #: peak above it.
+    #: Number of lives that ended while there was a recommendation.
     tested: int = 0
+    #: Number of these lives whose peak was above the recommendation.
     missed: int = 0
     #: Number of lives whose peak was above the recommendation but not above their author's request.
     missed_fitting: int = 0

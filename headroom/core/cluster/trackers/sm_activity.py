@@ -30,8 +30,9 @@ class Activities(Tracker):
 
     def __init__(self) -> None:
         self._history: Mapping[Key, Activity] = {}
-        #: The node of each GPU by UUID, and the UUIDs of each node's GPUs.
+        #: UUID of a GPU -> its node.
         self._node_of: dict[str, str] = {}
+        #: Node -> UUIDs of its GPUs.
         self._gpus_of: dict[str, tuple[str, ...]] = {}
 
     def replace(self, history: Mapping[Key, Activity]) -> None:
