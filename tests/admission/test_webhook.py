@@ -160,13 +160,18 @@ def test_workloads_with_mistakes_are_admitted_with_a_warning(site: Site) -> None
     assert "pods of this CronJob will be rejected" in reply.warnings[0]
 
 
-def test_mistakes_of_administrators_get_a_warning(site: Site) -> None:
+def test_mistakes_of_administrators_are_rejected_where_they_are_made(site: Site) -> None:
     reply = annotate(site, f"{NAMESPACE}?dryRun=All", {"headroom.gpu/default-vram": "4GB"})
-    assert reply.status == 200
-    assert "annotation headroom.gpu/default-vram: '4GB' is not valid" in reply.warnings[0]
+    assert reply.status == 422
+    assert "annotation headroom.gpu/default-vram: '4GB' is not valid" in reply.message
     path = f"/api/v1/nodes/{OTHER}?dryRun=All"
     reply = annotate(site, path, {"headroom.gpu/device-choice": "best"})
-    assert "annotation headroom.gpu/device-choice: 'best' is not one of" in reply.warnings[0]
+    assert reply.status == 422
+    assert "annotation headroom.gpu/device-choice: 'best' is not one of" in reply.message
+    # A name without effect only gets a warning.
+    reply = annotate(site, path, {"headroom.gpu/device-choise": "steered"})
+    assert reply.status == 200
+    assert "did you mean headroom.gpu/device-choice?" in reply.warnings[0]
 
 
 def test_a_changed_pending_pod_is_reviewed_again(site: Site) -> None:

@@ -144,4 +144,4 @@ def test_a_pod_that_uses_a_gpu_without_a_request_is_reported(new_cluster: NewClu
     cluster.until(lambda: named() == [("e2e", "ray-head", 9 * GIB)], "the pod is named")
     kubeconfig = cluster.plane.kubeconfig("extender-of-the-tests")
     done = forks.run("headroom", "doctor", "--kubeconfig", str(kubeconfig), env=dict(os.environ))
-    assert "warning: e2e/ray-head: these pods use GPUs and request none" in done.stdout
+    assert "warning: e2e/ray-head: these pods use GPUs but request none" in done.stdout

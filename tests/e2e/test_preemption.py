@@ -62,7 +62,7 @@ def test_preemption_is_reported_and_no_other_pod_takes_the_freed_memory(stage: S
 
     leaves, others_leave = ("a", "LeavesForGPUMemory"), ("new-0", "OthersLeaveGPU")
     cluster.until(lambda: {leaves, others_leave} <= shown().keys(), "both have an Event")
-    assert shown()[leaves].endswith("needs the memory of its GPU.")
+    assert shown()[leaves].endswith("needs the memory of this pod's GPU.")
     assert shown()[others_leave].startswith("1 pod leaves node gpu-1 for this pod")
     body = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0").json()
     preempt = body["last_decision"]["preempt"]

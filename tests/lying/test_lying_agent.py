@@ -250,6 +250,7 @@ PATHS = (
     "/v1/teams",
     "/v1/idle",
     "/v1/score?pod=default/waiting",
+    "/v1/score?pod=default/waiting&node=a",
     "/v1/costs",
     *(f"/v1/timeline/pods/default/{name}" for name in BOUND_ON),
 )
@@ -257,17 +258,26 @@ PATHS = (
 OF_ALL = {
     *("generatedAt", "snapshot_generation", "generation", "totals", "total", "nodes_by_state"),
     *("sums", "devices_without_sm_activity", "matching", "overcommitted_bytes"),
+    # The rank of a node among all nodes.
+    *("rank", "difference", "winner", "winner_score_ratio", "tied", "wins"),
 }
 
 
 def views(of: LiedTo) -> Any:
     """Return the bodies of the debug API, without node b, its pods, and sums over all nodes."""
-    return {path: without_b(json.loads(of.asked.get(path).text)) for path in PATHS}
+    answers = {path: of.asked.get(path) for path in PATHS}
+    assert {answer.status_code for answer in answers.values()} == {200}
+    return {path: without_b(json.loads(answer.text)) for path, answer in answers.items()}
 
 
 def without_b(body: Any) -> Any:
     if isinstance(body, dict):
-        return {key: without_b(value) for key, value in body.items() if key not in OF_ALL}
+        return {
+            key: without_b(value)
+            for key, value in body.items()
+            # ``fits`` is a number of nodes, or whether the pod fits on one of them.
+            if key not in OF_ALL and (key != "fits" or isinstance(value, bool))
+        }
     if isinstance(body, list):
         return [without_b(each) for each in body if not is_of_b(each)]
     return body

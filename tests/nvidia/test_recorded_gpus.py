@@ -57,13 +57,19 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
+#: Calls that the agent makes only since the recordings. A GPU has not answered them for us yet.
+NOT_RECORDED = {"nvmlDeviceGetNvLinkState"}
+
+
 @recorded
 def test_the_stand_in_answers_every_call_with_the_same_codes(folder: Path, stage: Stage) -> None:
     stage.driver.say("", f"driver {folder.name.partition('-')[0]}")
     assert stage.verdicts("--looks", "5", "--only", "latency")["latency"][0] == "ok"
     answers = read(stage.out, "codes.json")
-    assert {name: {*codes} for name, codes in answers.items()} == {
-        name: {*codes} for name, codes in read(folder, "codes.json").items()
+    expected = read(folder, "codes.json")
+    assert answers.keys() - expected.keys() == NOT_RECORDED
+    assert {name: {*answers[name]} for name in expected} == {
+        name: {*codes} for name, codes in expected.items()
     }
 
 
