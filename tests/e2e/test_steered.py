@@ -14,7 +14,7 @@ from tests.controlplane import ControlPlane
 from tests.e2e.cluster import PODS
 from tests.e2e.conftest import Tell
 from tests.e2e.nodes import GIB, RESOURCE
-from tests.e2e.real import RealCluster
+from tests.e2e.real import Outcome, RealCluster
 from tests.e2e.watching import Watch
 from tests.kubelet.conftest import STEERED_KUBELET
 from tests.kubelet.node import Node
@@ -64,12 +64,7 @@ def test_a_burst_of_mixed_sizes_gets_the_devices_chosen_in_the_ledger(
     chance = random.Random(3)
     for i in range(24):
         cluster.ask(f"q{i}", chance.choice((2, 3, 4, 6, 8, 12)))
-    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
-    cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
-    # One device is given out at a time, so the first rejections are not final.
-    with Watch(cluster.plane, PODS) as pods:
-        cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
-    outcome = cluster.outcome()
+    outcome = final_outcome(cluster)
     tell(f"{outcome.bound} of {outcome.pods} bound, {outcome.asked_ratio:.0%} of the memory asked")
     assert (outcome.overcommitted, outcome.overdrawn, outcome.turned_away) == (0, 0, 0)
     assert outcome.bound >= 8
@@ -92,11 +87,7 @@ def test_pods_with_a_part_of_a_gpu_a_whole_gpu_and_several_gpus_share_nodes(
     assert len(devices("wide")) == 2
     for i in range(12):
         cluster.ask(f"tiny{i}", 1)
-    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
-    cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
-    with Watch(cluster.plane, PODS) as pods:
-        cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
-    outcome = cluster.outcome()
+    outcome = final_outcome(cluster)
     tell(f"{outcome.bound} of {outcome.pods} bound, {outcome.asked_ratio:.0%} of the memory asked")
     # Each GPU has 4 replicas. Three of them stay free beside the pod with a whole GPU, and the
     # other GPUs hold the first two pods.
@@ -212,6 +203,18 @@ def is_returned(machine: Node) -> bool:
     """
     log = machine.log("agent")
     return log.rfind("plugin_brought_back") > log.rfind("steering_registered")
+
+
+def final_outcome(cluster: RealCluster) -> Outcome:
+    """Wait until the burst is over, and return its outcome.
+
+    The first rejections are not final, because one set of devices is given out at a time.
+    """
+    cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
+    cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
+    with Watch(cluster.plane, PODS) as pods:
+        cluster.until(lambda: pods.quiet_s() > 5, "nothing changes any more")
+    return cluster.outcome()
 
 
 def runs(cluster: RealCluster, name: str) -> bool:

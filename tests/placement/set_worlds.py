@@ -148,7 +148,7 @@ class World:
             return number * GIB
         return whole * number // 100 if kind == "percent" else whole // self.replicas
 
-    # What the agent reports.
+    # The values that the agent reports.
 
     def sample(self) -> GPUNodeStatus:
         rows = [
