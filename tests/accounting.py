@@ -1,4 +1,4 @@
-"""Reads the API server's own count of writes, by any client."""
+"""Reads the API server's metric that counts the writes of all clients."""
 
 import re
 from collections import Counter
@@ -15,7 +15,9 @@ _WRITES = re.compile(
 
 
 def written(plane: ControlPlane) -> Counter[str]:
-    """Return the successful writes since the API server started, by "PATCH gpunodes/status" etc."""
+    """Count the successful writes since the API server started, by keys such as "PATCH
+    gpunodes/status".
+    """
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False, timeout=PATIENCE_S)
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()

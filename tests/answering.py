@@ -1,4 +1,4 @@
-"""An HTTP server on loopback whose responses are computed by a function of the test."""
+"""An HTTP server on loopback that calls a function of the test for each response."""
 
 import json
 import ssl
@@ -20,12 +20,12 @@ class Request:
     path: str
     headers: Message
     body: bytes
-    #: Sends bytes as they are, for responses that are incomplete or invalid.
+    #: Writes raw bytes to the connection, so that a test can send incomplete or invalid responses.
     write: Callable[[bytes], object]
 
 
-#: Status, body (JSON unless it is bytes) and headers. Without an answer, the connection is closed
-#: after what the function has written.
+#: Status, body and headers. A body that is not bytes is encoded as JSON. If the answer is None, the
+#: server closes the connection after the bytes that the function wrote.
 Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
 
 
@@ -33,7 +33,7 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore clients that disconnect, or that TLS rejects."""
+        """Ignore clients that disconnect or fail the TLS handshake."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -42,7 +42,9 @@ class _Server(ThreadingHTTPServer):
 def answering(
     answer: Callable[[Request], Answer], certificate: Certificate | None = None
 ) -> Iterator[str]:
-    """Yield the URL of a server that calls ``answer`` for each request, in several threads."""
+    """Yield the URL of a server that calls ``answer`` for each request, on one thread per
+    connection.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -67,7 +69,7 @@ def answering(
         do_GET = do_POST = do_PATCH = do_CONNECT = _answer
 
         def log_message(self, format: str, *args: object) -> None:
-            """Do not log requests."""
+            """Log nothing, because the default logs each request to stderr."""
 
     with _Server(("127.0.0.1", 0), Handler) as server:
         if certificate is not None:

@@ -1,4 +1,4 @@
-"""Blocking versions of the ledger and its stores, for tests that run one call after the other."""
+"""Blocking versions of the ledger and its stores, for tests without an event loop."""
 
 import asyncio
 import itertools
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 
 def now(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that does no I/O, and return its result. The coroutine may yield
-    (``sleep(0)``).
+    """Run a coroutine that does no I/O, and return its result. The coroutine may await
+    ``sleep(0)``.
     """
     while True:
         try:
@@ -36,9 +36,9 @@ def now(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Ledger:
-    """A ledger with blocking methods over a store that answers at once.
+    """A ledger with blocking methods over a synchronous store.
 
-    ``code`` is the module of the ledger, or a mutant of it.
+    ``code`` is the module that defines the ledger, or a mutated copy of the module.
     """
 
     def __init__(self, store: SyncStore, *args: Any, code: ModuleType = ledger, **how: Any) -> None:
@@ -60,9 +60,11 @@ def ledger_over(
     wall_s: Callable[[], float] | None = None,
     written: Callable[[GPUNode], None] = lambda gpunode: None,
 ) -> Ledger:
-    """Return a ledger that judges pods by the state. Its attempts are id-0, id-1 and so on.
+    """Return a ledger that checks whether pods fit with the state. Its attempts have the IDs id-0,
+    id-1 and so on.
 
-    ``epoch_s`` is the wall clock's time when ``now_s`` was 0, unless ``wall_s`` is the wall clock.
+    ``wall_s`` is the wall clock. Without it, the wall clock showed ``epoch_s`` when ``now_s`` was
+    0.
     """
     numbers = itertools.count()
     return Ledger(
@@ -76,15 +78,15 @@ def ledger_over(
 
 
 async def give_way(operation: str, when: str) -> None:
-    """Let other tasks of the loop run."""
+    """Let the loop run other tasks."""
     await asyncio.sleep(0)
 
 
 class Faraway:
-    """An asynchronous ``Store`` over one that answers at once.
+    """An asynchronous ``Store`` over a synchronous store.
 
-    ``meanwhile`` is awaited "before" and "after" each operation. If it raises, that simulates a
-    lost request or a lost answer.
+    ``meanwhile`` is awaited with "before" and "after" around each operation. If it raises, the
+    request or the response is lost.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class Faraway:
 
 
 class Loop:
-    """An event loop in its own thread, through which other threads call an API server."""
+    """An event loop in its own thread. Other threads use it to call an API server."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -154,7 +156,7 @@ class Loop:
 
 
 class Blocking:
-    """An asynchronous object with blocking methods, for any thread."""
+    """Wraps an asynchronous object with blocking methods, which any thread can call."""
 
     def __init__(self, loop: Loop, awaited: object) -> None:
         self._loop, self._awaited = loop, awaited

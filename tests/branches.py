@@ -1,6 +1,6 @@
-"""Table of the differences between NVIDIA's driver branches that affect the agent.
+"""A table of the differences between NVIDIA's driver branches that affect the agent.
 
-The fake driver library simulates each row (``play`` and ``tests.driver.library_folder``).
+The fake driver library simulates each row with ``play`` and ``tests.driver.library_folder``.
 ``tests/agent/test_drivers.py`` runs the agent with each, and docs/design/agent.md shows the table.
 """
 
@@ -13,21 +13,21 @@ _MEMORY_V2 = ("nvmlDeviceGetMemoryInfo_v2",)
 _LIMITS = ("nvmlDeviceGetMemoryLimits_v1",)
 
 NOT_SUPPORTED, INVALID_ARGUMENT = 3, 2
-#: Size of an entry in nvml.h, for v1, and for v2 and v3.
+#: Size of a process list entry in nvml.h: 16 bytes in version 1, and 24 bytes in versions 2 and 3.
 V1_BYTES, V3_BYTES = 16, 24
 
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    #: A version of the branch, which the fake library reports.
+    #: The driver version that the fake library reports for the branch.
     driver: str
-    #: Sources for this behaviour.
+    #: The documents that describe the branch's behavior.
     source: str
-    #: Functions that the library does not export.
+    #: Functions that the branch's library does not export.
     missing: tuple[str, ...] = _LIMITS
-    #: Bytes that ``_v3`` of the process lists writes for each process.
+    #: Bytes per process that the ``_v3`` functions for process lists write.
     entry_bytes: int = V3_BYTES
-    #: NVML error code for the field of the recovery action, or 0 if the field is supported.
+    #: NVML error code that the library returns for the recovery action, or 0 if it is supported.
     recovery_code: int = 0
 
     @property

@@ -1,8 +1,8 @@
 """Time budgets of the test suites, and a summary at the end of every run.
 
-A suite is a folder below ``tests``; the modules directly in ``tests`` are one more suite. Without a
-budget for each suite, pytest collects nothing. A suite over its budget causes only a warning,
-because machines differ.
+A suite is a folder below ``tests``, and the modules directly in ``tests`` are one more suite.
+pytest fails during collection if a suite has no budget. A suite that exceeds its budget causes only
+a warning, because machines differ.
 """
 
 import collections
@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-#: Seconds for each suite, added up over workers. Six workers share two cores, and all binaries are
-#: built.
+#: Budget of each suite in seconds, summed over all workers. The budgets assume six workers on two
+#: cores, with all binaries built.
 BUDGETS_S = {
-    # Five of its modules need an API server, which takes 6 s each, so five workers start one.
+    # Five modules need an API server, so up to five workers start an API server, which takes 6 s.
     "admission": 50,
     "agent": 195,
     "benchmarks": 325,
@@ -25,11 +25,11 @@ BUDGETS_S = {
     "contract": 30,
     "controllers": 20,
     "demo": 60,
-    # A quiet machine takes 631 s: the installation of test_installed.py also follows the pages for
+    # An idle machine takes 631 s, because test_installed.py follows the installation pages for
     # Helm, for kustomize, and for clusters without GPUs.
     "deploy": 660,
     "doctor": 12,
-    # A quiet machine takes 1,131 s.
+    # An idle machine takes 1,131 s.
     "e2e": 1205,
     "fuzz": 20,
     "gobin": 15,
@@ -39,7 +39,7 @@ BUDGETS_S = {
     "history": 40,
     "kube": 40,
     "kubectl": 70,
-    # A quiet machine took 500 s. Since then two tests no longer wait for grace periods of 30 s.
+    # An idle machine takes less than 500 s.
     "kubelet": 500,
     "ledger": 35,
     "lying": 20,
@@ -54,7 +54,6 @@ BUDGETS_S = {
     "release": 90,
     "samples": 5,
     "scheduler": 85,
-    # Includes the tests of authorization, which were part of the console's tests before.
     "server": 30,
     "soak": 150,
     "standin": 105,
@@ -68,13 +67,13 @@ _took_s: collections.Counter[str] = collections.Counter()
 
 
 def suite_of(path: str) -> str:
-    """Return the suite of a test, from its path or its node id."""
+    """Return the suite of a test, given its path or its pytest node ID."""
     below_tests = Path(path.partition("::")[0]).parent.parts[1:]
     return below_tests[0] if below_tests else "modules beside"
 
 
 def table(took_s: dict[str, float]) -> list[str]:
-    """Return lines with the seconds and the budget of each suite, slowest first."""
+    """Return a table of the seconds and the budget of each suite, slowest suite first."""
     lines = ["suite           seconds  budget"]
     for suite, seconds in sorted(took_s.items(), key=lambda each: -each[1]):
         budget_s = BUDGETS_S.get(suite, 0)
@@ -84,7 +83,7 @@ def table(took_s: dict[str, float]) -> list[str]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Modules check_*.py run only when their make target names them.
+    # Modules named check_*.py need no budget, because only their make target runs them.
     suites = {suite_of(item.nodeid) for item in items if item.path.name.startswith("test_")}
     if missing := suites - set(BUDGETS_S):
         raise pytest.UsageError(
@@ -94,7 +93,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add up all phases. A session fixture counts for the suite that uses it first."""
+    """Add the duration of each phase. The setup of a session fixture counts for the suite that uses
+    it first.
+    """
     _took_s[suite_of(report.nodeid)] += report.duration
 
 

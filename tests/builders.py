@@ -1,4 +1,4 @@
-"""Builds objects for tests with defaults, so that a test names only the values that matter."""
+"""Builds test objects with defaults, so that a test passes only the values that matter."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -48,16 +48,16 @@ __all__ = ["GIB", "GPU", "MIB", "NOW_S", "STAMP"]
 
 GIB = 1 << 30
 GPU = "nvidia.com/gpu"
-#: The extender's monotonic clock in these tests.
+#: Time on the extender's monotonic clock in these tests.
 NOW_S = 1000.0
-#: The time at which a report becomes stale, on the same clock.
+#: Time on the monotonic clock at which a report becomes stale.
 FRESH_S = 1060.0
-#: observedAt of the reports that builders make.
+#: Value of ``observedAt`` in the reports that this module builds.
 STAMP = "2026-11-21T00:00:00+00:00"
 
 
 def device(uuid: str = "GPU-0", **other: Any) -> Device:
-    """Return an idle, unshared 24 GiB GPU with its one replica free."""
+    """Return an idle, unshared 24 GiB GPU. Its only replica is free."""
     given: dict[str, Any] = {
         "memory_bytes": 24 * GIB,
         "reserved_bytes": 0,
@@ -115,7 +115,8 @@ def gate() -> InitContainer:
 
 
 def following(of: Container, index: int = 0) -> Container:
-    """Return the container with NVIDIA_VISIBLE_DEVICES from the devices chosen for ``index``.
+    """Return the container with NVIDIA_VISIBLE_DEVICES set to the devices chosen for container
+    ``index``.
 
     The value comes from the pod's annotation ``headroom.gpu/devices.<index>``.
     """
@@ -126,7 +127,9 @@ def following(of: Container, index: int = 0) -> Container:
 
 
 def choosing(of: Container, variable: EnvVar | None = None) -> Container:
-    """Return the container with its own NVIDIA_VISIBLE_DEVICES, by default with all devices."""
+    """Return the container with NVIDIA_VISIBLE_DEVICES set by its author, by default to all
+    devices.
+    """
     given = variable or EnvVar(name="NVIDIA_VISIBLE_DEVICES", value="all")
     return msgspec.structs.replace(of, env=[given])
 
@@ -171,8 +174,8 @@ def pod(
 def request(
     of: Pod | str | None = "8Gi", default_vram: str | None = None, rules: Rules | None = None
 ) -> VramRequest:
-    """Return the request of a pod, which must be valid. A text is the annotation of a default
-    pod.
+    """Return the request of a pod, which must be valid. A string is the value of the annotation on
+    a default pod.
     """
     asked = of if isinstance(of, Pod) else pod(of)
     understood = understand(asked, default_vram, rules or Rules(gate_image=GATE_IMAGE))
@@ -180,7 +183,8 @@ def request(
     return understood
 
 
-#: Default configuration of plugin and kubelet. By default, reports do not include it.
+#: Default configuration of the device plugin and the kubelet. Reports of this module omit it unless
+#: a test passes it.
 DISTRIBUTED = Plugin(allocation_policy="distributed", topology_manager_policy="none")
 
 
@@ -206,7 +210,7 @@ def weighed_anew(
     leaving: Set[str] = frozenset(),
     cordoned: Set[str] = frozenset(),
 ) -> tuple[DeviceTerms, ...]:
-    """Return the terms of a report, computed without an earlier report."""
+    """Compute the terms of a report from scratch, without the terms of an earlier report."""
     occupancy = occupy(report, reservations, leaving)
     return weigh(occupancy, report, reserve_bytes, tolerance_bytes, cordoned)
 
@@ -235,7 +239,7 @@ def weighed(
     obeys_environment: bool = True,
     **how: Any,
 ) -> NodeTerms:
-    """Return a node's terms. ``how`` is passed to ``terms``."""
+    """Return the terms of a node. ``how`` is passed to ``terms``."""
     return NodeTerms(
         name,
         reason,
@@ -248,7 +252,7 @@ def weighed(
 def judged(
     what: VramRequest | Pod | str | None, *nodes: NodeTerms, now_s: float = NOW_S
 ) -> tuple[Snapshot, Verdicts]:
-    """Return the verdicts of ``fit`` for all these nodes in order, with their snapshot."""
+    """Return a snapshot of the nodes and the verdicts of ``fit`` in the order of the nodes."""
     snap = build(nodes)
     asked = what if isinstance(what, VramRequest) else request(what)
     return snap, fit(asked, snap, snap.rows([node.name for node in nodes]), now_s)
@@ -278,7 +282,7 @@ def gpunode(
     observed_at: str = STAMP,
     plugin: Plugin | None = None,
 ) -> GPUNode:
-    """Return a GPUNode, by default initialised. Without devices it has no report."""
+    """Return a GPUNode, by default initialised. Without devices, the GPUNode has no report."""
     return GPUNode(
         metadata=ObjectMeta(name=name, uid=uid, resource_version=version),
         spec=GPUNodeSpec(initialised=initialised, reservations=dict(reservations or {})),

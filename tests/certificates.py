@@ -12,7 +12,7 @@ class Certificate:
     key: Path
 
     def put(self, other: "Certificate") -> None:
-        """Replace key and certificate in the same files, as a renewal does."""
+        """Overwrite the key and certificate files with ``other``, as a renewal does."""
         for mine, theirs in ((self.key, other.key), (self.cert, other.cert)):
             renewed = mine.with_suffix(".renewed")
             renewed.write_bytes(theirs.read_bytes())
@@ -20,7 +20,7 @@ class Certificate:
 
 
 class Authority:
-    """A certificate authority. ``cert`` is the file of its own certificate."""
+    """A certificate authority. ``cert`` is the path of the authority's own certificate."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder = folder
@@ -36,12 +36,13 @@ class Authority:
         usage: str = "serverAuth,clientAuth",
         days: int = 30,
     ) -> Certificate:
-        """Sign a certificate for a client and for a server at 127.0.0.1.
+        """Sign a certificate that clients and a server at 127.0.0.1 can use.
 
-        ``name`` is its common name and file name. ``groups`` are the groups of a Kubernetes user.
+        ``name`` is both the common name and the file name. ``groups`` are the Kubernetes groups of
+        the user.
         """
         signed = Certificate(self._folder / f"{name}.crt", self._folder / f"{name}.key")
-        # Go clients such as kube-scheduler need the address. Client certificates need nothing else.
+        # Go clients such as kube-scheduler check the address in the server's certificate.
         _openssl(
             *("req", "-x509", "-CA", self.cert, "-CAkey", self._key, *_new_key(signed.key)),
             *("-days", str(days)),
@@ -53,9 +54,10 @@ class Authority:
 
 
 def make_api_certificate(cert: Path, address: str) -> None:
-    """Make the certificate of an API server at this address, and its key next to it.
+    """Create a certificate for an API server at this address, and write its key next to it.
 
-    The API server uses these files if they exist. Its own RSA keys take more CPU per connection.
+    The API server uses these files if they exist. Otherwise it creates RSA keys, which take more
+    CPU per connection.
     """
     service = "kubernetes.default.svc"
     hosts = ("localhost", "kubernetes", "kubernetes.default", service, f"{service}.cluster.local")

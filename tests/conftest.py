@@ -18,23 +18,24 @@ from tests.state.validation import violations, watch_states
 
 pytest_plugins = ["tests.budgets"]
 
-# Test processes import the same sources many times, so let them cache bytecode.
+# Let test processes cache bytecode, because they import the same sources many times.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Let the Go processes use more memory: garbage collection takes an eighth of their CPU otherwise.
+# Let Go processes use more memory. Otherwise, garbage collection takes an eighth of their CPU.
 os.environ.setdefault("GOGC", "400")
 os.environ.setdefault("GOMEMLIMIT", "1GiB")
 # Let each Go process run on one core, because idle threads that search for work use a fifth of
 # their CPU.
 os.environ.setdefault("GOMAXPROCS", "1")
-# Let numpy start no second thread, because it spins for 25 ms of CPU at each start of a process.
+# Keep numpy single-threaded, because its second thread spins for 25 ms of CPU when a process
+# starts.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Collect garbage less often: with Python's defaults it takes an eighth of the CPU of quick tests.
 gc.set_threshold(5_000, 20, 100)
 
-# Without rich, which takes 0.1 s of CPU to show a traceback with all its variables.
+# Format tracebacks without rich, which takes 0.1 s of CPU to show all variables of a traceback.
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
-# No deadline per example, because it would depend on the machine. Benchmarks measure time.
+# Set no deadline per example, because the time depends on the machine. Benchmarks measure time.
 hypothesis.settings.register_profile("headroom", deadline=None, max_examples=examples(250))
 hypothesis.settings.load_profile("headroom")
 watch_states()
@@ -43,9 +44,11 @@ watch_states()
 @pytest.fixture(scope="session")
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """A real API server with the CRD, shared by the session. Use unique object names."""
+    """A real API server with the CRD. All tests of the session share it, so use unique object
+    names.
+    """
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    # The first build takes minutes, so show its progress.
+    # Show the progress of the build, because the first build takes minutes.
     with capture.global_and_fixture_disabled():
         built("etcd", "kube-apiserver")
     with control_plane() as running:
@@ -56,8 +59,8 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
 def reset_logging() -> Iterator[None]:
     """Reset structlog after each test.
 
-    A command that a test calls in this process sends logs to the test's stderr, which is closed
-    when the test ends.
+    A command that a test calls in this process configures structlog to write to the test's stderr,
+    which pytest closes when the test ends.
     """
     yield
     if structlog.is_configured():
@@ -66,12 +69,12 @@ def reset_logging() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def valid_states() -> Iterator[None]:
-    """Check the invariants of each state that a test of this process still holds."""
+    """Check the invariants of every state object that still exists in this process."""
     yield
     assert violations() == []
 
 
-#: Tests that may be skipped even if CI is true: test id -> reason.
+#: Tests that may be skipped in CI. Maps the ID of each test to the reason.
 SKIPS_ALLOWED = {
     "tests/demo/test_trace.py::test_the_built_in_figures_equal_the_trace": (
         "needs the research trace, which stays out of the repository and of a plain clone"
@@ -82,7 +85,8 @@ SKIPS_ALLOWED = {
 }
 
 
-#: Modules that start first, in this order, so that all workers end at about the same time.
+#: Modules that start first, in this order. They take longest, and starting them early lets all
+#: workers end at about the same time.
 LONGEST_FIRST = (
     "tests/kubelet/test_agent.py",
     "tests/install/",
@@ -91,7 +95,7 @@ LONGEST_FIRST = (
     "tests/standin/test_conformance.py",
     "tests/deploy/test_installed.py",
     "tests/soak/",
-    # Together, so that each worker starts their API server once.
+    # These modules follow each other, so that each worker starts their API server only once.
     "tests/e2e/test_real_nodes.py",
     "tests/e2e/test_gated.py",
     "tests/e2e/test_churn.py",
@@ -125,7 +129,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Let the garbage collector ignore modules and tests, which live until the end."""
+    """Exclude modules and tests from garbage collection, because they live until the end."""
     gc.disable()
     try:
         return (yield)
@@ -134,7 +138,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-@pytest.hookimpl(trylast=True)  # pytest sorts by fixtures.
+@pytest.hookimpl(trylast=True)  # after pytest has sorted the tests by fixtures
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if config.getoption("reversed"):
         items.reverse()
@@ -145,13 +149,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def exists_yet(item: pytest.Item) -> bool:
-    """Return whether the minor of Kubernetes under test has the tested feature."""
+    """Return whether the Kubernetes version under test has the feature that the test needs."""
     since = item.get_closest_marker("since")
     return since is None or is_at_least(*since.args)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests whose fixtures start processes, before ``-m`` selects by marks."""
+    """Mark tests as slow if their fixtures start processes, before ``-m`` selects by marks."""
     if isinstance(item, pytest.Function) and any(
         hasattr(fixtures[-1].func, "starts_processes")  # the last definition overrides the others
         for fixtures in item._fixtureinfo.name2fixturedefs.values()
@@ -161,7 +165,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Let only slow tests start servers, so that `make check` remains quick."""
+    """Let only slow tests start servers, because `make check` must remain quick."""
     if item.get_closest_marker("slow"):
         return (yield)
     with pytest.MonkeyPatch.context() as patch:
@@ -178,7 +182,7 @@ def _no_process(*_: object, **__: object) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Report a skip as a failure if CI is true, unless ``SKIPS_ALLOWED`` contains the test."""
+    """Report a skipped test as failed in CI, unless ``SKIPS_ALLOWED`` contains the test."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true" and item.nodeid not in SKIPS_ALLOWED:
         report.outcome = "failed"
@@ -187,7 +191,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the property "measured" of all tests, of all workers."""
+    """Print the values that tests recorded as the property "measured"."""
     lines = [
         f"{report.nodeid.rpartition('::')[2]}: {text}"
         for reports in terminalreporter.stats.values()

@@ -1,9 +1,9 @@
-"""A real etcd and kube-apiserver on loopback, for one test session.
+"""A real etcd and a real kube-apiserver on loopback, for one test session.
 
 RBAC and TLS are on, and clients trust the API server's self-signed certificate. Tests have a
 cluster-admin token. The ServiceAccount admission plugin is off, because no controller creates the
-service accounts that it requires. kube-scheduler, kube-controller-manager and other processes can
-be started as well, each with its own user.
+service accounts that it requires. Tests can also start kube-scheduler, kube-controller-manager and
+other processes, each with its own user.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ from tests.waiting import PATIENCE_S, until
 
 ROOT = Path(__file__).resolve().parents[1]
 ADMIN_TOKEN = "admin-of-the-tests"
-#: Token of an authenticated user without any rights.
+#: Token of an authenticated user who has no permissions.
 STRANGER_TOKEN = "stranger-of-the-tests"
-#: User of each token. Kubernetes creates the roles of its own components, but Headroom's need
-#: roles.
+#: Maps each token to its user. Kubernetes creates the roles of its own components, but Headroom's
+#: components need roles from a test.
 TOKENS = {
     STRANGER_TOKEN: "stranger",
     "scheduler-of-the-tests": "system:kube-scheduler",
@@ -45,10 +45,10 @@ TOKENS = {
     "certs-of-the-tests": "headroom-certs",
     "certs-renewal-of-the-tests": "headroom-certs-renewal",
 }
-#: The only scheduler, so pods that name another scheduler stay pending.
+#: The name of the only scheduler. Pods that name another scheduler stay pending.
 SCHEDULER_NAME = "headroom"
-#: The running controllers. node-lifecycle is not among them, because it would taint nodes without a
-#: kubelet.
+#: Controllers that kube-controller-manager runs. node-lifecycle is missing because it would taint
+#: nodes that have no kubelet.
 CONTROLLERS = (
     "deployment-controller",
     "replicaset-controller",
@@ -61,7 +61,9 @@ MERGE = "application/merge-patch+json"
 
 @cache
 def built(*names: str) -> dict[str, Path]:
-    """Return the paths of pinned binaries by name. Build missing ones, with progress on stderr."""
+    """Return the paths of pinned binaries by name. Build missing binaries and show the progress on
+    stderr.
+    """
     build = str(ROOT / "tests/gobin/build.py")
     targets = [of_version(name) for name in names]
     command = ["env", "-u", "GOMAXPROCS", sys.executable, build, *targets]  # compile on all cores
@@ -71,7 +73,7 @@ def built(*names: str) -> dict[str, Path]:
 
 
 def crd_manifest() -> dict[str, Any]:
-    """Return the deployed CRD of GPUNode."""
+    """Return the GPUNode CRD from ``deploy/base``."""
     manifest: dict[str, Any] = yaml.load(
         (ROOT / "deploy/base/crd.yaml").read_text(), yaml.CSafeLoader
     )
@@ -79,18 +81,20 @@ def crd_manifest() -> dict[str, Any]:
 
 
 class ApiRefused(Exception):
-    """The API server answered a test's request with an error."""
+    """The API server rejected a test's request."""
 
 
 class ControlPlane(Processes):
-    """etcd and kube-apiserver, and other processes of a cluster.
+    """Runs etcd, kube-apiserver and other processes of a cluster.
 
-    ``start`` returns when the API server is ready. ``stop`` ends all processes and deletes files.
+    ``start`` returns when the API server is ready. ``stop`` ends all processes and deletes their
+    files.
     """
 
     #: The address that the API server listens on and advertises.
     address = "127.0.0.1"
-    #: Disabled admission plugins. By default, no controller creates service accounts.
+    #: Disabled admission plugins. ServiceAccount is disabled because no controller creates service
+    #: accounts by default.
     without_admission = ("ServiceAccount",)
     controllers = CONTROLLERS
 
@@ -101,7 +105,7 @@ class ControlPlane(Processes):
 
     @cached_property
     def binaries(self) -> dict[str, Path]:
-        """Return the binaries that ``start`` needs. The first use builds missing ones."""
+        """Return the binaries that ``start`` needs. The first call builds missing binaries."""
         return built("etcd", "kube-apiserver")
 
     @property
@@ -141,7 +145,7 @@ class ControlPlane(Processes):
         self.start_apiserver()
 
     def spawn_etcd(self) -> None:
-        """Start etcd. After ``kill("etcd")`` it has the same data."""
+        """Start etcd. If it was killed before, it starts with the same data."""
         client = f"http://127.0.0.1:{self.etcd_port}"
         peer = f"http://127.0.0.1:{self._peer_port}"
         self.spawn(
@@ -153,14 +157,14 @@ class ControlPlane(Processes):
             f"--listen-peer-urls={peer}",
             f"--initial-advertise-peer-urls={peer}",
             f"--initial-cluster=default={peer}",
-            # Rarer than kubeadm's 5 s, which cost an idle API server 1 % of a CPU.
+            # kubeadm's interval of 5 s costs an idle API server 1 % of a CPU.
             "--watch-progress-notify-interval=30s",
             "--unsafe-no-fsync",
             "--log-level=warn",
         )
 
     def start_apiserver(self, patience_s: float = START_TIMEOUT_S, *flags: str) -> None:
-        """Start the API server and wait until it is ready. After a ``kill`` it has the same
+        """Start the API server and wait until it is ready. A restarted API server has the same
         port.
         """
         self.spawn_apiserver(*flags)
@@ -193,8 +197,8 @@ class ControlPlane(Processes):
     def kubeconfig(
         self, token: str = ADMIN_TOKEN, namespace: str = "default", port: int | None = None
     ) -> Path:
-        """Write a kubeconfig for a token. ``port`` is the port of a proxy in front of the API
-        server.
+        """Write a kubeconfig for a token. If ``port`` is given, the kubeconfig uses the proxy at
+        that port.
         """
         path = self.folder / f"{token}.{namespace}.{port or self.port}.kubeconfig"
         self.write_kubeconfig(path, {"token": token}, namespace, port)
@@ -235,10 +239,10 @@ class ControlPlane(Processes):
     ) -> None:
         """Start one of the built kube-schedulers with our extender, configured as shipped.
 
-        It has no port of its own, and several binaries can run at once. ``tls`` is the extender's
-        tlsConfig. Without it, plain HTTP is used. ``timeout_s`` is the timeout of each call. With
-        the shipped 0.5 s for prioritize, a pod on a busy machine would be placed without our
-        scores.
+        The scheduler opens no port, so several versions can run at the same time. ``tls`` is the
+        extender's tlsConfig. Without ``tls``, the scheduler uses plain HTTP. ``timeout_s`` is the
+        timeout of each call. It is longer than the shipped 0.5 s for prioritize, because on a busy
+        machine pods would be placed without our scores.
         """
         kubeconfig = self.kubeconfig("scheduler-of-the-tests")
         content = scheduler_configuration(extender_url, kubeconfig, tls, one_entry)
@@ -255,7 +259,8 @@ class ControlPlane(Processes):
     ) -> None:
         """Start a kube-scheduler with this KubeSchedulerConfiguration, as process ``name``.
 
-        ``gates`` are feature gates that override the shipped ones, such as ``"Gate=true"``.
+        ``gates`` are feature gates such as ``"Gate=true"``, which override the shipped feature
+        gates.
         """
         config = self.folder / f"{name}.json"
         config.write_text(json.dumps(configuration))
@@ -263,7 +268,9 @@ class ControlPlane(Processes):
         self.spawn(name, str(built(binary)[binary]), *flags)
 
     def start_controller_manager(self, *flags: str, controllers: Sequence[str] = ()) -> None:
-        """Start these controllers, by default those of the class."""
+        """Start kube-controller-manager with ``controllers``, by default with the controllers of
+        the class.
+        """
         name = "kube-controller-manager"
         self.spawn(
             name,
@@ -292,7 +299,7 @@ class ControlPlane(Processes):
         content_type: str = "",
         timeout_s: float | None = None,
     ) -> dict[str, Any]:
-        """Send a request as the cluster's admin. Raise ``ApiRefused`` unless it succeeds.
+        """Send a request as the cluster's admin. Raise ``ApiRefused`` if the API server rejects it.
 
         By default, a PATCH is a JSON merge patch.
         """
@@ -310,12 +317,12 @@ class ControlPlane(Processes):
         return decoded
 
     def bind(self, pods: str, name: str, node: str) -> None:
-        """Bind a pod of the path ``pods`` as a scheduler does."""
+        """Bind a pod as a scheduler does. ``pods`` is the URL path of the pods in the namespace."""
         target = {"apiVersion": "v1", "kind": "Node", "name": node}
         self.call("POST", f"{pods}/{name}/binding", {"metadata": {"name": name}, "target": target})
 
     def install_crd(self) -> None:
-        """Create the CRD and wait until its objects are served."""
+        """Create the CRD and wait until the API server serves its objects."""
         self.call("POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", crd_manifest())
 
         def served() -> bool:
@@ -348,7 +355,7 @@ class ControlPlane(Processes):
         until(is_ready, "kube-apiserver is ready", patience_s, 0.05, log_end)
 
     def _ready(self) -> bool:
-        """Return whether the API server is ready and has loaded the admin's rights."""
+        """Return whether the API server is ready and has loaded the admin's permissions."""
         # Retry after 429, which the API server also sends while it loads a new schema.
         retries = urllib3.Retry(
             total=None,
@@ -379,7 +386,7 @@ def scheduler_configuration(
     tls: Mapping[str, str] | None = None,
     one_entry: bool = False,
 ) -> dict[str, Any]:
-    """Return the shipped KubeSchedulerConfiguration, changed to use an extender of the tests.
+    """Return the shipped KubeSchedulerConfiguration with the URL of a test's extender.
 
     ``one_entry`` merges the two extender entries, so that the extender is called only for pods that
     request one of the ``managedResources`` of deploy/default-scheduler.
@@ -395,9 +402,10 @@ def scheduler_configuration(
         content["extenders"] = [first | moved | {"managedResources": managed_resources()}]
     for extender in content["extenders"]:
         extender["urlPrefix"] = extender_url
-        del extender["enableHTTPS"], extender["tlsConfig"]  # The names in the shipped certificates.
+        del extender["enableHTTPS"], extender["tlsConfig"]  # They name the shipped certificates.
         if tls is not None:
-            # ``tls`` must have a caFile, otherwise kube-scheduler accepts any certificate.
+            # ``tls`` must contain a caFile, because kube-scheduler accepts any certificate without
+            # it.
             extender |= {"enableHTTPS": True, "tlsConfig": tls}
     return content
 

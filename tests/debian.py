@@ -1,8 +1,8 @@
-"""Finds programs that tests need: on PATH, or in packages of Debian or Ubuntu.
+"""Finds the programs that tests need on PATH, or downloads them from Debian or Ubuntu packages.
 
-apt downloads a package and checks its signature. It uses separate folders: nothing is installed, no
-privileges are needed, and the machine's package lists are not changed. The unpacked files are kept
-outside git, next to the binaries that ``tests.gobin`` builds.
+apt downloads a package and checks its signature. apt uses separate folders, so it installs nothing,
+needs no privileges, and does not change the machine's package lists. The unpacked files are kept
+outside the repository, next to the binaries that ``tests.gobin`` builds.
 """
 
 import os
@@ -18,7 +18,7 @@ _TIMEOUT_S = 300
 
 
 class Unavailable(Exception):
-    """The program is missing and cannot be downloaded. The message has the reason."""
+    """The program is missing and cannot be downloaded. The message contains the reason."""
 
 
 def prometheus() -> tuple[str, str]:
@@ -38,7 +38,7 @@ def chromium(package: str = "chromium") -> tuple[str, dict[str, str]]:
     """
     if here := shutil.which(package) or shutil.which("chromium"):
         return here, dict(os.environ)
-    # The download has 120 MB and the unpacked files 400 MB. It takes half a minute.
+    # The download of 120 MB takes half a minute, and the unpacked files take 400 MB.
     packages = package, "fonts-dejavu-core"
     unpacked = _unpacked(package, packages, with_what_it_needs=True)
     machine = unpacked / f"usr/lib/{platform.machine()}-linux-gnu"
@@ -48,7 +48,7 @@ def chromium(package: str = "chromium") -> tuple[str, dict[str, str]]:
 
 
 def ip() -> tuple[str, ...]:
-    """Return the words that start the command ``ip``."""
+    """Return the command line prefix that runs ``ip``."""
     if here := shutil.which("ip"):
         return (here,)
     unpacked = _unpacked("iproute2", ("iproute2",), with_what_it_needs=True)
@@ -59,13 +59,14 @@ def ip() -> tuple[str, ...]:
 
 
 def containers() -> str:
-    """Return a shell command that adds the programs for building and running containers to /usr.
+    """Return a shell command that mounts the programs for building and running containers over
+    /usr.
 
-    Run it as root in a separate mount namespace. Then buildah, containerd, CNI's plugins
-    (/usr/lib/cni), iptables-nft, mmdebstrap and runc are found as if they were installed.
+    Run the command as root in a separate mount namespace, where buildah, containerd, the CNI
+    plugins in /usr/lib/cni, iptables-nft, mmdebstrap and runc then look installed.
     """
     packages = "buildah", "containerd", "containernetworking-plugins", "mmdebstrap", "runc"
-    # The download has 50 MB and the unpacked files 180 MB.
+    # The download takes 50 MB, and the unpacked files take 180 MB.
     unpacked = _unpacked("containers", packages, with_what_it_needs=True, again=True)
     return f"mount -t overlay overlay -o lowerdir={unpacked}/usr:/usr /usr"
 
@@ -75,8 +76,8 @@ def _unpacked(
 ) -> Path:
     """Return the folder with the unpacked packages.
 
-    ``with_what_it_needs`` includes the dependencies that this machine lacks. ``again`` includes
-    packages that are installed.
+    If ``with_what_it_needs`` is true, also unpack the dependencies that this machine lacks. If
+    ``again`` is true, also unpack packages that are installed.
     """
     folder = default_cache().parent / "debian" / name
     with locked(folder.parent / f"{name}.lock"):
@@ -98,7 +99,7 @@ def _fetch(
         status = "/var/lib/dpkg/status" if with_what_it_needs else "/dev/null"
         apt = ["apt-get", "-qq", "-o", f"Dir::Cache={scratch}/cache"]
         apt += ["-o", f"Dir::State={scratch}/state", "-o", f"Dir::State::status={status}"]
-        # apt, run as root, downloads as another user, who cannot write here.
+        # If apt runs as root, it downloads as another user, who cannot write to this folder.
         apt += ["-o", "APT::Sandbox::User="]
         _run(scratch, *apt, "update")
         if with_what_it_needs:

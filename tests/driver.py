@@ -1,7 +1,7 @@
-"""Fake NVIDIA driver libraries, and the table of devices that they read.
+"""Builds fake NVIDIA driver libraries, and writes the table of devices that they read.
 
-TEST_NVML can name a folder with another libnvidia-ml.so.1, for example NVIDIA's mock. Only tests
-that need no extension of the fake library can use it.
+TEST_NVML can name a folder with another libnvidia-ml.so.1, for example NVIDIA's mock. Tests that
+need extensions of the fake library do not work with it.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ SOURCE = Path(__file__).with_name("fake_nvml.c")
 CUDA_SOURCE = Path(__file__).with_name("fake_cuda.c")
 GIB = 1 << 30
 _TESTS = Path(__file__).parent
-#: PYTHONPATH of agents. Like the agent's image, it lacks rich, which takes a fifth of the CPU of
-#: their start.
+#: PYTHONPATH of agents. It hides rich, as in the agent's image, because importing rich takes a
+#: fifth of the CPU that an agent needs to start.
 AGENT_PATH = f"{_TESTS / 'without_rich'}{os.pathsep}{_TESTS.parent}"
 
 
 def library_folder(missing: Sequence[str] = ()) -> Path:
-    """Return a folder with libnvidia-ml.so.1. It is rebuilt only if its source changes.
+    """Return a folder with libnvidia-ml.so.1. The library is rebuilt only if its source changes.
 
-    Functions in ``missing`` are not exported, as in the library of an older driver.
+    The library does not export the functions in ``missing``, as an older driver would not.
     """
     if other := os.environ.get("TEST_NVML"):
         return Path(other)
@@ -67,7 +67,7 @@ def _built(source: Path, kind: str, name: str, missing: Sequence[str] = ()) -> P
         if done.returncode:
             raise RuntimeError(f"the fake driver library does not compile:\n{done.stderr}")
         script.unlink()
-        # Rename at once, so that parallel sessions see the complete folder or none.
+        # Rename atomically, because parallel sessions must never see an incomplete library.
         built.rename(library)
     return folder
 
@@ -128,18 +128,20 @@ def mig_minors(gpus: list[Gpu]) -> str:
 
 
 class Driver:
-    """Writes the device table. Each change is written atomically before the call returns."""
+    """Writes the device table. Each method writes its change atomically before it returns."""
 
     def __init__(self, table: Path, gpus: list[Gpu]) -> None:
         self.gpus = gpus
         self.table = table
-        #: pid -> uuid -> bytes
+        #: Maps each process ID to the bytes that the process uses on each device, by UUID.
         self._used: dict[int, Mapping[str, int]] = {}
-        #: uuid -> its XID events
+        #: Maps the UUID of each device to its XID events.
         self._xids: dict[str, list[int]] = {gpu.uuid: [] for gpu in gpus}
-        #: UUID -> minimum of the free bytes so far. It is negative if the device was overcommitted.
+        #: Maps the UUID of each device to the lowest number of free bytes so far, which is negative
+        #: if the device was overcommitted.
         self.least_free_bytes = {gpu.uuid: gpu.memory_bytes for gpu in gpus}
-        #: Further lines of the table by UUID (empty for the whole driver), see fake_nvml.c.
+        #: Further lines of the table by UUID. An empty UUID stands for the whole driver. See
+        #: fake_nvml.c.
         self._said: dict[str, tuple[str, ...]] = {}
         self._lock = threading.RLock()
         self._batches = 0
@@ -172,7 +174,7 @@ class Driver:
             self._write()
 
     def use(self, pid: int, used: Mapping[str, int]) -> None:
-        """Set the bytes that the process uses, by device. An empty mapping ends the process."""
+        """Set the bytes that the process uses on each device. An empty mapping ends the process."""
         with self._lock:
             self._used.pop(pid, None)
             if used:
@@ -186,9 +188,9 @@ class Driver:
             self._write()
 
     def say(self, uuid: str, *statements: str) -> None:
-        """Set further table lines of a GPU or an instance, or of the driver if ``uuid`` is empty.
+        """Set further table lines for a GPU or an instance, or for the driver if ``uuid`` is empty.
 
-        They replace earlier lines of the same uuid.
+        The lines replace the earlier lines of the same UUID.
         """
         with self._lock:
             self._said[uuid] = statements

@@ -1,8 +1,8 @@
-"""Connects a real API server to servers on loopback that stand for pods.
+"""Connects a real API server to servers on loopback that act as pods.
 
-The API server rejects a loopback address as the address of a pod. So it connects to pods through a
-proxy, as clusters with Konnectivity do (``EgressSelectorConfiguration``). The proxy maps each pod
-address to a port on loopback.
+The API server rejects pods with loopback addresses. Therefore it connects to pods through a proxy
+(``EgressSelectorConfiguration``), as in clusters with Konnectivity. The proxy maps each pod address
+to a port on loopback.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class _Connect(socketserver.StreamRequestHandler):
         assert method == "CONNECT"
         while self.rfile.readline().strip():
             pass
-        # A webhook of a test listens on loopback on its own port.
+        # The address of a test's webhook is a loopback port, so connect to it directly.
         host, _, port = address.rpartition(":")
         to_port = self.server.pods.get(address, int(port) if host == "127.0.0.1" else 0)
         try:

@@ -1,7 +1,7 @@
 """Sends requests to one server without a pause: python -m tests.flood URL
 
-A console (http) gets requests for its expensive views, and a webhook (https) reviews of pods with
-100 KiB. The responses do not matter, and requests without a response are repeated.
+Requests the expensive views of a console (http URL), or sends reviews of 100 KiB pods to a webhook
+(https URL). Ignores the responses, and repeats requests that get no response.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from tests.admission.reviews import manifest, review
 Request = tuple[str, str, Any]
 _RETRY_S = 0.05
 _PADDING = "x" * 100_000
-#: Number of connections to a webhook.
+#: Number of concurrent connections to a webhook.
 CONNECTIONS = 8
-#: The requests of each connection to a console: requests of the page and a scraper, a what-if, and
-#: the largest tables.
+#: Requests that each connection to a console repeats: the requests of the web page and a scraper, a
+#: what-if, and the largest tables.
 VIEWS: Sequence[Sequence[Request]] = (
     [("GET", "/v1/fleet", None)],
     [("GET", "/v1/nodes?order=fullest&limit=50", None)],

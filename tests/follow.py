@@ -1,4 +1,4 @@
-"""Follows one kind of object directly in the API server, through any outage."""
+"""Watches one kind of object directly in the API server, and continues after each outage."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -11,16 +11,17 @@ from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.waiting import PATIENCE_S
 
 Object = dict[str, Any]
-#: Called with "LISTED" and all objects, or with ADDED, MODIFIED or DELETED and one object.
+#: Listeners are called with "LISTED" and all objects, or with ADDED, MODIFIED or DELETED and one
+#: object.
 Listen = Callable[[str, Sequence[Object]], None]
 _RETRY_S = 0.2
 _decode = msgspec.json.Decoder().decode
 
 
 class Follower:
-    """Calls all listeners in the server's order, on the follower's thread.
+    """Calls all listeners on the follower's thread, in the order of the server's events.
 
-    ``objects`` returns the objects as of the last event that the listeners have processed.
+    ``objects`` returns the objects after the last event that all listeners have processed.
     """
 
     def __init__(self, plane: ControlPlane, path: str, *listeners: Listen) -> None:
@@ -30,7 +31,7 @@ class Follower:
         self._http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
         self._thread = threading.Thread(target=self._run, name=f"follow {path}", daemon=True)
         self.synced = threading.Event()
-        #: An exception of a listener, which is a bug in the tests.
+        #: An exception that a listener raised. It is a bug in the tests.
         self.failure: Exception | None = None
         self._objects: dict[str, Object] = {}
 
@@ -67,7 +68,9 @@ class Follower:
                 return
 
     def _events(self, version: str) -> Iterator[Object]:
-        """Yield events until the server is silent for 5 s, because a new watch is cheap."""
+        """Yield events until the server sends nothing for 5 s. Then the caller starts a new watch,
+        which is cheap.
+        """
         answer, rest = self._get(f"?watch=1&resourceVersion={version}"), b""
         try:
             if answer.status == 410:

@@ -1,9 +1,9 @@
 """Runs Headroom's commands like ``python -m``, in forked processes that need no imports.
 
-A new interpreter takes two seconds of CPU to import all of Headroom. So one process per session
-imports it, and forks the others. Do not use forks for commands that need LD_PRELOAD, which is read
-when a program starts, for commands that execute themselves again, or if a test checks their memory
-or imports.
+A new interpreter takes two seconds of CPU to import all of Headroom. Therefore one process per
+session imports Headroom and forks the commands. Do not fork commands that need LD_PRELOAD (the
+linker reads it only when a program starts) or that execute themselves again. Do not fork commands
+whose memory or imports a test checks.
 """
 
 import ctypes
@@ -29,20 +29,22 @@ _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(["tests.frozen"])
 
 
-#: Held to start a process or to request its end, because multiprocessing lets only one thread do
-#: it.
+#: Held while a process is started or killed, because multiprocessing supports only one thread at a
+#: time.
 _lock = threading.Lock()
 
 
 def without_main() -> None:
-    """Do not let forked commands import the main module of this process again."""
+    """Keep forked commands from importing the main module of this process again."""
     vars(sys.modules["__main__"]).update(__spec__=None, __file__=None)
 
 
 def pipe() -> tuple[Connection, Connection]:
-    """Return a connection to read a process's output from, and one to pass to the process.
+    """Return two connections: the first reads the output of a process, and the second is passed to
+    the process.
 
-    Close the second one after the process has started. For a process's input, pass the first one.
+    Close the second connection after the process has started. For the input of a process, pass the
+    first connection and write to the second.
     """
     return _forks.Pipe(duplex=False)
 
@@ -80,14 +82,15 @@ class Forked:
         stdin: Connection | None = None,
         inside: Callable[[], None] | None = None,
     ) -> None:
-        """Start the command in the folder of ``log``. ``env`` is its whole environment.
+        """Start the command in the folder of ``log``. ``env`` is the command's complete
+        environment.
 
-        Its output is appended to ``log``, and standard output goes to ``stdout`` if given. The
-        process calls ``inside`` before the command.
+        stdout and stderr are appended to ``log``. If ``stdout`` is given, standard output goes
+        there instead. The process calls ``inside`` before it runs the command.
         """
         sys.audit("tests.forked", module)  # tests/tiers records which programs a test starts.
         parameters = (module, list(arguments), log, dict(env), stdout, stdin, inside)
-        # Daemonic, so that this process can end without waiting for it.
+        # A daemonic process does not keep this process from ending.
         self._process = _forks.Process(target=_run, args=parameters, daemon=True)
         with _lock:
             self._process.start()
@@ -102,7 +105,7 @@ class Forked:
             return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end. Raise ``subprocess.TimeoutExpired`` after the timeout."""
+        """Wait until the process ends. Raise ``subprocess.TimeoutExpired`` after the timeout."""
         wait([self._process.sentinel], timeout)
         if (status := self.poll()) is None:
             raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
@@ -128,8 +131,8 @@ def _run(
     stdin: Connection | None,
     inside: Callable[[], None] | None,
 ) -> None:
-    # End with the fork server, which ends when the last copy of this descriptor is closed.
-    # Therefore only the session may have a copy.
+    # Kill this process when the fork server ends. The fork server ends when the last copy of the
+    # descriptor below is closed, so only the session may keep a copy.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     os.setsid()
@@ -145,22 +148,23 @@ def _run(
     if stdin is not None:
         with stdin:
             os.dup2(stdin.fileno(), 0)
-        sys.stdin = os.fdopen(0)  # multiprocessing has replaced it.
+        sys.stdin = os.fdopen(0)  # multiprocessing has replaced stdin.
     for each in filter(None, env.get("PYTHONWARNINGS", "").split(",")):
         warnings.simplefilter(each)  # type: ignore[arg-type]
     _load_libraries(env)
     if inside is not None:
         inside()
-    # Undo the handler that multiprocessing sets for its children.
+    # Restore the default handler, which multiprocessing replaces in its children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _load_libraries(env: Mapping[str, str]) -> None:
-    """Load the libraries in LD_LIBRARY_PATH, which the linker reads only when a program starts.
+    """Load the libraries in LD_LIBRARY_PATH, because the linker reads it only when a program
+    starts.
 
-    Later, the linker finds them by their names.
+    When a program opens a loaded library, the linker finds it by its name.
     """
     for folder in filter(None, env.get("LD_LIBRARY_PATH", "").split(os.pathsep)):
         for library in Path(folder).glob("lib*.so.1"):

@@ -1,8 +1,8 @@
-"""Is imported by the fork server, so that forked commands share all loaded modules.
+"""The fork server imports this module, so that forked commands share all loaded modules.
 
-Without it, the first garbage collection of each command would visit, and so copy, all loaded
-modules. Imports without collections take a fifth less CPU. Code that every command runs at its
-start is run here once.
+Without ``gc.freeze``, the first garbage collection of each command would visit all loaded modules,
+and thereby copy their memory. Imports without garbage collection take a fifth less CPU. Code that
+every command runs at its start runs here once.
 """
 
 import gc

@@ -1,4 +1,4 @@
-"""Headroom's programs with intervals of seconds, where settings allow only minutes:
+"""Runs Headroom's programs with shorter intervals than the settings allow, so that tests are quick.
 
 python -m tests.hasty serve --config FILE --host HOST --debug-open --verbs-port PORT
 --debug-port PORT, tests.hasty webhook --config FILE, and tests.hasty recorder
@@ -18,7 +18,8 @@ from headroom.runtime.settings.settings import Settings
 from headroom.serve.extender_and_console import serve_both
 from headroom.webhook.process import serve_webhook
 
-#: A quiet cluster usually sends an event only every minute.
+#: Shorter than the settings allow, because an idle cluster usually sends an event only every
+#: minute.
 BLIND_AFTER_S = 8.0
 
 

@@ -1,4 +1,4 @@
-"""An issuer of OpenID Connect on loopback, whose tokens an API server accepts as users."""
+"""An OpenID Connect issuer on loopback. An API server accepts its tokens as users."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ _DISCOVERY, _KEYS = "/.well-known/openid-configuration", "/keys"
 
 
 class Issuer:
-    """Serves its keys over TLS from creation on, and signs tokens."""
+    """Serves its public keys over TLS as soon as it is created, and signs tokens."""
 
     def __init__(self, folder: Path) -> None:
         authority = Authority(folder, "issuer-ca")
@@ -44,8 +44,8 @@ class Issuer:
         answers[_KEYS] = {"keys": [key | {"n": _base64(number)}]}
 
     def flags(self) -> tuple[str, ...]:
-        """Return the flags of an API server that accepts the tokens. Users and groups get the
-        prefix ``oidc:``.
+        """Return the flags with which an API server accepts the tokens. User and group names get
+        the prefix ``oidc:``.
         """
         return (
             *(f"--oidc-issuer-url={self.url}", f"--oidc-client-id={CLIENT}"),
@@ -54,7 +54,7 @@ class Issuer:
         )
 
     def token(self, user: str, lasts_s: float = 3600, **claims: Any) -> str:
-        """Return a token. ``claims`` are added, or replace others."""
+        """Return a token. ``claims`` are added to the default claims or replace them."""
         now_s = int(time.time())
         of_user = {"iss": self.url, "aud": CLIENT, "sub": user, "iat": now_s - 7200}
         body: Mapping[str, Any] = {**of_user, "exp": now_s + int(lasts_s), **claims}

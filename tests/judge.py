@@ -1,4 +1,6 @@
-"""Judges whether memory is overcommitted. It imports nothing of the product."""
+"""Checks whether memory is overcommitted. Imports nothing from the product, so that both cannot
+share a bug.
+"""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
@@ -8,10 +10,11 @@ M = TypeVar("M", bound=Hashable)
 
 
 def excess(taken: Iterable[tuple[M, int]], has: Mapping[M, int]) -> dict[M, int]:
-    """Return by memory how far its use exceeds its size, without memories that have no excess.
+    """Return how far the use of each overcommitted memory exceeds its size. Omit other memories.
 
-    ``taken`` has a memory and an amount for each pod, container or process on it. ``has`` maps each
-    memory to its size, and a missing memory raises ``KeyError``. All amounts have the same unit.
+    ``taken`` has a memory and an amount for each pod, container or process that uses the memory.
+    ``has`` maps each memory to its size. Raises ``KeyError`` if a memory is missing from ``has``.
+    All amounts have the same unit.
     """
     total = Counter[M]()
     for memory, amount in taken:

@@ -1,10 +1,12 @@
-"""The minor of Kubernetes that the tests run on: the newest, or ``TEST_KUBERNETES=1.34``.
+"""Selects the Kubernetes version that the tests run on: the newest version, or for example 1.34
+with ``TEST_KUBERNETES=1.34``.
 
-Names of components without a version refer to this minor. A pre-release for which only some
-components can be built runs with the newest minor.
+Component names without a version refer to this minor version. If only some components of a
+pre-release can be built, the other components have the newest version.
 
-``TEST_GATES=AllBeta=true`` sets feature gates of the API server and of the kube-scheduler of this
-minor, and serves the APIs of that stage. docs/design/kube-scheduler.md shows the effects of gates.
+``TEST_GATES=AllBeta=true`` sets feature gates of the API server and of the kube-scheduler with this
+version, and the API server serves the APIs of that stage. docs/design/kube-scheduler.md shows the
+effects of the feature gates.
 """
 
 import os
@@ -15,12 +17,14 @@ from tests.gobin.kubernetes import COMPONENTS, VERSIONS, minor_of
 
 NEWEST = next(minor_of(version) for version in VERSIONS if "-" not in version)
 UNDER_TEST = os.environ.get("TEST_KUBERNETES", NEWEST)
-#: Feature gates, as in the flag --feature-gates.
+#: Feature gates in the syntax of the flag --feature-gates.
 GATES = tuple(filter(None, os.environ.get("TEST_GATES", "").split(",")))
 
 
 def of_version(name: str, minor: str = UNDER_TEST) -> str:
-    """Return the build target of a component: ``kubelet-1.34`` for ``kubelet`` on 1.34."""
+    """Return the build target of a component, for example ``kubelet-1.34`` for version 1.34 of
+    ``kubelet``.
+    """
     if name not in COMPONENTS or minor == NEWEST:
         return name
     versioned = f"{name}-{minor}"
@@ -28,7 +32,7 @@ def of_version(name: str, minor: str = UNDER_TEST) -> str:
 
 
 def not_newer(*names: str) -> tuple[str, ...]:
-    """Return the components that are not newer than the minor under test.
+    """Return the components that are not newer than the Kubernetes version under test.
 
     A kube-scheduler newer than its API server can wait forever for an API.
     """
@@ -41,27 +45,28 @@ def is_at_least(minor: str) -> bool:
 
 
 def scheduler_flags(name: str, *own_gates: str) -> tuple[str, ...]:
-    """Return the flags that cannot be set in deploy/base/kube-scheduler.yaml, as shipped.
+    """Return the shipped command line flags that deploy/base/kube-scheduler.yaml cannot set.
 
-    ``name`` is the build target of a kube-scheduler. A comment in that file explains the flag.
-    ``own_gates`` are further feature gates, which override all others.
+    ``name`` is the build target of a kube-scheduler. A comment in that file explains the flags.
+    ``own_gates`` are further feature gates, which override all other feature gates.
     """
     backoff = [BACKOFF_GATE] if has_backoff_gate(name) else []
-    # An older kube-scheduler can need alpha APIs that a newer API server does not serve.
+    # The gates apply only to the version under test, because an older kube-scheduler can need alpha
+    # APIs that a newer API server does not serve.
     tested = GATES if _minor(name) == version_tuple(UNDER_TEST) else ()
     gates = (*tested, *backoff, *own_gates)
     return (f"--feature-gates={','.join(gates)}",) if gates else ()
 
 
 def has_backoff_gate(name: str) -> bool:
-    """Return whether the kube-scheduler of this build target has the feature gate of the
+    """Return whether the kube-scheduler of this build target has the feature gate for the
     back-off.
     """
     return accepts_gate(_minor(name))
 
 
 def apiserver_flags() -> tuple[str, ...]:
-    """Return the flags for ``GATES``."""
+    """Return the API server's flags for ``GATES``."""
     if not GATES:
         return ()
     apis = "api/all=true" if "AllAlpha=true" in GATES else "api/beta=true"
@@ -73,5 +78,5 @@ def _minor(name: str) -> tuple[int, ...]:
     return version_tuple(NEWEST if name in COMPONENTS else name.rpartition("-")[2])
 
 
-#: The kube-schedulers that tests run on one API server, the oldest first.
+#: The kube-schedulers that tests run on one API server, oldest version first.
 SCHEDULERS = (*not_newer("kube-scheduler-1.34", "kube-scheduler-1.36"), "kube-scheduler")

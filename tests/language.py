@@ -1,4 +1,4 @@
-"""Finds wording in the product's files that is hard to understand.
+"""Finds wording that is hard to understand in the product's files.
 
     python -m tests.language [FILE ...]      by default all files of the product
 
@@ -25,18 +25,18 @@ from tests.gobin.build import default_cache
 
 ROOT = Path(__file__).resolve().parents[1]
 PYTHON = ("agent", "benchmarks", "extender", "headroom", "reference", "tests")
-#: Files that contain unwanted words on purpose.
+#: Files that contain unwanted words on purpose are not checked.
 EXCEPT = (":!tests/language.py", ":!tests/test_language.py")
 OTHERS = ("deploy/*.yaml", "deploy/*.json", "Dockerfile", "Makefile")
 
-#: Words that a docstring must not start with, because it starts with a verb or a noun.
+#: Words that a docstring must not start with, because it must start with a verb or a noun.
 OPENING = re.compile(r"(Of|Who|Whom|Whose|What|Where|That which)\b")
 _OPENING_COMMENT = re.compile(rf"#[#: ]*{OPENING.pattern}")
-#: Patterns of words to avoid, and the words to write: the table of vale, which checks the docs.
+#: Maps patterns of words to avoid to the words to write. vale checks the docs with the same table.
 _TABLE = ROOT / ".vale/Headroom/Words.yml"
 WORDS: dict[str, str] = yaml.safe_load(_TABLE.read_text())["swap"]
 _WORDS = {re.compile(rf"\b({pattern})\b", re.IGNORECASE): use for pattern, use in WORDS.items()}
-#: Matches wherever one of these patterns does.
+#: Matches if any pattern of ``_WORDS`` matches.
 _ANY_WORD = re.compile("|".join(pattern.pattern for pattern in _WORDS), re.IGNORECASE)
 
 
@@ -104,7 +104,7 @@ def _unwanted_words(name: str, line: int, text: str) -> Iterator[Finding]:
 
 
 def product() -> list[Path]:
-    """Return the product's files that git tracks and that are checked."""
+    """Return the tracked files of the product that are checked."""
     listed = subprocess.run(
         ["git", "ls-files", "--", *(f"{package}/*.py" for package in PYTHON), *OTHERS, *EXCEPT],
         cwd=ROOT,
@@ -124,22 +124,22 @@ def _docstrings(nodes: Sequence[ast.AST]) -> Iterator[tuple[int, str]]:
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
     if not any(map(_may_have_finding, source.splitlines())):
-        return  # The tokenizer is slow.
+        return  # Avoid the tokenizer, which is slow.
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
 
 def _may_have_finding(line: str) -> bool:
-    """Return whether a comment in the line may have a finding."""
+    """Return whether a comment in the line can have a finding."""
     return "#" in line and bool(_OPENING_COMMENT.search(line) or _ANY_WORD.search(line))
 
 
 def _messages(
     nodes: Sequence[ast.AST], docstrings: Collection[tuple[int, str]]
 ) -> Iterator[tuple[int, str]]:
-    """Yield strings of at least three words except docstrings. For f-strings, yield the fixed
-    parts.
+    """Yield strings of at least three words except docstrings. Yield the fixed parts of
+    f-strings.
     """
     lines = {line for line, _ in docstrings}
     for node in nodes:

@@ -1,4 +1,4 @@
-"""Serves a port as a replica does, in a thread of the test."""
+"""Serves a port as a replica does, but in a thread of the test process."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE_S
 
 class QuickToEnd(PortServer):
     async def main_loop(self) -> None:
-        """Check more often than uvicorn whether to end."""
+        """Check more often than uvicorn whether the server must stop, because tests wait for it."""
         while not await self.on_tick(0):  # noqa: ASYNC110 - as uvicorn
             await asyncio.sleep(0.005)
 
@@ -29,7 +29,9 @@ def listening(
     protocol: type[LimitedProtocol] = LimitedProtocol,
     **limits: Any,
 ) -> Iterator[int]:
-    """Serve ``app`` on a free loopback port and yield the port. Stop and wait at the end."""
+    """Serve ``app`` on a free loopback port and yield the port. At the end of the context, stop the
+    server and wait for its end.
+    """
     server = QuickToEnd(Port("tests", "127.0.0.1", 0, app, protocol, tls, **limits))
     sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)

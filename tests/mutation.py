@@ -1,12 +1,14 @@
-"""Mutation test: changes one place of the product at a time and runs the quick tests that use it.
+"""Runs mutation tests: changes the product in one place at a time and runs the quick tests that use
+the place.
 
     python -m tests.mutation --seed 1 --count 40
     python -m tests.mutation --seed 1 --count 40 --only 7
 
-The seed draws the places, each with the same probability. For each mutant, the quick tests run that
-import the mutated module, then the other ones of its suite, until one fails. A mutant that no test
-notices is printed with its line: read it, and write a test if the difference matters. The work is
-done on a copy, so the working tree does not change. The exit status is the number of survivors.
+The seed selects the places at random, each with the same probability. For each mutant, the quick
+tests that import the mutated module run first, and then the other quick tests of its suite, until a
+test fails. If no test fails, the mutant is printed with its line. Read the line, and write a test
+if the difference matters. Mutants are made in a copy, so the working tree does not change. The exit
+status is the number of mutants that no test detects.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("agent", "extender", "headroom")
-#: Files that are not copied.
+#: Files that are not copied, because tests do not need them.
 LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
 TIMEOUT_S = 600.0
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -48,7 +50,7 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """A change that replaces the bytes from ``begin`` to ``end`` of the file by ``becomes``."""
+    """A change that replaces the bytes from ``begin`` to ``end`` in the file with ``becomes``."""
 
     file: str
     line: int
@@ -72,7 +74,7 @@ def _short(code: str) -> str:
 
 
 def _replacement(node: ast.AST) -> str | None:
-    """Return other code for the node, or None."""
+    """Return mutated code for the node, or None if the node cannot be mutated."""
     match node:
         case ast.Compare(ops=[op]) if type(op) in _SWAPS:
             other = ast.Compare(node.left, [_SWAPS[type(op)]()], node.comparators)  # type: ignore[list-item]
@@ -98,7 +100,9 @@ def _replacement(node: ast.AST) -> str | None:
 
 
 def _is_text(node: ast.BinOp) -> bool:
-    """Return whether the operation joins texts, which have no other operator."""
+    """Return whether the operation concatenates strings. It is not mutated, because strings support
+    no other operator.
+    """
     return any(
         isinstance(each, ast.JoinedStr)
         or (isinstance(each, ast.Constant) and isinstance(each.value, str | bytes))
@@ -107,7 +111,7 @@ def _is_text(node: ast.BinOp) -> bool:
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the code below the node, without annotations and without the inside of f-strings."""
+    """Yield the nodes below this node, except annotations and the parts of f-strings."""
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "type_params"):
             continue
@@ -143,7 +147,9 @@ def drawn(seed: int, count: int) -> list[Mutant]:
 
 
 def tests_of(module: str) -> list[list[str]]:
-    """Return test files in two groups: those that import the module, and the rest of its suite."""
+    """Return two groups of test files: the files that import the module, and the other files of its
+    suite.
+    """
     parent, _, name = module.rpartition(".")
     direct, suite = [], []
     folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
@@ -161,7 +167,9 @@ def tests_of(module: str) -> list[list[str]]:
 
 
 def killer(mutant: Mutant, copy: Path) -> str | None:
-    """Return the test that fails with the mutant, "timeout", or None if no test fails."""
+    """Return the first test that fails with the mutant, "timeout" after the time limit, or None if
+    no test fails.
+    """
     path = copy / mutant.file
     source = path.read_bytes()
     path.write_bytes(source[: mutant.begin] + mutant.becomes.encode() + source[mutant.end :])

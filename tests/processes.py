@@ -1,7 +1,9 @@
-"""Starts real processes for tests, with a folder for their files. Both end with the session.
+"""Starts real processes for tests, with a folder for their files. Both are removed when the session
+ends.
 
-The kernel kills the processes when the process that started them ends for any reason. ``stop``
-deletes the folder. If ``stop`` was not called, the next ``Processes`` of the same kind deletes it.
+When the process that started them ends for any reason, the kernel kills the processes. ``stop``
+deletes the folder. If ``stop`` was not called, the next ``Processes`` object of the same kind
+deletes the folder.
 """
 
 import contextlib
@@ -25,9 +27,9 @@ from tests.waiting import PATIENCE_S, until
 F = TypeVar("F", bound=Callable[..., object])
 
 _YOUNG_S = 60.0
-#: Runs a command that the kernel kills when its parent dies or is already dead. The first argument
-#: is the parent's ID. There is no ``preexec_fn``, because Python code between fork and exec is not
-#: safe with the threads of gRPC.
+#: Command line prefix with which the kernel kills the command when its parent dies, even if the
+#: parent is already dead. The first argument is the process ID of the parent. ``preexec_fn`` is not
+#: used, because running Python code between fork and exec is not safe with the threads of gRPC.
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "sh", "-c", '[ $PPID = "$0" ] && exec "$@"')
 
 
@@ -38,7 +40,9 @@ def starts_processes(fixture: F) -> F:
 
 
 class Processes:
-    """Processes by name. ``kind`` is the prefix of the folder. Logs are ``<process name>.log``."""
+    """Starts and stops processes by name. ``kind`` is the prefix of the folder. Each process logs
+    to ``<process name>.log``.
+    """
 
     def __init__(self, kind: str) -> None:
         _sweep(kind)
@@ -55,9 +59,11 @@ class Processes:
         self._lock.close()
 
     def spawn(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
-        """Start a process, which runs until ``kill(name)`` or ``stop``. Its output goes to its log.
+        """Start a process that runs until ``kill(name)`` or ``stop``. Its output goes to its log
+        file.
 
-        The kernel kills the process when the calling thread ends. ``env`` is added to ours.
+        The kernel also kills the process when the calling thread ends. ``env`` is added to the
+        environment of this process.
         """
         with (self.folder / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
@@ -96,9 +102,7 @@ class Processes:
         process.wait(timeout=PATIENCE_S)
 
     def pause(self, name: str) -> None:
-        """Stop the process (SIGSTOP), so that connections stay open, but nothing is answered any
-        more.
-        """
+        """Send SIGSTOP, so that the process keeps its connections open but answers no requests."""
         self._processes[name].send_signal(signal.SIGSTOP)
         until(lambda: _stopped(self.pid(name)), f"{name} is frozen")
 
@@ -106,7 +110,7 @@ class Processes:
         self._processes[name].send_signal(signal.SIGCONT)
 
     def runs(self, name: str) -> bool:
-        """Return whether the process was started and not killed or ended by a test."""
+        """Return whether the process was started and no test has killed or ended it."""
         return name in self._processes
 
     def ended(self, name: str) -> bool:
@@ -120,7 +124,7 @@ class Processes:
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
     def logs(self) -> str:
-        """Return the end of each log."""
+        """Return the last 4,000 characters of each log."""
         return "\n".join(f"--- {name}\n{self.log(name)[-4000:]}" for name in self._processes)
 
     def raise_if_ended(self) -> None:
@@ -130,20 +134,20 @@ class Processes:
                 raise RuntimeError(f"{name} ended by itself:\n{self.logs()}")
 
 
-#: Below Linux's range for outgoing connections, which could use a port before its server listens.
-#: Each test worker has its own part of the range.
+#: Each test worker has its own range of ports. The ranges lie below Linux's range for outgoing
+#: connections, because an outgoing connection could take a port before its server listens.
 _WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 8
 _PORTS = range(15_000 + 2_000 * _WORKER, 17_000 + 2_000 * _WORKER)
-#: Recently returned ports. The newest ones have a socket each that claims them.
+#: Recently returned ports. For each of the newest ports, an open socket claims the port.
 _chosen: deque[int] = deque(maxlen=1_000)
 _claims: deque[int] = deque()
 _MOST_CLAIMS = 200
 
 
 def free_ports(count: int, among: range = _PORTS) -> list[int]:
-    """Return different free ports, also different from recently returned ones.
+    """Return different free ports that were not returned recently.
 
-    No other test session on this machine gets them, even before a server listens on them.
+    No other test session on this machine gets these ports, even before a server listens on them.
     """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
@@ -162,7 +166,7 @@ def free_ports(count: int, among: range = _PORTS) -> list[int]:
 def _claim(port: int) -> None:
     """Claim the port until this process ends. Raise ``OSError`` if another session has it.
 
-    The name of an abstract socket is unique in the network namespace, as ports are.
+    The claim is an abstract socket, whose name is unique in the network namespace, like a port.
     """
     with socket.socket(socket.AF_UNIX) as claim:
         claim.bind(f"\0headroom-tests-port-{port}")
@@ -172,7 +176,7 @@ def _claim(port: int) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Return whether the process runs. A zombie does not."""
+    """Return whether the process is running. A zombie counts as ended."""
     try:
         return _state(Path(f"/proc/{pid}/stat")) != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -181,21 +185,21 @@ def alive(pid: int) -> bool:
 
 def _stopped(pid: int) -> bool:
     """Return whether all threads of the process are stopped."""
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # It is ending.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # The process is ending.
         return all(_state(each / "stat") == "T" for each in Path(f"/proc/{pid}/task").iterdir())
     return False
 
 
 def _state(stat: Path) -> str:
-    """Return the state letter of a process or a thread."""
+    """Return the state letter of a process or thread from its ``stat`` file."""
     return stat.read_text().rpartition(")")[2].split()[0]
 
 
 def _sweep(kind: str) -> None:
     """Delete the folders of sessions that were killed.
 
-    A locked folder is in use. Process IDs would not work across containers. A folder younger than a
-    minute is kept, because it may not be locked yet.
+    A locked folder is in use. The lock also works across containers, unlike process IDs. A folder
+    younger than a minute is kept, because it may not be locked yet.
     """
     for folder in Path(tempfile.gettempdir()).glob(f"{kind}*"):
         with contextlib.suppress(OSError), (folder / "lock").open() as lock:

@@ -7,16 +7,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.debian import prometheus
 
-#: Labels that the Prometheus Operator adds to targets. For Prometheus, an empty label is a missing
-#: label.
+#: Labels that the Prometheus Operator adds to targets. An empty label in the metrics is replaced by
+#: the label of the target.
 _OF_TARGETS = {"namespace", "pod", "container", "node"}
 
 
 def complaints(text: str) -> list[str]:
-    """Return promtool's complaints about the body of /metrics, and complaints about series that it
-    does not check.
+    """Return the complaints of promtool about the body of /metrics, and problems of series that
+    promtool does not check.
 
-    Raise ``tests.debian.Unavailable``.
+    Raise ``tests.debian.Unavailable`` if promtool cannot be downloaded.
     """
     done = subprocess.run(
         [prometheus()[1], "check", "metrics"],

@@ -1,4 +1,4 @@
-"""A state that keeps the effects of its changes until a test reads them."""
+"""A cluster state that keeps the effects of its changes until a test reads them."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""HTTP reverse proxies: addresses in front of real servers, served on a separate thread.
+"""HTTP reverse proxies in front of real servers, which run on a separate thread.
 
-A *wire* leads to a server. It can be slow, stalled or cut.
+A ``Wire`` is the connection to one server. A test can slow it down, stall it or cut it.
 """
 
 import asyncio
@@ -25,16 +25,17 @@ _OWN_HEADERS = ("host", "connection", "keep-alive", "transfer-encoding")
 
 
 class Broken(Exception):
-    """The connection must end without a response."""
+    """The proxy must close the connection without a response."""
 
 
 class Wire:
     def __init__(self) -> None:
-        #: Current faults, with the severity of each (0..1).
+        #: Maps each current fault to its severity, between 0 and 1.
         self.faults: Mapping[str, float] = {}
-        #: Number of requests and connections that had each fault.
+        #: Number of requests and connections that each fault affected.
         self.done: Counter[str] = Counter()
-        #: Connections with a request in progress, whether it is a watch, and the loop.
+        #: Connections with a request in progress. For each, whether the request is a watch, and the
+        #: event loop of the connection.
         self._open: dict[asyncio.Transport, tuple[bool, asyncio.AbstractEventLoop]] = {}
 
     @contextlib.contextmanager
@@ -46,7 +47,7 @@ class Wire:
             del self._open[connection]
 
     async def passes(self) -> None:
-        """Return when a request, or a part of a response, may pass."""
+        """Wait until the wire passes on a request or a part of a response."""
         if (force := self.faults.get("slow")) is not None:
             await asyncio.sleep((0.05 + 2.5 * force**3) * random.uniform(0.5, 1.5))
         while "stalled" in self.faults:  # noqa: ASYNC110 - set by another thread
@@ -63,20 +64,21 @@ class Wire:
 
 
 class Service:
-    """An address in front of servers (URL -> wire). Subclasses change the traffic.
+    """An address in front of servers. ``wires`` maps the URL of each server to its wire. Subclasses
+    change the traffic.
 
-    Each connection prefers the next server. Another server gets the request if the preferred one
-    does not listen, or is cut off.
+    Each new connection prefers the next server. If this server does not listen or is cut off,
+    another server gets the request.
     """
 
-    #: Set when it is served.
+    #: ``Proxies.serve`` sets these attributes.
     session: aiohttp.ClientSession
     url: str
     port: int
 
     def __init__(self, wires: Mapping[str, Wire]) -> None:
         self.wires = wires
-        #: Number of the connection of each client port.
+        #: Maps the client port of each connection to the number of the connection.
         self._connections: dict[int, int] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -93,7 +95,7 @@ class Service:
                     with contextlib.suppress(aiohttp.ClientConnectorError), used:
                         return await self.pass_on(request, url, wire)
             connection.abort()
-        return web.Response(status=502)  # No client receives it.
+        return web.Response(status=502)  # No client receives this response.
 
     async def pass_on(self, request: web.Request, url: str, wire: Wire) -> web.StreamResponse:
         await wire.passes()
@@ -112,7 +114,9 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def sent(self, request: web.Request, url: str) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send the request to the server. Yield its response when the head has arrived."""
+        """Send the request to the server. Yield the response as soon as its headers have
+        arrived.
+        """
         async with self.session.request(
             request.method,
             URL(url + request.raw_path, encoded=True),
@@ -123,22 +127,26 @@ class Service:
             yield answer
 
     async def before(self, request: web.Request, wire: Wire) -> web.Response | None:
-        """Return when the request may pass to the server, or return a response for the client
+        """Wait until the request may pass to the server. Return a response to send it to the client
         instead.
         """
         return None
 
     def after(self, request: web.Request, wire: Wire) -> web.Response | None:
-        """Return the response for the client instead of the server's, whose head has arrived."""
+        """Return a response that replaces the server's response, of which the headers have
+        arrived.
+        """
         return None
 
     async def part_passes(self, request: web.Request, wire: Wire, part: bytes) -> None:
-        """Return when this part of a response may pass to the client."""
+        """Wait until this part of a response may pass to the client."""
         await wire.passes()
 
 
 class Proxies:
-    """Serves services. ``certificate`` is used for TLS, and trusted in the servers."""
+    """Serves services. ``certificate`` is the proxies' certificate for TLS. Servers with the same
+    certificate are trusted.
+    """
 
     def __init__(self, certificate: Certificate | None = None) -> None:
         self._server_tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -151,12 +159,12 @@ class Proxies:
         threading.Thread(target=self._loop.run_forever, name="proxies", daemon=True).start()
 
     def serve(self, service: Service, tls: bool = False) -> int:
-        """Return the port of the service."""
+        """Serve the service and return its port."""
         asyncio.run_coroutine_threadsafe(self._serve(service, tls), self._loop).result(PATIENCE_S)
         return service.port
 
     def stop(self) -> None:
-        """Close all services. The thread stays, because connections need time to close."""
+        """Close all services. The thread keeps running, because connections need time to close."""
         asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(PATIENCE_S)
 
     async def _serve(self, service: Service, tls: bool) -> None:
@@ -186,7 +194,9 @@ class Proxies:
 
 @contextlib.contextmanager
 def proxy_to(*urls: str, certificate: Certificate | None = None) -> Iterator[tuple[Service, Wire]]:
-    """Yield an address in front of these URLs, with TLS if there is a certificate, and the wire."""
+    """Yield a proxy in front of these URLs, which serves TLS if a certificate is given, and its
+    wire.
+    """
     wire, proxies = Wire(), Proxies(certificate)
     service = Service(dict.fromkeys(urls, wire))
     try:
@@ -198,7 +208,7 @@ def proxy_to(*urls: str, certificate: Certificate | None = None) -> Iterator[tup
 
 @contextlib.contextmanager
 def round_robin(ports: Sequence[int]) -> Iterator[str]:
-    """Yield an address in front of these ports of loopback."""
+    """Yield the URL of a proxy in front of these loopback ports."""
     with proxy_to(*(f"http://127.0.0.1:{port}" for port in ports)) as (service, _):
         yield service.url
 

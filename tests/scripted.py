@@ -1,6 +1,7 @@
 """An HTTP server on loopback whose responses a test scripts, byte by byte if needed.
 
-It simulates faults of an API server: broken connections, hanging requests, and invalid responses.
+Tests use it to simulate faults of an API server, such as broken connections, hanging requests and
+invalid responses.
 """
 
 import json
@@ -27,7 +28,7 @@ class Exchange:
     body: bytes
     handler: socketserver.StreamRequestHandler
     released: threading.Event
-    #: Headers by name in lower case.
+    #: Maps header names in lower case to values.
     headers: dict[str, str]
 
     def raw(self, data: bytes) -> None:
@@ -47,7 +48,7 @@ class Exchange:
         self.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
 
     def chunk(self, data: Any) -> None:
-        """Send one chunk: bytes unchanged, and anything else as one line of JSON."""
+        """Send one chunk. Bytes are sent unchanged, and other data is sent as one line of JSON."""
         piece = data if isinstance(data, bytes) else json.dumps(data).encode() + b"\n"
         self.raw(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
 

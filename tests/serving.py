@@ -33,7 +33,9 @@ class Server:
     log: Path
 
     def post(self, path: str, body: bytes | object, headers: Mapping[str, str] = {}) -> Reply:
-        """Send a POST to kube-scheduler's port. Anything except bytes is sent as JSON."""
+        """Send a POST to the port for kube-scheduler. A body that is not bytes is encoded
+        as JSON.
+        """
         return self._send(self.verbs, "POST", path, body, headers)
 
     def debug_post(self, path: str, body: object) -> Reply:
@@ -65,11 +67,11 @@ def serving(
     program: Sequence[str] = ("headroom",),
     inside: Callable[[], None] | None = None,
 ) -> Iterator[Server]:
-    """Serve the fleet on free loopback ports. The process ends with the context.
+    """Serve the fleet on free loopback ports. The process ends at the end of the context.
 
-    ``program`` is the module that runs the command, with its first arguments. The process calls
-    ``inside`` before the command. Raise ``TimeoutError`` if it does not end within ``PATIENCE_S``
-    of SIGTERM.
+    ``program`` is the module that runs the command, followed by its first arguments. The process
+    calls ``inside`` before the command. Raise ``TimeoutError`` if the process does not end within
+    ``PATIENCE_S`` after SIGTERM.
     """
     with tempfile.TemporaryDirectory() as folder:
         fleet, log = Path(folder, "fleet.yaml"), Path(folder, "log")
@@ -121,7 +123,7 @@ def pod(
 
 
 def offer(pod: dict[str, Any] | None, *names: str) -> dict[str, Any]:
-    """Return the body of filter and prioritize."""
+    """Return the body of a filter or prioritize request."""
     return {"Pod": pod, "Nodes": None, "NodeNames": list(names)}
 
 

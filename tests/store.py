@@ -1,4 +1,4 @@
-"""The store in memory, with the writes of everything in a cluster that is not Headroom."""
+"""The in-memory store, with the writes that other programs and people make in a cluster."""
 
 from typing import Any
 
@@ -11,11 +11,13 @@ from tests.builders import STAMP
 
 
 class PlayedStore(EmbeddedStore):
-    """A store with the Leases of agents, and with actions of kubelets, users and administrators."""
+    """A store with the Leases of agents, and with methods for what kubelets, users and
+    administrators do.
+    """
 
     def __init__(self, *args: Any, **how: Any) -> None:
         super().__init__(*args, **how)
-        #: Version of each node's Lease.
+        #: Maps each node to the version of its Lease.
         self.leases: dict[str, int] = {}
 
     def read_heartbeat_version(self, node: str) -> str:
@@ -29,7 +31,7 @@ class PlayedStore(EmbeddedStore):
         self._do("set_status", write)
 
     def lose_pod(self, name: str) -> None:
-        """Delete the pod by force, so that it is unknown whether its containers still run."""
+        """Delete the pod by force, so that its containers may still run."""
 
         def delete() -> None:
             pod = self._held_pod("default", name)

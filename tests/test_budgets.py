@@ -68,7 +68,7 @@ def test_fixtures_count_and_exceeding_a_budget_is_a_warning(tmp_path: Path) -> N
     done = run(tmp_path, "budgets.BUDGETS_S.update(state=0, agent=1000)")
     assert done.returncode == 0, done.stdout
     (state,) = re.findall(r"^state +(\S+) +0  WARNING: over its budget$", done.stdout, re.MULTILINE)
-    assert float(state) >= 0.6  # The time of the sleeps in setup, test and teardown.
+    assert float(state) >= 0.6  # The sleeps in setup, test and teardown take this time.
     assert re.search(r"^agent +\S+ +1000$", done.stdout, re.MULTILINE)
 
 

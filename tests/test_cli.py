@@ -103,7 +103,7 @@ def test_an_unknown_log_level_is_rejected_with_the_valid_ones() -> None:
 
 
 def test_the_demo_does_not_import_the_kubernetes_client() -> None:
-    """The environment of the demo does not contain it."""
+    """The environment of the demo does not contain the package ``kubernetes``."""
     hidden = (
         "import sys; sys.modules['kubernetes'] = None; import headroom.commands, benchmarks.demo"
     )

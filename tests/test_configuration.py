@@ -57,7 +57,9 @@ def test_lists_in_the_environment_are_written_with_commas_or_as_json(text: str) 
 
 
 def test_service_variables_of_the_namespace_are_ignored() -> None:
-    """The kubelet sets them in each pod, with the prefix of our settings."""
+    """For a Service whose name starts with "headroom", the kubelet sets variables in each pod that
+    have the prefix of our settings.
+    """
     links = {
         "HEADROOM_DEBUG_SERVICE_HOST": "10.96.0.7",
         "HEADROOM_DEBUG_SERVICE_PORT": "8889",

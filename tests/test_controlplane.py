@@ -13,7 +13,8 @@ from tests.controlplane import ROOT, ControlPlane
 from tests.processes import alive, free_ports
 from tests.waiting import until
 
-#: Starts a control plane and a fork, prints its folder and processes, and waits until it is ended.
+#: Starts a control plane and a forked command, prints the folder and the process IDs, and waits
+#: until it is killed.
 SESSION = """
 import os, signal, sys
 from tests.controlplane import control_plane
@@ -43,7 +44,7 @@ with control_plane() as plane:
 def test_an_ended_session_leaves_no_process_or_folder(
     ending: signal.Signals, tidy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Other folders must not be deleted.
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # Do not delete the folders of other sessions.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
     command = [sys.executable, "-c", SESSION]
@@ -91,7 +92,7 @@ def test_a_kubeconfig_is_replaced_atomically(tmp_path: Path) -> None:
         plane.stop()
 
 
-#: Prints ports of the small range that begins with its argument, and waits until it is ended.
+#: Prints ports from the small range that starts at its argument, and waits until it is killed.
 OTHER_SESSION = """
 import sys
 from tests.processes import free_ports
@@ -102,7 +103,7 @@ input()
 
 
 def test_concurrent_sessions_get_different_ports() -> None:
-    """No server listens on a port yet when the other session requests some."""
+    """The other session requests ports before a server listens on the first session's ports."""
     first = 12_000 + 40 * (os.getpid() % 70)  # this test may run in several sessions at once
     with subprocess.Popen(
         [sys.executable, "-c", OTHER_SESSION, str(first)],

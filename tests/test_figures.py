@@ -1,7 +1,6 @@
-"""Checks that every table of measured figures in the design notes has a command and the date of its
-run.
+"""Checks that the design notes name a command and a date for every table of measured figures.
 
-The commands in the notes must exist.
+The commands must exist.
 """
 
 import re
@@ -11,21 +10,21 @@ from tests.test_site import FENCE
 
 TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 CODE = re.compile(r"`[^`\n]*`")
-#: A number with a unit in a cell, or the unit of a column in its heading.
+#: Matches a number with a unit in a cell, or a unit in the heading of a column.
 FIGURE = re.compile(
     r"\d (?:%|ms|s|us|µs|[KMG]iB)(?![\w/])|^\|.*(?:, (?:ms|s)\b|%|[KMG]iB).*\n\|[-| ]+\n.*\d",
     re.MULTILINE,
 )
 DATE = re.compile(r"\b2026-\d\d-\d\d\b")
 COMMAND = re.compile(r"python -m [a-z]|\bmake [a-z-]+|\bpytest tests/|\bheadroom plan ")
-#: A module to run, a file of tests, and a target of make.
+#: Matches a module to run, a test file, or a make target.
 NAMED = re.compile(
     r"python -m ((?:benchmarks|tests)[\w.]*\w)|\b((?:tests|benchmarks)/[\w/]+\.py)\b"
     r"|(?:`|^ {4}|^)make ([a-z][a-z-]*)",
     re.MULTILINE,
 )
 TARGETS = frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-#: Sections whose figures are settings, limits or examples instead of results of a run.
+#: Sections whose figures are settings, limits or examples and not results of a run.
 NOT_MEASURED = {
     ("admission.md", "Limits on one pod"): "limits of the webhook",
     ("agent.md", "When something fails"): "texts that tests compare with the agent's",
@@ -40,8 +39,8 @@ NOT_MEASURED = {
 
 
 def sections(page: str) -> list[tuple[str, str, str]]:
-    """Return the title and the text of each section, and its text together with the texts of the
-    enclosing sections.
+    """Return the title and the text of each section, and the text of the section with its enclosing
+    sections.
     """
     unquoted = FENCE.sub(lambda code: re.sub(r"(?m)^[#|]", " ", code[0]), page)
     parts = re.split(r"^(#+) (.+)\n", unquoted, flags=re.MULTILINE)
@@ -65,7 +64,7 @@ def untraceable(page: str) -> list[str]:
 
 
 def missing(page: str) -> list[str]:
-    """Return the modules, files and targets of make on the page that do not exist."""
+    """Return the modules, files and make targets that the page names but that do not exist."""
     found = []
     for module, file, target in NAMED.findall(page):
         path = module.replace(".", "/")

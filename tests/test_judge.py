@@ -1,4 +1,4 @@
-"""Tests the judge of overcommitted memory, which other tests depend on."""
+"""Tests the function that finds overcommitted memory, because other tests depend on it."""
 
 import ast
 from pathlib import Path

@@ -75,11 +75,11 @@ def test_only_settings_of_files_are_described_as_paths() -> None:
     }
 
 
-#: Names that are not annotations: formats of files, and the version of the API.
+#: Names with our prefix that are not annotations but file formats or the version of the API.
 _FORMATS = {"v1", "v1alpha1", "snapshot/v1", "recording/v1alpha1", "plan/v1alpha1"}
-# `headroom plan` recognizes files by their format without the version.
+# `headroom plan` recognizes files by the name of the format without the version.
 _FORMATS |= {"snapshot", "recording"}
-# The signer that CertificateSigningRequests of users name. No object of Headroom has it.
+# "console" is the signer that users name in a CertificateSigningRequest. It is not an annotation.
 _FORMATS |= {"console"}
 _NAME = re.compile(r"\bheadroom\.gpu/([a-z0-9]+(?:[/-][a-z0-9]+)*)")
 
@@ -94,7 +94,7 @@ def test_every_name_in_code_and_manifests_is_described() -> None:
     )
     files = [ROOT / name for name in listed.stdout.split() if not (ROOT / name).is_symlink()]
     used = {name for file in files for name in _NAME.findall(file.read_text(errors="replace"))}
-    assert {"vram", "pool", "device-choice"} <= used  # Otherwise the pattern finds nothing.
+    assert {"vram", "pool", "device-choice"} <= used  # Otherwise, the pattern does not match.
     described = {key.name.partition("/")[2].rstrip(".") for key in KEYS}
     assert used - _FORMATS - described == set()
 
@@ -127,7 +127,7 @@ def test_the_examples_of_annotations_are_valid() -> None:
     assert yours.keys() == _PARSERS.keys()
     for name, key in yours.items():
         _PARSERS[name](key.example)
-        # Words in backticks before a colon are whole values.
+        # Words in backticks before these characters are complete values.
         for value in re.findall(r"`([^`]+)`(?=[,;:]| or )", key.values):
             parse = parse_auto if value.startswith("auto") else _PARSERS[name]
             if name != "default-vram":

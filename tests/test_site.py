@@ -1,5 +1,5 @@
-"""Checks that every link of the docs leads to an existing file and heading, and that the site can
-be built.
+"""Checks that every link in the docs leads to an existing file and heading, and that the site
+builds.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Tests TLS on kube-scheduler's port: errors at start-up, accepted clients, and certificate
 renewal.
 
-The server runs in its own process, and the clients are Python's.
+The server runs in its own process, and most clients use Python's ``ssl`` module.
 """
 
 import contextlib
@@ -88,10 +88,10 @@ class Caller:
         )
 
     def call(self) -> str:
-        """Return the name in the server's certificate. Raise ``OSError`` if either side rejects the
-        other.
+        """Return the name in the server's certificate. Raise ``OSError`` if the client or the
+        server rejects the other's certificate.
         """
-        # In TLS 1.3, the server rejects the client only after this.
+        # In TLS 1.3, the server rejects the client only after the client has sent this request.
         self._http.request("POST", "/bind", b"{}")
         connection = self._http.sock
         assert isinstance(connection, ssl.SSLSocket)
@@ -124,7 +124,7 @@ def test_only_clients_with_a_certificate_of_the_ca_get_an_answer(
     for nobody in (None, clients["unknown"]):
         with pytest.raises(OSError, match=REJECTED):
             shown(server, authority, nobody)
-    # In TLS 1.2, a session could be resumed for a client of a removed CA, even without a ticket.
+    # In TLS 1.2, a client of a removed CA could resume a session even without a ticket.
     with (
         closing(Caller(server, authority, clients["known"], ssl.TLSVersion.TLSv1_2)) as old,
         pytest.raises(OSError, match=r"alert protocol version|closed|reset|EOF occurred"),
@@ -215,7 +215,8 @@ def test_without_a_certificate_bind_is_unreachable_in_any_protocol(
         "CERTIFICATE_VERIFY_FAILED: unable to get local issuer certificate",
     ]
     assert rejected[2:] == ["HTTP_REQUEST"]
-    # Exactly one of these requests was answered, with the error that its body contains no pod.
+    # The server answered exactly one of these requests, with the error that the body contains no
+    # pod.
     assert len(logged(server, "bind_error")) == 1
 
 
@@ -285,7 +286,7 @@ def test_an_open_connection_survives_a_renewal(
 
 
 class _PatientLoop(uvloop.Loop):
-    """Waits for an hour until a client has completed the TLS close."""
+    """Waits for at most an hour until a client has completed the TLS close."""
 
     async def connect_accepted_socket(self, *args: Any, **how: Any) -> Any:
         how["ssl_shutdown_timeout"] = 3600.0
@@ -293,7 +294,7 @@ class _PatientLoop(uvloop.Loop):
 
 
 def _wait_for_clients() -> None:
-    """Let the event loop and uvicorn wait for an hour until clients have closed their
+    """Let the event loop and uvicorn wait for at most an hour until clients close their
     connections.
     """
     uvloop.run.__kwdefaults__["loop_factory"] = _PatientLoop
@@ -310,8 +311,9 @@ def _wait_for_clients() -> None:
 def test_shutdown_does_not_wait_for_the_tls_close_of_a_client(
     files: TlsFiles, authority: Authority, clients: dict[str, Certificate]
 ) -> None:
-    """For example, an API server that no longer reads from the connection. ``serving`` checks that
-    the server ends, although event loop and uvicorn would wait for the client for an hour.
+    """An example of such a client is an API server that no longer reads from the connection.
+    ``serving`` checks that the server ends, although the event loop and uvicorn would wait an hour
+    for the client.
     """
     options = ("--tls-cert", str(files.cert), "--tls-key", str(files.key))
     with contextlib.ExitStack() as after:

@@ -1,4 +1,4 @@
-"""Tests how the results on versions of Kubernetes are read and shown."""
+"""Tests how test results on each Kubernetes version are recorded and shown."""
 
 import pytest
 

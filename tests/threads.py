@@ -1,4 +1,4 @@
-"""Threads of tests: a thread that repeats a step, and threads started since a point in time."""
+"""A thread that repeats a step, and a function that finds the threads that a test has started."""
 
 import abc
 import threading
@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 
 class Repeated(threading.Thread, abc.ABC):
-    """Calls ``step`` until ``stop``. Each call returns the seconds until the next one."""
+    """Calls ``step`` until ``stop`` is called. ``step`` returns the seconds until the next call."""
 
     def __init__(self, first_s: float = 0.0) -> None:
-        """``first_s`` are the seconds until the first call."""
+        """Wait ``first_s`` seconds before the first call."""
         super().__init__(daemon=True)
         self._first_s = first_s
         self._stopping = threading.Event()
-        #: The exception of a step, after which no other step follows.
+        #: The exception that ended the thread, if a step raised an exception.
         self.failure: Exception | None = None
 
     @abc.abstractmethod
@@ -28,17 +28,16 @@ class Repeated(threading.Thread, abc.ABC):
             self.failure = err
 
     def stop(self) -> None:
-        """Return when the last step has ended."""
+        """Stop the thread and wait until its last step has ended."""
         self._stopping.set()
         if self.is_alive():
             self.join()
 
 
 def begun_since(prefix: str) -> Callable[[], list[str]]:
-    """Return a function that returns the sorted names of running threads with this prefix.
+    """Return a function that lists the threads started since this call, by names with this prefix.
 
-    Threads that run now are not included. The total number of threads is not reliable, because the
-    test runner and servers start threads at any time.
+    The prefix is needed because the test runner and servers also start threads at any time.
     """
     before = set(threading.enumerate())
 

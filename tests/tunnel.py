@@ -1,7 +1,7 @@
-"""TCP connections to a server through a port that is closed until a test opens it.
+"""Tunnels TCP connections to a server through a port that is closed until a test opens it.
 
-TLS passes through, including client certificates. A kubelet behind a closed port starts, and the
-plugin finds it, before it receives any pod.
+TLS passes through, including client certificates. A kubelet behind a closed port can start and
+register the device plugin before it receives any pod.
 """
 
 import contextlib
@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 
 class Tunnel:
-    """A tunnel whose ``port`` rejects connections until ``open``. ``cut`` and ``close`` end
-    existing connections.
+    """A tunnel whose ``port`` rejects connections until ``open`` is called. ``cut`` and ``close``
+    end existing connections.
     """
 
     def __init__(self, to_port: int) -> None:

@@ -1,10 +1,10 @@
-"""Runs the tests of real components on each minor of Kubernetes, and records the results.
+"""Runs the tests of real components on each minor version of Kubernetes, and records the results.
 
     python -m tests.versions [MINOR ...] [--workers N]    by default all minors
     python -m tests.versions --report report.xml MINOR    results of `make test`
 
-The results of a component replace its earlier results in tests/recorded/kubernetes-versions.json,
-from which `make docs` writes docs/reference/kubernetes-versions.md.
+New results of a component replace its earlier results in tests/recorded/kubernetes-versions.json.
+`make docs` generates docs/reference/kubernetes-versions.md from this file.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.gobin.kubernetes import VERSIONS, built_components, minor_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "tests/recorded/kubernetes-versions.json"
-#: The tests of each component, which also use the other components.
+#: The tests of each component. They also start other components.
 SUITES = {
     "kube-apiserver": (
         "tests/admission",
@@ -35,7 +35,7 @@ SUITES = {
     "kube-scheduler": ("tests/e2e",),
     "kubelet": ("tests/kubelet",),
 }
-#: Maximum number of recorded characters of a failed test's error.
+#: Maximum number of characters that are recorded of a failed test's error message.
 ERROR_MAX = 300
 
 
@@ -57,7 +57,7 @@ def main() -> int:
         for component in tested:
             outcome = outcome_of(report, SUITES[component])
             if not (outcome["passed"] or outcome["failed"]):
-                continue  # not in the report
+                continue  # The report has no result of this component.
             record(minors[minor], component, outcome)
             failed += len(outcome["failed"])
             counts = f"{outcome['passed']} passed, {len(outcome['failed'])} failed"
@@ -66,7 +66,7 @@ def main() -> int:
 
 
 def run(minor: str, components: Iterable[str], workers: int) -> str:
-    """Run the tests of components on a minor and return the JUnit report."""
+    """Run the tests of components on a minor version and return the JUnit report."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", "-n", str(workers)]
@@ -79,8 +79,8 @@ def run(minor: str, components: Iterable[str], workers: int) -> str:
 
 
 def outcome_of(report: str, tests: Sequence[str]) -> dict[str, Any]:
-    """Return the result of some test files or folders from a JUnit report: the date, the number of
-    passed tests, and the error of each failed test.
+    """Return the date, the number of passed tests and the error of each failed test from a JUnit
+    report. ``tests`` are the test files and folders to include.
     """
     passed = 0
     failed: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""Waits for conditions, with errors that name the condition."""
+"""Waits for conditions, and raises errors that describe the condition."""
 
 import asyncio
 import time
@@ -17,9 +17,9 @@ def until(
 ) -> float:
     """Wait until ``true()`` is true. Return the seconds that it took.
 
-    Polls every ``every_s``, but more often at the beginning, because most waits are short, and less
-    often in a long wait, because polling uses CPU. Raise ``AssertionError`` with ``what`` and the
-    text of ``logs()`` after ``within_s``.
+    Polls every ``every_s`` seconds. Polls more often at first, because most waits are short, and
+    less often during a long wait, because polling uses CPU. Raise ``AssertionError`` with ``what``
+    and the text of ``logs()`` after ``within_s``.
     """
     began_s = time.monotonic()
     while not true():

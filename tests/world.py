@@ -1,9 +1,8 @@
-"""A cluster in memory with a state, a store, a ledger and one clock, in which nothing happens by
-itself.
+"""An in-memory cluster with a state, a store, a ledger and one clock. Nothing happens unless a test
+calls it.
 
-Tests of the controllers, the state and kube-scheduler's calls share it. Pods and GPUNodes are
-written to the store, which delivers them to the state. Other objects are applied to the state. A
-controller runs when a test calls it.
+Tests of the controllers, of the state and of kube-scheduler's calls use it. The store delivers pods
+and GPUNodes to the state. Other objects are applied to the state directly.
 """
 
 import contextlib
@@ -36,16 +35,17 @@ from tests.store import PlayedStore
 
 
 class Evictor:
-    """Records evictions, and changes nothing in the store.
+    """Records evictions, but does not change the store.
 
-    ``forbidden`` is raised by each check and eviction of a pod by uid, and ``errors`` only by its
-    next eviction. ``meanwhile`` runs after each eviction.
+    ``forbidden`` and ``errors`` map UIDs of pods to errors. Every check and eviction of the pod
+    raises the error in ``forbidden``. Only the next eviction raises the error in ``errors``.
+    ``meanwhile`` is called after each eviction.
     """
 
     def __init__(self) -> None:
         self.checked: list[str] = []
         self.evicted: list[str] = []
-        #: Maximum grace period of each eviction.
+        #: The maximum grace period that was requested with each eviction.
         self.grace_s: list[int | None] = []
         self.errors: dict[str, StoreError] = {}
         self.forbidden: dict[str, StoreError] = {}
@@ -68,7 +68,7 @@ class Evictor:
 
 
 class World:
-    """A cluster. ``epoch_s`` is the wall clock's time when the monotonic clock was 0."""
+    """A cluster. The wall clock showed ``epoch_s`` when the monotonic clock was 0."""
 
     def __init__(
         self,
@@ -79,7 +79,8 @@ class World:
     ) -> None:
         self.now_s, self.epoch_s = NOW_S, epoch_s
         self.state = RecordingState(rules or Rules(), stale_after_s, epoch_s)
-        #: Called before and after each operation of the store (see ``tests.ledger.stage.once``).
+        #: A function that is called before and after each operation of the store, such as
+        #: ``tests.ledger.stage.once``.
         self.fault: Fault = no_fault
         self.store = PlayedStore(
             self.deliver, self.monotonic_s, lambda operation, when: self.fault(operation, when)
@@ -95,17 +96,18 @@ class World:
         self.journal = Journal()
         self.evictor = Evictor()
         self.posted: list[Notice] = []
-        #: Whether Events can be written, and the number of attempts.
+        #: ``takes_events`` is whether Events can be written. ``attempts`` counts the attempts to
+        #: write an Event.
         self.takes_events, self.attempts = True, 0
 
     def deliver(self, events: Sequence[Event]) -> None:
-        """Apply changes of the store to the state."""
+        """Apply changes of the store to the state, unless the watch is late."""
         if not self._watch_is_late:
             self.state.apply(events)
 
     @contextlib.contextmanager
     def late_watch(self) -> Iterator[None]:
-        """Deliver no changes of the store during the context."""
+        """Deliver no changes of the store to the state during the context."""
         self._watch_is_late = True
         yield
         self._watch_is_late = False
@@ -117,7 +119,7 @@ class World:
         return self.epoch_s + self.now_s
 
     def stamp(self, ago_s: float = 0.0) -> str:
-        """Return a timestamp by the wall clock."""
+        """Return the timestamp of ``ago_s`` seconds ago on the wall clock."""
         return datetime.fromtimestamp(self.wall_s() - ago_s, UTC).isoformat()
 
     @functools.cached_property
@@ -144,7 +146,7 @@ class World:
         return AsyncStore(self.store)
 
     def verbs(self, **how: Any) -> Verbs:
-        """Return kube-scheduler's calls, with options of ``verbs_on``."""
+        """Return the handlers for kube-scheduler's calls. ``how`` is passed to ``verbs_on``."""
         given = {"ledger": self.ledger.awaited.binder, "journal": self.journal, **how}
         return verbs_on(self.state, self.monotonic_s, epoch_s=self.epoch_s, **given)
 
@@ -173,5 +175,5 @@ class World:
         return bound
 
     def sample(self, name: str, **labels: str) -> float:
-        """Return a value of the metrics, or 0 if it does not exist."""
+        """Return the value of a metric, or 0 if the metric does not exist."""
         return self.telemetry.registry.get_sample_value(name, labels) or 0.0

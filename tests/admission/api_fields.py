@@ -1,10 +1,10 @@
-"""Writes the field names of Kubernetes' API on which the admission policies depend, for each minor.
+"""Records the Kubernetes API fields that the admission policies depend on, for each minor version.
 
     python -m tests.admission.api_fields
 
 Reads the sources in the cache of Go modules, which ``tests/gobin/build.py`` fills: k8s.io/api,
-k8s.io/apimachinery and k8s.io/kubernetes of each version in ``tests/gobin/kubernetes.py``. Run it
-after adding a version there.
+k8s.io/apimachinery and k8s.io/kubernetes of each version in ``tests/gobin/kubernetes.py``. Run this
+program after you add a version there.
 """
 
 import json
@@ -16,7 +16,7 @@ from tests.gobin import build
 from tests.gobin.kubernetes import VERSIONS, minor_of
 
 FILE = Path(__file__).with_name("api_fields.json")
-#: Module and file that define each Go type.
+#: The Go module and the file that define each type.
 TYPES = {
     "PodStatus": ("k8s.io/api", "core/v1/types.go"),
     "NodeStatus": ("k8s.io/api", "core/v1/types.go"),
@@ -24,7 +24,7 @@ TYPES = {
     "Container": ("k8s.io/api", "core/v1/types.go"),
     "ObjectMeta": ("k8s.io/apimachinery", "pkg/apis/meta/v1/types.go"),
 }
-#: File with the API server's table of resources and subresources.
+#: The file in which the API server lists its resources and subresources.
 _STORAGE = "pkg/registry/core/rest/storage_core.go"
 
 
@@ -40,8 +40,8 @@ def module_cache() -> Path:
 
 
 def of_version(version: str, cache: Path) -> dict[str, list[str]]:
-    """Return the JSON names of each type's fields, and the resources that write pods under the key
-    "pods".
+    """Return the JSON field names of each type. The key "pods" has the resources that write
+    pods.
     """
     fields = {
         name: json_names((cache / f"{module}@v0.{version.removeprefix('1.')}" / file), name)
@@ -58,7 +58,7 @@ def json_names(file: Path, of: str) -> list[str]:
 
 
 def resources(storage: str) -> list[str]:
-    """Return the names of pods' resources in the API server's table of storages."""
+    """Return the names of the pod resources that the API server serves."""
     start = storage.index('resource := "pods"')
     block = storage[start : storage.index('resource := "', start + 1)]
     suffixes = re.findall(r'storage\[resource(?:\s*\+\s*"(/\w+)")?\]', block)

@@ -1,4 +1,4 @@
-"""A cluster with all admission policies in force, and checks of their rejections."""
+"""Provides a cluster in which all admission policies are in force, and checks rejections."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +22,8 @@ HERE, OTHER = NODES
 GPUNODE = {"apiVersion": "headroom.gpu/v1alpha1", "kind": "GPUNode"}
 BOUND, WAITING = "bound", "waiting"
 PLACED = {"headroom.gpu/placement": "{}", "headroom.gpu/devices.0": "GPU-a"}
-#: Rights that the account lacks, so that other rejections come from a policy.
+#: Permissions that the extender's role lacks. They are granted here, so that a policy and not RBAC
+#: rejects a request.
 AND_MORE = {
     "kind": "ClusterRole",
     "metadata": {"name": f"{EXTENDER}-and-more"},
@@ -38,8 +39,8 @@ AND_MORE = {
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A bound pod, a pending pod, a GPUNode for each node, and all policies. The extender's role is
-    too permissive.
+    """A cluster with a bound pod, a pending pod, a GPUNode for each node, and all policies. The
+    extender has more permissions than its own role grants.
     """
     with installed(plane) as site:
         site.grant(AND_MORE)
@@ -57,7 +58,9 @@ def site(plane: ControlPlane) -> Iterator[Site]:
 
 
 def in_force(site: Site, extender: str) -> bool:
-    """Wait until the API server applies each policy, some time after its creation."""
+    """Return whether the API server enforces each policy, which takes some time after its
+    creation.
+    """
     body = {**GPUNODE, "metadata": {"name": "probe"}, "spec": {}}
     status = f"/api/v1/nodes/{HERE}/status?dryRun=All"
     labelled = {"metadata": {"labels": {"a": "b"}}}
@@ -106,6 +109,6 @@ def rejected(reply: Reply, policy: str, reported: str) -> None:
 
 
 def documented(reply: Reply) -> None:
-    """Check that the page contains the exact message."""
+    """Check that the docs page contains the exact message."""
     _, _, shown = reply.message.partition(" denied request: ")
     assert f"| {shown} |" in PAGE, shown

@@ -1,4 +1,6 @@
-"""Reviews as an API server sends them, and the objects after the patches of the responses."""
+"""Builds reviews as an API server sends them, and applies the patches of the webhook's
+responses.
+"""
 
 import base64
 import copy
@@ -25,7 +27,7 @@ def manifest(
     annotations: Mapping[str, str] | None = None,
     **spec: Any,
 ) -> dict[str, Any]:
-    """Return a pod, by default with one GPU container, as the API server completes it."""
+    """Return a pod with the API server's default values. By default, it has one GPU container."""
     written = {**({} if vram is None else {"headroom.gpu/vram": vram}), **(annotations or {})}
     metadata: dict[str, Any] = {"name": "p", "labels": {"app": "p"}}
     if written:
@@ -95,8 +97,8 @@ def node(
     strategy: str = "envvar",
     limits: str = "absent",
 ) -> GpuNode:
-    """Return a node with one shared GPU reported by its agent. If ``devices`` is None, there is no
-    report.
+    """Return a node whose agent reports one shared GPU by default. If ``devices`` is None, there is
+    no report.
     """
     metadata = ObjectMeta(
         name=name,
@@ -134,7 +136,9 @@ def pod(obj: Mapping[str, Any]) -> Pod:
 
 
 def mutated(obj: Mapping[str, Any], where: AdmissionContext) -> tuple[dict[str, Any], Mutated]:
-    """Return the pod that the API server then stores."""
+    """Return the pod after the webhook's patch, as the API server stores it, and the webhook's
+    result.
+    """
     answer = mutate(pod(obj), where)
     return applied(obj, [operation.wire for operation in answer.operations]), answer
 
@@ -147,7 +151,9 @@ def patch_of(response: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def applied(obj: Mapping[str, Any], operations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Apply the used part of RFC 6902. A missing path raises ``KeyError``."""
+    """Apply JSON Patch operations (RFC 6902). Supports only the operations that the webhook uses.
+    Raises ``KeyError`` if a path is missing.
+    """
     tree: Any = copy.deepcopy(dict(obj))
     for operation in operations:
         match operation["op"]:

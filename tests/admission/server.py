@@ -15,13 +15,13 @@ from tests.waiting import PATIENCE_S, until
 
 @dataclass(frozen=True, slots=True)
 class WebhookServer:
-    """A webhook process with this name, which listens on the loopback."""
+    """A webhook process that listens on loopback."""
 
     plane: Processes
     name: str
     port: int
     authority: Authority
-    #: Port of the probes.
+    #: Port that serves the kubelet's probes.
     probes_port: int
 
     @property
@@ -33,7 +33,7 @@ class WebhookServer:
         return httpx.Client(base_url=self.url, verify=context, timeout=PATIENCE_S, trust_env=False)
 
     def prober(self) -> httpx.Client:
-        """Return a client that probes as a kubelet does."""
+        """Return an HTTP client that sends probes as a kubelet does."""
         url = f"http://127.0.0.1:{self.probes_port}"
         return httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False)
 
@@ -61,8 +61,8 @@ def start_webhook(
     module: str = "headroom",
     **settings: Any,
 ) -> WebhookServer:
-    """Start a webhook and return when it has listed its objects. ``settings`` are written to its
-    file.
+    """Start a webhook and wait until it has listed its objects. ``settings`` are written to its
+    settings file.
     """
     signed = certificate or authority.sign("webhook")
     free, probes = free_ports(2)
@@ -72,7 +72,7 @@ def start_webhook(
         "debug_port": server.probes_port,
         "webhook_tls_cert": str(signed.cert),
         "webhook_tls_key": str(signed.key),
-        # Probes and metrics listen on the loopback, without TLS and without a reader's token.
+        # Serve probes and metrics on loopback, without TLS and without a token for readers.
         "debug_open": True,
         **settings,
     }

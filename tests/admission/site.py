@@ -1,4 +1,4 @@
-"""Policies, roles and webhook as installed, in a real API server with a real extender."""
+"""Installs the admission policies, roles and webhook in a real API server, with a real extender."""
 
 import base64
 import contextlib
@@ -19,11 +19,11 @@ from tests.waiting import PATIENCE_S, until
 
 SYSTEM = "headroom-system"
 EXTENDER, WEBHOOK, AGENT = "headroom-extender", "headroom-webhook", "headroom-agent"
-#: The user of the extender.
+#: The user name of the extender.
 PROCESS = "admission-extender"
 TEAM = "admission-team"
 OPTED_OUT = "admission-opted-out"
-#: GPU nodes of these tests.
+#: GPU nodes that these tests create.
 NODES = ("admission-a", "admission-b")
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
@@ -48,7 +48,7 @@ class Reply:
 
 
 class Site:
-    """Sends requests with ``token``, and returns every response, including errors."""
+    """Sends requests to the API server, and returns every response, including errors."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self.plane = plane
@@ -65,12 +65,12 @@ class Site:
         content_type: str = "",
         kubelet_of: str = "",
     ) -> Reply:
-        """Send a request, with the identity of a kubelet if ``node`` is given."""
+        """Send a request. If ``kubelet_of`` names a node, impersonate the node's kubelet."""
         kind = content_type or (MERGE if method == "PATCH" else "application/json")
         headers = urllib3.HTTPHeaderDict({"Authorization": f"Bearer {token}", "Content-Type": kind})
         if kubelet_of:
             headers["Impersonate-User"] = f"system:node:{kubelet_of}"
-            for group in ("system:nodes", "system:masters"):  # The rights are not under test.
+            for group in ("system:nodes", "system:masters"):  # RBAC is not under test.
                 headers.add("Impersonate-Group", group)
         answer = self._http.request(
             method,
@@ -79,16 +79,16 @@ class Site:
             headers=headers,
             timeout=PATIENCE_S,
         )
-        # The format is 299 - "...", and several headers may have this name.
+        # A warning has the format 299 - "...", and a response can have several Warning headers.
         shown = answer.headers.getlist("Warning") if answer.headers else []
         texts = [each.partition('"')[2].rpartition('"')[0].replace('\\"', '"') for each in shown]
-        # An unknown path is answered with text.
+        # The API server answers an unknown path with plain text.
         is_json = "json" in answer.headers.get("Content-Type", "")
         content = json.loads(answer.data) if is_json else {"message": answer.data.decode()}
         return Reply(answer.status, content, tuple(texts))
 
     def create(self, path: str, body: Mapping[str, Any]) -> None:
-        """Create an object that is deleted with the site."""
+        """Create an object, and delete it when the site is closed."""
         with contextlib.suppress(AlreadyThere):
             self._must(self.send("POST", path, body))
         self._undo.callback(self.send, "DELETE", f"{path}/{body['metadata']['name']}", AT_ONCE)
@@ -100,8 +100,8 @@ class Site:
             raise ApiRefused(f"{reply.status} {reply.message}")
 
     def token(self, account: str, node: str | None = None) -> str:
-        """Return a token of one of our service accounts, as the kubelet mounts it into a pod on the
-        node.
+        """Return a token of one of our service accounts. If a node is given, the token is bound to
+        a pod on the node, like a token that the kubelet mounts.
         """
         bound: dict[str, Any] = {}
         if node is not None:
@@ -115,9 +115,7 @@ class Site:
         return given
 
     def install(self) -> None:
-        """Create namespaces, accounts with their roles, nodes with an agent each, and all
-        policies.
-        """
+        """Create namespaces, accounts with their roles, nodes with agent pods, and all policies."""
         for name, labels in (
             (SYSTEM, {}),
             (TEAM, {}),
@@ -138,7 +136,7 @@ class Site:
                 self.enforce(each)
 
     def add_accounts(self, *accounts: str) -> None:
-        """Create these accounts of ours, with their roles as installed."""
+        """Create service accounts of Headroom with their installed roles."""
         for account in accounts:
             self.create(ACCOUNTS, {"metadata": {"name": account}})
         for role in manifests("base/rbac.yaml"):
@@ -146,7 +144,7 @@ class Site:
                 self.grant(role, accounts)
 
     def add_nodes(self, *names: str) -> None:
-        """Create nodes with an agent's pod each."""
+        """Create nodes, each with the pod of an agent."""
         for node in names:
             self.create("/api/v1/nodes", {"metadata": {"name": node}})
             self.plane.call("PATCH", f"/api/v1/nodes/{node}", {"spec": {"taints": None}})
@@ -159,12 +157,14 @@ class Site:
             self.create(path, {"metadata": {"name": f"agent-on-{node}"}, "spec": spec})
 
     def enforce(self, policy: Mapping[str, Any]) -> None:
-        """Create an admission policy, or its binding."""
+        """Create an admission policy or the binding of a policy."""
         kind = "ies" if policy["kind"].endswith("Policy") else "ybindings"
         self.create(f"{ADMISSION}/validatingadmissionpolic{kind}", policy)
 
     def _is_open_again(self) -> bool:
-        """Wait until the API server has forgotten the policies, because other tests use it too."""
+        """Return whether the API server no longer enforces the policies, because other tests share
+        it.
+        """
         version, metadata = "headroom.gpu/v1alpha1", {"name": "no-owner"}
         gpunode = {"apiVersion": version, "kind": "GPUNode", "metadata": metadata}
         return self.send("POST", f"{GPUNODES}?dryRun=All", gpunode).status == 201
@@ -172,7 +172,7 @@ class Site:
     def grant(
         self, role: Mapping[str, Any], accounts: Sequence[str] = (EXTENDER, WEBHOOK, AGENT)
     ) -> None:
-        """Create a role, and bind it to the accounts of the same name."""
+        """Create a role, and bind it to the accounts with which its name starts."""
         metadata = role["metadata"]
         namespace = metadata.get("namespace")
         where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
@@ -209,7 +209,7 @@ class Site:
         until(self._is_ready, "the extender has listed everything")
 
     def serve_webhook(self, **settings: Any) -> None:
-        """Start a webhook, also after it was killed, and make the API server call it."""
+        """Start or restart a webhook, and configure the API server to call it."""
         authority = Authority(self.plane.folder, "webhook-ca")
         kubeconfig = self._kubeconfig(WEBHOOK)
         name = "admission-webhook"
@@ -255,7 +255,7 @@ class Site:
 
 
 class AlreadyThere(Exception):
-    """The object exists already."""
+    """The object already exists."""
 
 
 def manifests(name: str) -> list[dict[str, Any]]:
@@ -265,9 +265,9 @@ def manifests(name: str) -> list[dict[str, Any]]:
 def webhooks(
     url: str, authority: Authority | Certificate, timeout_s: int | None = 30
 ) -> Iterator[dict[str, Any]]:
-    """Yield the configurations as shipped, for a webhook of the tests.
+    """Yield the shipped webhook configurations with the URL of a test's webhook.
 
-    ``timeout_s`` is the API server's timeout. By default it stays as shipped, at most 5 s, which
+    ``timeout_s`` is the API server's timeout. None keeps the shipped timeout of at most 5 s, which
     can be too short on a busy machine.
     """
     bundle = base64.b64encode(authority.cert.read_bytes()).decode()
@@ -282,7 +282,9 @@ def webhooks(
 
 @contextlib.contextmanager
 def counting(plane: ControlPlane, folder: Path) -> Iterator[None]:
-    """Run a webhook that counts GPU memory in pods and in templates of queued Jobs."""
+    """Run a webhook that writes the requested GPU memory of pods and of queued Jobs as a
+    resource.
+    """
     authority, (port,) = Authority(folder, "ca"), free_ports(1)
     with contextlib.ExitStack() as undo:
         name, kubeconfig = "counting-webhook", plane.kubeconfig()

@@ -1,4 +1,6 @@
-"""Readings of devices, holdings and processes, and the report rows that follow from them."""
+"""Builds readings of devices, holdings and processes, and computes the report rows from these
+readings.
+"""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

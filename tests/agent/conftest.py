@@ -1,4 +1,4 @@
-"""Builds the fake driver library once for each state of its source, and runs the agent on it."""
+"""Runs the agent on the fake driver library, which is rebuilt only if its source changes."""
 
 import json
 import os
@@ -40,11 +40,11 @@ def driver_folder() -> Path:
 
 @pytest.fixture
 def environment(driver_folder: Path, tmp_path: Path) -> dict[str, str]:
-    """Return the environment of an agent process. FAKE_NVML_TABLE names a file that is not written
-    yet.
+    """Return the environment of an agent process. The file that FAKE_NVML_TABLE names does not
+    exist yet.
     """
     kept = {key: os.environ[key] for key in ("PATH", "HOME", "LANG") if key in os.environ}
-    # A separate /proc, because other kubelets and plugins may run on this machine.
+    # Use a separate /proc, because other kubelets and plugins may run on this machine.
     (tmp_path / "proc/2").mkdir(parents=True)
     (tmp_path / "proc/2/comm").write_text("kthreadd\n")
     (device := tmp_path / "nvidia0").touch()
@@ -62,7 +62,9 @@ def environment(driver_folder: Path, tmp_path: Path) -> dict[str, str]:
 @pytest.fixture
 @starts_processes
 def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
-    """Run the agent once on a device table. Return the status that it prints."""
+    """Return a function that runs the agent once on a device table and returns the status that the
+    agent prints.
+    """
 
     def run(table: str, *flags: str) -> dict[str, Any]:
         Path(environment["FAKE_NVML_TABLE"]).write_text(table)
@@ -76,7 +78,7 @@ def report(environment: dict[str, str]) -> Callable[..., dict[str, Any]]:
 
 
 class Survey:
-    """The agent's survey in a separate process, on a driver that a test controls."""
+    """Takes the agent's samples in a separate process, on a driver that a test controls."""
 
     def __init__(
         self, driver: Driver, environment: dict[str, str], *flags: str, fork: bool
@@ -102,14 +104,14 @@ class Survey:
         self._answers = os.fdopen(os.dup(output.fileno()))
 
     def step(self) -> dict[str, Any]:
-        """Return the status of the next sample."""
+        """Take a sample and return its status."""
         return self.ask("step")
 
     def until(
         self, right: Callable[[dict[str, Any]], bool], within_s: float = PATIENCE_S
     ) -> dict[str, Any]:
-        """Return the first status with the expected value, because results of other threads are
-        delayed.
+        """Take samples until ``right`` accepts a status, because other threads of the agent deliver
+        results late.
         """
         seen: list[dict[str, Any]] = [{}]
 
@@ -127,7 +129,7 @@ class Survey:
         return answer
 
     def end(self) -> None:
-        """End at once like an agent, even if a call hangs."""
+        """Kill the process, which works even if a driver call hangs."""
         self._process.kill()
         self._process.wait()
         self._commands.close()
@@ -137,9 +139,10 @@ class Survey:
 @pytest.fixture
 @starts_processes
 def survey(environment: dict[str, str]) -> Iterator[Callable[..., Survey]]:
-    """Start a survey of these GPUs. With ``driver``, start another agent on an existing driver.
+    """Return a function that starts a survey of GPUs. With ``driver``, the survey uses an existing
+    driver.
 
-    A forked survey finds only a driver library that exists when it starts.
+    A forked survey finds the driver library only if it exists when the survey starts.
     """
     started: list[Survey] = []
 
@@ -194,7 +197,7 @@ def threads_end() -> Iterator[None]:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Whole]:
-    """Three pods on one device."""
+    """A node with three pods on one device."""
     built = Whole(tmp_path, [h100("GPU-a")], 4)
     for uid, name in zip(UIDS, ("limited", "counted", "neither"), strict=False):
         built.run(uid, name, GIB)
@@ -204,7 +207,9 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 
 @pytest.fixture
 def probe(tmp_path: Path) -> Iterator[Callable[..., LimitsProbe]]:
-    """Return a probe whose driver gives this answer. Its root has no cgroups yet."""
+    """Return a function that starts a probe on a driver with the given answer. The probe's root
+    folder has no cgroups yet.
+    """
     started: list[LimitsProbe] = []
     (tmp_path / "cgroup.controllers").touch()
 

@@ -1,4 +1,6 @@
-"""A dcgm-exporter over real HTTP that serves given text, or misbehaves on request."""
+"""A fake dcgm-exporter that serves the test's text over real HTTP, or misbehaves as the test
+requests.
+"""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +13,7 @@ from tests.answering import Answer, Request, answering
 
 EXPOSITIONS = Path(__file__).with_name("expositions")
 
-#: How the exporter reacts to a request. "drip" sends one byte of the header or body at a time, and
+#: How the exporter reacts to a request. "drip headers" and "drip body" send one byte at a time, and
 #: "cut off" closes the connection in the middle of the body.
 Manner = Literal["answer", "silent", "drip headers", "drip body", "endless", "cut off", "not http"]
 
@@ -21,7 +23,7 @@ def recorded(name: str) -> str:
 
 
 def parse(text: str) -> tuple[list[DcgmReading], int]:
-    """Return the values of an exposition, and the number of invalid lines."""
+    """Return the values of a Prometheus exposition, and the number of invalid lines."""
     exposition = Exposition()
     for start in range(0, len(body := text.encode("utf-8", "surrogatepass")), 7):
         exposition.feed(body[start : start + 7])
@@ -34,7 +36,8 @@ class StandIn:
         self.text = ""
         self.status = 200
         self.manner: Manner = "answer"
-        #: Number of requests by path, and the headers of the last request.
+        #: ``asked`` counts the requests, ``paths`` has their paths, and ``heard`` has the headers
+        #: of the last request.
         self.asked = 0
         self.paths: list[str] = []
         self.heard: Mapping[str, str] = {}

@@ -1,4 +1,4 @@
-"""A node with two devices, and the decisions of its gate."""
+"""Builds a node with two devices, and asks for its gate's decisions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def row(uid: str, uuid: str, used: int | None = 0, replica: str = "0", **more: s
 
 
 def stray(used: int | None) -> PodUse:
-    """Return a pod that exists without holding a replica."""
+    """Return the use of a pod that holds no replica."""
     return PodUse("s", "GPU-a", used_bytes=used)
 
 

@@ -1,4 +1,4 @@
-"""The processes and files of a host in a folder."""
+"""Simulates the processes and files of a host in a folder."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ def pipe(path: Path) -> None:
 
 
 class Tree:
-    """A /proc with simulated processes, and the sockets on which they listen."""
+    """Writes a /proc with simulated processes and the sockets on which they listen."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

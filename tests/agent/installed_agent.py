@@ -1,4 +1,6 @@
-"""The agent's account, roles and admission policy in a real API server, and its publisher."""
+"""Installs the agent's account, roles and admission policy in a real API server, and runs its
+publisher.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -37,8 +39,8 @@ def unless(status: int, plane: ControlPlane, method: str, path: str, body: Any) 
 
 @pytest.fixture(scope="module")
 def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
-    """The agent's service account with its roles, the admission policy, two nodes with a GPUNode
-    each, and a pod of the agent.
+    """An API server with the agent's service account and roles, the admission policy, two nodes
+    with GPUNodes, and a pod of the agent.
     """
     site = Site(plane)
     try:
@@ -60,8 +62,8 @@ def installed(plane: ControlPlane) -> Iterator[ControlPlane]:
 
 
 def token(plane: ControlPlane, node: str | None) -> str:
-    """Return the token that the node's kubelet would mount into its agent, or a token without a
-    pod.
+    """Return the token that the node's kubelet would mount into its agent. If ``node`` is None,
+    return a token that is bound to no pod.
     """
     return Site(plane).token(AGENT, node)
 
@@ -70,7 +72,9 @@ def token(plane: ControlPlane, node: str | None) -> str:
 def publishing(
     plane: ControlPlane, sits_on: str | None, says: str, timeout_s: float = PATIENCE_S
 ) -> Iterator[KubernetesPublisher]:
-    """Return the publisher of an agent that runs on one node but is configured for another."""
+    """Yield the publisher of an agent that runs on node ``sits_on`` but is configured for node
+    ``says``.
+    """
     configuration = plane.configuration(token(plane, sits_on))
     configuration.no_proxy = "*"
     with ApiClient(configuration) as kube:

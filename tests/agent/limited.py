@@ -1,4 +1,4 @@
-"""Containers with memory limits of the driver, and the agent's report of them."""
+"""Runs containers with memory limits of the driver, and returns the agent's report."""
 
 import json
 from collections.abc import Callable

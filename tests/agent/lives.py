@@ -1,7 +1,7 @@
-"""A node on a scripted clock whose containers use memory. Samples pass through the agent's own
-code.
+"""A simulated node whose containers use memory, on a clock that the test moves. The agent's own
+code processes the samples.
 
-Its processes are written as readings. Driver, kubelet and /proc have separate tests.
+The test writes readings directly, because other tests cover the driver, the kubelet and /proc.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,22 +38,23 @@ GPU = "nvidia.com/gpu"
 
 @dataclass
 class Node:
-    """A node with GPU-a of 80 GiB, or with ``devices``, and an agent that can restart."""
+    """A node with an agent that can restart. By default, the only device is GPU-a with 80 GiB."""
 
     path: Path | None = None
-    #: Seconds since boot.
+    #: Seconds since the node booted.
     now_s: float = 1000.0
-    #: Error of the clock in seconds.
+    #: Seconds by which the wall clock is ahead of the true time.
     clock_off_s: float = 0.0
     devices: Mapping[str, Mapping[str, object]] = field(default_factory=lambda: {"GPU-a": {}})
-    #: (device, container ID) -> used bytes, or None if not reported.
+    #: Bytes that each container uses on each device, by device and container ID. None if the driver
+    #: does not report the use.
     used: dict[tuple[str, str], int | None] = field(default_factory=dict)
-    #: Container ID -> container and pod.
+    #: The container and the pod UID of each container ID.
     containers: dict[str, tuple[Container, str]] = field(default_factory=dict)
     holdings: list[HoldingReading] = field(default_factory=list)
-    #: (device, container ID) -> high-water mark in bytes.
+    #: High-water mark of the used bytes, by device and container ID.
     marks: dict[tuple[str, str], int] = field(default_factory=dict)
-    #: Device -> SM activity, and share of SM time by container ID.
+    #: SM activity of each device, and the share of each container in the device's SM time.
     sm: dict[str, tuple[float | None, Mapping[str, float]]] = field(default_factory=dict)
     #: Whether the agent can see processes.
     sees_processes: bool = True
@@ -72,7 +73,7 @@ class Node:
         )
 
     def run(self, container_id: str, uid: str, name: str = "main", age_s: float = 0.0) -> None:
-        """Start a container, which may have started ``age_s`` ago."""
+        """Start a container. Its start time is ``age_s`` seconds ago."""
         self.containers[container_id] = Container(container_id, name, self.now_s - age_s), uid
 
     def end(self, container_id: str) -> None:
@@ -81,7 +82,7 @@ class Node:
             del self.used[key]
 
     def sample(self, after_s: float = 5.0) -> list[PodUse]:
-        """Take a sample ``after_s`` from now. Return its rows."""
+        """Advance the clock by ``after_s``, take a sample, and return its rows."""
         self.now_s += after_s
         now = BOOTED + timedelta(seconds=self.now_s + self.clock_off_s)
         self.before = summarise(
@@ -94,8 +95,8 @@ class Node:
         return row
 
     def samples(self, used: Callable[[float], int], for_s: float, key: tuple[str, str]) -> PodUse:
-        """Take a sample every 5 s with a use that is a function of the time. Return the last
-        row.
+        """Take a sample every 5 s for ``for_s``. ``used`` computes the used bytes from the elapsed
+        seconds. Return the last row.
         """
         began_s = self.now_s
         while self.now_s - began_s < for_s:
@@ -135,7 +136,7 @@ class Node:
 
 
 def seconds_of(moment: str) -> float:
-    """Return the seconds between boot and a time in the report."""
+    """Convert a time in the report to seconds since boot."""
     return (datetime.fromisoformat(moment) - BOOTED).total_seconds()
 
 
@@ -144,7 +145,9 @@ A = "GPU-a", "c1"
 
 @pytest.fixture
 def node() -> Node:
-    """Return a node that the agent has sampled before pod u starts on it with container c1."""
+    """Return a node with container c1 of pod u. The agent took a sample before the container
+    started.
+    """
     node = Node()
     node.hold("u")
     node.sample()
@@ -153,7 +156,7 @@ def node() -> Node:
 
 
 def peaks(row: PodUse) -> dict[str, Any]:
-    """Return the peak fields that are set in the row."""
+    """Return the peak fields of the row that have a value."""
     names = [
         "peak_bytes",
         "startup_peak_bytes",

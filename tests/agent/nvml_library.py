@@ -1,4 +1,4 @@
-"""A simulated pynvml with one GPU, of which tests replace calls."""
+"""Simulates pynvml with one GPU. Tests can replace its calls."""
 
 import ctypes
 from collections.abc import Callable
@@ -15,10 +15,10 @@ NOT_AVAILABLE = ctypes.c_ulonglong(-1).value
 
 
 def library(**functions: Any) -> SimpleNamespace:
-    """Return a pynvml of one idle GPU with real errors and structs. ``functions`` replaces its
-    calls.
+    """Return a fake pynvml with one idle GPU and the real errors and structs. ``functions``
+    replaces calls.
 
-    Names that end in RunningProcesses_v2 or _v3 are C functions.
+    A function whose name ends in RunningProcesses_v2 or _v3 replaces a C function.
     """
     calls: dict[str, Any] = {
         "nvmlInitWithFlags": lambda flags: None,
@@ -57,8 +57,8 @@ def refusing(code: int) -> Callable[..., Any]:
 
 
 def listing(*processes: tuple[int, int], sizes: list[int] | None = None) -> Callable[..., int]:
-    """Return a C function that lists ``processes``, and records in ``sizes`` the size of its
-    buffer.
+    """Return a replacement for a C function that lists ``processes`` and appends the size of its
+    buffer to ``sizes``.
     """
 
     def call(handle: Any, count: Any, array: Any) -> int:
@@ -84,7 +84,7 @@ PROBES: list[NvmlProbe] = []
 
 
 def probing(opened: Gate, deadline_s: float = 30.0, cgroup: str | None = None) -> NvmlProbe:
-    """Yield a probe whose threads end with the test."""
+    """Return a probe whose threads end at the end of the test."""
     PROBES.append(NvmlProbe(opened, deadline_s, cgroup=cgroup))
     return PROBES[-1]
 

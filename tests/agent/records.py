@@ -1,4 +1,4 @@
-"""Checkpoints of the kubelet's device manager."""
+"""Builds checkpoints of the kubelet's device manager."""
 
 from typing import Any
 

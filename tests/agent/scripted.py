@@ -1,4 +1,4 @@
-"""The part of an API server that one agent needs, scripted by the test."""
+"""A fake API server with the resources that one agent needs. The test scripts its responses."""
 
 import json
 from collections.abc import Iterator
@@ -15,21 +15,23 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/headroom-system/leases"
 
 @dataclass
 class ApiServer:
-    """Node n1, its GPUNode (both optional), and Leases. Patches are merged."""
+    """Serves Node n1, its GPUNode and Leases, and applies merge patches. The Node and the GPUNode
+    are optional.
+    """
 
     url: str = ""
     gpunode: dict[str, Any] | None = None
     lease: dict[str, Any] | None = None
     node: dict[str, Any] | None = None
-    #: Responses that replace the default, by path. Bytes are sent unchanged.
+    #: Maps paths to responses that replace the default responses. Bytes are sent unchanged.
     objects: dict[str, Any] = field(default_factory=dict)
-    #: Number of status patches that are applied but answered with an error.
+    #: Number of next status patches that the server applies but answers with an error.
     lost: int = 0
-    #: Responses to Lease calls.
+    #: Resource version of the Lease after its last write.
     version: int = 100
-    #: Status and headers to return instead, by (method, path).
+    #: Maps methods and paths to the status and headers of an error response.
     reject: dict[tuple[str, str], tuple[int, dict[str, str]]] = field(default_factory=dict)
-    #: Responses to creations by path.
+    #: Maps paths to the responses to POST requests.
     created: dict[str, Any] = field(default_factory=dict)
     requests: list[tuple[str, str, dict[str, str], Any]] = field(default_factory=list)
 
@@ -81,7 +83,7 @@ class ApiServer:
     @classmethod
     @contextmanager
     def serving(cls, certificate: Certificate | None = None) -> Iterator["ApiServer"]:
-        """Serve on the loopback, with TLS if there is a certificate."""
+        """Serve on loopback, with TLS if a certificate is given."""
         state = cls()
 
         def answer(request: Request) -> Answer:
@@ -96,7 +98,7 @@ class ApiServer:
 
 
 def merged(old: Any, patch: Any) -> Any:
-    """Apply a patch as defined in RFC 7396."""
+    """Apply a JSON merge patch (RFC 7396)."""
     if not isinstance(patch, dict):
         return patch
     result = dict(old) if isinstance(old, dict) else {}

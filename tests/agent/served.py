@@ -1,4 +1,4 @@
-"""An agent's HTTP server with a sample that the test sets."""
+"""Runs an agent's HTTP server, which serves a sample that the test sets."""
 
 from collections.abc import Iterator
 

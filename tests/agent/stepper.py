@@ -1,5 +1,5 @@
-"""Runs the agent's survey in a separate process, one sample for each line on stdin, because the
-driver library is found when a process starts.
+"""Takes the agent's samples in a separate process, because a process finds the driver library only
+when it starts. Each line on stdin is a command:
 
     step            the status that the next sample makes, as JSON
         steps <n>       n samples, without output

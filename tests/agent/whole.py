@@ -1,7 +1,8 @@
-"""Everything that an agent sees of a node, in one folder: driver, kubelet, plugin and processes.
+"""Simulates everything that an agent sees of a node, in one folder.
 
-The driver is the fake library's table, and kubelet and plugin are the stand-in's. Checkpoint and
-PodResources are at the paths of the flags. /proc and the cgroups are trees of files.
+The driver is the fake library with its table. The stand-in simulates the kubelet and the device
+plugin. The checkpoint and the PodResources socket are at the paths in the agent's flags. /proc and
+the cgroups are folders with files.
 """
 
 import os
@@ -23,13 +24,13 @@ from tests.standin.served import Served, write_checkpoint
 
 
 class Whole:
-    """A node whose GPUs are each shared by ``replicas``. ``stop`` ends its server."""
+    """A node in which each GPU has ``replicas`` replicas. ``stop`` ends the node's server."""
 
     def __init__(self, folder: Path, gpus: Sequence[Gpu], replicas: int) -> None:
         self.folder = folder
-        #: Functions that the driver library lacks.
+        #: Functions that the driver library does not export.
         self.missing: tuple[str, ...] = ()
-        # The path of a socket has at most 107 characters.
+        # Use a short folder, because the path of a socket can have at most 107 characters.
         self._short = tempfile.TemporaryDirectory()
         self.kubelet = Path(self._short.name)
         self.proc = folder / "proc"
@@ -45,8 +46,8 @@ class Whole:
         )
         self.process(2, "kthreadd", "/")
         sharing = {"timeSlicing": {"resources": [{"name": RESOURCE, "replicas": replicas}]}}
-        # Process that listens on the sockets of plugin and kubelet for the kernel: the test
-        # process.
+        # Use this process's ID, because the test process is the one that listens on the sockets of
+        # the plugin and the kubelet.
         self.plugin = plugin = self.process(
             os.getpid(), "nvidia-device-p", "/system.slice/plugin.service"
         )
@@ -80,7 +81,7 @@ class Whole:
         }
 
     def run(self, uid: str, name: str, takes_bytes: int, namespace: str = "default") -> str:
-        """Start a pod with one container. Return the device that it got."""
+        """Start a pod with one container. Return the device that the pod got."""
         pod = Pod(uid, (Container("main", 1, takes_bytes=takes_bytes),), name, namespace)
         verdict = self.node.admit(pod)
         assert verdict.admitted, verdict
@@ -92,7 +93,7 @@ class Whole:
         return device
 
     def cgroup(self, uid: str) -> Path:
-        """Return the cgroup directory of a pod's only container, which ``container_id`` numbers."""
+        """Return the cgroup directory of a pod's only container."""
         pod = self.cgroups / f"kubepods.slice/kubepods-pod{uid.replace('-', '_')}.slice"
         return pod / f"cri-containerd-{self.container_id(uid)}.scope"
 
@@ -124,7 +125,7 @@ class Whole:
 
 
 def listening(path: Path) -> socket.socket:
-    """Open a Unix socket on which this process listens without answering."""
+    """Listen on a Unix socket without answering connections."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen()

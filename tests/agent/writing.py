@@ -1,4 +1,6 @@
-"""A clock, statuses, and the requests that an API server received."""
+"""Builds clocks and statuses for the status writer, and reads the requests that an API server
+received.
+"""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,7 +51,7 @@ def busy(sm_ratio: float, observed_at: str) -> GPUNodeStatus:
 
 
 def deliver(status_writer: StatusWriter, clock: Clock, status: GPUNodeStatus) -> float:
-    """Deliver a sample taken now."""
+    """Deliver a sample that was taken at the clock's current time."""
     return status_writer.deliver(status, clock.at_s)
 
 

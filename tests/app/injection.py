@@ -1,10 +1,10 @@
-"""Raises exceptions in coroutines of a replica during a simulated life of a cluster.
+"""Raises exceptions in the coroutines of a replica during a simulated life of a cluster.
 
 ``python -m tests.app.injection CALL...`` runs the life of a cluster once to find the product's
-coroutines that it calls. Then it runs the life once for every ``TOGETHER`` coroutines, which all
-raise at this call. A coroutine gets its own life if it was not reached in that life, or if fewer
-failures were counted than coroutines raised. Prints a line of JSON for each life, with the reached
-coroutines, the missing steps, and the number of counted failures.
+coroutines that it calls. Then it runs one life for each group of ``TOGETHER`` coroutines, which all
+raise at call number CALL. If a life did not reach a coroutine, or counted fewer failures than
+raising coroutines, each coroutine of the group gets its own life. Prints a line of JSON for each
+life, with the reached coroutines, the missing steps, and the number of counted failures.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ from tests.app.life import live
 from tests.app.life_world import Told, quicken
 from tests.controlplane import ROOT
 
-#: Folders of the product.
+#: Folders with the product's code.
 PRODUCT = tuple(f"{ROOT / each}/" for each in ("extender", "headroom"))
-#: The module that restarts loops after an exception.
+#: The module that restarts a loop after an exception.
 RESTARTS = str(ROOT / "headroom/runtime/loops.py")
-#: The first instruction of each coroutine after its creation.
+#: The first instruction that each coroutine runs.
 RESUME = bytes([opcode.opmap["RESUME"], 0])
-#: Every life spends half of its time waiting.
+#: Number of lives that run at the same time, because every life waits half of its time.
 PROCESSES = 2
-#: Coroutines that raise in one life.
+#: Number of coroutines that raise in one life.
 TOGETHER = 4
 
 
@@ -41,10 +41,11 @@ class Injected(Exception):
 
 
 class Calls:
-    """Counts the product's awaited coroutines. Coroutines in ``raising`` raise at their ``call``-th
-    call instead of running.
+    """Counts the calls of the product's coroutines. Coroutines in ``raising`` raise an exception at
+    call number ``call``.
 
-    The first coroutine of a task is not counted, because it handles the exceptions of the others.
+    The outermost coroutine of a task is not counted, because it handles the exceptions of the other
+    coroutines.
     """
 
     def __init__(self, raising: Sequence[str], call: int) -> None:
@@ -60,11 +61,11 @@ class Calls:
         if not code.co_filename.startswith(PRODUCT) or code.co_filename == RESTARTS:
             return
         if frame.f_lasti > code.co_code.find(RESUME):
-            return  # The coroutine continues after an await, so this is not a new call.
+            return  # This is not a new call, because the coroutine continues after an await.
         name = f"{code.co_filename.removeprefix(f'{ROOT}/')} {code.co_qualname}"
         self.counted[name] += 1
         if name in self._raising and self.counted[name] == self._call:
-            # Python removes a profile function that raises.
+            # Python removes a profile function that raises, so set it again.
             asyncio.get_running_loop().call_soon(sys.setprofile, self)
             raise Injected(name)
 
@@ -75,7 +76,7 @@ def played(raising: Sequence[str], call: int) -> tuple[Told, Counter[str]]:
     try:
         return live(), calls.counted
     except Injected:
-        # The process does not start, and its parent gets the error.
+        # The replica does not start, and its parent process gets the error.
         return Told(failures=1), calls.counted
     finally:
         sys.setprofile(None)
@@ -97,7 +98,7 @@ def life(raising: Sequence[str], call: int) -> dict[str, Any]:
 def main(calls: Sequence[int]) -> None:
     quicken()
     logging.disable()
-    # The processes share the loaded objects, and do not collect them.
+    # The processes share the loaded objects, so exclude them from garbage collection.
     gc.freeze()
     with multiprocessing.get_context("fork").Pool(PROCESSES) as processes:
         told, counted = processes.apply(played, ((), 1))

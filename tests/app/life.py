@@ -1,5 +1,5 @@
-"""Runs the life of a small cluster on one replica: nodes and pods come and go while the replica's
-loops do their work. Reports the steps that did not happen.
+"""Runs the life of a small cluster with one replica. Nodes and pods are created and deleted while
+the replica's loops run. Reports the steps that did not happen.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from tests.waiting import until_then
 
 
 def live() -> Told:
-    """Run the life once."""
+    """Run one life and return its result."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "headroom.yaml")
         file.write_text("mode: enforce\n")
@@ -40,7 +40,7 @@ def live() -> Told:
 
 async def _live(file: Path) -> Told:
     world: LifeWorld | None = None
-    # Shorter than a settings file allows.
+    # The hold is shorter than a settings file allows.
     settings = Settings(evict_for_memory=True).model_copy(update={"nomination_hold_s": 0.3})
     extender = Extender(
         settings, lambda: "", lambda notice: _of(world).post(notice), (), Origin(file)
@@ -77,7 +77,7 @@ def _of(world: LifeWorld | None) -> LifeWorld:
 
 
 def start(world: LifeWorld, ledger: Any) -> None:
-    """Start all loops of a replica in a cluster, except for its servers."""
+    """Start all loops that a replica runs in a cluster, except its servers."""
     extender, each = world.extender, world.extender.loops
     extender.requeue_controller.start(each, ledger)
     extender.reconciler.start(ledger)
@@ -109,7 +109,7 @@ def failures(world: LifeWorld) -> float:
 
 async def steps(world: LifeWorld) -> None:
     extender, store = world.extender, world.store
-    world.create("s0", 10)  # It waits for the first node.
+    world.create("s0", 10)  # The pod waits for the first node.
     for node in NODES:
         extender.enqueue([NodeSeen(kube_node(node))])
 
@@ -124,7 +124,7 @@ async def steps(world: LifeWorld) -> None:
             world.create(name, 10)
         await world.schedule(name)
 
-    # Requeued when other pods have ended.
+    # This pod is requeued when other pods have ended.
     world.create("big", 20)
     waits = asyncio.create_task(world.schedule("big"))
     await until_then(lambda: rejected(world.pod("big")), "the big pod is rejected")
@@ -133,15 +133,15 @@ async def steps(world: LifeWorld) -> None:
         world.delete(name)
     await waits
 
-    # Other pods are evicted for it.
+    # Headroom evicts other pods for this pod.
     world.create("other", 20)
     await world.schedule("other")
     world.create("vip", 20, priority=1000)
     await world.schedule("vip")
 
-    # Another client binds a pod to a free node, and Headroom charges the pod. To free the node, the
-    # pods that were not evicted are deleted first: usually one of "big" and "other", or both if an
-    # exception ended the first attempt.
+    # Another client binds a pod to a free node, and Headroom reserves memory for the pod. First
+    # delete the pods that were not evicted, to free the node. Usually only "big" or "other" is
+    # left, but both are left if an exception ended the first attempt.
     for name in {"big", "other"} & {each.metadata.name for each in store.list_pods()}:
         world.delete(name)
     free = next(node for node in NODES if node != world.pod("vip").node)
@@ -149,7 +149,7 @@ async def steps(world: LifeWorld) -> None:
     world.report()
     await until_then(lambda: "uid-stray" in world.reserved(), "the unreserved pod is charged")
 
-    # A deleted GPUNode is created again.
+    # Headroom creates a deleted GPUNode again.
     store.start_deleting(free)
 
     def made_anew() -> bool:
@@ -159,7 +159,7 @@ async def steps(world: LifeWorld) -> None:
 
     await until_then(made_anew, "a deleted GPUNode is finalised, and created again")
 
-    # Another process uses so much memory that the pods at their gates no longer fit.
+    # An unknown process uses so much memory that the pods that wait at their gates no longer fit.
     world.delete("stray")
     world.create_gated("stays", 10, controlled=False)
     world.create_gated("leaves", 5, controlled=True)
@@ -177,7 +177,7 @@ async def steps(world: LifeWorld) -> None:
     about = lambda name: any(each.about.name == name for each in world.events)  # noqa: E731
     await until_then(lambda: about("taker"), "the pod of another scheduler has an Event")
 
-    # In mode observe, rejected pods are retried, and nothing is reserved.
+    # In observe mode, Headroom requeues rejected pods and reserves nothing.
     world.create("waits", 24)
     observed = asyncio.create_task(world.schedule("waits"))
     await until_then(lambda: rejected(world.pod("waits")), "the last pod is rejected")
@@ -191,7 +191,8 @@ async def steps(world: LifeWorld) -> None:
         world.delete(name)
     await until_then(lambda: not world.reserved(), "no reservation is left")
 
-    # The agent's report shows that the force-deleted pod has ended.
+    # The reservation of a force-deleted pod ends when the agent's report shows that the pod has
+    # ended.
     world.create("lost", 1)
     await world.schedule("lost")
     store.lose_pod("lost")
@@ -202,7 +203,7 @@ async def steps(world: LifeWorld) -> None:
 
     await until_then(has_left, "the reservation of a lost pod is given back")
 
-    # A pod that uses more than it reserved is evicted, because other pods lack memory.
+    # Headroom evicts a pod that uses more than it reserved, because other pods need the memory.
     leaks = pod(
         "8Gi",
         uid="uid-leaks",
@@ -212,7 +213,7 @@ async def steps(world: LifeWorld) -> None:
     )
     store.admit(leaks)
     await world.schedule("leaks")
-    # The fuller node is preferred, so the pod gets that node.
+    # The pod gets the fuller node, because Headroom prefers full nodes.
     world.create("beside", 12)
     await world.schedule("beside")
     assert world.pod("beside").node == world.pod("leaks").node

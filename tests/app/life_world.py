@@ -1,4 +1,4 @@
-"""An extender over a store in memory, with the actions of kube-scheduler, agents and users."""
+"""Runs an extender on an in-memory store, and acts as kube-scheduler, agents and users."""
 
 import asyncio
 import time
@@ -40,9 +40,9 @@ from tests.waiting import until_then
 
 NODES = ("a", "b")
 SOURCES = [Source(name="checkpoint"), Source(name="proc")]
-#: The message with which the API server of this world rejects operations.
+#: The message of the errors with which the simulated API server rejects operations.
 REJECTED = "a webhook rejects it"
-#: For each step, because nothing here takes a second.
+#: The message that kube-scheduler writes into the condition of an unschedulable pod.
 SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}."
 
 
@@ -71,41 +71,40 @@ def _drop() -> None:
 
 @dataclass
 class Told:
-    #: The step that did not happen, or empty if all happened.
+    #: The step that did not happen, or an empty string if all steps happened.
     missing: str = ""
-    #: Exceptions that the replica logged and counted, or that a caller got as a response.
+    #: Number of exceptions that the replica logged and counted, or that a caller got as a response.
     failures: float = 0.0
 
 
 @dataclass
 class LifeWorld:
-    """The users, agents and kube-scheduler of the replica, which make no mistakes."""
+    """Acts as the users, agents and kube-scheduler of the replica, without any faults."""
 
     extender: Extender
     store: PlayedStore
-    #: Settings of the simulation.
+    #: The settings file of the replica, which ``set_mode`` changes.
     file: Path
     console: Console
-    #: Settings of the replica, after they are made.
+    #: The handlers of kube-scheduler's calls, after ``start``.
     verbs: Any = None
-    #: Number of exceptions that kube-scheduler received, except exceptions with ``REJECTED``.
+    #: Number of error responses that kube-scheduler received, except errors with ``REJECTED``.
     errors: int = 0
     mirrored: set[str] = field(default_factory=set)
-    #: Pod -> used bytes, for pods that do not use 1 GiB.
+    #: Maps pods to the bytes that they use. Other pods use 1 GiB.
     used_bytes: dict[str, int] = field(default_factory=dict)
-    #: Pods with an Event that they are stuck.
+    #: Pods for which Headroom posted an Event because they are stuck.
     stuck: list[str] = field(default_factory=list)
-    #: Operations that another replica does first.
+    #: Operations that fail once because another replica was first.
     contested: list[str] = field(
         default_factory=lambda: ["write_spec", "bind", "evict", "touch_pod", "touch_pod"]
     )
-    #: Operations that the API server rejects once each: the second while a pod is bound in mode
-    #: observe, and the last in that mode.
+    #: Operations that the API server rejects once each.
     rejected: set[str] = field(default_factory=lambda: {"bind", "write_spec", "touch_pod"})
     binds: bool = False
-    #: Pods whose eviction the API server rejects once.
+    #: Pods whose eviction the API server rejects once because of a disruption budget.
     budgets: set[str] = field(default_factory=lambda: {"leaks"})
-    #: Events that were posted.
+    #: Events that Headroom posted.
     events: list[Notice] = field(default_factory=list)
 
     async def may_evict(self, pod: Pod) -> None:
@@ -138,12 +137,12 @@ class LifeWorld:
         return True
 
     def call(self, method: str, path: str, **request: Any) -> bytes:
-        """Apply a patch of a Node, as the API server does."""
+        """Accept a patch of a Node and record the node's name."""
         self.mirrored.add(path.split("/")[-2])
         return b"{}"
 
     def report(self) -> None:
-        """Report the bound pods, as the agents do."""
+        """Report the bound pods of each node as its agent would."""
         for node in NODES:
             held = self.store.read_gpunode(node)
             if held is None:
@@ -184,7 +183,7 @@ class LifeWorld:
         self.store.admit(msgspec.structs.replace(made, metadata=metadata))
 
     async def schedule(self, name: str) -> None:
-        """Schedule pending pods as kube-scheduler does: retry after an error, and retry an
+        """Schedule a pending pod as kube-scheduler does. Retry after an error, and retry an
         unschedulable pod when it changes.
         """
         verbs = self.verbs
@@ -221,7 +220,9 @@ class LifeWorld:
         await until_then(lambda: self.pod(name).annotation(RETRY) != before, f"{name} is woken")
 
     def reject(self, name: str) -> str | None:
-        """Write why the pod waits. Return its annotation that counts requeues."""
+        """Write the condition that the pod is unschedulable. Return the pod's annotation that
+        counts requeues.
+        """
         held = self.pod(name)
         condition = PodCondition(
             type="PodScheduled", status="False", reason="Unschedulable", message=SAID

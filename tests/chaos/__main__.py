@@ -1,9 +1,9 @@
-"""Runs a storm of faults, drawn from a seed, on a real API server. An auditor judges the result.
+"""Runs a storm of random faults on a real API server. An auditor checks the result.
 
     make chaos ARGS="--seed 1 --minutes 10"
 
-Each fault is printed when it begins. The same seed gives the same faults. The exit status is 1 if
-the auditor found anything.
+Prints each fault when it begins. The same seed produces the same faults. The exit status is 1 if
+the auditor has findings.
 """
 
 import argparse
@@ -29,7 +29,9 @@ Counts = dict[str, Counter[str]]
 
 
 def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
-    """Run one storm in an empty cluster. Return findings, and counts by kind and name."""
+    """Run one storm in an empty cluster. Return the findings and the counts of faults, calls and
+    pods.
+    """
     with control_plane() as plane:
         site = Site(plane, plan)
         try:
@@ -51,7 +53,7 @@ def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
             return findings, {
                 "faults": injector.counts,
                 "requests": sum((wire.done for wire in site.wires.values()), Counter()),
-                # Calls while only consoles and webhooks had faults.
+                # Count the calls from the time when only consoles and webhooks had faults.
                 "calls": Counter(call.verb for call in during),
                 "pods": site.auditor.tally,
             }
@@ -64,11 +66,11 @@ def storm(plan: Plan, logs: Path | None = None) -> tuple[list[Finding], Counts]:
 
 
 def _settle(site: Site, plan: Plan) -> list[Finding]:
-    """Return the findings that remain if nothing improves for ``settle_s``, or after three times
-    that.
+    """Wait until the cluster is consistent. Return the findings that remain if nothing improves for
+    ``settle_s``, or after three times ``settle_s``.
 
-    The time begins when the API server answers. There must be no finding for ``quiet_s``, because
-    the watches may be at different versions.
+    The time starts when the API server answers. The cluster is consistent if there is no finding
+    for ``quiet_s``, because watches can be at different versions.
     """
     site.until(lambda: site.plane.call("GET", NODES), "the API server answers")
     began_s = better_s = wrong_s = time.monotonic()
@@ -101,7 +103,7 @@ def main() -> int:
     given = parser.parse_args()
     built("etcd", "kube-apiserver", *SCHEDULERS)
     without_main()
-    # Agents log only errors.
+    # The agents run in this process, so log only their errors.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     plan = Plan(
         given.seed,

@@ -1,4 +1,4 @@
-"""The agent of a node: the real agent's status writer, with samples of the simulated node."""
+"""Runs the real agent's status writer with samples of a simulated node."""
 
 import random
 import time
@@ -30,7 +30,7 @@ class Agent(Repeated):
         self._node, self._interval_s = node, interval_s
         publisher = KubernetesPublisher(of_client(api), name, SYSTEM_NAMESPACE, heartbeat_s)
         self._writer = StatusWriter(publisher, heartbeat_s, time.monotonic, self._now, rng)
-        #: The agent's current faults.
+        #: The agent's current faults: whether it sends nothing, and the error of its clock.
         self.silent, self.clock_s = False, 0.0
 
     def step(self) -> float:

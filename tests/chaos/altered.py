@@ -1,6 +1,7 @@
-"""Changes the process of an extender in a storm: its clock moves, and a mutant lacks one safeguard.
+"""Changes the process of an extender in a storm. Its clock can move, and a mutant lacks one
+safeguard.
 
-Mutants prove that the auditor notices missing safeguards.
+Mutants prove that the auditor detects a missing safeguard.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ async def _fit_without_reservation(binder: Binder, pending: Any, *rest: Any, fre
 
 
 def _bind_after_asking(port_name: str) -> Callable[[Bind, bytes], Any]:
-    """Before a bind begins, wait for an answer from the port in an environment variable."""
+    """Make each bind wait for a response from the port that an environment variable names."""
 
     async def bind(self: Bind, body: bytes) -> bytes:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(os.environ[port_name]))
@@ -52,15 +53,15 @@ def _bind_after_asking(port_name: str) -> Callable[[Bind, bytes], Any]:
     return bind
 
 
-#: Each mutant raises an exception at its start if the product no longer has the method.
+#: Starting a mutant raises an exception if the product no longer has the method that it replaces.
 MUTANTS: dict[str, Any] = {
-    # A write does not depend on the version of the object from which it was computed.
+    # Writes succeed even if the object has changed since it was read.
     "no compare-and-swap": patch.object(KubernetesStore, "_call", _call_without_version),
-    # Orphaned reservations stay.
+    # Orphaned reservations are not removed.
     "no removal": patch.object(Reservations, "remove", autospec=True, return_value=False),
     # Pods are bound without a reservation.
     "no reservation": patch.object(Binder, "_fit", _fit_without_reservation),
-    # Unreserved pods get no reservation.
+    # Unreserved pods are not adopted.
     "no adoption": patch.object(Reservations, "charge", autospec=True, return_value=True),
     "bind asks the console": patch.object(Bind, "__call__", _bind_after_asking("CHAOS_CONSOLE")),
     "bind asks the webhook": patch.object(Bind, "__call__", _bind_after_asking("CHAOS_WEBHOOK")),
@@ -70,8 +71,8 @@ MUTANTS: dict[str, Any] = {
 def alter(clock: Path, mutant: str | None) -> None:
     """Change this process before it runs an extender.
 
-    ``clock`` is a file with the seconds to add to the true time, which may be replaced at any time.
-    Monotonic clocks do not change.
+    ``clock`` is a file with the seconds to add to the true time. The file may be replaced at any
+    time. Monotonic clocks do not change.
     """
     if mutant is not None:
         MUTANTS[mutant].start()

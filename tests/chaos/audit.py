@@ -1,9 +1,10 @@
-"""Judges a storm by pods, GPUNodes and devices. Imports nothing from the product.
+"""Checks the pods, GPUNodes and devices during a storm. Imports nothing from the product, so that
+both cannot share a bug.
 
-Pods and GPUNodes come from the API server. At every change on a node, ``look`` gets the allocations
-of the device plugin and the use of each process. A pod's request on a device is the amount in its
-annotation, or the use of its processes if it is higher. Sums contain only pods that Headroom bound,
-so pods that another client bound (outsiders) can exceed a device.
+The auditor reads pods and GPUNodes from the API server. At every change on a node, ``look`` gets
+the allocations of the device plugin and the memory use of each process. A pod's request on a device
+is the amount in its annotation, or the use of its processes if it is higher. Sums contain only pods
+that Headroom bound, so pods that another client bound (outsiders) can exceed a device.
 """
 
 from collections import Counter, defaultdict
@@ -22,7 +23,7 @@ Object = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A node with devices of one size, each with as many replicas."""
+    """A node whose devices all have the same size and number of replicas."""
 
     devices: Sequence[str]
     size_bytes: int
@@ -32,7 +33,7 @@ class Machine:
 @dataclass(frozen=True, slots=True)
 class Finding:
     rule: str
-    #: A node and a device, or a pod.
+    #: The node and the device, or the pod, of the finding.
     where: str
     what: str
 
@@ -49,13 +50,13 @@ class _Pod:
         self.phase = manifest.get("status", {}).get("phase", "")
         self.deleting, self.gone = "deletionTimestamp" in metadata, False
         self.vram = annotations.get(f"{PREFIX}vram")
-        #: Whether Headroom bound it.
+        #: Whether Headroom bound the pod.
         self.ours = f"{PREFIX}placement" in annotations
         limits = {
             each["name"]: each.get("resources", {}).get("limits") or {}
             for each in spec["containers"]
         }
-        #: Replicas of each GPU container.
+        #: Number of replicas that each GPU container requests.
         self.gpus = {name: int(of[RESOURCE]) for name, of in limits.items() if RESOURCE in of}
         self.replicas = sum(self.gpus.values())
 
@@ -69,7 +70,7 @@ class _Pod:
         return not (self.node or self.gone or self.deleting or self.phase in ENDED)
 
     def request_bytes(self, container: str, machine: Machine) -> int:
-        """Return the request on each device of the container."""
+        """Return the bytes that the container requests on each of its devices."""
         text = self.vram
         if text is not None and "=" in text:
             text = dict(part.split("=") for part in text.split(",")).get(container)
@@ -80,32 +81,32 @@ class _Pod:
         return int(parse_quantity(text))
 
     def total_bytes(self, machine: Machine) -> int:
-        """Return the request of all containers, on any device."""
+        """Return the bytes that all containers of the pod request, summed over devices."""
         return sum(self.request_bytes(name, machine) * n for name, n in self.gpus.items())
 
 
 class Auditor:
-    """Collects ``findings`` at any moment. ``settled`` judges the final state."""
+    """Collects ``findings`` during a storm. ``settled`` checks the final state."""
 
     def __init__(self, machines: Mapping[str, Machine]) -> None:
         self.machines = machines
-        #: Numbers of pods bound by Headroom and by other clients, because a storm must not be
+        #: Number of pods that Headroom and other clients bound. Tests check that a storm is not
         #: empty.
         self.tally: Counter[str] = Counter()
-        #: Pods by uid, including deleted pods.
+        #: All pods by UID, including deleted pods.
         self._pods: dict[str, _Pod] = {}
-        #: Reservations of each GPUNode by pod.
+        #: The reservations of each GPUNode, by pod UID.
         self._reserved: dict[str, Mapping[str, Any]] = {}
         self._found: dict[tuple[str, str, frozenset[str]], Finding] = {}
-        #: Devices of each node by pod and container.
+        #: The devices that the plugin allocated on each node, by pod and container.
         self._given: dict[str, Mapping[tuple[str, str], Sequence[str]]] = {}
-        #: Bytes on each node by pod and device.
+        #: The used bytes on each node, by pod and device.
         self._used: dict[str, Mapping[tuple[str, str], int]] = {}
-        #: Devices that an outsider ever used.
+        #: Devices that an outsider has ever used. The sums on these devices are not checked.
         self._shared: set[str] = set()
 
     def pods_changed(self, what: str, manifests: Sequence[Object]) -> None:
-        """Process an event. A known pod that is missing in a list of all pods is gone."""
+        """Process a watch event or a list of all pods. A known pod that the list lacks is gone."""
         seen = {pod.uid: pod for pod in map(_Pod, manifests)}
         if what in ("DELETED", "LISTED"):
             gone = seen.keys() if what == "DELETED" else self._pods.keys() - seen.keys()
@@ -120,7 +121,8 @@ class Auditor:
         if pod.gpus and (machine := self.machines.get(pod.node)):
             if before is None or not before.node:
                 self.tally["bound" if pod.ours else "outsiders"] += 1
-            # The sum of all requests on the node, whichever device each pod gets.
+            # Compare the sum of all requests on the node, because this sum does not depend on which
+            # device each pod gets.
             ours = {each.uid: each.total_bytes(machine) for each in self._on(pod.node) if each.ours}
             has_bytes = machine.size_bytes * len(machine.devices)
             self._check("reserved twice", pod.node, ours, has_bytes)
@@ -141,10 +143,11 @@ class Auditor:
         used: Mapping[tuple[str, str], int],
         overdrawn: Iterable[str] = (),
     ) -> None:
-        """Record the current allocations of the plugin and use in the driver.
+        """Record the device plugin's current allocations and the driver's current memory use.
 
-        ``given`` has the device of each replica by pod and container, and ``used`` the memory by
-        pod and device. ``overdrawn`` are devices whose use ever exceeded their memory.
+        ``given`` maps each pod and container to the device of each replica. ``used`` maps each pod
+        and device to the used bytes. ``overdrawn`` are devices whose use has ever exceeded their
+        memory.
         """
         self._given[node], self._used[node] = given, used
         for device, wants in self._wants(node).items():
@@ -163,7 +166,9 @@ class Auditor:
         return [*self._found.values()]
 
     def states(self, uid: str) -> list[str]:
-        """Return the messages that an extender may give if it cannot bind the pod."""
+        """Return the messages with which an extender may reject a bind because of the pod's
+        state.
+        """
         pod = self._pods.get(uid)
         bound = [f"is bound to node {pod.node}"] if pod and pod.node else []
         if pod is None or pod.gone or pod.deleting:
@@ -171,7 +176,7 @@ class Auditor:
         return bound
 
     def settled(self) -> list[Finding]:
-        """Return the findings in the final state, when nothing changes any more."""
+        """Return the findings in the final state. Call this after all changes have ended."""
         return [*self._orphans(), *self._charges(), *self._waiting()]
 
     def _orphans(self) -> Iterator[Finding]:
@@ -199,8 +204,8 @@ class Auditor:
                     yield Finding("charged", where, what)
 
     def _waiting(self) -> Iterator[Finding]:
-        """Check a pending pod, which must fit on each device of a node with all its containers to
-        be a finding.
+        """Yield a finding for each pending pod that fits on a node. To be certain, each device of
+        the node must have enough memory for all containers of the pod.
         """
         waiting = [pod for pod in self._pods.values() if pod.gpus and pod.waits]
         for name, machine in self.machines.items():
@@ -208,7 +213,7 @@ class Auditor:
             most_bytes = max(sum(wants[device].values()) for device in machine.devices)
             given = Counter(each for held in self._given.get(name, {}).values() for each in held)
             most_given = max(given[device] for device in machine.devices)
-            # kube-scheduler also counts replicas of pods that the kubelet has not admitted yet.
+            # Like kube-scheduler, count replicas of pods that the kubelet has not admitted yet.
             counted = sum(pod.replicas for pod in self._on(name))
             for pod in [*waiting]:
                 if (
@@ -227,7 +232,7 @@ class Auditor:
             self._add(rule, where, what, *wants)
 
     def _add(self, rule: str, where: str, what: str, *uids: str) -> None:
-        """Add a finding once for each set of pods."""
+        """Add a finding, but only once for each rule, place and set of pods."""
         self._found.setdefault((rule, where, frozenset(uids)), Finding(rule, where, what))
 
     def _wants(self, node: str) -> Mapping[str, Counter[str]]:

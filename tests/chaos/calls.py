@@ -1,11 +1,11 @@
-"""Checks that faults of only consoles and webhooks do not affect kube-scheduler's calls, and judges
-the logs of Headroom's processes.
+"""Checks that faults of consoles and webhooks do not affect kube-scheduler's calls, and checks the
+logs of Headroom's processes.
 
-Judges responses but not their speed, which depends on the machine and is measured by
-``benchmarks.apart``. A call that waits for a console or a webhook gets no response while that
-process hangs, so a fault lasts until calls that began after it are answered (``faults``).
+The check ignores how long responses take, because the time depends on the machine.
+``benchmarks.apart`` measures it. To detect a call that waits for a hanging console or webhook, each
+fault lasts until calls that began after it get a response (see ``faults``).
 
-Like ``audit``, imports nothing from the product.
+Like ``audit``, this module imports nothing from the product.
 """
 
 import contextlib
@@ -16,10 +16,10 @@ from typing import Any
 
 from tests.chaos.audit import Finding
 
-#: The verbs that the scheduling of every pod needs.
+#: The verbs that kube-scheduler calls for every pod.
 VERBS = ("filter", "bind")
-#: Parts of errors with another cause: filter spreads the retries of many pods, the API server is
-#: slow, or another extender always wrote the GPUNode first.
+#: Parts of error messages that have another cause. Filter spreads the retries of many pods, the API
+#: server is slow, or another extender wrote the GPUNode first each time.
 OTHER_CAUSES = {
     "filter": ("no node has enough free GPU memory",),
     "bind": ("the API server took longer than kube-scheduler waits", "gave up after "),
@@ -29,10 +29,11 @@ OTHER_CAUSES = {
 @dataclass(slots=True)
 class Call:
     verb: str
-    #: The decoded bodies of the request and of a response with status 200, or None.
+    #: ``asked`` is the decoded request body, and ``answer`` the decoded body of a response with
+    #: status 200.
     asked: Any = None
     answer: Any = None
-    #: False while the call is in progress.
+    #: Whether the call has ended.
     ended: bool = False
 
     @property
@@ -47,10 +48,11 @@ class Call:
 def noticed(
     before: Sequence[Call], during: Sequence[Call], states: Callable[[str], Sequence[str]]
 ) -> Iterator[Finding]:
-    """Yield calls ``during`` the faults that failed without another cause.
+    """Yield a finding for each call during the faults that failed without another cause.
 
-    A bind may fail for a reason that filter gives as well, because another pod came first. It may
-    also fail because of the state of the pod, for which ``states`` returns the texts by uid.
+    A bind may fail for a reason that filter also reports, because another pod may have taken the
+    memory first. A bind may also fail because of the pod's state. ``states`` returns the messages
+    for a pod UID.
     """
     reasons = {
         why
@@ -66,9 +68,9 @@ def noticed(
 
 
 def unexpected(process: str, log: str) -> Iterator[Finding]:
-    """Yield the exceptions in the log of a process, which must not have any."""
+    """Yield a finding for each exception in the log of a process."""
     for line in log.splitlines():
-        with contextlib.suppress(ValueError):  # The process was killed during the write.
+        with contextlib.suppress(ValueError):  # The process was killed while it wrote the line.
             entry = json.loads(line)
             if isinstance(entry, dict) and "exception" in entry:
                 what = f"{entry['event']}: {entry['exception'][-1000:]}"

@@ -1,6 +1,7 @@
-"""The faults of a storm: a schedule that depends only on the seed, and the effects of faults.
+"""Schedules the faults of a storm, and begins and ends their effects.
 
-Every kind occurs before any occurs twice. Faults of the same target can overlap.
+The schedule depends only on the seed. Every kind of fault occurs before any kind occurs twice.
+Faults of one target can overlap.
 """
 
 import contextlib
@@ -17,9 +18,9 @@ from tests.chaos.load import AWAY
 from tests.chaos.site import CONSOLES, EXTENDERS, SCHEDULERS, WEBHOOKS, Plan, Site
 from tests.e2e.cluster import GPUNODES
 
-#: Minimum and maximum seconds of each fault, by kind of target.
+#: Minimum and maximum duration of each fault in seconds, by kind of target.
 Kinds = Mapping[str, Mapping[str, tuple[float, float]]]
-#: Faults of a process that is not needed for scheduling.
+#: Faults of processes that scheduling does not need.
 _APART = {
     "killed": (0.0, 15.0),
     "paused": (5.0, 90.0),
@@ -50,7 +51,7 @@ KINDS: Kinds = {
     "GPUNode": {"deleted": (0.0, 0.0)},
     **CONSOLES_AND_WEBHOOKS,
 }
-#: The targets of each kind. All other targets are nodes.
+#: The targets of each kind. The targets of all other kinds are nodes.
 TARGETS: Mapping[str, Sequence[str]] = {
     "extender": EXTENDERS,
     "scheduler": SCHEDULERS,
@@ -64,13 +65,13 @@ TARGETS: Mapping[str, Sequence[str]] = {
 @dataclass(frozen=True, slots=True)
 class Fault:
     at_s: float
-    #: A key of ``KINDS``, and a key of its faults.
+    #: ``of`` is a key of ``KINDS``, and ``what`` is a fault of this kind.
     of: str
     what: str
     target: str
-    #: 0 for a fault without a duration.
+    #: Duration in seconds, or 0 for a fault without a duration.
     for_s: float
-    #: Severity from 0 to 1.
+    #: Severity between 0 and 1.
     force: float
 
     @property
@@ -79,7 +80,9 @@ class Fault:
 
     @property
     def effect(self) -> str:
-        """Return ``what``, except that consoles and webhooks are cut off in two ways."""
+        """Return the effect of the fault. It is ``what``, except that some consoles and webhooks
+        stall instead of being cut off.
+        """
         stalls = self.of in CONSOLES_AND_WEBHOOKS and self.what == "cut off" and self.force >= 0.5
         return "stalled" if stalls else self.what
 
@@ -89,11 +92,11 @@ class Fault:
 
 
 def schedule(plan: Plan, nodes: Sequence[str]) -> Iterator[Fault]:
-    """Yield faults for ``lasts_s``, one every ``every_s`` on average, each at most ``longest_s``
-    long.
+    """Yield faults for ``lasts_s``, on average one every ``every_s``. Each fault lasts at most
+    ``longest_s``.
 
-    In the first ``alone_s``, only consoles and webhooks have faults. These end before the others
-    begin.
+    During the first ``alone_s``, only consoles and webhooks have faults. All of these faults end
+    before other faults begin.
     """
     rng = random.Random(plan.seed)
     for begins_s, ends_s, kinds in (
@@ -121,28 +124,28 @@ class Injector:
     """Begins and ends the faults of a schedule."""
 
     def __init__(self, site: Site, faults: Iterable[Fault], patience_s: float) -> None:
-        """``patience_s`` is the maximum extension of a fault in ``run_alone``."""
+        """``run_alone`` extends a fault by at most ``patience_s``."""
         self._site, self._due, self._patience_s = site, deque(faults), patience_s
         self._began_s = time.monotonic()
-        #: End times of the current faults, on the storm's clock.
+        #: The end of each current fault on the storm's clock.
         self._ends: dict[Fault, float] = {}
-        #: Number of begun faults of each kind.
+        #: Number of faults of each kind that have begun.
         self.counts: Counter[str] = Counter()
 
     def run_until(self, ends_s: float) -> None:
-        """Return at this time of the storm, when all faults due before it have begun."""
+        """Run the storm until this time and until all faults that are due before have begun."""
         while (now_s := self._now_s()) < ends_s or self._is_due(ends_s):
             for fault in [fault for fault, over_s in self._ends.items() if over_s <= now_s]:
                 self._end(fault)
             self._begin_due(now_s)
 
     def run_alone(self, ends_s: float) -> Iterator[Finding]:
-        """Run until this time with faults that must not affect kube-scheduler's calls.
+        """Run until this time with only faults that must not affect kube-scheduler's calls.
 
-        Each fault also lasts until a call of each verb that began after the fault has succeeded, on
-        a machine of any speed, and all have ended at the end. The storm's clock stands still
-        meanwhile. If there is no such call within ``patience_s``, yield a finding and begin no
-        other fault.
+        Each fault is extended until a call of each verb that began after the fault has succeeded,
+        because machines differ in speed. The storm's clock stands still during the extension. If no
+        such call succeeds within ``patience_s``, yield a finding and begin no other fault. All
+        faults have ended when this method returns.
         """
         began_s: dict[Fault, float] = {}
         while (now_s := self._now_s()) < ends_s or self._is_due(ends_s) or self._ends:
@@ -162,7 +165,7 @@ class Injector:
         return time.monotonic() - self._began_s
 
     def _begin_due(self, now_s: float) -> list[Fault]:
-        """Begin and return the faults that are due at this time, and wait for a moment."""
+        """Begin the faults that are due at this time, wait for a moment, and return the faults."""
         begun = []
         while self._is_due(now_s):
             begun.append(self._due.popleft())
@@ -175,7 +178,7 @@ class Injector:
         return bool(self._due) and self._due[0].at_s < time_s
 
     def end(self) -> None:
-        """End all faults at once. No fault begins after that."""
+        """End all faults immediately. No other fault begins."""
         self._due.clear()
         for fault in [*self._ends]:
             self._end(fault)
@@ -183,7 +186,7 @@ class Injector:
     def _begin(self, fault: Fault, now_s: float) -> None:
         report(f"begins {fault}")
         self.counts[fault.kind] += 1
-        # Measured from its actual start: a busy machine may begin a fault late.
+        # Measure the duration from the actual start, because a busy machine may begin a fault late.
         self._ends[fault] = now_s + fault.for_s
         self._switch(fault, "begins")
 
@@ -195,13 +198,14 @@ class Injector:
     def _switch(self, fault: Fault, now: str) -> None:
         """Begin or end the effects of a fault.
 
-        ``now`` is begins, ends, or goes on if the target still has another fault of this kind.
+        ``now`` is "begins", "ends", or "goes on" if the target still has another fault of this
+        kind.
         """
         site, plane, target = self._site, self._site.plane, fault.target
         flood = f"flood-of-{target}"
-        # The target's wire, clock and agent depend on all its current faults.
+        # The target's wire, clock and agent depend on all current faults of the target.
         here = {on.effect: on.force for on in self._ends if on.target == target}
-        # Up to 50 minutes in either direction.
+        # Move the clock by up to 50 minutes in either direction.
         clock_s = (2 * here["clock moved"] - 1) * 3000.0 if "clock moved" in here else 0.0
         if target in site.wires:
             site.wires[target].faults = here
@@ -225,7 +229,7 @@ class Injector:
             case ("cut off" | "connections cut" | "watches cut") as what, "begins":
                 site.wires[target].cut(watches_only=what == "watches cut")
             case "deleted", "begins":
-                # While etcd is down, the API server holds this call for 30 s. All other faults
-                # would wait for it.
+                # Use a short timeout. While etcd is down, the API server holds this call for 30 s,
+                # and all other faults would wait.
                 with contextlib.suppress(*AWAY):
                     plane.call("DELETE", f"{GPUNODES}/{target}", timeout_s=1.0)

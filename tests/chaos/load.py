@@ -1,7 +1,8 @@
-"""Clients that create and delete pods continuously, each with actions from its own seed.
+"""Runs clients that create and delete pods continuously. Each client chooses its actions from its
+own seed.
 
-Pods have all sizes. Some are jobs that end, some take their whole grace period, some are replaced
-under the same name at once, and a few are bound without Headroom.
+Pods have many sizes. Some pods are jobs that end, some use their whole grace period, some are
+replaced immediately under the same name, and a few are bound without Headroom.
 """
 
 import contextlib
@@ -20,15 +21,15 @@ from tests.threads import Repeated
 NAMESPACE = "chaos"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 SIZES_GIB = (1, 2, 3, 4, 6, 8, 8, 12, 16, 20)
-#: Pods that all clients together create per second.
+#: Number of pods that all clients together create per second, and number of clients.
 RATE, CLIENTS = 4.0, 3
 AT_ONCE = {"gracePeriodSeconds": 0}
-#: Exceptions while the API server is down.
+#: Exceptions that are expected while the API server is down.
 AWAY = (ApiRefused, urllib3.exceptions.HTTPError, OSError)
 
 
 class Client(Repeated):
-    """Creates ``RATE / CLIENTS`` pods per second and keeps at most ``most``."""
+    """Creates ``RATE / CLIENTS`` pods per second, and keeps at most ``most`` pods."""
 
     def __init__(
         self,
@@ -42,11 +43,11 @@ class Client(Repeated):
         self._plane, self._nodes, self._rng = plane, nodes, rng
         self._most = most
         self._names = (f"{name}-{i}" for i in itertools.count(1))
-        #: Pods that were created and probably exist.
+        #: Pods that this client created and that probably still exist.
         self._mine: list[str] = []
 
     def step(self) -> float:
-        """Do one action. Half of the actions create a pod."""
+        """Create or delete a pod. Half of the actions create a pod."""
         may_create = len(self._mine) < self._most
         with contextlib.suppress(*AWAY):
             if may_create and (not self._mine or self._rng.random() < 0.5):
@@ -58,7 +59,7 @@ class Client(Repeated):
         return self._rng.expovariate(2 * RATE / CLIENTS)
 
     def _remove(self, how: str) -> None:
-        # Usually one of the oldest pods.
+        # Usually, delete one of the oldest pods.
         name = self._mine.pop(int(len(self._mine) * self._rng.random() ** 2))
         try:
             self._plane.call("DELETE", f"{PODS}/{name}", {} if how == "delete" else AT_ONCE)
@@ -75,7 +76,7 @@ class Client(Repeated):
 
 
 def manifest(name: str, rng: random.Random, **spec: Any) -> dict[str, Any]:
-    """Return a pod that allocates its whole request when it runs."""
+    """Return a pod that allocates its complete request when it runs."""
     gib, small = rng.choice(SIZES_GIB), [rng.choice((1, 2, 3)) for _ in range(2)]
     kinds: tuple[tuple[str | None, list[int]], ...] = (
         (f"{gib}Gi", [gib]),

@@ -1,8 +1,8 @@
-"""The proxies of a storm, through which every connection of Headroom goes.
+"""Proxies for a storm. Every connection of Headroom goes through a proxy.
 
-The connection of a process can be slow or cut. On the way to the API server, a proxy can also drop
-requests, answer them itself before or after the API server processed them, or forward them after
-the client has given up.
+A proxy can slow down or cut the connection of a process. In front of the API server, a proxy can
+also drop requests, answer them itself before or after the API server has processed them, or forward
+them after the client has given up.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ class ToApiServer(Service):
         return None
 
     def after(self, request: web.Request, wire: Wire) -> web.Response | None:
-        """The API server sends the head of a response when it has processed the request."""
+        """Drop or replace the response after the API server has processed the request."""
         if watches(request):
             return None
         if _hits(wire, "done and not answered"):
@@ -48,13 +48,14 @@ class ToApiServer(Service):
 class Recorded(Service):
     """Records all calls with their requests and responses.
 
-    A response counts even if the client has given up, which only depends on the duration.
+    A response counts even if the client has given up, because a timeout depends only on the speed
+    of the machine.
     """
 
     def __init__(self, wires: Mapping[str, Wire]) -> None:
         super().__init__(wires)
         self._calls: list[Call] = []
-        #: Latest start (on the monotonic clock) of the successful calls of each verb.
+        #: For each verb, the time when the latest successful call began, on the monotonic clock.
         self._succeeded_s: dict[str, float] = {}
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
@@ -84,7 +85,7 @@ class Recorded(Service):
         return all(self._succeeded_s.get(verb, 0.0) > monotonic_s for verb in VERBS)
 
     def taken_calls(self) -> list[Call]:
-        """Return all calls in their current state, and forget the ended ones."""
+        """Return all calls in their current state, and remove the ended calls from the record."""
         found = []
         for call in [*self._calls]:
             found.append(dataclasses.replace(call))
@@ -94,8 +95,8 @@ class Recorded(Service):
 
 
 def _hits(wire: Wire, fault: str, share: float = 1.0) -> bool:
-    """Draw whether this request has the fault. 10 to 60 % of all requests have it, times
-    ``share``.
+    """Return at random whether the fault affects this request. It affects 10 to 60 % of all
+    requests, depending on the severity, times ``share``.
     """
     force = wire.faults.get(fault)
     hit = force is not None and random.random() < share * (0.1 + 0.5 * force)
@@ -104,9 +105,9 @@ def _hits(wire: Wire, fault: str, share: float = 1.0) -> bool:
 
 
 def _error(wire: Wire, fault: str, request: web.Request) -> web.Response | None:
-    """Return a made-up error in the format of the API server."""
+    """Return a simulated error in the format of the API server."""
     for status, reason in _REASONS.items():
-        # Only writes conflict.
+        # Only writes can conflict.
         if (status != 409 or request.method != "GET") and _hits(wire, f"{fault} {status}"):
             body = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status}
             body |= {"reason": reason, "message": "made up by the storm"}

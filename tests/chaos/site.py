@@ -1,7 +1,8 @@
-"""Everything that a storm affects: control plane, schedulers, Headroom, proxies, nodes and clients.
+"""Runs everything that a storm affects: the control plane, schedulers, Headroom, proxies, nodes and
+clients.
 
-Nodes have one shared GPU, or two whose device plugin has an unknown policy, so that a pod must fit
-on both. No device is predicted, and every rule of the auditor is exact.
+A node has one shared GPU, or two GPUs and a device plugin with an unknown policy. On such a node a
+pod must fit on both GPUs, so Headroom never predicts a device, and the auditor's rules are exact.
 """
 
 import json
@@ -37,16 +38,18 @@ from tests.standin.plugin import Settings
 from tests.waiting import until
 
 GPU_BYTES = 24 * GIB
-#: Replicas of each GPU, by number of GPUs of a node. Two GPUs must run out of memory before
-#: replicas, because a pod that ends would add another device that the plugin could choose.
+#: Replicas of each GPU, by the number of GPUs of the node. Two GPUs must run out of memory before
+#: they run out of replicas, because a pod that ends would otherwise add a device that the plugin
+#: could choose.
 REPLICAS = {1: 16, 2: 32}
 SCHEDULERS = ("kube-scheduler", "kube-scheduler-1.36")
 EXTENDERS = ("extender-a", "extender-b", "extender-c")
 CONSOLES = ("console-a", "console-b")
 WEBHOOKS = ("webhook-a", "webhook-b")
-#: Processes with their own connection faults.
+#: Processes whose connections have their own faults.
 WIRED = (*EXTENDERS, *CONSOLES, *WEBHOOKS)
-#: Long, because many more processes than cores delay the first pods.
+#: This timeout is long, because there are many more processes than cores, which delays the first
+#: pods.
 PATIENCE_S = 600.0
 
 
@@ -54,29 +57,30 @@ PATIENCE_S = 600.0
 class Plan:
     seed: int
     lasts_s: float
-    #: At first, only consoles and webhooks have faults.
+    #: Time at the beginning of the storm in which only consoles and webhooks have faults.
     alone_s: float = 0.0
-    #: Mean time between faults, and the maximum duration of a fault.
+    #: ``every_s`` is the mean time between faults, and ``longest_s`` the maximum duration of a
+    #: fault.
     every_s: float = 4.0
     longest_s: float = 150.0
-    #: Time after the storm in which nothing needs to improve, with default settings: a silent node
-    #: is stale after 90 s, an orphan is checked after 60 s, a pod requeued without effect waits for
-    #: 10 s, and so does kube-scheduler's back-off.
+    #: Maximum time after the storm without any improvement. With default settings, a node without
+    #: reports becomes stale after 90 s, an orphan is checked after 60 s, and a requeued pod and
+    #: kube-scheduler's back-off wait 10 s.
     settle_s: float = 240.0
     quiet_s: float = 5.0
     nodes: int = 20
-    #: Maximum number of pods that each client keeps.
+    #: Maximum number of pods that a client keeps.
     most_pods: int = 60
     #: Number of pods that are bound before the first fault.
     warm_pods: int = 20
-    #: kube-scheduler's shipped timeout for a call. Here it also applies to prioritize, which has
-    #: 0.5 s by default.
+    #: kube-scheduler's timeout for a call, as shipped. In a storm it also applies to prioritize,
+    #: for which the shipped timeout is 0.5 s.
     timeout_s: float = 5.0
     admission_s: float = 1.5
     agent_interval_s: float = 2.0
     heartbeat_s: float = 30.0
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: A key of ``MUTANTS``.
+    #: The mutant that the extenders run: a key of ``MUTANTS``.
     mutant: str | None = None
 
 
@@ -87,11 +91,11 @@ class Site:
         self._folder.mkdir()
         names = [f"gpu-{i + 1:02}" for i in range(plan.nodes)]
         self._cluster = Cluster(plane, names)
-        #: Nodes with two GPUs.
+        #: Names of the nodes with two GPUs.
         self._double = names[2::3]
         rng = random.Random(plan.seed)
         self.nodes = {name: self._stand_in(name, rng.getrandbits(32)) for name in names}
-        #: Held during all calls of the auditor. The lock of a node is taken first.
+        #: Held during all calls of the auditor. To avoid a deadlock, take the lock of a node first.
         self._auditing = threading.RLock()
         machines = {
             name: Machine([gpu.uuid for gpu in node.gpus], GPU_BYTES, REPLICAS[len(node.gpus)])
@@ -125,7 +129,7 @@ class Site:
         self.wires = {name: Wire() for name in WIRED}
         names = [*WIRED, *(f"{name} verbs" for name in EXTENDERS)]
         self._ports = dict(zip(names, free_ports(len(names)), strict=True))
-        #: Proxies in front of the ports for kube-scheduler, for all extenders.
+        #: The proxy in front of all extenders' ports for kube-scheduler.
         self.verbs = Recorded({self._url(f"{name} verbs"): self.wires[name] for name in EXTENDERS})
         self.proxies = Proxies(plane.certificate)
         self.proxies.serve(self.verbs)
@@ -135,7 +139,7 @@ class Site:
             name: self.proxies.serve(ToApiServer({plane.url: wire}), tls=True)
             for name, wire in self.wires.items()
         }
-        #: Proxies in front of the journals of all extenders, by console.
+        #: For each console, the ports of its proxies in front of the extenders' journals.
         self._journal_ports = {
             name: [
                 self.proxies.serve(Service({self._url(each): self.wires[name]}))
@@ -155,7 +159,7 @@ class Site:
         return f"{scheme}://127.0.0.1:{self._ports[name]}"
 
     def start(self) -> None:
-        """Start everything. Return when the first pods are bound."""
+        """Start everything and wait until the first pods are bound."""
         self._cluster.create()
         self.plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
         for each in self._cluster_threads:
@@ -180,7 +184,9 @@ class Site:
         self._events.close()
 
     def start_process(self, name: str) -> None:
-        """Start a process as deployed, with proxies around it. Extenders are altered."""
+        """Start a process as it is deployed, but with proxies for its connections. Extenders run
+        with ``alter``.
+        """
         plane, (part, _, rest) = self.plane, name.partition("-")
         port = self._ports.get(name)
         match part:
@@ -189,7 +195,8 @@ class Site:
             case "kube" if rest == "apiserver":
                 plane.spawn_apiserver()
             case "kube":
-                # Several schedulers schedule the same pods, because there is no leader election.
+                # All schedulers schedule the same pods at the same time, because leader election is
+                # off.
                 kubeconfig = plane.kubeconfig("scheduler-of-the-tests")
                 content = scheduler_configuration(self.verbs.url, kubeconfig)
                 for each in content["extenders"]:
@@ -209,8 +216,8 @@ class Site:
                 files = {"webhook_tls_cert": cert, "webhook_tls_key": key}
                 self._start(name, part, webhook_port=port, debug_port=0, **files)
         if part in ("flood", "console", "webhook"):
-            # These run on other machines in a cluster. Here they get the CPU that the extenders
-            # leave.
+            # In a cluster, these processes run on other machines. Here they get only the CPU time
+            # that the extenders do not use.
             os.setpriority(os.PRIO_PROCESS, plane.pid(name), 19)
 
     def _start(self, name: str, part: str, **settings: Any) -> None:
@@ -219,7 +226,7 @@ class Site:
         token = f"{part}-of-the-tests"
         env = {
             "KUBECONFIG": str(self.plane.kubeconfig(token, port=self._api_ports[name])),
-            # For the mutants that wait for them.
+            # Mutants wait for these ports.
             "CHAOS_CONSOLE": str(self._ports[CONSOLES[0]]),
             "CHAOS_WEBHOOK": str(self._ports[WEBHOOKS[0]]),
         }
@@ -230,11 +237,13 @@ class Site:
         self.plane.fork(name, "headroom", part, "--config", str(file), env=env, inside=inside)
 
     def clock(self, extender: str) -> Path:
-        """Return the file of the process's clock (see ``alter``)."""
+        """Return the file that sets the clock of the extender (see ``alter``)."""
         return self._folder / f"{extender}.clock"
 
     def _audited(self, listen: Listen) -> Listen:
-        """Record all events, and pass them to the auditor one at a time."""
+        """Return a listener that records all events and passes them to the auditor one at a
+        time.
+        """
 
         def audited(what: str, objects: Sequence[Any]) -> None:
             with self._auditing:
@@ -244,7 +253,7 @@ class Site:
         return audited
 
     def _look(self, node: str) -> None:
-        """Pass the state of the node to the auditor. The caller holds the node's lock."""
+        """Pass the state of the node to the auditor. The caller must hold the node's lock."""
         stand_in = self.nodes[node]
         given = {
             (pod.uid, container): [each.device for each in replicas]
@@ -261,7 +270,9 @@ class Site:
             self.auditor.look(node, given, used, overdrawn)
 
     def wrong(self, in_the_end: bool = False) -> list[Finding]:
-        """Return the findings so far, and ``in_the_end`` also the findings in the current state."""
+        """Return the findings so far. With ``in_the_end``, also return the findings in the current
+        state.
+        """
         for name, node in self.nodes.items() if in_the_end else ():
             with node.lock:
                 self._look(name)
@@ -269,10 +280,10 @@ class Site:
             return [*self.auditor.findings, *(self.auditor.settled() if in_the_end else ())]
 
     def supervise(self) -> None:
-        """Restart processes that ended because of another fault, such as an API server without
-        etcd.
+        """Restart processes that ended because of a fault elsewhere, such as an API server that
+        lost etcd.
 
-        Raise ``AssertionError`` if a process of Headroom ended by itself, and any exception of a
+        Raise ``AssertionError`` if a process of Headroom ended by itself. Raise the exception of a
         test thread.
         """
         for name in ("etcd", "kube-apiserver", *SCHEDULERS):
@@ -286,9 +297,9 @@ class Site:
                 raise each.failure
 
     def until(self, true: Callable[[], object], what: str) -> None:
-        """Wait for a condition like ``tests.waiting.until``, under supervision.
+        """Wait for a condition like ``tests.waiting.until``, and call ``supervise`` meanwhile.
 
-        The condition may raise an exception of ``AWAY``.
+        The condition may raise the exceptions in ``AWAY``.
         """
 
         def is_true() -> object:

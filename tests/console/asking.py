@@ -1,4 +1,4 @@
-"""A debug API in this process, called without a network."""
+"""Calls a debug API in this process, without a network."""
 
 import asyncio
 import itertools
@@ -26,7 +26,7 @@ from headroom.runtime.follow.journal_stream import HoldsLine, StateLine, holds_l
 from headroom.runtime.server.auth import Guard
 from tests.builders import DISTRIBUTED, GATE_IMAGE, gpunode, kube_node, shared
 
-#: 2026-11-21T00:00:00Z, the time of the reports from ``tests.builders``.
+#: The time of the reports from ``tests.builders``, 2026-11-21T00:00:00Z.
 WALL_S = 1_795_219_200.0
 STALE_AFTER_S = 90.0
 RULES = Rules(gate_image=GATE_IMAGE)
@@ -35,18 +35,21 @@ _NUMBERS = itertools.count()
 
 @dataclass(slots=True)
 class Asked:
-    """A debug API with a test clock. ``now_s`` is the time on every clock since the reports."""
+    """A debug API with a test clock. ``now_s`` is the number of seconds since the reports, on every
+    clock.
+    """
 
     now_s: float = 0.0
     writer: ClusterWriter = field(
         default_factory=lambda: ClusterWriter(RULES, STALE_AFTER_S, epoch_s=WALL_S)
     )
     journal: Journal = field(default_factory=Journal)
-    #: The state of the other extenders in their journals.
+    #: The other extenders, as their journals describe them.
     followed: list[Followed] = field(default_factory=list)
     feed: Feed = field(default_factory=Feed.over)
     guard: Guard | None = None
-    #: Answers are not shared, because tests change the state and read it at the same time.
+    #: Does not reuse answers, because a test changes the state and reads it again at the same clock
+    #: time.
     answers: SharedAnswers = field(default_factory=lambda: SharedAnswers(0.0))
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     cluster: Cluster = field(init=False)
@@ -106,7 +109,7 @@ class Asked:
 def answer(
     app: FastAPI, method: str, path: str, headers: Mapping[str, str] = {}, body: object = None
 ) -> httpx.Response:
-    """Return the application's response. Raise its exceptions."""
+    """Return the application's response. Raise any exception that the application raises."""
 
     async def asking() -> httpx.Response:
         transport = httpx.ASGITransport(app)

@@ -14,7 +14,9 @@ WAITS = pod("16Gi", uid="uw", name="waits")
 
 
 def node(name: str, free: int = 2, **sizes: int) -> list[Event]:
-    """Return a node with one GPU of 24 GiB that has pods of these sizes."""
+    """Return the events of a node with one GPU of 24 GiB on which pods of these sizes have
+    reservations.
+    """
     uuid = f"GPU-{name}"
     reservations: dict[str, Reservation] = {
         f"u-{who}": since(reservation({uuid: gib * GIB}, name=who)) for who, gib in sizes.items()

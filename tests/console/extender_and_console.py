@@ -1,4 +1,4 @@
-"""An extender and a console that follows it, which receive events at different times."""
+"""Simulates an extender and a console that follows it but receives events later."""
 
 import asyncio
 from collections.abc import Sequence
@@ -39,14 +39,16 @@ def state() -> ClusterWriter:
 
 
 class Pair:
-    """An extender, and a console that reads its stream and the API server, each with a delay."""
+    """An extender and a console. The console reads the extender's stream and the API server with
+    separate delays.
+    """
 
     def __init__(self) -> None:
         self.extender, self.console = state(), state()
         self.coming = self.extender.parts.calls.assumed
         self.now_s = NOW_S
         self._versions = count(2)
-        #: Events of the API server that the console has not read yet.
+        #: Events of the API server that the console has not received yet.
         self.unread: list[Event] = []
         self.gpunodes = {name: gpunode(shared(f"GPU-{name}"), name=name) for name in NODES}
         self.pods = {
@@ -57,7 +59,7 @@ class Pair:
             self.both([NodeSeen(kube_node(name)), GPUNodeSeen(gn, NOW_S)])
         self.both([PodSeen(each) for each in self.pods.values()])
         self.begun: dict[str, str] = {}
-        #: All pods whose bind was ever assumed.
+        #: All pods whose bind the extender has ever assumed.
         self.assumed: set[str] = set()
         self.gone: set[str] = set()
         self.copy = Copy(Journal())
@@ -66,7 +68,7 @@ class Pair:
         self.assuming = HoldsUpdater(lambda: [self.followed()], self.console.apply)
 
     def both(self, events: Sequence[Event]) -> None:
-        """Deliver events to both. The extender sees them at once."""
+        """Deliver events to the extender immediately, and queue them for the console."""
         self.extender.apply(events)
         self.unread += events
 
@@ -92,7 +94,7 @@ class Pair:
             self.extender.apply([BindBegun(self.pods[name], node)])
 
     def write(self, name: str) -> None:
-        """Write the reservation, and the pod on its node."""
+        """Write the pod's reservation, and bind the pod to its node."""
         if (node := self.begun.get(name)) is None or not self.waits(name):
             return
         assumed = self.extender.cluster.holds.binding_to(node).get(name)
@@ -106,13 +108,13 @@ class Pair:
             self.extender.apply([BindEnded(name, node)])
 
     def nominate(self, name: str, node: str) -> None:
-        """Nominate the pod to the node. An empty node removes the nomination."""
+        """Set the pod's nominated node. An empty name removes the nomination."""
         if self.waits(name):
             status = PodStatus(phase="Pending", nominated_node_name=node or None)
             self._pod(name, replace(self.pods[name], status=status))
 
     def foretell(self, name: str, node: str) -> None:
-        """Announce that kube-scheduler is going to nominate the pod."""
+        """Record that kube-scheduler is about to nominate the pod."""
         if self.waits(name):
             self.extender.parts.calls.assumed.nominate(self.pods[name], node, self.now_s)
 
@@ -152,7 +154,7 @@ class Pair:
         self.assume()
 
     def lose(self) -> None:
-        """Drop the connection with its undelivered lines."""
+        """Drop the connection and its undelivered lines, and connect again."""
         self.wire.clear()
         self.connect()
 

@@ -1,4 +1,4 @@
-"""Draws objects that a CRD admits from its schema: valid, and as unusual as the schema permits."""
+"""Draws random objects that the schema of a CRD permits, including unusual objects."""
 
 from random import Random
 from typing import Any
@@ -7,7 +7,7 @@ import jsonschema_rs
 
 Schema = dict[str, Any]
 
-#: Candidates for the value of a text field, from which the schema of the field admits some.
+#: Candidate values for text fields. The schema of each field permits some of them.
 _TEXTS = (
     *("", "a", "main", "team", "GPU-a", "MIG-0", "u1", "L4", "nvidia.com/gpu", "ReplicaSet", "p1"),
     *("Deployment", "apps/v1", "web; touch /tmp/x", "$(id)", "-rf", "--", "..", "a/b", "=1+1", '"'),
@@ -16,7 +16,7 @@ _TEXTS = (
     *("2999-12-31T23:59:59Z", "2026-11-21T::Z", "\u202ea", "\u200b", "💥", "é", "x" * 10_000),
     *("GPU-a::0", "reserved", "adopted", "evicted", "steered", "%s", "{}", "<b>", "null", "NaN"),
 )
-#: Keys of maps, which a schema does not restrict.
+#: Keys of maps. The schema does not restrict keys.
 _KEYS = (
     "",
     "u1",
@@ -36,7 +36,9 @@ _ODD_KEYS = "9" * 5000, "\x1b[2J", "a\nb", "\u202e"
 
 
 def drawn(schema: Schema, random: Random) -> Any:
-    """Return a value that the schema admits. ``random`` draws small values and limits."""
+    """Return a value that the schema permits. ``random`` chooses small values and the limits of the
+    schema.
+    """
     match schema["type"]:
         case "object" if "additionalProperties" in schema:
             keys = random.sample(_KEYS + _ODD_KEYS, random.choice((0, 1, 2, 4)))

@@ -1,7 +1,7 @@
-"""The MPS control daemon of the stand-in.
+"""Stands in for the MPS control daemon.
 
-With -f it runs until another client writes "quit". The default memory limit is written to a file,
-which the stand-in for libcuda reads.
+With -f, it runs until another client sends "quit". It writes the default memory limit to a file,
+which the fake libcuda reads.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""nvidia-smi of the stand-in, which prints values of the same driver library as the real program.
+"""Stands in for nvidia-smi. It reads the values from the driver library, as the real program does.
 
 FAKE_SMI_USED_MIB is added to each value of used memory, FAKE_SMI_MINOR to each minor number, and
-FAKE_SMI_SM to dmon's columns. So it can show values of a driver that the agent would read wrongly.
+FAKE_SMI_SM to the columns of dmon. With these variables, nvidia-smi and the agent disagree, and the
+check must find the difference.
 """
 
 import os

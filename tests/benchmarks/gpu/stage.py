@@ -1,4 +1,6 @@
-"""A machine with simulated GPUs: stand-ins for the driver library, libcuda, nvidia-smi and MPS."""
+"""Simulates a machine with GPUs, with stand-ins for the driver library, libcuda, nvidia-smi and
+MPS.
+"""
 
 import json
 import os
@@ -17,7 +19,7 @@ TIMEOUT_S = 240
 
 
 class Stage:
-    """Stand-ins with their table, report and files. ``run`` executes the whole command against
+    """Stand-ins with their device table, report and files. ``run`` runs the complete command on
     them.
     """
 
@@ -41,7 +43,7 @@ class Stage:
             "PYTHONPATH": AGENT_PATH,
         }
 
-    #: The driver's values for an idle GPU.
+    #: Lines of the device table for an idle GPU.
     quiet = ("util 0", "sm 0 0", "recovery 0")
 
     def script(self, name: str, text: str) -> None:
@@ -60,13 +62,13 @@ class Stage:
         )
 
     def run(self, *args: str, **environment: str) -> tuple[int, str, str]:
-        """Return exit status, stdout and stderr."""
+        """Run the command. Return its exit status, stdout and stderr."""
         process = self.start(*args, **environment)
         out, err = process.communicate(timeout=TIMEOUT_S)
         return process.returncode, out, err
 
     def verdicts(self, *args: str, **environment: str) -> dict[str, tuple[str, str]]:
-        """Return the verdict and summary of each line."""
+        """Run the command. Return the verdict and the summary of each line of its output."""
         status, out, err = self.run(*args, **environment)
         assert status in (0, 1), out + err
         assert (self.out / "report.json").exists(), out + err
@@ -76,7 +78,7 @@ class Stage:
         return found
 
     def processes(self) -> list[str]:
-        """Return the command lines of all processes on these stand-ins."""
+        """Return the command lines of all processes that use these stand-ins."""
         found = []
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:

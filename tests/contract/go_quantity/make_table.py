@@ -1,4 +1,4 @@
-"""Runs the real resource.Quantity on many texts and stores the results. See README.md."""
+"""Runs Go's resource.Quantity on many strings and stores the results. See README.md."""
 
 import json
 import random
@@ -61,7 +61,9 @@ def texts() -> list[str]:
 
 
 def amount_of(answer: dict) -> Decimal:
-    """Return the exact amount in Go, as a Decimal because of ``1e999999999``."""
+    """Return the exact amount that Go computed. It is a Decimal because some amounts are huge, such
+    as ``1e999999999``.
+    """
     return Decimal(answer["unscaled"]).scaleb(-answer["scale"])
 
 
