@@ -1,9 +1,9 @@
-"""Installs the manifests with certificates of a real cert-manager on a real API server.
+"""Installs the manifests on a real API server, with certificates from a real cert-manager.
 
     python -m tests.deploy.cert_manager
 
-Run it by hand, because it compiles cert-manager for minutes, in the last version whose commands Go
-can build. Prints the result as a line of JSON, or fails.
+No test runs this module, because compiling cert-manager takes minutes. It uses the last version of
+cert-manager whose commands Go can build. It prints the result as a line of JSON, or fails.
 """
 
 import base64
@@ -40,7 +40,9 @@ BODY = json.dumps({"PodName": "p", "PodNamespace": "n", "PodUID": "u", "Node": "
 
 
 class Plane(ControlPlane):
-    """A control plane with Service addresses as in kubeadm, one of which is requested by name."""
+    """A control plane with the Service addresses of kubeadm, because the extender's Service
+    requests an address.
+    """
 
     def spawn_apiserver(self, *flags: str) -> None:
         super().spawn_apiserver(*flags, "--service-cluster-ip-range=10.96.0.0/12")
@@ -99,8 +101,8 @@ def check(plane: ControlPlane) -> dict[str, Any]:
 
 
 def rendered(folder: Path) -> str:
-    """Return the objects as a user adds the component to an overlay, with the verbs served to the
-    cluster's own scheduler.
+    """Return the objects of an overlay to which a user has added cert-manager and the cluster's own
+    scheduler.
     """
     mine = folder / "overlay"
     mine.mkdir()
@@ -137,7 +139,7 @@ def start_cert_manager(plane: ControlPlane) -> None:
 
 
 def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
-    """Return the files of the Secret, or none if it does not exist."""
+    """Return the files of the Secret, or an empty dictionary if the Secret does not exist."""
     there = {each["metadata"]["name"]: each for each in plane.call("GET", SECRETS)["items"]}
     data = there.get(name, {}).get("data", {})
     files = {key: base64.b64decode(text) for key, text in data.items()}
@@ -145,7 +147,7 @@ def secret(plane: ControlPlane, name: str) -> dict[str, bytes]:
 
 
 def injected(plane: ControlPlane) -> bool:
-    """Return whether the API server trusts the CA of the webhook."""
+    """Return whether the webhook configurations contain the CA of the webhook."""
     trusted = base64.b64encode(secret(plane, "headroom-webhook-tls")["ca.crt"]).decode()
     bundles = [
         hook["clientConfig"].get("caBundle")
@@ -184,7 +186,7 @@ def start_extender(plane: ControlPlane, etc: Path) -> int:
 
 
 def bind(port: int, etc: Path, client: tuple[Path, Path] | None) -> int | str:
-    """Return the status of the response, or the error of the connection."""
+    """Send a bind request. Return the status of the response, or the error of the connection."""
     context = trusting(etc)
     if client:
         context.load_cert_chain(*client)
@@ -199,7 +201,7 @@ def bind(port: int, etc: Path, client: tuple[Path, Path] | None) -> int | str:
 
 
 def serial(port: int, etc: Path) -> str:
-    """Return the expiry of the certificate on the verbs' port."""
+    """Return the serial number of the certificate that the port for kube-scheduler presents."""
     context = trusting(etc)
     context.load_cert_chain(etc / "client/tls.crt", etc / "client/tls.key")
     with connected(port, context) as tls:
@@ -218,7 +220,7 @@ def connected(port: int, context: ssl.SSLContext) -> ssl.SSLSocket:
 
 
 def renew(plane: ControlPlane, name: str) -> None:
-    """Renew the certificate as ``cmctl renew`` does. Return when the Secret has another
+    """Renew the certificate as ``cmctl renew`` does, and wait until the Secret has the new
     certificate.
     """
     before = secret(plane, name)["tls.crt"]

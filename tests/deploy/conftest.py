@@ -1,4 +1,4 @@
-"""An API server that serves every kind in Headroom's manifests."""
+"""Provides an API server that serves every kind in Headroom's manifests."""
 
 from collections.abc import Iterator
 
@@ -20,10 +20,11 @@ class Plane(ControlPlane):
 @pytest.fixture(scope="module")
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """An API server with the kinds of other projects and Headroom's namespace, but without
+    """An API server with the kinds of other projects and Headroom's namespace. It runs no
     controllers.
 
-    Each module has its own, because objects of one module would affect another.
+    Each module has its own API server, because the objects of one module would affect other
+    modules.
     """
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():  # The first build takes minutes.

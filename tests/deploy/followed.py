@@ -1,4 +1,4 @@
-"""Follows pages of docs/get-started on a real API server, as their reader does.
+"""Follows pages of docs/get-started on a real API server, as a reader does.
 
 Each function is a step of test_installed.py.
 """
@@ -18,7 +18,7 @@ from tests.deploy.rendered import NAMESPACE
 from tests.e2e.nodes import node_manifest
 from tests.waiting import until
 
-#: Words on the pages, and the words that the reader writes instead.
+#: Placeholders on the pages, and the values with which a reader replaces them.
 WORDS = {"REGISTRY": "registry.example", "VERSION": "0.1.0", "RELEASE": "prom"}
 CONFIG = f"/api/v1/namespaces/{NAMESPACE}/configmaps/headroom-config"
 DAEMONSETS = f"/apis/apps/v1/namespaces/{NAMESPACE}/daemonsets"
@@ -38,7 +38,7 @@ def settings(plane: AuditedPlane) -> dict[str, Any]:
 
 
 def the_plugin_shows_nodes_and_decisions(installation: Installation) -> None:
-    """Run the plugin with a direct connection to the console, because this API server reaches no
+    """Run the plugin with a direct connection to the console, because this API server cannot reach
     pods.
     """
     plane, name = installation.plane, "reader"
@@ -80,8 +80,8 @@ def the_documented_helm_commands_work(installation: Installation) -> None:
 
 
 def the_commands_in_the_chart_notes_work(run: Run) -> None:
-    """Run all commands of the notes except the plugin's, and except the one about a pod that the
-    reader has yet to create.
+    """Run the commands of the chart's notes, except the command of the plugin and the command for a
+    pod that does not exist yet.
     """
     shown, _ = run(f"helm get notes headroom -n {NAMESPACE}")
     typed = [line.strip() for line in shown.splitlines() if line.startswith("  kubectl ")]
@@ -194,7 +194,7 @@ def the_page_for_clusters_without_gpus_works(installation: Installation) -> None
 
 
 def the_control_plane_has_an_image_of_kube_scheduler(plane: AuditedPlane, run: Run) -> None:
-    """Create the pod of kube-scheduler with the labels of kubeadm."""
+    """Create a pod of kube-scheduler with the labels that kubeadm sets."""
     container = {"name": "kube-scheduler", "image": "registry.k8s.io/kube-scheduler:v1.37.2"}
     pod: Mapping[str, Any] = {
         "metadata": {"name": "kube-scheduler-a", "labels": {"component": "kube-scheduler"}},

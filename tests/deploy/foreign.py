@@ -1,4 +1,6 @@
-"""Kinds of other projects that Headroom's manifests use, from the modules that define them."""
+"""Installs the kinds of other projects that Headroom's manifests use, from the modules that define
+them.
+"""
 
 from pathlib import Path
 
@@ -7,7 +9,8 @@ from tests.deploy import go_modules
 from tests.gobin.build import MODULES
 from tests.waiting import until
 
-#: The folder whose go.mod pins the module, the module, and its folder of CustomResourceDefinitions.
+#: The folder whose go.mod pins cert-manager, the Go module, and the module's folder of
+#: CustomResourceDefinitions.
 CERT_MANAGER = (
     MODULES / "cert-manager-controller",
     "github.com/cert-manager/cert-manager",
@@ -18,7 +21,7 @@ PROMETHEUS_OPERATOR = (
     "github.com/prometheus-operator/prometheus-operator",
     "example/prometheus-operator-crd",
 )
-#: Names in the API of the kinds that Headroom's manifests use.
+#: Maps each foreign kind in Headroom's manifests to the name of its CustomResourceDefinition.
 KINDS = {
     "ServiceMonitor": "servicemonitors.monitoring.coreos.com",
     "PodMonitor": "podmonitors.monitoring.coreos.com",
@@ -29,7 +32,7 @@ KINDS = {
 
 
 def text(pinned_in: Path, module: str, folder: str) -> str:
-    """Return all definitions as YAML, without the lines that only a chart completes."""
+    """Return all definitions as YAML. Remove the template lines that only a chart can render."""
     files = sorted((go_modules.folder(pinned_in, module) / folder).glob("*.yaml"))
     assert files
     lines = [line for file in files for line in ["---", *file.read_text().splitlines()]]
@@ -48,7 +51,7 @@ def install(plane: ControlPlane, *more: str) -> None:
     assert len(documents) == len(names)
     file = plane.folder / "foreign.yaml"
     file.write_text("\n---\n".join(documents))
-    # Server-side, because the annotation of a client-side apply has a maximum length.
+    # Apply on the server, because the annotation of a client-side apply has a maximum length.
     plane.kubectl("apply", "--server-side", f"--filename={file}")
     for name in names:
         until(lambda name=name: is_served(plane, name), f"{name} is served")

@@ -11,7 +11,9 @@ from tests.gobin import build
 
 @functools.cache
 def folder(pinned_in: Path, module: str) -> Path:
-    """Return the folder with ``module`` at the version of ``pinned_in``/go.mod. Fetch it once."""
+    """Return the folder of ``module`` at the version that ``pinned_in``/go.mod pins. Download it
+    only once.
+    """
     go_mod = (pinned_in / "go.mod").read_text()
     go = build.find_go(build.default_cache(), build.required_go(go_mod))
     answer = subprocess.run(

@@ -1,7 +1,7 @@
-"""Installs Headroom on a real API server, whose audit log shows the calls of each account.
+"""Installs Headroom on a real API server, and reads each account's calls from the audit log.
 
-No pods run here. Each process runs as its manifests specify, with its account's token, flags and
-files, but with other ports and folders.
+No pods run. Instead, each process runs with the token, flags and files that its manifests specify,
+but with other ports and folders.
 """
 
 import http.client
@@ -50,9 +50,9 @@ _AUDIT = {
 
 
 class AuditedPlane(ControlPlane):
-    """A control plane whose API server logs the calls of accounts in our namespace."""
+    """A control plane whose API server logs the calls of the accounts in Headroom's namespace."""
 
-    #: They delete namespaces and the pods of Deployments.
+    #: These controllers delete namespaces and the pods of Deployments.
     controllers = ("namespace-controller", "garbage-collector-controller")
 
     @property
@@ -66,14 +66,16 @@ class AuditedPlane(ControlPlane):
         super().spawn_apiserver(*flags, *logged, "--audit-log-mode=blocking")
 
     def asked(self, account: str) -> list[dict[str, Any]]:
-        """Return the calls of this account so far."""
+        """Return the calls that this account has made so far."""
         events = [json.loads(line) for line in self.audit_log.read_text().splitlines()]
         user = f"system:serviceaccount:{NAMESPACE}:{account}"
         return [event for event in events if event["user"]["username"] == user]
 
 
 class InstalledNodes(Nodes):
-    """Nodes whose agents use the account of the manifests, each with the token of its own pod."""
+    """Nodes whose agents use the service account from the manifests. Each agent has the token of
+    its own pod.
+    """
 
     def __init__(self, plane: ControlPlane, names: Sequence[str], shape: Shape) -> None:
         super().__init__(plane, names, shape, seed=1)
@@ -90,7 +92,7 @@ class InstalledNodes(Nodes):
             client.close()
 
     def _token(self, node: str) -> str:
-        """Write the files that the node's kubelet mounts into its agent."""
+        """Write the files that the node's kubelet would mount into the agent's pod."""
         pod = {
             "metadata": {"name": f"agent-on-{node}"},
             "spec": {
@@ -106,7 +108,7 @@ class InstalledNodes(Nodes):
         return KubernetesPublisher(of_client(self.clients[name]), name, NAMESPACE, heartbeat_s=30)
 
     def look_around(self) -> None:
-        """Make the calls of an agent that are not reports."""
+        """Make the calls of an agent that do not report a status."""
         for name in self.names:
             publisher = self.publisher(name)
             publisher.held()
@@ -123,7 +125,7 @@ def token(plane: ControlPlane, account: str) -> str:
 
 
 class Installation:
-    """An applied overlay, and the processes of its pods."""
+    """Applies an overlay and runs the processes of its pods."""
 
     def __init__(self, plane: AuditedPlane, platform: str, *names: str) -> None:
         self.plane = plane
@@ -136,7 +138,9 @@ class Installation:
 
     @classmethod
     def again(cls, plane: AuditedPlane, platform: str, *names: str) -> "Installation":
-        """Return another installation in the same cluster, after this one is removed."""
+        """Return a new installation in the same cluster, after the first installation was
+        removed.
+        """
         for name in ("etc", "webhook", "console"):
             shutil.rmtree(plane.folder / name, ignore_errors=True)
         return cls(plane, platform, *names)
@@ -146,8 +150,8 @@ class Installation:
         return self.plane.kubectl("apply", *server_side, *flags)
 
     def make_certificates(self) -> str:
-        """Run the Job's command with its account, with the address at which the API server finds
-        the webhook here as an additional name.
+        """Run the command of the certificates Job with the Job's account. Add the loopback address
+        of the webhook to the certificate.
         """
         spec = self.objects["Job", NAMESPACE, "headroom-certs-first"]["spec"]["template"]["spec"]
         _, *arguments = spec["containers"][0]["command"]
@@ -157,8 +161,8 @@ class Installation:
         return done.stdout
 
     def start(self, replica: str = "") -> None:
-        """Start both containers of a further scheduler pod, a further webhook and a further
-        console. Return when they are ready.
+        """Start the processes of another scheduler pod, another webhook and another console, and
+        wait until they are ready.
         """
         spec = self.objects["Deployment", NAMESPACE, "headroom-scheduler"]["spec"]["template"]
         extender, scheduler = spec["spec"]["containers"]
@@ -178,7 +182,7 @@ class Installation:
             each["urlPrefix"] = f"https://127.0.0.1:{verbs_port}"
             for key, path in each["tlsConfig"].items():
                 each["tlsConfig"][key] = path.replace("/etc/headroom", str(folder))
-        # In a cluster there is no kubeconfig, and it uses the account of its pod.
+        # In a cluster, kube-scheduler needs no kubeconfig, because it uses the account of its pod.
         content["clientConnection"] = {"kubeconfig": str(self._kubeconfig(EXTENDER))}
         configured.write_text(json.dumps(content))
         flags = [flag.replace("/etc/headroom", str(folder)) for flag in flags]
@@ -186,7 +190,7 @@ class Installation:
         self.plane.spawn(f"{name}{replica}", str(built(name)[name]), *flags)
 
     def end(self, replica: str = "") -> None:
-        """End a pod as its deletion does."""
+        """End the processes as the deletion of their pods does."""
         for name in ("kube-scheduler", "extender", "webhook", "console"):
             if self.plane.runs(f"{name}{replica}"):
                 self.plane.end(f"{name}{replica}")
@@ -216,12 +220,12 @@ class Installation:
         folder: Path,
         ports: dict[str, int],
     ) -> None:
-        """Start the process of one of our containers with these loopback ports."""
+        """Start the process of a Headroom container on these loopback ports."""
         command, config, mounted = container["args"]
         settings = folder / Path(mounted).relative_to("/etc/headroom")
         for file in settings.iterdir():
             file.write_text(file.read_text().replace("/etc/headroom/", f"{folder}/"))
-        # Nothing resolves the name of a Service here.
+        # Use addresses instead of Service names, because there is no DNS.
         here = {"host": "127.0.0.1", "extenders": [f"127.0.0.1:{self.journal_port}"]}
         here |= {f"{each}_port": port for each, port in ports.items()}
         (settings / "machine.yaml").write_text(yaml.safe_dump(here))
@@ -239,8 +243,8 @@ class Installation:
         )
 
     def _find_webhook(self, port: int) -> None:
-        """Point the webhook configuration to loopback, because no Service works here. The Job of
-        the certificates provides the CA.
+        """Point the webhook configurations to loopback, because Services do not work without pods.
+        Keep the CA from the certificates Job.
         """
         for kind in ("mutating", "validating"):
             path = f"{ADMISSION}/{kind}webhookconfigurations/headroom"
@@ -262,7 +266,7 @@ class Installation:
             self.plane.call("PATCH", path, changes, "application/json-patch+json")
 
     def mounted(self, spec: dict[str, Any], name: str) -> Path:
-        """Return a folder with the pod's content of /etc/headroom."""
+        """Return a folder with the files that the pod mounts at /etc/headroom."""
         root = self.plane.folder / name
         where = {
             mount["name"]: root / Path(mount["mountPath"]).relative_to("/etc/headroom")
@@ -285,7 +289,9 @@ class Installation:
         return root
 
     def _secret(self, source: Mapping[str, Any]) -> dict[str, bytes]:
-        """Return the files of a Secret, or none if an optional Secret does not exist."""
+        """Return the files of a Secret. Return an empty dictionary if an optional Secret does not
+        exist.
+        """
         try:
             name = source.get("secretName") or source["name"]
             secret = self.plane.call("GET", f"{SECRETS}/{name}")
@@ -299,21 +305,21 @@ class Installation:
     def answers(
         self, path: str, as_token: str | None = None, session: str | None = None
     ) -> tuple[int, str]:
-        """Return whether the debug API answers over TLS with the CA of its Secret and the name of
-        its Service.
+        """Send a request to the debug API over TLS. Check the server's certificate with the CA of
+        its Secret and the name of its Service.
         """
         service = f"headroom-debug.{NAMESPACE}.svc"
         return self._get(self.debug_port, service, path, as_token, session)
 
     def journal_answers(self, path: str, as_token: str | None = None) -> tuple[int, str]:
-        """Return whether the extender's second port answers."""
+        """Send a request to the extender's journal port."""
         return self._get(self.journal_port, f"headroom-journal.{NAMESPACE}.svc", path, as_token)
 
     def webhook_answers(self, path: str) -> tuple[int, str]:
         return self._get(self.webhook_port, f"{WEBHOOK}.{NAMESPACE}.svc", path)
 
     def webhook_probes_answer(self, path: str, as_token: str | None = None) -> tuple[int, str]:
-        """Return whether the webhook's second port answers."""
+        """Send a request to the webhook's port for probes and metrics."""
         return self._get(self.webhook_probes_port, f"{WEBHOOK}.{NAMESPACE}.svc", path, as_token)
 
     def _get(
@@ -344,7 +350,7 @@ class Installation:
             return 0, ""
 
     def settle(self) -> None:
-        """Wait until all nodes are reported and initialised."""
+        """Report all nodes and wait until their GPUNodes are initialised."""
 
         def initialised() -> bool:
             there = {each["metadata"]["name"]: each for each in self.listed(GPUNODES)}
@@ -354,7 +360,7 @@ class Installation:
         self.nodes.report(self.nodes.names)
         until(initialised, "GPUNodes are initialised")
 
-    # User pods in namespace default.
+    # The methods below handle the pods of users in namespace default.
 
     def create_pod(self, name: str, vram: str) -> None:
         pod = pod_manifest(vram)
@@ -365,8 +371,8 @@ class Installation:
         return self.plane.call("GET", f"{USERS_PODS}/{name}")
 
     def rejection(self, name: str) -> str:
-        """Return why the pod is not scheduled, or an empty string if it is, or was not tried
-        yet.
+        """Return why the pod is unschedulable. Return an empty string if it is scheduled or was not
+        tried yet.
         """
         for condition in self.pod(name)["status"].get("conditions", ()):
             if condition["type"] == "PodScheduled":

@@ -1,9 +1,11 @@
-"""MIG profiles that NVIDIA documents, with their resource names in the device plugin.
+"""The MIG profiles that NVIDIA documents, and their resource names in the device plugin.
 
-Sources: the MIG user guide ("Supported MIG profiles") and the MIG manager's default configuration.
+The sources are the MIG user guide ("Supported MIG profiles") and the default configuration of the
+MIG manager.
 """
 
-#: Suffixes of profile names after slices and memory: media extensions, graphics, or none.
+#: Profile names of data center GPUs. A suffix such as "+me" stands for media extensions or
+#: graphics.
 _DATACENTER = ("1g.{}gb", "1g.{}gb+me", "1g.{}gb", "2g.{}gb", "3g.{}gb", "4g.{}gb", "7g.{}gb")
 
 
@@ -44,7 +46,7 @@ PROFILES: dict[str, tuple[str, ...]] = {
 
 
 def resource_names() -> set[str]:
-    """Return the extended resources of whole GPUs and of every profile, also with
+    """Return the extended resources of whole GPUs and of every profile, including the names with
     ``renameByDefault``.
     """
     profiles = {profile.replace("+", ".") for names in PROFILES.values() for profile in names}

@@ -1,8 +1,8 @@
-"""The commands of docs pages, with the output that each page shows.
+"""Reads the commands of docs pages, executes them, and compares the output with the page.
 
-Comments mark parts of a page: ``<!-- NAME -->`` and ``<!-- end of NAME -->``. A test executes a
-part by ``play("get-started/helm.md", "install", ...)``. tests/deploy/test_get_started.py searches
-for these calls, so both names must be literals.
+The comments ``<!-- NAME -->`` and ``<!-- end of NAME -->`` mark a part of a page. A test executes a
+part with ``play("get-started/helm.md", "install", ...)``. Both names must be literals, because
+tests/deploy/test_get_started.py searches for these calls.
 """
 
 import os
@@ -18,37 +18,41 @@ from pathlib import Path
 from tests.controlplane import ROOT, built
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.MULTILINE | re.DOTALL)
-#: Patterns of text that differs between runs, and the text that replaces it in both outputs.
+#: Patterns of text that differs between runs, and the text that replaces them before outputs are
+#: compared.
 _VARIABLE = (
-    (re.compile(r"-[a-f0-9]{8,10}-[a-z0-9]{5}\b"), "-HASH"),  # A pod of a Deployment.
+    (
+        re.compile(r"-[a-f0-9]{8,10}-[a-z0-9]{5}\b"),
+        "-HASH",
+    ),  # the generated name of a Deployment's pod
     (re.compile(r"(headroom-agent)-[a-z0-9]{5}\b"), r"\1-HASH"),
-    # A node of the tests, because kube-scheduler chooses at random between nodes with equal scores.
+    # Ignore node names, because kube-scheduler chooses at random between nodes with equal scores.
     (re.compile(r"\bgpu-[\da-z]\b"), "gpu-N"),
-    # On a busy machine probes fail, and the kubelet restarts containers.
+    # Ignore restarts, because on a busy machine probes fail and the kubelet restarts containers.
     (re.compile(r"(\d/\d +\w+ +)\d+( \(\w+ ago\))?"), r"\1RESTARTS"),
     (re.compile(r"\b\d+[smhd](\d+[smh])?(?=\s|$)"), "AGE"),
-    (re.compile(r" +"), " "),  # Columns are as wide as their longest value.
+    (re.compile(r" +"), " "),  # A column is as wide as its longest value.
     (re.compile(r" +$", re.MULTILINE), ""),
 )
 
-#: Executes shell commands. Returns their stdout and exit status.
+#: A function that executes shell commands and returns their stdout and exit status.
 Run = Callable[[str], tuple[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A code block, without its indentation."""
+    """A code block of a page, without its indentation."""
 
     language: str
     text: str
-    #: The name of the marks around it, or empty.
+    #: The name of the marked part that contains the block, or an empty string.
     mark: str
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     command: str
-    #: The output that the page shows, or None.
+    #: The output that the page shows for the command, or None.
     output: str | None = None
 
 
@@ -74,21 +78,22 @@ def blocks(page: str) -> list[Block]:
 
 
 def blocks_of(page: str, mark: str) -> list[Block]:
-    """Return the blocks of a marked part."""
+    """Return the code blocks of a marked part."""
     found = [block for block in blocks(page) if block.mark == mark]
     assert found, f"docs/{page} has no part {mark}"
     return found
 
 
 def commands(page: str, mark: str) -> list[str]:
-    """Return the shell blocks of a marked part, as a reader enters them."""
+    """Return the shell commands of a marked part, as a reader enters them."""
     return [block.text for block in blocks_of(page, mark) if block.language == "sh"]
 
 
 def steps(block: Block) -> Iterator[Step]:
-    """Yield the commands of a block: each line after a prompt, or the whole block.
+    """Yield the commands of a block. If the block has prompts, each line after a prompt is a
+    command. Otherwise, the block is one command.
 
-    A file is written if its block begins with a comment that is its name.
+    If a block begins with a comment that is a file name, the command writes the block to the file.
     """
     if block.language == "sh":
         yield Step(block.text)
@@ -103,8 +108,8 @@ def steps(block: Block) -> Iterator[Step]:
 def matches(output: str, shown: str) -> bool:
     """Return whether an output matches the output on a page.
 
-    ``...`` stands for any text, and as a whole line for any lines. Generated pod names, node names,
-    ages and the width of columns may differ.
+    ``...`` matches any text, and as a complete line, it matches any lines. Generated pod names,
+    node names, ages and the width of columns may differ.
     """
     for pattern, instead in _VARIABLE:
         output, shown = pattern.sub(instead, output), pattern.sub(instead, shown)
@@ -114,9 +119,9 @@ def matches(output: str, shown: str) -> bool:
 
 
 def play(page: str, mark: str, run: Run, words: Mapping[str, str] | None = None) -> None:
-    """Execute the commands of a marked part in order, and compare their outputs.
+    """Execute the commands of a marked part in order, and compare their outputs with the page.
 
-    ``words`` replaces words on the page, such as NODE, in commands and outputs.
+    ``words`` maps placeholders such as NODE to values for commands and outputs.
     """
     for step in [step for block in blocks_of(page, mark) for step in steps(block)]:
         command, shown = _with(words, step.command), _with(words, step.output)
@@ -127,7 +132,7 @@ def play(page: str, mark: str, run: Run, words: Mapping[str, str] | None = None)
 
 
 def _with(words: Mapping[str, str] | None, text: str | None) -> str:
-    """Return the text with all words replaced at once."""
+    """Replace all words in the text in one pass."""
     if not words:
         return text or ""
     pattern = rf"\b({'|'.join(map(re.escape, words))})\b"
@@ -135,7 +140,7 @@ def _with(words: Mapping[str, str] | None, text: str | None) -> str:
 
 
 def tools(folder: Path, *names: str) -> Path:
-    """Return a folder for the PATH of a shell, with these programs and the kubectl plugin."""
+    """Return a folder with these programs and the kubectl plugin, for the PATH of a shell."""
     programs = folder / "bin"
     if not programs.exists():
         programs.mkdir()
@@ -149,10 +154,11 @@ def tools(folder: Path, *names: str) -> Path:
 
 
 def shell(folder: Path, kubeconfig: Path, work: Path = ROOT, **more: str) -> Run:
-    """Return a shell in the folder ``work``, with helm and kubectl for a cluster.
+    """Return a function that runs shell commands in the folder ``work``, with helm and kubectl for
+    a cluster.
 
-    ``folder`` keeps the tools, and is the home directory. ``more`` are further variables. After a
-    failed command, its output includes stderr.
+    ``folder`` is the home directory and contains the tools. ``more`` are further environment
+    variables. If a command fails, its output includes stderr.
     """
     environment = {
         "PATH": f"{tools(folder, 'kubectl', 'helm')}:{os.environ['PATH']}",

@@ -1,4 +1,6 @@
-"""Prometheus reads the metrics of an installation with the permission of component monitors."""
+"""Checks that Prometheus can read the metrics of an installation with the role from the monitors
+component.
+"""
 
 from tests.deploy.installation import Installation
 from tests.deploy.rendered import DEPLOY
@@ -22,7 +24,7 @@ def prometheus_can_only_read_metrics(installation: Installation) -> None:
     assert installation.webhook_answers("/metrics")[0] == 404
     file = DEPLOY / "components/monitors/rbac.yaml"
     plane.kubectl("apply", f"--filename={file}")
-    # A rejection is cached for some seconds.
+    # Wait, because Headroom caches a rejected token for some seconds.
     until(lambda: installation.answers("/metrics", token)[0] == 200, "the console's metrics")
     until(lambda: installation.journal_answers("/metrics", token)[0] == 200, "the extender's")
     until(lambda: installation.webhook_probes_answer("/metrics", token)[0] == 200, "the webhook's")

@@ -1,4 +1,4 @@
-"""The output of kustomize and Helm for deploy/, as objects by kind, namespace and name."""
+"""Renders deploy/ with kustomize and Helm, and returns the objects by kind, namespace and name."""
 
 import functools
 import json
@@ -17,7 +17,7 @@ from tests.controlplane import ROOT, built
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "chart/headroom"
 NAMESPACE = "headroom-system"
-#: Image names in the tests for the image names in deploy/.
+#: Maps the placeholder images in deploy/ to the images that the tests use.
 IMAGES = {
     "set-me.invalid/headroom-extender:set-me": "registry.example/headroom-extender:0.1.0",
     "set-me.invalid/headroom-agent:set-me": "registry.example/headroom-agent:0.1.0",
@@ -28,15 +28,15 @@ IMAGE_VALUES = {
     "agent": {"repository": "registry.example/headroom-agent", "tag": "0.1.0"},
     "kubeScheduler": {"repository": "registry.example/kube-scheduler", "tag": "v1.37.2"},
 }
-#: Overlays, each of which has a values file of the same name.
+#: Overlays. The chart has a values file with the name of each overlay.
 PLATFORMS = (
     *("gpu-operator", "device-plugin", "k3s", "openshift"),
     *("gke", "eks", "aks", "trial"),
     "multi-tenant",
 )
-#: Values files without an overlay, and the overlay that they extend.
+#: Maps each values file that has no overlay of its own to the overlay that it extends.
 CHART_ONLY = {"kubeadm": "device-plugin"}
-#: Values of the chart that have the same effect as each component of deploy/components.
+#: Maps each component in deploy/components to the values with which the chart has the same effect.
 COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "privileged": {"agent": {"privileged": True}},
     "control-on-gpu-nodes": {"onGpuNodes": True},
@@ -56,11 +56,11 @@ COMPONENTS: Mapping[str, Mapping[str, Any]] = {
     "openshift": {"securityContextConstraints": True},
     "webhook-host-network": {"webhook": {"hostNetwork": True}},
     "console-host-network": {"console": {"hostNetwork": True}},
-    # Without it, the chart's Job stays.
+    # The component keeps the Job that makes certificates. The chart always keeps it.
     "gitops": {},
 }
 
-#: All options of the chart that can be used together.
+#: Values that enable all options of the chart that work together.
 EVERYTHING: dict[str, Any] = {
     "imagePullSecrets": ["registry-login"],
     "denyOtherSchedulers": True,
@@ -94,7 +94,7 @@ EVERYTHING: dict[str, Any] = {
     "rules": {"enabled": True, "labels": {"release": "prom"}},
     "dashboard": {"enabled": True},
 }
-#: The options that exclude some of these.
+#: Values for the options that exclude an option in ``EVERYTHING``.
 INSTEAD: dict[str, Any] = {
     "certManager": True,
     "defaultScheduler": {"enabled": True, "clusterIP": "10.0.0.53"},
@@ -102,11 +102,12 @@ INSTEAD: dict[str, Any] = {
     "agent": {"privileged": True},
 }
 
-#: Values with which the chart equals the overlays. The overlays leave the gate to a component,
-#: because they do not know the version of kube-scheduler.
+#: Values with which the chart renders the same objects as the overlays. The overlays do not set the
+#: back-off gate, because they do not depend on the version of kube-scheduler. A component sets it.
 AS_OVERLAYS: dict[str, Any] = {"kubeScheduler": {"backoffGate": False}}
 
-#: Kinds that run pods permanently, and kinds that run pods from time to time.
+#: ``SERVING`` are the kinds whose pods always run. ``WORKLOADS`` adds the kinds whose pods run and
+#: end.
 SERVING = ("Deployment", "DaemonSet")
 WORKLOADS = (*SERVING, "Job", "CronJob")
 
@@ -115,15 +116,15 @@ Objects = dict[Key, dict[str, Any]]
 
 
 class Refused(Exception):
-    """The command ended with an error, whose text is its output."""
+    """The command failed. The message is the output of the command."""
 
 
 def run(command: Sequence[str | Path], home: Path) -> str:
-    """Return the standard output of a command that finds no cluster, whatever the machine's
-    configuration.
+    """Return the standard output of a command. The command does not see the machine's
+    kubeconfig.
     """
     environment = {"PATH": os.environ["PATH"], "HOME": str(home), "KUBECONFIG": os.devnull}
-    environment["GOGC"] = "off"  # It ends before it uses much memory.
+    environment["GOGC"] = "off"  # The command ends before it uses much memory.
     done = subprocess.run(
         [str(part) for part in command],
         env=environment,
@@ -143,7 +144,9 @@ def overlay(folder: Path) -> str:
 
 
 def with_components(folder: Path, components: Iterable[str]) -> str:
-    """Write a user's overlay into the empty ``folder``: the plain overlay with these components."""
+    """Write an overlay that adds these components to the device-plugin overlay into the empty
+    ``folder``.
+    """
     kustomization = {
         "resources": [os.path.relpath(DEPLOY / "overlays/device-plugin", folder)],
         "components": [os.path.relpath(DEPLOY / "components" / c, folder) for c in components],
@@ -153,7 +156,7 @@ def with_components(folder: Path, components: Iterable[str]) -> str:
 
 
 def helm(home: Path, *arguments: str | Path, values: Mapping[str, Any] | None = None) -> str:
-    """Return the standard output of helm. The last ``values`` win."""
+    """Return the standard output of helm. ``values`` override all other values."""
     more: list[str | Path] = []
     if values is not None:
         (home / "values.json").write_text(json.dumps(values))
@@ -168,7 +171,9 @@ def template(
     namespace: str = NAMESPACE,
     flags: Sequence[str] = (),
 ) -> str:
-    """Return the output of ``helm template`` with images, a platform's values, and these values."""
+    """Return the output of ``helm template`` with the tests' images, the values of a platform, and
+    ``values``.
+    """
     command: list[str | Path] = ["template", "headroom", CHART, "--namespace", namespace, *flags]
     if platform:
         command += ["--values", CHART / f"platforms/{platform}.yaml"]
@@ -176,8 +181,8 @@ def template(
 
 
 def objects(text: str) -> Objects:
-    """Return the objects by kind, namespace and name. A repeated object is an error. The caller may
-    change them.
+    """Return the objects by kind, namespace and name. Fail if an object occurs twice. The caller
+    may change the objects, because they are copies.
     """
     found: Objects = pickle.loads(_pickled_objects(text))
     return found
@@ -186,7 +191,9 @@ def objects(text: str) -> Objects:
 @functools.lru_cache(maxsize=32)
 def _pickled_objects(text: str) -> bytes:
     found: Objects = {}
-    for each in yaml.load_all(text, Loader=yaml.CSafeLoader):  # ten times as fast
+    for each in yaml.load_all(
+        text, Loader=yaml.CSafeLoader
+    ):  # ten times as fast as the Python loader
         if each:
             metadata = each["metadata"]
             key = (each["kind"], metadata.get("namespace", ""), metadata["name"])
@@ -196,14 +203,16 @@ def _pickled_objects(text: str) -> bytes:
 
 
 def named_images(text: str) -> str:
-    """Set the images of the tests, as a user's ``images:`` does."""
+    """Replace the placeholder images with the tests' images, as ``images:`` in a user's overlay
+    does.
+    """
     for placeholder, image in IMAGES.items():
         text = text.replace(placeholder, image)
     return text
 
 
 def settings_of(found: Objects) -> dict[str, Any]:
-    """Return the settings in the ConfigMap that Headroom's processes mount."""
+    """Return the merged settings from the ConfigMap that Headroom's processes mount."""
     return merge_texts(found["ConfigMap", NAMESPACE, "headroom-config"]["data"])
 
 

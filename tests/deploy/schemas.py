@@ -1,7 +1,7 @@
-"""The API servers' own OpenAPI v3 schemas, in the minors that the tests build.
+"""Validates objects with the OpenAPI v3 schemas of each Kubernetes version that the tests build.
 
-They are part of the Go module of the binaries. They are made strict: an unknown field is an error,
-while the API server would only warn.
+The schemas are part of the Go module of the binaries. This module makes them strict, so that an
+unknown field is an error. The API server would only warn.
 """
 
 import functools
@@ -15,13 +15,13 @@ from tests.deploy import go_modules
 from tests.gobin import build
 from tests.gobin.kubernetes import VERSIONS, minor_of
 
-#: Folders of tests/gobin, each of which pins a minor.
+#: Folders of tests/gobin that pin a minor version each.
 MINORS = tuple(f"kubernetes-{minor_of(version)}" for version in VERSIONS if "-" not in version)
 _MODULE = "k8s.io/kubernetes"
 
 
 def folder(minor: str) -> Path:
-    """Return the folder with the minor's schemas, which is fetched if it is missing."""
+    """Return the folder with the schemas of a minor version. Download it if it is missing."""
     return go_modules.folder(build.MODULES / minor, _MODULE) / "api/openapi-spec/v3"
 
 
@@ -49,14 +49,13 @@ def _validator(minor: str, api_version: str, kind: str) -> jsonschema.Draft7Vali
     for name, schema in document["components"]["schemas"].items():
         if wanted in schema.get("x-kubernetes-group-version-kind", ()):
             start = {"$ref": f"#/components/schemas/{name}", "components": document["components"]}
-            # "nullable" and x-kubernetes-* are not part of JSON Schema, and our objects need
-            # neither.
+            # JSON Schema ignores "nullable" and x-kubernetes-*, and our objects need neither.
             return jsonschema.Draft7Validator(start)
     return None
 
 
 def serves(minor: str, each: dict[str, Any]) -> bool:
-    """Return whether an API server of this minor has the kind built in."""
+    """Return whether the kind is built into API servers of this minor version."""
     return _validator(minor, each["apiVersion"], each["kind"]) is not None
 
 

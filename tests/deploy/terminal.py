@@ -1,4 +1,4 @@
-"""A shell into which a test enters commands one after another, as a person does."""
+"""A shell in which a test enters commands one after another, as a person does."""
 
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -25,11 +25,12 @@ class Terminal:
         return self._shell.pid
 
     def enter(self, command: str) -> tuple[str, int]:
-        """Return the output of a command, with its exit status."""
+        """Run a command. Return its output and its exit status."""
         assert self._shell.stdin is not None
         assert self._shell.stdout is not None
         end = uuid4().hex
-        # A command that reads from the terminal would read the next ones.
+        # Redirect stdin, because a command that reads from the terminal would read the next
+        # commands.
         self._shell.stdin.write(f"{{ {command}\n}} < /dev/null\necho {end} $?\n")
         self._shell.stdin.flush()
         lines: list[str] = []

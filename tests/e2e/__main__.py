@@ -1,8 +1,8 @@
-"""Runs a small real cluster for a person, with three nodes, a bound pod and an unschedulable pod.
+"""Runs a small cluster to try out by hand, with three nodes, a bound pod and an unschedulable pod.
 
 The API server, kube-scheduler, the controllers of Deployments and Jobs, ``headroom serve`` and the
-webhook are real. The nodes are objects whose kubelets, device plugins and agents are simulated
-until Ctrl-C. So there is no container, and no port to forward to.
+webhook are real. The kubelets, device plugins and agents of the nodes are simulated until Ctrl-C.
+No containers run, so port forwarding does not work.
 """
 
 import contextlib
@@ -24,7 +24,8 @@ from tests.deploy.pages import tools
 from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
 from tests.e2e.nodes import Shape
 
-#: Shorter than the heartbeat of agents, so that deleted pods hold memory for at most 5 s.
+#: Interval of heartbeats. It is shorter than that of real agents, so that deleted pods hold memory
+#: for at most 5 s.
 HEARTBEAT_S = 5.0
 VRAM, PLACEMENT = "headroom.gpu/vram", "headroom.gpu/placement"
 
@@ -56,7 +57,8 @@ Ctrl-C ends all of it.
 
 
 def end_on_signals() -> None:
-    """Raise ``KeyboardInterrupt`` on SIGTERM too, and again if Python has dropped it.
+    """Raise ``KeyboardInterrupt`` on SIGTERM too, and raise it again if Python has dropped the
+    exception.
 
     Python drops an exception that is raised in a finalizer.
     """
@@ -92,13 +94,13 @@ def main() -> None:
             sys.stdout.write(text)
             sys.stdout.flush()
             play(cluster)
-        finally:  # The objects end with the API server, and the user may have deleted the CRD.
+        finally:  # Objects end with the API server, and the user may have deleted the CRD.
             cluster.nodes.close()
             cluster.kill_all()
 
 
 def install_webhook(cluster: PlayedCluster) -> None:
-    """Start the webhook, and return when the API server calls it."""
+    """Start the webhook and wait until the API server calls it."""
     plane = cluster.plane
     authority = Authority(plane.folder, "webhook-ca")
     kubeconfig = plane.kubeconfig("webhook-of-the-tests")
@@ -117,7 +119,7 @@ def install_webhook(cluster: PlayedCluster) -> None:
 
 
 def play(cluster: PlayedCluster) -> None:
-    """Act as the kubelets and agents of all nodes. Wait while the API server does not answer."""
+    """Act as the kubelets and agents of all nodes. While the API server does not respond, wait."""
     beat_at_s = time.monotonic()
     while True:
         with contextlib.suppress(NotDelivered, ApiRefused, HTTPError):
@@ -132,7 +134,7 @@ def play(cluster: PlayedCluster) -> None:
 
 
 def act_as_kubelet(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
-    """Start the containers of a bound pod, and end those of a deleted pod."""
+    """Start the containers of a bound pod, and end the containers of a deleted pod."""
     if not pod["spec"].get("nodeName"):
         return
     path = f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods/{pod['metadata']['name']}"
@@ -154,14 +156,14 @@ def act_as_kubelet(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
 
 
 def patch_status(cluster: PlayedCluster, path: str, status: Mapping[str, Any]) -> None:
-    """Write a part of the status of the pod at the path."""
+    """Merge ``status`` into the status of the pod at this path."""
     patch = "application/merge-patch+json"
     cluster.plane.call("PATCH", f"{path}/status", {"status": status}, patch)
 
 
 def with_bytes(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod with its request in bytes as reserved, because the request may be written as
-    25%.
+    """Return the pod with its request replaced by the reserved bytes, because the request can be a
+    percentage such as 25%.
     """
     metadata = pod["metadata"]
     annotations = metadata.get("annotations", {})

@@ -1,7 +1,7 @@
-"""A small real cluster around the session's API server: nodes, schedulers, extenders, pods.
+"""A small real cluster on the session's API server, with nodes, schedulers, extenders and pods.
 
-``close`` ends every process and deletes every object of the cluster. The API server and other
-objects in it stay unchanged.
+``close`` ends every process and deletes every object of the cluster. The API server keeps running,
+and its other objects do not change.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ NODES = "/api/v1/nodes"
 RBAC = "/apis/rbac.authorization.k8s.io/v1"
 #: Roles for the console.
 OF_THE_CONSOLE = ("headroom-console", "headroom-journal")
-#: Long timeouts for a busy machine. By default, played nodes are stale 90 s after their last
-#: report, and a bind fails after 4 s.
+#: Settings with long timeouts for a busy machine. By default, a node becomes stale 90 s after its
+#: last report, and a bind fails after 4 s.
 PATIENT = {"stale_after_s": 3600.0, "bind_deadline_s": 50.0}
-#: The shipped settings that affect the responses to kube-scheduler.
+#: Shipped settings that affect the responses to kube-scheduler.
 _FILE = yaml.safe_load(Path(ROOT, "deploy/base/headroom.yaml").read_text(encoding="utf-8"))
 SHIPPED = {"gate_image": "headroom-agent", "filter_best_only": _FILE["filter_best_only"]}
 
 
 class Cluster:
-    """A cluster with nodes of these names. Start the parts that a test needs, then wait with
+    """A cluster with nodes of these names. A test starts the processes that it needs and waits with
     ``until``.
     """
 
@@ -51,13 +51,13 @@ class Cluster:
         self.names = tuple(names)
         self.port, *_ = free_ports(1)
         self._debug_ports: dict[str, int] = {}
-        #: Extenders whose debug API requires authentication.
+        #: Names of the extenders whose debug API requires authentication.
         self._guarded: set[str] = set()
         self._started: list[str] = []
         self._http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S)
 
     def create(self) -> None:
-        """Create namespaces and roles, unless an earlier cluster has created them already."""
+        """Create namespaces and roles, unless an earlier cluster created them."""
         listed = self.plane.call("GET", NODES)["items"]
         left = [node["metadata"]["name"] for node in listed]
         assert not left, f"another cluster has left its nodes in this API server: {left}"
@@ -88,10 +88,10 @@ class Cluster:
             self._delete_all_of(path)
 
     def _delete_all_of(self, path: str) -> None:
-        """Delete all objects of a path.
+        """Delete all objects under a path.
 
-        On a busy machine the API server may give up before it has deleted many Events. It answers
-        504, or closes the connection.
+        Retry, because on a busy machine the API server may answer 504 or close the connection
+        before it has deleted many Events.
         """
 
         def deleted() -> bool:
@@ -117,10 +117,11 @@ class Cluster:
         api_port: int | None = None,
         guarded: bool = False,
     ) -> str:
-        """Start one replica of ``headroom serve`` in cluster mode. Return the URL of its verbs.
+        """Start one replica of ``headroom serve`` in cluster mode. Return the URL for
+        kube-scheduler.
 
-        ``settings`` are written to its file. ``api_port`` is the port of the API server. With
-        ``guarded``, its debug API requires authentication.
+        ``settings`` are written to the settings file. ``api_port`` is the port of the API server or
+        of a proxy. If ``guarded`` is true, the debug API requires authentication.
         """
         port = port or self.port
         (debug_port,) = free_ports(1)
@@ -145,14 +146,14 @@ class Cluster:
         yield from ("--config", str(self.plane.folder / f"{name}.yaml"))
 
     def change_settings(self, name: str, settings: Mapping[str, Any]) -> None:
-        """Replace the settings file of a running extender. Keeps ``SHIPPED`` and ``PATIENT``."""
+        """Replace the settings file of a running extender, but keep ``SHIPPED`` and ``PATIENT``."""
         file = self.plane.folder / f"{name}.yaml"
         new = file.with_suffix(".new")
         new.write_text(yaml.safe_dump({**SHIPPED, **PATIENT, **settings}))
         new.rename(file)
 
     def start_replicas(self, *names: str, settings: Mapping[str, Any] | None = None) -> list[int]:
-        """Start extenders with these names. Return the ports of their verbs."""
+        """Start extenders with these names. Return their ports for kube-scheduler."""
         ports = free_ports(len(names))
         for name, port in zip(names, ports, strict=True):
             self.start_extender(name, port, settings=settings)
@@ -165,9 +166,7 @@ class Cluster:
         self._started.append(binary)
 
     def start_scheduler_as(self, name: str, configuration: Mapping[str, Any], **how: Any) -> None:
-        """Start a kube-scheduler with this KubeSchedulerConfiguration, as a process of that
-        name.
-        """
+        """Start a kube-scheduler with this KubeSchedulerConfiguration as the process ``name``."""
         self.plane.spawn_scheduler(name, configuration, **how)
         self._started.append(name)
 
@@ -176,7 +175,7 @@ class Cluster:
         self._started.append("kube-controller-manager")
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to the process, which may be started again."""
+        """Send SIGKILL to the process. The test may start it again."""
         self.plane.kill(name)
         self._started.remove(name)
 
@@ -185,13 +184,15 @@ class Cluster:
             self.kill(name)
 
     def bring_up(self) -> None:
-        """Start an extender and the newest scheduler. Wait until all nodes accept pods."""
+        """Start an extender and the newest kube-scheduler, and wait until all nodes accept pods."""
         url = self.start_extender()
         self.start_scheduler(url)
         self.settle()
 
     def settle(self) -> None:
-        """Wait until all nodes have been reported and initialised, and the extenders know it."""
+        """Wait until the GPUNodes of all nodes are initialised and the extenders have received
+        them.
+        """
         self.until(self.initialised, "all GPUNodes are initialised")
         self.until(self.known, "the extenders have the reports of all nodes")
 
@@ -200,8 +201,8 @@ class Cluster:
         return all(name in there and there[name].spec.initialised for name in self.names)
 
     def known(self) -> bool:
-        """Return whether each extender of this cluster with an open debug API shows the devices of
-        all nodes. Its watches may be later than those of the test.
+        """Return whether each extender with an open debug API shows the devices of all nodes,
+        because an extender's watch may be behind the test's watch.
         """
         return all(
             {each["name"] for each in self._nodes_of(extender) if each["devices"]} >= {*self.names}
@@ -224,7 +225,9 @@ class Cluster:
         self.plane.call("POST", PODS, manifest)
 
     def delete_pod(self, name: str) -> None:
-        """Delete the pod as a user does. Its kubelet ends the containers and reports their end."""
+        """Delete the pod as a user does. The kubelet ends its containers and reports the
+        pod's end.
+        """
         if self.node_of(name):
             ended = {"status": {"phase": "Succeeded"}}
             path = f"{PODS}/{name}/status"
@@ -232,7 +235,7 @@ class Cluster:
         self.delete_by_force(name)
 
     def delete_by_force(self, name: str) -> None:
-        """Delete the pod's object at once, even if containers still run."""
+        """Delete the pod object immediately, even if its containers still run."""
         self.plane.call("DELETE", f"{PODS}/{name}", {"gracePeriodSeconds": 0})
 
     def create_deployment(self, name: str, vram: str, replicas: int) -> None:
@@ -253,12 +256,12 @@ class Cluster:
         return [pod for pod in self.pods() if pod["spec"].get("nodeName")]
 
     def node_of(self, name: str) -> str:
-        """Return the pod's node, or an empty string before the binding."""
+        """Return the node of the pod, or an empty string if the pod is not bound."""
         node: str = self.pod(name)["spec"].get("nodeName", "")
         return node
 
     def cordon(self, node: str, closed: bool) -> None:
-        """Cordon or uncordon the node. Return when kube-scheduler has seen the change."""
+        """Cordon or uncordon the node, and wait until kube-scheduler has received the change."""
         body = {"spec": {"unschedulable": closed}}
         self.plane.call("PATCH", f"{NODES}/{node}", body)
         if closed:
@@ -296,8 +299,8 @@ class Cluster:
         return bool(answer.status == 200)
 
     def metric(self, sample: str, extender: str = "extender") -> float:
-        """Return one sample of the extender's /metrics by name and labels as printed, or 0 if
-        absent.
+        """Return the value of one sample of the extender's /metrics, or 0 if it does not exist.
+        ``sample`` is the name with labels as /metrics prints them.
         """
         url = f"{self.debug_url(extender)}/metrics"
         text = self._http.request("GET", url).data.decode()
@@ -305,7 +308,7 @@ class Cluster:
         return float(values[0]) if values else 0.0
 
     def until(self, true: Callable[[], bool], what: str, patience_s: float = PATIENCE_S) -> None:
-        """Wait for the condition. On a timeout, show the last output of each process."""
+        """Wait for the condition. If it times out, show the last output of each process."""
 
         def logs() -> str:
             return "\n".join(f"--- {n}\n{self.plane.log(n)[-4000:]}" for n in self._started)
@@ -313,7 +316,7 @@ class Cluster:
         until(true, what, patience_s, 0.1, logs)
 
     def _unless(self, status: int, method: str, path: str, body: Mapping[str, Any]) -> None:
-        """Make one API call that may also return this status."""
+        """Make an API call, and ignore an error with this status."""
         content_type = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
             self.plane.call(method, path, body, content_type)
@@ -323,7 +326,7 @@ class Cluster:
 
 
 class PlayedCluster(Cluster):
-    """A cluster whose ``nodes`` are equal objects, with kubelets and agents played by the test."""
+    """A cluster whose nodes are equal Node objects. The test acts as their kubelets and agents."""
 
     def __init__(self, plane: ControlPlane, nodes: int, shape: Shape, seed: int = 1) -> None:
         width = len(str(nodes))
@@ -339,7 +342,9 @@ class PlayedCluster(Cluster):
         super().close()
 
     def settle(self) -> None:
-        """Report every node as soon as it has its GPUNode. Return when all are initialised."""
+        """Report every node as soon as its GPUNode exists, and wait until all GPUNodes are
+        initialised.
+        """
         waiting = set(self.names)
 
         def reported() -> bool:
@@ -359,7 +364,7 @@ def _options(tls: TlsFiles) -> Iterator[str]:
 
 
 def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
-    """Return a pod, or a Deployment's template, for the scheduler that calls the extender."""
+    """Return a pod or the template of a Deployment for the scheduler that calls the extender."""
     limits = {"cpu": "100m", "memory": "64Mi"} | ({RESOURCE: str(gpus)} if gpus else {})
     container = {"name": "main", "image": "none", "resources": {"limits": limits}}
     return {
@@ -369,8 +374,8 @@ def pod_manifest(vram: str | None, gpus: int = 1) -> dict[str, Any]:
 
 
 def scheduling_message(pod: Mapping[str, Any]) -> str:
-    """Return the message of the pod's condition PodScheduled, or an empty string if unset or
-    bound.
+    """Return the message of the pod's condition PodScheduled, or an empty string if the pod is
+    bound or has no such condition.
     """
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
@@ -380,8 +385,8 @@ def scheduling_message(pod: Mapping[str, Any]) -> str:
 
 
 def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a binding of the role to the user of the same name. The extender also gets the roles
-    of the console, because most tests run both in one process (``headroom serve``).
+    """Return a binding of the role to the user with the role's name. Roles of the console are also
+    bound to the extender, because most tests run both in one process (``headroom serve``).
     """
     name, kind = role["metadata"]["name"], role["kind"]
     users = ["headroom-console", "headroom-extender"] if name in OF_THE_CONSOLE else [name]
@@ -399,7 +404,7 @@ def role_binding(role: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def quota_controller(plane: ControlPlane, *flags: str) -> Iterator[None]:
-    """Run the controller that counts the use of ResourceQuotas with additional ``flags``."""
+    """Run the ResourceQuota controller with additional ``flags``."""
     plane.start_controller_manager(*flags, controllers=["resourcequota-controller"])
     try:
         yield

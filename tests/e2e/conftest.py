@@ -1,4 +1,4 @@
-"""Fixtures for clusters of the size that a test requests, which end with the test."""
+"""Fixtures that create clusters for a test and remove them at its end."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -15,13 +15,14 @@ BINARIES = (*SCHEDULERS, "kube-controller-manager", "kubectl")
 
 ONE_GPU = Shape()
 
-#: The API of groups is beta in Kubernetes 1.37 and alpha before, and off by default.
+#: Version of the API for pod groups. It is beta in Kubernetes 1.37, alpha in older versions, and
+#: off by default.
 GROUP_API = "v1beta1" if is_at_least("1.37") else "v1alpha2" if is_at_least("1.36") else "v1alpha1"
-#: From 1.37 on, one gate enables everything.
+#: Feature gates for pod groups. One gate is enough in Kubernetes 1.37 and newer.
 GROUP_GATES = ("GenericWorkload=true",)
 if not is_at_least("1.37"):
     GROUP_GATES = (*GROUP_GATES, "GangScheduling=true")
-#: In Kubernetes 1.36, groups have a priority only with this gate, which 1.35 lacks.
+#: Feature gates for the priority of groups. Only Kubernetes 1.36 needs a gate, and 1.35 has none.
 PRIORITY_GATES = () if UNDER_TEST != "1.36" else ("WorkloadAwarePreemption=true",)
 GROUP_FLAGS = (
     (
@@ -38,8 +39,8 @@ NewCluster = Callable[..., PlayedCluster]
 
 
 class SparingPlane(ControlPlane):
-    """A control plane whose API server serves groups, does not taint new nodes, and has no request
-    queues, which cost a tenth of its CPU.
+    """A control plane whose API server serves pod groups and does not taint new nodes. It has no
+    request queues, because they cost a tenth of its CPU.
     """
 
     without_admission = (*ControlPlane.without_admission, "TaintNodesByCondition")
@@ -52,7 +53,7 @@ class SparingPlane(ControlPlane):
 @starts_processes
 def binaries(request: pytest.FixtureRequest) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    # The first build takes minutes, so show its progress.
+    # Show the progress of the build, because the first build takes minutes.
     with capture.global_and_fixture_disabled():
         built(*BINARIES)
 
@@ -60,8 +61,9 @@ def binaries(request: pytest.FixtureRequest) -> None:
 @pytest.fixture(scope="package")
 @starts_processes
 def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
-    """An API server for this folder, because extenders see everything in it. Each cluster starts
-    without nodes, and leaves none. It ends with the folder, because it uses CPU while idle.
+    """An API server for the tests of this folder, because extenders watch all of its objects. Each
+    cluster starts without nodes and leaves no nodes. The API server ends with the folder's tests,
+    because it uses CPU while idle.
     """
     capture = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
@@ -72,7 +74,9 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
 
 @pytest.fixture
 def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
-    """Make a cluster with this number of nodes and no running processes."""
+    """Return a function that creates a cluster with a number of nodes and without running
+    processes.
+    """
     with contextlib.ExitStack() as stack:
 
         def make(nodes: int, shape: Shape = ONE_GPU) -> PlayedCluster:
@@ -86,6 +90,6 @@ def new_cluster(plane: ControlPlane, binaries: None) -> Iterator[NewCluster]:
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Tell:
-    """Print a measured figure at the end of the session's output."""
-    # Reports transport the figures, also from other processes.
+    """Return a function that prints a measured figure at the end of the session's output."""
+    # Test reports also transport the figures from other worker processes.
     return lambda line: request.node.user_properties.append(("measured", line))

@@ -1,4 +1,4 @@
-"""Gated pods on real nodes, for the tests of the gate and of short jobs."""
+"""Runs gated pods on real nodes, for the tests of the gate and of short jobs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +21,8 @@ GATE_CONTAINER = gate_container("headroom-agent")
 
 @contextmanager
 def gated_cluster(plane: ControlPlane) -> Iterator[RealCluster]:
-    """Two nodes with two GPUs each. A GPU has 24 GiB and is shared by eight pods. One node passes
-    devices as environment variables, the other as CDI devices.
+    """A cluster of two nodes with two GPUs each. A GPU has 24 GiB and several replicas. One node
+    passes devices as environment variables, and the other node passes them as CDI devices.
     """
     real = RealCluster(plane, 2, gpus=2, replicas=REPLICAS, device_lists=(LEGACY, CDI))
     try:
@@ -54,7 +54,7 @@ def bind(cluster: RealCluster, name: str, node: str) -> None:
 
 
 def running(machine: Node) -> set[str]:
-    """Return the pods whose own container runs."""
+    """Return the pods whose main container runs."""
     with machine.runtime.lock:
         found = list(machine.runtime.containers.values())
     return {each.pod for each in found if each.name == "main" and each.pid}

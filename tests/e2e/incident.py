@@ -1,8 +1,9 @@
-"""An incident at 3 a.m., with the answers of `kubectl headroom` to each question that it raises.
+"""Plays an incident at 3 a.m., and gets the answer of `kubectl headroom` to each question of the
+operator.
 
-It runs on real nodes. A fleet fills until every GPU has some free memory but none has enough, an
-unattributed process uses memory, and an agent stops. The expected answers follow from these
-actions, not from Headroom.
+The incident runs on real nodes. The fleet fills until every GPU has some free memory but no GPU has
+enough, an unattributed process uses memory, and an agent stops. The expected answers follow from
+these actions and not from Headroom's code.
 """
 
 import os
@@ -19,12 +20,12 @@ from tests.e2e.real import GPU_BYTES, RealCluster, is_refused
 from tests.loopback import LOOPBACK
 
 STRANGER_PID, STRANGER_GIB = 99_998, 7
-#: Use of every GPU, which leaves 8 GiB free.
+#: Memory used on every GPU, in GiB. It leaves 8 GiB free.
 FILLS_GIB = 16
 WAITS_GIB = 20
-#: The agents of the test send a heartbeat every 10 s, which a busy machine delays.
+#: The agents of this test send a heartbeat every 10 s, but a busy machine delays heartbeats.
 STALE_AFTER_S = 45
-#: Speed at which most people read text with figures.
+#: Speed at which most people read a text with figures.
 WORDS_A_SECOND = 3.0
 
 
@@ -33,7 +34,7 @@ class Answer:
     question: str
     command: str
     text: str
-    #: Texts that the answer must contain.
+    #: Strings that the answer must contain.
     truth: tuple[str, ...]
 
     @property
@@ -42,7 +43,7 @@ class Answer:
 
 
 def incident(cluster: RealCluster) -> Iterator[Answer]:
-    """Play the incident on an empty cluster. It ends with a stopped agent on the last node."""
+    """Play the incident on an empty cluster. At its end, the agent on the last node is stopped."""
     cluster.kill("extender")
     cluster.start_extender(settings={"stale_after_s": STALE_AFTER_S})
     cluster.until(cluster.initialised, "an extender that has all nodes")
@@ -105,7 +106,8 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
     yield ask(
         "Who holds this GPU?",
         f"top gpu --search {gpu}",
-        # Measured use, next to the reservations. Accept a small unattributed part.
+        # The answer must show the measured use next to the reservations. A small unattributed part
+        # is accepted.
         f"{FILLS_GIB}.0 GiB",
         f"{FILLS_GIB + STRANGER_GIB}.0 GiB",
         first,

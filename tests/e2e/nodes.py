@@ -1,7 +1,8 @@
-"""GPU nodes without machines: Node objects, with the actions of kubelet, plugin and agent.
+"""Simulates GPU nodes as Node objects, and acts as the kubelet, the device plugin and the agent of
+each node.
 
-The demo's referee draws the device inside the node. It only sees which pod was bound to the node.
-The agent's part uses the real agent's code from the status to the API server.
+The demo's referee draws the device at random, and sees only which pod was bound to the node. The
+real agent's code sends the status to the API server.
 """
 
 from collections import Counter
@@ -58,7 +59,9 @@ def node_status(shape: Shape) -> dict[str, Any]:
 
 
 class Nodes:
-    """All GPU nodes of one test. ``observe`` plays their actions, and ``referee`` judges them."""
+    """All GPU nodes of one test. ``observe`` plays the kubelets and agents, and ``referee`` checks
+    the result.
+    """
 
     def __init__(self, plane: ControlPlane, names: Sequence[str], shape: Shape, seed: int) -> None:
         self._plane = plane
@@ -68,22 +71,23 @@ class Nodes:
         self.referee = Referee(dict.fromkeys(names, gpus), seed)
         self._client = ApiClient(plane.configuration("agent-of-the-tests"))
         self._uses: dict[str, list[PodUse]] = {name: [] for name in names}
-        #: The last report of each node's agent, and the version of its Lease.
+        #: The last report of each node's agent. ``_leases`` has the versions of the nodes' Leases.
         self._reported: dict[str, tuple[Held, GPUNodeStatus]] = {}
         self._leases: dict[str, str] = {}
         self._known: set[str] = set()
-        #: Nodes whose devices are reported as unhealthy.
+        #: Nodes whose agents report unhealthy devices.
         self.sick: set[str] = set()
-        #: Reported SM activity of each node's devices. Other nodes report none.
+        #: SM activity that the agent of each node reports. The agents of other nodes do not report
+        #: it.
         self.sm_activity: dict[str, float] = {}
-        #: Memory that a pod's container uses from its start on, by default its request.
+        #: Returns the memory that a pod's container uses. If None, a container uses its request.
         self.peak_of: Callable[[Mapping[str, Any]], int] | None = None
 
     def create(self) -> None:
         for name in self.names:
             manifest = node_manifest(name) | node_status(self.shape)
             made = self._plane.call("POST", "/api/v1/nodes", manifest)
-            # Admission can taint every new node, and a kubelet would remove the taint.
+            # Remove the taint that admission can add to a new node, as a kubelet would.
             if "taints" in made["spec"]:
                 path, patch = f"/api/v1/nodes/{name}", {"spec": {"taints": None}}
                 self._plane.call("PATCH", path, patch)
@@ -92,8 +96,8 @@ class Nodes:
         self._client.close()
 
     def report(self, names: Sequence[str]) -> None:
-        """Report these nodes and send heartbeats, as their agents do. Raise ``NotDelivered`` on
-        failure.
+        """Send a report and a heartbeat for each of these nodes, as their agents do. Raise
+        ``NotDelivered`` if a request fails.
         """
         for name in names:
             status = self._status(name, datetime.now(UTC))
@@ -101,7 +105,9 @@ class Nodes:
             self.beat([name])
 
     def beat(self, names: Sequence[str]) -> None:
-        """Send heartbeats of these nodes with a current sample that confirms the report."""
+        """Send a heartbeat for each of these nodes. Its sample is current and confirms the last
+        report.
+        """
         for name in names:
             now, (held, status) = datetime.now(UTC), self._reported[name]
             vouch = Confirmation(
@@ -116,7 +122,9 @@ class Nodes:
         return KubernetesPublisher(of_client(self._client), name, SYSTEM_NAMESPACE, heartbeat_s=30)
 
     def observe(self, pods: Sequence[Mapping[str, Any]]) -> None:
-        """Let the kubelets end deleted pods and admit newly bound pods. Then report."""
+        """End deleted pods and admit newly bound pods as the kubelets would. Then report
+        the nodes.
+        """
         left = self._end({pod["metadata"]["uid"] for pod in pods})
         new = {
             pod["metadata"]["uid"]: pod
@@ -134,8 +142,8 @@ class Nodes:
         self.report(sorted(left | {place.node for place in landed}))
 
     def give(self, pod: Mapping[str, Any], index: int, used_bytes: int = 0) -> None:
-        """Record that the kubelet has given the pod this device, of which it uses this much memory.
-        The next report shows it.
+        """Give the pod this device as the kubelet would. The next report shows the device and the
+        used bytes.
         """
         node = pod["spec"]["nodeName"]
         self._known.add(pod["metadata"]["uid"])
@@ -145,15 +153,15 @@ class Nodes:
         )
 
     def use_unasked(self, pod: Mapping[str, Any], index: int, used_bytes: int) -> None:
-        """Let the pod use this device, although no kubelet gave it. The next report shows only its
-        uid.
+        """Let the pod use a device that the kubelet did not give it. The next report shows only the
+        pod's UID.
         """
         node = pod["spec"]["nodeName"]
         use = PodUse(pod["metadata"]["uid"], _uuid(node, index), used_bytes=used_bytes)
         self._uses[node].append(use)
 
     def set_used(self, used_bytes: Mapping[str, int]) -> None:
-        """Set the memory that each pod uses, by name. The next report shows it."""
+        """Set the memory that each pod uses, by pod name. The next report shows the new values."""
         for node, uses in self._uses.items():
             self._uses[node] = [
                 msgspec.structs.replace(use, used_bytes=used_bytes.get(use.name, use.used_bytes))
@@ -161,11 +169,13 @@ class Nodes:
             ]
 
     def take_back(self, remaining: Set[str]) -> set[str]:
-        """End the pods whose uids are not in the set. Return their nodes."""
+        """End all pods except the remaining pods. Return the nodes of the ended pods."""
         return self._end(remaining)
 
     def _end(self, remaining: Set[str]) -> set[str]:
-        """Free the memory of all pods except the remaining ones. Return their nodes."""
+        """Free the memory of all pods except the remaining pods. Return the nodes of the ended
+        pods.
+        """
         left: set[str] = set()
         for node, uses in self._uses.items():
             for use in uses:
@@ -183,7 +193,7 @@ class Nodes:
             namespace=pod["metadata"]["namespace"],
             name=pod["metadata"]["name"],
             container="main",
-            # Unique IDs, because the referee only counts replicas.
+            # Make a unique replica ID, because the referee only counts replicas.
             replica=f"{_uuid(place.node, index)}::{pod['metadata']['uid']}",
             used_bytes=_request_bytes(pod),
             source="test",
@@ -198,11 +208,11 @@ class Nodes:
         )
 
     def end(self, node: str, pod: str) -> None:
-        """End the pod with this name. The next report does not show it."""
+        """End the pod with this name. The next report no longer shows the pod."""
         self._uses[node] = [use for use in self._uses[node] if use.name != pod]
 
     def status(self, name: str) -> GPUNodeStatus:
-        """Return the current report of the node's agent."""
+        """Return the report that the node's agent would send now."""
         return self._status(name, datetime.now(UTC))
 
     def _status(self, name: str, now: datetime) -> GPUNodeStatus:

@@ -19,7 +19,9 @@ class Shown:
 
 
 def headroom(*arguments: str | Path) -> Shown:
-    """Run a command in this process, because a new process takes longer to start than to run it."""
+    """Run the kubectl plugin in this process, because starting a process takes longer than the
+    command.
+    """
     stdout, stderr, status = io.StringIO(), io.StringIO(), 0
     with (
         mock.patch.dict(os.environ, {"HEADROOM_SERVER": "", "HEADROOM_TOKEN": ""}),

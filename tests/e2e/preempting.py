@@ -1,9 +1,9 @@
-"""Plays preemption on a real control plane, with kubelets that take time to end pods, and records
-the result of each scenario.
+"""Plays preemption scenarios on a real control plane and records the results. The simulated
+kubelets take time to end pods.
 
-The devices of pods are fixed. Batch pods are bound by the test, so that a scenario starts as
-described. Evicted pods keep their memory until their grace period is over. Only then the agent
-reports free memory, a moment after the pod is deleted.
+A scenario defines the device of each batch pod, and the test binds the batch pods, so that each run
+starts in the same state. Evicted pods keep their memory until the end of their grace period. The
+agent reports the free memory shortly after the pod is deleted.
 """
 
 import time
@@ -21,7 +21,7 @@ from tests.threads import Repeated
 CLASSES = {"batch": 0, "middle": 500, "prod": 1000}
 BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
 HOSTNAME = "kubernetes.io/hostname"
-#: Time from the end of a pod until the next sample shows that its memory is free.
+#: Seconds from the end of a pod until a sample shows that its memory is free.
 SAMPLED_S = 0.2
 
 
@@ -39,13 +39,14 @@ class Batch:
 
 @dataclass(slots=True)
 class Outcome:
-    #: Evicted pods in the observed order.
+    #: Names of the evicted pods in the order of their eviction.
     evicted: list[str] = field(default_factory=list)
-    #: Node of each bound pod, and the seconds from its creation to its binding.
+    #: The node of each bound pod. ``took_s`` has the seconds between a pod's creation and its
+    #: binding.
     bound: dict[str, str] = field(default_factory=dict)
     took_s: dict[str, float] = field(default_factory=dict)
     filter_calls: int = 0
-    #: Pods evicted from nodes to which no preemptor was bound.
+    #: Number of pods that were evicted from nodes to which no preemptor was bound.
     in_vain: int = 0
 
     def describe(self) -> str:
@@ -57,18 +58,19 @@ class Outcome:
 class Scenario:
     name: str
     running: Sequence[Batch]
-    #: Size of each newcomer. All have the same priority, and the names new-0, new-1 and so on.
+    #: Size of each newcomer. The newcomers are named new-0, new-1 and so on, and all have the same
+    #: priority.
     newcomers: Sequence[int]
     nodes: Sequence[str] = ("gpu-1",)
-    #: Number of preemptors that can be bound.
+    #: Number of newcomers that can be bound.
     placed: int = 1
-    #: Each acceptable set of evicted pods.
+    #: The acceptable sets of evicted pods.
     victims: Sequence[set[str]] = ()
     mirrored: bool = False
     #: Labels of pods that a disruption budget protects from every eviction.
     guarded: Sequence[str] = ()
     grace_s: float = 0.5
-    #: Whether the scenario also runs with the tests. All others run only with the benchmarks.
+    #: Whether the tests run the scenario. Otherwise, only the benchmarks run it.
     tested: bool = True
 
 
@@ -145,14 +147,14 @@ SCENARIOS = (
 
 
 class Kubelets(Repeated):
-    """Ends deleted pods, each after ``grace_s``."""
+    """Acts as the kubelets, and ends each deleted pod after ``grace_s``."""
 
     def __init__(self, cluster: PlayedCluster, grace_s: float, reports: bool) -> None:
         super().__init__(first_s=0.05)
         self._cluster = cluster
         self._reports = reports
         self._grace_s = grace_s
-        #: Time and node of each terminating pod, by name.
+        #: The end time and the node of each terminating pod, by pod name.
         self.leaving: dict[str, tuple[float, str]] = {}
         self.bound_at_s: dict[str, float] = {}
         self._ended: set[str] = set()
@@ -197,7 +199,9 @@ class Kubelets(Repeated):
 def stage_of(
     plane: ControlPlane, settings: Mapping[str, Any], gates: Sequence[str] = ()
 ) -> Iterator["Stage"]:
-    """Start two nodes of two shared GPUs of 24 GiB, an extender and the newest kube-scheduler."""
+    """Start a cluster of two nodes with two shared 24 GiB GPUs each, an extender and the newest
+    kube-scheduler.
+    """
     cluster = PlayedCluster(plane, 2, Shape(gpus=2, replicas=4))
     try:
         cluster.create()
@@ -212,21 +216,21 @@ def stage_of(
 
 
 def assert_right(scenario: Scenario, outcome: Outcome) -> None:
-    """Assert that only required pods were evicted, and that every pod that can be bound was bound
-    after they had ended, without useless retries.
+    """Check that only the necessary pods were evicted, that every pod that can be bound was bound,
+    and that kube-scheduler made no useless retries.
     """
     assert set(outcome.evicted) in scenario.victims
     assert outcome.in_vain == 0
     assert len(outcome.took_s) == scenario.placed
-    # Each attempt is one call, or two if kube-scheduler tries the nominated node first. In a long
-    # wait it tries a pod again every 10 s.
+    # Each attempt takes one call, or two calls if kube-scheduler tries the nominated node first.
+    # During a long wait, kube-scheduler retries a pod every 10 s.
     most = 15 + 2 * max(outcome.took_s.values(), default=0.0) / 10.0
     assert outcome.filter_calls < most * len(scenario.newcomers)
     assert all(took_s >= scenario.grace_s for took_s in outcome.took_s.values())
 
 
 class Stage:
-    """One cluster for scenarios, which run one after the other."""
+    """A cluster that runs scenarios one after another."""
 
     def __init__(self, cluster: PlayedCluster, has_extender: bool = True) -> None:
         self.cluster = cluster
@@ -238,7 +242,9 @@ class Stage:
             self.cluster._unless(409, "POST", "/apis/scheduling.k8s.io/v1/priorityclasses", body)
 
     def mirror(self, nodes: Sequence[str], mirrored: bool) -> None:
-        """Whether kube-scheduler sees the sum of each node's GPU memory."""
+        """Publish the sum of each node's GPU memory as an extended resource, or remove the
+        resource.
+        """
         shape = self.cluster.nodes.shape
         amount = str(shape.gpus * shape.memory_bytes >> 20) if mirrored else None
         status = {"capacity": {MIRROR: amount}, "allocatable": {MIRROR: amount}}
@@ -247,7 +253,7 @@ class Stage:
             self.cluster.plane.call("PATCH", path, {"status": status})
 
     def run_batch(self, pods: Sequence[Batch], mirrored: bool = False) -> None:
-        """Run the pods on the given devices, with reports of the agent and reservations."""
+        """Bind the pods and run them on their devices, with reservations and agent reports."""
         cluster = self.cluster
         for batch in pods:
             manifest = manifest_of(batch.name, batch.gib, batch.kind, mirrored=mirrored)
@@ -280,7 +286,7 @@ class Stage:
         self.cluster.plane.call("POST", PODS, manifest)
 
     def guard(self, apps: Sequence[str]) -> None:
-        """Create a budget that allows no disruption. The test writes its status, because no
+        """Create a disruption budget that allows no disruption. Write its status too, because no
         controller runs.
         """
         for app in apps:
@@ -293,7 +299,9 @@ class Stage:
             self.cluster.plane.call("PATCH", path, {"status": status})
 
     def run(self, scenario: Scenario, rest_s: float = 2.0) -> Outcome:
-        """Play the scenario. If some newcomers do not fit, keep observing for ``rest_s``."""
+        """Play the scenario until the expected newcomers are bound. If other newcomers do not fit,
+        observe for another ``rest_s``.
+        """
         with self._submitted(scenario) as (outcome, placed):
             enough = f"{scenario.placed} newcomers are bound"
             self.cluster.until(lambda: placed() >= scenario.placed, enough)
@@ -302,7 +310,7 @@ class Stage:
         return outcome
 
     def run_patiently(self, scenario: Scenario, patience_s: float) -> Outcome:
-        """Play the scenario for a fixed time, whatever happens."""
+        """Play the scenario for a fixed time."""
         with self._submitted(scenario) as (outcome, placed):
             deadline_s = time.monotonic() + patience_s
             while placed() < len(scenario.newcomers) and time.monotonic() < deadline_s:
@@ -311,7 +319,9 @@ class Stage:
 
     @contextmanager
     def _submitted(self, scenario: Scenario) -> Iterator[tuple[Outcome, Callable[[], int]]]:
-        """Create the newcomers of the scenario. Return a function that counts the bound ones."""
+        """Create the newcomers of the scenario. Yield the outcome and a function that counts the
+        bound newcomers.
+        """
         self.mirror(scenario.nodes, scenario.mirrored)
         self.guard(scenario.guarded)
         self.run_batch(scenario.running, scenario.mirrored)
@@ -358,7 +368,7 @@ class Stage:
 
     @contextmanager
     def played(self, grace_s: float) -> Iterator[Outcome]:
-        """Return the outcome if kubelets end pods after this time."""
+        """Yield the outcome while kubelets end deleted pods after ``grace_s``."""
         outcome, calls = Outcome(), self.filter_calls()
         with Kubelets(self.cluster, grace_s, self.has_extender) as kubelets:
             yield outcome

@@ -1,7 +1,8 @@
-"""Nodes with a real kubelet, NVIDIA's plugin and our agent. Only driver and runtime are simulated.
+"""Runs nodes with a real kubelet, NVIDIA's device plugin and our agent. Only the driver and the
+container runtime are simulated.
 
-A referee reads the kubelets' allocations and the driver's memory, and compares them with the users'
-requests. It is independent of ledgers, reports and placements.
+A referee compares the kubelets' allocations and the driver's memory with the users' requests. It
+does not read reservations, reports or placements.
 """
 
 import os
@@ -18,19 +19,20 @@ from tests.kubelet.node import Node, start
 from tests.kubelet.node_objects import forget, gpu_container
 
 GPU_BYTES = 24 * GIB
-#: Long, because kubelets, plugins, agents and gates share a small machine. With forty runnable
+#: The timeout is long because all processes of the nodes share a small machine. With forty runnable
 #: processes on two cores, a burst of twenty gated pods took 56 s.
 REAL_PATIENCE_S = 240.0
-#: Reason of a pod that its kubelet rejected because no replica was free.
+#: Status reason of a pod that its kubelet rejected because no replica was free.
 TURNED_AWAY = "UnexpectedAdmissionError"
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Result for all pods.
+    """The result of a run for all pods.
 
-    ``overcommitted`` counts devices whose containers now request more memory than the device has.
-    ``overdrawn`` counts devices that ever failed an allocation because all memory was in use.
+    ``overcommitted`` counts devices whose containers request more memory than the device has.
+    ``overdrawn`` counts devices on which an allocation has ever failed because all memory was in
+    use.
     """
 
     pods: int
@@ -40,13 +42,13 @@ class Outcome:
     turned_away: int
     overcommitted: int
     overdrawn: int
-    #: Share of the memory of all devices that pods with a device request.
+    #: Memory that pods with a device request, as a share of the memory of all devices.
     asked_ratio: float
 
 
 class RealCluster(Cluster):
-    """A cluster of ``nodes`` machines with ``gpus`` devices each, shared by ``replicas``. The
-    plugins use the ``device_lists`` in turn.
+    """A cluster of ``nodes`` machines with ``gpus`` devices each. Each device has ``replicas``
+    replicas. The device plugins use the ``device_lists`` strategies in turn.
     """
 
     def __init__(
@@ -74,13 +76,11 @@ class RealCluster(Cluster):
             for number, name in enumerate(names)
         }
         self._agent_flags = agent_flags
-        #: Request of the user for every pod that was ever created.
+        #: The bytes that the user requested for each pod that was ever created.
         self.asked_bytes: dict[str, int] = {}
 
     def create(self) -> None:
-        """Create the cluster. Return when every node accepts pods, as far as its kubelet is
-        concerned.
-        """
+        """Create the cluster, and wait until every kubelet accepts pods."""
         super().create()
         start(list(self.machines.values()))
         kubeconfig = self.plane.kubeconfig("agent-of-the-tests")
@@ -95,10 +95,10 @@ class RealCluster(Cluster):
             forget(self.plane, machine.name)
 
     def ask(self, name: str, gib: int, gpus: int = 1, vram: str = "", **spec: Any) -> None:
-        """Create a pod that requests this many GiB, and allocates them on its first GPU when it
+        """Create a pod that requests ``gib`` GiB and allocates this amount on its first GPU when it
         starts.
 
-        ``vram`` is the annotation if it is not the amount in GiB.
+        ``vram`` is the value of the annotation. By default, it is the amount in GiB.
         """
         self.asked_bytes[name] = gib * GIB
         spec |= {"containers": [gpu_container("main", gpus=gpus, takes_bytes=gib * GIB)]}
@@ -109,18 +109,20 @@ class RealCluster(Cluster):
         return all(pod["status"]["phase"] != "Pending" for pod in self.bound())
 
     def delete_all(self) -> None:
-        """Delete every pod. Kubelets end the bound pods."""
+        """Delete every pod. The kubelets end the bound pods."""
         for pod in sorted(self.pods(), key=lambda pod: "nodeName" in pod["spec"]):
-            # The garbage collector may be deleting pods of a deleted controller.
+            # The garbage collector may already have deleted the pods of a deleted controller.
             self._unless(404, "DELETE", f"{PODS}/{pod['metadata']['name']}", {})
 
     def empty(self) -> None:
-        """Delete every pod. Wait until the kubelets have ended them, all memory is free, and the
-        extender has seen it. Pods deleted while the extender was down need two heartbeats.
+        """Delete every pod. Wait until the kubelets have ended the pods, all memory is free, and
+        the extender has removed the reservations. If pods were deleted while the extender was down,
+        this takes two heartbeats.
         """
         self.delete_all()
         self.until(lambda: not self.pods(), "all pods are gone")
-        # Until a controller is deleted, it creates pods under names that the test does not know.
+        # Check the machines, because a controller creates pods with names that the test does not
+        # know until the controller is deleted.
         self.until(
             lambda: not any(machine.held() for machine in self.machines.values()),
             "no kubelet lists a device of a pod",
@@ -133,7 +135,7 @@ class RealCluster(Cluster):
     def until(
         self, true: Callable[[], bool], what: str, patience_s: float = REAL_PATIENCE_S
     ) -> None:
-        """Wait for the condition, and show the state of the pods on a timeout. Fail early if a
+        """Wait for the condition. If it times out, show the state of the pods. Fail early if a
         process of a node has ended by itself.
         """
 
@@ -148,7 +150,7 @@ class RealCluster(Cluster):
             raise AssertionError("\n".join([str(err), *self._story()])) from None
 
     def _story(self) -> Iterator[str]:
-        """Return the reasons of pending pods, and the last output of each node's processes and
+        """Yield the reasons of pending pods, and the last output of each node's processes and
         gates.
         """
         for pod in self.pods():
@@ -168,7 +170,9 @@ class RealCluster(Cluster):
             yield from (f"--- {each.pod} {each.name}\n{each.output}" for each in commands)
 
     def taken_bytes(self) -> Counter[str]:
-        """Return the bytes that the pods on each device request, by the kubelets' allocations."""
+        """Return the bytes that pods request on each device, according to the kubelets'
+        allocations.
+        """
         taken = Counter[str]()
         for machine in self.machines.values():
             for held in machine.held():
@@ -208,5 +212,5 @@ class RealCluster(Cluster):
 
 
 def is_refused(pod: Mapping[str, Any]) -> bool:
-    """Return whether the pod is pending with a condition that no node fits."""
+    """Return whether the pod is pending and has the condition that no node fits."""
     return not pod["spec"].get("nodeName") and scheduling_message(pod).startswith("0/")

@@ -1,6 +1,4 @@
-"""Counts how often kube-scheduler retries a pod, both if evictions could help and if they could
-not.
-"""
+"""Counts how often kube-scheduler retries an unschedulable pod."""
 
 import time
 from collections.abc import Sequence
@@ -10,28 +8,33 @@ from tests.e2e.conftest import NewCluster
 from tests.e2e.preempting import Batch, Stage
 from tests.kubernetes_version import has_backoff_gate
 
-#: The default of Kubernetes, with which back-off does not limit the attempts. The shipped value
-#: does.
+#: The default feature gates of Kubernetes, with which the back-off does not limit the attempts.
+#: With the shipped gates, the back-off limits them.
 DEFAULT_GATES = ("SchedulerPopFromBackoffQ=true",)
-#: Few nodes, because kube-scheduler starts the list of nodes in its error at a random node.
+#: The cluster is small, because the list of nodes in kube-scheduler's error starts at a random
+#: node.
 NODES = [f"gpu-{number:02}" for number in range(1, 25)]
 WATCHED_S = 5.0
 
 
-#: The longest back-off of kube-scheduler by default.
+#: The default maximum back-off of kube-scheduler.
 BACK_OFF_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The filter calls for an unschedulable pod, in ``WATCHED_S`` or longer on a busy machine."""
+    """The filter calls for an unschedulable pod within ``watched_s``. On a busy machine, this time
+    is longer than ``WATCHED_S``.
+    """
 
     count: int
     watched_s: float
 
     @property
     def is_limited(self) -> bool:
-        """Whether there were at most a few attempts, and then two calls in each back-off."""
+        """Return whether there were only a few attempts, followed by at most two calls per
+        back-off.
+        """
         return self.count < 10 + 2 * (self.watched_s - WATCHED_S) / BACK_OFF_S
 
 

@@ -1,4 +1,4 @@
-"""Measures the times of API server events, with one clock for all watches."""
+"""Measures when API server events arrive, with one clock for all watches."""
 
 import contextlib
 import json
@@ -16,7 +16,7 @@ Object = dict[str, Any]
 
 
 class Watch:
-    """Changes of the objects under a path, from the start of the context to its end."""
+    """Records the changes of the objects under a path during the context."""
 
     def __init__(self, plane: ControlPlane, path: str) -> None:
         version = plane.call("GET", path)["metadata"]["resourceVersion"]
@@ -30,7 +30,7 @@ class Watch:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._began_s = time.monotonic()
         self._over = False
-        #: (seconds of the monotonic clock, object), in the order of the changes.
+        #: The changed objects in order, each with its time on the monotonic clock.
         self.changes: list[tuple[float, Object]] = []
 
     def __enter__(self) -> Self:
@@ -40,19 +40,21 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, at: TracebackType | None
     ) -> None:
-        self._over = True  # Before the shutdown, after which the reader would see raw TLS records.
+        self._over = True  # After the shutdown, the reader would see raw TLS records.
         self._answer.shutdown()
         self._thread.join()
 
     def quiet_s(self) -> float:
-        """Return the age of the last change, or of the watch if there was none."""
+        """Return the seconds since the last change, or since the start of the watch if there was no
+        change.
+        """
         changes = list(self.changes)
         return time.monotonic() - (changes[-1][0] if changes else self._began_s)
 
     def first(
         self, name: str, true: Callable[[Object], object], after_s: float = 0.0
     ) -> float | None:
-        """Return when the watch first showed the object in this state, or None."""
+        """Return the time when the watch first showed the object in this state, or None."""
         for at_s, changed in list(self.changes):
             if at_s >= after_s and changed["metadata"]["name"] == name and true(changed):
                 return at_s

@@ -1,8 +1,9 @@
-"""Feeds hostile inputs to every reader of data from others, and reports the effects.
+"""Feeds hostile inputs to every reader of untrusted data, and reports harmful effects.
 
     python -m tests.fuzz [--inputs 1000000] [--seed 1] [TARGET ...]
 
-The targets share the inputs. Each failure is printed with the options that reproduce it.
+The inputs are divided among the targets. Each failure is printed with the options that reproduce
+it.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""Makes hostile inputs from valid inputs, by changing places of a JSON tree or bytes.
+"""Makes hostile inputs from valid inputs by changing values of a JSON tree, or bytes.
 
-A tree is a value of ``json.loads``. Content that JSON cannot express, or can express in several
-ways, is inserted as raw text. The same seed produces the same inputs on every machine.
+A tree is a value that ``json.loads`` returns. Content that is not valid JSON, or that JSON can
+express in several ways, is inserted as raw text. The same seed produces the same inputs on every
+machine.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-#: Raw texts. Some are not JSON, and decoders disagree about others.
+#: Raw text to insert. Some of it is not JSON, and decoders interpret some of it differently.
 RAW = [
     b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400", b"1e-400", b"-0", b"0.1", b"1E2",
     b"9" * 30, b"-" + b"9" * 30, b"9" * 5000, b"00", b"0x10", b"+1", b".5", b"1.", b"tru", b"nul",
@@ -31,7 +32,7 @@ VALUES: list[Any] = [
     [], {}, [[]], [None], [{}], {"": ""}, {"a": None}, [1, "a", None, {}],
 ]  # fmt: skip
 
-#: Texts for places where the contract reads text: quantities, annotations, timestamps and names.
+#: Strings that may replace quantities, annotations, timestamps and names.
 TEXTS = [
     "8Gi", "1Mi", "80Gi", "0", "0Gi", "-8Gi", "8", "8G", "8.5Gi", "0.0001", "1e3", "1E", "16Ei",
     "9" * 20, "9" * 64, "9" * 65, "9" * 5000, "1e-999999999", "1e999999999", "Gi", "-", ".", "8 Gi",
@@ -49,7 +50,7 @@ TEXTS = [
 
 
 def mutated(tree: Any, random: Random, others: Sequence[Any]) -> Any:
-    """Return a copy of ``tree`` with some places changed. One of seven copies stays valid."""
+    """Return a copy of ``tree`` with some changed values. One of seven copies is unchanged."""
     for _ in range(random.choice((0, 1, 1, 1, 2, 3, 6))):
         tree = _changed(tree, random, others)
     return tree
@@ -113,7 +114,7 @@ def _variation(old: Any, random: Random) -> Any:
 
 
 def garbled(data: bytes, random: Random) -> bytes:
-    """Truncate ``data``, repeat or remove parts of it, or insert foreign bytes."""
+    """Truncate ``data``, repeat or remove parts of it, or insert other bytes."""
     for _ in range(random.choice((1, 1, 2, 8))):
         at = random.randrange(len(data) + 1)
         end = at + random.choice((0, 1, 1, 2, 8, 64))
@@ -125,7 +126,7 @@ def garbled(data: bytes, random: Random) -> bytes:
 
 
 def attack(seeds: Sequence[Any], random: Random) -> bytes:
-    """Return a hostile input. A tree usually has some wrong places, and bytes are garbled."""
+    """Return a hostile input. It is usually a tree with some wrong values, or garbled bytes."""
     seed = random.choice(seeds)
     if isinstance(seed, bytes):
         times = random.choice((0, 2, 10, 1000)) if random.random() < 0.1 else 1

@@ -1,8 +1,8 @@
-"""Readers of the agent and the gate, which get input from the kubelet, the plugin, the API server
-and pods.
+"""Fuzzes the readers of the agent and the gate, which read data from the kubelet, the plugin, the
+API server and pods.
 
-A reader rejects an input only with the exceptions that it declares. A report about a hostile
-kubelet is accepted by the CRD.
+A reader may reject an input only with the exceptions that it declares. The CRD must accept the
+report about a hostile kubelet.
 """
 
 import contextlib
@@ -54,7 +54,9 @@ _SAMPLE = _GPUNODE.status
 
 @dataclass(frozen=True)
 class Reader(Target):
-    """``read`` raises one of ``rejects``, or returns False, if it rejects an input."""
+    """A target whose ``read`` rejects an input by raising an exception in ``rejects`` or by
+    returning False.
+    """
 
     name: str
     seeds: Sequence[Any]
@@ -75,7 +77,7 @@ def _entry(uid: str, *replicas: str) -> Entry:
 _ENTRIES = _entry("u1", "GPU-a::0"), _entry("u2", "GPU-a::1", "GPU-b"), _entry("u3")
 _REPLICAS = frozenset({"GPU-a::0", "GPU-a::1", "GPU-b"})
 _CHECKPOINT = json.loads(render(Checkpoint(_ENTRIES, _REPLICAS)))
-# As in kubelets before Kubernetes 1.20.
+# Use the format of kubelets before Kubernetes 1.20.
 _CHECKPOINT["Data"]["PodDeviceEntries"][2]["DeviceIDs"] = ["GPU-a"]
 _RECORD = msgspec.json.encode(_CHECKPOINT)
 _DEVICES = field(1, "nvidia.com/gpu") + field(2, "GPU-a::0") + field(2, "GPU-b")
@@ -98,7 +100,9 @@ def _report(*read: readings.Reading) -> None:
 
 
 def _kubelet(checkpoint: bytes = _RECORD, listed: bytes = _LISTED) -> None:
-    """Read both records of a kubelet whose service gives the same answer to every call."""
+    """Read the checkpoint and the PodResources service of a kubelet. The service returns ``listed``
+    for every call.
+    """
     service = PodResources("/nowhere")
     service._channel = SimpleNamespace(unary_unary=lambda path: lambda *_, **__: listed)
     joined = join(parse_checkpoint(checkpoint).entries, service.containers(), {})
@@ -121,7 +125,9 @@ def _plugin(data: bytes) -> None:
 
 
 def _apiserver(data: bytes) -> bool:
-    """Answer every request with ``data``, with a status that depends on its length."""
+    """Run a client against an API server that answers every request with ``data``. The status
+    depends on the length of ``data``.
+    """
     status = {0: 403, 1: 404, 2: 500}.get(len(data) % 7, 200)
     answer = SimpleNamespace(status=status, data=data, headers={"Retry-After": str(len(data))})
     pool: Any = SimpleNamespace(request=lambda *args, **how: answer)
@@ -163,7 +169,7 @@ def _ports() -> tuple[Any, ...]:
     server = Server(board, "127.0.0.1", 0, 0, None, {})
     ports = server._public, server._local
     for port in ports:
-        port._socket.close()  # It is called without a network.
+        port._socket.close()  # The port is called without a network.
     return ports
 
 
@@ -187,13 +193,14 @@ _ANSWERS = {"answer": "yes", "reason": "r"}, {"error": "e"}
 def _gate_answer(data: bytes) -> bool:
     question = gate_client.Question("u1", "127.0.0.1", 9410)
     answer = gate_client._read(200 if len(data) % 3 else 503, data[: 1 << 16], question)
-    answer.text.encode()  # It is printed.
+    answer.text.encode()  # The gate prints the text.
     if answer.yes and b'"yes"' not in data:
         raise Harm(f"took {data!r} for a yes")
     return answer.yes
 
 
-#: Share of the inputs, valid inputs, reader and rejecting exceptions of each target, by name.
+#: Maps the name of each target to its share of the inputs, valid inputs, reader, and the exceptions
+#: that reject an input.
 READERS: dict[str, tuple[Any, ...]] = {
     "checkpoint": (120, [_CHECKPOINT], _kubelet, (BadCheckpoint,)),
     "podresources": (

@@ -1,4 +1,6 @@
-"""Valid objects from which hostile inputs are made: recorded objects, and parts that these lack."""
+"""Provides valid objects from which hostile inputs are made: recorded objects, and fields that the
+recorded objects lack.
+"""
 
 import gzip
 import json
@@ -18,19 +20,19 @@ from tests.state.labels import aks, eks, gfd, gke, karpenter
 RECORDED = Path(__file__).parents[1] / "recorded/kube-scheduler"
 #: Name of the hostile node.
 BAD = "hostile"
-#: Texts that name valid objects of the world, with their replacements in hostile objects.
+#: Maps strings that name valid objects of the world to their replacements in hostile objects.
 _RENAMED = {
     "gpu-a100-": "other-",
     '"default"': '"bad"',
     '"uid-sits"': '"bad"',
     '"sits"': f'"{BAD}"',
 }
-#: Annotations of other allocators.
+#: Annotations that other GPU allocators write.
 _FOREIGN = "hami.io/vgpu-node", "runai-gpu", "ALIYUN_COM_GPU_MEM_IDX"
 
 
 def recorded(verb: str) -> list[Any]:
-    """Return the bodies of real calls with five nodes each."""
+    """Return the bodies of recorded calls, which have five nodes each."""
     return [
         json.loads(gzip.decompress(path.read_bytes()))["body"]
         for path in sorted(RECORDED.glob(f"{verb}-5nodes-*.json.gz"))
@@ -38,7 +40,7 @@ def recorded(verb: str) -> list[Any]:
 
 
 def rich_pod() -> dict[str, Any]:
-    """Return a pod with parts that the recorded pods lack."""
+    """Return a pod with fields that the recorded pods lack."""
     gpu = {"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": 1}}
     sidecar = {"name": "first", "restartPolicy": "Always", "resources": gpu}
     rich = sent_pod("rich", "main=8Gi,side=1Gi")
@@ -74,13 +76,13 @@ def _pods() -> list[Any]:
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "a-5d4f", "controller": True}
     labels = {"app": "a", "pod-template-hash": "5d4f"}
     bound["metadata"] |= {"labels": labels, "ownerReferences": [owner]}
-    for key in _FOREIGN:  # Nodes with pods of other allocators take no pods.
+    for key in _FOREIGN:  # A node with pods of other allocators is rejected.
         del bound["metadata"]["annotations"][key]
     return [bound, *waiting, sent_pod("bad", "8Gi"), rich]
 
 
 def _nodes() -> list[Any]:
-    """Return recorded nodes, and a node with the labels of all clouds."""
+    """Return recorded nodes and a node with the labels of all cloud providers."""
     whole = next(body["Nodes"]["items"] for body in recorded("filter") if body["Nodes"])
     labels = {
         **gfd(replicas="4", sharing_strategy="time-slicing"),
@@ -101,7 +103,7 @@ def _nodes() -> list[Any]:
 
 
 def _renamed(tree: Any) -> Any:
-    """Return the object with its own name, and without names of valid objects."""
+    """Rename the object and replace the names of valid objects in it."""
     metadata = {**tree["metadata"], "name": BAD, "uid": "bad", "namespace": "bad"}
     text = json.dumps({**tree, "metadata": metadata})
     for sound, other in _RENAMED.items():
@@ -168,5 +170,5 @@ _SOUND: dict[str, list[Any]] = {
     "resourceclaims": [{"metadata": {}, "status": _CLAIM}],
     "vramprofiles": [{"metadata": {}, "status": _PROFILE}],
 }
-#: Valid objects of the hostile node and its neighbours, by kind.
+#: Valid objects of the hostile node and of other hostile objects, by kind.
 OBJECTS = {kind: [_renamed(tree) for tree in trees] for kind, trees in _SOUND.items()}

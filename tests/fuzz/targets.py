@@ -1,7 +1,7 @@
-"""Lists every target by name with its share of the inputs, which is larger for riskier targets.
+"""Lists every target by name with its share of the inputs. Riskier targets have a larger share.
 
-Files that the operator writes (settings, manifests for ``convert``) are not hostile. Reviews, the
-exporter and the plugin's configuration have property tests next to their modules.
+Files that the operator writes, such as settings and manifests for ``convert``, are trusted. Other
+property tests cover reviews, the exporter and the plugin's configuration.
 """
 
 from collections.abc import Callable

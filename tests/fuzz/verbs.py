@@ -1,4 +1,6 @@
-"""Feeds hostile bodies to the scheduler's verbs, in both forms of the protocol and in pieces."""
+"""Feeds hostile request bodies to the scheduler's verbs, in both forms of the protocol and in
+several chunks.
+"""
 
 import json
 from collections import Counter
@@ -13,17 +15,20 @@ from tests.fuzz.world import NODES, RESERVED_BYTES, Attacked, waiting
 from tests.serving import Reply, binding, offer
 from tests.serving import pod as sent_pod
 
-#: Longer responses to a rejected body could fill logs and events.
+#: Maximum size of the response to a rejected body, because longer responses could fill logs and
+#: Events.
 _MOST_ERROR_BYTES = 1200
 
 
 class VerbTarget(Target):
-    """One verb. Each response is judged by its content and by the call's changes in the world."""
+    """A target for one verb. Checks each response and the changes that the call made in the
+    world.
+    """
 
     def __init__(self, verb: str) -> None:
         self.name = self._verb = verb
         recorded_seeds = recorded(verb)
-        # Whole nodes are large, so these calls are rare.
+        # Calls with complete nodes are rare, because complete nodes are large.
         small = [body for body in recorded_seeds if not body.get("Nodes")]
         self.seeds = [*recorded_seeds, *(small + _own(verb)) * 9]
         self.world = Attacked()
@@ -65,8 +70,8 @@ class VerbTarget(Target):
         return True
 
     def _check_bound(self, pod: Pod, data: bytes) -> None:
-        """Check that a pod is bound only by its exact names, to a node on which it fits, with its
-        own request.
+        """Check that the call named the pod exactly, and that the pod was bound with its own
+        request to a node on which it fits.
         """
         asked = _read(data)
         bound = binding(msgspec.to_builtins(pod), pod.node)
@@ -83,9 +88,10 @@ class VerbTarget(Target):
 
 
 def _read(data: bytes) -> Any:
-    """Return the result of an independent decoder, or None if it rejects the body.
+    """Decode the body with an independent decoder. Return None if the decoder rejects the body.
 
-    Whole nodes are returned unchanged, including invalid UTF-8 and numbers of any length.
+    The decoder accepts invalid UTF-8 and numbers of any length, because complete nodes can contain
+    them.
     """
     try:
         return json.loads(data.decode(errors="replace"), parse_int=str)
@@ -94,10 +100,10 @@ def _read(data: bytes) -> Any:
 
 
 def _check_partition(asked: dict[str, Any], answer: dict[str, Any]) -> None:
-    """Check that every offered node passes or is rejected, and that no other node is returned.
+    """Check that the response passes or rejects every offered node and contains no other node.
 
-    The order is free. Unknown nodes are judged by their labels, but only the first 100. So a node
-    that is offered repeatedly can both pass and be rejected.
+    Nodes may have any order. The labels of unknown nodes decide, but only for the first 100 nodes.
+    Therefore a node that is offered twice can both pass and be rejected.
     """
     if asked.get("NodeNames") is None:
         offered = [node["metadata"]["name"] for node in asked["Nodes"]["items"]]
@@ -115,7 +121,7 @@ def _check_partition(asked: dict[str, Any], answer: dict[str, Any]) -> None:
 
 
 def _own(verb: str) -> list[Any]:
-    """Return bodies with names and annotations that the recorded calls lack."""
+    """Return bodies with names and annotations that the recorded calls do not contain."""
     if verb == "bind":
         return [binding(each, node) for each in waiting() for node in (*NODES[:4], "nowhere")]
     pods = [*waiting(), rich_pod(), sent_pod("m", "5%")]
@@ -127,7 +133,9 @@ def _own(verb: str) -> list[Any]:
 
 
 class ForgedTarget(VerbTarget):
-    """A filter call with forged pods, followed by a valid bind of one of them."""
+    """A target that sends a filter call with forged pods, followed by a valid bind of one of the
+    pods.
+    """
 
     _BIND = json.dumps(binding(sent_pod("half"), NODES[1])).encode()
 

@@ -1,9 +1,8 @@
-"""Feeds hostile objects, lines and lists as API server events into the cluster state.
+"""Feeds hostile objects, lines and lists into the cluster state as if the API server had sent them.
 
-One node with its GPUNode and Lease is hostile, and so are objects of all other kinds that name no
-valid object. Whatever they contain, the valid nodes stay unchanged term by term. Valid calls get
-the same responses as before, with or without the hostile node among the offered nodes. The console
-shows each of its views.
+One node with its GPUNode and Lease is hostile. Objects of all other kinds are hostile if they name
+no valid object. Hostile objects must not change the terms of valid nodes or the responses to valid
+calls, whether or not the hostile node is offered. The console must still show each view.
 """
 
 import json
@@ -42,9 +41,10 @@ _WHATIFS: tuple[object, ...] = (
     {"modes": {BAD: "steered"}, "add": [{"like": BAD}], "pods": [{"vram": "1Gi", "count": 20}]},
 )
 _VIEWS = *((path, None) for path in _PATHS), *(("whatif", asked) for asked in _WHATIFS)
-#: Lifetime of a world by its own clock (2000 inputs), which limits the interaction of inputs.
+#: Seconds on the world's clock after which a new world is started. This limits how many inputs
+#: (2,000) can affect each other.
 _LIFE_S = 300.0
-#: A document that contains one of these names may change the valid part.
+#: Words that name valid objects. An input that contains such a word may change valid nodes.
 _SOUND = [word.encode() for word in (*NODES, "uid-", '"sits"', '"default"', '"team"')]
 _CALL = json.dumps(offer(sent_pod("small", "2Gi"), *NODES[:3], BAD)).encode()
 
@@ -55,7 +55,9 @@ _PREEMPT = json.dumps({"Pod": _URGENT, "NodeNameToMetaVictims": _VICTIMS}).encod
 
 
 class WatchTarget(Target):
-    """Events of one kind. ``listed`` delivers them as a list instead of a watch."""
+    """A target for events of one kind. If ``listed`` is true, the events arrive as a list instead
+    of a watch.
+    """
 
     def __init__(self, kind: str, *, listed: bool) -> None:
         self.name = f"{'list' if listed else 'watch'}-{kind}"
@@ -78,11 +80,11 @@ class WatchTarget(Target):
         return between.join(lines) + random.choice(ends)
 
     def _renew(self) -> None:
-        """Start a world in which the objects of the hostile node are valid."""
+        """Start a new world in which the objects of the hostile node are still valid."""
         self.world = Attacked()
         for name, kind in _KINDS.items():
             if name == "resourceslices" and self._kind.name != "resourceclaims":
-                continue  # DRA would manage the node, which would then take no pods.
+                continue  # It would hand the node to DRA.
             read = kind.decode(msgspec.Raw(msgspec.json.encode(OBJECTS[name][0])))
             self._take(name, [kind.seen(read, self.world.now_s)])
         self._terms = self._sound_terms()
@@ -99,7 +101,7 @@ class WatchTarget(Target):
     def take(self, data: bytes) -> bool:
         delivered = self._deliver(data)
         if (self._listed and delivered) or any(word in data for word in _SOUND):
-            # The input may have changed valid nodes, so only check that no call crashes.
+            # Only check that no call crashes, because the input may have changed valid nodes.
             self.world.call("filter", _CALL)
             self.show(data)
             self._renew()
@@ -116,7 +118,9 @@ class WatchTarget(Target):
         (world.deliver if kind in KINDS else world.deliver_for_people)(events)
 
     def _deliver(self, data: bytes) -> bool:
-        """Return whether anything was delivered. The reflector logs exceptions of the receiver."""
+        """Return whether the input delivered any event. The reflector logs exceptions of the
+        receiver.
+        """
         delivered = 0
 
         def deliver(events: Sequence[Event]) -> None:
@@ -139,7 +143,7 @@ class WatchTarget(Target):
         return delivered > 0
 
     def show(self, data: bytes) -> None:
-        """Get one view of the console."""
+        """Request one view of the console."""
         path, asked = Random(data).choice(_VIEWS)
         method = "GET" if asked is None else "POST"
         reply = answer(self.world.console, method, f"/v1/{path}", body=asked)
@@ -148,7 +152,7 @@ class WatchTarget(Target):
         json.loads(reply.content, parse_constant=_fail)
 
     def offer_beside(self) -> None:
-        """Offer the hostile node next to the valid nodes."""
+        """Send a filter call that offers the hostile node together with valid nodes."""
         world = self.world
         world.now_s += 0.5
         passed = json.loads(world.call("filter", _CALL).body)["NodeNames"]
@@ -167,7 +171,7 @@ def _fail(constant: str) -> None:
 
 
 def _has_room(held: GPUNode) -> bool:
-    """Return whether a device has 2 GiB free by its own figures."""
+    """Return whether a device has 2 GiB free according to its own report."""
     devices = held.status.devices if held.status else []
     return any(
         device.memory_bytes - device.reserved_bytes - device.used_bytes + 64 * MIB >= 2 * GIB

@@ -1,8 +1,8 @@
-"""Feeds hostile inputs to a target, one after the other, and judges their effects.
+"""Feeds hostile inputs to a target, one after another, and checks their effects.
 
-An input is accepted or rejected. It must not cause an undeclared exception, use more CPU time or
-memory than its size justifies, leak memory, or change the response to another input. Target, seed
-and number reproduce an input.
+A target accepts or rejects an input. The input must not cause an undeclared exception, use more CPU
+time or memory than its size justifies, leak memory, or change the response to another input. The
+target, the seed and the number of an input reproduce it.
 """
 
 import abc
@@ -22,15 +22,16 @@ from structlog.testing import capture_logs
 
 from tests.fuzz.hostile import attack
 
-#: CPU seconds for one input. The largest inputs have a few MiB.
+#: Maximum CPU seconds for one input. The largest inputs have a few MiB.
 CPU_S = 4.0
-#: The largest body that a port accepts. Repeated mutations rarely produce a larger one.
+#: Maximum size of an input, which is the largest body that a port accepts. Repeated mutations
+#: rarely produce a larger input.
 MOST_BYTES = 16 << 20
-#: Memory that one input may need in addition to a multiple of its size.
+#: Memory that one input may need: ``PEAK_BYTES`` plus ``PEAK_TIMES`` its size.
 PEAK_BYTES, PEAK_TIMES = 48 << 20, 60
-#: Memory that all inputs together may keep, for caches and heap fragmentation.
+#: Memory that all inputs together may leave in use, because of caches and heap fragmentation.
 KEPT_BYTES = 64 << 20
-#: Maximum number of reported failures at one place.
+#: Maximum number of reported failures at one place in the code.
 _REPORTED = 3
 #: Number of inputs between two calls of ``Target.check``.
 _CHECKED_EVERY = 100
@@ -41,21 +42,25 @@ class Harm(Exception):
 
 
 class Hang(BaseException):
-    """An endless call. It is not an Exception, so that no handler of the product catches it."""
+    """A call took too much CPU time. It is not an Exception, so that no handler of the product
+    catches it.
+    """
 
 
 class Target(abc.ABC):
     name: str
-    #: Valid inputs, as trees of JSON or bytes.
+    #: Valid inputs, which are JSON trees or bytes.
     seeds: Sequence[Any]
 
     def make(self, random: Random) -> bytes:
-        """Return one input."""
+        """Return one hostile input."""
         return attack(self.seeds, random)
 
     @abc.abstractmethod
     def take(self, data: bytes) -> bool:
-        """Return whether the input was accepted. Raise any other effect as an exception."""
+        """Process the input. Return whether it was accepted. Raise an exception for any other
+        effect.
+        """
 
     def check(self) -> None:
         """Raise ``Harm`` if an earlier input has changed unrelated state."""
@@ -68,22 +73,23 @@ class Tally:
     taken: int = 0
     cpu_s: float = 0.0
     slowest_s: float = 0.0
-    #: Maximum memory that one input needed.
+    #: The most memory that one input needed. ``kept_bytes`` is the memory that all inputs left in
+    #: use.
     peak_bytes: int = 0
     kept_bytes: int = 0
     failures: list[str] = field(default_factory=list)
 
 
 def attacked(make: Callable[[], Target], numbers: range, seed: int, cpu_s: float = CPU_S) -> Tally:
-    """Feed the inputs with these numbers to a new target. A failure replaces the target.
+    """Feed the inputs with these numbers to a new target. Create another target after each failure.
 
-    ``cpu_s`` is the limit of CPU seconds for each input.
+    ``cpu_s`` is the maximum CPU time of each input in seconds.
     """
     tally, places, resident = Tally(), Counter[object](), 0
     with capture_logs([format_exc_info]) as logs:
         target = make()
         for number in numbers:
-            if tally.inputs == 200:  # Caches are warm.
+            if tally.inputs == 200:  # The caches are warm by now.
                 resident = _resident()
             data = target.make(Random(f"{target.name} {seed} {number}"))[:MOST_BYTES]
             tally.inputs += 1
@@ -111,7 +117,7 @@ def attacked(make: Callable[[], Target], numbers: range, seed: int, cpu_s: float
 
 
 def _feed(target: Target, data: bytes, tally: Tally, cpu_s: float) -> None:
-    """Feed one input. Raise a forbidden effect as an exception."""
+    """Feed one input. Raise an exception if it has a forbidden effect."""
     Path("/proc/self/clear_refs").write_text("5")  # Reset the previous peak.
     peak, began_s = _memory("VmHWM"), time.process_time()
     signal.signal(signal.SIGPROF, _hang)
@@ -126,7 +132,7 @@ def _feed(target: Target, data: bytes, tally: Tally, cpu_s: float) -> None:
         tally.peak_bytes = max(tally.peak_bytes, rise)
     if rise > PEAK_BYTES + PEAK_TIMES * len(data):
         raise Harm(f"{rise >> 20} MiB for {len(data)} bytes")
-    if took_s > cpu_s:  # The product caught the first exception.
+    if took_s > cpu_s:  # The product has caught the first exception.
         raise Hang(f"{took_s:.1f} s of CPU time for {len(data)} bytes")
 
 

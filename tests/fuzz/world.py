@@ -1,8 +1,9 @@
-"""A small cluster that receives hostile inputs, and the responses that must stay the same.
+"""A small cluster that receives hostile inputs, and records the responses that must not change.
 
-One replica runs in this process: the cluster state, a ledger over the store in memory, and the
-applications of verbs and console, called without a network. Its own code is not the judge:
-``answers`` are the bytes that a few valid calls got before the first hostile input.
+One replica runs in this process, with the cluster state, a ledger over the in-memory store, and the
+applications for the verbs and the console, which are called without a network. ``answers`` are the
+responses to a few valid calls before the first hostile input. Later responses are compared with
+them.
 """
 
 import functools
@@ -38,13 +39,14 @@ from tests.serving import pod as sent_pod
 from tests.state.states import EPOCH_S
 from tests.world import World
 
-#: The same as in the recorded calls.
+#: The names of the nodes in the recorded calls.
 NODES = [f"gpu-a100-{index:04d}" for index in range(1, 6)]
-#: Requests of the pending pods, by name.
+#: The requested memory of each pending pod.
 WAITING = {"small": "2Gi", "half": "12Gi", "large": "30Gi", "none": None}
-#: Reserved bytes of the pods that fit. A pod without a request gets the share of a replica.
+#: The reserved bytes of each pod that fits. A pod without a request gets the share of one replica.
 RESERVED_BYTES = {"small": 2 * GIB, "half": 12 * GIB, "none": 6 * GIB}
-#: Shared by all worlds, because creating its series takes longer than the rest of a world.
+#: All worlds share these metrics, because creating their series takes longer than the rest of a
+#: world.
 _TELEMETRY = Telemetry(CollectorRegistry())
 
 
@@ -53,8 +55,8 @@ def waiting() -> list[dict[str, Any]]:
 
 
 def sound_nodes() -> list[GPUNode]:
-    """Return two nodes with shared GPUs (one with a pod), a GPU with other processes, and a GPU
-    with MIG devices.
+    """Return valid nodes: two nodes with shared GPUs (one with a pod), a GPU with unknown
+    processes, and a GPU with MIG devices.
     """
     node = functools.partial(make.gpunode, plugin=make.DISTRIBUTED)
     a = make.shared("GPU-a", free=2, allocated=2, used_bytes=6 * GIB)
@@ -76,7 +78,7 @@ def _sound_calls() -> list[tuple[str, str, bytes]]:
     """Return the pod, verb and body of each valid call."""
     calls = []
     for each in waiting():
-        # By default, the score depends on the demand of all earlier calls.
+        # Set the policy, because by default the score depends on the demand of all earlier calls.
         each["metadata"]["annotations"]["headroom.gpu/policy"] = "pack"
         for verb, names in (("filter", NODES), ("prioritize", NODES[:4])):
             body = json.dumps(offer(each, *names)).encode()
@@ -88,7 +90,7 @@ class Attacked(World):
     def __init__(self) -> None:
         settings = Settings()
         self.claims = Claims(self.monotonic_s)
-        # No report becomes stale here.
+        # Reports never become stale in this world.
         super().__init__(settings.rules, stale_after_s=1e9)
         self.cluster, self.profiles = self.state.cluster, Profiles()
         self.journal = Journal(Bounds(decisions=64))
@@ -129,12 +131,12 @@ class Attacked(World):
         self.claims.apply(events)
 
     def deliver_for_people(self, events: Sequence[Event]) -> None:
-        """Deliver claims and profiles, which only views show."""
+        """Deliver claims and profiles, which affect only views."""
         self.profiles.apply(events)
         self.claims.apply(events)
 
     def call(self, verb: str, *chunks: bytes) -> Reply:
-        """Call the application of a verb with the body in these pieces."""
+        """Call the application of a verb. The body arrives in these chunks."""
         sent: dict[str, Any] = {}
         pieces = [
             {"type": "http.request", "body": chunk, "more_body": at + 1 < len(chunks)}
@@ -152,11 +154,11 @@ class Attacked(World):
         return Reply(sent["status"], sent["body"])
 
     def bound(self) -> list[Pod]:
-        """Return the pods that a call bound."""
+        """Return the pods that a call has bound."""
         return [pod for pod in self.store.list_pods() if pod.node and pod.metadata.name in WAITING]
 
     def restore(self) -> None:
-        """Remove bound pods as if they had never been bound."""
+        """Undo the binding of all bound pods."""
         for each in self.bound():
             name = each.metadata.name
             self.store.delete_pod(each.metadata.namespace, name)
@@ -165,7 +167,7 @@ class Attacked(World):
         self.unharmed()
 
     def unharmed(self) -> None:
-        """Raise ``Harm`` if reservations, bound pods or the responses to valid calls have
+        """Raise ``Harm`` if reservations, bound pods, or the responses to valid calls have
         changed.
         """
         for what, after in self._state().items():
@@ -178,7 +180,8 @@ class Attacked(World):
             "reservations": [each and each.spec.reservations for each in held],
             "bound pods": sorted((each.metadata.uid, each.node) for each in self.store.list_pods()),
         }
-        # Pods of groups and preempting pods are expected to be bound for 5 s.
+        # Advance the clock, because for 5 s memory is held for pods of groups and for preempting
+        # pods.
         self.now_s += 6.0
         for name, verb, body in _sound_calls():
             reply = self.call(verb, body)

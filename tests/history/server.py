@@ -1,4 +1,6 @@
-"""A real Prometheus on loopback that scrapes exporters, and has samples from before its start."""
+"""Runs a real Prometheus on loopback that scrapes exporters and can have samples from before its
+start.
+"""
 
 import json
 import subprocess
@@ -15,14 +17,15 @@ from tests.agent.exporter import StandIn
 from tests.processes import Processes, free_ports
 from tests.waiting import PATIENCE_S, until
 
-#: Labels that Prometheus adds to each target, as with the GPU Operator's ServiceMonitor.
+#: Labels that Prometheus adds to each target. They are the labels that the GPU Operator's
+#: ServiceMonitor adds.
 TARGET = {"namespace": "gpu-operator", "pod": "dcgm-exporter", "container": "exporter"}
 _SCRAPED_EVERY_S = 1
 _JOB = "dcgm"
 
 
 class Prometheus:
-    """A Prometheus whose data is on disk, so that it remains after ``kill`` and ``run``."""
+    """A Prometheus that keeps its data on disk, so that the data survives ``kill`` and ``run``."""
 
     def __init__(self, processes: Processes, port: int) -> None:
         self.port = port
@@ -40,8 +43,8 @@ class Prometheus:
         )
 
     def scrape(self, jobs: Sequence[Mapping[str, Any]], rules: Path | None = None) -> None:
-        """Scrape these jobs, in the form of Prometheus' configuration, and evaluate rules every
-        second.
+        """Write a configuration that scrapes these jobs and evaluates the rules every second.
+        ``jobs`` have the format of Prometheus' configuration.
         """
         often = {f"{what}_interval": f"{_SCRAPED_EVERY_S}s" for what in ("scrape", "evaluation")}
         config = {
@@ -52,7 +55,9 @@ class Prometheus:
         (self._folder / "prometheus.yml").write_text(json.dumps(config))
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """Return the data of a successful response of its API."""
+        """Send a request to the API of Prometheus. Return the data of the response, which must be
+        successful.
+        """
         connection = HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request("GET", f"/api/v1/{path}?{urlencode(parameters)}")
@@ -63,12 +68,12 @@ class Prometheus:
         return answer["data"]
 
     def remember(self, lines: Sequence[str], longest_block: str = "2h") -> None:
-        """Put series with past samples into its storage before it runs.
+        """Write series with past samples into the storage before Prometheus starts.
 
-        ``longest_block`` is 2h times a power of 3. Longer blocks save time for long histories.
+        ``longest_block`` is 2h times a power of 3. Longer blocks save time if the history is long.
         """
         file = self._folder / "past.om"
-        # Samples of one series are adjacent and in order.
+        # The samples of each series must be adjacent and in order.
         file.write_text("\n".join(lines) + "\n# EOF\n")
         command = [self._tool, "tsdb", "create-blocks-from", "openmetrics", str(file), "data"]
         command.append(f"--max-block-duration={longest_block}")
@@ -103,7 +108,9 @@ class Prometheus:
 
 @contextmanager
 def prometheus(port: int | None = None) -> Iterator[Prometheus]:
-    """A Prometheus that is neither configured nor running yet. Raise ``Unavailable``."""
+    """A Prometheus that is neither configured nor running yet. Raise ``Unavailable`` if it cannot
+    be downloaded.
+    """
     processes = Processes("headroom-prometheus-")
     try:
         yield Prometheus(processes, port or free_ports(1)[0])
@@ -116,8 +123,8 @@ def address(exporter: StandIn) -> str:
 
 
 def past(line: str, exporter: StandIn, values: Sequence[float], every_s: float = 30) -> list[str]:
-    """Return the series of an exporter's line as Prometheus stores it, with these values until
-    now.
+    """Return samples of an exporter's series as Prometheus stores them. ``values`` end now, and are
+    ``every_s`` apart.
     """
     series, _, _ = line.rpartition(" ")
     for name in TARGET:
@@ -130,7 +137,7 @@ def past(line: str, exporter: StandIn, values: Sequence[float], every_s: float =
 
 
 def recorded_lines(file: Path, of: str, **renamed: str) -> list[str]:
-    """Return lines of one metric in a recorded exposition, with other GPU names."""
+    """Return the lines of one metric in a recorded exposition, with replaced GPU names."""
     found = []
     for line in file.read_text().splitlines():
         if line.startswith(f"{of}{{"):
@@ -141,5 +148,5 @@ def recorded_lines(file: Path, of: str, **renamed: str) -> list[str]:
 
 
 def saying(line: str, value: object, at: str = "") -> str:
-    """Return the line with another value, and optionally with a time in milliseconds."""
+    """Return the line with another value and optionally with a timestamp in milliseconds."""
     return f"{line.rpartition(' ')[0]} {value} {at}".rstrip()

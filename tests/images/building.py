@@ -1,7 +1,8 @@
-"""Builds Headroom's images with buildah, on a base image that is made from Debian packages.
+"""Builds Headroom's images with buildah, on a base image that consists of Debian packages.
 
-No registry is used. The base image and the layers of earlier builds are kept outside git, next to
-the binaries of ``tests.gobin``. The base image is made again only if its recipe changes.
+The build needs no registry. The base image and the layers of earlier builds are kept outside the
+repository, next to the binaries of ``tests.gobin``. The base image is rebuilt only if its recipe
+changes.
 """
 
 import hashlib
@@ -18,19 +19,19 @@ from tests.controlplane import ROOT
 from tests.debian import containers
 from tests.gobin.build import default_cache, locked, say
 
-#: Packages of the base image, in addition to Debian's minimum.
+#: Packages of the base image, in addition to a minimal Debian.
 PACKAGES = ("python3", "python3-pip")
 SUITE = platform.freedesktop_os_release()["VERSION_CODENAME"]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-#: Maximum size of images and containers in the storage, which is emptied above it. Builds of
-#: changed sources leave layers that are never used again (6 GB), and a killed test leaves its
-#: container.
+#: Maximum number of images and containers in the storage. If there are more, the storage is
+#: emptied, because builds of changed sources leave layers that are never used again, and a killed
+#: test leaves its container.
 MOST_KEPT = 200
-#: Files that give pip on this machine a mirror and trusted certificates.
+#: Files of this machine that configure a mirror and trusted certificates for pip.
 _PIP_FILES = ("/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 _BASE = "localhost/headroom-base:tests"
-#: buildah without compression of archives, which takes most of the CPU of a build.
-#: ``--disable-compression`` has no effect for these archives.
+#: A wrapper for buildah that does not compress archives, because compression takes most of the CPU
+#: of a build. ``--disable-compression`` has no effect for these archives.
 _UNCOMPRESSED = """#!/bin/sh
 [ "$1" = push ] && shift && set -- push --compression-format=gzip --compression-level=0 "$@"
 exec buildah "$@"
@@ -38,11 +39,11 @@ exec buildah "$@"
 
 
 class BuildFailed(Exception):
-    """A command of the build ended with an error. The message has the end of its output."""
+    """A command of the build failed. The message contains the end of its output."""
 
 
 class Builder:
-    """buildah with a separate storage. Needs root.
+    """Runs buildah with a separate storage. Needs root.
 
     Raises ``tests.debian.Unavailable`` if buildah is missing and cannot be downloaded.
     """
@@ -74,7 +75,8 @@ class Builder:
     ) -> str:
         """Build both images with a shell command, and return its output.
 
-        The command gets ``BASE`` and ``more`` in its environment, the variables of ``make images``.
+        The environment of the command contains ``BASE`` and ``more``, which are variables of ``make
+        images``.
         """
         with self._locked():
             self._bound()
@@ -89,20 +91,20 @@ class Builder:
             return self._run(["sh", "-euc", command], ROOT, variables)
 
     def build_from(self, containerfile: str, context: Path, image: str) -> None:
-        """Build an image of a Containerfile's text."""
+        """Build an image from the text of a Containerfile."""
         with self._locked():
             build = "build", "--quiet", "--layers", "--tag", image, "--file", "-", str(context)
             self.buildah(*build, stdin=containerfile)
 
     def save(self, image: str, archive: Path) -> None:
-        """Write an archive in Docker's format with uncompressed layers, because compression takes
-        long.
+        """Write an archive in Docker's format. Its layers are not compressed, because compression
+        takes long.
         """
         archive.unlink(missing_ok=True)
         self.buildah("push", "--quiet", image, f"docker-archive:{archive}:{image}")
 
     def run(self, image: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """Run a command in a new container of the image, as the image's user."""
+        """Run a command in a new container of the image, as the user of the image."""
         name = self.buildah("from", image)
         try:
             return subprocess.run(
@@ -117,7 +119,9 @@ class Builder:
             self.buildah("rm", name)
 
     def base(self) -> str:
-        """Return the base image by digest. Making it takes about a minute."""
+        """Return the digest of the base image. Building a missing base image takes about a
+        minute.
+        """
         recipe = hashlib.sha256(repr((PACKAGES, SUITE, PATH)).encode()).hexdigest()[:16]
         tarball = self.home / f"base-{recipe}.tar"
         if not tarball.exists():
@@ -181,5 +185,5 @@ class Builder:
 
 
 def _pip_flags() -> list[str]:
-    """Return flags that show the machine's settings of pip to the build's instructions RUN."""
+    """Return flags that mount the machine's pip settings into RUN instructions of the build."""
     return [f"--volume={each}:{each}:ro" for each in _PIP_FILES if os.path.exists(each)]

@@ -1,4 +1,4 @@
-"""Prints the contents of an image as JSON. Tests run it in a container of the image.
+"""Prints the contents of an image as JSON. Tests run this program in a container of the image.
 
 python -c TEXT
 """
@@ -10,7 +10,7 @@ import re
 import sys
 
 ENVIRONMENT = "/opt/headroom"
-#: Folders of programs.
+#: Folders that contain programs.
 FOLDERS = (
     *("/bin", "/sbin", "/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin"),
     f"{ENVIRONMENT}/bin",
@@ -18,7 +18,7 @@ FOLDERS = (
 
 
 def _room(source: str) -> str:
-    """Return the package of a source: ``agent``, or ``headroom.contract``."""
+    """Return the package of a source file, such as ``agent`` or ``headroom.contract``."""
     first, second, *rest = source.split("/")
     return f"{first}.{second}" if first == "headroom" and rest else first
 

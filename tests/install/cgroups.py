@@ -1,4 +1,4 @@
-"""Creates and removes the cgroups that hold the containers of a test node, in every hierarchy."""
+"""Creates and removes the cgroup for the containers of a test node, in every hierarchy."""
 
 import contextlib
 import os
@@ -9,13 +9,13 @@ from pathlib import Path
 from tests.waiting import until
 
 CGROUPS = Path("/sys/fs/cgroup")
-#: Prefix of the name of a node's folder, which is also the name of its cgroup.
+#: Prefix of a node's folder name. The node's cgroup has the name of the folder.
 KIND = "headroom-node-"
 _PATIENCE_S = 30.0
 
 
 def create(name: str) -> None:
-    """Create the cgroup. Also remove cgroups of killed nodes, whose folders no longer exist."""
+    """Create the cgroup. Also remove the cgroups of killed nodes, which have no folder any more."""
     for each in _hierarchies():
         for left in each.glob(f"{KIND}*"):
             if not (Path(tempfile.gettempdir()) / left.name).exists():
@@ -41,7 +41,7 @@ def remove(name: str) -> None:
 
 
 def _hierarchies() -> Iterator[Path]:
-    """Yield the only hierarchy of cgroup v2, or the hierarchy of each controller in cgroup v1."""
+    """Yield the single hierarchy of cgroup v2, or the hierarchy of each controller in cgroup v1."""
     if (CGROUPS / "cgroup.controllers").exists():
         yield CGROUPS
         return

@@ -1,7 +1,7 @@
-"""Installs the package of a release on real containers and checks what kernel and kubelet report
-about them.
+"""Installs the package of a release on a node with real containers, and checks what the kernel and
+the kubelet report about them.
 
-`make containers` runs it. `make test` does not, because it takes minutes.
+`make containers` runs this module. `make test` does not, because it takes minutes.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.install.test_install import BINARIES
 from tests.processes import starts_processes
 
 MIB = 1 << 20
-#: The capability SYS_PTRACE alone, as /proc shows it.
+#: The capability set that contains only SYS_PTRACE, in the format of /proc.
 SYS_PTRACE = f"{1 << 19:016x}"
 NONE = f"{0:016x}"
 HEADROOM = "/opt/headroom/bin/python /opt/headroom/bin/headroom"
@@ -62,7 +62,9 @@ def test_only_the_agent_has_a_capability_and_is_root(containers: dict[str, Any])
     for name, seen in containers.items():
         assert set(seen["capabilities"].values()) == {NONE}, name
         assert (seen["user"], seen["group"]) == ("65532", "65532"), name
-        assert "65532" in seen["groups"], name  # The fsGroup lets the user read the private key.
+        assert "65532" in seen["groups"], (
+            name
+        )  # With the fsGroup, the user can read the private key.
 
 
 def test_no_container_can_gain_privileges(containers: dict[str, Any]) -> None:
@@ -75,7 +77,7 @@ def test_only_mounts_of_the_kubelet_and_the_manifest_are_writable(
     played: dict[str, Any], containers: dict[str, Any]
 ) -> None:
     """The kubelet mounts ``/etc/hosts`` and the termination log into every container. With cgroup
-    v1, runc mounts an empty tmpfs of root at ``/sys/fs/cgroup``.
+    v1, runc mounts an empty tmpfs that belongs to root at ``/sys/fs/cgroup``.
     """
     usual = {"/dev", "/dev/mqueue", "/dev/pts", "/dev/shm", "/dev/termination-log", "/etc/hosts"}
     writable = {name: set(seen["writable"]) - usual for name, seen in containers.items()}
@@ -112,8 +114,8 @@ def test_pods_are_scheduled_and_the_agent_attributes_the_memory_of_their_process
 
 
 def test_pods_end_on_sigterm_within_their_grace_period(played: dict[str, Any]) -> None:
-    """An exit code of 137 would mean SIGKILL. The webhook serves for 5 s more while endpoints are
-    updated.
+    """An exit code of 137 would mean SIGKILL. After SIGTERM, the webhook still serves for 5 s,
+    because clients learn late that the endpoint is gone.
     """
     ends = played["ends"]
     assert {component: seen["codes"] for component, seen in ends.items()} == {

@@ -1,8 +1,8 @@
-"""A cluster on which Headroom is installed, with real servers and kubelets, in its own namespaces.
+"""A cluster with real servers and kubelets, in its own namespaces, on which tests install Headroom.
 
-The API server, etcd, controllers, a scheduler for all other pods, and kubelets with NVIDIA's device
-plugin are real. So is every container of Headroom, which a test runtime starts as its pod specifies
-(tests/install/containers.py). Containers of other images only hold GPU memory.
+The API server, etcd, the controllers, a scheduler for all other pods, and kubelets with NVIDIA's
+device plugin are real. Every container of Headroom also runs: a test runtime starts it as its pod
+specifies (tests/install/containers.py). Containers of other images only hold simulated GPU memory.
 """
 
 import itertools
@@ -42,7 +42,7 @@ class Plane(ControlPlane):
         self.port = 443
 
     def spawn_apiserver(self, *flags: str) -> None:
-        # The API server calls the pods of a Service directly, because there is no load balancer.
+        # Let the API server call the pods of a Service directly, because there is no load balancer.
         super().spawn_apiserver(
             *("--bind-address=0.0.0.0", "--enable-aggregator-routing=true"),
             "--endpoint-reconciler-type=lease",
@@ -51,7 +51,7 @@ class Plane(ControlPlane):
 
 
 class Machine(Node):
-    """A node that really runs Headroom's containers."""
+    """A node that runs the processes of Headroom's containers."""
 
     images: Images
     pods: Iterator[int]
@@ -80,7 +80,7 @@ class Machine(Node):
         self.runtime.kubelet_pid = self.pid("kubelet")
 
     def show_processes(self) -> None:
-        """Show only the kubelet and the plugin to the agent."""
+        """Let the agent see only the processes of the kubelet and the device plugin."""
         (self.runtime.proc / "2").mkdir(parents=True, exist_ok=True)
         (self.runtime.proc / "2/comm").write_text("kthreadd\n")
         self._show("kubelet")
@@ -97,9 +97,9 @@ def start_default_scheduler(plane: ControlPlane, config: Path, *flags: str) -> N
 
 
 def make_machines(plane: ControlPlane, count: int) -> list[Machine]:
-    """Return nodes that are not started yet. Each has two GPUs, and four pods can share a GPU.
+    """Return nodes that are not started yet. Each node has two GPUs, and four pods can share a GPU.
 
-    Every tag of Headroom's images runs the working tree.
+    Headroom's images run the code of the working tree, whatever their tag is.
     """
     forks.without_main()
     scheduler = built("kube-scheduler")["kube-scheduler"]

@@ -1,6 +1,6 @@
-"""A node with real containers: a kubelet on containerd and runc, with the CNI bridge plugin.
+"""A node with real containers. The kubelet uses containerd, runc and the CNI bridge plugin.
 
-It runs in the namespaces of ``tests.install.network``. The GPUs are simulated: a stand-in for
+The node runs in the namespaces of ``tests.install.network``. Its GPUs are simulated. A stand-in for
 NVIDIA's container runtime mounts the fake driver library into containers that name visible devices.
 """
 
@@ -19,11 +19,11 @@ from tests.install import cgroups, network, runtime_files
 from tests.kubelet.node import Node
 from tests.kubelet.node_objects import INSIDE
 
-#: Path of the driver library in containers, where NVIDIA's container runtime mounts it.
+#: Path at which NVIDIA's container runtime mounts the driver library into containers.
 LIBRARY = "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 TABLE = "/run/fake-nvml"
 
-#: Mounts the fake driver library.
+#: Code that mounts the fake driver library into a container.
 _EDIT = """
 if sees_devices:
     for source, target in {mounts}.items():
@@ -86,10 +86,12 @@ class ContainerdNode(Node):
         return Containerd(self)
 
     def _kubelet_user(self) -> Sequence[str]:
-        return ()  # Mounting volumes and creating cgroups needs root.
+        return ()  # The node needs root, because it mounts volumes and creates cgroups.
 
     def _spawn_inside(self, name: str, *command: str, env: Mapping[str, str] | None = None) -> None:
-        """Start without a separate mount namespace, because kubelet and containerd share mounts."""
+        """Start the process without a separate mount namespace, because kubelet and containerd
+        share mounts.
+        """
         driver = {"FAKE_NVML_TABLE": str(self.driver.table)}
         if name == "nvidia-device-plugin":
             driver["LD_LIBRARY_PATH"] = str(library_folder())
@@ -112,7 +114,7 @@ class ContainerdNode(Node):
         return done.stdout
 
     def pids(self, container_id: str) -> list[int]:
-        """Return the process IDs of a container, sorted, from its cgroup."""
+        """Return the sorted process IDs of a container. They are read from its cgroup."""
         found = []
         for each in Path("/proc").glob("[0-9]*/cgroup"):
             with contextlib.suppress(OSError):
@@ -121,7 +123,7 @@ class ContainerdNode(Node):
         return sorted(found)
 
     def end_containers(self) -> None:
-        """Kill all processes of pods and remove the cgroups."""
+        """Kill all processes of pods and remove their cgroups."""
         for name in ("kubelet", "containerd"):
             if self.runs(name):
                 self.kill(name)
@@ -129,7 +131,9 @@ class ContainerdNode(Node):
 
 
 def _network(folder: Path) -> Mapping[str, Any]:
-    """Return the pods' network: the bridge of ``tests.install.network``."""
+    """Return the CNI configuration that connects pods to the bridge of
+    ``tests.install.network``.
+    """
     return {
         "cniVersion": "0.4.0",
         "name": "pods",

@@ -1,10 +1,11 @@
-"""A container runtime that really runs our images and kube-scheduler's, and simulates all others.
+"""A container runtime that runs the processes of our images and of kube-scheduler, and simulates
+other containers.
 
 A container is a process in its own namespaces. It has the network of its pod, and an overlay over
-the machine's file system with the kubelet's mounts in it. It has the user, groups and capabilities
-of its manifest. The interpreter, the installed packages and the sources are those of the machine.
-Containers of the extender's image are forked from a process that has already imported the modules,
-because a new interpreter takes 2 s of CPU.
+the machine's file system that contains the kubelet's mounts. It has the user, groups and
+capabilities from its manifest, but uses the interpreter, installed packages and sources of the
+machine. Containers of the extender's image are forked from a process that has already imported the
+modules, because a new interpreter takes 2 s of CPU.
 """
 
 import os
@@ -30,7 +31,9 @@ _POWERS = {"SYS_PTRACE": "sys_ptrace", "SYS_ADMIN": "sys_admin"}
 
 
 class Images:
-    """Entrypoints and files of images, by the last part of the repository."""
+    """The entrypoints and files of images. An image is identified by the last part of its
+    repository.
+    """
 
     def __init__(self, kube_scheduler: Path, folder: Path) -> None:
         python = [sys.executable, "-m"]
@@ -39,7 +42,7 @@ class Images:
             "headroom-agent": (*python, "agent"),
             "kube-scheduler": (),
         }
-        #: The sources, the interpreter, and the commands of images.
+        #: Mounts for the sources, the interpreter, and the commands of images.
         folders = list(_python_folders())
         above = sorted({str(each) for folder in folders for each in folder.parents} - {"/"})
         self.mounts = [("", each, "open") for each in above]
@@ -56,25 +59,29 @@ class Images:
         return self.entrypoints.get(name)
 
     def forked(self, image: str, command: Sequence[str]) -> tuple[str, ...] | None:
-        """Return the module and the arguments of a command of the extender's image."""
+        """Return the module and the arguments of a command of the extender's image. Return None for
+        other images.
+        """
         if self.entrypoint(image) != self.entrypoints["headroom-extender"]:
             return None
         return tuple(command[2:] if command[0] == sys.executable else command)
 
 
 def _python_folders() -> Iterator[Path]:
-    """Yield the folders of Python that the overlay may miss because they may be separate mounts."""
+    """Yield the folders of Python that can be missing in the overlay, because they can be separate
+    mounts.
+    """
     folders = {ROOT, Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")}
     folders |= {folder.resolve() for folder in folders}
-    # Skip folders inside another folder of the set, which is mounted as a whole.
+    # Skip folders inside another folder of the set, because the outer folder is mounted completely.
     yield from sorted(each for each in folders if not folders & set(each.parents))
 
 
 class ProcessRuntime(Runtime):
     """Runs containers as processes.
 
-    ``hardware`` are the environment variables by which an agent finds the simulated driver and its
-    processes.
+    ``hardware`` are the environment variables with which an agent finds the simulated driver and
+    its processes.
     """
 
     def __init__(
@@ -93,7 +100,7 @@ class ProcessRuntime(Runtime):
         self._hardware = hardware
         self._folder = socket.parent / "containers"
         self._networks: dict[str, PodNetwork] = {}
-        #: Root folder of the kubelet, which contains the volumes.
+        #: Process ID of the kubelet, in whose mount namespace the volumes are.
         self.kubelet_pid = 0
 
     def RunPodSandbox(self, request: Any, context: Any) -> Any:
@@ -110,7 +117,9 @@ class ProcessRuntime(Runtime):
         return answer
 
     def StopContainer(self, request: Any, context: Any) -> Any:
-        """Send SIGTERM, wait for the grace period, and send SIGKILL, as container runtimes do."""
+        """Send SIGTERM, wait for the grace period, and send SIGKILL, as other container runtimes
+        do.
+        """
         container = self.containers.get(request.container_id)
         if container is not None and container.process is not None:
             container.process.terminate()
@@ -145,7 +154,7 @@ class ProcessRuntime(Runtime):
         )
 
     def _network(self, container: Container) -> PodNetwork:
-        """Return the network of the container's pod, which exists only if the pod has processes."""
+        """Return the network of the container's pod. Create it for the first process of the pod."""
         sandbox = container.sandbox
         if sandbox.id not in self._networks:
             self._networks[sandbox.id] = PodNetwork(sandbox.address)
@@ -210,7 +219,7 @@ class ProcessRuntime(Runtime):
         self._watch(container)
 
     def _fork(self, container: Container, layout: list[str], module: str, *arguments: str) -> None:
-        """Start a command of Headroom in the container, which must not run as root."""
+        """Start a command of Headroom in the container. The container must not run as root."""
         security = container.config.linux.security_context
         assert security.run_as_user.value
         assert "ALL" in security.capabilities.drop_capabilities
@@ -232,7 +241,7 @@ class ProcessRuntime(Runtime):
         self._watch(container)
 
     def output(self, container: Container) -> str:
-        """Return what the container has printed so far."""
+        """Return the output of the container so far."""
         log = self._log(container)
         return log.read_text(errors="replace") if log.exists() else container.output
 
@@ -247,12 +256,14 @@ class ProcessRuntime(Runtime):
 
 
 def _inside(path: str) -> str:
-    """Return the path without the link /var/run, which would lead out of the container."""
+    """Return the path without the link /var/run, because the link would lead out of the
+    container.
+    """
     return path.removeprefix("/var") if path.startswith("/var/run/") else path
 
 
 def _as_told(security: Any) -> Iterator[str]:
-    """Yield the command that drops the privileges which the manifest does not grant."""
+    """Yield the words of a command that drops all privileges that the manifest does not grant."""
     yield "setpriv"
     if security.HasField("run_as_user"):
         yield f"--reuid={security.run_as_user.value}"

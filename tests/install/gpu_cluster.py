@@ -1,10 +1,10 @@
-"""Runs pods on a GPU of this machine, in a one-node cluster with all of Headroom.
+"""Runs pods on a GPU of this machine, in a one-node cluster with all components of Headroom.
 
 python -m tests.install.gpu_cluster [--mps] [--pretend] [--out FILE]
 
 Needs root, containerd and runc. ``make gpu-cluster`` runs it. etcd, API server, kube-scheduler,
-kubelet, containerd, runc, NVIDIA's device plugin, the driver, extender and agent are real.
-Processes of pods allocate GPU memory with CUDA. ``--mps`` shares the GPU by MPS instead of
+kubelet, containerd, runc, NVIDIA's device plugin, the driver, extender and agent are real. The
+pods' processes allocate GPU memory with CUDA. ``--mps`` shares the GPU with MPS instead of
 time-slicing. ``--pretend`` simulates the driver on a machine without a GPU.
 
 Prints one line per check, and writes the observations as JSON. The exit status is 1 if a check
@@ -38,7 +38,7 @@ _ALONE = "TEST_GPU_CLUSTER_ALONE"
 
 
 def _total_bytes() -> int:
-    """Return the memory of the first GPU. Raise ``SystemExit`` if there is no GPU."""
+    """Return the memory of the first GPU in bytes. Raise ``SystemExit`` if there is no GPU."""
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -50,8 +50,8 @@ def _total_bytes() -> int:
 
 
 def _pretended() -> dict[str, str]:
-    """Return the environment variables by which processes find a simulated driver in a new
-    folder.
+    """Create a simulated driver in a new folder. Return the environment variables with which
+    processes find it.
     """
     folder = tempfile.mkdtemp(prefix="headroom-pretended-")
     table, control = Path(folder, "table"), Path(folder, MPS_CONTROL)
@@ -69,8 +69,8 @@ def _pretended() -> dict[str, str]:
 
 @contextlib.contextmanager
 def _cluster(driver: Mapping[str, str], total_bytes: int, mps: bool) -> Iterator[GpuCluster]:
-    """Yield a cluster that is not started yet. Print the state of all components after an
-    exception.
+    """Yield a cluster that is not started yet. If an exception is raised, print the state of all
+    components.
     """
     with control_plane() as plane:
         cluster = GpuCluster(plane, driver, total_bytes, mps)

@@ -1,9 +1,9 @@
-"""A node with a real GPU of this machine, and a real kubelet, containerd, runc and NVIDIA device
+"""A node with a real GPU of this machine and a real kubelet, containerd, runc and NVIDIA device
 plugin.
 
 Pods use the network of the machine. A container sees the programs and libraries of the machine, and
-gets the driver's device files if it names visible devices. On other nodes NVIDIA's container
-runtime does both.
+gets the driver's device files if it names visible devices. On usual nodes, NVIDIA's container
+runtime mounts the libraries and device files.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from tests.processes import Processes, free_ports
 from tests.waiting import until
 
 IMAGE = "headroom.test/machine:1"
-#: Mounts folders of the machine and allows the driver's device files.
+#: Code that mounts folders of the machine into a container and allows the driver's device files.
 _EDIT = """
 for source, how in {folders}:
     options = ["rbind", how, "nosuid"]
@@ -49,22 +49,23 @@ for name in glob.glob("/dev/nvidia*") if sees_devices else ():
         allowed = dict(device, allow=True, access="rwm")
         linux.setdefault("resources", {{}}).setdefault("devices", []).append(allowed)
 """
-#: Unused by pods, but a kubelet without a CNI configuration is never ready.
+#: A CNI configuration that pods do not use. Without a CNI configuration, a kubelet never becomes
+#: ready.
 _NETWORK = {"cniVersion": "0.4.0", "name": "none", "plugins": [{"type": "loopback"}]}
-#: Path and name under which the plugin expects the MPS daemon.
+#: The root folder and the program name of the MPS daemon that the device plugin expects.
 MPS_ROOT, MPS_CONTROL = Path("/mps"), "nvidia-cuda-mps-control"
 _PATIENCE_S = 60.0
-#: PYTHONPATH of the agent: the repository, and the PYTHONPATH of this process.
+#: PYTHONPATH of the agent. It contains the repository and the PYTHONPATH of this process.
 _PATH = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
 
 
 class GpuNode(Processes):
-    """A node with a GPU. Start it as root in its own mount namespace, because it hides /run,
+    """A node with a GPU. Start the node as root in its own mount namespace, because it hides /run,
     /var/lib and /var/log.
 
-    ``driver`` are the environment variables by which plugin and agent find the driver library.
-    Containers can write to the folders ``writable``. ``mps_limit_mib`` shares the GPU by MPS, with
-    this memory limit for each process, instead of time-slicing.
+    ``driver`` are the environment variables with which the plugin and the agent find the driver
+    library. Containers can write to the folders in ``writable``. If ``mps_limit_mib`` is given, MPS
+    shares the GPU instead of time-slicing, and limits the memory of each process.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class GpuNode(Processes):
         return {"timeSlicing" if self._mps_limit_mib is None else "mps": shared}
 
     def start(self) -> None:
-        """Start the node and wait until its status has all replicas of the plugin."""
+        """Start the node and wait until its status shows all replicas of the device plugin."""
         subprocess.run(["sh", "-c", INSIDE, "sh", str(self.folder), "true"], check=True)
         cgroups.create(self.folder.name)
         self.spawn("containerd", *self._containerd)
@@ -130,8 +131,8 @@ class GpuNode(Processes):
             env=self._driver,
         )
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
-        # Admission taints every new node, and the controller that removes the taint does not run
-        # here.
+        # Remove the taint that admission adds to every new node, because the controller that
+        # usually removes it does not run.
         path, body = f"/api/v1/nodes/{self.name}", {"spec": {"taints": None}}
         self.plane.call("PATCH", path, body)
 
@@ -178,7 +179,7 @@ class GpuNode(Processes):
         super().stop()
 
     def _end_shims(self) -> None:
-        """Kill the container shims, which outlive containerd."""
+        """Kill the container shims, which keep running after containerd has ended."""
         socket = f"{self.folder}/containerd.sock".encode()
         for each in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
@@ -189,14 +190,14 @@ class GpuNode(Processes):
         return int(self._object()["status"]["allocatable"].get(RESOURCE, "0"))
 
     def output(self, pod: str) -> list[str]:
-        """Return the lines that the containers of a pod printed."""
+        """Return the lines that the containers of a pod wrote to stdout."""
         files = (self.folder / "kubelet/pod-logs").glob(f"*_{pod}_*/*/*.log")
         lines = [line for file in files for line in file.read_text().splitlines()]
-        # A line has a time, a stream, a flag for complete lines, and text.
+        # A log line has a time, a stream, a flag for complete lines, and the text.
         return [line.split(" ", 3)[3] for line in lines if " stdout " in line]
 
     def pod_logs(self) -> str:
-        """Return what the containers of all pods printed."""
+        """Return the last 2,000 characters of each container's output."""
         folder = self.folder / "kubelet/pod-logs"
         return "\n".join(each.read_text()[-2000:] for each in sorted(folder.rglob("*.log")))
 
@@ -234,8 +235,8 @@ def _folders() -> list[Path]:
 
 
 def _archive() -> bytes:
-    """Return an image in the format of ``docker save``, with empty folders and the machine's
-    links.
+    """Return an image in the format of ``docker save``. It contains empty folders and the symbolic
+    links of the machine's root folder.
     """
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as files:

@@ -19,9 +19,9 @@ from tests.waiting import until
 GIB = 1 << 30
 NODE = "gpu-1"
 REPLICAS = 4
-#: Bytes of a CUDA context, which the driver adds to the allocations of a process.
+#: Maximum size of a CUDA context, which the driver adds to the allocations of a process.
 CONTEXT_BYTES = GIB
-#: Memory of the device that no process holds.
+#: Memory of the device that may be unattributed.
 STRAY_BYTES = 256 << 20
 _PATIENCE_S = 90.0
 
@@ -39,8 +39,8 @@ class Checks:
 
 
 class GpuCluster:
-    """Checks pods on one GPU. ``driver`` are the environment variables of a simulated driver, whose
-    processes have the IDs of the machine's processes.
+    """Checks pods on one GPU. ``driver`` are the environment variables of a simulated driver, or
+    empty for the real driver.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class GpuCluster:
         self._total_bytes, self._mps = total_bytes, mps
         self._cluster = Cluster(plane, [NODE])
         writable = [folder] if (folder := driver.get("FAKE_CUDA_FOLDER")) else []
-        #: The same value as in NVIDIA's DaemonSet for MPS.
+        #: Compute the limit like NVIDIA's DaemonSet for MPS.
         self._limit_mib = total_bytes // REPLICAS >> 20
         limit_mib = self._limit_mib if mps else None
         self.node = GpuNode(plane, NODE, REPLICAS, driver, writable, limit_mib)
@@ -114,7 +114,9 @@ class GpuCluster:
         self._check_attributed({"first": first_gib - 2, "third": third_gib - 2}, uuid)
 
     def _limit(self, uuid: str) -> None:
-        """Create three pods that share by MPS: two stay within its limit, and one requests more."""
+        """Create three pods that share the GPU with MPS. Two pods stay within the limit of MPS, and
+        one pod requests more.
+        """
         most_gib = self._limit_mib // 1024
         self._create("first", most_gib, uses_gib=most_gib - 1)
         self._create("second", 8, uses_gib=6)
@@ -136,7 +138,9 @@ class GpuCluster:
         )
 
     def _leak(self, free_gib: int) -> None:
-        """Create a pod that uses memory reserved for another pod, which does not use it yet."""
+        """Create a pod that uses memory that is reserved for another pod. The other pod does not
+        use it yet.
+        """
         calm_gib = free_gib * 3 // 5
         self._create("calm", calm_gib, uses_gib=4)
         self._until(lambda: self._is_ready("calm"), "the pod calm has its memory")
@@ -160,8 +164,8 @@ class GpuCluster:
         )
 
     def _start_engines(self, free_gib: int) -> None:
-        """Create two pods that start alone. Each measures the free memory and allocates its
-        request.
+        """Create two pods that start alone. Each pod measures the free memory and then allocates
+        its request.
         """
         gib = free_gib * 2 // 5
         fill = {"do": "fill", "bytes": (gib - 2) * GIB, "piece": GIB}
@@ -205,8 +209,8 @@ class GpuCluster:
         self._until_reported(lambda status: not status.get("pods"))
 
     def _create(self, name: str, gib: int, uses_gib: int, **annotations: str) -> None:
-        """Create a pod that requests ``gib``. The pod is ready when its process has
-        ``uses_gib``.
+        """Create a pod that requests ``gib`` GiB. The pod is ready when its process has allocated
+        ``uses_gib`` GiB.
         """
         allocate = {"do": "allocate", "bytes": uses_gib * GIB}
         self._create_pod(name, gib, [allocate], 2, annotations)
@@ -219,8 +223,8 @@ class GpuCluster:
         answers: int,
         annotations: Mapping[str, str],
     ) -> None:
-        """Create a pod whose process executes the commands in a CUDA context and is ready after the
-        answers.
+        """Create a pod whose process executes the commands in a CUDA context. The pod is ready when
+        its process has printed ``answers`` results.
         """
         lines = " ".join(shlex.quote(json.dumps(each)) for each in ({"do": "open"}, *commands))
         device = 'export CUDA_VISIBLE_DEVICES="$NVIDIA_VISIBLE_DEVICES"'
@@ -256,8 +260,8 @@ class GpuCluster:
         self._plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
 
     def _check_attributed(self, uses_gib: Mapping[str, int], uuid: str) -> None:
-        """Check that each pod has its allocation and a context attributed, on the device that it
-        sees.
+        """Check that the agent attributes each pod's allocation and a CUDA context to the pod, on
+        the device that the pod sees.
         """
         least = {name: gib * GIB for name, gib in uses_gib.items()}
 

@@ -1,6 +1,4 @@
-"""Stops the processes of a container like a hanging program, until the kubelet replaces the
-container.
-"""
+"""Freezes the processes of a container, so that it looks hung until the kubelet replaces it."""
 
 import contextlib
 import os
@@ -16,10 +14,10 @@ from tests.kubelet.node_objects import is_ready
 def freeze(
     plane: Plane, machines: Sequence[Machine], path: str, container: str
 ) -> dict[str, float]:
-    """Send SIGSTOP to the processes of a container of the pod with the API path ``path``.
+    """Send SIGSTOP to the processes of a container. ``path`` is the API path of its pod.
 
-    Return the seconds until the pod is not ready, until the container runs again, and until the pod
-    is ready again.
+    Return the seconds until the pod becomes unready, until the container runs again, and until the
+    pod is ready again.
     """
     name = path.rpartition("/")[2]
     (process,) = (

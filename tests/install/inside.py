@@ -1,7 +1,7 @@
 """Moves a forked process into the namespaces and file system of a container, with its user and
 capabilities.
 
-Has few imports, because each forked process imports it.
+This module imports little, because each forked process imports it.
 """
 
 import ctypes
@@ -10,10 +10,10 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-#: Script that mounts the container's file system and runs a command in it. Arguments: a folder for
-#: the container; whether the file system is writable; the number of mounts; source, target and kind
-#: of each mount; the command. The kinds are ro, rw and open. The kind open mounts nothing, but lets
-#: all users enter the target.
+#: A script that mounts the container's file system and runs a command in it. Its arguments are a
+#: folder for the container, whether the file system is writable, the number of mounts, the source,
+#: target and kind of each mount, and the command. The kinds are ro, rw and open. The kind open
+#: mounts nothing, but lets all users enter the target.
 INSIDE = """
 set -e
 base=$1 writable=$2 mounts=$3
@@ -83,7 +83,7 @@ class Confinement:
         os.setresuid(self.user, self.user, self.user)
         if self.no_new_privs:
             _call("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
-        _call("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # Last, because setresuid resets it.
+        _call("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # Set last, because setresuid resets it.
 
 
 def _call(function: str, *arguments: object) -> None:

@@ -1,11 +1,11 @@
-"""Sets up a cluster's own kube-scheduler, step by step as in docs/how-to/kube-scheduler.md.
+"""Follows docs/how-to/kube-scheduler.md to set up the cluster's own kube-scheduler.
 
 python -m tests.install.kubeadm
 
-Run it by hand, because it compiles kube-proxy and needs nft. It has a control plane node and a
-worker, as kubeadm creates them: kube-scheduler is on the host's network and reads its files in
-/etc/kubernetes, and a real kube-proxy routes the Service address to extender pods. Prints the
-result as a line of JSON, or fails.
+No test runs this module, because it compiles kube-proxy and needs nft. The cluster has a control
+plane node and a worker, as kubeadm creates them. kube-scheduler uses the host's network and reads
+its files in /etc/kubernetes. A real kube-proxy routes the Service address to the extender pods. The
+module prints the result as a line of JSON, or fails.
 """
 
 import contextlib
@@ -40,19 +40,19 @@ from tests.processes import free_ports
 
 KUBERNETES = Path("/etc/kubernetes")
 FILES = KUBERNETES / "headroom"
-#: The same ranges as kubeadm's defaults.
+#: The default range of Service addresses in kubeadm.
 SERVICES = "10.96.0.0/12"
 ROLE = "node-role.kubernetes.io/control-plane"
 
 
 class KubeadmPlane(Plane):
-    """A control plane whose Service addresses must be routed to pods."""
+    """A control plane that needs a route from Service addresses to pods."""
 
     def spawn_apiserver(self, *flags: str) -> None:
         super().spawn_apiserver(*flags, f"--service-cluster-ip-range={SERVICES}")
 
     def start_kube_proxy(self) -> None:
-        """Start the kube-proxy of all nodes, which share one network here."""
+        """Start one kube-proxy for all nodes, because they share one network."""
         health, metrics = free_ports(2)
         self.spawn(
             "kube-proxy",
@@ -75,7 +75,7 @@ class Variant(Play):
         self.act(self.install, self.configure, self.place, self.lose_an_extender)
 
     def install(self) -> None:
-        """Do step 1, with kustomize, and enforce."""
+        """Follow step 1 of the page with kustomize, in enforce mode."""
         shutil.copytree(DEPLOY, self._deploy)
         mine = self._deploy / "overlays/mine"
         mine.mkdir()
@@ -103,7 +103,9 @@ class Variant(Play):
         }
 
     def configure(self) -> None:
-        """Do steps 2 and 3. Restart kube-scheduler, as a kubelet restarts the static pod."""
+        """Follow steps 2 and 3. Restart kube-scheduler, as a kubelet restarts a changed
+        static pod.
+        """
         shutil.copy(self._deploy / "default-scheduler/kube-scheduler.yaml", FILES)
         config = FILES / "kube-scheduler.yaml"
         command = [sys.executable, "-m", "headroom", "doctor", f"--scheduler-config={config}"]
@@ -116,7 +118,7 @@ class Variant(Play):
         start_default_scheduler(self.plane, config, *scheduler_flags("kube-scheduler"))
 
     def place(self) -> None:
-        """Do step 4 until the GPUs are full."""
+        """Follow step 4 until the GPUs are full."""
         self.workloads.start()
         room = 2 * len(self.machines) * 3
         for number in range(room + 1):
@@ -131,7 +133,7 @@ class Variant(Play):
         self.found["reserved"] = sum(bool(placement(pod)) for pod in bound())
 
     def lose_an_extender(self) -> None:
-        """Delete an extender and check that the Service address leads to the other one."""
+        """Delete an extender and check that the Service address leads to the other extender."""
         gone = self.ours("extender")[0]["metadata"]["name"]
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{gone}"
         self.plane.call("DELETE", path, {"gracePeriodSeconds": 0})
@@ -142,7 +144,7 @@ class Variant(Play):
 
 
 def own_etc(folder: Path) -> None:
-    """Mount an overlay over /etc, so that the written files stay in this namespace."""
+    """Mount an overlay over /etc, so that written files do not leave this mount namespace."""
     for each in ("upper", "work"):
         (folder / each).mkdir(parents=True)
     layers = f"lowerdir=/etc,upperdir={folder}/upper,workdir={folder}/work"
@@ -161,7 +163,8 @@ def main() -> None:
         raise SystemExit("needs nft on PATH, for kube-proxy: install the package nftables")
     network.alone()
     network.build()
-    # The kernel looks up Service addresses only if a route exists, such as a host's default route.
+    # Add a route, because the kernel handles Service addresses only if a route exists, such as a
+    # host's default route.
     network.run(*ip(), "route", "add", SERVICES, "dev", network.BRIDGE)
     with contextlib.ExitStack() as stack:
         plane = KubeadmPlane()

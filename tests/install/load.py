@@ -1,4 +1,6 @@
-"""Creates and deletes pods under load, and judges the reservations without code of the product."""
+"""Creates and deletes pods continuously, and checks the reservations without using the product's
+code.
+"""
 
 import json
 import threading
@@ -14,7 +16,7 @@ GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 
 
 class Load:
-    """Creates pods one after the other in each thread, and deletes each pod when it runs."""
+    """Creates pods one after another in each thread, and deletes each pod when it runs."""
 
     def __init__(self, workloads: Workloads, threads: int, gib: int) -> None:
         self._workloads = workloads
@@ -23,7 +25,7 @@ class Load:
         self._threads = [
             threading.Thread(target=self._run, args=(number,)) for number in range(threads)
         ]
-        #: Seconds from creation to binding of each pod, including the webhook call.
+        #: Seconds from the creation to the binding of each pod, including the webhook call.
         self.waits_s: list[float] = []
         self.failures: list[str] = []
 
@@ -32,7 +34,7 @@ class Load:
             each.start()
 
     def stop(self) -> None:
-        """Stop, and wait until the pods of the load are deleted."""
+        """Stop the threads, and wait until their pods are deleted."""
         self._stop.set()
         for each in self._threads:
             each.join()
@@ -63,18 +65,19 @@ class Load:
 
 
 class Changes:
-    """Records all changes of pods and GPUNodes that the API server sends, and finds faults in them.
+    """Records all changes of pods and GPUNodes that the API server sends, and finds pods without
+    reservations.
 
-    A reservation is written before its pod is bound, and removed after the pod is gone. Both
-    resources are in one etcd, so revisions order the changes of both.
+    A reservation must be written before its pod is bound, and removed only after the pod is gone.
+    Revisions order the changes of both resources, because both are in the same etcd.
     """
 
     def __init__(self) -> None:
         self._found: dict[str, list[tuple[int, Object]]] = {PODS: [], GPUNODES: []}
-        #: First and last revision of the changes that a watch missed, because the API server ends
-        #: watches when the CRD changes.
+        #: First and last revision of the changes that a watch missed. The API server ends watches
+        #: when the CRD changes.
         self._gaps: list[tuple[int, int]] = []
-        #: Number of states in which pods and reservations were compared.
+        #: Number of states in which the bound pods were compared with the reservations.
         self.compared = 0
 
     def listener(self, path: str) -> Listen:
@@ -90,7 +93,9 @@ class Changes:
         return listen
 
     def faults(self) -> list[str]:
-        """Return the pods that were bound without a reservation, up to the last common revision."""
+        """Return the pods that were bound without a reservation, up to the last revision that both
+        watches have reached.
+        """
         last = min(map(_last, self._found.values()))
         changes = sorted(
             (revision, path, number)
@@ -120,7 +125,7 @@ class Changes:
 
 
 class Judge:
-    """Compares the bound pods with the reservations until it is stopped."""
+    """Compares the bound pods with the reservations until ``stop`` is called."""
 
     def __init__(self, plane: Plane, workloads: Workloads) -> None:
         self._plane = plane
@@ -139,7 +144,7 @@ class Judge:
             each.start()
 
     def stop(self) -> None:
-        """Stop, and check that the pods that ran from the beginning still have the same
+        """Stop comparing, and check that the pods that ran at the beginning still have the same
         containers.
         """
         for each in self._followers:
@@ -164,7 +169,7 @@ def _last(changes: Sequence[tuple[int, Object]]) -> int:
 
 
 def residents(workloads: Workloads) -> dict[str, Any]:
-    """Return the container IDs of each running pod, by pod name."""
+    """Return the container IDs of each running pod."""
     return {
         pod["metadata"]["name"]: {
             "uid": pod["metadata"]["uid"],
@@ -181,7 +186,7 @@ def residents(workloads: Workloads) -> dict[str, Any]:
 
 
 def reservations(plane: Plane) -> dict[tuple[str, str], Any]:
-    """Return the reservation of each pod, by pod uid and node."""
+    """Return all reservations by pod UID and node."""
     return {
         (uid, gpunode["metadata"]["name"]): reservation
         for gpunode in plane.call("GET", GPUNODES)["items"]

@@ -1,8 +1,8 @@
-"""The network of a cluster in its own network namespace, separate from the machine's network.
+"""Creates the network of a cluster in a network namespace, separate from the machine's network.
 
-``alone`` creates the namespace of this process. A bridge in it is the network of pods and nodes.
-Each pod has its own network namespace with its own loopback device. There is no load balancer, so
-the API server itself has the address of its Service.
+``alone`` creates the namespace of this process. A bridge in this namespace connects pods and nodes.
+Each pod has its own network namespace with its own loopback device. The API server itself has the
+address of its Service, because there is no load balancer.
 """
 
 import os
@@ -16,7 +16,7 @@ from tests.processes import DIE_WITH_PARENT
 
 #: Address of the bridge, of every node and of the API server.
 HOST = "10.77.0.1"
-#: Address of the Service ``kubernetes``: the first of the API server's range.
+#: Address of the Service ``kubernetes``, which is the first address of the API server's range.
 API_SERVICE = "10.0.0.1"
 BRIDGE = "pods"
 BRIDGE_MAC = "02:00:00:00:00:01"
@@ -25,7 +25,7 @@ _ALONE = "TEST_INSTALL_ALONE"
 
 
 def alone() -> None:
-    """Execute the command again in its own namespaces, if it is not in them already.
+    """Execute this command again in its own namespaces, unless it already runs in them.
 
     When the command or a process that started it ends for any reason, the kernel kills all
     processes in the namespaces, including containers with another user or a dead parent.
@@ -50,8 +50,9 @@ def build() -> None:
     """Build the network in an empty network namespace."""
     for setting in (
         ("link", "set", "lo", "up"),
-        # Without its own address, the bridge takes the address of a pod's device. When that pod is
-        # deleted, other pods keep sending to the dead address until their caches expire.
+        # Set the bridge's address. Otherwise, the bridge takes the address of a pod's device, and
+        # when the pod is deleted, other pods keep sending to the old address until their caches
+        # expire.
         ("link", "add", BRIDGE, "address", BRIDGE_MAC, "type", "bridge"),
         ("address", "add", f"{HOST}/16", "dev", BRIDGE),
         ("address", "add", f"{API_SERVICE}/32", "dev", BRIDGE),
@@ -66,7 +67,7 @@ def address(number: int) -> str:
 
 
 class PodNetwork:
-    """The network of one pod. A process that only waits holds it, like a pause container."""
+    """The network of one pod. A process that only waits keeps it open, like a pause container."""
 
     def __init__(self, address: str) -> None:
         pause = *DIE_WITH_PARENT, str(os.getpid()), "unshare", "--net", "sleep", "infinity"
@@ -92,12 +93,12 @@ class PodNetwork:
 
     @property
     def pid(self) -> int:
-        """Return the ID of a process in this network."""
+        """Return the ID of the process that keeps the network open."""
         return self._pause.pid
 
     @property
     def enter(self) -> Sequence[str]:
-        """Return the command prefix that runs a command in this network."""
+        """Return the prefix that makes a command run in this network."""
         return "nsenter", "--target", str(self.pid), "--net"
 
     def _await_namespace(self) -> None:

@@ -1,12 +1,12 @@
-"""Follows the pages of docs/get-started for the first hour on a clean Debian, and measures the
-time.
+"""Follows the pages of docs/get-started on a clean Debian, as a newcomer does in the first hour,
+and measures the time.
 
     make newcomer ARGS=docs/design/first-hour.md
 
 The newcomer has a Debian root with only the packages that the page names, and a copy of the
-checked-out commit. The binaries that ``make cluster`` builds already exist, and so does a cluster
-of the newcomer's own, whose node has the images. The clock counts the commands, but not the reading
-time. Needs root.
+checked-out commit. The binaries of ``make cluster`` are already built, and the newcomer has a
+cluster whose node has the images. The measured time includes the commands but not the reading time.
+Needs root.
 """
 
 import contextlib
@@ -37,12 +37,13 @@ from tests.install.versions import REGISTRY
 from tests.processes import DIE_WITH_PARENT
 from tests.waiting import until
 
-#: Goals, with the minutes from the start in which they must be reached.
+#: Goals, and the number of minutes after the start in which each goal must be reached.
 GOALS = {"make demo": 2, "a pending pod explained": 6, "the chart in mode observe": 10}
 PATIENCE_S = 1800.0
-#: Number of first and last lines that the transcript keeps of a longer output.
+#: Number of lines that the transcript keeps from the beginning and from the end of a long output.
 _KEPT = 8
-#: Files of the machine that give programs in the root network access and trusted certificates.
+#: Files of the machine that programs in the root need for name resolution, downloads and trusted
+#: certificates.
 _FILES = ("/etc/resolv.conf", "/etc/hosts", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 NOT_ON_THE_CLOCK = (
     "Not on the clock: reading, and the first build of the binaries of `make cluster`",
@@ -65,7 +66,7 @@ _VARIABLES = ("PIP_CERT", "PIP_DEFAULT_TIMEOUT", "PIP_INDEX_URL", "SSL_CERT_FILE
 
 
 class Root:
-    """A clean Debian in a folder."""
+    """A clean Debian installation in a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "root"
@@ -79,11 +80,13 @@ class Root:
             shutil.copy(each, self.path / each[1:])
         bare = self.path / "srv/headroom.git"
         subprocess.run(["git", "clone", "--quiet", "--bare", str(ROOT), str(bare)], check=True)
-        # Folder in which make cluster finds its built binaries.
+        # Create the folder in which make cluster finds its built binaries.
         (self.path / "root/.cache/headroom/gobin").mkdir(parents=True)
 
     def terminal(self, network_of: int | None = None) -> Terminal:
-        """Open a shell. ``network_of`` is a process whose network the shell uses."""
+        """Open a shell. If ``network_of`` is a process ID, the shell uses the network of this
+        process.
+        """
         gobin = self.path / "root/.cache/headroom/gobin"
         mount = (
             f"mount --bind {default_cache()} {gobin} && "
@@ -102,7 +105,7 @@ class Root:
 
 @dataclass
 class Transcript:
-    """The commands of the newcomer with their outputs and the elapsed time."""
+    """The commands of the newcomer, their outputs, and the elapsed time."""
 
     began: str = field(default_factory=lambda: time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()))
     load: tuple[float, float, float] = field(default_factory=os.getloadavg)
@@ -129,7 +132,9 @@ class Transcript:
         self.lines += [f"$ {entered}", *shown, "```"]
 
     def when(self, goal: str) -> str:
-        """Return two cells of a table: minutes and CPU seconds until the goal."""
+        """Return two table cells, which contain the minutes and the CPU seconds until the goal was
+        reached.
+        """
         if goal not in self.reached:
             return "not reached | "
         at_s, cpu_s = self.reached[goal]
@@ -155,9 +160,7 @@ class Newcomer:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process, its descendants, and the children that they have waited
-    for.
-    """
+    """Return the CPU seconds of a process and its descendants, including ended children."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     found = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
@@ -194,7 +197,7 @@ def try_on_one_machine(root: Root, transcript: Transcript) -> None:
 
 
 def stack_second(root: Root, printed: Path, transcript: Transcript) -> Newcomer:
-    """Open a second terminal, and enter the lines that the cluster printed."""
+    """Open a second terminal, and enter the commands that ``make cluster`` printed."""
     second = Newcomer(root.terminal(), transcript)
     second.terminal.enter("cd headroom")
     exports = [line.strip() for line in printed.read_text().splitlines() if "  export " in line]
@@ -203,12 +206,12 @@ def stack_second(root: Root, printed: Path, transcript: Transcript) -> Newcomer:
 
 
 def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcript) -> None:
-    """Install the chart into the cluster, whose network only the second terminal has."""
+    """Install the chart into the cluster from a terminal in the cluster's network."""
     words = {
         "REGISTRY": REGISTRY,
         "VERSION": version_of(ROOT),
         "gpu-operator": "device-plugin",
-        # The only node has a GPU.
+        # Run Headroom on the only node, which has a GPU.
         "--set images.extender": "--set onGpuNodes=true,images.extender",
     }
     for name in ("kubectl", "helm"):
@@ -244,7 +247,7 @@ def install_the_chart(root: Root, cluster: Path, pid: int, transcript: Transcrip
 
 @contextlib.contextmanager
 def newcomers_cluster(folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """Start the cluster of the newcomer, and yield its process."""
+    """Start the cluster of the newcomer. Yield its process."""
     cluster = [sys.executable, "-m", "tests.install.newcomers_cluster", str(folder)]
     with subprocess.Popen([*DIE_WITH_PARENT, str(os.getpid()), *cluster], cwd=ROOT) as process:
         try:
@@ -262,7 +265,7 @@ def wait_for(cluster: Path, process: "subprocess.Popen[bytes]") -> None:
 
 
 def in_the_network(pid: int) -> int:
-    """Return a descendant of a process that has another network than this process."""
+    """Return the ID of a descendant of ``pid`` that uses another network than this process."""
     ours = os.readlink("/proc/self/ns/net")
     found = [pid]
     while found:
@@ -285,7 +288,7 @@ def machine() -> Mapping[str, str]:
 
 
 def written(transcript: Transcript, packages: list[str], commit: str) -> str:
-    """Return the transcript as a page."""
+    """Return the transcript as a Markdown page."""
     rows = [
         f"| {goal} | {minutes} | " + transcript.when(goal) + " |" for goal, minutes in GOALS.items()
     ]
@@ -322,7 +325,7 @@ def main(page: Annotated[Path, typer.Argument(help="File to write.")]) -> None:
         root = Root(folder)
         wait_for(cluster, process)
         transcript = Transcript()
-        # Also runs after an error, so that the page shows which goals were reached.
+        # Write the page even after an error, because it shows which goals were reached.
         stack.callback(lambda: page.write_text(written(transcript, root.packages, commit)))
         try_on_one_machine(root, transcript)
         install_the_chart(root, cluster, in_the_network(process.pid), transcript)

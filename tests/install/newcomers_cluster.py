@@ -1,9 +1,10 @@
-"""Starts the cluster in which a newcomer installs the chart: one node with real containers.
+"""Starts the cluster in which a newcomer installs the chart. It has one node with real containers.
 
     python -m tests.install.newcomers_cluster FOLDER
 
-Headroom is not installed. The node has the images that a registry would have. When the node accepts
-pods, FOLDER gets ``kubeconfig``, ``ca.crt`` and then ``ready``. The cluster ends with this process.
+Headroom is not installed, but the node has the images that a registry would serve. When the node
+accepts pods, this program writes ``kubeconfig``, ``ca.crt`` and then ``ready`` to FOLDER. The
+cluster ends with this process.
 """
 
 import contextlib
@@ -31,7 +32,9 @@ _ARCHIVES = "TEST_NEWCOMER_ARCHIVES"
 
 
 def images(folder: Path) -> Mapping[str, Path]:
-    """Return the archive of each image by name. kube-scheduler has the name of its registry."""
+    """Return the archive of each image by image name. The image of kube-scheduler has the name of
+    its public registry.
+    """
     private = packaged.scheduler()
     return {
         image.replace(REGISTRY, "registry.k8s.io") if image == private else image: archive
@@ -49,7 +52,8 @@ def build(folder: Path) -> None:
 
 class NewcomersPlane(Plane):
     def spawn_apiserver(self, *flags: str) -> None:
-        # The API server forwards ports through the kubelet, whose host name no DNS resolves here.
+        # The API server forwards ports through the kubelet. Use its address, because no DNS
+        # resolves its host name.
         super().spawn_apiserver("--kubelet-preferred-address-types=InternalIP", *flags)
 
 

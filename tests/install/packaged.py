@@ -1,10 +1,11 @@
-"""Installs the packaged chart with Helm on a node with real containers, and inspects them.
+"""Installs the packaged chart with Helm on a node with real containers, and inspects the
+containers.
 
     python -m tests.install.packaged
 
-``make images`` builds the images. API server, etcd, controllers, kubelet, containerd, runc and
-NVIDIA's device plugin are real. The GPUs, NVIDIA's container runtime and DNS are simulated. The
-result is a line of JSON on stdout, which check_packaged.py checks.
+``make images`` builds the images. The API server, etcd, the controllers, the kubelet, containerd,
+runc and NVIDIA's device plugin are real. The GPUs, NVIDIA's container runtime and DNS are
+simulated. The program prints the result as a line of JSON, which check_packaged.py checks.
 """
 
 import contextlib
@@ -39,30 +40,34 @@ VERSION = version_of(ROOT)
 EXTENDER = f"{REGISTRY}/headroom-extender:{VERSION}"
 AGENT = f"{REGISTRY}/headroom-agent:{VERSION}"
 PAUSE = f"{REGISTRY}/pause:{VERSION}"
-#: Variable with the folder of archives, for the command that runs in the namespaces.
+#: Environment variable that passes the folder of the image archives to the command in the
+#: namespaces.
 _ARCHIVES = "TEST_INSTALL_ARCHIVES"
-#: cgroup v1 shows an unlimited cgroup as the largest multiple of a page.
+#: A larger limit means no limit, because cgroup v1 shows the largest multiple of a page for an
+#: unlimited cgroup.
 _NO_LIMIT = 1 << 62
 FINALIZER = "tests.headroom.gpu/kept"
-#: A process that holds simulated GPU memory until SIGTERM.
+#: Command of a process that waits for SIGTERM. The driver's table gives it GPU memory.
 WORKLOAD = ["python3", "-c", "import signal; signal.sigwait([signal.SIGTERM])"]
 
 
 def scheduler() -> str:
-    """Return the kube-scheduler image that the chart uses, in the version of the API server."""
+    """Return the name of the kube-scheduler image that the chart uses with this version of the API
+    server.
+    """
     command = [built("kube-apiserver")["kube-apiserver"], "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return f"{REGISTRY}/kube-scheduler:{done.stdout.split()[-1]}"
 
 
 def archives(folder: Path) -> Mapping[str, Path]:
-    """Return the archive of each image in the folder, by image name."""
+    """Return the path of each image's archive in the folder, by image name."""
     images = EXTENDER, AGENT, scheduler(), PAUSE
     return {each: folder / f"{each.rpartition('/')[2].partition(':')[0]}.tar" for each in images}
 
 
 def build(folder: Path) -> None:
-    """Build all images and save them in the folder. Needs the network of the machine."""
+    """Build all images and save them in the folder. This needs the machine's network."""
     builder = Builder()
     builder.build(VERSION, REGISTRY)
     binary = built("kube-scheduler")["kube-scheduler"]
@@ -77,7 +82,7 @@ class Packaged(Play):
     def __init__(self, plane: Plane, node: ContainerdNode) -> None:
         super().__init__(plane, [node], {"image": AGENT, "command": WORKLOAD})
         self.node = node
-        #: Processes that hold GPU memory.
+        #: IDs of the processes that hold GPU memory.
         self.holders: list[int] = []
 
     def run(self) -> None:
@@ -87,7 +92,7 @@ class Packaged(Play):
         self.install_package(working_tree(self.plane.folder))
 
     def look(self) -> None:
-        """Inspect each container of ours from outside, through the kernel."""
+        """Inspect each container of Headroom from outside, in /proc."""
         self.found["containers"] = {
             f"{component}/{status['name']}": self.seen(status)
             for component in ("extender", "webhook", "console", "agent")
@@ -120,7 +125,8 @@ class Packaged(Play):
             "writable": sorted(
                 mount[4]
                 for mount in mounts
-                # The options of the mount, and the options of its file system.
+                # A mount is writable if both its own options and the options of its file system are
+                # "rw".
                 if "rw" in mount[5].split(",") and "rw" in mount[-1].split(",")
                 if not mount[4].startswith("/proc")
             ),
@@ -130,8 +136,8 @@ class Packaged(Play):
         }
 
     def place(self) -> None:
-        """Create more pods than fit. Wait until the agent attributes the memory of their
-        processes.
+        """Create more pods than fit, and wait until the agent attributes the memory of their
+        processes to them.
         """
         self.workloads.start()
         for number in range(7):
@@ -163,7 +169,9 @@ class Packaged(Play):
         return {f"{each['namespace']}/{each['name']}": each.get("used", 0) for each in observed}
 
     def end_pods(self) -> None:
-        """Delete a pod of each component, with a finalizer that keeps the exit codes."""
+        """Delete a pod of each component. A finalizer keeps the pod, so that its exit codes can be
+        read.
+        """
         self.found["ends"] = {}
         for component in ("extender", "webhook", "console", "agent"):
             name = self.ours(component)[0]["metadata"]["name"]
@@ -192,7 +200,7 @@ class Packaged(Play):
         super().uninstall()
 
     def processes(self) -> list[str]:
-        """Return our containers that have processes."""
+        """Return the containers of Headroom that have running processes."""
         ours = f'labels."io.kubernetes.pod.namespace"=={NAMESPACE}'
         ids = self.node.ctr("containers", "list", "--quiet", ours).split()
         return [each for each in ids if self.node.pids(each)]
@@ -209,7 +217,9 @@ class Packaged(Play):
 
 
 def _memory(proc: Path) -> tuple[int | None, int]:
-    """Return limit and peak memory of the process's cgroup in bytes, for cgroup v1 or v2."""
+    """Return the memory limit and the peak memory use of a process's cgroup in bytes. Supports
+    cgroup v1 and v2.
+    """
     for line in (proc / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         folder = CGROUPS / controllers / path[1:]

@@ -2,9 +2,9 @@
 
     python -m tests.install.play [--nodes 3]
 
-Upgrades and rolls back under load. The commands are those of docs/get-started/helm.md,
-docs/operate/upgrade.md and docs/operate/uninstall.md. The result is a line of JSON on stdout, which
-test_install.py checks.
+Upgrades and rolls back under load. The commands come from docs/get-started/helm.md,
+docs/operate/upgrade.md and docs/operate/uninstall.md. The program prints the result as a line of
+JSON, which test_install.py checks.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ NAMESPACE = "headroom-system"
 PLATFORM = "device-plugin"
 EXTENDER = f"system:serviceaccount:{NAMESPACE}:headroom-extender"
 CRD = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
-#: GiB of each pod that runs all the time (three fit on a GPU), of each pod that never fits next to
-#: one of these, and of each pod of the load, which always fits next to one.
+#: Sizes of pods in GiB. Three permanent pods fit on a GPU. A pod of ``_NEVER_FITS_GIB`` never fits
+#: next to a permanent pod, and a pod of the load always fits next to one permanent pod.
 _STAYS_GIB, _NEVER_FITS_GIB, _LOAD_GIB = 7, 20, 2
 _LOAD_THREADS = 2
 
 
 class Play:
-    #: The Deployments of the installation.
+    #: The Deployments that the installation creates.
     deployments = ("headroom-scheduler", "headroom-webhook", "headroom-console")
 
     def __init__(self, plane: Plane, machines: Sequence[Any], container: dict[str, Any]) -> None:
@@ -59,7 +59,7 @@ class Play:
             self.found["seconds"][step.__name__] = round(time.monotonic() - began_s, 1)
 
     def install_package(self, version: Version) -> None:
-        """Install the package as its README describes, and enforce."""
+        """Install the package as its README describes, in enforce mode."""
         folder = self.plane.folder / "package"
         folder.mkdir()
         self.found["package"] = version.package.name
@@ -80,7 +80,7 @@ class Play:
         until(self.initialised, "GPUNodes that are initialised")
 
     def uninstall(self) -> None:
-        """Run the commands of docs/operate/uninstall.md, while one pod of a user runs."""
+        """Run the commands of docs/operate/uninstall.md while a pod of a user runs."""
         self.workloads.create("stays", _STAYS_GIB)
         until(lambda: self.workloads.runs("stays"), "a pod that runs")
         before = self.workloads.get("stays")
@@ -98,21 +98,21 @@ class Play:
         self.found["left"] = self.left()
 
     def uninstall_commands(self) -> list[str]:
-        """Return the commands of docs/operate/uninstall.md, with Helm's commands instead of
-        ``kubectl delete -k``.
+        """Return the commands of docs/operate/uninstall.md. Replace ``kubectl delete -k`` with
+        Helm's commands.
         """
         helm = f"helm uninstall headroom -n {NAMESPACE}\nkubectl delete namespace {NAMESPACE}\n"
         blocks = commands("operate/uninstall.md", "uninstall")
         return [helm if "kubectl delete -k" in block else block for block in blocks]
 
     def enter(self, script: str) -> tuple[str, int]:
-        """Run commands of a page, and return their output and exit status."""
+        """Run commands of a page. Return their output and exit status."""
         output, status = pages.shell(self.plane.folder, self.plane.kubeconfig())(script)
         typer.echo(output, err=True)
         return output, status
 
     def shell(self, script: str) -> None:
-        """Run commands of a page. Raises ``RuntimeError`` with their output."""
+        """Run commands of a page. Raise ``RuntimeError`` with their output if they fail."""
         output, status = self.enter(script)
         if status:
             raise RuntimeError(f"{script}: {output}")
@@ -124,7 +124,7 @@ class Play:
         return pods
 
     def tags(self) -> set[str]:
-        """Return the tags of Headroom's images that pods use, including terminating pods."""
+        """Return the tags of the Headroom images that pods use, including terminating pods."""
         return {
             container["image"].rpartition(":")[2]
             for pod in self.ours("extender", "webhook", "console", "agent")
@@ -159,7 +159,7 @@ class Play:
         return {node["metadata"]["name"]: node["spec"] for node in nodes}
 
     def processes(self) -> list[str]:
-        """Return the pods of Headroom that have running containers according to the runtimes."""
+        """Return the pods of Headroom whose containers run according to the container runtimes."""
         return [
             container.pod
             for machine in self.machines
@@ -168,7 +168,7 @@ class Play:
         ]
 
     def left(self) -> list[str]:
-        """Return all objects whose name contains headroom."""
+        """Return all objects whose names contain headroom."""
         kinds = self.plane.kubectl("api-resources", "--verbs=list", "-o", "name").split()
         listable = ",".join(kind for kind in kinds if not kind.startswith("componentstatuses"))
         listed = self.plane.kubectl("get", listable, "-A", "--ignore-not-found", "-o", "name")
@@ -187,7 +187,7 @@ class Play:
 
 
 class Upgraded(Play):
-    """Upgrades from one packaged version to the next and rolls back, with pods on every GPU."""
+    """Upgrades from one packaged version to another and rolls back, while pods run on every GPU."""
 
     def __init__(self, plane: Plane, machines: Sequence[Machine], *versions: Version) -> None:
         super().__init__(plane, machines, {"image": "none"})
@@ -210,13 +210,14 @@ class Upgraded(Play):
         self.found["frozen"] = freeze(self.plane, self.machines, path, "extender")
 
     def place(self) -> None:
-        """Create more pods than fit, and record which of them run."""
+        """Create more pods than fit, and record which pods run."""
         self.workloads.start()
         room = 2 * len(self.machines) * 3
         for number in range(room + 3):
             self.workloads.create(f"pod-{number}", _STAYS_GIB)
         until(lambda: len(self.workloads.running()) == room, f"{room} pods that run")
-        # kube-scheduler retries each unschedulable pod after the reports of the other pods.
+        # Wait, because kube-scheduler retries each unschedulable pod after the agents have reported
+        # the other pods.
         said = f"{len(self.machines)} insufficient GPU memory on any device"
         until(
             lambda: [said in each for each in self.workloads.rejections()] == [True],
@@ -237,7 +238,7 @@ class Upgraded(Play):
             self.workloads.create(f"never-{number}", _NEVER_FITS_GIB)
 
     def _leave_one_on_each_gpu(self) -> None:
-        """Delete all pods but one on each GPU. The remaining pods run through upgrade and
+        """Delete all pods except one on each GPU. The remaining pods run during the upgrade and the
         rollback.
         """
         kept: set[Any] = set()
@@ -269,7 +270,8 @@ class Upgraded(Play):
         super().uninstall()
 
     def _change(self, name: str, script: str, then: Callable[[], None] = lambda: None) -> None:
-        """Run the commands while pods come and go, until only pods of the other version run.
+        """Run the commands while pods are created and deleted. Wait until only pods of the other
+        version run.
 
         Calls ``then`` after the commands, while pods of both versions run.
         """
@@ -309,7 +311,9 @@ class Upgraded(Play):
         }
 
     def _overcommitted(self) -> list[str]:
-        """Return the GPUs whose use ever exceeded their memory, as recorded by the driver."""
+        """Return the GPUs whose use has ever exceeded their memory, according to the fake
+        driver.
+        """
         return [
             uuid
             for machine in self.machines
@@ -318,8 +322,8 @@ class Upgraded(Play):
         ]
 
     def _crd(self) -> dict[str, Any]:
-        """Return whether the CRD has the new version's field and column, and the field's values in
-        the nodes.
+        """Return whether the CRD has the next version's field and column, and the values of the
+        field in the GPUNodes.
         """
         (version,) = self.plane.call("GET", CRD)["spec"]["versions"]
         schema = version["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
@@ -334,8 +338,8 @@ class Upgraded(Play):
         return sorted({node["spec"].get(FIELD, "") for node in nodes})
 
     def _write_field(self) -> None:
-        """Write the new field as an extender of the new version does, as soon as the API serves
-        it.
+        """Write the next version's field, as its extender would, as soon as the API server accepts
+        the field.
         """
         patch = "--type=merge", "-p", json.dumps({"spec": {FIELD: "written"}})
 

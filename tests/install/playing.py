@@ -13,7 +13,9 @@ from tests.processes import DIE_WITH_PARENT
 
 
 def result_of(module: str, *arguments: str) -> dict[str, Any]:
-    """Run a module, and return the JSON in its last line. Print the duration of each step."""
+    """Run a module and return the JSON in its last line of output. Print the duration of
+    each step.
+    """
     done = subprocess.run(
         [*DIE_WITH_PARENT, str(os.getpid()), sys.executable, "-m", module, *arguments],
         cwd=ROOT,

@@ -1,7 +1,7 @@
-"""Writes the configuration of a containerd that has all its files in one folder.
+"""Writes the configuration of a containerd that keeps all its files in one folder.
 
-Its runtime imitates NVIDIA's container runtime: it edits the configuration of a container and calls
-runc.
+The configured runtime works like NVIDIA's container runtime: it edits the configuration of a
+container and calls runc.
 """
 
 import json
@@ -47,10 +47,10 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 
 def write(folder: Path, pause: str, edit: str, network: Mapping[str, Any]) -> list[str]:
-    """Write all files, and return containerd's command.
+    """Write all files. Return the command that starts containerd.
 
-    ``pause`` is the image of pod sandboxes. ``edit`` are lines of Python that change ``config``,
-    the OCI configuration of a container, for example if ``sees_devices``. ``network`` is the CNI
+    ``pause`` is the image of pod sandboxes. ``edit`` is Python code that changes ``config``, the
+    OCI configuration of a container. The code can test ``sees_devices``. ``network`` is the CNI
     configuration of pods.
     """
     (folder / "containerd.toml").write_text(_CONTAINERD.format(folder=folder, pause=pause))
@@ -65,8 +65,8 @@ def write(folder: Path, pause: str, edit: str, network: Mapping[str, Any]) -> li
 
 
 def kubelet_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings of a kubelet that uses this containerd, with pods in a cgroup named like
-    the folder.
+    """Return the settings of a kubelet that uses this containerd. Its pods are in the cgroup with
+    the name of the folder.
     """
     return {
         "containerRuntimeEndpoint": f"unix://{folder}/containerd.sock",

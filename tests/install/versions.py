@@ -1,9 +1,8 @@
-"""Builds two versions of Headroom for upgrade tests: the working tree, and a next version made from
-it.
+"""Builds two versions of Headroom for upgrade tests: the working tree, and a next version that is
+made from it.
 
-The next version has a higher version number and a changed CRD with another field and printer
-column. Each version has the package of its chart, as ``make release`` builds it. Both run the same
-code.
+The next version has a higher version number, and its CRD has an additional field and printer
+column. ``make release`` builds the chart package of each version. Both versions run the same code.
 """
 
 import re
@@ -19,13 +18,13 @@ from release.source import Source, version_of
 from tests.controlplane import ROOT
 
 REGISTRY = "registry.example"
-#: Field of GPUNode.spec and printer column that only the next version has.
+#: The field of GPUNode.spec and the printer column that only the next version has.
 FIELD, COLUMN = "note", "NOTE"
 
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """The tag of the images and the package of the chart."""
+    """The image tag and the chart package of a version."""
 
     tag: str
     package: Path

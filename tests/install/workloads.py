@@ -1,4 +1,4 @@
-"""User pods with a GPU, created as a controller creates them, and their state in the API server."""
+"""Creates GPU pods of users as a controller would, and reads their state from the API server."""
 
 import contextlib
 import time
@@ -13,12 +13,12 @@ PODS = f"/api/v1/namespaces/{WORKLOADS}/pods"
 
 
 class Workloads:
-    """The pods of one namespace. ``container`` has the image and the command of the pods."""
+    """The pods of one namespace. ``container`` has the image and the command of each pod."""
 
     def __init__(self, plane: Plane, container: dict[str, Any]) -> None:
         self.plane = plane
         self._container = container
-        #: Errors of webhooks that did not answer, so that the creation was repeated.
+        #: Errors of webhooks that did not respond. Each of these creations was retried.
         self.retried: list[str] = []
 
     def start(self) -> None:
@@ -32,10 +32,11 @@ class Workloads:
         return False
 
     def create(self, name: str, gib: int, vram: str = "") -> None:
-        """Create a pod that uses ``gib`` GiB and requests ``vram``, which defaults to the use.
+        """Create a pod that uses ``gib`` GiB and requests ``vram``, by default the memory that it
+        uses.
 
-        The pod names no scheduler, because the webhook sets it. Raise ``ApiRefused`` if the pod is
-        rejected.
+        The manifest names no scheduler, because the webhook sets the scheduler. Raise
+        ``ApiRefused`` if the API server rejects the pod.
         """
         container = {
             "name": "main",
@@ -45,7 +46,7 @@ class Workloads:
         }
         metadata = {"name": name, "annotations": {"headroom.gpu/vram": vram or f"{gib}Gi"}}
         spec = {"containers": [container], "terminationGracePeriodSeconds": 1}
-        # Controllers that create pods retry, too. The tests check the reasons.
+        # Retry as controllers do. Tests check the reasons in ``retried``.
         for _ in range(5):
             try:
                 self.plane.call("POST", PODS, {"metadata": metadata, "spec": spec})
@@ -89,7 +90,7 @@ class Workloads:
         return False
 
     def rejections(self) -> list[str]:
-        """Return the messages of unschedulable pods, without duplicates."""
+        """Return the scheduling messages of unschedulable pods, without duplicates."""
         return sorted(
             {
                 condition.get("message", "")

@@ -8,10 +8,10 @@ from headroom.runtime.kube.client import KubeApi
 
 
 class CannedApi(KubeApi):
-    """Answers each request with the next body. Without a further body, there is no response."""
+    """Answers each request with the next body. When no body is left, requests fail."""
 
     def __init__(self, *bodies: Iterable[bytes]) -> None:
-        #: Bodies, each in the pieces in which it arrives.
+        #: The remaining bodies. Each body arrives in these pieces.
         self.bodies = list(bodies)
 
     def call(self, method: str, path: str, **_: Any) -> bytes:
@@ -34,6 +34,6 @@ class _Body:
         return next(self._pieces, b"")
 
     def close(self) -> None:
-        """Do nothing, because nothing is open."""
+        """Do nothing, because there is no connection."""
 
     interrupt = close

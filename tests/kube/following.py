@@ -1,4 +1,4 @@
-"""A reflector that follows a scripted API server."""
+"""Runs a reflector on a scripted API server."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,10 +15,10 @@ from tests.scripted import Answer, Exchange, ScriptedServer, scripted_server
 from tests.waiting import PATIENCE_S, until
 
 KINDS = {kind.name: kind for kind in watched_kinds("headroom-system")}
-#: Maximum silence of a response and a watch in these tests, part of which a busy machine needs.
+#: Maximum time without data in a response or a watch. It is long enough for a busy machine.
 SILENT_S = 5.0
 QUICK = Pace(page_size=2, watch_s=0, grace_s=SILENT_S, backoff_base_s=1.0, backoff_cap_s=8.0)
-#: For tests in which silence ends a call.
+#: A pace for tests in which a call ends because no data arrives.
 IMPATIENT = replace(QUICK, grace_s=0.5)
 
 
@@ -55,12 +55,12 @@ def watch(*chunks: Any, then: Callable[[Exchange], None] = Exchange.end_stream) 
 
 
 def breaks_off(exchange: Exchange) -> None:
-    """Close the connection inside a chunk."""
+    """Close the connection in the middle of a chunk."""
     exchange.raw(b"ff\r\n{")
 
 
 class Recorder:
-    """Receives events in place of the single writer."""
+    """Receives events instead of the state's writer."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -71,7 +71,7 @@ class Recorder:
     def until(
         self, enough: Callable[[list[Event]], object], timeout_s: float = PATIENCE_S
     ) -> list[Event]:
-        """Return all events when they are ``enough``."""
+        """Wait until the received events are ``enough``, and return them."""
         until(
             lambda: enough(self.events), "enough events", timeout_s, logs=lambda: f"{self.events}"
         )
@@ -83,12 +83,12 @@ class Followed:
     reflector: Reflector
     server: ScriptedServer
     seen: Recorder
-    #: Durations of all pauses in seconds. The reflector does not really sleep.
+    #: Durations of all pauses in seconds. The test's reflector records them instead of sleeping.
     waits: list[float] = field(default_factory=list)
 
     @property
     def queries(self) -> list[str]:
-        """Return the requests: ``list``, or ``watch`` with its version."""
+        """Return the requests in order, as ``list`` or as ``watch`` with its version."""
         return [
             f"watch {request.query['resourceVersion']}" if "watch" in request.query else "list"
             for request in self.server.requests

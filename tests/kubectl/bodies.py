@@ -1,4 +1,4 @@
-"""Bodies of the debug API for tests of tables."""
+"""Builds bodies of debug API responses for tests of tables."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ GIB = 1 << 30
 
 
 def holder(name: str, requested: float, measured: float | None = None, **others: Any) -> Any:
-    """Return a pod on a device, with amounts in GiB. ``observed`` defaults to true."""
+    """Return a pod on a device. Amounts are in GiB. By default, ``observed`` is true."""
     return {
         "namespace": "team-a",
         "name": name,
@@ -19,7 +19,9 @@ def holder(name: str, requested: float, measured: float | None = None, **others:
 
 
 def device(index: int = 0, memory: float = 80, reserved: float = 0, **others: Any) -> Any:
-    """Return a healthy device, with amounts in GiB. ``used`` and ``unattributed`` may be given."""
+    """Return a healthy device. Amounts are in GiB. ``others`` may contain ``used`` and
+    ``unattributed``.
+    """
     used, unattributed = others.pop("used", 0), others.pop("unattributed", 0)
     return {
         "index": index,
@@ -48,7 +50,7 @@ def device(index: int = 0, memory: float = 80, reserved: float = 0, **others: An
 
 
 def node(name: str, *devices: Any, **others: Any) -> Any:
-    """Return a node whose devices share no memory with devices of other nodes."""
+    """Return a node with these devices."""
     return {
         "name": name,
         "devices": [each | {"memory_id": f"{name}/{each['memory_id']}"} for each in devices],

@@ -1,4 +1,4 @@
-"""An API server and a debug API in this process, with responses set by a test."""
+"""Serves an API server and a debug API in this process. A test sets their responses."""
 
 import json
 import re
@@ -25,22 +25,25 @@ def status(code: int, message: str, **details: Any) -> Reply:
 
 @dataclass
 class FakeCluster:
-    """Nodes and pods by name. ``write_node`` accepts a patch only for the current version."""
+    """A cluster with nodes and pods by name. A patch of a node is accepted only for the current
+    version.
+    """
 
     annotations: dict[str, dict[str, str]] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
-    #: ``spec.unschedulable`` of each node.
+    #: Whether each node is cordoned (``spec.unschedulable``).
     cordons: dict[str, bool] = field(default_factory=dict)
     pods: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: Bodies of nodes in the debug API, and the physical GPU of each MIG device.
+    #: The body of each node in the debug API. ``mig_parents`` maps each MIG device to its physical
+    #: GPU.
     debug: dict[str, Any] = field(default_factory=dict)
     mig_parents: dict[str, str] = field(default_factory=dict)
     steering_obstacle: str | None = None
-    #: Responses to the next evictions of a pod. Later evictions are accepted, and the pod ends.
+    #: Responses to the next evictions of each pod. Later evictions succeed and end the pod.
     evictions: dict[str, deque[Reply]] = field(default_factory=dict)
-    #: The response to all requests with this (method, part of the path).
+    #: Responses that override the default. A key is a method and a part of the path.
     answers: dict[tuple[str, str], Reply] = field(default_factory=dict)
-    #: Values of the annotation that another client writes just before the next patches.
+    #: Annotation values that another client writes immediately before each of the next patches.
     others: deque[str] = field(default_factory=deque)
     requests: list[str] = field(default_factory=list)
     evicted: list[dict[str, Any]] = field(default_factory=list)
@@ -53,7 +56,9 @@ class FakeCluster:
         self.versions[node["name"]] = 7
 
     def add_pod(self, name: str, owner: str = "ReplicaSet", **metadata: Any) -> None:
-        """Add pod team-a/NAME with uid uid-NAME, without a controller if ``owner`` is empty."""
+        """Add pod team-a/NAME with UID uid-NAME. If ``owner`` is empty, the pod has no
+        controller.
+        """
         owners = [{"apiVersion": "v1", "kind": owner, "name": "o", "uid": "o", "controller": True}]
         self.pods[name] = {
             "kind": "Pod",
@@ -148,7 +153,7 @@ class FakeCluster:
         return 201, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
 
     def end(self, name: str) -> None:
-        """End a pod, so that no report shows it any more."""
+        """End a pod and remove it from the reports."""
         del self.pods[name]
         for node in self.debug.values():
             for device in node["devices"]:
@@ -160,7 +165,7 @@ class FakeCluster:
 
 @contextmanager
 def serving_fake(folder: Path) -> Iterator[tuple[FakeCluster, str]]:
-    """Serve a fake cluster on loopback. Yield it and the path of a kubeconfig for it."""
+    """Serve a fake cluster on loopback. Yield the cluster and the path of its kubeconfig."""
     cluster = FakeCluster()
 
     def answer(request: Request) -> Answer:

@@ -1,4 +1,4 @@
-"""A small fleet for commands, with a running pod and a pod that is too large."""
+"""Serves a small fleet for tests of commands, with a running pod and a pod that is too large."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -19,7 +19,9 @@ NODES = ["shared-0000", "shared-0001", "whole"]
 @pytest.fixture(scope="module")
 @starts_processes
 def server() -> Iterator[Server]:
-    """A server with a pod that runs on shared-0000, and a pod that is too large for every node."""
+    """A server of a fleet in which one pod runs on shared-0000 and another pod is too large for
+    every node.
+    """
     with serving(FLEET) as started:
         for name, vram in (("fits", "7Gi"), ("large", "90Gi")):
             asked = started.post("/filter", {"Pod": pod(name, vram), "NodeNames": NODES})
@@ -41,5 +43,5 @@ def pod(name: str, vram: str) -> dict[str, Any]:
 
 
 def rows(shown: str) -> list[list[str]]:
-    """Return the cells of each row. At least two spaces separate columns."""
+    """Return the cells of each row of a table, in which at least two spaces separate columns."""
     return [[cell for cell in line.split("  ") if cell.strip()] for line in shown.splitlines()]

@@ -1,6 +1,7 @@
-"""A fleet with long names and problems, and the output of `kubectl headroom` on a terminal.
+"""Serves a fleet with long names and problems, and records the output of `kubectl headroom` on a
+terminal.
 
-python -m tests.kubectl.transcripts 100 prints the transcript at 100 columns
+``python -m tests.kubectl.transcripts 100`` prints the transcript of a terminal with 100 columns.
 """
 
 import contextlib
@@ -55,7 +56,9 @@ COMMANDS = (
 
 @contextlib.contextmanager
 def fleet() -> Iterator[Server]:
-    """Serve four nodes. Unattributed use overcommits one node, and another has an unhealthy GPU."""
+    """Serve four nodes. Unattributed use overcommits one node, and another node has an unhealthy
+    GPU.
+    """
     with serving(FLEET) as server:
         _place(server, _pod(TEAM, LLAMA, "60Gi"), EKS[0])
         _place(server, _pod("team-a", EMBEDDER, "8Gi"), GKE[0])
@@ -67,7 +70,8 @@ def fleet() -> Iterator[Server]:
             _report(nodes[GKE[0]], _use(EMBEDDER, GKE[0], 4), unattributed=19),
             _report(nodes[GKE[1]], healthy=False, healthReason="XID 79: GPU fell off the bus"),
         ]
-        # The changes of a report come after the changes of binds, in the order of the events.
+        # Wait for the changes of binds, because the changes of the report must come after them in
+        # the list of events.
         _listed(server, 6)
         reported = server.debug_post("/embedded/v1/reports", reports)
         assert reported.status == 204, reported.body
@@ -109,7 +113,9 @@ def _use(pod: str, node: str, used: int) -> dict[str, Any]:
 def _report(
     node: Any, use: dict[str, Any] | None = None, unattributed: int = 0, **first: Any
 ) -> dict[str, Any]:
-    """Return a report of the node. ``use`` and ``unattributed`` apply to its first device."""
+    """Return a report of the node. ``use``, ``unattributed`` and ``first`` apply to its first
+    device.
+    """
     devices = []
     for device in node["devices"]:
         here = device["index"] == 0
@@ -165,7 +171,9 @@ def run(address: str, *arguments: str, width: int | None = None) -> Shown:
 
 
 def transcript(server: Server, width: int) -> str:
-    """Return the commands and their output, with constant times, durations and generations."""
+    """Return the commands and their output. Times, durations and generations are replaced by
+    constants.
+    """
     lines = []
     for command in COMMANDS:
         shown = run(server.debug, *shlex.split(command), width=width)

@@ -3,10 +3,10 @@
     python -m tests.kubelet.busy [--pods 100] [--cpu 100] [--seed 1]
 
 The kubelet, the device plugin and the API server are real. The driver and the containers are
-simulated. Two processes for each CPU use all CPU time that they get. A quota in periods of 10 ms
-limits the agent to the CPU time that its request guarantees (``--cpu``, in millicores). On a real
-node it gets at least that. Needs root and cgroup v1. The exit status is 1 if a pod is rejected or
-gets another device than reserved.
+simulated. Two processes per CPU use all CPU time that they get. A quota in periods of 10 ms limits
+the agent to the CPU time that its request guarantees (``--cpu``, in millicores). On a real node,
+the agent gets at least this CPU time. Needs root and cgroup v1. The exit status is 1 if a pod is
+rejected or gets another device than the reserved device.
 """
 
 import argparse
@@ -36,7 +36,7 @@ INTERVAL_S = 5
 
 @contextlib.contextmanager
 def limited(pid: int, milli: int) -> Iterator[None]:
-    """Limit the CPU time of a process to this number of millicores."""
+    """Limit the CPU time of a process to ``milli`` millicores during the context."""
     group = CPU / f"headroom-busy-{os.getpid()}"
     group.mkdir()
     try:
@@ -120,7 +120,7 @@ def main() -> int:
 
 
 def _answers(log: str) -> list[float]:
-    """Return the duration of each answer to GetPreferredAllocation in milliseconds."""
+    """Return the duration of each response to GetPreferredAllocation in milliseconds."""
     lines = (line for line in log.splitlines() if "preference_answered" in line)
     return [json.loads(line)["took_ms"] for line in lines]
 

@@ -1,4 +1,4 @@
-"""Real nodes for the tests of this folder."""
+"""Fixtures that start real nodes for the tests of this folder."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -14,15 +14,17 @@ from tests.kubernetes_version import is_at_least
 
 StartNode = Callable[..., Node]
 
-#: The kubelet of steered nodes: the newest that supports steering, or an older version under test.
+#: The kubelet of steered nodes. It is the newest version that supports steering, or the version
+#: under test if that is older.
 STEERED_KUBELET = "kubelet-1.36" if is_at_least("1.36") else "kubelet"
 
 
 @pytest.fixture
 def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[StartNode]:
-    """Start a node with this number of GPUs, or these GPUs, each with this number of replicas.
+    """Return a function that starts a node. Its arguments are the GPUs or their number, and the
+    number of replicas per GPU.
 
-    Each node has its own name. ``numa`` is the NUMA node of each device.
+    Each node has a unique name. ``numa`` has the NUMA node of each device.
     """
     if os.geteuid() != 0:
         pytest.skip("a kubelet needs root, in a mount namespace of its own")
@@ -35,7 +37,7 @@ def start_node(plane: ControlPlane, request: pytest.FixtureRequest) -> Iterator[
             numa: Sequence[int | None] = (),
             **settings: Any,
         ) -> Node:
-            # The first build takes minutes, so show its progress.
+            # Show the progress of the build, because the first build takes minutes.
             with capture.global_and_fixture_disabled():
                 built(settings.get("kubelet", "kubelet"), "nvidia-device-plugin")
             name = f"kubelet-{os.urandom(4).hex()}"

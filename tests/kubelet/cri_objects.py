@@ -1,4 +1,4 @@
-"""Sandboxes and containers of a container runtime, as CRI lists them."""
+"""Sandboxes and containers of a container runtime, and their representation in CRI."""
 
 import subprocess
 import threading
@@ -42,12 +42,12 @@ class Container:
     started_ns: int = 0
     finished_ns: int = 0
     exit_code: int = 0
-    #: Pid of the simulated process, or 0 if it does not run.
+    #: ID of the simulated process, or 0 if it does not run.
     pid: int = 0
     ended: threading.Event = field(default_factory=threading.Event)
-    #: UUIDs of the CDI devices.
+    #: UUIDs of the container's CDI devices.
     cdi_uuids: Sequence[str] = ()
-    #: Process of a command that really runs.
+    #: The real process of the container, if the runtime runs its command.
     process: subprocess.Popen[str] | Forked | None = None
     output: str = ""
 
@@ -63,8 +63,8 @@ class Container:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment as a runtime reads it: the last value of a repeated name
-        counts.
+        """Return the environment as a runtime interprets it. If a name occurs twice, the last value
+        applies.
         """
         return {pair.key: pair.value.decode() for pair in self.config.envs}
 

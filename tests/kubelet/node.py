@@ -1,10 +1,12 @@
-"""A node with NVIDIA's real device plugin and a real kubelet, on a simulated driver and runtime.
+"""A node with a real kubelet and NVIDIA's real device plugin, on a simulated driver and container
+runtime.
 
-The kubelet's paths are fixed, so kubelet and plugin see a test folder as ``/var/lib/kubelet``. Each
-runs in its own mount namespace, which leaves the machine's mounts unchanged. In the namespace the
-kubelet also finds the kernel settings that it requires, and the NUMA nodes of the devices. It
-manages no cgroups and listens on Unix sockets only. Its handling of devices and pods is unchanged:
-device manager, topology manager, checkpoint, PodResources, admission and status.
+The kubelet's paths are fixed, so the kubelet and the plugin see a test folder as
+``/var/lib/kubelet``. Both run in their own mount namespaces, so the mounts of the machine do not
+change. In its namespace, the kubelet also finds the kernel settings that it requires, and the NUMA
+nodes of the devices. The kubelet manages no cgroups and listens only on Unix sockets. All of its
+code for devices and pods runs as usual, including the device manager, the topology manager, the
+checkpoint, PodResources, admission and status.
 """
 
 import contextlib
@@ -42,24 +44,25 @@ from tests.tunnel import Tunnel
 from tests.waiting import PATIENCE_S, until
 
 PODS = "/api/v1/namespaces/default/pods"
-#: The kubelet's log line about the plugin's replicas.
+#: A part of the line that the kubelet logs when it has received the plugin's replicas.
 PLUGIN_HEARD = '"Processed device updates for resource"'
 TIMEOUT_S = PATIENCE_S
 
-#: Capabilities of root that a kubelet needs, under another uid, because Linux limits one user to
-#: 128 inotify instances and a kubelet uses five. The change of the uid resets the parent-death
-#: signal.
+#: Capabilities that a kubelet needs. Kubelets run with these capabilities as other users, because
+#: Linux limits each user to 128 inotify instances and a kubelet uses five. Changing the user resets
+#: the parent-death signal, so it is set again.
 POWERS = "+chown,+dac_override,+fowner,+kill,+sys_admin,+syslog"
 AS_ANOTHER = ("setpriv", f"--inh-caps={POWERS}", f"--ambient-caps={POWERS}", "--pdeathsig", "KILL")
 
 
 class Node(Processes):
-    """A node. ``start`` returns when the kubelet has reported every replica to the API server.
+    """A node with a kubelet and a device plugin. ``start`` returns when the kubelet has reported
+    every replica to the API server.
 
-    ``device_lists`` is the plugin's device-list-strategy. ``plugin`` is the rest of its
-    configuration if it does more than share ``RESOURCE``. ``resource`` is then the offered
-    resource, with ``devices`` if not all devices offer it. ``kubelet`` is the name of its binary,
-    such as kubelet-1.36. ``settings`` override the kubelet's configuration.
+    ``device_lists`` is the plugin's device-list-strategy. ``plugin`` is the plugin's configuration
+    if it does more than share ``RESOURCE``. In this case, ``resource`` is the offered resource, and
+    ``devices`` are the devices that offer it, by default all. ``kubelet`` is the name of the
+    kubelet's binary, such as kubelet-1.36. ``settings`` override the kubelet's configuration.
     """
 
     def __init__(
@@ -117,15 +120,17 @@ class Node(Processes):
         start([self])
 
     def begin(self) -> None:
-        """Start the runtime and a kubelet, without waiting until it is ready."""
+        """Start the container runtime and the kubelet without waiting until the kubelet is
+        ready.
+        """
         self.runtime.start()
         self.spawn_kubelet()
 
     def admit_pods(self) -> None:
-        """Make the node schedulable when the API server has every replica."""
+        """Wait until the node's status has every replica, and make the node schedulable."""
         self.wait(lambda: self.allocatable() == self.replicas, "every replica in the node's status")
-        # Admission taints every new node, and the controller that removes the taint does not run
-        # here.
+        # Remove the taint that admission adds to every new node, because the controller that
+        # usually removes it does not run.
         patch = {"spec": {"taints": None}}
         path = f"/api/v1/nodes/{self.name}"
         self.plane.call("PATCH", path, patch)
@@ -138,14 +143,14 @@ class Node(Processes):
             tunnel.close()
 
     def start_kubelet(self) -> None:
-        """Start the kubelet, also after ``kill("kubelet")``. It then finds its checkpoint and its
+        """Start or restart the kubelet. A restarted kubelet finds its checkpoint and its
         containers.
         """
         self.spawn_kubelet()
         self.until_ready()
 
     def replace_kubelet(self, name: str) -> None:
-        """Kill the kubelet and start another version of it, such as ``kubelet-1.36``."""
+        """Kill the kubelet and start another version, such as ``kubelet-1.36``."""
         self._kubelet = name
         self._binaries |= built(name)
         self.kill("kubelet")
@@ -167,10 +172,10 @@ class Node(Processes):
 
     @contextlib.contextmanager
     def kubelet_restarts(self) -> Iterator[None]:
-        """Stop the kubelet for the duration of the context, then start it after the plugin.
+        """Stop the kubelet during the context, and then start it after the plugin.
 
-        So the plugin is there before the kubelet sees the pods bound meanwhile. The kubelet admits
-        these in order of creation.
+        The plugin is registered before the kubelet receives the pods that were bound in the
+        meantime. The kubelet admits these pods in order of creation.
         """
         self.kill("kubelet")
         yield
@@ -190,7 +195,7 @@ class Node(Processes):
         self.wait(self._is_ready, "a node that is ready")
 
     def configure_plugin(self, configuration: Mapping[str, Any]) -> None:
-        """Write the plugin's configuration for its next start."""
+        """Write the configuration that the plugin reads at its next start."""
         file = self.folder / "plugin.yaml"
         file.write_text(yaml.safe_dump({"version": "v1", **configuration}))
 
@@ -205,14 +210,16 @@ class Node(Processes):
         )
 
     def replace_plugin(self, replicas: int) -> None:
-        """Replace the plugin by one that shares each device by this number of replicas."""
+        """Restart the plugin with this number of replicas per device."""
         self.configure_plugin(plugin_configuration(replicas))
         self.kill("nvidia-device-plugin")
         self.start_plugin()
         self._show("nvidia-device-plugin")
 
     def _driver_files(self) -> Iterator[str]:
-        """Return the paths that the plugin names in a CDI spec: one library, and device nodes."""
+        """Create the library and the device nodes that the plugin needs for a CDI spec. Yield their
+        paths.
+        """
         root = self.folder / "driver"
         if not root.exists():
             libraries = root / "usr/lib/x86_64-linux-gnu"
@@ -225,16 +232,19 @@ class Node(Processes):
         yield f"--container-driver-root={root}"
 
     def start_agent(self, kubeconfig: Path, *flags: str) -> None:
-        """Start our agent with short intervals. It sees the node as an agent of the DaemonSet does.
+        """Start our agent with short intervals. The agent sees the node as an agent of the
+        DaemonSet does.
 
-        It sees only those of the machine's processes that belong to this node.
+        Of the machine's processes, the agent sees only the processes of this node.
         """
         proc = self.runtime.proc
         (proc / "2").mkdir(parents=True, exist_ok=True)
         (proc / "2/comm").write_text("kthreadd\n")
         self._show("kubelet")
         self._show("nvidia-device-plugin")
-        if not self.runtime.reach:  # Waiting gates ask the next agent at the same port.
+        if (
+            not self.runtime.reach
+        ):  # Keep the port, because waiting gates ask a restarted agent at the same port.
             (port,) = free_ports(1)
             self.runtime.reach = {"HOST_IP": "127.0.0.1", "HEADROOM_AGENT_PORT_NUMBER": str(port)}
         self.fork(
@@ -254,22 +264,22 @@ class Node(Processes):
             shown.symlink_to(f"/proc/{pid}")
 
     def bind(self, pod: Mapping[str, Any]) -> None:
-        """Create a pod and bind it to this node, as a scheduler does. Do not wait for the
-        kubelet.
-        """
+        """Create a pod and bind it to this node, without waiting for the kubelet."""
         self.plane.call("POST", PODS, pod)
         self.plane.bind(PODS, pod["metadata"]["name"], self.name)
 
     def run(self, pod: Mapping[str, Any]) -> dict[str, Any]:
-        """Bind the pod and wait until the kubelet has decided. Return the pod's status."""
+        """Bind the pod and wait until the kubelet has admitted or rejected it. Return the pod's
+        status.
+        """
         self.bind(pod)
         name = pod["metadata"]["name"]
         self.wait(lambda: self.status(name)["phase"] != "Pending", f"a pod {name} that started")
         return self.status(name)
 
     def admit(self, pod: Mapping[str, Any]) -> list[Held]:
-        """Bind the pod and wait until it holds all its devices, which is faster than waiting for
-        its status.
+        """Bind the pod and wait until it holds all its devices. This is faster than waiting for the
+        pod's status.
         """
         self.bind(pod)
         name, containers = pod["metadata"]["name"], pod["spec"]["containers"]
@@ -286,14 +296,14 @@ class Node(Processes):
         return uid
 
     def events(self, pod: str) -> set[str]:
-        """Return the reasons of its events, which show a rejection at once, 10 s before its
-        status.
+        """Return the reasons of the pod's Events. They show a rejection immediately, but the pod's
+        status shows it 10 s later.
         """
         path = f"/api/v1/namespaces/default/events?fieldSelector=involvedObject.name={pod}"
         return {event["reason"] for event in self.plane.call("GET", path)["items"]}
 
     def delete(self, pod: str, *, by_force: bool = False) -> None:
-        """Delete the pod, at once by force, otherwise when the kubelet has ended it."""
+        """Delete the pod. Without ``by_force``, wait until the kubelet has ended it."""
         self.plane.call("DELETE", f"{PODS}/{pod}", {"gracePeriodSeconds": 0} if by_force else None)
 
     def is_gone(self, pod: str) -> bool:
@@ -316,7 +326,9 @@ class Node(Processes):
         return decoded["Data"]
 
     def held(self, pod: str | None = None) -> list[Held]:
-        """Return the container of each replica from PodResources, for all pods or one."""
+        """Return the replicas that containers hold according to PodResources, for all pods or for
+        one pod.
+        """
         return sorted(
             (
                 Held(each.name, container.name, replica)
@@ -344,14 +356,12 @@ class Node(Processes):
             return False
 
     def listed(self) -> dict[str, Any]:
-        """Return the response of PodResources' List, by pod."""
+        """Call List of PodResources. Return the response of each pod by name."""
         answer = self._answer("List", podresources.ListPodResourcesRequest())
         return {each.name: each for each in answer.pod_resources}
 
     def got(self, pod: str) -> Any:
-        """Return the response of PodResources' Get for one pod. Raise ``grpc.RpcError`` on
-        failure.
-        """
+        """Call Get of PodResources for one pod. Raise ``grpc.RpcError`` if the call fails."""
         request = podresources.GetPodResourcesRequest(pod_name=pod, pod_namespace="default")
         return self._answer("Get", request).pod_resources
 
@@ -382,7 +392,9 @@ class Node(Processes):
 def node(
     plane: ControlPlane, name: str, gpus: list[Gpu], replicas: int, **settings: Any
 ) -> Iterator[Node]:
-    """Run a node with these kubelet ``settings``. At the end, delete its objects and pods."""
+    """Run a node with these ``settings``. At the end of the context, delete its objects and
+    pods.
+    """
     running = Node(plane, name, gpus, replicas, **settings)
     try:
         running.start()
@@ -396,7 +408,7 @@ def node(
 
 
 def start(nodes: Sequence[Node]) -> None:
-    """Start the nodes in parallel. Return when all of them accept pods."""
+    """Start the nodes in parallel, and wait until all nodes accept pods."""
     for each in nodes:
         each.begin()
     for each in nodes:

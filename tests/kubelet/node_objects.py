@@ -1,4 +1,4 @@
-"""Pods, configuration and files of a node with real kubelet and plugin."""
+"""Builds pods, configuration and files for a node with a real kubelet and device plugin."""
 
 import contextlib
 import ctypes
@@ -14,7 +14,8 @@ from tests.driver import Gpu
 
 RESOURCE = "nvidia.com/gpu"
 
-#: Values that the kubelet would otherwise write to /proc/sys.
+#: Kernel settings with the values that the kubelet requires. Otherwise, the kubelet would write
+#: them to /proc/sys.
 KERNEL = {
     "vm/overcommit_memory": "1",
     "vm/panic_on_oom": "0",
@@ -24,14 +25,15 @@ KERNEL = {
     "kernel/keys/root_maxbytes": "25000000",
 }
 
-#: Name of the tmpfs mounts, because ``mount`` skips a target that is already mounted by the same
-#: name.
+#: Name of the tmpfs mounts. Its own name is needed, because ``mount`` skips a target that is
+#: already mounted with the same name.
 SOURCE = "headroom"
 
 NUMA = "/sys/devices/system/node"
 PCI = "/sys/bus/pci/devices"
 
-#: Runs "$@" after the mounts that ``write_mounts`` wrote to the folder "$1".
+#: A script that makes the mounts that ``write_mounts`` wrote to the folder "$1", and then runs the
+#: command in "$@".
 INSIDE = """
 set -e
 cd "$1" && shift
@@ -44,12 +46,12 @@ _PRIVATE_AND_BELOW = 0x44000
 
 
 def write_mounts(folder: Path, covered: Iterable[str]) -> None:
-    """Write the mounts of ``INSIDE``. The paths in ``covered`` show the paths in the folder
-    ``over``.
+    """Write the mounts for ``INSIDE``. Each path in ``covered`` shows the path with this name in
+    the folder ``over``.
 
-    One command makes all mounts, because each process takes CPU. A kubelet that finds its folder
-    not shared mounts it over itself. This mount races with its rename of a socket in the folder,
-    and can make it exit.
+    One command makes all mounts, because each process takes CPU. The kubelet's folder must be a
+    shared mount. Otherwise, the kubelet mounts the folder over itself, which can make it exit,
+    because the mount races with its rename of a socket in the folder.
     """
     mounts = [(SOURCE, path, "tmpfs", "defaults") for path in ("/var/log", "/var/lib", "/run")]
     mounts += [
@@ -69,8 +71,8 @@ def see_only(folder: Path) -> None:
 
 
 def gpu_pod(name: str, resource: str = RESOURCE, **spec: Any) -> dict[str, Any]:
-    """Return a pod with one container, ``main``. ``spec`` adds to the pod's spec or overrides
-    it.
+    """Return a pod with the single container ``main``. ``spec`` adds fields to the pod's spec or
+    overrides them.
     """
     return {
         "apiVersion": "v1",
@@ -98,7 +100,7 @@ def gpu_container(
 
 
 def numa_files(gpus: list[Gpu]) -> dict[str, str]:
-    """Return the files from which kubelet and plugin read the NUMA nodes of devices."""
+    """Return the files from which the kubelet and the plugin read the NUMA nodes of devices."""
     count = 1 + max(gpu.numa or 0 for gpu in gpus)
     files = {}
     for cpu in range(os.cpu_count() or 1):
@@ -110,7 +112,7 @@ def numa_files(gpus: list[Gpu]) -> dict[str, str]:
         files[f"{NUMA}/node{numa}/distance"] = f"{distances}\n"
         files[f"{NUMA}/node{numa}/meminfo"] = f"Node {numa} MemTotal: {8 << 20} kB\n"
         files[f"{NUMA}/node{numa}/hugepages/hugepages-2048kB/nr_hugepages"] = "0\n"
-    for index, gpu in enumerate(gpus):  # The bus numbers of the fake driver library.
+    for index, gpu in enumerate(gpus):  # Use the bus numbers of the fake driver library.
         numa_node = -1 if gpu.numa is None else gpu.numa
         files[f"{PCI}/0000:{index + 1:02x}:00.0/numa_node"] = f"{numa_node}\n"
     return files
@@ -125,7 +127,9 @@ def plugin_configuration(replicas: int) -> dict[str, Any]:
 
 
 def kubelet_configuration(runtime: Path, certificate: Certificate) -> dict[str, Any]:
-    """Return the configuration of a kubelet without cgroups and server, for this runtime socket."""
+    """Return the configuration of a kubelet that uses this runtime socket but no cgroups and no
+    server.
+    """
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -140,16 +144,17 @@ def kubelet_configuration(runtime: Path, certificate: Certificate) -> dict[str, 
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "podLogsDir": "/var/lib/kubelet/pod-logs",
         "resolvConf": "",
-        # Without an address, the kubelet writes an event at each sync of each pod.
+        # Without this address, the kubelet writes an Event at each sync of each pod.
         "clusterDNS": ["10.0.0.10"],
         "enableServer": False,
-        # Without a certificate, the kubelet makes an RSA key at each start.
+        # Without this certificate, the kubelet creates an RSA key at each start.
         "tlsCertFile": str(certificate.cert),
         "tlsPrivateKeyFile": str(certificate.key),
         "healthzPort": 0,
         "evictionHard": {"nodefs.available": "0%", "memory.available": "0%"},
         "nodeStatusUpdateFrequency": "1s",
-        # The default is the frequency above, which means one write per node and second.
+        # By default, this is ``nodeStatusUpdateFrequency``, which would cause one write per node
+        # and second.
         "nodeStatusReportFrequency": "10s",
         "syncFrequency": "5s",
     }

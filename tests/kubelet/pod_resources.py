@@ -14,7 +14,7 @@ podresources, podresources_services = grpc.protos_and_services("tests/kubelet/po
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """The devices and variables of a container."""
+    """The devices that a container holds, and its environment variables."""
 
     pod: str
     container: str
@@ -26,8 +26,8 @@ class Held:
 
 
 def answer(socket: Path, call: str, request: Any) -> Any:
-    """Return the kubelet's response. Retry when the rate limit (10 at once, 100 per second) is
-    exceeded.
+    """Return the kubelet's response. Retry when the kubelet's rate limit is exceeded, which is 100
+    calls per second with a burst of 10.
     """
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         lister = podresources_services.PodResourcesListerStub(channel)

@@ -1,4 +1,4 @@
-"""The agent's probes of pods and devices on a real node, and its status."""
+"""Runs the agent's probes of pods and devices on a real node, and returns the status."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -28,12 +28,14 @@ GIB = 1 << 30
 
 @dataclass
 class Agent:
-    """The probes of pods and devices on one node, with a table in place of the driver."""
+    """The agent's probes of pods and devices on one node. The driver's table replaces the driver
+    library.
+    """
 
     node: Node
     proc: Path
-    #: Shorter than in an agent, for tests that wait until it expires and do not restart the
-    #: kubelet.
+    #: Seconds after which a holding counts as settled. Tests that wait for it and do not restart
+    #: the kubelet use a shorter time.
     settled_after_s: float = SETTLED_AFTER_S
     before: GPUNodeStatus | None = None
     api: NodeApi | None = None
@@ -68,7 +70,7 @@ class Agent:
         return self.before
 
     def _devices(self) -> Iterator[DeviceReading]:
-        """Return the devices as the agent's own probe reads them from the driver library."""
+        """Yield the devices as the agent's own probe would read them from the driver library."""
         index = -1
         found: dict[str, Any] = {}
         for line in [*self.node.driver.table.read_text().splitlines(), "device"]:
@@ -85,8 +87,8 @@ class Agent:
                     found["processes"][int(pid)] = int(used)
 
     def _show_processes(self) -> None:
-        """Make a /proc with the runtime's processes and the machine's processes of this node
-        only.
+        """Create a /proc that contains only this node's processes: the simulated processes and the
+        real ones.
         """
         self.proc.mkdir(exist_ok=True)
         for old in self.proc.iterdir():
@@ -99,7 +101,7 @@ class Agent:
         for process in self.node._processes.values():
             (self.proc / str(process.pid)).symlink_to(f"/proc/{process.pid}")
         for folder in self.node.runtime.proc.glob("*"):
-            if not folder.is_symlink():  # One of the processes above.
+            if not folder.is_symlink():  # It is a simulated process.
                 (self.proc / folder.name).symlink_to(folder)
 
 
@@ -116,7 +118,7 @@ def rows(status: GPUNodeStatus) -> list[tuple[str, str, str, str, str]]:
 
 
 def given(node: Node, *pods: str) -> list[tuple[str, str, str, str, str]]:
-    """Return the devices that the runtime gave to containers, with the replica in the node's own
+    """Return the devices that the runtime gave to containers, and the replicas in the kubelet's
     record.
     """
     found = []

@@ -1,6 +1,8 @@
-"""A process between kubelet and device plugin that forwards all calls but one, which it answers.
+"""Runs a device plugin that forwards the kubelet's calls to the real plugin, but answers
+GetPreferredAllocation itself.
 
-It is a minimal version of the agent on `steered` nodes, to find out how a kubelet reacts.
+It is a minimal version of the agent on `steered` nodes. Tests use it to observe how a kubelet
+reacts.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,9 +21,9 @@ Choose = Callable[[list[str]], str]
 
 
 class Relay:
-    """A relay whose ``choose`` picks one of the replicas that the kubelet offers as free.
+    """A relay whose ``choose`` selects a replica from the free replicas that the kubelet offers.
 
-    It listens at once. The kubelet calls it after ``register``.
+    The relay listens as soon as it is created. The kubelet calls it after ``register``.
     """
 
     def __init__(self, folder: Path, plugin: str, resource: str, choose: Choose) -> None:
@@ -29,7 +31,7 @@ class Relay:
         self.plugin = plugin
         self.resource = resource
         self.choose = choose
-        #: The methods that the kubelet called here, in order.
+        #: The methods that the kubelet has called, in order.
         self.calls: list[str] = []
         self._channel = grpc.insecure_channel(f"unix:{folder / plugin}")
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
@@ -84,7 +86,9 @@ class Relay:
 
 
 def register(folder: Path, endpoint: str, resource: str) -> None:
-    """Register an endpoint with the kubelet, which any process may do for any resource."""
+    """Register an endpoint for a resource with the kubelet. The kubelet accepts this from any
+    process.
+    """
     with grpc.insecure_channel(f"unix:{folder / 'kubelet.sock'}") as channel:
         api_services.RegistrationStub(channel).Register(
             api.RegisterRequest(

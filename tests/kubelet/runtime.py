@@ -1,18 +1,18 @@
-"""A container runtime that runs nothing: it serves the kubelet's CRI on a Unix socket, with states
-in memory.
+"""A fake container runtime that serves CRI to the kubelet on a Unix socket, and keeps its state in
+memory.
 
-Sandboxes and containers pass through the states that the kubelet expects, and keep what it gave
-them. A container runs until the kubelet stops it or a test ends it (``exit``), with two exceptions:
-``["exit", "3"]`` has ended with that code when it starts, and ``["stubborn"]`` takes its whole
-grace period to stop. A running container holds GPU memory. Its variable ``TAKES_VRAM`` gives the
-bytes on each of its devices, which are in ``NVIDIA_VISIBLE_DEVICES`` or among its CDI devices. CDI
-devices are resolved with the specs in ``cdi``, as runtimes do. ``use`` changes the memory later.
-The container's process is an id in the driver's table, and a cgroup in a folder like ``/proc``.
-Each pod has a directory in ``cgroups`` from the start to the stop of its sandbox. A kubelet that
-manages cgroups creates it a moment earlier and removes it a moment later.
+Sandboxes and containers pass through the states that the kubelet expects, and keep the
+configuration that it sent. A container runs until the kubelet stops it or a test ends it with
+``exit``. There are two exceptions: the command ``["exit", "3"]`` ends immediately with code 3, and
+``["stubborn"]`` uses its whole grace period to stop. A running container holds GPU memory. The
+variable ``TAKES_VRAM`` has the bytes that it uses on each of its devices, and ``use`` changes them
+later. The devices are in ``NVIDIA_VISIBLE_DEVICES`` or are CDI devices, which are resolved with the
+specs in ``cdi``. The container's process is an ID in the driver's table and a cgroup in a folder
+like ``/proc``. Each pod has a directory in ``cgroups`` from the start of its sandbox to the stop. A
+kubelet that manages cgroups creates the directory slightly earlier and removes it slightly later.
 
-Our own commands, which begin with ``headroom`` or ``python -I -m``, really run. They find the node
-on loopback, because ``reach`` has the addresses.
+The runtime runs the commands of Headroom, which begin with ``headroom`` or ``python -I -m``, as
+real processes. ``reach`` has the variables with which they find the node on loopback.
 """
 
 import contextlib
@@ -47,11 +47,11 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self.cgroups = proc.with_name("cgroup")
         self.driver = driver
         self.cdi = cdi
-        #: Variables of the containers whose commands really run.
+        #: Environment variables of the commands that run as real processes.
         self.reach: Mapping[str, str] = {}
         self.sandboxes: dict[str, Sandbox] = {}
         self.containers: dict[str, Container] = {}
-        #: Pods in which a container ran that was not a command of ours.
+        #: Pods in which a container other than Headroom's has run.
         self.ever_ran: set[str] = set()
         self._commands: list[tuple[subprocess.Popen[str] | Forked, threading.Thread]] = []
         self.lock = threading.RLock()
@@ -68,12 +68,12 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self._server.stop(grace=None).wait()
 
     def end_commands(self) -> None:
-        """Kill all commands that really run."""
+        """Kill the real processes of all containers."""
         for process, thread in self._commands:
             process.kill()
             thread.join()
 
-    # Actions of tests.
+    # The methods below are called by tests.
 
     def running(self, pod: str) -> dict[str, Container]:
         """Return the running containers of a pod by name."""
@@ -85,18 +85,18 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             }
 
     def use(self, container: Container, used_bytes: int) -> None:
-        """Set the memory that the container holds on each of its devices from now on."""
+        """Change the memory that the container holds on each of its devices."""
         with self.lock:
             if container.pid:
                 self.driver.use(container.pid, dict.fromkeys(container.devices, used_bytes))
 
     def exit(self, container: Container, code: int) -> None:
-        """End the container's process by itself."""
+        """End the container's process with this exit code."""
         self._end(container, code)
 
     def reboot(self) -> None:
-        """Reboot the machine: all processes end, and its network is gone, so a starting kubelet
-        makes new sandboxes.
+        """Reboot the machine. All processes end, and the network is lost, so a starting kubelet
+        creates new sandboxes.
         """
         with self.lock:
             for container in list(self.containers.values()):
@@ -122,7 +122,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self._commands.append((container.process, thread))
 
     def _follow(self, container: Container, process: subprocess.Popen[str] | Forked) -> None:
-        if isinstance(process, subprocess.Popen):  # The other stream is written to a file.
+        if isinstance(process, subprocess.Popen):  # stderr is written to a file.
             assert process.stdout is not None
             for line in process.stdout:
                 container.output += line
@@ -130,7 +130,9 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
         self._end(container, process.wait())
 
     def _resolved(self, config: Any) -> list[str]:
-        """Return the devices of a container's CDI names according to the specs in ``cdi``."""
+        """Return the devices that the CDI specs in ``cdi`` define for a container's CDI device
+        names.
+        """
         named = {each.name for each in config.CDI_devices}
         for key, value in config.annotations.items():
             if key.startswith("cdi.k8s.io/"):
@@ -155,7 +157,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
                 container.finished_ns = time.time_ns()
                 container.ended.set()
 
-    # RuntimeService of CRI.
+    # The methods below implement the RuntimeService of CRI.
 
     def Version(self, request: Any, context: Any) -> Any:
         return cri.VersionResponse(
@@ -188,7 +190,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
                 for container in self._inside(sandbox):
                     self._end(container, 137)
                 sandbox.ready = False
-                with contextlib.suppress(FileNotFoundError):  # Already stopped.
+                with contextlib.suppress(FileNotFoundError):  # The sandbox has already stopped.
                     self._cgroup(sandbox).rmdir()
         return cri.StopPodSandboxResponse()
 
@@ -250,7 +252,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
             case ["headroom", *arguments]:
                 self._run(container, "headroom", arguments)
                 return
-            # The module is in the repository, which -I does not search.
+            # Run the module directly, because it is in the repository, which -I does not search.
             case ["python", "-I", "-m", module, *arguments]:
                 self._run(container, module, arguments)
                 return
@@ -314,7 +316,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
     def _inside(self, sandbox: Sandbox) -> list[Container]:
         return [each for each in self.containers.values() if each.sandbox is sandbox]
 
-    # ImageService of CRI, which has every image.
+    # The methods below implement the ImageService of CRI. Every image exists.
 
     def ListImages(self, request: Any, context: Any) -> Any:
         return cri.ListImagesResponse()
@@ -343,7 +345,7 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
 
 @contextlib.contextmanager
 def known(context: Any) -> Iterator[None]:
-    """Return the object, or answer NOT_FOUND for an unknown ID, as runtimes do."""
+    """Answer NOT_FOUND if the context raises ``KeyError``, as runtimes do for an unknown ID."""
     try:
         yield
     except KeyError as missing:

@@ -1,19 +1,20 @@
-"""Soak of a steered node: pods of every shape, and restarts of agent, plugin and kubelet.
+"""Soaks a steered node with pods of every shape and restarts of the agent, the plugin and the
+kubelet.
 
     python -m tests.kubelet.soak [--pods 2000] [--restarts 50] [--seed 1] [--kubelet kubelet-1.36]
 
 The kubelet, the device plugin and the API server are real. The driver and the containers are
-simulated. Each process is restarted this number of times, in random order. The agent is killed or
-stopped. Prints a report. The exit status is 1 if one of these conditions fails:
+simulated. The agent, the plugin and the kubelet are each restarted ``--restarts`` times, in random
+order. The program prints a report. The exit status is 1 if one of these conditions fails:
 
 * a pod without a GPU that is bound right after a GPU pod waits at most for the agent's deadlines
   longer than the slowest pod that is bound alone,
-* every replica exists again after every restart, and none is held at the end,
-* pods with reserved devices get them, a container with several GPUs gets different ones, and no pod
+* every replica exists again after every restart, and no replica is held at the end,
+* pods get their reserved devices, a container with several GPUs gets different GPUs, and no pod
   counts as a bypass of the agent,
-* restarts and pods do not increase the numbers of the agent's threads and descriptors.
+* restarts and pods do not increase the number of the agent's threads and file descriptors.
 
-Kubelets from 1.37 on are not steered.
+Kubelet 1.37 and newer cannot be steered.
 """
 
 import argparse
@@ -35,11 +36,11 @@ from tests.kubelet.steered_node import SteeredNode
 GPUS, REPLICAS = 4, 12
 #: Number of pods that run at the same time.
 TOGETHER = 12
-#: The agent's deadlines for its own answer and for the plugin's.
+#: Sum of the agent's deadlines for its own answer and for the plugin's answer.
 DEADLINES_S = 6.0
-#: Logs are printed for a pod that takes longer.
+#: The logs of a pod that takes longer are printed.
 SLOW_S = 5.0
-#: Number of pods in one life of the agent.
+#: Maximum growth of the agent's threads and file descriptors between its start and its end.
 MAX_GROWN_THREADS, MAX_GROWN_DESCRIPTORS = 3, 8
 
 
@@ -50,26 +51,27 @@ class Soak:
         self.lots = lots
         self.shapes: Counter[str] = Counter()
         self.failures: list[str] = []
-        #: Waiting times of pods without a GPU, bound when nothing else happens, and right after a
-        #: pod with a GPU.
+        #: Waiting times of pods without a GPU. ``alone_s`` is for pods that are bound when nothing
+        #: else happens, and ``beside_s`` for pods that are bound right after a GPU pod.
         self.alone_s: list[float] = []
         self.beside_s: list[float] = []
         self.gpu_s: list[float] = []
         self.bypassed = 0
-        #: Names of the pods with a reservation.
+        #: Names of the pods that have a reservation.
         self.reserved: set[str] = set()
-        #: Number of these pods that a kubelet rejected when it started again.
+        #: Number of reserved pods that a restarted kubelet rejected.
         self.lost = 0
-        #: Threads and descriptors of one life of the agent, at its start and end.
+        #: Growth of the agent's threads and file descriptors in each life of the agent.
         self.grown: list[tuple[int, int]] = []
         self.running: list[str] = []
-        #: Name and uid of deleted pods that may still exist.
+        #: Maps the names of deleted pods that may still exist to their UIDs.
         self.ending: dict[str, str] = {}
         self.number = 0
-        #: The last restarts, with the time of their end.
+        #: The last restarts, each with the time when it ended.
         self.restarted: list[str] = []
         self.began = self.vitals()
-        #: Restarts of plugin and kubelet in this life of the agent, and the maximum over all lives.
+        #: Number of restarts of the plugin and the kubelet in this life of the agent, and the
+        #: maximum over all lives.
         self.restarts = self.most_restarts = 0
 
     def vitals(self) -> tuple[int, int]:
@@ -137,7 +139,7 @@ class Soak:
             self.end(self.running.pop(self.lots.randrange(len(self.running))))
 
     def plain(self, name: str, times: list[float]) -> None:
-        """Start a pod without a GPU, and end it."""
+        """Start a pod without a GPU, record how long it waits, and end it."""
         pod = gpu_pod(name)
         pod["spec"]["containers"][0]["resources"] = {}
         began_s = time.monotonic()
@@ -148,7 +150,7 @@ class Soak:
         self.node.delete(name)
 
     def explain(self, name: str, took_s: float) -> None:
-        """Print the log lines of kubelet and agent about a slow pod."""
+        """Print the log lines of the kubelet and the agent about a slow pod."""
         if took_s < SLOW_S:
             return
         sys.stderr.write(f"{name} took {took_s:.1f} s, at {time.time():.1f}; {self.restarted}\n")
@@ -157,7 +159,7 @@ class Soak:
         sys.stderr.writelines(f"  {line[:300]}\n" for line in lines[-60:])
 
     def devices(self) -> list[str]:
-        """Return the devices, those with the most free replicas first."""
+        """Return the devices, ordered by free replicas, most first."""
         held = Counter(each.device for each in self.node.held())
         return sorted((f"GPU-{i}" for i in range(GPUS)), key=lambda uuid: (held[uuid], uuid))
 
@@ -191,14 +193,14 @@ class Soak:
                 self.node._show("kubelet")
         self.steered.until_steered()
         self.node.wait(lambda: self.node.allocatable() == GPUS * REPLICAS, "every replica")
-        # A starting kubelet can reject a pod whose container it had not started.
+        # A restarted kubelet can reject a pod whose container had not started yet.
         for name in [each for each in self.running if each in self.reserved]:
             if "UnexpectedAdmissionError" in self.node.events(name):
                 self.running.remove(name)
                 self.lost += 1
                 self.end(name)
-        # An agent that does not know which pods have ended counts them as unconfirmed. An extender
-        # reserves one device at a time while there are such pods.
+        # Wait, because a restarted agent counts ended pods as unconfirmed. While there are
+        # unconfirmed pods, an extender reserves one device at a time.
         self.node.wait(lambda: all(map(self.node.is_gone, self.ending)), "that ended pods are gone")
         self.forget_gone()
         self.restarted = [*self.restarted[-2:], f"{process} at {time.time():.1f}"]
@@ -258,7 +260,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         plane = stack.enter_context(control_plane())
         gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
-        # The kubelet would delay pods that arrive in quick succession: "pull QPS exceeded".
+        # Remove the limit of image pulls, because the kubelet would delay pods that arrive in quick
+        # succession ("pull QPS exceeded").
         settings = {"registryPullQPS": 0, "kubelet": args.kubelet}
         soaked = stack.enter_context(node(plane, "soaked", gpus, REPLICAS, **settings))
         steered = SteeredNode(soaked)

@@ -1,4 +1,4 @@
-"""A real node with an agent that steers, and a ledger written by the test."""
+"""A real node with an agent that steers. The test writes the reservations."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,7 +20,7 @@ GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 
 
 class SteeredNode:
-    """``node`` with an agent that steers, and a ledger written by the test."""
+    """Runs an agent that steers on ``node``, and writes reservations."""
 
     def __init__(self, node: Node, flags: Sequence[str] = ()) -> None:
         self.node = node
@@ -40,8 +40,8 @@ class SteeredNode:
         self.start_agent(*flags)
 
     def start_agent(self, *flags: str) -> None:
-        """Start an agent and wait until it has reported its mode, because a killed agent's report
-        remains. Without flags it steers.
+        """Start an agent. Without ``flags``, it steers, and this method waits for its first report,
+        because the report of a killed agent remains.
         """
         steer = flags or ("--device-choice=steered",)
         before = self.observed_at()
@@ -70,7 +70,7 @@ class SteeredNode:
         return self.reported().plugin.choice_obstacle
 
     def choose(self, choice: str) -> None:
-        """Write the choice as an extender does when the Node's annotation changes."""
+        """Write the device choice as an extender does when the Node's annotation changes."""
         patch = {"spec": {"deviceChoice": choice}}
         self.plane.call("PATCH", f"{GPUNODES}/{self.node.name}", patch)
 
@@ -79,7 +79,7 @@ class SteeredNode:
     ) -> None:
         """Create the pod and write its reservation, as the extender does before it binds.
 
-        Without ``count``, the pod requests as many replicas as there are devices.
+        The pod requests ``count`` replicas, by default one per device.
         """
         self.plane.call("POST", PODS, pod)
         name = pod["metadata"]["name"]
@@ -103,7 +103,9 @@ class SteeredNode:
         self.plane.bind(PODS, name, self.node.name)
 
     def place(self, name: str, device: str, gib: int = 4) -> str:
-        """Reserve, bind and wait. Return the device that the pod got."""
+        """Reserve a device for a new pod, bind the pod and wait. Return the device that the pod
+        got.
+        """
         self.reservation(gpu_pod(name, self.resource), device, gib)
         self.bind(name)
         self.node.wait(lambda: self.node.held(name), f"a pod {name} that was admitted")
@@ -111,7 +113,7 @@ class SteeredNode:
         return held.device
 
     def device(self, pod: str) -> str:
-        """Return the device of a pod without a reservation."""
+        """Run a pod without a reservation. Return the device that it got."""
         (held,) = self.node.admit(gpu_pod(pod))
         return held.device
 

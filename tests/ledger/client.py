@@ -1,4 +1,6 @@
-"""A store over a client, called from the thread of a test, and the test's writes."""
+"""Provides a Kubernetes store that tests call from their own thread, and writes of other
+clients.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from tests.blocking import Blocking, Loop
 
 @contextlib.contextmanager
 def over(configuration: Configuration, loop: Loop, **how: Any) -> Iterator[Blocking]:
-    """Yield a store that uses the server."""
+    """Yield a store that uses this API server."""
     lists = KubeApi(configuration)
     try:
         yield loop.store(configuration, lists, **how)

@@ -1,8 +1,8 @@
-"""Replicas over one store that holds all objects of a small cluster.
+"""Simulates replicas on one store that holds all objects of a small cluster.
 
-Each reconciliation has two steps: finding the work, and doing it. The second step can happen later,
-twice, or never. State, controllers, ledger and judge are the real implementations. The tests
-simulate users, kubelets, agents and administrators.
+Each reconciliation has two steps: finding the work, and doing the work. The second step can happen
+later, twice, or never. The state, the controllers, the ledger and the placement are the product's.
+The tests act as users, kubelets, agents and administrators.
 """
 
 import itertools
@@ -43,7 +43,7 @@ class Replica:
         self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=WALL_S)
         self.name = name
         self.ledger: Ledger
-        #: While this is set, no change is delivered to the replica.
+        #: While this list exists, it collects changes instead of delivering them to the replica.
         self.paused: list[Event] | None = None
 
     def over(self, server: PlayedStore, wall_s: "Clock") -> None:
@@ -112,12 +112,12 @@ class Cluster:
         self.tell([NodeSeen(node)])
 
     def remove_node(self) -> None:
-        """Delete the Node, and its dependents as the garbage collector does."""
+        """Delete the Node, and delete its GPUNode as the garbage collector does."""
         self.tell([NodeGone("n")])
         self.server.start_deleting("n")
 
     def report(self, *devices: Device, pods: Sequence[PodUse] = ()) -> None:
-        """The agent samples and reports, with its heartbeat."""
+        """Write a report and a heartbeat of the agent."""
         known = self.server.leases.get("n", 0)
         stamp = f"2026-11-21T00:00:{next(self._stamps) % 60:02}Z"
         self._devices = devices or self._devices
@@ -149,7 +149,7 @@ class Cluster:
         self.server.set_status(held, PodStatus(phase=phase))
 
     def fits(self, vram: str) -> Reason | None:
-        """Return the verdict of the last replica for a new pod."""
+        """Return why the last replica rejects a new pod, or None if the pod fits."""
         state, snap = self.replicas[-1].state, self.replicas[-1].state.cluster.snapshot()
         request = state.cluster.understand(pod(vram, uid="newcomer", name="newcomer"))
         assert isinstance(request, VramRequest)
@@ -186,12 +186,12 @@ class Cluster:
                     ledger.initialise([node])
 
     def tidy(self) -> None:
-        """Let every replica reconcile everything."""
+        """Reconcile everything on every replica."""
         for i in range(len(self.replicas)):
             self.done_by(i, self.found_by(i))
 
     def content(self) -> Iterator[object]:
-        """Return the content of the store, without versions and attempt ids."""
+        """Yield the content of the store without versions and attempt IDs."""
         for held in sorted(self.server.list_pods(), key=lambda pod: pod.metadata.uid):
             yield held.metadata.uid, held.node, held.ended
         gpunode = self.server.read_gpunode("n")

@@ -1,4 +1,6 @@
-"""A store with a node and a pod, a ledger over it, and injected faults between them."""
+"""A ledger on a store with a node and a pod. Tests inject faults between the ledger and the
+store.
+"""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -36,7 +38,7 @@ def pod(
 
 
 def judge(pod: Pod, gpunode: GPUNode) -> Placement | Reason:
-    """One device of 10 bytes, on every node that is initialised."""
+    """Place a pod on the single 10-byte device of a node, if the node is initialised."""
     asked = int(pod.annotation(VRAM) or 0)
     if asked < 0:
         return Reason.BAD_VRAM
@@ -66,16 +68,16 @@ DEVICES = msgspec.convert({"devices": [{"uuid": "GPU-0"}]}, GPUNodeStatus)
 
 
 def pending_binds(ledger: Any, node: str = "n") -> int:
-    """Return how many binds of the node are queued or running."""
+    """Return the number of queued and running binds of the node."""
     queue = ledger.binder._batcher._queues.get(node)
     return queue.requests if queue else 0
 
 
 class Stage:
-    """A store with the node ``n`` and the pod ``p``, a ledger over it, and a hook between them.
+    """A store with the node ``n`` and the pod ``p``, a ledger on it, and a hook between the two.
 
-    ``fault`` is called before and after each call of the ledger. It may do what other clients do
-    meanwhile, or lose a message.
+    ``fault`` is called before and after each store operation of the ledger. It can act as another
+    client, or raise an error to lose a message.
     """
 
     def __init__(self) -> None:
@@ -171,8 +173,8 @@ class Stage:
         self.store.admit(pod(**({"version": "101"} | changes)))
 
     def end_pod(self) -> None:
-        """Replace the pod by an ended one, directly, because the store accepts newer versions only
-        of unbound pods.
+        """Replace the pod with an ended pod. This bypasses the store's interface, which accepts a
+        newer version only of an unbound pod.
         """
         held = self.pod()
         self.store.delete_pod("a", "p")
@@ -180,7 +182,7 @@ class Stage:
 
 
 def once(operation: str, when: str, deed: Callable[[], object]) -> Fault:
-    """Return a fault that calls ``deed`` at the first matching call."""
+    """Return a fault that calls ``deed`` at the first matching operation."""
     left = [deed]
 
     def fault(*at: str) -> None:

@@ -1,8 +1,8 @@
-"""The behaviour that the bind protocol requires of every store.
+"""Tests the behavior that the bind protocol requires of every store.
 
-A test module derives from ``StoreBehaviour`` and provides the fixture ``stage``: a store, with the
-actions of users and agents. The tests run for the in-memory store (test_embedded.py), for the store
-of the model checker, and for the real API server (test_kubernetes_store.py).
+A test module derives from ``StoreBehaviour`` and provides the fixture ``stage``, which has a store
+and the actions of users and agents. The tests run on the in-memory store (test_embedded.py), on the
+store of the model checker, and on the real API server (test_kubernetes_store.py).
 """
 
 import threading
@@ -20,7 +20,7 @@ from headroom.errors import StoreConflict, StoreError, StoreNotFound, StoreRejec
 
 
 class Stage(Protocol):
-    """A store, and actions of other clients on it."""
+    """A store and the actions of other clients."""
 
     @property
     def store(self) -> Store: ...
@@ -28,7 +28,7 @@ class Stage(Protocol):
     def new_name(self) -> str: ...
 
     def new_pod(self, name: str, annotations: Mapping[str, str]) -> Pod:
-        """Create a pod, as its user does."""
+        """Create a pod as a user does."""
 
     def delete_pod(self, pod: Pod) -> None: ...
 
@@ -94,7 +94,7 @@ class StoreBehaviour:
         assert stage.store.read_gpunode(before.name) == won
 
     def test_an_unchanged_write_keeps_the_version(self, stage: Stage) -> None:
-        """Therefore every attempt writes a unique ID."""
+        """Because of this behavior, every attempt writes a unique ID."""
         before = stage.store.write_spec(self.new_gpunode(stage), reserving("1"))
         again = stage.store.write_spec(before, reserving("1"))
         assert again.metadata.resource_version == before.metadata.resource_version
@@ -229,8 +229,8 @@ class StoreBehaviour:
         forged = msgspec.structs.replace(pod.metadata, resource_version=version)
         with pytest.raises(StoreConflict):
             stage.store.touch_pod(pod, "1")
-        # A version is never used twice, so this cannot happen. The API server would also reject the
-        # other uid, because the field is immutable.
+        # This cannot happen in a cluster, because a version is never used twice. The API server
+        # would also reject the changed UID, because the field is immutable.
         with pytest.raises((StoreConflict, StoreRejected)):
             stage.store.touch_pod(msgspec.structs.replace(pod, metadata=forged), "1")
         with pytest.raises(StoreConflict):

@@ -1,4 +1,6 @@
-"""Draws reports in which an agent lies in every field, including fields that are added later."""
+"""Draws reports in which an agent lies in any field, including fields that are added in the
+future.
+"""
 
 from typing import Any
 
@@ -9,7 +11,7 @@ from headroom.contract.gpunode import Device, GPUNodeStatus, PodUse, Replicas
 from headroom.contract.heartbeat import Confirmation
 from tests.builders import DISTRIBUTED, GIB, STAMP, shared, status, use
 
-#: Devices and pods of honest nodes and of the liar, and texts with a meaning.
+#: Names with a meaning: devices and pods of the honest nodes and of the lying node.
 GPUS = ("GPU-a-0", "GPU-a-1", "GPU-c-0", "GPU-b-0")
 UIDS = ("bound", "stray", "starter", "hog", "neighbour", "waiting", "on-lying-node", "unknown")
 TEXTS = st.sampled_from(
@@ -26,7 +28,7 @@ NUMBERS = st.sampled_from([-1, 0, 1, 4, GIB, 8 * GIB, 23 * GIB, 80 * GIB, 1 << 4
 
 
 def of_type(kind: mi.Type) -> st.SearchStrategy[Any]:
-    """Return a strategy for any value of the type."""
+    """Return a strategy that draws any value of the type."""
     match kind:
         case mi.StructType(cls=cls, fields=fields):
             return st.builds(cls, **{each.name: of_type(each.type) for each in fields})
@@ -51,7 +53,7 @@ def of_type(kind: mi.Type) -> st.SearchStrategy[Any]:
     raise AssertionError(f"no lies of type {kind}")
 
 
-#: Plausible devices, so that everything is computed with them.
+#: Plausible devices, because implausible devices would be ignored early.
 PLAUSIBLE: st.SearchStrategy[Device] = st.builds(
     lambda uuid, memory, used, free, healthy: shared(
         uuid,
@@ -98,7 +100,7 @@ _OTHERS = {
 
 @st.composite
 def lies(draw: st.DrawFn) -> GPUNodeStatus:
-    """Return a report. Most devices and rows are plausible, so that they have effects."""
+    """Draw a report. Most devices and rows are plausible, so that they have effects."""
     plausible = st.lists(PLAUSIBLE, min_size=1, max_size=3, unique_by=lambda each: each.uuid)
     told = {"observed_at": STAMP, "plugin": DISTRIBUTED, "sources": SOURCES}
     if draw(st.booleans()):

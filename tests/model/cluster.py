@@ -1,7 +1,7 @@
-"""The cluster that the model explores, and a judge that is independent of the ledger's code.
+"""The cluster that the model explores, and a check that is independent of the ledger's code.
 
 Nodes have one shared device of 10 bytes, and pods request bytes in their annotation. The extender's
-own ``ClusterWriter`` decides which pods fit. ``wrong_with`` only reads the server's state.
+``ClusterWriter`` decides which pods fit. ``wrong_with`` reads only the server's state.
 """
 
 import itertools
@@ -41,7 +41,7 @@ from tests.judge import excess
 from tests.model.explorer import Deed, Program
 from tests.model.world import World, WorldStore, changed
 
-#: The modules of the protocol, each after those that it imports.
+#: The modules of the protocol. Each module comes after the modules that it imports.
 MODULES = (reservations, initialise, bind, real_ledger)
 MEMORY_BYTES = 10
 RESOURCE = "nvidia.com/gpu"
@@ -87,7 +87,7 @@ _fitted: dict[bytes, Placement | Reason] = {}
 
 
 def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
-    """Return the result of ``ClusterWriter.judge``, cached because it depends only on its
+    """Return the result of ``ClusterWriter.judge``. It is cached, because it depends only on the
     arguments.
     """
     key = msgspec.json.encode((pod, node))
@@ -96,7 +96,7 @@ def fitted(pod: Pod, node: GPUNode) -> Placement | Reason:
     return _fitted[key]
 
 
-# Steps of the actors. ``code`` is the module of the ledger, or a mutant of it.
+# The functions below return actors. ``code`` is the module of the ledger or a mutated copy.
 
 
 def ledger(store: SyncStore, name: str, code: ModuleType) -> Any:
@@ -119,7 +119,9 @@ def binds(
     held: World | None = None,
     code: ModuleType = real_ledger,
 ) -> Program:
-    """Bind a pod with the copies of the pod and the node in ``held``, or without a copy if None."""
+    """Bind a pod. The binder has the copies of the pod and the node in ``held``, or no copies if it
+    is None.
+    """
     metadata = pod.metadata
 
     shown = held.pods[metadata.name] if held else None
@@ -138,7 +140,7 @@ def removes(name: str, node: str, uid: str, code: ModuleType = real_ledger) -> P
 
 
 def ends_start(name: str, node: str, pod: Pod, code: ModuleType = real_ledger) -> Program:
-    """End the start of the pod, if the pod has settled."""
+    """Record that the start of the pod has ended, if the pod has settled."""
     metadata = pod.metadata
 
     def work(store: SyncStore) -> object:
@@ -164,7 +166,7 @@ def initialises(name: str, node: str, code: ModuleType = real_ledger) -> Program
     return lambda store: ledger(store, name, code).initialise(nodes)
 
 
-# Writes of other clients.
+# The functions below return actions of other clients.
 
 
 def edits(name: str, asked_bytes: int) -> Deed:
@@ -216,7 +218,7 @@ def settles(name: str) -> Deed:
 
 
 def bypasses_us(name: str, node: str) -> Deed:
-    """Another scheduler binds the pod, without any check of memory."""
+    """Another scheduler binds the pod without checking memory."""
 
     def deed(world: World) -> World | None:
         held = world.pods.get(name)
@@ -228,7 +230,9 @@ def bypasses_us(name: str, node: str) -> Deed:
 
 
 def loses_the_gpunode(node: str) -> Deed:
-    """A user deletes the GPUNode by force. It is created again, and its agent reports to it."""
+    """A user deletes the GPUNode by force. The GPUNode is created again, and the agent reports to
+    it.
+    """
     return lambda world: world.without_gpunode(node).with_gpunode(gpunode(node, initialised=False))
 
 
@@ -243,7 +247,7 @@ def creates_the_gpunode(node: str) -> Deed:
     return lambda world: None if node in world.gpunodes else world.with_gpunode(successor)
 
 
-# Checks of the model's state.
+# The functions below check the model's state.
 
 
 def asked_bytes(pod: Pod) -> int:
@@ -251,18 +255,20 @@ def asked_bytes(pod: Pod) -> int:
 
 
 def wrong_with(world: World, code: ModuleType = real_ledger) -> str:
-    """Return the errors of a world in its current state, or after ``code`` has reconciled it."""
+    """Return the errors of a world in its current state. If there are none, return the errors after
+    ``code`` has reconciled it.
+    """
     return _wrong(world) or _wrong(tidied := _tidy(world, code), settled=True) or _left_over(tidied)
 
 
 def _wrong(world: World, settled: bool = False) -> str:
-    """Return the errors. ``settled`` means that pods bound by others had time to be seen and
-    charged.
+    """Return the errors. If ``settled`` is true, pods that other clients bound have been
+    adopted.
     """
     for name, node in world.gpunodes.items():
         there = [*world.pods.values(), *world.ghosts.values()]
         sitting = [p for p in there if p.node == name and not p.ended]
-        # Unreserved pods may overcommit, which is not our error.
+        # Count only our pods, because unreserved pods may overcommit the device.
         ours = ((name, asked_bytes(p)) for p in sitting if _bound_by_us(p))
         if over := excess(ours, {name: MEMORY_BYTES}):
             return f"{name} is overcommitted: by {over[name]} bytes"
@@ -294,8 +300,8 @@ def _bound_by_us(pod: Pod) -> bool:
 
 
 def _tidy(world: World, code: ModuleType) -> World:
-    """Reconcile every reservation, and every pod without a reservation, after all actors have
-    crashed, all messages are lost, remaining containers have ended, and samples prove it.
+    """Reconcile every reservation and every unreserved pod. All actors have crashed, all messages
+    are lost, all containers of deleted pods have ended, and samples prove that they have ended.
     """
     store = WorldStore(replace(world, ghosts={}))
     housekeeper = ledger(store, "housekeeper", code)
@@ -320,8 +326,8 @@ def _reservations(world: World) -> Iterator[tuple[str, str]]:
 
 
 def protocol_with(changes: Mapping[str, str]) -> ModuleType:
-    """Return the module of the ledger with changed passages of the protocol. Each passage must
-    occur once in one of ``MODULES``.
+    """Return the module of the ledger with changed source code. Each key of ``changes`` must occur
+    exactly once in ``MODULES`` and is replaced by its value.
     """
     sources = {module.__name__: Path(str(module.__file__)).read_text() for module in MODULES}
     for before, after in changes.items():

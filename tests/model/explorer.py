@@ -1,20 +1,21 @@
 """Explores every order in which the calls of several actors can reach the server.
 
-An actor is the real code, which is deterministic: its next action depends only on the responses so
-far. So an actor's state is the list of these responses. To find its next call, it is run again from
-the start over a store that repeats them and stops at the first call without a response. There are
-no threads, every state is a value, and equal states are explored once.
+An actor runs the real code, which is deterministic, so its next action depends only on the
+responses so far. Therefore an actor's state is the list of these responses. To find its next call,
+the explorer runs the actor again from the start, on a store that repeats the responses and stops at
+the first call without a response. There are no threads, every state is a value, and equal states
+are explored only once.
 
-A step is one of
-  * a call of one actor reaches the server and is answered;
+A step is one of the following:
+  * a call of an actor reaches the server and gets a response;
   * a writing call is lost: its actor gets ``OutcomeUnknown`` at once, and the message
       arrives at any later time, or never (at most as often as the scenario allows);
-  * such a message arrives;
+  * a lost message arrives;
   * an action of another client: a user, a kubelet, an administrator.
 
-A crash needs no separate step, because an actor that is never chosen again has crashed, and every
-state is judged. A lost call is a message that never arrives. A call that is executed without an
-answer is a message that arrives at once.
+A crash needs no separate step. An actor that never takes another step has crashed, and every state
+is checked. A lost request is a message that never arrives. A lost response is a message that
+arrives immediately.
 """
 
 from collections import deque
@@ -28,11 +29,11 @@ from extender.ledger.embedded_store import SyncStore
 from headroom.errors import OutcomeUnknown, StoreError
 from tests.model.world import Call, Seam, World, again
 
-#: The code of an actor, over the store that it gets.
+#: The code of an actor. Its argument is the store.
 Program = Callable[[SyncStore], object]
-#: A single action of another client, or None while it is impossible.
+#: An action of another client. Returns the next world, or None while the action is impossible.
 Deed = Callable[[World], World | None]
-#: Returns the errors in a world, or an empty string if there are none.
+#: Returns the errors in a world, or an empty string.
 Judge = Callable[[World], str]
 T = TypeVar("T", World, Call)
 
@@ -42,14 +43,14 @@ class Scenario:
     world: World
     actors: Mapping[str, Program]
     deeds: Mapping[str, Deed]
-    #: Maximum number of writing calls whose result the actor does not get.
+    #: Maximum number of writing calls whose response is lost.
     losses: int = 0
 
 
 @dataclass(frozen=True)
 class Explored:
-    """The result of an exploration: ``wrong`` has the errors at the end of ``story``, the shortest
-    way there.
+    """The result of an exploration. ``wrong`` describes the errors at the end of ``story``, which
+    is the shortest sequence of steps that leads to an error.
     """
 
     states: int
@@ -63,14 +64,14 @@ class Explored:
         return f"{self.states} states, {self.steps} steps, {self.worlds} worlds{told}"
 
 
-#: The state of an actor that has finished.
+#: The state number of an actor that has finished.
 _DONE = -1
 
 
 class _State(NamedTuple):
-    #: Number of the world (``_Server``).
+    #: Number of the world in ``_Server``.
     world: int
-    #: For each actor, the number of its list of responses (``_Actors``).
+    #: The number of each actor's list of responses in ``_Actors``.
     minds: tuple[int, ...]
     #: Numbers of the calls that may still arrive, in ascending order.
     under_way: tuple[int, ...]
@@ -80,9 +81,9 @@ class _State(NamedTuple):
 
 class _Answer(NamedTuple):
     given: Any
-    #: Equal for equal responses.
+    #: Identifies the response. Equal responses have equal keys.
     key: bytes
-    #: Short form for the story.
+    #: A short form of the response for the story.
     text: str
 
 
@@ -99,7 +100,7 @@ _LOST = _answer(OutcomeUnknown("no answer"))
 
 
 class _Server:
-    """Numbers worlds and calls, and performs each call in each world once."""
+    """Numbers worlds and calls, and performs each call in each world only once."""
 
     def __init__(self) -> None:
         self.worlds: list[World] = []
@@ -129,7 +130,7 @@ class _Server:
 
 
 class _Actors:
-    """Runs actors, and numbers their lists of responses."""
+    """Runs actors and numbers their lists of responses."""
 
     def __init__(self, programs: list[Program], server: _Server) -> None:
         self._programs = programs
@@ -149,8 +150,9 @@ class _Actors:
         return self._next[key]
 
     def told(self, actor: int, mind: int, answer: _Answer) -> int:
-        """Return the list of responses with a further response. How a finished actor came to its
-        end does not matter.
+        """Return the number of the actor's list of responses after another response. All finished
+        actors have the same number, because the rest of the exploration does not depend on their
+        responses.
         """
         key = mind, answer.key
         if key not in self._number_of:
@@ -177,15 +179,15 @@ class _Actors:
 
 
 class _Waits(BaseException):
-    """Stops an actor at a call. It is not an ``Exception``, so that no actor handles it."""
+    """Stops an actor at a call. It is not an ``Exception``, so that actors do not handle it."""
 
     def __init__(self, call: Call) -> None:
         self.call = call
 
 
 def explore(scenario: Scenario, judge: Judge, most_states: int = 1_000_000) -> Explored:
-    """Visit every state, the nearest first, until a state has errors. Too many states are an
-    error.
+    """Visit every state in order of distance until a state has errors. Fail if there are more than
+    ``most_states`` states.
     """
     server = _Server()
     names, actors = list(scenario.actors), _Actors(list(scenario.actors.values()), server)

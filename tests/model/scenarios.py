@@ -1,8 +1,8 @@
-"""Defines the scenarios of the explorer, with few actors, chosen so that every pair of rules
-interacts.
+"""Defines the scenarios of the explorer. Each has few actors, but every pair of rules interacts in
+a scenario.
 
-Every pod requests 6 of the 10 bytes of the only device, so that two pods never fit together, or 2
-bytes if its user changes or recreates it.
+Every pod requests 6 of the 10 bytes of the only device, so that two pods do not fit together. A pod
+that its user changes or recreates requests 2 bytes.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,8 @@ SMALL = world(pod("p", 2), Q)
 
 @dataclass(frozen=True)
 class Play:
-    #: By name, the function that makes the actor, and its arguments before the ledger's code.
+    #: Maps the name of each actor to the function that creates it and the function's arguments,
+    #: without ``code``.
     actors: Mapping[str, tuple[Any, ...]]
     deeds: Mapping[str, Deed] = field(default_factory=dict)
     world: World = HELD
@@ -71,12 +72,12 @@ PLAYS: Mapping[str, Play] = {
         }
         | R
     ),
-    # kube-scheduler times out on one replica, and calls another.
+    # kube-scheduler times out on one replica and calls another replica.
     "one pod bound twice to a node": Play(
         A_BINDS_P | {"B binds p": (binds, "B", P, "n1", HELD)} | R
     ),
     "two removals during a bind": Play(A_BINDS_P | R | {"S": (removes, "S", "n1", "p")}),
-    # A has seen the pod before its user changed it, and B after.
+    # A has the pod before its user's change, and B has the changed pod.
     "a request that grows": Play(
         {"A binds p": (binds, "A", P, "n1", SMALL), "B binds p": (binds, "B", P, "n1", None)},
         {"p grows": edits("p", 6)},
@@ -91,7 +92,7 @@ PLAYS: Mapping[str, Play] = {
     "two replicas initialise the lost gpunode": Play(
         A_BINDS_P | I | {"J": (initialises, "J", "n1")}, IS_LOST
     ),
-    # A has cached the deleted GPUNode, and R removes a reservation from it.
+    # A has cached the deleted GPUNode, and R removes a reservation from the new GPUNode.
     "the gpunode is missing for a while": Play(
         A_BINDS_P | I | R,
         {
@@ -99,7 +100,7 @@ PLAYS: Mapping[str, Play] = {
             "the GPUNode is created": creates_the_gpunode("n1"),
         },
     ),
-    # Both replicas see the pod and charge it, while one of them binds another pod.
+    # Both replicas adopt the unreserved pod, while one replica binds another pod.
     "a pod bypasses us": Play(
         A_BINDS_P | C | {"D": (charges, "D", "n1", Q)}, Q_BYPASSES_US | {"q ends": ends("q")}
     ),
@@ -122,7 +123,7 @@ PLAYS: Mapping[str, Play] = {
         }
         | R
     ),
-    # p, q and r fit on the device at the same time, but only one of p and q may start there.
+    # p, q and r fit on the device together, but p and q must not start at the same time.
     "pods that start alone": Play(
         A_BINDS_FIRST
         | {
@@ -133,7 +134,7 @@ PLAYS: Mapping[str, Play] = {
         {"p settles": settles("p")},
         STARTERS,
     ),
-    # Its containers may continue to run.
+    # The containers of the deleted pod may still run.
     "a starting pod is deleted": Play(
         A_BINDS_FIRST | {"B binds q": (binds, "B", SECOND, "n1", None)} | R,
         P_IS_DELETED,

@@ -1,7 +1,7 @@
-"""A small API server as a value: every operation turns one world into the next.
+"""A small API server as an immutable value. Every operation returns the next world.
 
-The explorer keeps many worlds at once, which a store with a lock and watchers cannot do.
-``tests.ledger.store_behaviour`` checks that the store below behaves like every store.
+The explorer keeps many worlds at the same time, which is impossible with a store that has a lock
+and watchers. ``tests.ledger.store_behaviour`` checks that this store behaves like all stores.
 """
 
 import functools
@@ -18,7 +18,7 @@ from headroom.contract.gpunode import GPUNode, GPUNodeSpec
 from headroom.contract.kube import Pod
 from headroom.errors import StoreConflict, StoreError, StoreNotFound
 
-#: A resourceVersion that is always the newest, for protocols without a precondition.
+#: A resourceVersion that always matches, for mutated protocols without a precondition.
 ANY = "*"
 
 changed = msgspec.structs.replace
@@ -42,13 +42,14 @@ class Call:
 
 @dataclass(frozen=True)
 class World:
-    """The state of the server. Maps are never changed in place.
+    """The state of the server. Operations never change its maps in place.
 
-    Each object counts its own versions permanently, so that commuting steps lead to equal worlds.
+    Each object has its own counter of versions, so that two steps in either order lead to equal
+    worlds.
     """
 
     pods: Mapping[str, Pod] = field(default_factory=dict)
-    #: Uids of pods that were deleted while their containers continued to run.
+    #: Deleted pods whose containers still run, by UID.
     ghosts: Mapping[str, Pod] = field(default_factory=dict)
     gpunodes: Mapping[str, GPUNode] = field(default_factory=dict)
     versions: Mapping[str, int] = field(default_factory=dict)
@@ -59,14 +60,14 @@ class World:
         return msgspec.json.encode(held, order="sorted")
 
     def perform(self, call: Call) -> "tuple[World, Any]":
-        """Return the world after the call, and its response, which may be an error."""
+        """Return the world after the call, and the response, which can be an error."""
         try:
             done: tuple[World, Any] = getattr(self, f"_{call.operation}")(*call.arguments)
             return done
         except StoreError as err:
             return self, err
 
-    # Actions of users, agents and administrators.
+    # The methods below are actions of users, agents and administrators.
 
     def with_pod(self, pod: Pod) -> "World":
         version, after = self._haunted(pod.metadata.name, by=pod.metadata.uid)._versioned(
@@ -86,8 +87,8 @@ class World:
         return replace(self._haunted(name), pods=pods)
 
     def _haunted(self, name: str, by: str = "") -> "World":
-        """Return the world with the remaining containers of the pod of that name, unless its
-        successor ``by`` is the same pod.
+        """Return the world in which the containers of the pod with this name keep running as a
+        ghost. Change nothing if the pod ``by``, which replaces the pod, is the same pod.
         """
         pod = self.pods.get(name)
         if pod is None or not pod.node or pod.ended or pod.metadata.uid == by:
@@ -102,7 +103,7 @@ class World:
         versions = {**self.versions, f"{kind} {name}": number}
         return f"v{number}", replace(self, versions=versions)
 
-    # Operations of the store.
+    # The methods below are the operations of the store.
 
     def _read_gpunode(self, name: str) -> "tuple[World, GPUNode | None]":
         return self, self.gpunodes.get(name)
@@ -150,7 +151,7 @@ class World:
         return after, after.pods[pod.metadata.name]
 
     def _guarded(self, name: str, uid: str, version: str) -> Pod:
-        """Return the pod, if both preconditions hold."""
+        """Return the pod. Raise an error unless the pod has this UID and version."""
         held = self.pods.get(name)
         if held is None:
             raise StoreNotFound(f"pod {name} does not exist")
@@ -197,8 +198,8 @@ class Seam:
 
 
 def again(answer: Any) -> Any:
-    """Return a response, or raise it as a copy, because an exception records where it was
-    raised.
+    """Return the response. If it is an error, raise a copy, because an exception records where it
+    was raised.
     """
     if isinstance(answer, StoreError):
         raise type(answer)(*answer.args)
@@ -206,7 +207,7 @@ def again(answer: Any) -> Any:
 
 
 class WorldStore(Seam):
-    """A world that changes with the calls, in the order of their arrival."""
+    """A store that applies each call to its current world."""
 
     def __init__(self, world: World) -> None:
         super().__init__(self._perform)

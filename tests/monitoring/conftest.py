@@ -1,8 +1,9 @@
-"""A real extender and a real agent in separate processes, with faults that show in their metrics.
+"""Runs a real extender and a real agent in separate processes, with faults that their metrics show.
 
-The extender serves a fleet file. On ``shared`` one pod overuses memory, and another pod got an
-unpredicted GPU and overcommits it. ``broken`` has a failed GPU. One pod is pending for a long time.
-The agent runs on another node, where an unattributed process uses one GPU, and another GPU fails.
+The extender serves a fleet file. On the node ``shared``, one pod overuses memory, and another pod
+overcommits a GPU that was not predicted for it. The node ``broken`` has a failed GPU. One pod is
+pending for a long time. The agent runs on another node, where an unattributed process uses one GPU
+and another GPU fails.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ nodes:
 - {name: shared, gpus: 2, memory: 24Gi, sharing: time-slicing, replicas: 4}
 - {name: broken, gpus: 2, memory: 24Gi}
 """
-#: Request, assigned GPU and use of each pod.
+#: The request of each pod, the index of its GPU, and its use in GiB.
 PLACED = {"greedy": ("8Gi", 0, 10), "astray": ("20Gi", 0, 1)}
 
 
@@ -39,7 +40,7 @@ class TroubledFleet:
     extender: Server
     #: HOST:PORT.
     agent: str
-    #: Address of a future Prometheus that the extender queries.
+    #: Port of the Prometheus that the extender queries. A test starts this Prometheus later.
     port: int
 
 
@@ -61,7 +62,7 @@ def world() -> Iterator[TroubledFleet]:
 
 
 def _happen(server: Server) -> None:
-    """Bind the pods one after the other, because the extender waits until each is confirmed."""
+    """Bind the pods one after another, because the extender waits until each pod is confirmed."""
     for count, (name, (vram, _, _)) in enumerate(PLACED.items(), 1):
         asking = pod(name, vram)
         server.post("/filter", offer(asking, "shared"))
@@ -115,8 +116,8 @@ def _device(uuid: str, replicas: int, uses: list[PodUse], **more: Any) -> Device
 
 @contextlib.contextmanager
 def _agent(folder: Path, address: str) -> Iterator[None]:
-    """Serve an agent on this address during the context. Its node has two GPUs: a pod and an
-    unattributed process use one, and the other fails.
+    """Serve an agent on this address during the context. Its node has two GPUs. A pod and an
+    unattributed process use one GPU, and the other GPU fails.
     """
     whole = Whole(folder, [h100("GPU-a"), h100("GPU-b")], 4)
     device = whole.run("0000000a-1111-4222-8333-00000000000a", "trains", 9 * GIB)

@@ -1,4 +1,4 @@
-"""The tables of docs/reference/metrics.md, as data."""
+"""Parses the tables of docs/reference/metrics.md."""
 
 import re
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Documented:
 
 
 def documented(section: str = "") -> dict[str, Documented]:
-    """Return the documentation of each metric, of one section or of all."""
+    """Return the documentation of each metric in one section, or on the whole page."""
     text = DOCS.read_text()
     if section:
         (text,) = (part for part in text.split("\n## ") if part.startswith(f"{section}\n"))

@@ -1,4 +1,6 @@
-"""Scrape configurations that the Prometheus Operator makes from Headroom's monitors."""
+"""Builds the scrape configurations that the Prometheus Operator would generate from Headroom's
+monitors.
+"""
 
 import re
 from collections.abc import Mapping
@@ -13,7 +15,7 @@ _NAMESPACE = "headroom-system"
 
 
 def monitors() -> dict[str, dict[str, Any]]:
-    """Return the only endpoint of each monitor by name."""
+    """Return the single endpoint of each monitor, by the monitor's name."""
     found = {}
     for monitor in yaml.safe_load_all(MONITORS.read_text()):
         if monitor["kind"] == "ServiceMonitor":
@@ -22,9 +24,10 @@ def monitors() -> dict[str, dict[str, Any]]:
 
 
 def job(name: str, address: str, node: str = "", **labels: str) -> dict[str, Any]:
-    """Return the configuration of a monitor and one target, scraped every second without TLS.
+    """Return a scrape configuration for a monitor with one target. It scrapes every second, without
+    TLS.
 
-    ``node`` is the node of the target's pod. ``labels`` are further labels of the target.
+    ``node`` is the node of the target's pod. ``labels`` are additional labels of the target.
     """
     endpoint = monitors()[name]
     target = {
@@ -47,5 +50,5 @@ def job(name: str, address: str, node: str = "", **labels: str) -> dict[str, Any
 
 
 def _rule(of: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a rule with its fields in Prometheus' own spelling."""
+    """Return a rule with the names of its fields in the spelling of Prometheus."""
     return {re.sub("(?=[A-Z])", "_", key).lower(): value for key, value in of.items()}

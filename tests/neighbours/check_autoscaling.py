@@ -1,10 +1,13 @@
-"""Runs node groups that a real Cluster Autoscaler scales (docs/how-to/autoscaling.md)."""
+"""Tests Headroom with node groups that a real Cluster Autoscaler scales
+(docs/how-to/autoscaling.md).
+"""
 
 from benchmarks.autoscaling.__main__ import play
 from benchmarks.autoscaling.scenarios import SCENARIOS, failures, table
 from tests.e2e.conftest import Tell
 
-#: Seconds without a new node or a bound pod after which the remaining pods wait forever.
+#: Seconds without a new node or a bound pod after which the remaining pods count as pending
+#: forever.
 SETTLE_S = 60.0
 
 

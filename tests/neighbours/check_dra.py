@@ -1,4 +1,6 @@
-"""Runs DRA with a real kube-scheduler, kubelet and driver next to Headroom (docs/how-to/dra.md)."""
+"""Tests DRA with a real kube-scheduler, kubelet and driver next to Headroom
+(docs/how-to/dra.md).
+"""
 
 import json
 import os
@@ -34,14 +36,14 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-#: A device is tainted, and the taint is removed, within this number of seconds after a change of
-#: the use.
+#: Maximum number of seconds from a change of the use until a device is tainted, and until its taint
+#: is removed.
 TAINTED_LIMIT_S, CLEARED_LIMIT_S = 10.0, 15.0
 
 
 @pytest.mark.parametrize("version", RULES_VERSIONS)
 def test_rules_are_written_in_the_version_that_the_api_server_serves(version: str) -> None:
-    """kube-scheduler reads only the first version, so the other is tested without it."""
+    """kube-scheduler reads only one of the API versions, so the test does not run it."""
     plane = DraPlane(version)
     try:
         plane.start()
@@ -57,7 +59,7 @@ def test_rules_are_written_in_the_version_that_the_api_server_serves(version: st
         (owner,) = rule["metadata"]["ownerReferences"]
         assert (owner["kind"], owner["name"]) == ("ValidatingAdmissionPolicy", ACCOUNT)
 
-        # The policy of the component rejects all other rules.
+        # The admission policy of the component rejects all other rules.
         strong = rule["spec"] | {"taint": rule["spec"]["taint"] | {"effect": "NoExecute"}}
         labels = rule["metadata"]["labels"]
         for metadata, spec, message in (
@@ -89,7 +91,7 @@ def created(rules: TaintRules, device: DraDevice) -> bool:
 
 
 def is_rejected(api: KubeApi, plane: DraPlane, body: Mapping[str, Any], message: str) -> bool:
-    """Return whether the API server would not create a rule, with this in its message."""
+    """Return whether the API server rejects a rule with a message that contains ``message``."""
     query = {"dryRun": "All"}
     try:
         api.call("POST", plane.rules_path, query=query, body=json.dumps(body).encode())
@@ -113,8 +115,8 @@ def test_claims_are_compared_with_use_and_devices_are_tainted(tell: Tell) -> Non
 
 
 def claims_appear_in_drift(played: Scene, tell: Tell) -> tuple[str, str]:
-    """Pods a and b of 30 and 20 GiB share one device, and c of 60 GiB has the other. Return both
-    devices.
+    """Create pods a (30 GiB) and b (20 GiB), which share one device, and pod c (60 GiB), which has
+    the other device. Return both devices.
     """
     devices: dict[str, str] = {}
     for name, memory in (("a", "30Gi"), ("b", "20Gi"), ("c", "60Gi")):
@@ -142,7 +144,7 @@ def claims_appear_in_drift(played: Scene, tell: Tell) -> tuple[str, str]:
 def unattributed_processes_taint_the_device(
     played: Scene, tell: Tell, first: str, second: str
 ) -> None:
-    """Only pod d of 25 GiB has to wait, because it fits only on the first device."""
+    """Check that only pod d (25 GiB) has to wait, because it fits only on the first device."""
     played.unknown_process(first, 5 * GIB)
     took_s = played.seconds_until(lambda: played.tainted() == {first}, "the taint", 30.0)
     tell(f"tainted {took_s:.1f} s after a process of no pod used 5 GiB")
@@ -176,7 +178,7 @@ def use_beyond_a_claim_taints_the_device(played: Scene, tell: Tell, first: str) 
 
 
 def taints_do_not_flap_with_changing_use(played: Scene, tell: Tell) -> None:
-    """Cause excess for 3 s in every 6 s, for 90 s."""
+    """For 90 s, overcommit a device for 3 of every 6 s, and count its taints."""
     counted = Counter(played)
     for _ in range(15):
         played.use("b", 24 * GIB)
@@ -189,7 +191,9 @@ def taints_do_not_flap_with_changing_use(played: Scene, tell: Tell) -> None:
 
 
 def ending_pods_cause_no_taint(played: Scene, tell: Tell) -> None:
-    """For some seconds the report shows the use of pods whose claims are already deallocated."""
+    """End pods, and check that no taint appears, although for some seconds the report shows the use
+    of pods whose claims are already deallocated.
+    """
     counted = Counter(played)
     for name in ("c", "e"):
         played.plane.call("DELETE", f"{PODS}/{name}")

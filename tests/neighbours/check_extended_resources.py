@@ -1,8 +1,8 @@
-"""Runs extended resources that DRA serves, with a real kube-scheduler, kubelet and driver
+"""Tests extended resources that DRA serves, with a real kube-scheduler, kubelet and driver
 (docs/how-to/dra.md).
 
-The driver is dra-example-driver under the name of NVIDIA's. It offers two whole GPUs of 80 GiB.
-kube-scheduler calls Headroom, as shipped.
+The driver is dra-example-driver with the name of NVIDIA's driver. It offers two whole GPUs of 80
+GiB. kube-scheduler calls Headroom with the shipped configuration.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ RESOURCE = "nvidia.com/gpu"
 
 
 class Played:
-    """The cluster, with requests and checks."""
+    """The cluster of a test, with methods that create and check pods."""
 
     def __init__(self, plane: DraPlane, node: DraNode, cluster: Cluster) -> None:
         self.plane, self.node, self.cluster = plane, node, cluster
 
     def ask(self, name: str, vram: str | None = None, resource: str = RESOURCE) -> None:
-        """Create a pod that requests one GPU from Headroom's scheduler."""
+        """Create a pod for Headroom's scheduler that requests one GPU."""
         manifest = pod_manifest(vram)
         manifest["metadata"]["name"] = name
         (container,) = manifest["spec"]["containers"]
@@ -41,7 +41,7 @@ class Played:
         self.plane.call("POST", PODS, manifest)
 
     def run(self, name: str) -> list[str]:
-        """Wait until the pod runs. Return the UUIDs of the GPUs in its container."""
+        """Wait until the pod runs. Return the UUIDs of the GPUs that its container sees."""
         self.node.wait(lambda: self.node.runtime.running(name), f"{name} to run")
         container = self.node.runtime.running(name)["main"]
         return list(container.devices)
@@ -67,7 +67,7 @@ class Played:
         return {each.name: each for each in reservations.values()}
 
     def uses(self, pod: str, gib: int) -> None:
-        """Let the pod use this many GiB, and wait until the agent reports it."""
+        """Let the pod use ``gib`` GiB, and wait until the agent reports the use."""
         self.node.runtime.use(self.node.runtime.running(pod)["main"], gib * GIB)
         uid = self.node.uid(pod)
 

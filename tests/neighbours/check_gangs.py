@@ -1,4 +1,6 @@
-"""Runs PodGroups of a real kube-scheduler with the Coscheduling plugin (docs/how-to/gangs.md)."""
+"""Tests PodGroups with a real kube-scheduler that has the Coscheduling plugin
+(docs/how-to/gangs.md).
+"""
 
 import contextlib
 import time
@@ -19,7 +21,7 @@ MODULE = "sigs.k8s.io/scheduler-plugins"
 GROUPS = f"/apis/scheduling.x-k8s.io/v1alpha1/namespaces/{NAMESPACE}/podgroups"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 GROUP = "scheduling.x-k8s.io/pod-group"
-#: Time for which the plugin lets the first pods of a group wait for the others.
+#: Seconds for which the plugin lets the first pods of a group wait for the other pods.
 PERMIT_S = 10
 BINDS = "headroom_binds_total"
 FILTERED = 'headroom_verb_duration_seconds_count{verb="filter"}'
@@ -27,7 +29,9 @@ FILTERED = 'headroom_verb_duration_seconds_count{verb="filter"}'
 
 @contextlib.contextmanager
 def coscheduling(cluster: PlayedCluster) -> Iterator[None]:
-    """Run Headroom, and a kube-scheduler with the plugin, configured as Headroom ships it."""
+    """Run Headroom and a kube-scheduler with the plugin, with the configuration that Headroom
+    ships.
+    """
     plane = cluster.plane
     crd = folder(ROOT / "tests/gobin/scheduler-plugins", MODULE) / "manifests/coscheduling/crd.yaml"
     manifest = yaml.safe_load(crd.read_text())
@@ -84,8 +88,8 @@ def bound(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def test_a_group_that_fits_exactly_is_bound_at_once(new_cluster: NewCluster, tell: Tell) -> None:
-    """Each pod gets different memory, although nothing is reserved before the last pod has a
-    node.
+    """No two pods get the same memory, although nothing is reserved before the last pod of the
+    group has a node.
     """
     cluster = new_cluster(6, Shape())
     with coscheduling(cluster), kubelets(cluster):
@@ -102,8 +106,8 @@ def test_a_group_that_fits_exactly_is_bound_at_once(new_cluster: NewCluster, tel
 def test_a_group_that_fits_only_in_part_holds_no_memory(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
-    """The group has six pods, and there is memory for four. It is retried soon after its rejection.
-    A single pod gets the memory. The group is bound when all of it fits.
+    """The group has six pods, but there is memory for only four. A single pod gets memory although
+    the group waits. The group is bound when all of its pods fit.
     """
     cluster = new_cluster(3, Shape())
     with coscheduling(cluster), kubelets(cluster):
@@ -134,9 +138,9 @@ def test_a_group_that_fits_only_in_part_holds_no_memory(
 
 
 def try_again(cluster: PlayedCluster, name: str, turn: int) -> None:
-    """Let the plugin retry the five pods of a group after which it rejects the group.
+    """Make the plugin retry the five pods after which it rejects the group.
 
-    It waits for a change that may help, such as an update of the PodGroup.
+    The plugin waits for a change that can help, such as an update of the PodGroup.
     """
     before = cluster.metric(FILTERED)
     labels = {"metadata": {"labels": {"turn": str(turn)}}}
@@ -147,7 +151,9 @@ def try_again(cluster: PlayedCluster, name: str, turn: int) -> None:
 def test_one_of_two_groups_that_need_the_same_memory_is_bound(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
-    """Their pods are created alternately. The other group is bound when the first one has ended."""
+    """The pods of both groups are created alternately. The second group is bound when the first
+    group has ended.
+    """
     cluster = new_cluster(3, Shape())
     names = "left", "right"
     with coscheduling(cluster), kubelets(cluster):

@@ -1,7 +1,7 @@
-"""Tests gates in pods into which the real injector of Istio puts its proxy.
+"""Tests gates in pods into which the real injector of Istio injects its proxy.
 
-The injector is istiod's own code, with the configuration that Istio's chart renders. The API server
-calls both webhooks in the order of their names, so Headroom's comes first.
+The injector runs the code of istiod with the configuration that Istio's chart renders. The API
+server calls both webhooks in the order of their names, so it calls Headroom's webhook first.
 """
 
 import base64
@@ -40,7 +40,9 @@ STRICT = {
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A namespace with injection of Istio's proxy, and a webhook that adds gates."""
+    """A cluster with a webhook that adds gates, and a namespace in which Istio injects its
+    proxy.
+    """
     with installed(plane) as site:
         site.send("PATCH", NAMESPACE, {"metadata": {"labels": {"istio-injection": "enabled"}}})
         site.serve_webhook(gate_image=GATE_IMAGE)
@@ -82,7 +84,9 @@ def has_cni(request: pytest.FixtureRequest) -> bool:
 def istio(
     site: Site, charts: Path, tmp_path: Path, is_native: bool, has_cni: bool
 ) -> Iterator[Site]:
-    """The site with Istio's injector, which the API server calls once, as by default."""
+    """The site with Istio's injector. As by default, the API server calls the injector once per
+    pod.
+    """
     with injecting(site, charts, tmp_path, is_native, has_cni, "Never"):
         yield site
 
@@ -149,7 +153,7 @@ def pod(gated: bool) -> dict[str, Any]:
 
 
 def create(site: Site, gated: bool = True) -> dict[str, Any]:
-    """Create the pod in a dry run. Return the object that would be stored."""
+    """Create the pod in a dry run. Return the object that the API server would store."""
     reply = site.send("POST", f"{PODS}?dryRun=All", pod(gated))
     assert reply.status == 201, reply.message
     return reply.body
@@ -176,7 +180,9 @@ def test_the_gate_is_recognised_and_runs_before_the_proxy(
 
 
 def test_the_proxy_does_not_redirect_connections_of_the_gate(istio: Site) -> None:
-    """The CNI plugin reads the annotation, and istio-init has an argument."""
+    """Istio's CNI plugin reads the excluded ports from the annotation, and istio-init gets them as
+    an argument.
+    """
     stored = create(istio)
     key = "traffic.sidecar.istio.io/excludeOutboundPorts"
     assert stored["metadata"]["annotations"][key] == str(PORT)
@@ -189,7 +195,7 @@ def test_the_proxy_does_not_redirect_connections_of_the_gate(istio: Site) -> Non
 def test_the_restricted_pod_security_standard_accepts_gate_and_proxy(
     istio: Site, has_cni: bool
 ) -> None:
-    """It rejects istio-init, which changes the network of the pod."""
+    """The standard rejects istio-init, because istio-init changes the network of the pod."""
     istio.send("PATCH", NAMESPACE, {"metadata": {"labels": {LEVEL: "restricted"}}})
     try:
         bare = manifest(None, container(gpus=0), serviceAccountName="default")
@@ -208,8 +214,8 @@ def test_the_restricted_pod_security_standard_accepts_gate_and_proxy(
 def test_an_injector_that_always_runs_last_is_reported(
     site: Site, charts: Path, tmp_path: Path
 ) -> None:
-    """Istio puts its native sidecar before all others. The API server calls each webhook at most
-    twice, in the order of their names, so Istio's is the last one.
+    """Istio inserts its native sidecar before all other containers. The API server calls each
+    webhook at most twice, in the order of their names, so the last call is to Istio's injector.
     """
     with injecting(site, charts, tmp_path, True, True, "IfNeeded"):
         reply = site.send("POST", f"{PODS}?dryRun=All", pod(gated=True))

@@ -1,4 +1,4 @@
-"""Runs queues of a real Kueue that count GPU memory (docs/how-to/kueue.md)."""
+"""Tests queues of a real Kueue that count GPU memory (docs/how-to/kueue.md)."""
 
 import time
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ from tests.neighbours.queues import (
 
 @pytest.fixture
 def four(plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path) -> Iterator[PlayedCluster]:
-    """Four nodes with one GPU of 24 GiB each, with Kueue and the webhook."""
+    """A cluster of four nodes with one 24 GiB GPU each, with Kueue and Headroom's webhook."""
     cluster = new_cluster(4, Shape())
     with counting(plane, tmp_path), kueue(plane, tmp_path):
         cluster.bring_up()
@@ -37,7 +37,7 @@ def four(plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path) -> Iterat
 
 
 def counted(cluster: PlayedCluster, name: str) -> list[str]:
-    """Return what Kueue counts for each pod set of a workload."""
+    """Return the GPU memory that Kueue counts for each pod set of a workload."""
     pod_sets = workload_of(cluster, name)["spec"]["podSets"]
     return [
         container["resources"]["requests"].get(COUNTED, "none")
@@ -68,7 +68,7 @@ def test_a_queue_counts_the_memory_of_pods_jobs_and_deployments(four: PlayedClus
 
 
 def test_a_team_borrows_memory_and_returns_it(four: PlayedCluster, tell: Tell) -> None:
-    """Kueue evicts pods on borrowed quota, and their memory is free before the owner's pods
+    """Kueue evicts pods that use borrowed quota, and their memory is free before the owner's pods
     start.
     """
     with queues(four.plane, {"team-a": 48, "team-b": 48}), kubelets(four):
@@ -98,9 +98,9 @@ def test_a_pod_that_needs_more_than_its_queue_waits_there(four: PlayedCluster) -
 def test_an_incomplete_gang_releases_its_memory(
     plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path, tell: Tell
 ) -> None:
-    """Two Jobs of three pods fit their quota, but not both at once on four GPUs.
+    """Two Jobs of three pods fit into the quota, but not together on the four GPUs.
 
-    With waitForPodsReady, Kueue evicts a Job whose pods are not all ready in time.
+    With waitForPodsReady, Kueue evicts a Job if some of its pods are not ready in time.
     """
     cluster = new_cluster(4, Shape())
     waiting = {"timeout": "10s", "requeuingStrategy": {"backoffBaseSeconds": 1}}
@@ -132,7 +132,7 @@ def condition(cluster: PlayedCluster, name: str, kind: str) -> dict[str, str]:
 
 
 def reserved(cluster: PlayedCluster, job: str) -> list[str]:
-    """Return the pods of a Job for which memory is reserved."""
+    """Return the pods of a Job that have reservations."""
     return [
         reservation.name
         for gpunode in cluster.gpunodes()

@@ -1,5 +1,5 @@
-"""Checks with real components of other projects. They are heavy, so only ``make neighbours`` runs
-them.
+"""Fixtures for tests with real components of other projects. Only ``make neighbours`` runs these
+tests, because they are heavy.
 """
 
 from tests.e2e.conftest import binaries, new_cluster, plane, tell

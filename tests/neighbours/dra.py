@@ -1,8 +1,9 @@
-"""A cluster with a real kube-scheduler, kubelet and DRA driver, which allocates its GPUs.
+"""A cluster with a real kube-scheduler, kubelet and DRA driver.
 
-The driver is dra-example-driver under the name of NVIDIA's, whose devices Headroom reads. The GPUs
-are a table behind a fake NVML library, with the UUIDs that the driver publishes. The agent has its
-default intervals, and the controller of device taints has the rights of its own ServiceAccount.
+The driver is dra-example-driver with the name of NVIDIA's driver, because Headroom reads only the
+devices of that name. The GPUs are rows in the table of the fake NVML library, with the UUIDs that
+the driver publishes. The agent has its default intervals. The device taint controller has the
+permissions of its own ServiceAccount.
 """
 
 import contextlib
@@ -26,14 +27,14 @@ from tests.processes import free_ports
 from tests.waiting import until
 
 GIB = 1 << 30
-#: Versions of DeviceTaintRules, the first of which kube-scheduler reads.
+#: API versions of DeviceTaintRule. kube-scheduler reads the first version.
 RULES_VERSIONS = ("v1",) if version_tuple(UNDER_TEST) >= (1, 37) else ("v1beta2", "v1alpha3")
 NODE = "dra-1"
 PODS = "/api/v1/namespaces/default/pods"
 CLAIMS = "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"
 COMPONENT = ROOT / "deploy/components/device-taints/device-taints.yaml"
 ACCOUNT = "headroom-device-taints"
-#: Paths at which objects of each kind are created.
+#: Maps each kind to the API path at which its objects are created.
 FOLDERS = {
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
@@ -52,7 +53,7 @@ FOLDERS = {
 
 
 class DraPlane(ControlPlane):
-    """A control plane that serves DeviceTaintRules in one version."""
+    """A control plane that serves one version of DeviceTaintRule."""
 
     controllers = ("resourceclaim-controller", "garbage-collector-controller")
 
@@ -72,7 +73,7 @@ class DraPlane(ControlPlane):
         )
 
     def start_plain_scheduler(self) -> None:
-        """Start a kube-scheduler without our extender, which schedules all pods."""
+        """Start a kube-scheduler that schedules all pods without our extender."""
         name = "kube-scheduler"
         self.spawn(
             name,
@@ -89,7 +90,7 @@ class DraPlane(ControlPlane):
 
 
 class Scene:
-    """The cluster, with requests and checks."""
+    """The cluster of a test, with methods that create and check claims."""
 
     def __init__(self, plane: DraPlane, node: DraNode, cluster: Cluster) -> None:
         self.plane, self.node, self.cluster = plane, node, cluster
@@ -100,7 +101,9 @@ class Scene:
         create(self.plane, manifest)
 
     def claim(self, name: str, memory: str) -> None:
-        """Create a pod that Headroom's annotation describes, converted by headroom convert."""
+        """Create a pod with a claim. ``headroom convert`` makes both from a pod with Headroom's
+        annotation.
+        """
         pod = {
             "apiVersion": "v1",
             "kind": "Pod",
@@ -115,14 +118,15 @@ class Scene:
         }
         text = headroom("convert", "--to=dra", "-f-", text=json.dumps(pod))
         template, converted = yaml.safe_load_all(text)
-        # Otherwise this driver would give the claim all of the device's compute.
+        # Request a part of the compute, because this driver would otherwise give the claim all
+        # compute of the device.
         (request,) = template["spec"]["spec"]["devices"]["requests"]
         request["exactly"]["capacity"]["requests"]["compute"] = "1"
         self.create(template)
         self.create(converted)
 
     def device_of(self, pod: str) -> str:
-        """Return the device of the pod's claim, or an empty string before its allocation."""
+        """Return the device that is allocated to the pod's claim, or an empty string."""
         for claim in self.plane.call("GET", CLAIMS)["items"]:
             status = claim.get("status", {})
             if any(each["name"] == pod for each in status.get("reservedFor", ())):
@@ -140,7 +144,7 @@ class Scene:
         self.node.runtime.use(container, used_bytes)
 
     def unknown_process(self, device: str, used_bytes: int) -> None:
-        """Let a process without a pod use this much of a device. 0 ends it."""
+        """Let a process without a pod use ``used_bytes`` of a device. 0 ends the process."""
         pid = 77
         folder = self.node.runtime.proc / str(pid)
         folder.mkdir(exist_ok=True)
@@ -158,7 +162,7 @@ class Scene:
         return {each["spec"]["deviceSelector"]["device"] for each in self.plane.rules()}
 
     def seconds_until(self, done: Callable[[], object], what: str, limit_s: float) -> float:
-        """Return the seconds until the condition holds. Fail after the limit."""
+        """Wait for the condition. Return the seconds that it took, and fail after ``limit_s``."""
         began_s = time.monotonic()
         until(done, what, limit_s, 0.05, self.node.logs)
         return time.monotonic() - began_s
@@ -226,7 +230,7 @@ def create(plane: ControlPlane, manifest: Mapping[str, Any]) -> None:
 
 
 def install(plane: ControlPlane) -> str:
-    """Create the component's objects except its pods. Return a token of its account."""
+    """Create the component's objects except its pods. Return a token of its ServiceAccount."""
     for manifest in yaml.safe_load_all(COMPONENT.read_text()):
         if manifest["kind"] in FOLDERS:
             create(plane, manifest)
@@ -237,7 +241,7 @@ def install(plane: ControlPlane) -> str:
 
 
 def start_controller(scene: Scene) -> None:
-    """Install the component's objects, and run its program with the token of its account."""
+    """Install the component's objects, and run its program with a token of its ServiceAccount."""
     plane = scene.plane
     token = install(plane)
     kubeconfig = plane.folder / "device-taints.kubeconfig"
@@ -266,7 +270,7 @@ def answers(scene: Scene, url: str) -> int:
 
 
 class Counter:
-    """Counts rules that appear and disappear."""
+    """Counts the rules that were created and deleted."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -287,7 +291,9 @@ class Counter:
 
 
 def pending(scene: Scene, pod: str) -> str:
-    """Return why the scheduler cannot place a pod, or an empty string before it has tried."""
+    """Return why kube-scheduler cannot place the pod. Return an empty string if it has not tried
+    yet.
+    """
     conditions = scene.plane.call("GET", f"{PODS}/{pod}")["status"].get("conditions", ())
     return next((each.get("message", "") for each in conditions if each["status"] == "False"), "")
 

@@ -1,4 +1,4 @@
-"""A node with a real kubelet, dra-example-driver as the DRA driver, and our agent."""
+"""A node with a real kubelet, our agent, and dra-example-driver as the DRA driver."""
 
 import re
 from typing import Any
@@ -15,9 +15,9 @@ SLICES = "/apis/resource.k8s.io/v1/resourceslices"
 
 
 class DraRuntime(Runtime):
-    """Passes the GPUs of the driver's CDI devices to a container as environment variable."""
+    """Sets the GPUs of the driver's CDI devices as an environment variable in a container."""
 
-    #: UUID of each device name in the ResourceSlice.
+    #: Maps each device name in the ResourceSlice to the UUID of the GPU.
     uuids: dict[str, str]
 
     def _resolved(self, config: Any) -> list[str]:
@@ -36,8 +36,8 @@ class DraRuntime(Runtime):
 class DraNode(Node):
     """A node whose ``start`` returns when the driver has published its devices.
 
-    The driver uses the name of NVIDIA's and offers GPUs of 80 GiB, in parts of 1 GiB if they are
-    ``shared``.
+    The driver has the name of NVIDIA's driver and offers GPUs of 80 GiB. If ``shared`` is true,
+    pods can request parts of 1 GiB.
     """
 
     def __init__(self, plane: ControlPlane, name: str, gpus: int, shared: bool = True) -> None:
@@ -72,7 +72,7 @@ class DraNode(Node):
         self.plane.call("PATCH", path, taints)
 
     def devices(self) -> dict[str, str]:
-        """Return the UUID of each published device by name."""
+        """Return the UUID of each device that the driver has published."""
         return {
             device["name"]: device["attributes"]["uuid"]["string"]
             for each in self.plane.call("GET", SLICES)["items"]
@@ -81,5 +81,5 @@ class DraNode(Node):
         }
 
     def _show(self, process: str) -> None:
-        if process in self._processes:  # It has no device plugin.
+        if process in self._processes:  # The node has no device plugin.
             super()._show(process)

@@ -1,7 +1,7 @@
-"""A real Kueue in a test cluster, and the pods of its queues.
+"""Runs a real Kueue in a test cluster, and creates queues and pods for it.
 
-Its manifests come from its module, and its webhooks are reached on loopback. It has the rights of
-an administrator, because its rights are not under test.
+The manifests come from Kueue's Go module, and its webhooks listen on loopback. Kueue has the
+permissions of an administrator, because its RBAC is not under test.
 """
 
 import base64
@@ -28,10 +28,10 @@ API = "/apis/kueue.x-k8s.io/v1beta2"
 WORKLOADS = f"{API}/namespaces/{NAMESPACE}/workloads"
 QUEUE = "kueue.x-k8s.io/queue-name"
 COUNTED = "headroom.gpu/vram-bytes"
-#: Webhooks of the kinds that the tests use. The API server does not have the others.
+#: The kinds whose webhooks are installed. The API server does not serve the other kinds.
 _KINDS = ("pod", "job", "deployment", "clusterqueue", "cohort", "resourceflavor", "workload")
 PATIENCE_S = 120.0
-#: Runs a command with an overlay over /etc, from which Kueue reads a certificate.
+#: Command prefix that mounts an overlay over /etc, because Kueue reads a certificate from there.
 IN_OWN_ETC = (
     "unshare",
     "--mount",
@@ -43,7 +43,9 @@ IN_OWN_ETC = (
 
 @contextlib.contextmanager
 def kueue(plane: ControlPlane, scratch: Path, **configuration: Any) -> Iterator[None]:
-    """Run Kueue with these entries of its configuration. Return when its queues are served."""
+    """Run Kueue with these configuration entries, and wait until the API server serves its
+    queues.
+    """
     webhook_port, health_port = free_ports(2)
     authority = Authority(scratch, "kueue-ca")
     certificate = authority.sign("kueue")
@@ -148,7 +150,7 @@ PATHS = {
 
 @contextlib.contextmanager
 def _created(plane: ControlPlane, manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Create an object, and delete it at the end. Namespaces stay."""
+    """Create an object, and delete it at the end of the context. Namespaces are not deleted."""
     path = PATHS[manifest["kind"]]
     try:
         plane.call("POST", path, manifest)
@@ -181,11 +183,11 @@ def _served(plane: ControlPlane) -> bool:
 
 @contextlib.contextmanager
 def queues(plane: ControlPlane, teams_gib: Mapping[str, int], gpus: int = 100) -> Iterator[None]:
-    """Create one ClusterQueue and LocalQueue for each team, with these GiB of GPU memory, in one
-    cohort.
+    """Create a ClusterQueue and a LocalQueue for each team, with this quota of GPU memory in GiB.
+    All teams are in one cohort.
 
-    Kueue evicts what others borrowed from a team when it needs its quota, and a workload of higher
-    priority evicts others of its team.
+    When a team needs its quota, Kueue evicts workloads that borrowed it. A workload of higher
+    priority also evicts other workloads of its own team.
     """
     flavor = {"apiVersion": API[6:], "kind": "ResourceFlavor", "metadata": {"name": "gpu"}}
     with contextlib.ExitStack() as undo:
@@ -253,8 +255,8 @@ def _emptied(plane: ControlPlane) -> None:
 def job(
     cluster: PlayedCluster, name: str, team: str, vram: str, pods: int = 1, priority: str = ""
 ) -> None:
-    """Submit a Job with this number of pods with one GPU replica each. ``priority`` is its
-    workload's.
+    """Submit a Job whose pods request one GPU replica each. ``priority`` is the priority of its
+    workload.
     """
     labels = {QUEUE: team}
     if priority:
@@ -274,8 +276,8 @@ def job(
 
 
 def workload_of(cluster: PlayedCluster, name: str) -> dict[str, Any]:
-    """Return the Workload of a Job, pod or Deployment's only pod, or an empty object if it has
-    none.
+    """Return the Workload of a Job, of a pod, or of a Deployment with one pod. Return an empty
+    object if there is none.
     """
     for each in cluster.plane.call("GET", WORKLOADS)["items"]:
         owners = each["metadata"].get("ownerReferences", ())
@@ -308,12 +310,14 @@ def bound_pods_of(cluster: PlayedCluster, job: str) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def kubelets(cluster: PlayedCluster) -> Iterator[None]:
-    """Start bound pods, end terminating pods, and report GPUs, until the end of the context."""
+    """Act as the kubelets and agents during the context: start bound pods, end terminating pods,
+    and report GPUs.
+    """
     stop = Event()
 
     def work() -> None:
         while not stop.wait(0.2):
-            with contextlib.suppress(ApiRefused):  # a pod that was deleted meanwhile
+            with contextlib.suppress(ApiRefused):  # The pod was deleted meanwhile.
                 end(cluster, deleted(cluster))
                 for pod in cluster.bound():
                     if pod["status"].get("phase") == "Pending":
@@ -335,7 +339,7 @@ def _start(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
     ready = {"type": "Ready", "status": "True"}
     status = {"phase": "Running", "conditions": [*pod["status"].get("conditions", ()), ready]}
     path = f"{PODS}/{pod['metadata']['name']}/status"
-    # A pod that has ended meanwhile is not started again.
+    # The version prevents that a pod that has ended meanwhile is started again.
     version = {"resourceVersion": pod["metadata"]["resourceVersion"]}
     cluster.plane.call("PATCH", path, {"metadata": version, "status": status})
 

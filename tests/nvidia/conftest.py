@@ -1,6 +1,7 @@
-"""NVIDIA's real device plugin and GPU feature discovery, on a driver without GPUs.
+"""Runs NVIDIA's real device plugin and GPU feature discovery on a simulated driver.
 
-Both read the same configuration file, so one ``sharing`` serves both.
+Both programs read the same configuration file, so both use the configuration that ``sharing``
+returns.
 """
 
 import contextlib
@@ -31,8 +32,8 @@ TIMEOUT_S = PATIENCE_S
 
 
 def sharing(strategy: str, replicas: int, **more: Any) -> dict[str, Any]:
-    """Return the configuration of a node with shared GPUs. ``strategy`` is spelled as in the
-    file.
+    """Return the configuration of a node with shared GPUs. ``strategy`` is a key of the
+    configuration file.
     """
     resource = {"name": RESOURCE, "replicas": replicas}
     return {"sharing": {strategy: {"resources": [resource], **more}}}
@@ -40,18 +41,18 @@ def sharing(strategy: str, replicas: int, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """The kubelet's data about a plugin: its registration and first ListAndWatch message."""
+    """What a plugin sends to the kubelet: its registration and its first ListAndWatch message."""
 
     resource: str
     socket: str
-    #: Health of each replica: Healthy or Unhealthy.
+    #: Maps each replica to Healthy or Unhealthy.
     replicas: Mapping[str, str]
 
 
 class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[misc]
-    """The part of a kubelet that a plugin needs to register, and the plugin, in its folder.
+    """Runs a plugin together with the part of a kubelet with which the plugin registers.
 
-    The plugin's paths are fixed, so it runs in its own mount namespace.
+    The plugin runs in its own mount namespace, because its paths are fixed.
     """
 
     def __init__(self) -> None:
@@ -84,12 +85,12 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         )
 
     def _cover(self, gpus: list[Gpu]) -> None:
-        """Return files that the plugin needs in addition to the driver library."""
+        """Create the files that the plugin needs in addition to the driver library."""
         minors = self.folder / "over/proc/driver/nvidia-caps/mig-minors"
         minors.parent.mkdir(parents=True)
         minors.write_text(mig_minors(gpus))
         write_mounts(self.folder, ["/proc/driver"])
-        # A control daemon of MPS that accepts every command.
+        # Create a fake MPS control daemon that accepts every command.
         control = self.folder / "bin/nvidia-cuda-mps-control"
         control.parent.mkdir()
         control.write_text("#!/bin/sh\ncat > /dev/null\necho 100.0\n")
@@ -105,7 +106,9 @@ class Kubelet(Processes, api_services.RegistrationServicer):  # type: ignore[mis
         return container
 
     def advertised(self, registered: Any = None) -> Advertised:
-        """Return the replicas of the given registration, or of the next one."""
+        """Return the replicas that the plugin advertises after this registration, or after the next
+        registration.
+        """
         registered = registered or self.registered()
         with grpc.insecure_channel(f"unix:{self.plugins / registered.endpoint}") as channel:
             plugin = api_services.DevicePluginStub(channel)
@@ -140,7 +143,7 @@ def driver_environment(folder: Path, gpus: list[Gpu]) -> dict[str, str]:
 @starts_processes
 def binaries(request: pytest.FixtureRequest) -> dict[str, Path]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    # The first build takes minutes, so show its progress.
+    # Show the progress of the build, because the first build takes minutes.
     with capture.global_and_fixture_disabled():
         return built("gpu-feature-discovery", "nvidia-device-plugin")
 
@@ -153,7 +156,9 @@ def root() -> None:
 
 @pytest.fixture
 def start_plugin(root: None, binaries: dict[str, Path]) -> Iterator[Callable[..., Kubelet]]:
-    """Run the plugin on these GPUs with this configuration and its own kubelet."""
+    """Return a function that runs a plugin on given GPUs and with a given configuration, with its
+    own kubelet.
+    """
     with ExitStack() as stack:
 
         def start(gpus: list[Gpu], config: Mapping[str, Any]) -> Kubelet:
@@ -167,9 +172,9 @@ def start_plugin(root: None, binaries: dict[str, Path]) -> Iterator[Callable[...
 
 @pytest.fixture
 def discover(binaries: dict[str, Path], tmp_path: Path) -> Callable[..., dict[str, str]]:
-    """Run GPU feature discovery once. Return the labels that it sets.
+    """Return a function that runs GPU feature discovery once and returns the labels that it sets.
 
-    ``statements`` follow the last GPU in the driver's table.
+    ``statements`` are lines that follow the last GPU in the driver's table.
     """
 
     def run(gpus: list[Gpu], config: Mapping[str, Any], *statements: str) -> dict[str, str]:

@@ -11,22 +11,24 @@ from tests.nvidia.stock import StockPlugin
 
 TESTS = Path(__file__).parents[1]
 RECORDED = TESTS / "recorded/device-plugin/preferred.json"
-#: Numbers of GPUs, of replicas on each, and of states.
+#: Each entry has the number of GPUs, the number of replicas per GPU, and the number of states to
+#: record.
 ASKED = [(1, 2, 10), (2, 16, 150), (3, 5, 250), (4, 4, 300), (5, 3, 200), (6, 8, 200), (8, 10, 150)]
-#: How often the plugin is asked in each state that has unconfirmed pods. Before each question, some
-#: of these pods, or none, are admitted.
+#: Number of requests in each state that has unconfirmed pods. Before each request, a random number
+#: of these pods are admitted.
 WALKS = 40
 
 
 class Recording(msgspec.Struct, array_like=True):
     replicas: int
-    #: For each device: numbers of the free replicas, number of unhealthy replicas, and NUMA node.
+    #: For each device, the indices of its free replicas, the number of its unhealthy replicas, and
+    #: its NUMA node.
     gpus: list[tuple[list[int], int, int]]
     aligned: bool
     size: int
-    #: Unconfirmed pods, of which any number was admitted before the request.
+    #: Number of unconfirmed pods. Any of them may have been admitted before the request.
     waiting: int
-    #: Every device that was chosen in hundreds of answers.
+    #: All devices that the plugin chose in hundreds of answers.
     given: list[int]
 
     def state(self) -> State:
@@ -41,7 +43,7 @@ class Recordings(msgspec.Struct):
 
 
 def pinned_version() -> str:
-    """Return the version of the plugin that the tests build and run."""
+    """Return the plugin version that the tests build and run."""
     required = (TESTS / "gobin/nvidia-device-plugin/go.mod").read_text()
     match = re.search(r"github\.com/NVIDIA/k8s-device-plugin (v\S+)", required)
     assert match is not None
@@ -53,7 +55,7 @@ def recorded() -> Recordings:
 
 
 def record() -> list[Recording]:
-    """Record many answers to each request, whatever our prediction."""
+    """Record many answers to each request, without using our prediction."""
     recordings: list[Recording] = []
     draw = random.Random(1)
     for gpus, replicas, count in ASKED:

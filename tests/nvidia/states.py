@@ -15,15 +15,15 @@ from tests.builders import FRESH_S, container, device, judged, pod, reservation,
 from tests.nvidia.stock import StockPlugin
 from tests.standin.plugin import Plugin, Settings
 
-#: Number of equal requests after which a device that was never chosen counts as impossible.
+#: Number of identical requests after which a device that was never chosen counts as impossible.
 ENOUGH = 600
 AT_ONCE = 30
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU with the numbers of its free replicas. All others are allocated, except unhealthy
-    ones.
+    """A GPU with the indices of its free replicas. Its other replicas are allocated or
+    unhealthy.
     """
 
     free: tuple[int, ...]
@@ -36,13 +36,13 @@ class State:
     replicas: int
     gpus: tuple[Gpu, ...]
     aligned: bool
-    #: The request of the next container.
+    #: Number of replicas that the next container requests.
     size: int
-    #: Pods bound before it that need a replica each, and may be admitted in any order.
+    #: Number of unconfirmed pods that need one replica each. They may be admitted in any order.
     waiting: int = 0
 
     def ids(self, numas: Sequence[int]) -> list[str]:
-        """Return the free replicas on some NUMA nodes, as the kubelet offers them."""
+        """Return the IDs of the free replicas on these NUMA nodes, as the kubelet offers them."""
         return [
             f"GPU-{index}::{number}" if self.replicas > 1 else f"GPU-{index}"
             for index, gpu in enumerate(self.gpus)
@@ -51,7 +51,9 @@ class State:
         ]
 
     def offers(self) -> Iterator[list[str]]:
-        """Return the replicas that the topology manager could allow, or all without a policy."""
+        """Yield each set of replicas that the topology manager could allow. Without a policy, yield
+        only the set of all replicas.
+        """
         numas = sorted({gpu.numa for gpu in self.gpus})
         for count in range(1, len(numas) + 1) if self.aligned else [len(numas)]:
             for some in combinations(numas, count):
@@ -59,7 +61,7 @@ class State:
                     yield ids
 
     def predicted(self) -> set[int]:
-        """Return the candidates of a pod with one container, from the report of this node."""
+        """Return the devices that Headroom predicts for the pod from a report of this node."""
         devices = []
         rows = []
         for index, gpu in enumerate(self.gpus):
@@ -83,14 +85,14 @@ class State:
 
 
 def states(replicas: int, gpus: int, seed: int, count: int) -> Iterator[State]:
-    """Return random states, from empty to nearly full."""
+    """Yield random states, from empty to nearly full."""
     draw = random.Random(seed)
     while count:
         crowd = draw.choice([0.0, 0.3, 0.6, 0.9])
         level = draw.randint(0, replicas)
         some: list[Gpu] = []
         for _ in range(gpus):
-            if draw.random() < 0.5:  # As the plugin leaves them: level.
+            if draw.random() < 0.5:  # Spread the allocations evenly, as the plugin would.
                 taken = min(replicas, max(0, level + draw.choice([-1, 0, 0, 1])))
             else:
                 taken = sum(draw.random() < crowd for _ in range(replicas))
@@ -111,8 +113,8 @@ def devices_of(answer: Sequence[str]) -> list[int]:
 
 
 def answered(plugin: StockPlugin, state: State, expected: set[int]) -> Counter[int]:
-    """Return how often each device was given to the next container. Repeat until all expected
-    devices came, or often enough.
+    """Count how often each device is given to the next container. Stop when all expected devices
+    were given, or after ``ENOUGH`` requests.
     """
     seen = Counter[int]()
     for offer in state.offers():
@@ -123,29 +125,29 @@ def answered(plugin: StockPlugin, state: State, expected: set[int]) -> Counter[i
                 seen.update(devices_of(answer))
             asked += AT_ONCE
             if len(state.gpus) > 1 and len(list(state.offers())) > 1 and asked >= 2 * AT_ONCE:
-                break  # A union of NUMA nodes gives fewer devices than each node.
+                break  # A union of NUMA nodes yields fewer devices than each node alone.
     return seen
 
 
 def _asked(plugin: StockPlugin, state: State, offer: Sequence[str]) -> list[list[str]]:
     if state.size < len(offer):
         return plugin.prefer(offer, [], state.size, AT_ONCE)
-    # The kubelet takes all aligned replicas without a call, then calls for the rest of all
-    # replicas.
+    # The kubelet takes all aligned replicas without a call, and then calls the plugin for the
+    # missing replicas.
     every = state.ids([gpu.numa for gpu in state.gpus])
     return plugin.prefer(every, offer[: state.size], state.size)
 
 
 def modelled(state: State, release: int) -> set[int]:
-    """Return the devices that a plugin of this release, 19 or 20, may give to the next container,
-    by the model in ``tests/standin``.
+    """Return the devices that a plugin may give to the next container, according to the model in
+    ``tests/standin``. ``release`` is 19 or 20.
     """
     gpus = [driver.Gpu(f"GPU-{index}") for index in range(len(state.gpus))]
     plugin = Plugin(gpus, Settings(state.replicas, release=release))
     every = state.ids([gpu.numa for gpu in state.gpus])
     found: set[int] = set()
     for offer in state.offers():
-        # As in ``_asked``.
+        # This is the same request as in ``_asked``.
         rest = state.size < len(offer)
         available, must = (offer, []) if rest else (every, offer[: state.size])
         found.update(devices_of(must))
@@ -155,7 +157,7 @@ def modelled(state: State, release: int) -> set[int]:
 
 
 def walked(plugin: StockPlugin, state: State, draw: random.Random) -> int:
-    """Return the device of the new pod after some waiting pods were admitted one by one."""
+    """Admit some waiting pods one by one, and then return the device of the new pod."""
     left = {f"GPU-{i}::{number}" for i, gpu in enumerate(state.gpus) for number in gpu.free}
     for _ in range(draw.randint(0, state.waiting)):
         left -= set(_one(plugin, state, left, draw))

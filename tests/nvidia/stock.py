@@ -1,4 +1,4 @@
-"""NVIDIA's real device plugin, called as the kubelet calls it to choose replicas."""
+"""Calls NVIDIA's real device plugin as the kubelet does to choose replicas."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,9 @@ from tests.waiting import PATIENCE_S
 
 
 class StockPlugin:
-    """A plugin with ``gpus`` devices, GPU-0 and so on, with ``replicas`` each."""
+    """A plugin with ``gpus`` devices (GPU-0, GPU-1 and so on) that have ``replicas``
+    replicas each.
+    """
 
     def __init__(self, gpus: int, replicas: int) -> None:
         self._kubelet = Kubelet()
@@ -32,7 +34,7 @@ class StockPlugin:
     def prefer(
         self, available: Sequence[str], required: Sequence[str], size: int, times: int = 1
     ) -> list[list[str]]:
-        """Return this number of answers to the same request, from one call."""
+        """Return ``times`` answers to the same request, with a single call."""
         question = {
             "available_deviceIDs": available,
             "must_include_deviceIDs": required,

@@ -1,4 +1,4 @@
-"""A real browser, and an embedded server with a full fleet that has faults."""
+"""Runs a real browser and an embedded server whose fleet is full and has faults."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,14 +24,14 @@ from tests.serving import Server, serving
 from tests.waiting import PATIENCE_S
 
 GIB = 1 << 30
-#: More nodes than fit on one page.
+#: A fleet with more nodes than fit on one page of the table.
 FLEET = """\
 nodes:
   - {name: l4, count: 60, gpus: 2, memory: 24Gi, model: L4, sharing: time-slicing, replicas: 4}
   - {name: h100, gpus: 8, memory: 80Gi, model: H100, sharing: time-slicing, replicas: 4}
 """
 
-#: Elements with their own text whose contrast is below the 4.5 of WCAG AA.
+#: Finds elements whose own text has a contrast below 4.5, the minimum of WCAG AA.
 CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
   const rgb = colour => {
@@ -57,7 +57,7 @@ CONTRASTS = """() => {
 }"""
 
 
-# While it runs, no other test of the process can run an event loop.
+# While this browser runs, other tests in the process cannot run an event loop.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     try:
@@ -90,12 +90,12 @@ def server() -> Iterator[Server]:
 
 
 class Looked:
-    """A page, with the browser's errors and its requests to other hosts."""
+    """A page, with the errors that the browser reports and its requests to other hosts."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page, self.address = page, address
         self.complaints: list[str] = []
-        #: Errors that a test causes on purpose.
+        #: Part of the error messages that a test causes on purpose.
         self.expected: str | None = None
         self.elsewhere: list[str] = []
 
@@ -116,8 +116,8 @@ class Looked:
         return self.page
 
 
-# Shared by all tests of a module, because a new context takes a second of CPU. The page stores
-# nothing.
+# All tests of a module share this page, because a new context takes a second of CPU. The page
+# stores nothing in the browser.
 @pytest.fixture(scope="module")
 def window(browser: Browser) -> Page:
     page = browser.new_page()
@@ -135,7 +135,7 @@ def readings(window: Page, server: Server) -> Iterator[Looked]:
     for event, listener in heard.items():
         window.on(event, listener)
     yield found
-    # A route of the test may answer a refresh at this moment.
+    # Ignore errors, because a route of the test may be answering a refresh at this moment.
     window.unroute_all(behavior="ignoreErrors")
     for event, listener in heard.items():
         window.remove_listener(event, listener)
@@ -170,7 +170,7 @@ def place(server: Server, name: str, vram: str, node: str) -> None:
 def report(
     server: Server, node: str, *devices: dict[str, Any], pods: Sequence[PodUse] = ()
 ) -> None:
-    """Let the agent report these L4s, with defaults for the other fields."""
+    """Let the agent of a node report these L4 GPUs, with defaults for the other fields."""
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
         plugin=Plugin(allocation_policy="distributed", device_list_strategy="envvar"),

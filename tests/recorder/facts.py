@@ -1,4 +1,4 @@
-"""Pods, reports and runs for the tests of the recorder."""
+"""Builds pods, reports and runs for the tests of the recorder."""
 
 import json
 from typing import Any
@@ -12,9 +12,9 @@ from headroom.recorder.pod_facts import End, PodFacts, read_pod
 
 GIB = 1 << 30
 HOUR_S = 3600.0
-#: The node of pods and reports.
+#: Name of the node that pods and reports have.
 NODE = "n1"
-#: A time of day, far from zero.
+#: Current time of these tests, in seconds since 1970.
 NOW_S = 1_800_000_000.0
 REPLICA_SET = OwnerReference(
     api_version="apps/v1", kind="ReplicaSet", name="llm-5d4f", uid="rs-1", controller=True
@@ -66,7 +66,7 @@ def use(
 
 
 def pod_json(**changes: Any) -> dict[str, Any]:
-    """Return a pod of the API server."""
+    """Return a pod as JSON from the API server."""
     pod: dict[str, Any] = {
         "metadata": {
             "name": "llm-5d4f-abcde",

@@ -1,5 +1,5 @@
-"""Fixtures: the release of the tracked files in the working tree, and an environment with only the
-client.
+"""Fixtures that build a release from the tracked files of the working tree, and an environment that
+contains only the client.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ class Packages:
 
 
 def exported(folder: Path) -> Source:
-    """Export HEAD with the changes of tracked files."""
+    """Export HEAD together with the uncommitted changes of tracked files."""
     stashed = subprocess.run(
         ["git", "-C", ROOT, "-c", "user.name=t", "-c", "user.email=t@t", "stash", "create"],
         stdout=subprocess.PIPE,
@@ -49,7 +49,8 @@ def packages(source: Source, tmp_path_factory: pytest.TempPathFactory) -> Packag
 def client(packages: Packages, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A virtual environment with only the wheel and the packages of requirements/client.txt.
 
-    The packages are links to the packages of the tests, which have the same versions and hashes.
+    The packages are links to the packages of the tests' environment, because they have the same
+    versions and hashes.
     """
     venv = tmp_path_factory.mktemp("client") / "venv"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", venv], check=True)

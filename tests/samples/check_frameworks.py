@@ -1,8 +1,9 @@
-"""Runs each sample up to the real argument parser of its framework.
+"""Runs each sample until the argument parser of the real framework has read its options.
 
-``make samples`` runs it. ``make test`` does not, because it downloads 5 GB, installs 11 GB below
-.cache/samples, and compiles llama.cpp. No GPU is needed, because the samples end when the framework
-has read its share. docs/design/frameworks.md shows the versions in ``PINNED``.
+``make samples`` runs this module. ``make test`` does not, because the module downloads 5 GB,
+installs 11 GB below .cache/samples, and compiles llama.cpp. No GPU is needed, because a sample ends
+when the framework has read its share of the memory. docs/design/frameworks.md shows the versions in
+``PINNED``.
 """
 
 import json
@@ -21,8 +22,9 @@ from tests.controlplane import ROOT, built
 from tests.samples.scripts import Ran, run
 from tests.samples.test_samples import SHARE, SMI
 
-#: Versions of PyPI packages. vLLM depends on PyTorch. nvidia-pytriton has the server of Triton
-#: 2.51.0, and llama-cpp-python has the source of llama.cpp. tests/gobin/ollama-share pins Ollama.
+#: Versions of PyPI packages. vLLM depends on PyTorch, so it has no entry. nvidia-pytriton contains
+#: the server of Triton 2.51.0, and llama-cpp-python the source of llama.cpp.
+#: tests/gobin/ollama-share pins Ollama.
 PINNED = {
     "vllm": "0.33.0",
     "jax": "0.10.2",
@@ -37,7 +39,7 @@ CACHE = ROOT / ".cache/samples"
 
 
 def finished(*command: str | Path, timeout_s: float = 3000, **how: Any) -> str:
-    """Return the output of a command. Fail with the output if the command fails."""
+    """Run a command and return its output. If the command fails, the test fails with the output."""
     done = subprocess.run(
         command,
         stdout=subprocess.PIPE,
@@ -52,7 +54,9 @@ def finished(*command: str | Path, timeout_s: float = 3000, **how: Any) -> str:
 
 
 def environment(package: str) -> Path:
-    """Return the Python of an environment with this package, which is installed on first use."""
+    """Return the Python interpreter of an environment with this package. The first call installs
+    the package.
+    """
     folder = CACHE / f"{package}-{PINNED[package]}"
     python = folder / "bin/python"
     if not (folder / "installed").exists():
@@ -68,7 +72,9 @@ def site_packages(python: Path) -> Path:
 
 
 def llama_args() -> Path:
-    """Return the program ``llama-args``, compiled with the source of llama-cpp-python."""
+    """Compile the program ``llama-args`` with the source from llama-cpp-python, and return its
+    path.
+    """
     version = PINNED["llama-cpp-python"]
     folder = CACHE / f"llama-{version}"
     program = folder / "build/llama-args"
@@ -86,7 +92,7 @@ def llama_args() -> Path:
 
 
 def starter(*command: str | Path) -> str:
-    """Return a program that starts another program with its own arguments."""
+    """Return a script that runs a command and appends its own arguments."""
     return "#!/bin/sh\nexec " + " ".join(f"'{part}'" for part in command) + ' "$@"\n'
 
 
@@ -136,7 +142,7 @@ def test_vllm_rejects_an_invalid_fraction(tmp_path: Path) -> None:
         assert done.returncode != 0, value
 
 
-#: Prints the option from the configuration that PyTorch parsed.
+#: A program that prints the option from the configuration that PyTorch has parsed.
 READ_BACK = """
 #include <c10/cuda/CUDAAllocatorConfig.h>
 extern "C" double fraction() {
@@ -195,14 +201,15 @@ def test_jax_gets_its_share(tmp_path: Path) -> None:
 
 
 def test_jax_uses_its_default_if_the_variable_is_empty(tmp_path: Path) -> None:
-    """JAX does not check the variable, so the sample must."""
+    """The sample must check the variable, because JAX does not."""
     (tmp_path / "train.py").write_text(JAX_TRAIN)
     empty = os.environ | {"XLA_CLIENT_MEM_FRACTION": ""}
     printed = finished(environment("jax"), tmp_path / "train.py", env=empty)
     assert "memory_fraction" not in json.loads(printed.splitlines()[-1])
 
 
-#: Runs the sample's own code with a GPU in TensorFlow's list, which is empty here.
+#: A program that runs the sample's code after it adds a GPU to TensorFlow's list, which is empty on
+#: this machine.
 TENSORFLOW = """
 import sys
 from tensorflow.python import pywrap_tfe
@@ -231,10 +238,11 @@ def test_tensorflow_gets_its_limit(tmp_path: Path) -> None:
 def triton(folder: Path, *more: str) -> Ran:
     site = site_packages(environment("nvidia-pytriton"))
     server = site / "pytriton/tritonserver/bin/tritonserver"
-    # The repository has no models, so the server ends after its start when it loads one.
+    # Let the server end by itself after its start: the model repository is empty, so loading a
+    # model fails.
     ends = f"--model-repository='{folder}' --model-control-mode=explicit --load-model=none"
     closed = " ".join(f"--allow-{port}=false" for port in ("http", "grpc", "metrics"))
-    # If an option is repeated, the server uses the first value.
+    # Append these options, because the server uses the first value of a repeated option.
     program = f"#!/bin/sh\nshift\nexec '{server}' {' '.join(more)} \"$@\" {ends} {closed}\n"
     return run("triton", folder, SHARE, {"tritonserver": program, "nvidia-smi": SMI})
 

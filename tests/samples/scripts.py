@@ -1,4 +1,4 @@
-"""Runs the start scripts of deploy/samples/frameworks, with some programs replaced."""
+"""Runs the start scripts in deploy/samples/frameworks with some replaced programs."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from tests.controlplane import ROOT
 SAMPLES = ROOT / "deploy/samples/frameworks"
 NAMES = sorted(path.stem for path in SAMPLES.glob("*.yaml"))
 
-#: The program that each sample starts.
+#: Maps each sample to the program that it starts.
 STARTS = {
     "jax": "python3",
     "llama-cpp": "llama-server",
@@ -27,7 +27,7 @@ STARTS = {
     "vllm": "vllm",
 }
 
-#: Records its arguments and environment as JSON.
+#: A program that records its arguments and environment as JSON.
 RECORDER = f"""#!{sys.executable}
 import json, os, sys
 from pathlib import Path
@@ -37,8 +37,8 @@ Path("called.json").write_text(json.dumps({{"args": sys.argv[1:], "env": dict(os
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """The result of a script. ``args`` and ``env`` come from ``RECORDER``, or are None if it was
-    not called.
+    """The result of a script. ``args`` and ``env`` come from ``RECORDER``, and are None if the
+    script did not start it.
     """
 
     code: int
@@ -53,8 +53,8 @@ def manifest(name: str) -> dict[str, Any]:
 
 
 def nvidia_smi(*gpus: Mapping[str, int]) -> str:
-    """Return a program that answers --query-gpu with these values, such as ``memory.free``, in
-    MiB.
+    """Return a program that answers --query-gpu with these values. ``gpus`` maps fields such as
+    ``memory.free`` to MiB.
     """
     return f"""#!{sys.executable}
 import sys
@@ -72,9 +72,9 @@ def run(
     programs: Mapping[str, str],
     timeout_s: float = 60,
 ) -> Ran:
-    """Run the command of a sample in ``folder``, where ``programs`` precede the system's.
+    """Run the command of a sample in ``folder``. ``programs`` replace programs of the system.
 
-    The environment has only PATH, the sample's own variables, and ``variables``.
+    The environment contains only PATH, the variables of the sample, and ``variables``.
     """
     (container,) = manifest(name)["spec"]["containers"]
     binaries = folder / "bin"

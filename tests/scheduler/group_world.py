@@ -1,7 +1,9 @@
-"""kube-schedulers that schedule groups of pods, extenders and one store, in simulated time.
+"""Simulates kube-schedulers that schedule groups of pods, with extenders and one store, in
+simulated time.
 
-The schedulers follow kube-scheduler 1.37: filter is called for all pods of a group, and the binds
-are called at once if enough pods have a node. What is bound is read from the store only.
+The schedulers behave like kube-scheduler 1.37. They call filter for all pods of a group, and if
+enough pods have a node, they call all binds at the same time. They read only from the store which
+pods are bound.
 """
 
 import asyncio
@@ -32,12 +34,12 @@ from tests.scheduler.verbs_on import verbs_on
 
 T = TypeVar("T")
 NEVER_STALE_S = 1e12
-#: The shipped value.
+#: The shipped deadline of a bind.
 DEADLINE_S = 4.0
 
 
 class Clock(selectors.SelectSelector):
-    """A clock whose time passes only while all tasks of a loop wait."""
+    """A clock that advances only while all tasks of a loop wait."""
 
     now_s = 1000.0
 
@@ -48,7 +50,7 @@ class Clock(selectors.SelectSelector):
 
 @dataclass(frozen=True)
 class Shape:
-    """A node with either one shared device or several unshared devices."""
+    """The size of a node, which has either one shared device or several unshared devices."""
 
     gib: int
     replicas: int = 1
@@ -58,13 +60,13 @@ class Shape:
 @dataclass
 class Gang:
     name: str
-    #: GiB that each pod requests on each of its devices.
+    #: GiB that each pod of the group requests on each of its devices.
     sizes: Sequence[int]
     minimum: int
     gpus: int = 1
-    #: The node that the pod's owner prefers.
+    #: The node that the owner of the pods prefers.
     prefers: str = ""
-    #: Whether it is a group of the Coscheduling plugin.
+    #: Whether a label makes the pods a group of the Coscheduling plugin.
     label: bool = False
 
     @property
@@ -76,7 +78,7 @@ class Gang:
 class Extender:
     state: ClusterWriter
     verbs: Verbs
-    #: Number of calls by verb.
+    #: Number of calls of each verb.
     calls: Counter[str] = field(default_factory=Counter)
 
 
@@ -88,12 +90,12 @@ class GroupWorld:
         self.shapes = {f"n{i}": shape for i, shape in enumerate(shapes)}
         self.store = EmbeddedStore(self._deliver, lambda: self.clock.now_s)
         self.extenders: list[Extender] = []
-        #: GiB and number of GPUs that each pod requests.
+        #: The GiB and the number of GPUs that each pod requests.
         self.asked: dict[str, tuple[int, int]] = {}
-        #: Node of each pod whose node a scheduler has chosen and whose bind has not been answered
-        #: yet.
+        #: The node of each assumed pod. A scheduler has chosen the node, but the bind has not
+        #: returned yet.
         self.assumed: dict[str, str] = {}
-        #: Durations of the API server's next writes of reservations, in seconds.
+        #: Durations in seconds of the next writes of reservations to the API server.
         self.stalls_s: list[float] = []
         #: The node that each pod's owner prefers.
         self.preferred: dict[str, str] = {}
@@ -117,7 +119,7 @@ class GroupWorld:
             extender.state.apply(events)
 
     def restart(self, extender: Extender) -> None:
-        """Replace an extender that was killed by a new one, which lists all objects first."""
+        """Replace a killed extender with a new extender, which lists all objects first."""
         self.extenders.remove(extender)
         self._add_extender()
         state = self.extenders[-1].state
@@ -131,7 +133,7 @@ class GroupWorld:
         return found
 
     def remove_orphans(self) -> None:
-        """Remove the reservations of pods that are not bound, as each extender does after 60 s."""
+        """Remove the reservations of unbound pods, as each extender does after 60 s."""
         bound = self.bound()
         for name in self.shapes:
             for uid in self.gpunode(name).spec.reservations.keys() - bound.keys():
@@ -163,7 +165,7 @@ class GroupWorld:
         self.extenders.append(Extender(state, verbs))
 
     async def _meanwhile(self, operation: str, when: str) -> None:
-        """Sleep for up to 20 ms, as long as the API server takes."""
+        """Sleep for a random time, as the API server would take before and after an operation."""
         await asyncio.sleep(self.chance.uniform(0, 0.01))
         if operation == "write_spec" and when == "before" and self.stalls_s:
             await asyncio.sleep(self.stalls_s.pop())
@@ -207,7 +209,7 @@ class GroupWorld:
             self.create(name, gib, gang.gpus, gang.name, gang.prefers, gang.label)
 
     def delete(self, name: str) -> None:
-        """Delete a pod that has ended, and remove its reservation."""
+        """Delete an ended pod, and remove its reservation."""
         node = self.bound().get(name)
         self.store.delete_pod("default", name)
         if node is not None:
@@ -222,14 +224,16 @@ class GroupWorld:
         return len(self.bound().keys() & set(gang.pods))
 
     def free(self, node: str) -> int:
-        """Return the GiB that a new pod could get on the node, or 0 if no replica is free."""
+        """Return the GiB that are free for a new pod on the node. Return 0 if no replica is
+        free.
+        """
         shape, here = self.shapes[node], [p for p, n in self.bound().items() if n == node]
         if sum(self.asked[name][1] for name in here) >= shape.replicas * shape.gpus:
             return 0
         return shape.gib - (sum(self.asked[name][0] for name in here) if shape.gpus == 1 else 0)
 
     def check(self) -> None:
-        """Assert that no device is overcommitted."""
+        """Fail if a device is overcommitted."""
         for node, shape in self.shapes.items():
             here = [self.asked[name] for name, on in self.bound().items() if on == node]
             assert sum(gpus for _, gpus in here) <= shape.replicas * shape.gpus
@@ -247,7 +251,8 @@ class GroupWorld:
         nodes = [n for n, s in self.shapes.items() if taken[n] + gpus <= s.replicas * s.gpus]
         if not nodes:
             return None
-        # None with an Error, by which filter delays some of many pods that are retried together.
+        # NodeNames is null if filter returns an error, which delays some pods when many pods are
+        # retried together.
         passed = json.loads(by.verbs.filter(offer(shown, nodes)))["NodeNames"] or []
         by.calls["filter"] += 1
         if len(passed) < 2:
@@ -269,7 +274,7 @@ class GroupWorld:
         return not answer["Error"]
 
     async def schedule(self, name: str, by: Extender) -> bool:
-        """Try a single pod."""
+        """Run a scheduling attempt of a single pod. Return whether it was bound."""
         node = await self.choose(name, by)
         if node is None:
             return False
@@ -277,7 +282,9 @@ class GroupWorld:
         return await self.bind(name, node, by)
 
     async def cycle(self, gang: Gang, by: Extender, pause_s: float = 0.0) -> dict[str, str]:
-        """Choose nodes for all pods of the group. The result is empty if the group has to wait."""
+        """Choose nodes for all pods of the group. Return an empty dictionary if the group has to
+        wait.
+        """
         waiting = [name for name in gang.pods if name not in self.bound()]
         if gang.label:  # the plugin tries pods in the order in which they were requeued
             self.chance.shuffle(waiting)
@@ -297,7 +304,7 @@ class GroupWorld:
         return chosen
 
     async def bind_all(self, chosen: dict[str, str], by: Extender) -> int:
-        """Bind the pods, and return how many were bound."""
+        """Bind the pods concurrently. Return the number of bound pods."""
         work = [self.bind(name, node, by) for name, node in chosen.items()]
         return sum(await asyncio.gather(*work))
 

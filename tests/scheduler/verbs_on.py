@@ -1,4 +1,4 @@
-"""The verbs on a cluster state, with a clock and a ledger that the test provides."""
+"""Creates the handlers of the verbs on a cluster state, with the test's clock and ledger."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.journal.journal import Journal
 
-#: Shared, because creating its metrics takes longer than some examples of property tests.
+#: All tests share these metrics, because creating metrics takes longer than some examples of
+#: property tests.
 _UNREAD = Telemetry(CollectorRegistry())
 
 

@@ -1,15 +1,15 @@
-"""Runs a day of churn, hour by hour, with all real processes of Headroom, and judges their memory.
+"""Runs a simulated day of churn with all real processes of Headroom, and checks their memory.
 
     make soak ARGS="--pods 400 --altered console"
 
-The events of an hour come one after the other, and take at least a minute. Agents keep the records
-of ended containers for ten minutes, which must fit in the half of the day that is a warm-up.
-Settings are as deployed, except that the journal is full after an hour, and garbage in cycles is
-collected every few seconds.
+The events of a simulated hour follow each other and take about a minute. Agents keep the records of
+ended containers for ten minutes, which must be shorter than the warm-up, which is half of the day.
+The settings are as deployed, except that the journal is full after an hour and garbage collection
+runs every few seconds.
 
-The exit status is 1 if a process grows with history or reaches the memory limit of its manifest.
-``--altered`` runs a second process of a component that keeps data which it should discard
-(``tests/soak/started.py``).
+The exit status is 1 if the memory of a process keeps growing, or reaches the limit in its manifest.
+``--altered`` also runs a second process of a component, with a mutant that keeps data that it
+should discard (``tests/soak/started.py``).
 """
 
 import argparse
@@ -23,14 +23,15 @@ from tests.soak.judge import findings, table
 from tests.soak.site import Site, running
 from tests.soak.started import MUTANTS
 
-#: Seconds from the end of an hour to its memory sample, in which loops with a period of 1 s finish.
+#: Seconds between the end of an hour and its memory sample, so that loops with a period of 1 s have
+#: run.
 REST_S = 1.0
 #: Minimum duration of an hour in seconds.
 LEAST_S = 56.0
 
 
 def run_day(site: Site, amounts: Amounts, hours: int, least_s: float = 0.0) -> None:
-    """Run the hours, each for at least ``least_s``, and sample the memory after each."""
+    """Run the hours, each for at least ``least_s``, and sample the memory after each hour."""
     for number in range(hours):
         began_s = time.monotonic()
         Hour(site, number, amounts).run()
@@ -55,8 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         nodes=asked.joining,
         owners=max(1, asked.pods // 20),
         pods=asked.pods,
-        # All pods of the node. The agent remembers 4,096 pods and reaches this number after 8
-        # hours.
+        # This is the number of pods on the node. The agent remembers 4,096 pods, which it reaches
+        # after 8 hours.
         agent_pods=64,
         agent_steps=8,
         requests=asked.requests,

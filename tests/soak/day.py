@@ -1,12 +1,13 @@
-"""The inputs of a day: in each hour, all objects come and go once, under new names.
+"""Generates the inputs of a simulated day. In each hour, all objects are created and deleted once,
+with new names.
 
-* Autoscaling: nodes join and leave. After each change, filter is called for another pod.
-* Churn: pods of new owners in a new namespace are placed, some by another scheduler, are measured,
-  end and are deleted with their owners. Others run on the node of each real agent.
+* Autoscaling: nodes join and leave. After each change, filter is called for a new pod.
+* Churn: pods of new owners run in a new namespace, end, and are deleted with their owners. Another
+  scheduler binds some of them. Other pods run on the node of each real agent.
 * Reconnects: all watches and connections are cut.
-* Requests: clients call every port with new tokens, names, users, pods and paths.
+* Requests: clients send requests with new tokens, names, users, pods and paths to every port.
 
-At the end of an hour, nothing of it is left in the cluster.
+At the end of an hour, all objects of the hour are deleted.
 """
 
 import contextlib
@@ -36,18 +37,18 @@ JSON = {"Content-Type": "application/json"}
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """Numbers of objects and requests in an hour."""
+    """The number of objects and requests in an hour."""
 
     nodes: int
     owners: int
     pods: int
-    #: Number of pods that end together on the node of each real agent, and how often. The agent
-    #: takes a sample each time.
+    #: Number of pods that end together on the node of each real agent, and number of times that
+    #: they end in an hour. The agent takes a sample each time.
     agent_pods: int
     agent_steps: int
-    #: Requests of clients without rights to each port, and the same number of filter calls.
+    #: Number of requests that unauthorized clients send to each port, and number of filter calls.
     requests: int
-    #: Bytes of each text that an author chooses in a pod of a filter call or a review.
+    #: Size in bytes of each text that users choose freely in a pod of a filter call or a review.
     text_bytes: int
 
 
@@ -77,7 +78,7 @@ class Hour:
             self._http.clear()
 
     def _join(self) -> None:
-        """Add the nodes one by one, with a filter call after each."""
+        """Add the nodes one by one, with a filter call after each node."""
         for name in self._nodes.names:
             node = {"metadata": {"name": name, "labels": {"kubernetes.io/hostname": name}}}
             self._plane.call("POST", NODES, node)
@@ -100,7 +101,7 @@ class Hour:
             self._filter()
 
     def _gpunode(self, name: str) -> dict[str, Any]:
-        """Return a GPUNode, or an empty object if there is none."""
+        """Return the GPUNode of a node, or an empty object if it does not exist."""
         try:
             return self._plane.call("GET", f"{GPUNODES}/{name}")
         except ApiRefused as err:
@@ -164,14 +165,14 @@ class Hour:
             self._plane.call("PATCH", path, status)
 
     def _end(self) -> None:
-        """End all pods, and delete their owners and the namespace with its objects."""
+        """End all pods, and delete their owners and the namespace with all of its objects."""
         times = {"startedAt": "2026-11-29T00:00:00Z", "finishedAt": "2026-11-29T01:00:00Z"}
         self._set_phase("Succeeded", {"terminated": {"exitCode": 0, **times}})
         self._nodes.observe([])
         namespace = f"{NAMESPACES}/{self._name}"
         for path in (self._sets, self._pods, namespace):
             self._plane.call("DELETE", path, {"gracePeriodSeconds": 0})
-        # No namespace controller runs here, so complete the deletion in its place.
+        # Complete the deletion of the namespace, because no namespace controller runs.
         empty = {"metadata": {"name": self._name}, "spec": {"finalizers": []}}
         self._plane.call("PUT", f"{namespace}/finalize", empty)
         self._until(lambda: not any(map(self._holds, self._nodes.names)), "no reservation is left")
@@ -199,7 +200,7 @@ class Hour:
                 self._ask("GET", f"{url}/{new}", token)
 
     def _query(self, url: str, new: str) -> None:
-        """Send the console queries that no viewer has sent before."""
+        """Send queries to the console that no viewer has sent before."""
         for path in (
             f"nodes?search={new}&limit=5",
             f"explain/pods/{new}/{new}",
@@ -214,7 +215,7 @@ class Hour:
         self._ask("POST", f"{url}/v1/whatif", VIEWER | JSON, body)
 
     def _review(self, url: str, new: str) -> None:
-        """Let the webhook review a pod of a new user in a new namespace."""
+        """Send the webhook a review of a pod from a new user in a new namespace."""
         user = {"username": f"{new}-{self._text()}", "groups": [new, "system:authenticated"]}
         made = manifest(annotations={"example.com/note": self._text()})
         made["spec"]["containers"][0]["env"] = [{"name": "TEXT", "value": self._text()}]
@@ -236,7 +237,9 @@ class Hour:
     def _ask(
         self, method: str, url: str, headers: Mapping[str, str] | None = None, body: Any = None
     ) -> None:
-        """Send a request. Ports close connections of clients that send too many."""
+        """Send a request. Ignore errors, because ports close the connections of clients that send
+        too many requests.
+        """
         content = None if body is None else json.dumps(body)
         with contextlib.suppress(urllib3.exceptions.HTTPError):
             answer = self._http.request(method, url, body=content, headers=headers)
@@ -260,12 +263,12 @@ class Hour:
 
 
 def settled(site: Site) -> None:
-    """Return when no object of the day is left in the cluster."""
+    """Wait until no object of the simulated day is left in the cluster."""
 
     def left(path: str) -> list[str]:
         listed = [each["metadata"] for each in site.plane.call("GET", path)["items"]]
-        # VRAMProfiles are in the namespace of their owner, and Leases of agents in the namespace of
-        # the agents.
+        # Check the namespace of VRAMProfiles, because it is their owner's, and the name of Leases,
+        # because all agents' Leases are in one namespace.
         names = [f"{each.get('namespace')} {each['name']}" for each in listed]
         return [name for name in names if "hour-" in name]
 

@@ -1,12 +1,12 @@
-"""Judges the memory of processes: the kernel's figures against the limits in the manifests.
+"""Compares the memory of processes, as the kernel reports it, with the limits in the manifests.
 
-Two rules for each process:
+There are two rules for each process:
 
 * Its peak stays below the memory limit of its container in ``deploy/base``.
-* It does not grow with history. What a process holds at the end of an hour, when all that came in
-  that hour is gone, must be the same after every hour. The first half of the day is a warm-up, in
-  which caches and records fill. The growth of the second half, repeated until the process is
-  upgraded, must end below the limit.
+* It does not keep growing. All objects of an hour are deleted at its end, so a process must use the
+  same memory after every hour. The first half of the day is a warm-up, in which caches and records
+  fill. If the growth of the second half continues until the process is upgraded, the memory must
+  still be below the limit.
 """
 
 import statistics
@@ -18,14 +18,15 @@ import yaml
 
 BASE = Path(__file__).resolve().parents[2] / "deploy/base"
 MIB = 1 << 20
-#: Kubernetes releases three minor versions a year, so a pod lives about this long.
+#: Maximum age of a process in days. Kubernetes releases three minor versions per year, and nodes
+#: are upgraded for each.
 LIFE_DAYS = 120
 _UNITS = {"Mi": MIB, "Gi": 1 << 30}
 
 
 @dataclass(slots=True)
 class Memory:
-    """Bytes of one process. ``rests`` has one value for each hour."""
+    """Memory of one process in bytes. ``rests`` has one value for each hour."""
 
     rests: list[int] = field(default_factory=list)
     peak: int = 0
@@ -35,20 +36,21 @@ class Memory:
         self.peak = _status_bytes(pid, "VmHWM")
 
     def grown_per_day(self) -> int:
-        """Return the growth per day, as twice the growth in the second half of the day.
+        """Return the growth per day in bytes, which is twice the growth in the second half of the
+        day.
 
-        The medians of its first and last third exclude memory that the allocator keeps after single
-        hours.
+        The growth is the difference between the medians of the half's first and last third. Medians
+        ignore memory that the allocator keeps only after single hours.
         """
         later = self.rests[len(self.rests) // 2 :]
         third = len(later) // 3
-        between = len(later) - third  # From the middle of one third to the middle of the other.
+        between = len(later) - third  # the number of hours between the middles of the two thirds
         grown = statistics.median(later[-third:]) - statistics.median(later[:third])
         return round(grown * len(self.rests) / between)
 
 
 def limits() -> dict[str, int]:
-    """Return the memory limit in bytes of each container of all workloads in ``deploy/base``."""
+    """Return the memory limit in bytes of each container in ``deploy/base``."""
     found = {}
     for path in BASE.glob("*.yaml"):
         for manifest in yaml.safe_load_all(path.read_text(encoding="utf-8")):
@@ -60,7 +62,7 @@ def limits() -> dict[str, int]:
 
 
 def findings(measured: Mapping[str, Memory], allowed: Mapping[str, int]) -> list[str]:
-    """Return the violations. ``allowed`` is the memory limit of each process's container."""
+    """Return the violated rules. ``allowed`` has the memory limit of each process's container."""
     found = []
     for name, memory in measured.items():
         limit = allowed[name]

@@ -1,7 +1,7 @@
-"""A control plane and all processes of Headroom, each behind a connection that can be cut.
+"""Runs a control plane and all processes of Headroom, with connections that can be cut.
 
-The processes are started as in their images, because forks of the test process would share memory
-with it. Settings are as deployed, except for addresses and certificates.
+The processes start as in their images, because forks of the test process would share memory with
+it. Settings are as deployed, except for addresses and certificates.
 """
 
 import contextlib
@@ -31,22 +31,24 @@ from tests.waiting import until
 
 PARTS = ("extender", "console", "webhook", "recorder", "agent")
 ALTERED = "-altered"
-#: Number for each GPU of an agent's node.
+#: Number of replicas of each GPU on an agent's node.
 REPLICAS = 8
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 PROFILES = "/apis/headroom.gpu/v1alpha1/vramprofiles"
-#: Long enough for a machine that also runs other tests.
+#: This timeout is long, because the machine may run other tests at the same time.
 PATIENCE_S = 300.0
 
 
 class SoakPlane(SparingPlane):
-    """A control plane without controllers that deletes objects whose owner is gone."""
+    """A control plane whose only controller is the garbage collector."""
 
     controllers = ("garbage-collector-controller",)
 
 
 class AgentNode:
-    """A node with a real agent, which reads one folder. The API server does not have its pods."""
+    """A node with a real agent that reads one folder. The pods of this node do not exist in the API
+    server.
+    """
 
     def __init__(self, plane: ControlPlane, agent: str) -> None:
         self.name = f"node-of-{agent}"
@@ -64,7 +66,7 @@ class AgentNode:
         self._plane.call("PATCH", f"{NODES}/{self.name}/status", status)
 
     def replace_pods(self, count: int, prefix: str) -> None:
-        """End the ``count`` oldest pods, and start others until the node is full."""
+        """End the ``count`` oldest pods, and start new pods until the node is full."""
         node = self.whole.node
         full = len(node.gpus) * REPLICAS
         for uid in [*node.pods][:count]:
@@ -84,7 +86,7 @@ class AgentNode:
 
 
 class Site:
-    """All processes. ``altered`` are components of which a second process keeps too much."""
+    """All processes. For each component in ``altered``, a second process with a mutant runs."""
 
     def __init__(
         self,
@@ -107,28 +109,32 @@ class Site:
             name: self.proxies.serve(Service({plane.url: wire}), tls=True)
             for name, wire in self.wires.items()
         }
-        #: Connections of consoles to the journal of the extender.
+        #: The connections of consoles to the extender's journal.
         self.journals = Wire()
         self._journal_port = self.proxies.serve(Service({self.url("extender"): self.journals}))
         self.memory = {name: Memory() for name in self.names}
-        #: Number of responses in an hour, by port and status.
+        #: Number of responses in an hour by port and status.
         self.answers = Counter[tuple[int | None, int]]()
         allowed = limits()
         self.limits = {name: allowed[name.removesuffix(ALTERED)] for name in self.names}
 
     def url(self, name: str) -> str:
-        """Return the URL of a process, or of its other port."""
+        """Return the URL of a process. ``name`` may also name another port, such as ``NAME
+        metrics``.
+        """
         tls = name.startswith("webhook") or name.endswith(" metrics")
         return f"{'https' if tls else 'http'}://127.0.0.1:{self._ports[name]}"
 
     def answered(self, name: str, status: int) -> int:
-        """Count responses with this status. An extender also has ``NAME verbs``, and an agent
-        ``NAME metrics``.
+        """Return the number of responses with this status. An extender also has the name ``NAME
+        verbs``, and an agent ``NAME metrics``.
         """
         return self.answers[self._ports[name], status]
 
     def start(self, nodes: int) -> None:
-        """Start all processes next to ``nodes`` nodes. Return when all are ready."""
+        """Start all processes in a cluster that will have ``nodes`` nodes, and wait until they are
+        ready.
+        """
         plane = self.plane
         profiles = yaml.safe_load((ROOT / "deploy/base/crd-vramprofile.yaml").read_text())
         plane.call("POST", CRDS, profiles)
@@ -181,7 +187,7 @@ class Site:
 
     def _spawn(self, name: str, part: str, *command: str, env: Mapping[str, str]) -> None:
         mutant = part if name.endswith(ALTERED) else "none"
-        # The image of the agent does not contain the extender.
+        # Start the agent directly, because its image does not contain the extender.
         started = () if name == "agent" else ("tests.soak.started", mutant)
         self.plane.spawn(name, sys.executable, "-m", *started, *command, env=env)
 
@@ -207,7 +213,7 @@ class Site:
             wire.cut()
 
     def sample(self) -> None:
-        """Sample the memory of all processes while they are idle."""
+        """Sample the memory of all processes. Call this while the processes are idle."""
         for name, memory in self.memory.items():
             memory.sample(self.plane.pid(name))
 
@@ -218,7 +224,7 @@ class Site:
 
 
 def with_long_names(objects: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Give nodes the longest permitted names, so that a process that keeps names grows visibly."""
+    """Give nodes very long names, so that a process that keeps names grows visibly."""
     for key, found in objects:
         name = found["metadata"]["name"] = f"{found['metadata']['name']}-{'x' * 200}"
         yield f"{key.rpartition('/')[0]}/{name}", found

@@ -1,10 +1,12 @@
-"""Runs a component of Headroom in a shortened day, optionally with a mutant that keeps too much.
+"""Runs a component of Headroom for the soak test, optionally with a mutant that keeps too much
+data.
 
     python -m tests.soak.started MUTANT MODULE [arguments of the module]
 
-Garbage in cycles is collected every few seconds, because a component collects it once an hour.
-MUTANT is ``none`` or a key of ``MUTANTS``: a change of one public name, which shows that the judge
-works. A change raises an exception if the product does not have the name.
+A full garbage collection runs every few seconds instead of once per hour, because a simulated hour
+takes only a minute. MUTANT is ``none`` or a key of ``MUTANTS``. A mutant replaces one public name
+and shows that the check detects growth. Starting a mutant raises an exception if the product does
+not have the name.
 """
 
 import functools
@@ -21,7 +23,7 @@ _kept: list[object] = []
 
 
 def _keeps(of: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function with a wrapper that keeps its arguments forever."""
+    """Wrap the function so that its arguments are kept forever."""
 
     def keeping(*args: Any, **named: Any) -> Any:
         _kept.append((args, named))
@@ -30,7 +32,8 @@ def _keeps(of: Callable[..., Any]) -> Callable[..., Any]:
     return keeping
 
 
-#: Module, class (or none), name and replacement for each component.
+#: For each component, the module, the class or an empty string, the name, and a function that
+#: returns the replacement.
 MUTANTS: dict[str, tuple[str, str, str, Callable[[Any], Any]]] = {
     # Keeps the entries of the journal.
     "extender": ("headroom.core.journal.journal", "Journal", "record", _keeps),

@@ -1,4 +1,6 @@
-"""Data of the modelled device manager: requests of pods, answers and records."""
+"""Defines the data of the modelled device manager: requests of pods, verdicts and the
+checkpoint.
+"""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,9 +16,9 @@ NONE: Ids = frozenset()
 class Container:
     name: str
     replicas: int = 0
-    #: Runs to completion before the next container starts.
+    #: Whether this is an init container, which ends before the next container starts.
     init: bool = False
-    #: A sidecar: an init container with ``restartPolicy: Always``.
+    #: Whether this is a sidecar, an init container with ``restartPolicy: Always``.
     sidecar: bool = False
     #: Bytes that the container's process allocates on each of its devices.
     takes_bytes: int = 0
@@ -25,7 +27,8 @@ class Container:
 @dataclass(frozen=True, slots=True)
 class Pod:
     uid: str
-    #: Init containers come first, as in the kubelet's loops.
+    #: The containers of the pod. Init containers come first, because the kubelet handles them
+    #: first.
     containers: tuple[Container, ...]
     name: str = ""
     namespace: str = "default"
@@ -35,9 +38,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True)
 class Preferred:
-    """A call of GetPreferredAllocation by the kubelet. The plugin's answer is recorded
-    elsewhere.
-    """
+    """A call of GetPreferredAllocation by the kubelet, without the plugin's answer."""
 
     available: Ids
     must_include: Ids
@@ -54,7 +55,9 @@ Call = Preferred | Allocated
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the kubelet admits a pod. Reason and message of a rejection appear in the status."""
+    """The kubelet's decision about a pod. The reason and message of a rejection appear in the pod's
+    status.
+    """
 
     admitted: bool
     reason: str = ""
@@ -71,8 +74,8 @@ class Unaligned(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """The allocation of one container: its replicas by NUMA node (-1 for none) and the plugin's
-    response.
+    """The allocation of one container: its replicas by NUMA node (-1 if a device has no NUMA node)
+    and the plugin's response.
     """
 
     uid: str
@@ -87,9 +90,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The device manager's record on disk as of the last write, which may be older than the state
-    in memory.
-    """
+    """The device manager's checkpoint on disk. It can be older than the state in memory."""
 
     entries: tuple[Entry, ...] = ()
     #: The healthy replicas, or None before the first registration of a plugin.
@@ -101,4 +102,4 @@ class Lots(Protocol):
         """Return the plugin's answer. Raise ``PluginRefused`` if the call fails."""
 
     def some(self, replicas: Ids, count: int) -> Ids:
-        """Return ``count`` replicas, the first in the random order of a Go map."""
+        """Return ``count`` replicas in the random order of a Go map."""

@@ -1,4 +1,6 @@
-"""Writes the device manager's checkpoint as Go does, without its checksum, which agents ignore."""
+"""Writes the device manager's checkpoint in the kubelet's format, but without a checksum, because
+agents ignore it.
+"""
 
 import base64
 import json
@@ -11,7 +13,7 @@ NAME = "kubelet_internal_checkpoint"
 
 
 def render(checkpoint: Checkpoint) -> bytes:
-    """Return the content of the file."""
+    """Return the content of the checkpoint file."""
     entries = [
         {
             "PodUID": entry.uid,
@@ -31,6 +33,6 @@ def render(checkpoint: Checkpoint) -> bytes:
 
 
 def response(environment: Iterable[tuple[str, str]]) -> bytes:
-    """Return the plugin's answer to Allocate."""
+    """Return the plugin's encoded response to Allocate."""
     answer: bytes = api.ContainerAllocateResponse(envs=dict(environment)).SerializeToString()
     return answer

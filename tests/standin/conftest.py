@@ -1,4 +1,4 @@
-"""Real nodes for comparison with the stand-in."""
+"""Fixtures that start real nodes, which tests compare with the stand-in."""
 
 from tests.kubelet.conftest import start_node
 

@@ -1,9 +1,10 @@
-"""A model of the kubelet's device manager: which replicas a container gets, and what is recorded.
+"""A model of the kubelet's device manager, which allocates replicas to containers and writes the
+checkpoint.
 
-It follows pkg/kubelet/cm/devicemanager/manager.go of v1.36, line by line in each decision, for a
-node with one resource of a device plugin. It makes no random choice itself: ``Lots`` chooses the
-plugin's preference and the order of the kubelet's sets. So a caller can draw choices, replay those
-of a real node, or try all.
+The model follows each decision in pkg/kubelet/cm/devicemanager/manager.go of v1.36, for a node with
+one resource of a device plugin. It makes no random choices itself. ``Lots`` chooses the plugin's
+preference and the order of the kubelet's sets, so that a caller can draw choices, replay the
+choices of a real node, or try all choices.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -34,13 +35,13 @@ from tests.standin.topology import TopologyPolicy
 class DeviceManager:
     policy: TopologyPolicy = "none"
     numa_nodes: Sequence[int] = (0,)
-    #: Called after every write of the checkpoint.
+    #: Called with the checkpoint after every write.
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
-    #: Calls that the plugin received, oldest first.
+    #: Calls that the plugin has received, oldest first.
     calls: list[Call] = field(default_factory=list)
     #: The last written checkpoint.
     written: Checkpoint | None = None
-    #: False from the kubelet's start until it has received its pods.
+    #: Whether the kubelet has received its pods since it started.
     sources_ready: bool = True
 
     def __post_init__(self) -> None:
@@ -49,15 +50,18 @@ class DeviceManager:
         self._healthy: Ids | None = None
         self._unhealthy: Ids = NONE
         self._allocated: Ids = NONE
-        #: uid -> container -> allocation
+        #: The allocation of each container, by pod UID and container name.
         self._given: dict[str, dict[str, Entry]] = {}
-        #: uid of the last admitted pod -> replicas that its ended init containers leave
+        #: The UID of the last admitted pod, with the replicas that its ended init containers have
+        #: released.
         self._reusable: dict[str, Ids] = {}
 
-    # Actions of the plugin.
+    # The methods below are actions of the plugin.
 
     def listed(self, plugin: Plugin) -> None:
-        """Handle a list of replicas from the plugin, after its registration or a change."""
+        """Handle a list of replicas that the plugin sends after its registration or after a
+        change.
+        """
         self._plugin = plugin
         self._listed = {replica.id: replica for replica in plugin.listed()}
         self._healthy = frozenset(each.id for each in self._listed.values() if each.healthy)
@@ -65,7 +69,7 @@ class DeviceManager:
         self._write()
 
     def disconnected(self) -> None:
-        """Handle the end of the plugin's process: no replica is healthy until the next
+        """Handle the end of the plugin's process. All replicas are unhealthy until the next
         registration.
         """
         self._plugin = None
@@ -74,15 +78,17 @@ class DeviceManager:
             self._healthy = NONE
 
     def forgotten(self) -> None:
-        """Handle a plugin that was away for five minutes: the node loses the resource."""
+        """Remove the resource from the node, because the plugin has been gone for five minutes."""
         if self._plugin is None and self._healthy is not None:
             self._healthy, self._unhealthy = None, NONE
             self._write()
 
-    # Actions of the kubelet.
+    # The methods below are actions of the kubelet.
 
     def restarted(self) -> None:
-        """Start a new kubelet that reads the checkpoint. The plugin has not noticed yet."""
+        """Start a new kubelet, which reads the checkpoint. The plugin has not registered with it
+        yet.
+        """
         written = self.written or Checkpoint()
         self._plugin = None
         self._listed = {}
@@ -98,9 +104,9 @@ class DeviceManager:
     def admit(
         self, pod: Pod, active: Collection[str], lots: Lots, running: Collection[str] = ()
     ) -> Verdict:
-        """Give each container its replicas, or reject the pod.
+        """Allocate replicas to each container, or reject the pod.
 
-        ``active`` are the uids of the pods that the kubelet counts, including this pod. ``running``
+        ``active`` are the UIDs of the pods that the kubelet counts, including this pod. ``running``
         are the containers of this pod that the runtime listed when the kubelet started.
         """
         try:
@@ -116,8 +122,8 @@ class DeviceManager:
         return Verdict(True)
 
     def collect(self, active: Collection[str]) -> None:
-        """Free the replicas of pods that the kubelet no longer counts. The checkpoint is written
-        later.
+        """Free the replicas of pods that the kubelet no longer counts. The kubelet writes the
+        checkpoint later.
         """
         if not self.sources_ready:
             return
@@ -126,7 +132,7 @@ class DeviceManager:
                 del self._given[uid]
             self._recount()
 
-    # State that others can observe.
+    # The methods below return state that other programs can observe.
 
     def given(self, uid: str, container: str) -> Entry | None:
         return self._given.get(uid, {}).get(container)
@@ -137,25 +143,27 @@ class DeviceManager:
 
     @property
     def allocatable(self) -> list[Replica]:
-        """Return the healthy replicas, as PodResources lists them."""
+        """Return the healthy replicas that PodResources lists."""
         return [each for each in self._listed.values() if each.id in (self._healthy or ())]
 
     @property
     def capacity(self) -> tuple[int, int] | None:
-        """Return capacity and allocatable from the node's status, or None without the resource."""
+        """Return the capacity and the allocatable number in the node's status. Return None if the
+        node does not have the resource.
+        """
         if self._healthy is None:
             return None
         return len(self._healthy) + len(self._unhealthy), len(self._healthy)
 
     def is_healthy(self, replica: str) -> bool:
-        """Return the health shown in the pod's status, where an unlisted replica counts as
-        healthy.
+        """Return the health that the pod's status shows. A replica that the plugin does not list
+        counts as healthy.
         """
         return replica not in self._listed or self._listed[replica].healthy
 
     def _align(self, pod: Pod, container: Container, active: Collection[str]) -> int | None:
-        """Return the NUMA nodes for the container's devices, or None if any will do. Raise
-        ``Unaligned``.
+        """Return a mask of the NUMA nodes for the container's devices, or None if any NUMA node is
+        acceptable. Raise ``Unaligned`` if the policy rejects the container.
         """
         if self.policy == "none":
             return None
@@ -215,8 +223,8 @@ class DeviceManager:
         lots: Lots,
         running: Collection[str],
     ) -> Ids:
-        """Return the replicas to request from the plugin, or none if the container already has its
-        own.
+        """Return the replicas to request from the plugin. Return no replicas if the container
+        already has its replicas.
         """
         entry = self.given(pod.uid, container.name)
         if entry and len(entry.replicas) != container.replicas:
@@ -241,7 +249,9 @@ class DeviceManager:
         chosen: Ids = NONE
 
         def complete(replicas: Ids) -> bool:
-            """Take the missing replicas from ``replicas``. Return whether they were enough."""
+            """Choose missing replicas from ``replicas``. Return whether no replica is missing any
+            more.
+            """
             nonlocal chosen
             fresh = replicas - chosen
             needed = required - len(chosen)
@@ -271,7 +281,9 @@ class DeviceManager:
         raise AssertionError("there are as many as are needed")
 
     def _by_affinity(self, available: Ids, hint: int | None) -> tuple[Ids, Ids, Ids]:
-        """Split the replicas by the hint: on its NUMA nodes, on other nodes, and on no node."""
+        """Split the replicas into replicas on the hint's NUMA nodes, on other NUMA nodes, and
+        without a NUMA node.
+        """
         if hint is None or all(each.numa is None for each in self._listed.values()):
             return NONE, NONE, available
         no_affinity = frozenset(each for each in available if self._listed[each].numa is None)

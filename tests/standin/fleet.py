@@ -1,10 +1,10 @@
-"""Stand-in nodes in a real cluster, which follow the API server's pods as kubelets do.
+"""Runs stand-in nodes in a real cluster. They follow the API server's pods as kubelets do.
 
-A pod bound to a stand-in node is admitted, or rejected with the kubelet's message, after a random
-delay, so that admissions overtake each other. It runs until its command ends, or until it is
-deleted. Commands have the meaning of the fake runtime in the kubelet tests: ``exit`` ends at once
-with that code, and ``stubborn`` takes its whole grace period to stop. A job (``run 12``) ends after
-that many seconds.
+After a random delay, a stand-in node admits a bound pod or rejects it with the kubelet's message.
+The delays can change the order of admissions. A pod runs until its command ends or until it is
+deleted. Commands have the same meaning as in the fake runtime of the kubelet tests: ``exit`` ends
+immediately with a code, and ``stubborn`` uses its whole grace period to stop. A job (``run 12``)
+ends after this number of seconds.
 """
 
 import contextlib
@@ -28,29 +28,29 @@ EVERY_S = 0.1
 class _Followed:
     node: str
     manifest: Mapping[str, Any]
-    #: On the clock of ``time.monotonic``.
+    #: Time on the monotonic clock at which the node admits the pod.
     admit_at_s: float
-    #: Time when its processes end, or None if it is not deleted.
+    #: Time at which the processes of the deleted pod end, or None if the pod is not deleted.
     ends_at_s: float | None = None
-    #: Time when its job ends by itself, or None without a job or before admission.
+    #: Time at which the pod's job ends by itself. None before admission or if the pod is not a job.
     job_ends_at_s: float | None = None
 
     @property
     def grace_s(self) -> float:
-        """Return the seconds that its containers need to stop."""
+        """Return the seconds that the pod's containers need to stop."""
         spec = self.manifest["spec"]
         stubborn = any(each.get("command") == ["stubborn"] for each in spec["containers"])
         return float(spec.get("terminationGracePeriodSeconds", 30)) if stubborn else 0.0
 
 
 class Fleet(Repeated):
-    """A fleet of ``nodes`` by name. ``start`` creates their Node objects, and ``stop`` deletes
+    """A fleet of stand-in nodes by name. ``start`` creates their Node objects, and ``stop`` deletes
     them.
 
-    ``follower`` has all pods. Without a follower, each step lists the pods. ``tolerated`` are
-    exceptions of a temporarily unavailable API server, after which the next step retries.
-    ``changed`` is called with the node's name after a change of its pods or processes, while the
-    node's lock is held.
+    ``follower`` provides all pods. Without a follower, each step lists the pods. ``tolerated`` are
+    exceptions that a temporarily unavailable API server causes. The next step retries after such an
+    exception. ``changed`` is called with the node's name after a change of its pods or processes,
+    while the node's lock is held.
     """
 
     def __init__(
@@ -77,14 +77,14 @@ class Fleet(Repeated):
     def start(self) -> None:
         for name in self.nodes:
             self.plane.call("POST", NODES, {"metadata": {"name": name}})
-            # Admission taints every new node, and the controller that removes the taint does not
-            # run here.
+            # Remove the taint that admission adds to every new node, because the controller that
+            # usually removes it does not run.
             self.plane.call("PATCH", f"{NODES}/{name}", {"spec": {"taints": None}})
             self._tell_capacity(name)
         super().start()
 
     def stop(self) -> None:
-        """Stop the fleet, even after a failed ``start``. Raise an exception that a step raised."""
+        """Stop the fleet, even if ``start`` failed. Re-raise an exception that a step raised."""
         super().stop()
         with contextlib.suppress(*self._tolerated):
             for name in self.nodes:
@@ -135,7 +135,9 @@ class Fleet(Repeated):
     def _follow(
         self, node: StandIn, uid: str, pod: _Followed, seen: Mapping[str, Any] | None, now_s: float
     ) -> None:
-        """Do the kubelet's next step for one pod with this object, or None for a deleted pod."""
+        """Do the kubelet's next step for one pod. ``seen`` is the pod object, or None if the pod is
+        deleted.
+        """
         if seen is None:
             if uid in node.pods:
                 node.force(uid)
@@ -152,7 +154,7 @@ class Fleet(Repeated):
                 if uid in node.pods:
                     node.delete(uid)
                 body = {"gracePeriodSeconds": 0, "preconditions": {"uid": uid}}
-                with contextlib.suppress(ApiRefused):  # Another client was faster.
+                with contextlib.suppress(ApiRefused):  # Another client changed the pod first.
                     self.plane.call("DELETE", path_of(pod_of(pod.manifest)), body)
         elif uid not in node.pods:
             if pod.admit_at_s <= now_s:
@@ -176,7 +178,9 @@ class Fleet(Repeated):
             return
         path = path_of(held.pod)
         status = pod_status(self.nodes[pod.node], held)
-        with contextlib.suppress(ApiRefused):  # The pod is gone, which the next step shows.
+        with contextlib.suppress(
+            ApiRefused
+        ):  # The pod is gone. The next step handles its deletion.
             self.plane.call("PATCH", f"{path}/status", {"status": status})
             self._told[held.pod.uid] = held.phase
             if held.verdict is not None and not held.verdict.admitted:
@@ -209,7 +213,9 @@ def node_status(capacity: int, allocatable: int) -> dict[str, Any]:
 
 
 def pod_status(node: StandIn, held: Held) -> dict[str, Any]:
-    """Return the kubelet's status of the pod, limited to the fields that other components read."""
+    """Return the pod status that the kubelet writes, with only the fields that other components
+    read.
+    """
     verdict = held.verdict
     if verdict is not None and not verdict.admitted:
         message = f"Pod was rejected: {verdict.message}"
@@ -253,7 +259,7 @@ def resources(node: StandIn, pod: Pod, container: str) -> list[dict[str, Any]]:
 
 
 def rejection(node: str, held: Held) -> dict[str, Any]:
-    """Return the event of a rejected pod."""
+    """Return the Event that the kubelet writes for a rejected pod."""
     assert held.verdict is not None
     pod = held.pod
     about = {"kind": "Pod", "name": pod.name, "namespace": pod.namespace, "uid": pod.uid}

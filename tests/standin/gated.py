@@ -1,4 +1,6 @@
-"""A node on which every pod passes a gate, with steps for pods, plugin, agent and gate."""
+"""A state machine of a node on which every pod passes a gate, with steps for pods, the plugin, the
+agent and the gate.
+"""
 
 import itertools
 from datetime import UTC, datetime
@@ -46,13 +48,13 @@ from tests.world import World
 
 MEMORY_BYTES = 12 * GIB
 REPLICAS = 4
-#: Longer than the maximum back-off.
+#: Seconds that are longer than the maximum back-off.
 LONG_AFTER_S = 2000.0
 NAME = "n"
 
 
 class Given:
-    """Chooses this device for the plugin."""
+    """Choices with which the plugin selects this device."""
 
     def __init__(self, device: str) -> None:
         self._device = device
@@ -66,7 +68,7 @@ class Given:
 
 
 class Gated(RuleBasedStateMachine):
-    """Steps on a gated node. Sizes are in GiB. Every pod has one container that requests one
+    """Steps on a gated node. Sizes are in GiB. Every pod has one container, which requests one
     replica.
     """
 
@@ -82,11 +84,11 @@ class Gated(RuleBasedStateMachine):
             self,
             lambda gpunode: self.state.cluster.misplaced(gpunode, self.world.now_s),
         )
-        #: Bound pods that the kubelet has not seen yet.
+        #: Bound pods that the kubelet has not received yet.
         self.coming: dict[str, allocations.Pod] = {}
         self.sizes: dict[str, int] = {}
         self.begun: set[str] = set()
-        #: Whether a pod without a gate was ever admitted.
+        #: Whether a pod without a gate has ever been admitted.
         self.lawless = False
         self.evicted = 0
         #: Pods that a test requires to end.
@@ -182,8 +184,8 @@ class Gated(RuleBasedStateMachine):
             assert all(size <= MEMORY_BYTES for size in used.values()), used
 
     def teardown(self) -> None:
-        """Check that every pod has started at the end, except for pods that were placed
-        elsewhere.
+        """Check that every pod has started at the end, except pods that were placed on another
+        node.
         """
         if not hasattr(self, "node"):
             return
@@ -211,7 +213,7 @@ class Gated(RuleBasedStateMachine):
         return self.store.admit(replace(made, metadata=metadata))
 
     def sit(self, size: int, device: str) -> str:
-        """Add a pod that has been running for a long time."""
+        """Add a running pod without a gate."""
         made = self.create(size, gated=False, node=NAME)
         uid = made.metadata.uid
         self.comes(made, gated=False)
@@ -265,7 +267,7 @@ class Gated(RuleBasedStateMachine):
         return device_of(replica)
 
     def running_bytes(self, device: str) -> int:
-        """Return the bytes requested by the running pods, which they may use."""
+        """Return the bytes that the running pods on the device request and may use."""
         running = (uid for uid, _ in self.node.processes)
         return sum(self.sizes[uid] * GIB for uid in running if self.device(uid) == device)
 
@@ -285,20 +287,22 @@ class Gated(RuleBasedStateMachine):
         self.forget(uid)
 
     async def may_evict(self, pod: Pod) -> None:
-        """No client reads this field here."""
+        """Allow every eviction."""
 
     def gpunode(self) -> GPUNode:
         return self.world.gpunode(NAME)
 
     def report(self) -> None:
         self.store.report([(NAME, self.sample())])
-        # Use in the last report before the process ended.
+        # Remove the reservations of pods that have left the node.
         for uid in self.gpunode().spec.reservations.keys() - self.coming.keys():
             if uid not in self.node.pods:
                 self.ledger.remove(NAME, uid, left=True)
 
     def sample(self) -> GPUNodeStatus:
-        """Return the agent's current report. Pods without a gate allocate their memory late."""
+        """Return the agent's current report, in which pods without a gate have not allocated all
+        memory yet.
+        """
         stamp = datetime.fromtimestamp(self.world.wall_s() + next(self.ids) / 1000, UTC)
         status = report(self.node, stamp.isoformat())
         rows = [row if row.uid in self.begun else replace(row, used_bytes=0) for row in status.pods]

@@ -1,4 +1,4 @@
-"""Random choices of kubelet and plugin, drawn with a seed."""
+"""Draws the random choices of the kubelet and the plugin."""
 
 import random
 
@@ -7,7 +7,7 @@ from tests.standin.plugin import Counts, Plugin, device_of
 
 
 class Drawn:
-    """Draws the choices with the seed."""
+    """Draws the choices from a random number generator."""
 
     def __init__(self, lots: random.Random) -> None:
         self._lots = lots
@@ -20,7 +20,7 @@ class Drawn:
 
 
 def first(replicas: Ids, chosen: Counts) -> Ids:
-    """Return this number of replicas of each device."""
+    """Return the first replicas of each device, as many as ``chosen`` requests."""
     return frozenset(
         each
         for device, count in chosen

@@ -1,8 +1,8 @@
-"""A GPU node without a machine: kubelet and plugin are models, and memory is a table.
+"""A simulated GPU node. The kubelet and the plugin are models, and the memory is a table.
 
-Every call is one event, and nothing happens between calls. So a caller can delay and reorder the
-kubelet's actions: ``admit`` admits pods in any order, containers end on request, and the memory of
-a deleted pod stays in use until ``vacate``.
+Every call is one event, and nothing happens between calls, so that a caller can delay and reorder
+the kubelet's actions. ``admit`` admits pods in any order, containers end when the caller ends them,
+and the memory of a deleted pod can stay in use until ``vacate``.
 """
 
 import itertools
@@ -27,19 +27,21 @@ UNSHARED = Settings()
 
 @dataclass
 class Held:
-    """A pod that the kubelet has."""
+    """A pod that the kubelet has received."""
 
     pod: Pod
     phase: Phase = "Pending"
     verdict: Verdict | None = None
-    #: Whether the API server has its phase, because a rejection may arrive ten seconds late.
+    #: Whether the API server has received the pod's phase. A rejection may arrive ten seconds late.
     told: bool = True
-    #: Containers with a running process.
+    #: Names of the containers that have a running process.
     running: set[str] = field(default_factory=set)
 
     @property
     def counts(self) -> bool:
-        """Return whether the pod is active for the kubelet, so that it keeps its replicas."""
+        """Return whether the kubelet counts the pod as active, so that the pod keeps its
+        replicas.
+        """
         return self.phase in ("Pending", "Running")
 
 
@@ -52,9 +54,10 @@ class Process:
 
 
 class StandIn:
-    """A node with a registered plugin. ``seed`` draws the random choices.
+    """A node with a registered plugin. ``seed`` is the seed of all random choices.
 
-    ``driver`` receives the memory of each process. Without a driver the node only counts it.
+    The memory of each process is written to ``driver``. Without a driver, the node only counts the
+    memory.
     """
 
     def __init__(
@@ -72,7 +75,7 @@ class StandIn:
         self.devices = DeviceManager(topology, range(1 + max(g.numa or 0 for g in gpus)), save)
         self.pods: dict[str, Held] = {}
         self.processes: dict[tuple[str, str], Process] = {}
-        #: Held by a thread that reads the node.
+        #: Threads hold this lock while they read or change the node.
         self.lock = threading.RLock()
         self._random = random.Random(seed)
         self._pids = itertools.count(FIRST_PID)
@@ -81,11 +84,11 @@ class StandIn:
 
     @property
     def active(self) -> list[str]:
-        """Return the uids of the pods that the kubelet counts."""
+        """Return the UIDs of the active pods."""
         return [uid for uid, held in self.pods.items() if held.counts]
 
     def used_bytes(self) -> Counter[str]:
-        """Return the used bytes by device for all processes, including processes of deleted
+        """Return the bytes that all processes use on each device, including processes of deleted
         pods.
         """
         used: Counter[str] = Counter()
@@ -94,9 +97,7 @@ class StandIn:
         return used
 
     def pod_resources(self) -> list[tuple[Pod, dict[str, list[Replica]]]]:
-        """Return the response of PodResources by pod and container, which shows ended pods as
-        freed.
-        """
+        """Return the response of PodResources by pod and container. It does not show ended pods."""
         self.devices.collect(self.active)
         return [(held.pod, self.listed(held.pod)) for held in self.pods.values() if held.counts]
 
@@ -112,10 +113,12 @@ class StandIn:
             for entry in [self.devices.given(pod.uid, each.name)]
         }
 
-    # Actions of the kubelet.
+    # The methods below are actions of the kubelet.
 
     def admit(self, pod: Pod, lots: Lots | None = None) -> Verdict:
-        """Let the kubelet see a pod that was bound to it, decide, and start its containers."""
+        """Deliver a bound pod to the kubelet, which admits or rejects the pod and starts its
+        containers.
+        """
         self.pods[pod.uid] = held = Held(pod)
         self._decide(held, lots)
         if held.phase == "Running" and not pod.gated:
@@ -130,8 +133,8 @@ class StandIn:
             self._start(pod, container)
 
     def end(self, uid: str, *, succeeded: bool = True, frees: bool = True) -> None:
-        """End the pod's containers by themselves. Without ``frees`` the memory stays in use for
-        now.
+        """End the pod's containers without a deletion. If ``frees`` is false, their memory stays in
+        use.
         """
         self.pods[uid].phase = "Succeeded" if succeeded else "Failed"
         self._stop(uid, frees)
@@ -142,7 +145,7 @@ class StandIn:
         del self.pods[uid]
 
     def force(self, uid: str) -> None:
-        """Delete a pod by force: the kubelet forgets it, but its processes still run."""
+        """Delete a pod by force. The kubelet forgets the pod, but its processes still run."""
         del self.pods[uid]
 
     def vacate(self, uid: str) -> None:
@@ -150,11 +153,12 @@ class StandIn:
         self._stop(uid, frees=True)
 
     def restart_kubelet(self, *, plugin_first: bool, lots: Lots | None = None) -> None:
-        """Restart the kubelet, which reads its checkpoint and admits its pods again. It also admits
-        a rejected pod again if the API server has not received the rejection yet.
+        """Restart the kubelet, which reads its checkpoint and admits its pods again. If the API
+        server has not received a rejection, the kubelet decides about the rejected pod again.
 
-        The plugin notices by itself, and races with the pods. Without ``plugin_first`` it registers
-        later, with ``register_plugin``.
+        In a cluster, the registration of the plugin races with the delivery of the pods. If
+        ``plugin_first`` is false, the plugin registers only when the caller calls
+        ``register_plugin``.
         """
         self.devices.restarted()
         if plugin_first:
@@ -166,25 +170,27 @@ class StandIn:
                     self._stop(held.pod.uid, frees=True)
         self.devices.sources_ready = True
 
-    # Actions of the plugin.
+    # The methods below are actions of the plugin.
 
     def stop_plugin(self) -> None:
         self.plugin = None
         self.devices.disconnected()
 
     def start_plugin(self, settings: Settings) -> None:
-        """Start another run of the plugin, without earlier failures."""
+        """Start the plugin. A restarted plugin has lost the failures of the earlier process."""
         self.plugin = Plugin(self.gpus, settings)
         self.devices.listed(self.plugin)
 
     def register_plugin(self) -> None:
-        """Register the plugin with a new kubelet, which makes unhealthy replicas healthy again."""
+        """Register the plugin with a restarted kubelet. The plugin restarts too, which makes
+        unhealthy replicas healthy again.
+        """
         assert self.plugin is not None
         self.plugin = Plugin(self.gpus, self.plugin.settings)
         self.devices.listed(self.plugin)
 
     def fail(self, replica: str) -> None:
-        """Send an XID to the plugin, which marks one replica of the device as unhealthy."""
+        """Send an XID to the plugin, which marks this replica as unhealthy."""
         assert self.plugin is not None
         self.plugin.fail(replica)
         self.devices.listed(self.plugin)
@@ -196,7 +202,7 @@ class StandIn:
 
     def _start(self, pod: Pod, container: Container) -> None:
         if container.init and not container.sidecar:
-            return  # The process ended before it was read.
+            return  # The process has already ended.
         self.pods[pod.uid].running.add(container.name)
         entry = self.devices.given(pod.uid, container.name)
         replicas = entry.replicas if entry else ()
@@ -218,8 +224,8 @@ class StandIn:
 
 
 def pod_of(manifest: Mapping[str, Any]) -> Pod:
-    """Return the part of a pod that a node reads. ``TAKES_VRAM`` has the meaning of the fake
-    runtime.
+    """Return the fields of a pod that a node reads. ``TAKES_VRAM`` has the same meaning as in the
+    fake runtime.
     """
     spec, metadata = manifest["spec"], manifest["metadata"]
     return Pod(

@@ -1,9 +1,11 @@
-"""A model of NVIDIA's device plugin: which replicas it may prefer, and which it prefers.
+"""A model of NVIDIA's device plugin. It returns which replicas the plugin may prefer, or draws a
+preference.
 
-It follows internal/rm/allocate.go and nvml_manager.go of v0.19.3, which the tests compare it with,
-and allocate.go of v0.20.0, which was not available for a comparison (``release`` 20 has the policy
-``packed``, and breaks ties by the fewest picks of the same request). Replicas of one device are
-equivalent, so a choice is a count for each device. Which replicas it consists of is random.
+The model follows internal/rm/allocate.go and nvml_manager.go of v0.19.3, and the tests compare it
+with this version. It also follows allocate.go of v0.20.0, which was not available for a comparison.
+``release`` 20 has the policy ``packed``, and breaks ties by the fewest picks of the same request. A
+choice is a number of replicas for each device, because all replicas of a device are equivalent. The
+replicas themselves are chosen at random.
 """
 
 import random
@@ -14,17 +16,17 @@ from itertools import combinations
 from typing import Literal, Protocol
 
 Policy = Literal["distributed", "packed"]
-#: Number of replicas for each device, hashable and ordered by device.
+#: Number of replicas of each device. The tuple is hashable and ordered by device.
 Counts = tuple[tuple[str, int], ...]
 
 
-#: Maximum number of elements that Go's ``sort.Slice`` sorts by insertion, which keeps the order of
-#: equals.
+#: Maximum number of elements that Go's ``sort.Slice`` sorts by insertion. Only an insertion sort
+#: keeps the order of equal elements.
 STABLE = 12
 
 
 class PluginRefused(Exception):
-    """The plugin answered a call with an error, whose text is the message."""
+    """The plugin answered a call with an error. The message is the text of the error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ class Settings:
 
 
 class Plugin:
-    """One run of the plugin's process. A restart loses its state."""
+    """One process of the plugin. A restart loses its state."""
 
     def __init__(self, devices: Sequence[Device], settings: Settings) -> None:
         self.settings = settings
@@ -71,11 +73,11 @@ class Plugin:
         }
 
     def listed(self) -> list[Replica]:
-        """The replicas that ListAndWatch sends to the kubelet."""
+        """Return the replicas that ListAndWatch sends to the kubelet."""
         return list(self._replicas.values())
 
     def fail(self, replica: str) -> None:
-        """Report this replica as unhealthy, for the rest of this run.
+        """Report this replica as unhealthy until the plugin restarts.
 
         After an XID, the real plugin (up to v0.20.0) does this for one random replica of the
         device.
@@ -84,7 +86,9 @@ class Plugin:
         self._replicas[replica] = Replica(known.id, known.device, known.numa, healthy=False)
 
     def options(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
-        """Return every possible choice in addition to ``must``. Raise ``PluginRefused``."""
+        """Return every possible choice in addition to ``must``. Raise ``PluginRefused`` if the
+        plugin would return an error.
+        """
         if not any(is_shared(each) for each in available):
             return self._aligned(available, must, size)
         lines: set[tuple[_Line, Counts]] = {(self._line(available, must, size), ())}
@@ -103,7 +107,9 @@ class Plugin:
         size: int,
         lots: random.Random,
     ) -> frozenset[str]:
-        """Return one answer to GetPreferredAllocation. Raise ``PluginRefused``."""
+        """Return one answer to GetPreferredAllocation. Raise ``PluginRefused`` if the plugin would
+        return an error.
+        """
         candidates = sorted(self._candidates(available, must))
         if not any(is_shared(each) for each in available):
             if len(available) < size:
@@ -131,7 +137,9 @@ class Plugin:
         )
 
     def allocate(self, replicas: Collection[str]) -> dict[str, str]:
-        """Return the environment that the plugin sets in the container. Raise ``PluginRefused``."""
+        """Return the environment that the plugin sets in the container. Raise ``PluginRefused`` if
+        the plugin would return an error.
+        """
         for replica in replicas:
             if replica not in self._replicas:
                 raise PluginRefused(self._invalid(f"unknown device: {replica}"))
@@ -148,8 +156,8 @@ class Plugin:
         return f'invalid allocation request for "nvidia.com/gpu": invalid request: {reason}'
 
     def _aligned(self, available: Collection[str], must: Collection[str], size: int) -> set[Counts]:
-        """Return the unshared devices with the best links. All links are equal here, so any
-        devices.
+        """Return all choices of unshared devices. The plugin prefers the best links, but all links
+        are equal in this model.
         """
         if len(available) < size:
             return {()}  # an empty answer, not an error
@@ -166,7 +174,7 @@ class Plugin:
                 "error getting list of preferred allocation devices: "
                 "not enough available devices to satisfy allocation"
             )
-        # includes the unhealthy replicas
+        # The total includes unhealthy replicas.
         total = Counter(device_of(each) for each in self._replicas)
         groups: dict[int, dict[str, int]] = {}
         for device, count in free.items():
@@ -181,40 +189,42 @@ class Plugin:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Neighbouring devices in the plugin's list, in any order. ``free`` counts the free replicas of
+    """Adjacent devices in the plugin's list, in any order. ``free`` counts the free replicas of
     each device.
     """
 
-    #: Replicas allocated (negative for ``packed``), and from v0.20.0 on picks of the request.
+    #: Number of allocated replicas (negative for ``packed``) and, in v0.20.0, of picks for this
+    #: request.
     rank: tuple[int, int]
     free: Counts
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """The plugin's list of candidates, which it sorts again for each pick to use the first.
+    """The plugin's list of candidates. For each pick, the plugin sorts the list again and uses the
+    first candidate.
 
-    The initial order is random (a Go map). Go's ``sort.Slice`` keeps the order of equal elements in
-    lists of at most twelve, and in longer lists that are already sorted. So a device that caught up
-    with others stays before them. In an unsorted list of more than twelve, any of the equal
-    elements may be first.
+    The initial order is random, because it comes from a Go map. Go's ``sort.Slice`` keeps the order
+    of equal elements in lists of at most twelve elements and in longer lists that are already
+    sorted, so a device that becomes equal to the next devices stays before them. In a longer list
+    that is not sorted, any of the equal elements can be first.
     """
 
     settings: Settings
     blocks: tuple[_Block, ...]
-    #: Whether the list is already sorted.
+    #: Whether the list is already in order.
     in_order: bool = False
 
     def first(self) -> list[str]:
-        """Return the possible devices of the next pick."""
+        """Return the devices that can be picked next."""
         return [device for device, _ in self._sorted()[0].free]
 
     def without(self, device: str) -> "_Line":
-        """Return the list after a pick of this device, which is one of the possible ones."""
+        """Return the list after this device was picked. The device must be in ``first``."""
         block, *rest = self._sorted()
         left = dict(block.free)
         remaining = left.pop(device) - 1
-        # Otherwise, the rest of the device is mixed with its neighbours.
+        # If both remain, the rest of the device is mixed with its neighbors.
         in_order = not (left and remaining)
         if left:
             rest.insert(0, _Block(block.rank, counts(left)))

@@ -1,7 +1,7 @@
-"""A real kubelet with the real plugin, with the interface and the records of the stand-in.
+"""Controls a real kubelet and plugin with the methods of the stand-in.
 
-A relay between kubelet and plugin forwards every call and records it. ``Real`` has the methods of
-``StandIn``. Each returns when the operation is complete.
+A relay between the kubelet and the plugin forwards and records every call. ``Real`` has the methods
+of ``StandIn``. Each method returns when its operation is complete.
 """
 
 import base64
@@ -21,19 +21,19 @@ from tests.standin.plugin import Plugin, Settings
 from tests.waiting import PATIENCE_S
 
 PLUGIN = "nvidia-gpu.sock"
-#: The kubelet's log line about pods from the API server.
+#: A part of the line that the kubelet logs when it receives pods from the API server.
 PODS_SEEN = '"SyncLoop ADD" source="api"'
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
     call: Call
-    #: The plugin's preference, or None after an error or without a call.
+    #: The plugin's preference. None if the call failed or the plugin was not called.
     answer: Ids | None = None
 
 
 class Recorder(Relay):
-    """Records the calls that the kubelet makes to choose or allocate, in ``recorded``."""
+    """Records the kubelet's calls of GetPreferredAllocation and Allocate in ``recorded``."""
 
     def __init__(self, node: Node) -> None:
         self.recorded: list[Recorded] = []
@@ -71,9 +71,10 @@ class Recorder(Relay):
 
 
 class Fed:
-    """Repeats the choices of the real node, if the model allows them.
+    """Makes the model repeat the choices of the real node. Fails if the model does not allow them.
 
-    ``calls`` are the calls of the stand-in since this pod, which show its progress.
+    ``calls`` are the calls of the stand-in for this pod. Their number shows how far the pod has
+    progressed.
     """
 
     def __init__(self, recorded: Sequence[Recorded], calls: Sequence[Call]) -> None:
@@ -83,7 +84,7 @@ class Fed:
     def preferred(self, plugin: Plugin, call: Preferred) -> Ids:
         asked = self._recorded[len(self._calls) - 1]
         assert call == asked.call
-        # or the assertion fails
+        # Raises ``PluginRefused`` if the model's plugin returns an error.
         options = plugin.options(call.available, call.must_include, call.size)
         assert asked.answer is not None, "the plugin returned an error"
         assert plugin.allows(asked.answer, call.available, call.must_include, call.size), options
@@ -107,7 +108,7 @@ class Real:
         self._recorder.stop()
 
     def taken(self) -> list[Recorded]:
-        """Return the calls recorded since the last time."""
+        """Return the calls that were recorded since the last call of this method."""
         recorded, self._recorder.recorded = self._recorder.recorded, []
         return recorded
 
@@ -137,7 +138,7 @@ class Real:
         return None
 
     def runs(self, uid: str) -> None:
-        """Wait until its containers run."""
+        """Wait until the containers of the pod run."""
         name = self._pods[uid].name
         self.node.wait(lambda: self.node.status(name)["phase"] == "Running", f"{name} runs")
 
@@ -162,8 +163,9 @@ class Real:
     def fail(self, device: str) -> str:
         """Trigger an XID on the device. Return the replica that the plugin marks as unhealthy.
 
-        Repeats the XID after half a minute, because a plugin that is just registering can miss it.
-        On a busy machine, an earlier repetition would take out two replicas.
+        Repeats the XID after half a minute, because a plugin that is just registering can miss the
+        first XID. If it were repeated earlier, a busy machine could handle both XIDs and mark two
+        replicas.
         """
         before = self.checkpoint()[1]
         again_s = 0.0
@@ -180,10 +182,11 @@ class Real:
         return failed
 
     def restart_kubelet(self, *, hold_plugin: bool) -> bool:
-        """Restart the kubelet. Return whether the plugin registered before the kubelet saw its
+        """Restart the kubelet. Return whether the plugin registered before the kubelet received its
         pods.
 
-        Returns when both are done. A held plugin waits for ``resume_plugin``.
+        Returns when the plugin has registered and the kubelet has its pods. If ``hold_plugin`` is
+        true, the plugin registers only after ``resume_plugin``.
         """
         if hold_plugin:
             self.node.pause("nvidia-device-plugin")
@@ -211,9 +214,7 @@ class Real:
         self._interpose_anew()
 
     def restart_plugin(self, settings: Settings) -> None:
-        """Start another plugin process, which has received no XIDs, so that every device is
-        healthy.
-        """
+        """Restart the plugin. The new process has received no XIDs, so every device is healthy."""
         self.node.kill("nvidia-device-plugin")
         self.node.wait(lambda: self.node.allocatable() == 0, "the kubelet misses the plugin")
         self.node.configure_plugin(configuration(settings))
@@ -223,24 +224,26 @@ class Real:
         self._interpose()
 
     def checkpoint(self) -> tuple[dict[tuple[str, str], Any], Ids]:
-        """Return the file's allocations by pod and container, and the healthy replicas."""
+        """Return the allocations in the checkpoint by pod and container, and the healthy
+        replicas.
+        """
         path = self.node.root / "device-plugins/kubelet_internal_checkpoint"
         return decoded(path.read_bytes())
 
     def _heard(self) -> int:
-        """Return how often the kubelet received the replicas."""
+        """Return how often the kubelet has received the plugin's replicas."""
         return self.node.log("kubelet").count(PLUGIN_HEARD)
 
     def _interpose_anew(self) -> None:
-        """Start the relay again, because a new kubelet has removed its socket."""
+        """Start the relay again, because the new kubelet has removed the relay's socket."""
         recorded = self._recorder.recorded
         self._recorder = Recorder(self.node)
         self._recorder.recorded = recorded
         self._interpose()
 
     def _interpose(self) -> None:
-        """Start the relay after the plugin is ready, because a late list would undo later
-        changes.
+        """Start the relay after the plugin is ready. Otherwise, a late list of replicas could undo
+        later changes.
         """
         received = self._heard()
         self._recorder.register()
@@ -248,7 +251,7 @@ class Real:
 
 
 def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids]:
-    """Return a checkpoint file without the order of its lists."""
+    """Decode a checkpoint file. Ignore the order of its lists."""
     data = json.loads(content)["Data"]
     given = {
         (each["PodUID"], each["ContainerName"]): (
@@ -262,7 +265,9 @@ def decoded(content: bytes) -> tuple[dict[tuple[str, str], Any], Ids]:
 
 
 def environment(answer: str) -> dict[str, Ids]:
-    """Return the devices of an AllocResp, sorted, because the plugin returns them in any order."""
+    """Return the environment in an AllocResp, with devices as sets, because the plugin returns
+    devices in any order.
+    """
     envs = api.ContainerAllocateResponse.FromString(base64.b64decode(answer)).envs
     return {key: frozenset(value.split(",")) for key, value in envs.items()}
 

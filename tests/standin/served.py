@@ -1,6 +1,7 @@
-"""Serves the node's interfaces to an agent: the PodResources socket and the checkpoint file.
+"""Serves the interfaces of a stand-in node that an agent reads: the PodResources socket and the
+checkpoint file.
 
-They are in a folder that stands for /var/lib/kubelet, at the same places.
+They have the same relative paths as below /var/lib/kubelet.
 """
 
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ api, services = grpc.protos_and_services("tests/kubelet/podresources.proto")
 
 
 def write_checkpoint(root: Path, content: Checkpoint) -> None:
-    """Write the file atomically, so that a reader sees the old or the new checkpoint."""
+    """Write the file atomically, so that a reader sees either the old or the new checkpoint."""
     folder = root / "device-plugins"
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = folder / f".{checkpoint.NAME}"
@@ -28,7 +29,7 @@ def write_checkpoint(root: Path, content: Checkpoint) -> None:
 
 
 class PodResources(services.PodResourcesListerServicer):  # type: ignore[name-defined,misc]
-    """The kubelet's PodResources service, answered by the node's device manager."""
+    """The kubelet's PodResources service. The responses come from the node's device manager."""
 
     def __init__(self, node: StandIn) -> None:
         self._node = node
@@ -66,7 +67,7 @@ def _pod(pod: Pod, listed: dict[str, list[Replica]]) -> Any:
 
 
 def _devices(replicas: Iterable[Replica]) -> list[Any]:
-    """Return one entry for each replica, as the kubelet does."""
+    """Return one entry per replica, as the kubelet does."""
     return [
         api.ContainerDevices(
             resource_name=RESOURCE,
@@ -78,7 +79,7 @@ def _devices(replicas: Iterable[Replica]) -> list[Any]:
 
 
 class Served:
-    """The server on ``<root>/pod-resources/kubelet.sock``. ``stop`` removes the socket."""
+    """Serves PodResources on ``<root>/pod-resources/kubelet.sock``. ``stop`` removes the socket."""
 
     def __init__(self, node: StandIn, root: Path) -> None:
         self.socket = root / "pod-resources/kubelet.sock"

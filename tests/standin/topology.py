@@ -1,9 +1,9 @@
-"""A model of the kubelet's topology manager with scope ``container``: it selects the NUMA nodes of
-a container's devices and admits or rejects the container.
+"""A model of the kubelet's topology manager with scope ``container``. It selects the NUMA nodes of
+a container's devices, and admits or rejects the container.
 
-It follows pkg/kubelet/cm/topologymanager and devicemanager/topology_hints.go of v1.36. Only the
-device manager gives hints, because CPU and memory manager have the policy ``none``. A mask is a set
-of NUMA nodes, one bit per node.
+The model follows pkg/kubelet/cm/topologymanager and devicemanager/topology_hints.go of v1.36. Only
+the device manager provides hints, because the CPU manager and the memory manager have the policy
+``none``. A mask is a set of NUMA nodes with one bit per node.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ TopologyPolicy = Literal["none", "best-effort", "restricted", "single-numa-node"
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    #: None if any NUMA node will do.
+    #: NUMA nodes, or None if any NUMA node is acceptable.
     mask: int | None
     preferred: bool
 
@@ -49,8 +49,8 @@ def allocation_hints(
     request: int,
     numa_nodes: Sequence[int],
 ) -> list[Hint]:
-    """Return the sets of nodes with enough devices. Preferred sets are as small as the best set of
-    an empty node.
+    """Return the sets of NUMA nodes that have enough devices. A set is preferred if it is as small
+    as the smallest possible set when all devices are free.
     """
     bearing = {replica.numa for replica in listed.values() if replica.numa is not None}
     nodes = sorted(bearing & set(numa_nodes)) or sorted(numa_nodes)

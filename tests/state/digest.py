@@ -1,4 +1,4 @@
-"""Computes a digest of all attributes of a state, which changes with any change of the state."""
+"""Computes a digest of all attributes of a state. Any change of the state changes the digest."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-#: Values that are derived from the digested state on first use.
+#: Attributes that are not digested, because they cache values that are computed from other
+#: attributes.
 _KEPT_FOR_LATER = {"_latest", "_columns_shown", "_per_node_shown", "_generation", "_parsed"}
 
 

@@ -1,4 +1,6 @@
-"""Builds objects of DRA: a node without a device plugin, its slice, a DeviceClass and claims."""
+"""Builds DRA objects: a node without a device plugin, its ResourceSlice, a DeviceClass and
+claims.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -48,7 +50,7 @@ def class_of(resource: str | None = GPU, name: str = "gpu.nvidia.com") -> ClassS
 def claim(
     uid: str = "uid-p", device: str = "gpu-0", name: str = "p-extended", **result: Any
 ) -> ClaimSeen:
-    """Return the claim that kube-scheduler makes for a pod."""
+    """Return the claim that kube-scheduler creates for a pod that requests an extended resource."""
     place = {"driver": "gpu.nvidia.com", "pool": "n", "device": device} | result
     status = {
         "allocation": {"devices": {"results": [place]}},
@@ -59,7 +61,9 @@ def claim(
 
 
 def claiming(of: Pod, *resources: str) -> Pod:
-    """Return the pod with its claim in the status, as kube-scheduler writes it before the bind."""
+    """Return the pod with its claim in the status, as kube-scheduler writes it before it binds the
+    pod.
+    """
     served = [ExtendedResourceRequest(each) for each in resources or (GPU,)]
     claimed = ExtendedResourceClaimStatus("p-extended", served)
     status = PodStatus(phase="Running", extended_resource_claim_status=claimed)

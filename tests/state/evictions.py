@@ -1,4 +1,6 @@
-"""Builds small clusters in which pods must be evicted, from the pods on each device in GiB."""
+"""Builds small clusters in which pods must be evicted. A test gives the pods on each device
+in GiB.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +30,7 @@ from tests.builders import (
 
 @dataclass(frozen=True, slots=True)
 class On:
-    """A running pod, whose uid is its name."""
+    """A running pod. Its UID is its name."""
 
     name: str
     gib: int
@@ -41,8 +43,9 @@ class On:
 
 
 def asking(of: Pod, cpu: str, mirrored_mib: int = 0) -> Pod:
-    """Return the pod with a request for CPU and, unless it is 0, for the extended resource of GPU
-    memory."""
+    """Return the pod with a request for CPU. If ``mirrored_mib`` is not 0, the pod also requests
+    the extended resource for GPU memory.
+    """
     mirror = {MIRROR: str(mirrored_mib)} if mirrored_mib else {}
     resources = ResourceRequirements(limits={GPU: "1", "cpu": cpu} | mirror)
     main = msgspec.structs.replace(container(), resources=resources)
@@ -85,7 +88,9 @@ def full_node(
     plugin: Plugin = DISTRIBUTED,
     annotations: Mapping[str, str] | None = None,
 ) -> list[Event]:
-    """Return a node with shared devices. Each pod uses exactly the memory that it requested."""
+    """Return the events of a node with shared devices. Each pod uses exactly the memory that it
+    requested.
+    """
     made, uses, reservations, pods = [], [], {}, []
     for index, holders in enumerate(devices):
         uuid = f"{name}-{index}"

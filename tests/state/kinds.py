@@ -1,6 +1,6 @@
-"""Writes the section of docs/design/device-truth.md that explains a pod on a node of each kind.
+"""Generates the section of docs/design/device-truth.md that explains a pod on each kind of node.
 
-python -m tests.state.kinds       writes the section again
+python -m tests.state.kinds generates the section again
 """
 
 import itertools
@@ -57,7 +57,7 @@ LABELS = {
 @dataclass(frozen=True)
 class Kind:
     title: str
-    #: Description of the pod's request.
+    #: Describes the pod's request on the page.
     asked: str
     pod: Pod
     gpunode: GPUNode
@@ -74,7 +74,7 @@ class Kind:
         state.apply([NodeSeen(node), *running, GPUNodeSeen(self.gpunode, NOW_S)])
         request: Any = state.cluster.understand(self.pod)
         snap = state.cluster.snapshot()
-        # Reports of the builders have a fixed time.
+        # Ignore the age of reports, because the builders give reports a fixed time.
         verdicts = fit(request, snap, snap.rows(["n"]), float("-inf"))
         (nearest,) = explain(verdicts, Weights()).nearest
         judged = state.cluster.judge(self.pod, self.gpunode, float("-inf"))
@@ -87,8 +87,8 @@ def node(*devices: Device, plugin: Plugin = STOCK, **other: Any) -> GPUNode:
 
 
 def used(uuid: str, gib: int, taken: int, **other: Any) -> Device:
-    """Return a shared device with ``taken`` replicas allocated, whose memory unattributed processes
-    use.
+    """Return a shared device with ``taken`` allocated replicas. Unattributed processes use ``gib``
+    of its memory.
     """
     size = gib * GIB
     return shared(uuid, 4 - taken, taken, used_bytes=size, unattributed_bytes=size, **other)
@@ -274,7 +274,7 @@ KINDS = (
 
 
 def section() -> Iterator[str]:
-    """Yield the lines between the two marks."""
+    """Yield the lines between the two marks on the page."""
     for kind in KINDS:
         yield f"**{kind.title}.** A pod requests {kind.asked}:"
         yield ""

@@ -1,4 +1,4 @@
-"""Nodes with the labels of GPU feature discovery and of clouds."""
+"""Builds the node labels of GPU feature discovery and of cloud providers."""
 
 from headroom.contract.kube import Node, NodeStatus, ObjectMeta
 from headroom.core.placement.policy import Rules
@@ -16,7 +16,7 @@ def node(labels: dict[str, str], **allocatable: str) -> Node:
 
 
 def gfd(**other: str) -> dict[str, str]:
-    """Return the labels that the real GPU feature discovery writes for four H100."""
+    """Return the labels that the real GPU feature discovery writes for four H100 GPUs."""
     written = {
         "count": "4",
         "replicas": "1",
@@ -38,7 +38,7 @@ def karpenter(count: str, memory: str, prefix: str = "karpenter.k8s.aws") -> dic
 
 
 def aks(instance_type: str) -> dict[str, str]:
-    """Return the labels of an AKS node pool, whose GPU label names only the vendor."""
+    """Return the labels of an AKS node pool. Its GPU label names only the vendor."""
     return {
         "accelerator": "nvidia",
         "kubernetes.azure.com/accelerator": "nvidia",
@@ -48,15 +48,16 @@ def aks(instance_type: str) -> dict[str, str]:
 
 
 def aks_by_itself(instance_type: str) -> dict[str, str]:
-    """Return the labels of a node from node auto provisioning of AKS."""
+    """Return the labels of a node that AKS node auto provisioning created."""
     named = {"name": "A100", "manufacturer": "nvidia", "count": "2"}
     written = {f"karpenter.azure.com/sku-gpu-{key}": value for key, value in named.items()}
     return written | {"node.kubernetes.io/instance-type": instance_type}
 
 
 def eks(instance_type: str) -> dict[str, str]:
-    """Return the labels of an EKS managed node group, with the labels that its administrator added
-    for the autoscaler."""
+    """Return the labels of an EKS managed node group, including the labels that an administrator
+    adds for the autoscaler.
+    """
     return {
         "eks.amazonaws.com/nodegroup": "gpu",
         "eks.amazonaws.com/capacityType": "ON_DEMAND",

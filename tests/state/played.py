@@ -1,4 +1,4 @@
-"""Simulates an API server that stores one GPUNode and the Lease of its agent, and its watches."""
+"""Simulates an API server with one GPUNode, the Lease of its agent, and watches."""
 
 import itertools
 from collections.abc import Callable
@@ -27,20 +27,21 @@ NODE = GPUNode(
 
 @dataclass
 class Api:
-    """Stores one GPUNode and one Lease. Each write creates a version, which is sent to the
-    watchers."""
+    """Stores one GPUNode and one Lease. Each write creates a version and an event for the
+    watches.
+    """
 
     versions: "itertools.count[int]" = field(default_factory=lambda: itertools.count(100))
     gpunode: GPUNode = NODE
     lease: Lease | None = None
     pod: Pod | None = field(default_factory=pod)
-    #: The receiver's clock.
+    #: Time on the clock of the replica that receives the events.
     at_s: float = 0.0
-    #: Events of each kind that its watch has not sent yet.
+    #: For each kind, the events that its watch has not delivered yet.
     untold: dict[str, list[Event]] = field(
         default_factory=lambda: {"gpunodes": [], "leases": [], "pods": [PodSeen(pod())]}
     )
-    #: Whether writes of agents get no answer. The test delivers such writes later.
+    #: Whether writes of the agent get no response. The test applies such writes later.
     silent: bool = False
     lingering: list[Callable[[], object]] = field(default_factory=list)
 
@@ -49,7 +50,7 @@ class Api:
         beats = [HeartbeatSeen(self.lease, self.at_s)] if self.lease else []
         return [GPUNodeSeen(self.gpunode, self.at_s), *beats]
 
-    # For the agent.
+    # The agent calls the methods below.
 
     def report(self, status: GPUNodeStatus) -> Held:
         def write() -> Held:
@@ -85,7 +86,7 @@ class Api:
             raise NotDelivered("no answer")
         return write()
 
-    # For the ledger.
+    # The ledger calls the methods below.
 
     def read_pod(self, namespace: str, name: str) -> Pod | None:
         return self.pod

@@ -1,4 +1,4 @@
-"""A replica that requeues pods while nodes fill and empty."""
+"""Simulates a replica that requeues pods while memory on the nodes is taken and freed."""
 
 from typing import Literal
 
@@ -24,7 +24,7 @@ SAID = f"0/2 nodes are available: 2 {Reason.MEMORY_ON_ANY.sentence}. preemption:
 def rejected(
     uid: str, vram: str = "20Gi", *, message: str = SAID, minute: int = 0, priority: int = 0
 ) -> Pod:
-    """Return a pod with the status that kube-scheduler writes if no node can take it."""
+    """Return a pod with the status that kube-scheduler writes if the pod fits on no node."""
     created = f"2026-11-20T10:{minute:02}:00Z"
     made = pod(vram, uid=uid, name=uid, created=created, priority=priority)
     return saying(made, "PodScheduled", "False", "Unschedulable", message)
@@ -37,7 +37,7 @@ def saying(waiting: Pod, kind: str, status: str, reason: str, message: str) -> P
 
 
 class Requeues(World):
-    """One replica that follows nodes with one shared 24 GiB GPU each."""
+    """A replica that follows nodes with one shared 24 GiB GPU each."""
 
     def __init__(self, *nodes: str, labels: dict[str, str] | None = None) -> None:
         super().__init__()
@@ -50,8 +50,9 @@ class Requeues(World):
             self.holds(name, 24)
 
     def holds(self, name: str, gib: int, replicas: int = 4, sm: float | None = None) -> None:
-        """Let the node's agent report this unattributed use, number of free replicas and SM
-        activity."""
+        """Write a report of the node's agent with this unattributed use, number of free replicas
+        and SM activity.
+        """
         self.version += 1
         sm_activity = None if sm is None else SmActivity(sm, "gpm")
         gpu = shared(
@@ -66,7 +67,7 @@ class Requeues(World):
         self.state.apply([GPUNodeSeen(node, self.now_s)])
 
     def starts(self, phase: Literal["starting", "running"]) -> None:
-        """Put a pod that starts alone into the ledger of node n, in this phase."""
+        """Write a reservation of a pod that starts alone on node n, in this phase."""
         self.version += 1
         held = msgspec.structs.replace(
             reservation({"n": 4 * GIB}), phase=phase, start_timeout_s=600
@@ -75,14 +76,16 @@ class Requeues(World):
         self.state.apply([GPUNodeSeen(node, self.now_s)])
 
     def decides(self, who: Pod, fits: int, sure: bool = True) -> None:
-        """Record a filter call of this replica in the journal."""
+        """Record a filter call for this pod in the journal."""
         generation = self.state.cluster.snapshot().generation
         self.journal.record(
             Decision(who, "d", self.wall_s(), generation, 1, fits, {}, sure),
         )
 
     def requeued(self, after_s: float = 0.01) -> list[str]:
-        """Return the names of the pods that are requeued now."""
+        """Advance the clock by ``after_s``, and return the names of the pods that the replica
+        requeues.
+        """
         self.now_s += after_s
         steps = self.hints.due(self.state.cluster, self.journal, self.now_s, self.wall_s())
         due = [who for who in steps if who is not None]

@@ -1,4 +1,4 @@
-"""Builds a cluster state from events, and returns decisions about pods from it."""
+"""Builds a cluster state from events, and returns the state's decisions about pods."""
 
 from collections.abc import Iterable
 from datetime import datetime
@@ -49,7 +49,9 @@ def seen(*what: Pod | Node | Namespace | GPUNode, at_s: float = NOW_S) -> Iterab
 
 
 def lease(sampled_at: str, gpunode: str = "gn", observed_at: str = STAMP) -> Lease:
-    """Return a heartbeat of node ``n``, which by default confirms the report of the builders."""
+    """Return a heartbeat of node ``n``. By default, it confirms the report of
+    ``tests.builders``.
+    """
     vouch = Confirmation(sampled_at=sampled_at, gpunode=gpunode, observed_at=observed_at)
     return Lease(
         metadata=ObjectMeta(name="n", annotations={OBSERVED_AT: encode_confirmation(vouch)})
@@ -71,7 +73,9 @@ def headroom(state: RecordingState) -> list[int]:
 
 
 def reserving(gpunode: GPUNode, **promised_gib: int | None) -> GPUNode:
-    """Return the next version of the object with these reservations added. None removes one."""
+    """Return the next version of the GPUNode with these reservations. None removes a
+    reservation.
+    """
     kept = {uid: p for uid, p in gpunode.spec.reservations.items() if uid not in promised_gib}
     new = {uid: reservation({"A": size * GIB}) for uid, size in promised_gib.items() if size}
     return replace(

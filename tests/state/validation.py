@@ -1,8 +1,8 @@
-"""Checks the invariants of a cluster's state, from its objects alone.
+"""Checks the invariants of a cluster state, using only its objects.
 
-The state is maintained change by change. Here everything is derived again from the objects, and
-each node is weighed again. So a change that was not passed on, or a node that was not marked dirty,
-shows as a difference.
+The state is updated incrementally. The check derives everything again from the objects and weighs
+each node again. If the state has missed a change, or has not marked a node as dirty, the results
+differ.
 """
 
 from collections import defaultdict
@@ -15,16 +15,16 @@ from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.object_cache import ObjectCache
 from headroom.core.placement.snapshot import NodeTerms
 
-#: States with more nodes are not weighed again, because that takes a second for 5,000 nodes.
+#: The nodes of larger states are not weighed again, because that takes a second for 5,000 nodes.
 MOST_NODES = 500
-#: The last states that were changed since ``violations`` was called, by id. A property test makes a
-#: state for each example, and only the last states are checked.
+#: The last states that changed since the last call of ``violations``. A property test creates a
+#: state for each example, and only the last ``_MOST_STATES`` states are checked.
 _changed: dict[int, ClusterWriter] = {}
 _MOST_STATES = 8
 
 
 def watch_states() -> None:
-    """Record each state that is changed from now on."""
+    """Record every state that changes from now on."""
     steps = ClusterWriter.steps
 
     def watched(self: ClusterWriter, events: Iterable[Event]) -> Iterator[None]:
@@ -37,14 +37,14 @@ def watch_states() -> None:
 
 
 def violations() -> list[str]:
-    """Return the violated invariants of the states that were changed since the last call."""
+    """Return the violated invariants of the states that changed since the last call."""
     states = list(_changed.values())
     _changed.clear()
     return [found for state in states for found in violated(state)]
 
 
 def violated(writer: ClusterWriter) -> Iterator[str]:
-    """Yield a sentence for each violated invariant of the state."""
+    """Yield a sentence for each violated invariant."""
     parts = writer.parts
     yield from _shown(writer)
     yield from _indexes(parts.objects)
@@ -55,7 +55,7 @@ def violated(writer: ClusterWriter) -> Iterator[str]:
 
 
 def _shown(writer: ClusterWriter) -> Iterator[str]:
-    """Check that readers see the parts that the writer changes."""
+    """Check that readers and the writer share the same parts."""
     parts = vars(writer.parts)
     for name, part in vars(writer.cluster).items():
         if not name.startswith("_") and name in parts and part is not parts[name]:
@@ -93,7 +93,9 @@ def _indexes(objects: ObjectCache) -> Iterator[str]:
 
 
 def _reservations(writer: ClusterWriter) -> Iterator[str]:
-    """Check what is derived from reservations, and that no bound pod has a chosen node."""
+    """Check the values that are derived from reservations, and check that no bound pod has a chosen
+    node.
+    """
     parts, objects = writer.parts, writer.parts.objects
     gpunodes = {n: g for n, g in objects.gpunodes.items() if n not in writer._incomplete}
     starting = {
@@ -114,8 +116,9 @@ def _reservations(writer: ClusterWriter) -> Iterator[str]:
 
 
 def _members(parts: Parts) -> Iterator[str]:
-    """Check that the table has a row for each node, unless the node waits to be weighed or its
-    weighing failed."""
+    """Check that the table has a row for each node, except nodes that wait to be weighed or could
+    not be weighed.
+    """
     known = {*parts.objects.nodes, *parts.objects.gpunodes}
     rows = {name for name in parts.table._row_of if parts.table.get(name) is not None}
     waiting = {*parts.queue._dirty, *parts.queue._failed}
@@ -128,7 +131,7 @@ def _members(parts: Parts) -> Iterator[str]:
 
 
 def _terms(writer: ClusterWriter) -> Iterator[str]:
-    """Check that weighing a node again gives equal terms."""
+    """Check that weighing a node again yields equal terms."""
     parts, cluster = writer.parts, writer.cluster
     waiting = {*parts.queue._dirty, *parts.queue._failed}
     for name in parts.table._row_of:

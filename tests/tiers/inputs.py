@@ -1,6 +1,6 @@
-"""The inputs of test modules that hardly depend on the product's code, and a hash of them.
+"""Finds and hashes the inputs of test modules that hardly depend on the product's code.
 
-The inputs of a module are the Python modules that it imports, the modules that those import, the
+The inputs of a test module are all Python modules that it imports directly or indirectly, the
 ``conftest.py`` of its folders, and the files that ``DECLARED`` declares.
 """
 
@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-#: The sources of real binaries, and the script that builds them.
+#: Sources of the real binaries, and the script that builds them.
 BINARIES = "tests/gobin/*"
-#: The manifests and the chart.
+#: Manifests and the chart.
 MANIFESTS = "deploy/*"
-#: Pinned kinds of other projects.
+#: CustomResourceDefinitions of other projects.
 FOREIGN = "tests/deploy/crds/*"
-#: The sources of the stand-in for NVIDIA's driver.
+#: Source of the fake NVIDIA driver library.
 DRIVER = "tests/fake_nvml.c"
-#: Compiled by a library of C++, whose reads no check sees.
+#: These files must be declared here, because a C++ library reads them, which the check of reads
+#: cannot detect.
 PROTOCOLS = "tests/kubelet/*.proto"
-#: Test modules that hardly depend on the product's code, with patterns of the files that they read
-#: in addition to the Python modules that they import, which may be a few of the product's. ``*``
-#: also matches slashes.
+#: Maps each test module that hardly depends on the product's code to patterns of the files that it
+#: reads, in addition to the Python modules that it imports. ``*`` also matches slashes.
 DECLARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -60,40 +60,44 @@ DECLARED: dict[str, tuple[str, ...]] = {
     "tests/tiers/test_tiers.py": ("tests/tiers/*.py", "tests/gobin/build.py"),
 }
 
-#: Files on which every test module depends.
+#: Files that every test module depends on.
 COMMON = ("pyproject.toml", "requirements/test.txt", "tests/conftest.py")
-#: Modules whose imports are not inputs, with the reason.
+#: Modules whose imports do not count as inputs.
 NOT_FOLLOWED = {
-    # It checks states that the product makes. A test module that makes one imports the product
+    # The module checks the product's states. A test module that creates a state imports the product
     # itself.
     "tests/state/validation.py",
 }
-#: Files in which Linux distributions list the versions of installed programs.
+#: Files in which a Linux distribution lists the versions of installed programs.
 SYSTEM = ("/etc/os-release", "/var/lib/dpkg/status")
 
 
 @dataclass(eq=False)
 class Repository:
-    """The files of a clone that git tracks or does not ignore, and what they import."""
+    """The files of a clone that git does not ignore, and their imports."""
 
     root: Path
     files: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raise ``CalledProcessError`` or ``OSError`` outside of a clone."""
+        """Raise ``CalledProcessError`` or ``OSError`` if the folder is not a clone."""
         command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         done = subprocess.run(command, cwd=self.root, capture_output=True, text=True, check=True)
         self.files = frozenset(filter(None, done.stdout.split("\0")))
 
     def inputs(self, module: str, reads: Iterable[str]) -> frozenset[str]:
-        """Return all inputs of a test module that reads files with these patterns."""
+        """Return all inputs of a test module. ``reads`` are the patterns of the files that it
+        reads.
+        """
         parents = [str(parent) for parent in Path(module).parents if str(parent) != "."]
         settings = {f"{parent}/conftest.py" for parent in parents} & self.files
         declared = {each for each in self.files for glob in reads if fnmatchcase(each, glob)}
         return self.closure(module, *settings, *COMMON) | declared
 
     def closure(self, *files: str) -> frozenset[str]:
-        """Return the files and all files of the repository that they import, also in functions."""
+        """Return these files and all files of the repository that they import, including imports in
+        functions.
+        """
         found: set[str] = set()
         todo = [each for each in files if each in self.files]
         while todo:
@@ -108,20 +112,22 @@ class Repository:
         return self.imported((self.root / file).read_text(), file)
 
     def imported(self, source: str, file: str = "") -> frozenset[str]:
-        """Return the files that a text of Python imports directly."""
+        """Return the files that Python source code imports directly."""
         return frozenset(
             each for name in _names(ast.parse(source), file) for each in self.modules(name)
         )
 
     def modules(self, name: str) -> Iterator[str]:
-        """Yield the files that the import of a name may execute: packages and the module."""
+        """Yield the files that importing a name can execute, which are its packages and the
+        module.
+        """
         parts = name.split(".")
         for end in range(1, len(parts) + 1):
             path = "/".join(parts[:end])
             yield from {f"{path}.py", f"{path}/__init__.py"} & self.files
 
     def fingerprint(self, module: str, reads: Iterable[str]) -> str:
-        """Return the hash of the inputs' contents and of the versions of programs."""
+        """Return a hash of the contents of the inputs and of the versions of programs."""
         digest = hashlib.sha256(f"{module}\0{machine()}".encode())
         for each in sorted(self.inputs(module, reads)):
             path = self.root / each
@@ -131,14 +137,14 @@ class Repository:
 
 
 def _content(path: Path) -> bytes:
-    """Return the content of a file, or the target of a link to a folder."""
+    """Return the content of a file, or the target of a symbolic link to a folder."""
     if path.is_file():
         return path.read_bytes()
     return os.readlink(path).encode() if path.is_symlink() else b""
 
 
 def _names(tree: ast.AST, file: str) -> Iterator[str]:
-    """Yield the names that a module imports, and strings that name its pytest plugins."""
+    """Yield the names that a module imports, and the names of its pytest plugins."""
     package = Path(file).parent.parts
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -154,7 +160,9 @@ def _names(tree: ast.AST, file: str) -> Iterator[str]:
 
 @functools.cache
 def machine() -> str:
-    """Return what tests may depend on outside of the repository: versions, user and variables."""
+    """Describe what tests can depend on outside the repository, such as versions, the user and
+    environment variables.
+    """
     packages = {f"{each.name}=={each.version}" for each in importlib.metadata.distributions()}
     system = [hashlib.sha256(_content(Path(each))).hexdigest() for each in SYSTEM]
     variables = [f"{name}={text}" for name, text in os.environ.items() if name.startswith("TEST_")]

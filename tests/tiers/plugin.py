@@ -1,9 +1,11 @@
-"""Leaves out test modules that hardly depend on the product's code if their inputs are unchanged.
+"""A pytest plugin that skips test modules that hardly depend on the product's code if their inputs
+are unchanged.
 
-``make test`` loads this plugin. ``--unchanged=skip`` leaves out a module of ``DECLARED`` if it
-passed with the same inputs before, and ``--unchanged=run`` runs all. Both record modules that pass,
-outside of the clone. A module is not recorded if one of its tests failed, was skipped or did not
-run, if its inputs changed meanwhile, or if it read a file of the repository that is not declared.
+``make test`` loads this plugin. ``--unchanged=skip`` skips a module in ``DECLARED`` if it has
+passed with the same inputs before. ``--unchanged=run`` runs all modules. Both options record
+modules that pass, outside the clone. A module is not recorded if one of its tests failed, was
+skipped or did not run, if its inputs changed during the run, or if it read an undeclared file of
+the repository.
 """
 
 import contextlib
@@ -22,11 +24,11 @@ from tests.gobin.build import default_cache
 from tests.tiers import reads
 from tests.tiers.inputs import DECLARED, NOT_FOLLOWED, Repository
 
-#: Files in the folder of passed modules. The oldest ones are deleted.
+#: Maximum number of files in the folder that records passed modules. The oldest files are deleted.
 MOST_RECORDS = 500
 
 
-#: The files and directories that each file of the repository reads when it is imported.
+#: Maps each file of the repository to the files and directories that its import reads.
 _imports: defaultdict[str, set[reads.Read]] = defaultdict(set)
 
 
@@ -54,14 +56,14 @@ def _record_imports(root: Path) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     reads.record(None)  # This plugin reads all inputs.
-    # Outside of a clone everything runs.
+    # Run all modules if the folder is not a clone.
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
         config.pluginmanager.register(Tier(config), "tier")
         _record_imports(config.rootpath)
 
 
 class Tier:
-    """The tests that a session leaves out, and those that passed in it."""
+    """The modules that a session skips, and the modules that pass."""
 
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
@@ -70,11 +72,11 @@ class Tier:
         given: Mapping[str, Any] = getattr(config, "workerinput", {})
         #: Hash of the inputs of each module.
         self.hashes: dict[str, str] = given.get("hashes") or self._hashes()
-        #: Number of tests of each module that is left out.
+        #: Number of skipped tests of each skipped module.
         self.left_out: dict[str, int] = given.get("left_out", {})
         if not given and config.getoption("unchanged") == "skip":
             self.left_out = self._passed_before()
-        #: Files that a module read and does not declare.
+        #: Files that each module read but does not declare.
         self.undeclared: dict[str, list[str]] = {}
         self._collected: Counter[str] = Counter()
         self._passed: Counter[str] = Counter()
@@ -134,7 +136,7 @@ class Tier:
         elif report.when == "call":
             self._passed[module] += 1
 
-    @pytest.hookimpl(tryfirst=True)  # before the worker sends its output
+    @pytest.hookimpl(tryfirst=True)  # Run before the worker sends its output.
     def pytest_sessionfinish(self) -> None:
         for module in DECLARED.keys() & self._reads.keys() - self._incomplete:
             if self._passed[module] == self._collected[module]:
@@ -183,7 +185,7 @@ class Tier:
 
 
 def _clear_caches() -> None:
-    """Clear caches of the tests' functions, because another module's call may have filled them."""
+    """Clear the caches of test functions, because calls of another module may have filled them."""
     for name, module in list(sys.modules.items()):
         if name.startswith("tests."):
             for each in vars(module).values():

@@ -1,10 +1,11 @@
-"""Records which files of the repository a test module reads, to check its declared inputs.
+"""Records which files of the repository a test module reads, so that its declared inputs can be
+checked.
 
-An audit hook of Python sees files that this process opens, folders that it lists, and programs that
-it starts. It does not see what other programs and libraries of C read. A Python program counts as
-reading all that it imports, and any program as reading its arguments, and its folder if it is
-started in another folder than this process. An argument that is a folder counts as all files below
-it.
+A Python audit hook records the files that this process opens, the folders that it lists, and the
+programs that it starts. It cannot detect the reads of other programs or of C libraries. Therefore a
+Python program counts as reading all modules that it imports, and every program counts as reading
+its arguments. A program that starts in another folder also counts as reading this folder. An
+argument that is a folder counts as all files below it.
 """
 
 import os
@@ -15,7 +16,7 @@ from typing import Any
 
 from tests.tiers.inputs import Repository
 
-#: A read: an event and its arguments, with absolute paths.
+#: A read. It consists of an event and the event's arguments, with absolute paths.
 Read = tuple[str, tuple[str, ...]]
 
 _OWN = (__file__, str(Path(__file__).with_name("plugin.py")))
@@ -25,10 +26,10 @@ _installed = False
 
 
 def record(sink: Callable[[Read], None] | None) -> None:
-    """Pass each read to ``sink`` until the next call. None ends the recording."""
+    """Pass each read to ``sink`` until the next call of this function. None ends the recording."""
     global _sink, _installed
     if not _installed:
-        sys.addaudithook(_hook)  # It cannot be removed.
+        sys.addaudithook(_hook)  # An audit hook cannot be removed.
         _installed = True
     _sink = sink
 
@@ -40,8 +41,8 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def reader(root: Path) -> str | None:
-    """Return the file of the repository whose code runs: the innermost one on the stack, without
-    this recording.
+    """Return the innermost file of the repository on the stack, except the files of this
+    recording.
     """
     prefix, frame = f"{root}{os.sep}", sys._getframe(1)
     while frame is not None:
@@ -58,7 +59,8 @@ def _opened(_: str, arguments: tuple[Any, ...]) -> Iterator[Read]:
 
 
 def _listed(_: str, arguments: tuple[Any, ...]) -> Iterator[Read]:
-    # An import lists the folders of packages. The closure of imports covers it.
+    # Ignore the import system, which lists the folders of packages, because imports are inputs
+    # anyway.
     caller = sys._getframe(2).f_code.co_filename
     path = arguments[0]
     if not caller.startswith(_IMPORTLIB) and (
@@ -93,13 +95,13 @@ _HANDLERS: dict[str, Callable[[str, tuple[Any, ...]], Iterator[Read]]] = {
 
 
 def undeclared(repository: Repository, inputs: frozenset[str], reads: Iterable[Read]) -> list[str]:
-    """Return the files of the repository that were read and are no inputs."""
+    """Return the files of the repository that were read but are not inputs."""
     found = {each for read in reads for each in _files(repository, *read)}
     return sorted(found - inputs)
 
 
 def _files(repository: Repository, kind: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield the files of the repository that a read may depend on."""
+    """Yield the files of the repository that a read can depend on."""
     if kind == "file":
         yield from _file(repository, words[0])
     elif kind == "folder":
@@ -122,7 +124,7 @@ def _files(repository: Repository, kind: str, words: Sequence[str]) -> Iterator[
 
 
 def _inside(repository: Repository, path: str) -> str | None:
-    """Return the path relative to the repository, or None if it is elsewhere."""
+    """Return the path relative to the repository, or None if the path is outside."""
     try:
         return str(Path(os.path.realpath(path)).relative_to(os.path.realpath(repository.root)))
     except ValueError:
@@ -130,7 +132,7 @@ def _inside(repository: Repository, path: str) -> str | None:
 
 
 def _file(repository: Repository, path: str) -> Iterator[str]:
-    # The file itself if it is a link, and the file that it leads to.
+    # If the file is a link, yield both the link and its target.
     own = os.path.relpath(path, repository.root)
     for each in {own, _inside(repository, path) or own}:
         source = Path(each)
@@ -148,7 +150,7 @@ def _below(repository: Repository, path: str) -> Iterator[str]:
 
 
 def _python(repository: Repository, words: Sequence[str]) -> Iterator[str]:
-    """Yield what Python imports with these arguments."""
+    """Yield the modules that Python imports when it starts with these arguments."""
     options = iter(words)
     for word in options:
         if word == "-m":

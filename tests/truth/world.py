@@ -1,8 +1,8 @@
-"""Extender and stand-in nodes in one process without a clock, where every step is a call.
+"""Runs an extender and stand-in nodes in one process without a clock. Every step is a call.
 
-The extender's parts are combined as in a replica. Writes are visible at once, and reports are
-written when a test decides. The stand-in node shows whether a device is overcommitted. It is
-independent of the extender: its processes use the memory that is reserved for their pods.
+The parts of the extender are combined as in a replica. Writes are visible immediately, and a report
+is written when a test calls ``report``. The stand-in nodes show whether a device is overcommitted.
+They do not use the extender's code. Their processes use the memory that is reserved for their pods.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ from tests.standin.node import StandIn
 from tests.standin.plugin import Plugin, device_of
 from tests.world import World
 
-#: Agents report only on request of a test.
+#: Reports never become stale, because agents report only when a test calls them.
 NEVER_STALE_S = 1e12
 
 
@@ -50,7 +50,7 @@ def gpus(count: int, memory_gib: int = 24) -> list[Gpu]:
 
 @dataclass(frozen=True)
 class Towards:
-    """Random choices that give this device whenever the model allows it."""
+    """Choices that select this device if the model allows it."""
 
     device: str
 
@@ -65,18 +65,19 @@ class Towards:
 
 
 class Predicted(World):
-    """One replica of the extender. ``choice`` is the annotation of the nodes. ``twin`` is another
-    replica that binds nothing.
+    """A cluster with one replica of the extender. ``choice`` is the device-choice annotation of the
+    nodes. ``twin`` is another replica, which binds no pods.
     """
 
     def __init__(self, nodes: Mapping[str, StandIn], choice: str = "predicted") -> None:
         super().__init__(stale_after_s=NEVER_STALE_S, epoch_s=0.0)
         self.nodes = nodes
-        #: Bytes that each pod allocates on each of its devices.
+        #: The bytes that each pod allocates on each of its devices.
         self.sizes: dict[str, int] = {}
         self.outcomes: dict[str, Outcome] = {}
         self.misses: list[Outcome] = []
-        #: Pods that were unconfirmed when the deletion of the GPUNode lost their predictions.
+        #: Pods whose predictions were lost because the GPUNode was deleted while they were
+        #: unconfirmed.
         self.lost: set[str] = set()
         for name, node in nodes.items():
             annotations = {DEVICE_CHOICE: choice}
@@ -86,8 +87,8 @@ class Predicted(World):
         self.ledger.initialise(self.state.cluster.nodes())
 
     def bind(self, uid: str, gib: int, containers: int = 1, node: str | None = None) -> str | None:
-        """Place a pod on the best node or on ``node``. Return the node, or None if the pod fits
-        nowhere.
+        """Place a pod on ``node``, by default on the best node. Return the node, or None if the pod
+        fits on no node.
         """
         pod = self.store.admit(kube_pod(uid, gib, containers))
         self.sizes[uid] = gib * GIB
@@ -109,18 +110,22 @@ class Predicted(World):
         return None if winner is None else snap.nodes[winner].name
 
     def bypass(self, uid: str, gib: int, node: str, towards: str | None = None) -> None:
-        """Bind a pod by another scheduler. The kubelet admits it before the watch delivers it."""
+        """Bind a pod as another scheduler. The kubelet admits the pod before the watch
+        delivers it.
+        """
         self.sizes[uid] = gib * GIB
         self._admit(node, uid, 1, towards)
 
     def hear_of(self, uid: str, node: str) -> None:
-        """Deliver a pod that another scheduler bound through the watch."""
+        """Deliver through the watch a pod that another scheduler has bound."""
         pod = kube_pod(uid, self.sizes[uid] // GIB, 1, node)
         self.store.admit(pod)
         self.state.apply([PodSeen(pod)])
 
     def admit(self, uid: str, towards: str | None = None) -> bool:
-        """Let the kubelet admit the pod, on the device ``towards`` if the model allows it."""
+        """Let the kubelet admit the pod. It gets the device ``towards`` if the model allows it.
+        Return whether the pod was admitted.
+        """
         pod = self.state.cluster.pod(uid)
         assert pod is not None
         assert pod.node
@@ -134,11 +139,11 @@ class Predicted(World):
         return self.nodes[node].admit(pod, lots).admitted
 
     def finish(self, uid: str, node: str) -> None:
-        """End the pod's containers by themselves, seen only by the kubelet so far."""
+        """End the pod's containers. Only the kubelet has noticed the end so far."""
         self.nodes[node].end(uid)
 
     def hear_of_end(self, uid: str) -> None:
-        """Deliver through the watch that the pod has ended, or was deleted before admission."""
+        """Deliver through the watch that the pod has ended or was deleted before its admission."""
         self.store.delete_pod("default", uid)
         self.tidy()
 
@@ -148,12 +153,14 @@ class Predicted(World):
                 self.ledger.remove(found.node, found.uid, found.left)
 
     def report(self, name: str) -> dict[str, Outcome]:
-        """Write the report of the node's agent. Return the outcomes of the pods that it shows."""
+        """Write a report of the node's agent. Return the outcomes of the pods that the report
+        shows.
+        """
         self.store.report([(name, report(self.nodes[name]))])
         return self.look()
 
     def make_anew(self, name: str) -> None:
-        """Delete the GPUNode and create it again, so that running pods are adopted."""
+        """Delete the GPUNode and create it again, so that the extender adopts the running pods."""
         held = self.state.cluster.gpunode(name)
         assert held is not None
         self.lost |= held.spec.reservations.keys() - {
@@ -171,14 +178,16 @@ class Predicted(World):
         return fresh
 
     def excess_bytes(self, name: str) -> dict[str, int]:
-        """Return the excess bytes of each overcommitted device."""
+        """Return how many bytes each overcommitted device lacks."""
         node = self.nodes[name]
         has = {gpu.uuid: gpu.memory_bytes - gpu.reserved_bytes for gpu in node.gpus}
         return excess(node.used_bytes().items(), has)
 
 
 def report(node: StandIn, observed_at: str = "1970-01-01T00:00:00Z") -> GPUNodeStatus:
-    """Return an agent's current view of the node, including processes of deleted pods."""
+    """Return the report that an agent would make of the node. It includes processes of deleted
+    pods.
+    """
     listed = node.pod_resources()
     held = [replica for _, given in listed for each in given.values() for replica in each]
     rows = [

@@ -1,3 +1,3 @@
-"""Hides the package rich, which structlog would import if it is installed."""
+"""Hides the installed package rich, because structlog would import it."""
 
 raise ImportError("the image of the agent has no rich")

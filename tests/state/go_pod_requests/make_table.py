@@ -1,4 +1,4 @@
-"""Runs kube-scheduler's own function on many pods and stores the results. See README.md."""
+"""Runs the function of kube-scheduler on many pods and stores the results. See README.md."""
 
 import json
 import random
