@@ -1,7 +1,8 @@
-"""Compares the lists of fields and resources in the admission policies with the API of each minor.
+"""Compares the fields and resources in the admission policies with the API of each Kubernetes
+version.
 
-A field added by a new version of Kubernetes fails these tests until it is in one of the lists
-below. ``python -m tests.admission.api_fields`` writes the names of all fields.
+If a new version of Kubernetes adds a field, these tests fail until a list below contains the field.
+``python -m tests.admission.api_fields`` records the names of all fields.
 """
 
 import json
@@ -19,34 +20,34 @@ from tests.controlplane import ROOT
 FIELDS: dict[str, dict[str, list[str]]] = json.loads(FILE.read_text())
 MINORS = sorted(FIELDS)
 
-#: Fields of a pod's status by the component that writes them. kube-scheduler runs with the account
-#: of the extender, whose writes policy headroom-extender-pods limits.
+#: Fields of a pod's status that kube-scheduler writes. It uses the account of the extender, and the
+#: policy headroom-extender-pods limits the writes of this account.
 OF_KUBE_SCHEDULER = {
     "conditions",
     "nominatedNodeName",
-    # Claims that it allocates for extended resources (DRAExtendedResource).
+    # Claims that kube-scheduler allocates for extended resources (DRAExtendedResource).
     "extendedResourceClaimStatus",
-    # CPU and memory of DRA devices (DRANodeAllocatableResources).
+    # CPU and memory that DRA devices need (DRANodeAllocatableResources).
     "nodeAllocatableResourceClaimStatuses",
 }
 OF_OTHERS = {
-    # The kubelet.
+    # The kubelet writes these fields.
     *("observedGeneration", "phase", "message", "reason", "hostIP", "hostIPs", "podIP", "podIPs"),
     *("startTime", "initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"),
     *("resize", "allocatedResources", "resources", "volumeHealth"),
-    # The API server, when the pod is created.
+    # The API server sets this field when the pod is created.
     "qosClass",
-    # The controller of ResourceClaims.
+    # The ResourceClaim controller writes this field.
     "resourceClaimStatuses",
 }
-#: Fields of metadata that the policy compares, and those that the API server does not let a client
-#: change, or that change with every write.
+#: Fields of metadata that the policy compares, and other fields. Clients cannot change the other
+#: fields, or they change with every write.
 COMPARED = {"labels", "annotations", "ownerReferences", "finalizers"}
 OF_THE_API_SERVER = {
     *("name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"),
     *("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "managedFields"),
 }
-#: Resources of a pod that accept no metadata of the pod.
+#: Subresources whose requests do not contain the metadata of the pod.
 WITHOUT_METADATA = {f"pods/{name}" for name in ("attach", "eviction", "exec", "log", "portforward")}
 WITHOUT_METADATA |= {"pods/proxy"}
 
@@ -64,7 +65,7 @@ def policy(name: str) -> dict[str, Any]:
 
 
 def listed(name: str, variable: str) -> set[str]:
-    """Return the only list of keys in the variable of a policy, such as ``["a", "b"]``."""
+    """Return the keys in a variable of a policy, which has one list such as ``["a", "b"]``."""
     (expression,) = (
         each["expression"] for each in policy(name)["variables"] if each["name"] == variable
     )

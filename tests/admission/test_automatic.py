@@ -1,4 +1,6 @@
-"""Tests the request auto: what the webhook writes at creation, and what it rejects."""
+"""Tests which amounts the webhook writes for the request ``auto``, and which requests it
+rejects.
+"""
 
 import json
 from dataclasses import replace
@@ -59,7 +61,7 @@ def owned(vram: str | None, *containers: Any, **annotations: str) -> dict[str, A
 def known(
     obj: dict[str, Any], found: VRAMProfile | None = None, program: str = "p1", **around_: Any
 ) -> AdmissionContext:
-    """Return a context with a profile of the Deployment llm, whose containers run ``program``."""
+    """Return a context with a profile of the Deployment llm. Its containers run ``program``."""
     programs, _ = programs_of(json.dumps(obj).encode())
     programs = {name: replace(each, fingerprint=program) for name, each in programs.items()}
 
@@ -75,7 +77,7 @@ def annotations(stored: dict[str, Any]) -> dict[str, str]:
     return {key.removeprefix("headroom.gpu/"): text for key, text in found.items()}
 
 
-#: The recommendation of ``profile()``, which has five runs of 8 GiB.
+#: The recommendation from ``profile()``, which has five runs that use 8 GiB.
 RECOMMENDED = "9600Mi"
 
 
@@ -232,7 +234,7 @@ def l4(name: str = "gpu", model: str = "NVIDIA L4", gib: int = 24, **other: Any)
 
 
 def of_lives(**peaks_gib: float) -> VRAMProfile:
-    """Return a profile with six runs of this peak for each model."""
+    """Return a profile that has, for each GPU model, six runs with this peak."""
     kept, base = Profile(), profile()
     for model, gib in peaks_gib.items():
         for _ in range(6):
@@ -274,7 +276,7 @@ def test_only_candidate_devices_of_the_pod_count() -> None:
     assert written(found, small) == alone
     assert written(found, small, large, nodeSelector={"size": "small"}) == alone
     assert parse_bytes(written(found, small, large)) > 70 * GIB
-    # There was no run on the only remaining model, so its size is the limit.
+    # The size of the only remaining model is the limit, because no run used this model.
     assert written(of_lives(A100=70.0), small) == "24Gi"
     assert parse_bytes(written(of_lives(A100=70.0))) > 70 * GIB
 

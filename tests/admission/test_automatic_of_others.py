@@ -1,5 +1,5 @@
-"""Checks that a tenant cannot find out the measured use of another tenant's workload with
-``auto``.
+"""Checks that a tenant cannot use ``auto`` to learn the measured use of another tenant's
+workload.
 """
 
 import json
@@ -59,7 +59,9 @@ def test_the_owners_namespace_gets_the_recommendation(decider: Decider) -> None:
 def test_a_pod_of_another_namespace_gets_no_recommendation(
     decider: Decider, metadata: dict[str, Any]
 ) -> None:
-    """It has the same owner, image and arguments. The API server sets the review's namespace."""
+    """The pod has the same owner, image and arguments, but the API server sets the namespace in the
+    review.
+    """
     answered = shown(decider, TENANT, **metadata)
     assert "VRAMProfile" not in answered
     assert "Mi" not in answered

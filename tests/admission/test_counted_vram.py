@@ -1,4 +1,4 @@
-"""Tests the memory that ResourceQuotas and Kueue count, in pods and in the templates of queued
+"""Tests the memory resource for ResourceQuotas and Kueue in pods and in the templates of queued
 Jobs.
 """
 
@@ -69,7 +69,7 @@ class TestCounted:
         small = node("a", devices=[shared(memory_bytes=8 << 30)])
         large = node("b", devices=[shared(memory_bytes=80 << 30, free=8)])
         assert counted(manifest("25%"), small, large) == ["20Gi"]
-        # One of 4 replicas of 8 GiB, or one of 8 replicas of 80 GiB, twice.
+        # The larger replica counts twice: 1/8 of 80 GiB instead of 1/4 of 8 GiB.
         assert counted(manifest(None, container(gpus=2)), small, large) == ["20Gi"]
         assert counted(manifest("25%"), node(devices=None)) == [None]
 
@@ -139,8 +139,8 @@ class TestQueuedJobs:
 
 
 class TestUncounted:
-    """Amounts that cannot be counted. The mutating webhook rejects them, because it fails closed,
-    unlike the validating one.
+    """Tests amounts that cannot be counted. The mutating webhook rejects them, because it fails
+    closed, unlike the validating webhook.
     """
 
     @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Tests the variables that expose and limit a pod's share of a device."""
+"""Tests the environment variables that give a pod its devices and limit its share of a device."""
 
 from typing import Any
 
@@ -16,7 +16,9 @@ from tests.builders import GIB, mig, shared
 
 
 def env_of(obj: dict[str, Any], name: str = "main") -> dict[str, Any]:
-    """Return each variable's value, or the annotation that it follows."""
+    """Return the value of each variable, or the annotation from which the variable takes
+    its value.
+    """
     spec = obj["spec"]
     found = [c for c in [*(spec.get("initContainers") or ()), *spec["containers"]]]
     (one,) = (c for c in found if c["name"] == name)

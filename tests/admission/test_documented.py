@@ -51,7 +51,7 @@ def labelled() -> dict[str, Any]:
 NOTHING = around()
 STRICT = AdmissionContext(Rules(reject_unannotated=True), NOTHING.settings, NOTHING.namespace)
 MIXED = around(node("a", "gated"), node("b", devices=None), gate_image=GATE_IMAGE)
-#: The written object, its kind, and the existing objects.
+#: Each case has a title, the kind of the written object, the object, and the existing objects.
 CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
     ("`headroom.gpu/vram: 8GB`", "Pod", annotated(vram="8GB"), NOTHING),
     ("`headroom.gpu/vram: 0`", "Pod", annotated(vram="0"), NOTHING),
@@ -146,7 +146,7 @@ CASES: list[tuple[str, str, dict[str, Any], AdmissionContext]] = [
 
 
 def reported(kind: str, obj: dict[str, Any], where: AdmissionContext) -> Iterator[tuple[str, str]]:
-    """Return the object after admission, and the message without the common start of messages."""
+    """Yield the changes and errors of the review, without the prefix that all messages share."""
     asked = read(json.dumps(review(obj, kind=kind)).encode())
     for decide in (answer_mutate, answer_validate):
         response = json.loads(decide(asked, lambda namespace: where))["response"]
@@ -212,8 +212,8 @@ def test_both_pages_show_the_same_gate() -> None:
 
 
 def test_the_manifests_match_the_resources_that_count_by_default() -> None:
-    """The manifests use CEL, which can neither read the settings nor be shared between the two
-    files.
+    """The list is repeated in the manifests, because CEL cannot read the settings and the two files
+    cannot share an expression.
     """
     names = (
         'name in ["nvidia.com/gpu", "nvidia.com/gpu.shared"] || name.startsWith("nvidia.com/mig-")'

@@ -100,7 +100,9 @@ class TestGate:
         assert mesh["name"] == "mesh"
 
     def test_the_gate_requests_cpu_and_memory_that_a_limit_range_may_require(self) -> None:
-        """It requests no whole cores, which the CPU manager would assign exclusively."""
+        """The gate does not request whole cores, because the CPU manager would assign them
+        exclusively.
+        """
         amounts = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "1"}
         main = container(resources={"limits": amounts, "requests": amounts})
         where = around(node("a", "gated"), gate_image=GATE_IMAGE)

@@ -15,7 +15,7 @@ from tests.admission.reviews import (
     node,
 )
 
-# Any pod.
+# The strategies below draw any pod.
 
 ENV = st.lists(
     st.sampled_from(
@@ -94,8 +94,8 @@ ARROUNDS = st.builds(
 def test_a_repeated_mutation_changes_nothing(obj: dict[str, Any], where: Any) -> None:
     stored, _ = mutated(obj, where)
     again, answer = mutated(stored, where)
-    # The gate is written completely each time, because other webhooks may have changed fields that
-    # are not compared.
+    # The webhook writes the complete gate each time, because other webhooks may have changed fields
+    # that it does not compare.
     of_gate = "/spec/initContainers/0"
     assert {operation.path for operation in answer.operations} <= {of_gate}
     assert again == stored
@@ -112,7 +112,7 @@ def test_fields_of_others_stay_unchanged(obj: dict[str, Any], where: Any) -> Non
         assert len(variables) == len(set(variables))
 
 
-#: All variables that are ever written into a container.
+#: All variables that Headroom can write into a container.
 WRITTEN = {
     "HEADROOM_VRAM_BYTES",
     "HEADROOM_VRAM_FRACTION",
@@ -122,7 +122,8 @@ WRITTEN = {
 }
 
 
-#: Prefixes of written annotations. The last two exclude the gate from a mesh's proxy.
+#: Prefixes of annotations that Headroom writes. The last two exclude the gate's connections from
+#: the proxy of a service mesh.
 OURS = (
     "headroom.gpu/",
     "traffic.sidecar.istio.io/excludeOutboundPorts",
@@ -131,8 +132,8 @@ OURS = (
 
 
 def without_ours(obj: dict[str, Any]) -> Any:
-    """Return the pod without everything that Headroom may write, except for variables set by a
-    user.
+    """Return the pod without the fields that Headroom can write. Keep variables that a user has
+    set.
     """
     spec = obj["spec"]
     metadata = dict(obj["metadata"])
@@ -166,7 +167,7 @@ def _bare(each: dict[str, Any]) -> Any:
 
 
 def test_in_mode_observe_no_pod_depends_on_a_placement() -> None:
-    """A pod that does not fit is bound in this mode, without a placement."""
+    """In this mode, a pod that does not fit is bound without a placement."""
     gated = node(choice="gated")
     asked = {"headroom.gpu/share": "env"}
     places = around(gated, gate_image=GATE_IMAGE, observes=True)

@@ -1,5 +1,6 @@
-"""Runs the whole chain: a user's pod, placed by a stock kube-scheduler and the extender with one
-service account under all policies, and the variables of its containers.
+"""Checks a user's pod from creation to the variables of its containers. An unmodified
+kube-scheduler and the extender place it. Both use one service account, and all policies are in
+force.
 """
 
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ PLAIN = "admission-plain"
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """A node with two shared GPUs, an empty node, a scheduler and a webhook."""
+    """A cluster with a node that has two shared GPUs, an empty node, a scheduler and a webhook."""
     with installed(plane) as site:
         for role in ("system:kube-scheduler", "system:volume-scheduler"):
             site.bind(role, EXTENDER)
@@ -61,7 +62,7 @@ def report(site: Site) -> None:
 
 
 def start_scheduler(site: Site) -> None:
-    """Start kube-scheduler with the account of the extender, in whose pod it runs."""
+    """Start kube-scheduler with the account of the extender, because both run in the same pod."""
     plane = site.plane
     kubeconfig = plane.folder / "admission-scheduler.kubeconfig"
     plane.write_kubeconfig(kubeconfig, {"token": site.token(EXTENDER)})
@@ -94,7 +95,7 @@ def condition(site: Site, name: str) -> str:
 
 
 def test_a_pod_with_one_annotation_gets_a_share_of_a_device(site: Site) -> None:
-    """The variables follow annotations that the Binding adds."""
+    """The variables take their values from annotations that the Binding adds."""
     wishes = {"headroom.gpu/share": "env"}
     create(site, "p", manifest("6Gi", container("side", 0), container(), annotations=wishes))
     until(lambda: bound(site, "p"), "it is bound")
@@ -117,7 +118,9 @@ def test_the_reason_of_a_pending_pod_is_written_under_the_policies(site: Site) -
 
 
 def test_kube_scheduler_evicts_victims_under_the_policies(site: Site) -> None:
-    """It marks the victim's status before it deletes the victim, and nominates the preemptor."""
+    """kube-scheduler marks the victim's status before it deletes the victim, and it nominates the
+    preemptor.
+    """
     site.create(
         "/apis/scheduling.k8s.io/v1/priorityclasses", {"metadata": {"name": PLAIN}, "value": 1000}
     )

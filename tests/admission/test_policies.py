@@ -1,4 +1,6 @@
-"""Tests writes that the policies permit or reject in a real API server, with the messages."""
+"""Tests which writes the policies permit or reject in a real API server, and the messages of
+rejections.
+"""
 
 from typing import Any
 
@@ -69,7 +71,7 @@ class TestAnnotations:
     def test_no_other_client_can_write_them_among_many_other_annotations(
         self, site: Site, key: str, others: int
     ) -> None:
-        """The policy finds them in another way if there are many."""
+        """The policy uses another expression if a pod has many annotations."""
         annotations = {f"team/{index}": "" for index in range(others)}
         for more, status in (({}, 201), ({key: "x"}, 403)):
             obj = manifest(None, container(gpus=0), annotations=annotations | more)
@@ -151,9 +153,9 @@ class TestAnnotations:
     def test_the_maximum_number_of_annotations_does_not_delay_a_pods_kubelet(
         self, site: Site
     ) -> None:
-        """A request takes the API server less than a second of CPU. If the policies looked at each
-        annotation, it would take minutes. On a busy machine it times out after 34 s, and is sent
-        again.
+        """The API server needs less than a second of CPU for such a request. If the policies
+        checked each annotation, it would need minutes. On a busy machine, the request times out
+        after 34 s and is sent again.
         """
         annotations = {f"{index:x}": "" for index in range(60_000)}
         obj = manifest(None, container(gpus=0), annotations=annotations, nodeName=HERE)
@@ -189,7 +191,7 @@ class TestAnnotations:
 
 @pytest.fixture(scope="module")
 def gated(site: Site) -> Site:
-    """The site with an unbound pod that has a gate."""
+    """The site with an unbound, gated pod."""
     gates = [gate_container("registry.example/headroom-agent:1"), container("warm-up", 0)]
     obj = manifest("8Gi", schedulerName="headroom", initContainers=gates)
     obj["metadata"]["name"] = "gated"
@@ -198,13 +200,13 @@ def gated(site: Site) -> Site:
 
 
 class TestGates:
-    """Rules without which an author could open the gate of a bound pod."""
+    """Tests the rules that keep the author of a pod from opening the gate of a bound pod."""
 
     POLICY = "headroom-gates"
     PATH = f"{PODS}/gated"
 
     def test_a_stored_gate_with_all_default_fields_is_recognised(self, gated: Site) -> None:
-        """The API server adds default fields."""
+        """The stored gate contains fields that the API server has added."""
         stored = msgspec.convert(gated.send("GET", self.PATH).body, Pod)
         assert is_gated(stored, "registry.example/headroom-agent:1")
 
@@ -255,7 +257,9 @@ def token(site: Site) -> str:
 
 
 class TestStolenToken:
-    """A stolen token of the extender, which kube-scheduler in the same pod uses too."""
+    """Tests what a stolen token of the extender permits. kube-scheduler in the same pod uses this
+    token too.
+    """
 
     POLICY = "headroom-extender-pods"
 
@@ -304,7 +308,7 @@ class TestStolenToken:
         self, site: Site, token: str, path: str, patch: dict[str, Any], reported: str
     ) -> None:
         before = site.send("GET", f"{PODS}/{WAITING}").body
-        # By name of the container, as kubectl patches.
+        # Patch the container by its name, as kubectl does.
         kind = "application/strategic-merge-patch+json"
         reply = site.send("PATCH", f"{PODS}/{WAITING}{path}", patch, token, kind)
         rejected(reply, self.POLICY, reported)
@@ -354,7 +358,7 @@ class TestStolenToken:
     def test_kube_scheduler_can_write_the_node_resources_of_dra_devices(
         self, site: Site, token: str
     ) -> None:
-        """The API server drops the field without its feature gate. Run with
+        """Without its feature gate, the API server drops the field. Run this test with
         TEST_GATES=DRANodeAllocatableResources=true.
         """
         claiming = container("main", 0)
@@ -408,7 +412,7 @@ class TestLedger:
         rejected(reply, self.POLICY, "spec of a GPUNode is the ledger")
 
     def test_finalizers_can_be_removed(self, site: Site) -> None:
-        """An uninstallation removes them."""
+        """Uninstalling Headroom removes the finalizers."""
         reply = site.send("PATCH", f"{GPUNODES}/{HERE}", {"metadata": {"finalizers": None}})
         assert reply.status == 200
 
@@ -515,7 +519,7 @@ class TestOtherSchedulers:
 
 
 def test_the_page_quotes_the_audit_events(site: Site, token: str) -> None:
-    """Makes one attempt of each kind. The attempts of other processes have their own tests."""
+    """Make one attempt of each kind. Other tests cover attempts of other processes."""
     waiting, here, other = f"{PODS}/{WAITING}", f"{GPUNODES}/{HERE}", f"{GPUNODES}/{OTHER}"
     node = f"/api/v1/nodes/{HERE}/status"
     strategic = "application/strategic-merge-patch+json"

@@ -14,9 +14,10 @@ __all__ = ["site"]
 
 POLICY, CLASS, MESSAGE = "headroom-priority", "headroom-critical", "is for Headroom's own pods"
 RBAC_GROUP = "rbac.authorization.k8s.io"
-#: The rules of Kubernetes' role edit, which a controller would aggregate.
+#: The rules of the role ``edit``. In a cluster, a controller aggregates this ClusterRole into
+#: ``edit``.
 EDIT = "system:aggregate-to-edit"
-#: Group and version, resource, and kind of each Kubernetes object with a pod template.
+#: API version, resource, and kind of each built-in object with a pod template.
 TEMPLATES = (
     ("v1", "podtemplates", "PodTemplate"),
     ("v1", "replicationcontrollers", "ReplicationController"),
@@ -35,7 +36,7 @@ def path(version: str, resource: str, namespace: str = TEAM) -> str:
 
 
 def templated(kind: str, version: str, name: str, **spec: Any) -> dict[str, Any]:
-    """Return an object of a kind whose pods have these fields."""
+    """Return an object of this kind. ``spec`` is added to the spec of its pod template."""
     labels = {"app": name}
     spec = {"restartPolicy": "Always", "containers": [container(gpus=0)], **spec}
     if kind in ("Job", "CronJob"):
@@ -52,7 +53,7 @@ def templated(kind: str, version: str, name: str, **spec: Any) -> dict[str, Any]
 
 @pytest.fixture
 def tenant(site: Site) -> str:
-    """The user of STRANGER_TOKEN, who may write the objects of one namespace."""
+    """The token of a user who may write the objects of one namespace."""
     binding = {
         "metadata": {"name": "tenant-of-priorities"},
         "roleRef": {"apiGroup": RBAC_GROUP, "kind": "ClusterRole", "name": EDIT},
@@ -73,7 +74,7 @@ def dry(where: str) -> str:
 
 @pytest.mark.parametrize("spec", [{}, {"priority": 1_000_000_000}])
 def test_a_tenants_pod_cannot_use_the_class(site: Site, tenant: str, spec: dict[str, Any]) -> None:
-    """Also with the integer that the API server would add."""
+    """The policy also rejects a pod with the integer priority that the API server would add."""
     obj = manifest(None, container(gpus=0), priorityClassName=CLASS, **spec)
     reply = site.send("POST", PODS, obj, tenant)
     rejected(reply, POLICY, MESSAGE)
@@ -89,7 +90,7 @@ def test_a_tenants_template_is_rejected_before_its_pods(
     rejected(site.send("POST", dry(where), named), POLICY, MESSAGE)
     other = templated(kind, version, "plain", priorityClassName="system-cluster-critical")
     assert site.send("POST", dry(where), other).status == 201
-    # The same applies to updates, if the API server lets a user change the template at all.
+    # The policy also rejects updates, if the API server lets a user change the template.
     site.create(where, templated(kind, version, "changed"))
     reply = replaced(site, where, templated(kind, version, "changed", priorityClassName=CLASS))
     if kind != "Job":
@@ -114,7 +115,7 @@ def test_headrooms_own_pods_can_use_the_class(site: Site) -> None:
 
 
 def test_an_object_that_used_the_class_before_the_policy_can_still_change(site: Site) -> None:
-    """Otherwise no controller could scale it down or remove its finalizer."""
+    """Otherwise, controllers could not scale the object down or remove its finalizer."""
     where = path("apps/v1", "deployments")
     obj = templated("Deployment", "apps/v1", "earlier", priorityClassName=CLASS)
     bindings = f"{ADMISSION}/validatingadmissionpolicybindings"

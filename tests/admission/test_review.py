@@ -1,4 +1,4 @@
-"""Checks that any input that is not a review is rejected as such."""
+"""Checks that the webhook rejects any input that is not a review as malformed."""
 
 import json
 import random
@@ -20,7 +20,7 @@ EVERYTHING = around(
 
 
 def answered(body: bytes) -> list[dict[str, Any]]:
-    """Return the responses of both paths."""
+    """Return the responses of the mutating and the validating path."""
     return [
         json.loads(decide(read(body), lambda name: EVERYTHING))
         for decide in (answer_mutate, answer_validate)
@@ -95,7 +95,7 @@ SEEDS = [
 
 
 def test_any_input_is_answered_or_rejected_as_malformed() -> None:
-    """Tries five thousand hostile reviews, and applies every patch."""
+    """Sends five thousand hostile reviews, and applies every patch in the responses."""
     lots, read_well = random.Random(9), 0
     for _ in range(5000):
         body = msgspec.json.encode(mutated(lots.choice(SEEDS), lots, SEEDS))
@@ -109,7 +109,7 @@ def test_any_input_is_answered_or_rejected_as_malformed() -> None:
         assert {mutating["kind"], validating["kind"]} == {"AdmissionReview"}
         operations = patch_of(mutating["response"])
         if operations:
-            # Fields that are not read may be invalid UTF-8.
+            # Fields that the webhook does not read can contain invalid UTF-8.
             obj = json.loads(body.decode("utf-8", "replace"))["request"]["object"]
             applied(obj, operations)
     assert read_well > 900

@@ -1,4 +1,6 @@
-"""Tests the webhook's port as an API server sees it: TLS, bodies, and renewed certificates."""
+"""Tests the webhook's port as an API server uses it, with TLS, large bodies, and renewed
+certificates.
+"""
 
 import asyncio
 from collections.abc import Callable, Iterator

@@ -1,4 +1,6 @@
-"""Tests writes by users with all rights in one namespace, and by kubelets, in a real API server."""
+"""Tests writes of kubelets and of users who have all permissions in one namespace, in a real API
+server.
+"""
 
 from typing import Any
 
@@ -31,7 +33,7 @@ EVERYTHING = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
 
 @pytest.fixture(scope="module")
 def owner(site: Site) -> str:
-    """The token of a user with all rights in one namespace."""
+    """The token of a user who has all permissions in one namespace."""
     where = f"{RBAC}/namespaces/{TEAM}"
     site.create(f"{where}/roles", {"metadata": {"name": "owner"}, "rules": [EVERYTHING]})
     binding = {
@@ -61,7 +63,9 @@ def bind(site: Site, token: str, name: str = "by-hand", kubelet_of: str = "") ->
 
 @pytest.fixture(scope="module")
 def denied(site: Site) -> None:
-    """Deny pods of other schedulers with the patch of deploy/components/deny-other-schedulers."""
+    """Apply the patch of deploy/components/deny-other-schedulers, which denies pods that other
+    schedulers bind.
+    """
     (component,) = manifests("components/deny-other-schedulers/kustomization.yaml")
     (patch,) = (
         found
@@ -85,7 +89,7 @@ def test_only_schedulers_can_bind_pods(site: Site, owner: str, denied: None) -> 
     rejected(
         site.send("POST", other, body, owner), "headroom-bindings", "only schedulers bind pods"
     )
-    # A scheduler of all namespaces may, and the cluster's admin too.
+    # A scheduler for all namespaces may bind pods, and so may the cluster's admin.
     assert bind(site, site.token(EXTENDER)).status == 201
     assert bind(site, "scheduler-of-the-tests").status == 201
     assert bind(site, "admin-of-the-tests").status == 201
@@ -113,7 +117,7 @@ def test_a_kubelet_cannot_add_a_pod_to_headrooms_services(site: Site) -> None:
     elsewhere = static_pod("kube-system", {})
     path = path.replace(SYSTEM, "kube-system")
     assert site.send("POST", path, elsewhere, kubelet_of=HERE).status == 201
-    # Headroom's own pods are created by controllers.
+    # Controllers create Headroom's own pods.
     own = static_pod(SYSTEM, labels)
     path = path.replace("kube-system", SYSTEM)
     assert site.send("POST", path, own).status == 201
@@ -134,7 +138,9 @@ def test_a_service_cannot_take_the_connections_of_gates(site: Site, owner: str) 
 def test_a_user_of_one_namespace_cannot_write_addresses_of_load_balancers(
     site: Site, owner: str
 ) -> None:
-    """kube-proxy redirects the connections to these addresses, as to externalIPs."""
+    """A user who could write them could redirect connections, because kube-proxy handles these
+    addresses like externalIPs.
+    """
     spec = {"type": "LoadBalancer", "ports": [{"port": 9410}]}
     site.create(SERVICES, {"metadata": {"name": "balanced"}, "spec": spec})
     status = {"status": {"loadBalancer": {"ingress": [{"ip": "192.0.2.7"}]}}}
@@ -147,7 +153,7 @@ def test_a_user_of_one_namespace_cannot_write_addresses_of_load_balancers(
     documented(reply)
     conditions = {"status": {"conditions": []}, "metadata": {"labels": {"a": "b"}}}
     assert write(conditions, owner).status == 200
-    # A controller may write the status of Services in all namespaces. Some clients may only patch
+    # A controller may write the status of Services in all namespaces. This account may only patch
     # it.
     rules = [{"apiGroups": [""], "resources": ["services/status"], "verbs": ["patch"]}]
     site.create(f"{RBAC}/clusterroles", {"metadata": {"name": "balancer"}, "rules": rules})

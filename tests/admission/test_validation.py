@@ -1,4 +1,4 @@
-"""Tests errors and warnings, word for word as the author reads them."""
+"""Tests the exact text of the errors and warnings that an author gets."""
 
 import copy
 import json
@@ -38,7 +38,9 @@ def answer(where: AdmissionContext, obj: Mapping[str, Any], **of_review: Any) ->
 def rejection(
     obj: Mapping[str, Any], where: AdmissionContext | None = None, **of_review: Any
 ) -> str:
-    """Return the message of the rejection, or an empty string if the object is admitted."""
+    """Return the message with which the object is rejected, or an empty string if it is
+    admitted.
+    """
     response = answer(where or around(), obj, **of_review)
     assert response["allowed"] is ("status" not in response)
     message: str = response.get("status", {}).get("message", "")
@@ -68,7 +70,9 @@ def annotated(**of_users: str) -> dict[str, Any]:
     ],
 )
 def test_a_valid_pod_is_admitted(obj: dict[str, Any]) -> None:
-    """Sentences of rejections are in docs/design/admission.md, which test_documented compares."""
+    """test_documented checks the messages of rejections, because docs/design/admission.md contains
+    them.
+    """
     assert rejection(obj) == ""
 
 
@@ -205,7 +209,7 @@ def test_an_amount_without_its_unit_is_rejected(text: str, count: str) -> None:
     why = f"annotation headroom.gpu/vram: {text!r} {why}"
     (told, *_) = warnings(workload("Deployment", obj), kind="Deployment")
     assert told == f"Headroom: pods of this Deployment will be rejected: {why}"
-    if "auto" not in text:  # The mutating webhook replaces auto in a pod.
+    if "auto" not in text:  # The mutating webhook replaces ``auto`` in pods.
         assert rejection(obj) == f"Headroom: {why}"
         assert warnings(obj, around(observes=True))[0].endswith(f"would be rejected: {why}")
 
@@ -275,7 +279,7 @@ def test_a_change_to_an_invalid_annotation_is_rejected(kind: str, key: str, wron
 
     told = rejection(of(wrong), kind=kind, operation="UPDATE", old=of(None))
     assert told.startswith(f"Headroom: annotation {key}: ")
-    # A cloud controller may create nodes, and an old value must not block another change.
+    # A wrong value on a Node must not block its creation by a cloud controller, or another change.
     assert bool(rejection(of(wrong), kind=kind)) is (kind == "Namespace")
     for old in (of(wrong), of(wrong, note="x")):
         assert key in warnings(of(wrong), kind=kind, operation="UPDATE", old=old)[0]
@@ -325,7 +329,7 @@ def test_a_pod_beyond_a_limit_is_rejected_with_the_number_and_the_limit() -> Non
         "GPU; use several pods"
     )
     assert rejection(manifest("1Gi", *(container(f"c{i}") for i in range(64)))) == ""
-    # Pods without a GPU have no limits here.
+    # The limit does not apply to pods without a GPU.
     assert rejection(manifest(None, *(container(f"c{i}", gpus=0) for i in range(65)))) == ""
 
 
@@ -347,16 +351,19 @@ def test_the_amount_that_quotas_count_must_equal_the_reserved_amount() -> None:
         "and no node reports a device of nvidia.com/gpu yet. Example of an amount: "
         "headroom.gpu/vram: 8Gi"
     )
-    # The mutating webhook is not called in these namespaces, so nothing is counted there.
+    # In these namespaces nothing is counted, because the API server does not call the mutating
+    # webhook.
     unmanaged = around(counts=True, labels={"headroom.gpu/scheduler": "none"})
     assert rejection(manifest("8Gi"), unmanaged) == ""
-    # Templates are not changed, so they do not count.
+    # Templates are not counted, because the webhook does not change them.
     workload = {"spec": {"template": manifest("8Gi")}}
     assert warnings(workload, where, kind="Deployment") == []
 
 
 def test_an_amount_for_a_resource_served_by_dra_as_whole_devices_is_rejected() -> None:
-    """The default scheduler calls no extender for the implicit name of a DeviceClass."""
+    """The default scheduler does not call the extender for the implicit resource name of a
+    DeviceClass.
+    """
     name = "deviceclass.resource.kubernetes.io/gpu.nvidia.com"
     obj = manifest("8Gi", container(gpus=0))
     obj["spec"]["containers"][0]["resources"] = {"limits": {name: "1"}}

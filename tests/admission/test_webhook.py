@@ -1,4 +1,6 @@
-"""Tests the webhook as called by a real API server, and pods while no webhook answers."""
+"""Tests the webhook with a real API server, and tests pods that are created while no webhook
+responds.
+"""
 
 import json
 import time
@@ -33,13 +35,15 @@ from tests.waiting import until
 HERE, OTHER = NODES
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{TEAM}/deployments"
 NAMESPACE = f"/api/v1/namespaces/{TEAM}"
-#: A path that the API server stores unchanged, and that leads to the gate's program.
+#: A path that leads to the gate's program. The API server stores such a path unchanged.
 AGENT_FOLDER = "/var/run/secrets/../../../agent"
 
 
 @pytest.fixture(scope="module")
 def site(plane: ControlPlane) -> Iterator[Site]:
-    """Two nodes with GPUs, of which one is gated, and a team with a default."""
+    """A cluster with two GPU nodes, one of which is gated, and a namespace with a default
+    request.
+    """
     with installed(plane) as site:
         for role in manifests("components/in-tree-mirror/rbac.yaml"):
             if role["kind"] == "ClusterRole":
@@ -168,7 +172,7 @@ def test_mistakes_of_administrators_are_rejected_where_they_are_made(site: Site)
     reply = annotate(site, path, {"headroom.gpu/device-choice": "best"})
     assert reply.status == 422
     assert "annotation headroom.gpu/device-choice: 'best' is not one of" in reply.message
-    # A name without effect only gets a warning.
+    # A misspelled name only causes a warning.
     reply = annotate(site, path, {"headroom.gpu/device-choise": "steered"})
     assert reply.status == 200
     assert "did you mean headroom.gpu/device-choice?" in reply.warnings[0]
@@ -270,7 +274,7 @@ def test_only_the_name_is_kept_of_a_gate_written_by_the_author(
 
 
 def test_a_restricted_namespace_accepts_the_gate(site: Site) -> None:
-    """The namespace has Pod Security restricted and a LimitRange."""
+    """The namespace has the restricted Pod Security level and a LimitRange."""
     level = "pod-security.kubernetes.io/enforce"
     site.send("PATCH", NAMESPACE, {"metadata": {"labels": {level: "restricted"}}})
     limits = {
@@ -305,7 +309,7 @@ def test_a_restricted_namespace_accepts_the_gate(site: Site) -> None:
 
 
 def small(obj: dict[str, Any]) -> dict[str, Any]:
-    """The pod requests too little memory for the LimitRange."""
+    """Return the pod with a memory request that is too small for the LimitRange."""
     amounts = {"cpu": "1", "memory": "1Mi", "nvidia.com/gpu": "1"}
     (main,) = obj["spec"]["containers"]
     resources = {"limits": amounts, "requests": amounts}
@@ -336,7 +340,8 @@ def test_auto_gets_the_recommendation_of_its_owner(site: Site) -> None:
     owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "llm-5d4f", "uid": "rs"}
     obj["metadata"]["ownerReferences"] = [{**owner, "controller": True}]
     obj["metadata"]["labels"]["pod-template-hash"] = "5d4f"
-    # Without VRAMProfiles in the API server, the webhook works, and the namespace has a default.
+    # The webhook also works if the API server has no VRAMProfiles, and uses the default of the
+    # namespace.
     before = create(site, obj).body["metadata"]["annotations"]
     assert (before["headroom.gpu/vram"], before["headroom.gpu/vram-requested"]) == (
         *("4Gi",),

@@ -36,8 +36,7 @@ class StandIn:
         self.text = ""
         self.status = 200
         self.manner: Manner = "answer"
-        #: ``asked`` counts the requests, ``paths`` has their paths, and ``heard`` has the headers
-        #: of the last request.
+        #: Number of requests, the path of each request, and the headers of the last request.
         self.asked = 0
         self.paths: list[str] = []
         self.heard: Mapping[str, str] = {}

@@ -72,8 +72,8 @@ def token(plane: ControlPlane, node: str | None) -> str:
 def publishing(
     plane: ControlPlane, sits_on: str | None, says: str, timeout_s: float = PATIENCE_S
 ) -> Iterator[KubernetesPublisher]:
-    """Yield the publisher of an agent that runs on node ``sits_on`` but is configured for node
-    ``says``.
+    """Yield the publisher of an agent that runs on node ``sits_on`` but is configured for another
+    node.
     """
     configuration = plane.configuration(token(plane, sits_on))
     configuration.no_proxy = "*"

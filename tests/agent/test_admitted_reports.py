@@ -1,7 +1,8 @@
-"""Checks that the API server admits each report, whatever a driver, plugin or kubelet returns.
+"""Checks that the API server admits every report, whatever the driver, the plugin or the kubelet
+returns.
 
-The API server rejects a report as a whole, so one value beyond a limit of the CRD would hide all
-GPUs of the node.
+One value outside a limit of the CRD would hide all GPUs of the node, because the API server would
+reject the complete report.
 """
 
 import json

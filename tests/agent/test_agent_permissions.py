@@ -68,7 +68,7 @@ class TestOwnNodeOnly:
                 publisher.report(status(used_bytes=9))
             rejected = f"Lease {SYSTEM}/agent-a was rejected with 403: .*{message}"
             with pytest.raises(NotDelivered, match=rejected):
-                publisher.heartbeat(NOW, vouch())  # This call would create it.
+                publisher.heartbeat(NOW, vouch())  # This call would create the Lease.
             with publishing(installed, "agent-a", "agent-a") as owner:
                 version = owner.heartbeat(NOW, vouch())
             with pytest.raises(NotDelivered, match=rejected):
@@ -79,7 +79,7 @@ class TestOwnNodeOnly:
     def test_an_agent_cannot_write_leases_of_other_components(
         self, installed: ControlPlane
     ) -> None:
-        """A kube-scheduler of Headroom elects its leader in the same namespace."""
+        """Headroom's kube-scheduler uses a Lease in the same namespace for leader election."""
         with (
             publishing(installed, "agent-a", "leader-of-the-schedulers") as publisher,
             pytest.raises(NotDelivered, match="not leader-of-the-schedulers"),
@@ -89,8 +89,8 @@ class TestOwnNodeOnly:
     def test_the_agents_role_has_only_the_required_permissions(
         self, installed: ControlPlane
     ) -> None:
-        """Compares the API server's list of permissions, except the permissions that every
-        authenticated user has.
+        """Compare the permissions that the API server lists. Ignore the permissions of every
+        authenticated user.
         """
         body = {"spec": {"namespace": SYSTEM}}
         path = "/apis/authorization.k8s.io/v1/selfsubjectrulesreviews"
@@ -115,9 +115,8 @@ class TestOwnNodeOnly:
     def test_an_agent_can_read_gpunodes_of_other_nodes_as_documented(
         self, installed: ControlPlane
     ) -> None:
-        """RBAC can restrict ``get`` to named objects. But all agents share a service account, so
-        its role must permit the GPUNodes of all nodes. Admission policies do not apply to reads.
-        The agent cannot list GPUNodes.
+        """All agents share a service account, so its role must permit ``get`` for the GPUNodes of
+        all nodes. Admission policies do not apply to reads. An agent cannot list GPUNodes.
         """
         own = token(installed, "agent-a")
         other = request(installed, own, "GET", f"{GPUNODES}/agent-b", None)

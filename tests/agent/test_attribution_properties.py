@@ -1,4 +1,4 @@
-"""Checks that the report adds up for any sample."""
+"""Checks that the amounts in the report are consistent for any sample."""
 
 from collections import Counter
 from datetime import timedelta
@@ -26,7 +26,7 @@ from headroom.contract.gpunode import GPUNodeStatus
 from tests.agent.attributed import GPU, HASH, MAX_DEVICE_BYTES, MAX_PODS, MPS, NOW
 from tests.examples import examples
 
-# Any values of the sources.
+# The strategies below draw any values of the sources.
 
 UUIDS = st.sampled_from(["A", "B", "M1", "M2", "M3"])
 UIDS = st.sampled_from(["", "u", "v", "w", HASH])
@@ -99,7 +99,7 @@ READINGS: st.SearchStrategy[Reading] = st.one_of(
 
 @st.composite
 def samples(draw: st.DrawFn) -> list[Reading]:
-    """Return a node whose processes are usually known, and other inputs of the attribution."""
+    """Draw the inputs of the attribution on a node. The pods of most processes are known."""
     found: list[Reading] = []
     pids: set[int] = set()
     for uuid in draw(st.sets(UUIDS, min_size=1)):
@@ -122,7 +122,7 @@ def memory_of(uuid: str) -> object:
 
 
 def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
-    """Check the properties of every report, from any sample."""
+    """Check the properties that every report must have."""
     uuids = [device.uuid for device in status.devices]
     assert len(set(uuids)) == len(uuids)
     assert {row.device for row in status.pods} <= set(uuids)
@@ -153,10 +153,11 @@ def adds_up(status: GPUNodeStatus, sample: list[Reading]) -> None:
                 for pid, figure in (reading.processes or {}).items():
                     listed[pid] = max(listed.get(pid, 0), figure or 0)
         used = [device.used_bytes for device in there if device.used_bytes >= 0]
-        # Attributed memory never exceeds the use, or the processes' sum if it is higher.
+        # Attributed memory never exceeds the use of the device or the sum of its processes,
+        # whichever is higher.
         most_bytes = max(sum(listed.values()), max(used, default=0))
         assert owned_bytes + unattributed_bytes <= most_bytes
-        # The rows never show less than the use, because use without a pod is unattributed.
+        # The rows and the unattributed memory together never show less than the use.
         assert owned_bytes + unattributed_bytes >= max(used, default=0)
     for device in status.devices:
         replicas = device.replicas
@@ -189,7 +190,9 @@ def test_the_order_of_sources_does_not_matter(sample: list[Reading], chance: Any
 
 
 def _identity(reading: Reading) -> object:
-    """Return a report without repeated devices, as a real probe gives it."""
+    """Return a key that identifies the reading, because a real probe returns each device
+    only once.
+    """
     match reading:
         case DeviceReading():
             return (DeviceReading, reading.uuid)

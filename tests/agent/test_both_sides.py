@@ -1,5 +1,5 @@
-"""Checks that extender and agent subtract the same amounts from a device's memory, so that the
-agent lets every pod start for which the extender reserved memory.
+"""Checks that the extender and the agent subtract the same amounts from a device's memory.
+Otherwise, the agent would block pods for which the extender has reserved memory.
 """
 
 from collections.abc import Callable
@@ -34,8 +34,8 @@ from tests.builders import (
     use,
 )
 
-#: The device has 24 GiB and the pod requests 20 GiB. The fields are unattributed use, reserve, and
-#: whether the pod fits.
+#: Each case has the unattributed use, the reserve, and whether a pod that requests 20 GiB fits on
+#: the 24 GiB device.
 CASES = [
     pytest.param(0, 4 * GIB, True, id="all memory except the reserve"),
     pytest.param(0, 4 * GIB + 1, False, id="one byte more than the reserve"),
@@ -52,7 +52,9 @@ def device(unattributed_bytes: int, taken: int = 0) -> Device:
 
 
 def of_node(unattributed_bytes: int, arrived: bool) -> GPUNode:
-    """Return the node with the reservation of the pod, before or after a report shows the pod."""
+    """Return the node with the reservation of the pod. The report shows the pod only if it has
+    ``arrived``.
+    """
     node = gpunode(
         device(unattributed_bytes, taken=int(arrived)),
         reservations={"p": reservation({"D": 20 * GIB}, choices=["D"])},

@@ -1,4 +1,4 @@
-"""Counts the writes of an agent in an hour, at the API server that receives them."""
+"""Counts the writes that the API server receives from an agent in an hour."""
 
 import random
 from collections.abc import Callable
@@ -21,7 +21,7 @@ INTERVAL_S = 5
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 BEGAN = datetime(2026, 11, 21, tzinfo=UTC)
-#: Observed use of the node's only device at each second.
+#: Returns the observed status of the node's only device at each second.
 Life = Callable[[int], GPUNodeStatus]
 Record = Callable[[str, object], None]
 
@@ -31,8 +31,8 @@ def idle(at_s: int) -> GPUNodeStatus:
 
 
 def one_pod(at_s: int) -> GPUNodeStatus:
-    """Return a pod that starts after ten minutes, allocates memory once, and ends after half an
-    hour.
+    """Return the status of a node on which a pod starts after ten minutes, allocates memory once,
+    and ends after half an hour.
     """
     if not 600 <= at_s < 1800:
         return idle(at_s)
@@ -42,7 +42,7 @@ def one_pod(at_s: int) -> GPUNodeStatus:
 
 
 def restless(at_s: int) -> GPUNodeStatus:
-    """Return a use that changes with every sample."""
+    """Return a status whose memory use changes with every sample."""
     return GPUNodeStatus(devices=[shared(used_bytes=GIB + at_s // INTERVAL_S % 2 * 512 * MIB)])
 
 

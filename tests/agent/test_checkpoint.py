@@ -1,4 +1,6 @@
-"""Tests broken, old and very large checkpoints, and when they are read again."""
+"""Tests broken, old and very large checkpoints, and tests when the agent reads a checkpoint
+again.
+"""
 
 import base64
 import contextlib
@@ -77,7 +79,7 @@ def test_at_most_64_mib_of_a_checkpoint_are_read(tmp_path: Path) -> None:
 
 
 def test_the_plugins_response_shows_its_configuration(tmp_path: Path) -> None:
-    # environment {NVIDIA_VISIBLE_DEVICES: void, CUDA_MPS_PIPE_DIRECTORY: /mps}, one CDI device
+    # The response contains two environment variables and one CDI device.
     def pair(number: int, *texts: str) -> bytes:
         inner = b"".join(
             bytes([i << 3 | 2, len(text)]) + text.encode() for i, text in enumerate(texts, 1)
@@ -106,7 +108,7 @@ def test_a_replaced_checkpoint_triggers_a_sample(
     folder = tmp_path / "device-plugins"
     file = folder / "checkpoint"
     with watched(file, changed.set):
-        folder.mkdir()  # The first start of the kubelet.
+        folder.mkdir()  # The kubelet starts for the first time.
         for content in ("one", "two"):
             other = tmp_path / "new"
             other.write_text(content)

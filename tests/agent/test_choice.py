@@ -65,7 +65,7 @@ BOTH = free("GPU-0::0", "GPU-0::1", "GPU-1::0", "GPU-1::1")
 
 @pytest.mark.parametrize("name", ["tegra", "all"])
 def test_the_only_device_is_identified_by_the_plugins_name_for_it(name: str) -> None:
-    """On Jetson and WSL, the plugin has no choice, but memory is still checked."""
+    """On Jetson and WSL there is only one device to choose, but the agent still checks memory."""
     only, entry = gpu("GPU-0"), held("old", f"{name}::0")
     request, new = free(f"{name}::1", f"{name}::2"), reservation(8, "GPU-0")
     before = {"old": reservation(16, "GPU-0")}
@@ -95,8 +95,8 @@ def chosen(*args: Any, **kwargs: Any) -> str:
 
 
 def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
-    """Its reservation may remain for a moment, in which another device is reserved for another
-    pod.
+    """The reservation of such a pod can remain for a moment, during which another device may be
+    reserved for another pod.
     """
     spec = GPUNodeSpec(True, {"old": reservation(8, "GPU-0"), "new": reservation(8, "GPU-1")})
     sample = GPUNodeStatus(devices=[gpu("GPU-0"), gpu("GPU-1")])
@@ -109,7 +109,7 @@ def test_a_pod_that_lost_its_device_is_not_unconfirmed() -> None:
     assert ambiguous.reserved == frozenset()
     assert isinstance(certain, Choice)
     assert (certain.reserved, certain.devices) == ({"GPU-1"}, ("GPU-1",))
-    # While it still holds a replica, it is on the device and not unconfirmed.
+    # While the pod still holds a replica, it counts on the device and is not unconfirmed.
     holding = choose(
         BOTH, RESOURCE, spec, sample, (held("old", "GPU-0::9"),), NO_LIMITS, arrived_before={"old"}
     )
@@ -138,7 +138,9 @@ def test_a_confirmed_pod_is_not_waited_for() -> None:
 
 
 def test_an_ended_pod_is_not_waited_for_although_its_reservation_remains() -> None:
-    """Its reservation names no device. The reservations of the unconfirmed pods name GPU-1."""
+    """The reservation of the ended pod names no device. The reservations of the unconfirmed pods
+    name GPU-1.
+    """
     reservations = {
         "ended": reservation(16),
         "p": reservation(12, "GPU-1"),
@@ -146,7 +148,7 @@ def test_an_ended_pod_is_not_waited_for_although_its_reservation_remains() -> No
     }
     pods = (PodUse(uid="ended", device="GPU-0", replica="GPU-0::0"),)
     assert chosen(BOTH, reservations, (held("ended", "GPU-0::0"),), pods=pods) == "GPU-1"
-    assert chosen(BOTH, reservations) == "GPU-0"  # It may still be admitted.
+    assert chosen(BOTH, reservations) == "GPU-0"  # The pod may still be admitted.
 
 
 def test_an_ended_pod_does_not_count_although_the_checkpoint_still_has_it() -> None:
@@ -247,13 +249,15 @@ def test_a_pod_without_a_reserved_device_gets_the_plugins_choice(
         return device
 
     assert given(reservation(4)) == device
-    # The pod with a reserved device gets it. If the device is full, no order helps.
+    # The pod with a reserved device gets this device. If the device is full, the order of the pods
+    # does not matter.
     assert {given(reservation(4, name)) for name in ("GPU-0", "GPU-1")} == {"GPU-0", "GPU-1"}
     assert given(reservation(12)) != fuller
 
 
 def test_each_possible_device_of_differently_reserved_pods_has_memory_for_the_largest() -> None:
-    # The extender would not make these reservations. They remain from a time without steering.
+    # The extender would not make these reservations on a steered node. They remain from the time
+    # before steering.
     reservations = {"p": reservation(20, "GPU-1"), "q": reservation(2)}
     assert chosen(BOTH, reservations, (held("other", "GPU-0::3"),)) == "GPU-1"
 
@@ -284,7 +288,7 @@ def test_memory_that_is_already_reserved_for_a_pod_on_its_device_counts_once() -
 
 
 class TestSeveralDevices:
-    """A container that requests several replicas gets different devices."""
+    """Tests that a container that requests several replicas gets different devices."""
 
     GPUS = tuple(gpu(f"GPU-{i}") for i in range(4))
     REPLICAS = tuple(f"GPU-{i}::{n}" for i in range(4) for n in range(2))
@@ -351,7 +355,7 @@ class TestSeveralDevices:
         predicted = {"p": reservation(8, count=2)}
         found = self.given(2, predicted)
         assert isinstance(found, set)
-        # Such a reservation allows two replicas of one device.
+        # This reservation allows two replicas of one device.
         assert self.given(2, predicted, available=("GPU-0::0", "GPU-0::1")) is None
 
 
@@ -367,11 +371,13 @@ SIZES = st.integers(1, 24)
 def test_no_order_of_pods_assigns_more_memory_than_a_device_has(
     sizes: list[int], outsiders: list[str], order: Any, wanted: str
 ) -> None:
-    """Holds for any container and any reservations, even outdated ones."""
+    """This must hold for any containers and any reservations, even if the reservations are
+    outdated.
+    """
     devices = tuple(gpu(f"GPU-{i}", replicas=Replicas(free=8)) for i in range(3))
     left = {device.uuid: [f"{device.uuid}::{n}" for n in range(8)] for device in devices}
     entries = [held(f"s{n}", left[uuid].pop()) for n, uuid in enumerate(outsiders)]
-    taken = {uuid: outsiders.count(uuid) * 3 for uuid in left}  # A replica has a share of 3 GiB.
+    taken = {uuid: outsiders.count(uuid) * 3 for uuid in left}  # The share of a replica is 3 GiB.
     reservations = {f"p{n}": reservation(gib, wanted) for n, gib in enumerate(sizes)}
     arriving = [*reservations]
     order.shuffle(arriving)
@@ -429,7 +435,7 @@ def test_messages_are_valid_in_the_device_plugin_api() -> None:
 
 
 class TestCordonedDevices:
-    """GPU-1 is cordoned, so it takes no new pods, whichever scheduler bound them."""
+    """Tests that the cordoned GPU-1 takes no new pods, whichever scheduler has bound them."""
 
     CORDON = ("GPU-1",)
 
@@ -469,7 +475,7 @@ class TestCordonedDevices:
             assert set(got.devices) == {"GPU-0", "GPU-2"}
         every = ContainerRequest(wide.available, (), 3)
         assert answer(every, {}, devices=two, cordoned=self.CORDON) == OnlyCordoned()
-        # Only the replicas of one device are left.
+        # Only replicas of one device are free.
         same = ContainerRequest(BOTH.available, (), 2)
         got = answer(same, {}, devices=two, cordoned=self.CORDON)
         assert got == Choice(("GPU-0::0", "GPU-0::1"))

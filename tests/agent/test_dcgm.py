@@ -1,4 +1,4 @@
-"""Reads dcgm-exporters over real HTTP."""
+"""Tests reading a dcgm-exporter over real HTTP."""
 
 import contextlib
 import threading
@@ -48,7 +48,9 @@ def exporter(stand_in: StandIn, clock: Clock) -> Iterator[Exporter]:
 
 
 def scraped(exporter: Exporter, stand_in: StandIn, clock: Clock) -> tuple[DcgmReading, ...]:
-    """Return the exposition after one more scrape, which may end too late on a busy machine."""
+    """Return the readings after another scrape. Retry, because a scrape can end too late on a busy
+    machine.
+    """
     before, begun_s = exporter.scrapes, time.monotonic()
     clock.now_s += 10
 
@@ -146,7 +148,7 @@ OTHER_DEVICE = "it exports metrics of devices that are not on this node"
     [
         (recorded("4.6.0-renamed"), "ok", ""),
         (recorded("4.9.0-new-names"), "ok", ""),
-        # One of its two devices has no value.
+        # One of the two devices has no value.
         (recorded("2.1.4-2.3.1-blanks"), "ok", ""),
         (recorded("3.3.5-3.4.0"), "degraded", NO_SM),
         ('DCGM_FI_PROF_SM_ACTIVE{UUID="GPU-c"} 0.5', "degraded", OTHER_DEVICE),

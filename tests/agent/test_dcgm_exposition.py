@@ -1,4 +1,6 @@
-"""Parses metrics of dcgm-exporters of all versions, and skips invalid lines."""
+"""Tests that metrics of all versions of dcgm-exporter are parsed, and that invalid lines are
+skipped.
+"""
 
 import math
 import tracemalloc
@@ -134,7 +136,7 @@ def test_a_too_long_line_is_skipped_and_counted() -> None:
 
 
 def test_a_large_exposition_takes_little_memory() -> None:
-    """15 MiB are accepted. Their text is never in memory as a whole."""
+    """An exposition may have 15 MiB, but the complete text is never in memory."""
     line = 'DCGM_FI_DEV_XID_ERRORS{UUID="GPU-a",pod="%s",namespace="%s"} %d\n'
     part = "".join(line % ("p" * 60, "n" * 60, i) for i in range(400)).encode()
     count = (15 << 20) // len(part)

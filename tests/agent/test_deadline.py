@@ -1,5 +1,5 @@
-"""Checks that no caller waits for a call that hangs, and that no second thread is started for
-it.
+"""Checks that callers do not wait for a hanging call, and that a hanging call does not cause
+another thread.
 """
 
 import threading
@@ -18,13 +18,13 @@ def worker() -> Iterator[Worker[int]]:
     made: Worker[int] = Worker("under-test")
     yield made
     made.close()
-    for thread in threads():  # Otherwise the next test would count it.
+    for thread in threads():  # Otherwise, the next test would count this thread.
         thread.join(PATIENCE_S)
 
 
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
-    """An event that is set when the test ends."""
+    """An event on which calls hang until the test ends."""
     event = threading.Event()
     yield event
     event.set()
@@ -63,7 +63,7 @@ def test_a_hanging_job_is_abandoned_and_no_job_is_queued_behind_it(
         with pytest.raises(Hanging):
             worker.result(time.monotonic())
     assert len(threads()) == 1
-    # When it returns, its result is dropped, and the thread runs the next job.
+    # When the hanging call returns, its result is dropped, and its thread runs the next job.
     stuck.set()
     until(lambda: worker.give(lambda: 3), "the thread takes a job")
     assert worker.result(soon()) == 3

@@ -1,4 +1,4 @@
-"""Measures use through the real pynvml and ctypes on the fake driver library."""
+"""Tests the measurement of use with the real pynvml and ctypes on the fake driver library."""
 
 import time
 from collections.abc import Callable
@@ -63,7 +63,7 @@ def test_cuda_and_driver_versions_are_reported(survey: Start) -> None:
 def test_hopper_reports_sm_activity_by_gpm_from_the_second_sample_on(survey: Start) -> None:
     agent = survey([b200("GPU-a")])
     agent.driver.say("GPU-a", "sm 62 31", "util 100", f"busy 7 90 {2**60}")
-    # Process samples are used until GPM has two samples.
+    # The agent uses process samples until GPM has two samples.
     assert sm_activity(agent.step(), "GPU-a") == (0.9, "nvml-process")
     time.sleep(0.1)
     status = agent.step()
@@ -71,7 +71,7 @@ def test_hopper_reports_sm_activity_by_gpm_from_the_second_sample_on(survey: Sta
     found = device(status, "GPU-a")
     assert found["smOccupancy"] == 0.31
     assert found["utilization"] == 1.0
-    # When read again at once, GPM has no new samples to compare, so the last values stay.
+    # The last values stay, because an immediate second read gives GPM no new samples to compare.
     assert sm_activity(agent.step(), "GPU-a") == (0.62, "gpm")
 
 
@@ -79,8 +79,10 @@ def test_older_devices_report_the_sum_over_processes_of_at_most_one(survey: Star
     agent = survey([a100("GPU-a")])
 
     def when(*busy: str) -> dict[str, Any]:
-        """Return the agent's result for samples that are taken now. It requests the last second."""
-        for _ in range(20):  # On a slow machine, the second is over before the request.
+        """Return the agent's status for samples that the driver takes now. The agent requests
+        samples of the last second.
+        """
+        for _ in range(20):  # On a slow machine, the second can be over before the request.
             now_us = time.time_ns() // 1000
             agent.driver.say("GPU-a", *(f"busy {each} {now_us}" for each in busy))
             status = agent.step()
@@ -91,7 +93,7 @@ def test_older_devices_report_the_sum_over_processes_of_at_most_one(survey: Star
     status = when("7 20", "8 15")
     assert sm_activity(status, "GPU-a") == (0.35, "nvml-process")
     assert "smOccupancy" not in device(status, "GPU-a")
-    # There is no sample since the newest one. The driver returns NOT_FOUND, which means idle.
+    # The driver returns NOT_FOUND if there is no newer sample, which means that the device is idle.
     assert sm_activity(agent.step(), "GPU-a") == (0.0, "nvml-process")
     assert sm_activity(when("7 80", "8 70"), "GPU-a") == (1.0, "nvml-process")
 
@@ -107,7 +109,7 @@ def test_utilisation_is_never_reported_as_sm_activity(survey: Start) -> None:
 def test_each_gpu_instance_has_its_own_activity(survey: Start) -> None:
     instances = (
         Instance("MIG-1", 1, 0),
-        Instance("MIG-2", 1, 1),  # It shares the first device's GPU instance.
+        Instance("MIG-2", 1, 1),  # This device shares the GPU instance of MIG-1.
         Instance("MIG-3", 2, 0),
     )
     agent = survey([Gpu("GPU-a", instances=instances)])
@@ -120,7 +122,7 @@ def test_each_gpu_instance_has_its_own_activity(survey: Start) -> None:
     assert ratios == {"MIG-1": 0.4, "MIG-2": 0.4, "MIG-3": 0.8}
     assert device(status, "MIG-1")["pciBusId"] == "00000000:01:00.0"
     assert agent.ask("vitals")["samples"] == 4
-    # A new layout: the samples of the removed instance are freed.
+    # After a change of the layout, the samples of the removed instance are freed.
     agent.driver.gpus[0] = Gpu("GPU-a", instances=instances[:2])
     agent.driver.say("MIG-3")
     agent.step()
@@ -177,7 +179,9 @@ def test_resources_do_not_grow_over_two_thousand_samples(survey: Start) -> None:
     agent.ask("steps 100")
     before = agent.ask("vitals")
     agent.ask("steps 1000")
-    agent.driver.say("GPU-a", "fail nvmlGpmSampleGet 999")  # It restarts with every sample.
+    agent.driver.say(
+        "GPU-a", "fail nvmlGpmSampleGet 999"
+    )  # The measurement restarts with every sample.
     agent.driver.say("MIG-1", "fail nvmlDeviceGetMemoryInfo_v2 15")
     agent.ask("steps 1000")
     after = agent.ask("vitals")

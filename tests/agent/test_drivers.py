@@ -19,7 +19,7 @@ Report = Callable[..., dict[str, Any]]
 
 DOCS = Path(__file__).parents[2] / "docs/design/agent.md"
 MIB, GIB = 1 << 20, 1 << 30
-#: Processes on each of three GPUs: one, many, and more than fit into the first buffer.
+#: Number of processes on each of three GPUs. The last number does not fit into the first buffer.
 COUNTS = (1, 33, 65)
 
 each_branch = pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: str(branch.driver))
@@ -29,7 +29,7 @@ each_branch = pytest.mark.parametrize("branch", BRANCHES, ids=lambda branch: str
 def test_every_branch_of_the_driver_is_read(
     branch: Branch, report: Report, environment: dict[str, str]
 ) -> None:
-    """Each process uses as many MiB as its number, and the last GPU requires a reset."""
+    """Each process uses as many MiB as its process ID, and the last GPU requires a reset."""
     environment["LD_LIBRARY_PATH"] = str(library_folder(branch.missing))
     lines, pids = [branch.play], itertools.count(1)
     for index, count in enumerate(COUNTS):
@@ -49,7 +49,7 @@ def test_every_branch_of_the_driver_is_read(
     assert nvml.get("message", "") == why
 
 
-@pytest.mark.slow  # starts an agent for each branch
+@pytest.mark.slow  # The test starts an agent for each branch.
 @each_branch
 def test_limits_are_read_from_branches_that_support_them(branch: Branch, tmp_path: Path) -> None:
     whole = Whole(tmp_path / "node", [h100("GPU-a")], replicas=1)

@@ -1,4 +1,5 @@
-"""Simulates every fault of driver and exporter, and checks its effect on the report.
+"""Simulates every fault of the driver and the exporter, and checks the effect of each fault on the
+report.
 
 docs/design/agent.md contains the same table, and the test checks it.
 """
@@ -24,7 +25,7 @@ DOCS = Path(__file__).parents[2] / "docs/design/agent.md"
 BAD, GOOD, OLD = "GPU-bad", "GPU-good", "GPU-old"
 
 
-#: The report of a healthy GPU.
+#: Statements that make the driver report a healthy GPU.
 ALWAYS = {BAD: ("sm 10 10",), OLD: (), "": ()}
 
 
@@ -45,12 +46,12 @@ def contradict(driver: Driver, exporter: StandIn) -> None:
 
 WELL = "".join(f'DCGM_FI_PROF_SM_ACTIVE{{UUID="{uuid}"}} 0.5\n' for uuid in (BAD, GOOD, OLD))
 
-#: Timeout for the exporter here, and by default.
+#: How messages describe the exporter's timeout in these tests, and the default timeout.
 TIMEOUTS = f"within {EXPORTER_TIMEOUT_S:g} s", f"within {TIMEOUT_S:g} s"
-#: Parts of the names of faults in which the exporter does not answer in time.
+#: Parts of the names of faults in which the exporter responds too late.
 LATE = ("never answers", "byte by byte")
 
-#: Simulation of each fault. All of them end when the order is withdrawn, unlike an XID.
+#: Simulates each fault. A fault ends when the simulation stops, unlike an XID.
 FAULTS: list[tuple[str, Inject]] = [
     ("the GPU fell off the bus", on(BAD, "fail all 15")),
     ("a call answers that the GPU needs a reset", on(BAD, "fail nvmlDeviceGetTotalEccErrors 16")),
@@ -106,10 +107,11 @@ def codes(source: dict[str, Any]) -> str:
 
 
 def messages(status: dict[str, Any], fault: str = "") -> list[str]:
-    """Return the texts of all faults in a status.
+    """Return the messages of all faults in a status.
 
-    A late message about the XIDs of a lost device is ignored. An exporter without a fault can be
-    late on a busy machine, so only faults in ``LATE`` may.
+    Messages about the XIDs of a lost device are ignored, because they may arrive late. Messages
+    about a late exporter are ignored except for faults in ``LATE``, because an exporter without a
+    fault can be late on a busy machine.
     """
     beside = ("xid",) if "bus" in fault else ()
     found = [
@@ -120,7 +122,8 @@ def messages(status: dict[str, Any], fault: str = "") -> list[str]:
     found += [
         f"{c['type']} {c['status']}: {c['message']}"
         for c in status["conditions"]
-        if c["status"] != "True" and c["type"] != "Complete"  # It repeats the faults of sources.
+        if c["status"] != "True"
+        and c["type"] != "Complete"  # This condition repeats the faults of sources.
     ]
     found += [
         f"source {s['name']} {s['state']}{codes(s)}: {s['message']}"
@@ -144,7 +147,7 @@ def test_every_fault_is_reported_until_it_ends_as_the_table_in_the_docs_shows(
     for fault, inject in FAULTS:
         agent.until(lambda status: not messages(status))
         inject(agent.driver, exporter)
-        # Some faults are reported in steps, and on a busy machine a call may be late for once.
+        # Wait, because some faults are reported in steps, and on a busy machine a call can be late.
         status = agent.until(settled(fault))
         assert any(d["uuid"] == GOOD for d in status["devices"])
         shown = "<br>".join(messages(status, fault))
@@ -157,7 +160,7 @@ def test_every_fault_is_reported_until_it_ends_as_the_table_in_the_docs_shows(
             agent.driver.say(uuid, *statements)
         exporting(WELL)(agent.driver, exporter)
     agent.until(lambda status: not messages(status))
-    agent.driver.fail(BAD, 79)  # The last fault, because it does not end by itself.
+    agent.driver.fail(BAD, 79)  # This fault comes last, because it does not end by itself.
     rows.append(f"| XID 79 | {'<br>'.join(messages(agent.until(lambda s: bool(messages(s)))))} |")
     table = "\n".join(["| fault | in the report |", "|---|---|", *rows])
     there = re.search(r"<!-- faults -->\n(.*)\n<!-- end of faults -->", DOCS.read_text(), re.S)
@@ -166,7 +169,9 @@ def test_every_fault_is_reported_until_it_ends_as_the_table_in_the_docs_shows(
 
 
 def settled(fault: str) -> Callable[[dict[str, Any]], bool]:
-    """Return whether three samples in a row had an equal, non-empty result."""
+    """Return a function that checks whether three consecutive samples had an equal, non-empty
+    result.
+    """
     last: list[list[str]] = []
 
     def right(status: dict[str, Any]) -> bool:

@@ -1,4 +1,5 @@
-"""Simulates every fault of kubelet, plugin and machine, and checks its effect on the report.
+"""Simulates every fault of the kubelet, the plugin and the machine, and checks the effect of each
+fault on the report.
 
 docs/design/agent.md contains the same table, and the test checks it.
 """
@@ -32,12 +33,12 @@ UIDS = [f"{number:08x}-1111-4222-8333-{number:012x}" for number in (1, 2)]
 
 
 class SampledNode:
-    """A node with two pods, and the probes of an agent that has sampled it once."""
+    """A node with two pods, and the probes of an agent that has taken one sample."""
 
     def __init__(self, folder: Path) -> None:
         self.whole = Whole(folder, [h100("GPU-a")], 4)
         self.proc = self.whole.proc
-        #: The process that listens on each socket, if it is not this process.
+        #: Maps sockets on which another process listens to the ID of this process.
         self.others: dict[str, int] = {}
         self.checkpoint = self.whole.kubelet / "device-plugins/kubelet_internal_checkpoint"
         for uid in UIDS:
@@ -52,7 +53,9 @@ class SampledNode:
         assert self.sample() == []
 
     def sample(self) -> list[str]:
-        """Return the texts of the faults, and their effect on readers of the report."""
+        """Take a sample. Return the messages of its faults and the data that readers of the report
+        lack.
+        """
         pids = {self.whole.node.processes[uid, "main"].pid: GIB for uid in UIDS}
         memory = Memory(80 * GIB, 78 * GIB, 0)
         readings: list[Reading] = [DriverReading("nvml")]
@@ -113,7 +116,7 @@ class SampledNode:
 
 
 def lost(status: GPUNodeStatus) -> list[str]:
-    """Return the data that readers of the report lack."""
+    """Return descriptions of the data that readers of the report lack."""
     (device,), pods = status.devices, status.pods
     missing = {
         "which pod holds which replica": not any(pod.replica for pod in pods),
@@ -148,7 +151,7 @@ FAULTS: list[tuple[str, Callable[[SampledNode], None]]] = [
 def test_every_fault_is_reported_as_the_table_in_the_docs_shows() -> None:
     rows = []
     for fault, inject in FAULTS:
-        # The path of a socket has at most 107 characters.
+        # Use a short folder, because the path of a socket can have at most 107 characters.
         with tempfile.TemporaryDirectory() as short:
             world = SampledNode(Path(short) / "node")
             try:

@@ -1,4 +1,6 @@
-"""Reads files of other processes, and follows links inside the root of the process."""
+"""Tests that files of other processes are read, and that links stay inside the root of the
+process.
+"""
 
 import os
 import subprocess
@@ -22,7 +24,9 @@ _MOST_BYTES = 1 << 16
 
 @pytest.fixture
 def process(tmp_path: Path) -> Path:
-    """Return the /proc directory of a process. A secret is outside of its root."""
+    """Return the /proc directory of a process. There is a secret outside the root of the
+    process.
+    """
     folder = tmp_path / "7"
     (folder / "root/config").mkdir(parents=True)
     (folder / "cwd").symlink_to("root/config")
@@ -89,7 +93,7 @@ def test_a_path_does_not_lead_outside_the_working_directory(process: Path) -> No
 
 
 def test_magic_links_of_the_kernel_are_not_followed(process: Path) -> None:
-    """In a container's /proc they lead to files of other roots."""
+    """In a container's /proc, magic links lead to files outside the container's root."""
     root = process / "root"
     with (process / "secret").open() as held, _mounted(Path("/proc"), root / "proc"):
         (root / "config/config.yaml").symlink_to(f"/proc/{os.getpid()}/fd/{held.fileno()}")
@@ -114,7 +118,9 @@ def _mounted(path: Path, there: Path) -> Iterator[None]:
 def test_a_directory_replaced_during_the_read_leads_nowhere_else(
     process: Path, tmp_path: Path
 ) -> None:
-    """A tenant swaps a directory, a link and an outside directory while the agent reads."""
+    """A tenant replaces a directory with a link to an outside directory and back while the agent
+    reads.
+    """
     root = process / "root"
     outside = tmp_path / "outside"
     for folder, text in ((root / "a/b", "inside"), (outside / "b", "secret")):
@@ -146,7 +152,7 @@ def test_a_directory_replaced_during_the_read_leads_nowhere_else(
 
     try:
         read_times(2000)
-        # On a busy machine, many reads can hit the thread in the middle of a swap.
+        # Retry, because on a busy machine many reads can occur in the middle of a swap.
         until(
             lambda: read_times(100) or "inside" in found, "the file is read between two exchanges"
         )
@@ -221,7 +227,9 @@ def test_files_in_a_directory_are_found_through_links(process: Path) -> None:
 
 
 def test_the_links_of_nvidias_config_manager_are_followed(tmp_path: Path) -> None:
-    """It replaces the file by a link to the chosen configuration, or to /dev/null for none."""
+    """The config manager replaces the file with a link to the chosen configuration, or to /dev/null
+    if there is none.
+    """
     tree = Tree(tmp_path / "proc")
     root = tree.plugin() / "root"
     file = root / "config/config.yaml"

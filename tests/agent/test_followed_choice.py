@@ -1,5 +1,5 @@
-"""Checks that the agent follows device choice and ledger of its own GPUNode in a real API
-server.
+"""Checks that the agent follows the device choice and the reservations of its own GPUNode in a real
+API server.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ from tests.waiting import until
 
 
 class TestDeviceChoice:
-    """The agent follows ``spec.deviceChoice`` of its own GPUNode, with its own token."""
+    """Tests that the agent follows ``spec.deviceChoice`` of its own GPUNode with its own token."""
 
     def choose(self, plane: ControlPlane, node: str, choice: str | None) -> None:
         path, patch = f"{GPUNODES}/{node}", {"spec": {"deviceChoice": choice}}
@@ -51,7 +51,7 @@ class TestDeviceChoice:
         _, seen = followed
         self.choose(installed, "agent-b", "gated")
         with publishing(installed, "agent-a", "agent-a") as publisher:
-            # The object of the other node changes, but not its choice.
+            # The GPUNode of the other node changes, but the choice does not.
             publisher.report(status(used_bytes=11))
         self.choose(installed, "agent-a", "steered")
         until(lambda: seen[-1] == "steered", "the change")
@@ -76,7 +76,7 @@ class TestDeviceChoice:
         with capture_logs() as logs:
             installed.kill("kube-apiserver")
             until(lambda: logs, "that it is logged")
-            assert watch.device_choice == ""  # The last known state stays.
+            assert watch.device_choice == ""  # The last known choice stays.
             installed.start_apiserver()
         assert {each["event"] for each in logs} == {"gpunode_not_watched"}
         self.choose(installed, "agent-a", "steered")

@@ -54,7 +54,7 @@ def test_an_unreadable_resource_hides_no_other_resource() -> None:
 
 
 def test_pods_with_equal_foreign_devices_are_identified_by_their_gpus() -> None:
-    """The IDs of these devices are too long for the report."""
+    """The IDs of the foreign devices are too long for the report."""
     foreign = [Entry(uid, "main", "x.io/dev", ()) for uid in "uv"]
     names = [ListedContainer("ns", pod, "main", {"x.io/dev": frozenset()}) for pod in "pq"]
     gpus = [listed("p", "a"), listed("q", "b")]
@@ -68,7 +68,7 @@ def _message(*parts: tuple[int, bytes | str]) -> bytes:
 
 
 class _Answers(PodResources):
-    """A kubelet with encoded responses."""
+    """A PodResources client that returns encoded responses."""
 
     def __init__(self, devices: bytes) -> None:
         super().__init__("")

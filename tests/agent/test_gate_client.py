@@ -1,4 +1,6 @@
-"""Tests the gate's own process, which exits successfully only after the agent allows the start."""
+"""Tests the process in the gate container, which exits successfully only after the agent allows the
+pod to start.
+"""
 
 import os
 import signal
@@ -24,7 +26,7 @@ UID = "00000001-1111-4222-8333-000000000001"
 
 @dataclass
 class Answers:
-    """Responses in order. The last one is repeated."""
+    """Returns responses in order, and repeats the last response."""
 
     told: tuple[tuple[int, object], ...]
     paths: list[str] = field(default_factory=list)
@@ -48,7 +50,7 @@ NO = 409, {"answer": "no", "reason": "the device is full"}
 
 
 def waited(question: Question) -> tuple[list[str], list[float]]:
-    """Return the printed lines, and the time slept."""
+    """Return the printed lines and the seconds of each sleep."""
     said: list[str] = []
     slept_s: list[float] = []
     wait(question, said.append, slept_s.append, lambda: 7.0, lambda: 0.5)
@@ -74,7 +76,7 @@ def test_the_gate_waits_until_the_answer_is_yes(told: tuple[int, object]) -> Non
         said, slept_s = waited(question)
         assert answers.paths == [f"/v1/gate?pod_uid={UID}"] * 4
     assert len(slept_s) == 3
-    assert len(said) == 2  # Equal lines are not repeated.
+    assert len(said) == 2  # A line that equals the previous line is not printed.
     assert said[-1].startswith("yes")
 
 
@@ -137,7 +139,7 @@ def test_the_gate_calls_the_agent_port_of_its_own_node() -> None:
 
 @pytest.mark.parametrize("service", ["HEADROOM_AGENT", "HEADROOM_AGENT_PORT", "HOST_IP", "POD_UID"])
 def test_services_of_the_namespace_do_not_change_the_request(service: str) -> None:
-    """The kubelet adds variables for each Service of the pod's namespace to its containers."""
+    """The kubelet adds variables for each Service in the pod's namespace to all containers."""
     env = {"POD_UID": UID, "HOST_IP": "10.0.0.1"}
     of_service = {
         f"{service}_SERVICE_HOST": "10.9.9.9",
@@ -155,7 +157,7 @@ def test_services_of_the_namespace_do_not_change_the_request(service: str) -> No
 def process(**env: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "headroom", "gate"],
-        # A proxy is for other hosts, not for the node.
+        # The gate must not use a proxy for the node.
         env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "http_proxy": "http://[::1]:1"}
         | env,
         stdout=subprocess.PIPE,

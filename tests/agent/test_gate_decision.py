@@ -43,7 +43,7 @@ def test_a_pod_on_an_unpredicted_device_counts_there() -> None:
     assert ask(reservations, here) == Verdict(
         "no", "the device of this pod does not have enough free memory"
     )
-    # When either of them is deleted, the other may start.
+    # When one of the pods is deleted, the other pod may start.
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"  # q is unconfirmed.
     del reservations["q"]
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "yes"
@@ -92,7 +92,7 @@ def test_a_pod_without_a_reservation_waits() -> None:
 def test_a_pod_waits_until_it_holds_all_reserved_devices() -> None:
     reservations = {"p": reservation(10, count=2)}
     assert ask(reservations, status(row("p", "GPU-a"))).answer == "not yet"
-    # An app container reuses the init container's replica, so one replica has two rows.
+    # One replica has two rows, because an app container reuses the init container's replica.
     twice = status(row("p", "GPU-a", container="i"), row("p", "GPU-a", container="m"))
     assert ask(reservations, twice).answer == "not yet"
     assert ask(reservations, status(row("p", "GPU-a"), row("p", "GPU-b"))).answer == "yes"
@@ -164,7 +164,7 @@ def test_a_neighbour_without_measured_use_counts_with_its_reservation() -> None:
 
 
 def test_no_pod_starts_next_to_a_pod_without_a_reservation() -> None:
-    """The use of that pod is unknown."""
+    """The pod must wait, because the future use of the other pod is unknown."""
     beside = status(row("p", "GPU-a"), row("bypass", "GPU-a"))
     assert ask({"p": reservation(10)}, beside).answer == "not yet"
     elsewhere = status(row("p", "GPU-a"), row("bypass", "GPU-b"))
@@ -175,7 +175,9 @@ def test_no_pod_starts_next_to_a_pod_without_a_reservation() -> None:
 
 
 def test_a_static_neighbour_is_identified_by_its_name() -> None:
-    """The kubelet identifies it by the hash of its manifest, the API server by another uid."""
+    """The kubelet identifies a static pod by the hash of its manifest, but the API server gives it
+    another UID.
+    """
     static = row("0" * 32, "GPU-a", namespace="default", name="q")
     sample = status(row("p", "GPU-a"), static)
     assert ask({"p": reservation(60), "u": reservation(40, name="q")}, sample).answer == "yes"
@@ -184,7 +186,7 @@ def test_a_static_neighbour_is_identified_by_its_name() -> None:
 
 
 def test_a_pod_marked_for_eviction_does_not_start() -> None:
-    """This also holds if enough memory became free meanwhile."""
+    """The pod does not start even if enough memory has become free."""
     leaves = msgspec.structs.replace(reservation(10), flags=[EVICTED])
     assert ask({"p": leaves}, status(row("p", "GPU-a"))).answer == "no"
 
@@ -209,7 +211,7 @@ places = st.sampled_from([*DEVICES, None])
 
 @st.composite
 def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus]]:
-    """Sequences in which pods are bound, admitted and deleted."""
+    """Draw a sequence of states in which pods are bound, admitted and deleted."""
     reservations: dict[str, Reservation] = {}
     where: dict[str, str] = {}
     shown = []
@@ -234,7 +236,7 @@ def stories(draw: st.DrawFn) -> list[tuple[dict[str, Reservation], GPUNodeStatus
 def test_started_pods_never_request_more_memory_than_a_device_has(
     story: list[tuple[dict[str, Reservation], GPUNodeStatus]], chance: Any
 ) -> None:
-    """Holds for an outdated ledger, and for any order of requests."""
+    """This must hold for outdated reservations and for any order of requests."""
     started: set[str] = set()
     for now, (reservations, sample) in enumerate(story):
         where = {use.uid: use.device for use in sample.pods}
@@ -242,7 +244,7 @@ def test_started_pods_never_request_more_memory_than_a_device_has(
         asking = sorted(where)
         chance.shuffle(asking)
         for uid in asking:
-            # The ledger may have been read a moment ago, so it may lack reservations.
+            # Use older reservations, because the agent may have read them a moment ago.
             old = chance.randrange(max(0, now - 1), now + 1)
             then, written = story[old]
             if ask(then, sample, uid, written=written).answer == "yes":
@@ -267,7 +269,9 @@ def test_two_pods_that_are_too_large_together_never_both_start(
 
 
 def certain(asked: int, uuid: str) -> Reservation:
-    """Return a reservation of a pod whose own variable decides which device it sees."""
+    """Return a reservation of a pod that sees its devices through an environment variable of its
+    own.
+    """
     charge = Charge(GPU, 1, {uuid: asked}, by_environment=True)
     return Reservation("default", "e", [charge])
 

@@ -1,4 +1,4 @@
-"""Pods that start alone start one after the other."""
+"""Tests that pods that start alone start one after another."""
 
 from itertools import permutations
 from typing import Any
@@ -47,14 +47,14 @@ def test_only_pods_on_the_same_device_start_one_after_the_other() -> None:
 
 
 def test_a_pod_waits_for_an_earlier_pod_that_may_get_its_device() -> None:
-    """The later pod was admitted first. The earlier pod can still get either GPU."""
+    """The later pod was admitted first, but the earlier pod can still get either GPU."""
     reservations = {"p": starting(1), "q": starting(2)}
     assert ask(reservations, status(row("q", "GPU-a")), "q") == WAITS
     assert ask({"p": starting(3), "q": starting(2)}, status(row("q", "GPU-a")), "q").answer == "yes"
 
 
 def test_a_pod_waits_for_a_later_pod_bound_by_another_scheduler() -> None:
-    """The later pod has no gate, so it does not wait for the earlier pod."""
+    """The later pod does not wait for the earlier pod, because it has no gate."""
     reservations = {"p": starting(1), "q": starting(2, adopted=True)}
     beside = status(row("p", "GPU-a"), row("q", "GPU-a"))
     assert ask(reservations, beside, "p") == WAITS
@@ -68,7 +68,7 @@ def test_a_pod_waits_for_a_later_pod_bound_by_another_scheduler() -> None:
 
 
 def test_a_pod_waits_for_a_later_pod_that_has_begun() -> None:
-    """The reservations were written again in another order, after the GPUNode was lost."""
+    """After the GPUNode was lost, the reservations were written again in another order."""
     reservations = {"p": starting(1), "q": starting(2)}
     begun = row("q", "GPU-a", started_at="2026-11-21T00:00:00Z")
     assert ask(reservations, status(row("p", "GPU-a"), begun), "p") == WAITS
@@ -79,8 +79,8 @@ def test_a_pod_waits_for_a_later_pod_that_has_begun() -> None:
 @pytest.mark.parametrize("adopted", ["", "p", "q", "qr", "pqr"])
 @pytest.mark.parametrize("order", [*permutations("pqr")])
 def test_pods_with_several_devices_do_not_deadlock(order: tuple[str, ...], adopted: str) -> None:
-    """p holds both GPUs, and q and r hold one each. In any order all of them start, but no two of
-    them start at the same time on one GPU.
+    """p holds both GPUs, and q and r hold one GPU each. All pods start in any order, but no two
+    pods start on one GPU at the same time.
     """
     on = {"p": DEVICES, "q": DEVICES[:1], "r": DEVICES[1:]}
     ledger = {

@@ -1,5 +1,5 @@
-"""Checks that the ledger is read once a second for any number of pods, and that no pod starts
-without it.
+"""Checks that the agent reads the reservations once per second for any number of pods, and that
+pods do not start if the read fails.
 """
 
 import math

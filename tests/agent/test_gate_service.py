@@ -1,4 +1,6 @@
-"""Runs a gated pod that calls an agent process, with an API server and the kubelet's records."""
+"""Runs the gate of a pod, which calls an agent process with a fake API server and records of the
+kubelet.
+"""
 
 import os
 import re
@@ -81,15 +83,15 @@ def test_a_gated_pod_waits_and_then_starts_or_is_rejected_without_free_memory(
 
     assert asked(UID) == (503, "not yet")
     reservation(api, UID, 70)
-    assert asked(UID) == (503, "not yet")  # The kubelet has not admitted it.
+    assert asked(UID) == (503, "not yet")  # The kubelet has not admitted the pod.
     whole.run(UID, "pod-1", 0)
     until(lambda: asked(UID) == (200, "yes"), "a pod that may start")
-    # The agent reads from etcd, because the API server's cache may be older than the reservations.
+    # The agent reads from etcd, because the API server's cache can lack the newest reservations.
     assert ("GET", GPUNODE) in api.sent()
     written = 'headroom_agent_writes_total{kind="report",outcome="accepted"} '
     (count,) = re.findall(rf"^{re.escape(written)}(\S+)$", http.get("/metrics").text, re.M)
     assert float(count) >= 1
-    reservation(api, OTHER, 10)  # 80 GiB, minus one that stays free.
+    reservation(api, OTHER, 10)  # The GPU has 80 GiB, and 1 GiB must stay free.
     whole.run(OTHER, "pod-2", 0)
     until(lambda: asked(OTHER) == (409, "no"), "a pod that does not fit")
     reservation(api, OTHER, 9)

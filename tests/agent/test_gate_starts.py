@@ -1,4 +1,4 @@
-"""Checks that pods that start alone start one after the other, even when all containers restart."""
+"""Checks that pods that start alone start one after another, even if all containers restart."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -24,7 +24,7 @@ def of(phase: Any = "running", **changes: Any) -> Reservation:
 
 
 class Agent:
-    """The gate of an agent, with the ledger, rows and clock of the test."""
+    """The gate of an agent. A test sets the reservations, the rows and the clock."""
 
     def __init__(self, state: Path | None = None) -> None:
         self.state = state
@@ -53,18 +53,20 @@ class Agent:
         return node(self.ledger, self._sample())
 
     def admit(self, uid: str, *rows: PodUse, **of_reservation: Any) -> None:
-        """Bind a pod that holds its replicas and uses no memory."""
+        """Add a pod that holds its replicas but does not use memory yet."""
         self.ledger[uid] = of(**of_reservation)
         self.rows[uid] = list(rows) or [row(uid, "GPU-a")]
 
     def ask(self, uid: str) -> str:
-        """Return the answer, or the reason why the pod waits."""
+        """Ask the gate for the pod. Return the answer, or the reason why the pod waits."""
         self.now_s += 1.0
         verdict = self._service.ask(uid)
         return verdict.reason or verdict.answer
 
     def show(self, uid: str, used: int, started_at: str, settled_at: str = "") -> None:
-        """Report that the current run of each container of the pod began at this time."""
+        """Report the use of the pod. The current run of each of its containers began at
+        ``started_at``.
+        """
         self.rows[uid] = [
             msgspec.structs.replace(
                 each, used_bytes=used, started_at=started_at, settled_at=settled_at
@@ -93,7 +95,9 @@ def test_pods_that_restart_start_one_after_the_other(agent: Agent) -> None:
 
 
 def test_the_previous_run_does_not_end_a_start(agent: Agent) -> None:
-    """The report shows it until the next process of the container uses the device."""
+    """The report still shows the previous run until the next process of the container uses the
+    device.
+    """
     for uid in "pq":
         agent.show(uid, 0, "first", "settled")
     assert [agent.ask(uid) for uid in "pq"] == ["yes", WAITS]
@@ -119,7 +123,7 @@ def test_a_start_that_does_not_settle_blocks_others_until_its_timeout(agent: Age
 
 
 def test_a_pod_that_never_settles_blocks_others_once(agent: Agent) -> None:
-    """It ends and restarts repeatedly, or another process calls with its uid."""
+    """The pod restarts repeatedly, or another process calls the gate with the pod's UID."""
     assert agent.ask("p") == "yes"
     agent.now_s += TIMEOUT_S / 2
     assert agent.ask("p") == "yes"
@@ -166,14 +170,14 @@ def test_first_and_later_starts_wait_for_each_other_in_the_order_of_their_beginn
     assert [agent.ask(uid) for uid in ("new", "q")] == ["yes", WAITS]
     agent.restart()
     assert agent.ask("q") == WAITS
-    agent.ledger["new"] = of()  # An extender has seen that it is ready.
+    agent.ledger["new"] = of()  # An extender has recorded that the pod is ready.
     assert agent.ask("q") == "yes"
 
 
 def test_a_pod_bound_by_another_scheduler_is_starting_when_it_uses_memory(
     agent: Agent,
 ) -> None:
-    """It has no gate."""
+    """The pod does not call the agent, because it has no gate."""
     agent.admit("adopted", phase="starting", flags=[ADOPTED])
     agent.show("adopted", 5, "first")
     assert agent.ask("p") == WAITS
@@ -183,7 +187,9 @@ def test_a_pod_bound_by_another_scheduler_is_starting_when_it_uses_memory(
 
 
 def test_a_timeout_that_no_extender_records_ends_the_wait(agent: Agent) -> None:
-    """The extenders have to restart too, and the ledger still has a start from before."""
+    """The extenders also have to restart, and a reservation still has a start from before the
+    reboot.
+    """
     agent.admit("old", phase="starting", since="2026-11-21T00:00:00.000+00:00")
     agent.show("old", 5, "second")
     agent.observed_at = "2026-11-21T00:09:59.000000Z"
@@ -193,8 +199,8 @@ def test_a_timeout_that_no_extender_records_ends_the_wait(agent: Agent) -> None:
 
 
 def test_two_interrupted_first_starts_do_not_wait_for_each_other(agent: Agent) -> None:
-    """Both began at the same time, which predicted devices allow, and then all containers restart.
-    The report shows the previous runs.
+    """Both pods started at the same time, which is allowed on predicted devices, and then all
+    containers restart. The report shows the previous runs.
     """
     for number, uid in enumerate("pq"):
         since = f"2026-11-21T00:00:0{number}.000+00:00"
@@ -259,7 +265,7 @@ def test_use_on_a_device_that_the_pod_chose_itself_ends_its_start(agent: Agent) 
 def test_all_pods_start_but_never_two_at_once_on_one_device(
     holds: list[tuple[str, ...]], first: set[int], turns: list[int]
 ) -> None:
-    """Pods call in any order, for their first start or a later one."""
+    """Pods call the gate in any order, for their first start or a later start."""
     agent = Agent()
     for number, devices in enumerate(holds):
         uid = f"pod-{number}"

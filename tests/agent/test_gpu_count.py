@@ -1,4 +1,4 @@
-"""Adds and removes GPUs while others stay."""
+"""Tests that GPUs are added and removed while other GPUs stay."""
 
 import shutil
 from collections.abc import Callable
@@ -16,12 +16,12 @@ from tests.driver import h100
 
 pytestmark = pytest.mark.usefixtures("threads_end")
 
-#: Time for which an agent tries to close the driver.
+#: Seconds for which an agent tries to close the driver.
 TRIES_FOR_S = 15.0
 
 
 def attach(sysfs: Path, number: int, kind: str = "0x030200", driver: str = "nvidia") -> Path:
-    """Bind a PCI device to a driver, as the kernel does. Return the folder of the device."""
+    """Bind a PCI device to a driver in a fake sysfs. Return the folder of the device."""
     address = f"0000:{number:02x}:00.0"
     folder = sysfs / "devices/pci0000:00" / address
     folder.mkdir(parents=True)
@@ -38,7 +38,7 @@ def test_gpus_that_the_kernel_has_bound_to_nvidias_driver_are_counted(tmp_path: 
     attach(tmp_path, 2, "0x030000")
     attach(tmp_path, 3, "0x030000", driver="vfio-pci")
     attach(tmp_path, 4, "0x068000")  # a bridge
-    (attach(tmp_path, 5) / "physfn").mkdir()  # A virtual function for a virtual machine.
+    (attach(tmp_path, 5) / "physfn").mkdir()  # This is a virtual function for a virtual machine.
     (tmp_path / "bus/pci/drivers/nvidia/new_id").touch()
     assert attached_gpus(tmp_path) == 2
 
@@ -95,13 +95,15 @@ def test_the_driver_is_reopened_with_back_off_for_a_gpu_that_never_appears(tmp_p
     assert waits_s[:3] == [FIRST_WAIT_S, 2 * FIRST_WAIT_S, 4 * FIRST_WAIT_S]
     assert max(waits_s) == LONGEST_WAIT_S
     attach(tmp_path, 3)
-    assert count.compare(1)  # A new GPU is looked for at once.
+    assert count.compare(1)  # A new GPU is searched for immediately.
     count.closed()
     assert not count.compare(3)
 
 
 def test_a_driver_that_cannot_be_closed_is_not_reopened_for_a_while(tmp_path: Path) -> None:
-    """A call hangs. While the driver is being closed, no XIDs are received."""
+    """The driver cannot be closed while a call hangs, and no XIDs are received while the agent
+    tries to close it.
+    """
     now_s = [0.0]
     count = GpuCount(tmp_path, lambda: now_s[0])
     attach(tmp_path, 1)
@@ -113,7 +115,7 @@ def test_a_driver_that_cannot_be_closed_is_not_reopened_for_a_while(tmp_path: Pa
     first = int(TRIES_FOR_S) + 1
     paused = int(FIRST_WAIT_S)
     assert tries[: first + paused + 1] == [True] * first + [False] * paused + [True]
-    # An agent with a long interval tries in as many samples.
+    # An agent with a long interval tries during the same number of samples.
     now_s[0] += 1000.0
     slow = []
     for _ in range(5):
@@ -123,7 +125,7 @@ def test_a_driver_that_cannot_be_closed_is_not_reopened_for_a_while(tmp_path: Pa
 
 
 def test_gpus_that_appear_later_are_found() -> None:
-    """The driver counts the GPUs that exist when it is opened."""
+    """A driver that is open does not report GPUs that appear later."""
     there = [0]
     counted = []
     opened = gate(
@@ -148,7 +150,7 @@ def test_a_gpu_appears_and_disappears_while_others_stay(
     tmp_path: Path,
     environment: dict[str, str],
 ) -> None:
-    """Runs the driver library with threads that wait for XIDs."""
+    """Run the agent on the driver library, with threads that wait for XIDs."""
     sysfs = tmp_path / "sys"
     environment["FAKE_SYSFS"] = str(sysfs)
     attach(sysfs, 1)

@@ -1,4 +1,6 @@
-"""Reads device choice and ledger of the node's own GPUNode from its watch."""
+"""Tests that the agent reads the device choice and the reservations from the watch of its
+GPUNode.
+"""
 
 import json
 from collections.abc import Iterator
@@ -34,7 +36,7 @@ def lines(*choices: str) -> bytes:
 
 
 class Watched:
-    """A watch of an API server that sends the given lines once."""
+    """A watch of an API server that sends these lines once."""
 
     def __init__(self, server: ApiServer, kube: client.ApiClient) -> None:
         self.seen: list[tuple[str | None, list[str]]] = []

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.probes.device_health import Checkup, HealthSample, HealthState, Xid, judge
 
-#: XIDs after which a device still works.
+#: XIDs that do not make a device unhealthy.
 HARMLESS = (13, 31, 43, 45, 63, 68, 92, 94, 121, 154)
 FATAL = Xid("GPU-a", 79, "nvml")
 WELL: dict[str, list[str]] = {"GPU-a": [], "GPU-b": []}
@@ -29,7 +29,11 @@ def test_a_current_cause_makes_a_device_unhealthy_until_the_cause_ends() -> None
 
 def test_an_xid_is_remembered_until_the_driver_is_replaced() -> None:
     memory, _ = judge(HealthState(), sight(xids=[FATAL]))
-    for driver in ("boot/1/580", "", "boot/1/580"):  # "" means that the driver does not answer now.
+    for driver in (
+        "boot/1/580",
+        "",
+        "boot/1/580",
+    ):  # An empty string means that the driver does not answer.
         memory, health_issues = judge(memory, sight(driver=driver))
         assert list(health_issues) == ["GPU-a"]
     for other in ("boot/2/580", "again/1/580", "boot/1/590"):
@@ -69,7 +73,9 @@ ASKED, QUIET = {"GPU-a": Checkup(recovery=1)}, {"GPU-a": Checkup(recovery=0)}
 
 
 def test_the_recovery_action_of_the_driver_decides() -> None:
-    """A fatal XID counts at once, and as long as the driver confirms it."""
+    """A fatal XID makes the device unhealthy immediately, and for as long as the driver confirms
+    the fault.
+    """
     memory, health_issues = judge(HealthState(), sight(checkups=QUIET, xids=[FATAL]))
     assert health_issues["GPU-a"].reason.endswith("unhealthy until the driver asks for no recovery")
     memory, health_issues = judge(memory, sight(checkups=ASKED, causes={"GPU-a": ["it asks"]}))
@@ -88,7 +94,7 @@ def test_an_xid_after_which_the_device_works_is_ignored(number: int, recovery: i
 
 
 def test_a_late_event_does_not_undo_a_repair() -> None:
-    """XID 95, a reset, and then XID 154, which requests no further action."""
+    """The events are XID 95, a reset, and then XID 154, which requests no further action."""
     memory, health_issues = judge(
         HealthState(), sight(checkups=QUIET, xids=[Xid("GPU-a", 95, "nvml")])
     )
@@ -128,7 +134,9 @@ def test_a_changed_xid_gauge_of_dcgm_counts(gauge: list[int], unhealthy: bool) -
 
 
 def test_each_gpu_instance_has_its_own_xid_gauge() -> None:
-    """A harmless XID of one instance does not hide an XID of another one with a smaller number."""
+    """A harmless XID of one instance does not hide an XID of another instance with a smaller
+    number.
+    """
     before = {"GPU-a/1": 94, "GPU-a/2": 0, "GPU-a": 0}
     memory, health_issues = judge(HealthState(), sight(gauges=before))
     assert health_issues == {}
@@ -148,7 +156,7 @@ def test_each_gpu_instance_has_its_own_xid_gauge() -> None:
 def test_after_a_contained_error_the_recovery_action_decides(
     checkup: Checkup, causes: list[str]
 ) -> None:
-    """The driver counts it as an uncorrectable error until the next reset."""
+    """The driver counts a contained error as uncorrectable until the next reset."""
     assert checkup.causes == causes
     sample = sight(
         checkups={"GPU-a": checkup},

@@ -1,4 +1,4 @@
-"""Tests the high-water marks of cgroups, which some kernels have."""
+"""Tests peaks from the high-water marks of cgroups, which some kernels provide."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from tests.agent.limited import SAMPLE, UIDS, granting, reported
 from tests.agent.whole import Whole
 from tests.driver import GIB
 
-#: The driver's region names, from NVIDIA's documentation of dmem.
+#: The file with the high-water marks. Its region names come from NVIDIA's documentation of dmem.
 PEAKS = """\
 nvidia/0000:17:00.0/vidmem {bytes}
 nvidia/0000:65:00.0/vidmem 7
@@ -29,7 +29,7 @@ FACTS: list[Reading] = [
 
 
 def marked(folder: Path, text: str, uid: str = UIDS[1]) -> None:
-    """Write the high-water marks of the pod's only container."""
+    """Write the file with the high-water marks of the pod's only container."""
     container = folder / f"kubepods/pod{uid}" / f"{1:064x}"
     container.mkdir(parents=True)
     (container / "dmem.peak").write_text(text)
@@ -82,12 +82,12 @@ def test_a_kernel_without_high_water_marks_is_not_a_fault(
 @pytest.mark.slow  # starts an agent
 def test_high_water_marks_are_in_the_report(whole: Whole) -> None:
     limited = whole.cgroup(UIDS[0])
-    address = "0000:01:00.0"  # The bus number of the fake library's first device.
+    address = "0000:01:00.0"  # This is the bus address of the fake library's first device.
     (limited / "dmem.peak").write_text(f"nvidia/{address}/vidmem {9 * GIB}\n")
     pods = {pod["name"]: pod for pod in reported(whole)["pods"]}
     assert (pods["limited"]["peak"], pods["limited"]["peakSource"]) == (9 * GIB, "driver")
     assert "peakPartial" not in pods["limited"]
     assert (pods["counted"]["peak"], pods["counted"]["peakSource"]) == (GIB, "nvml")
-    # A single sample has no earlier use.
+    # The peak is partial, because a single sample does not know earlier use.
     assert pods["counted"]["peakPartial"] is True
     assert "startupPeak" not in pods["counted"]

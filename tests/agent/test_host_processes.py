@@ -1,4 +1,4 @@
-"""Finds the process behind a socket on this kernel."""
+"""Tests that the process that listens on a socket is found on this kernel."""
 
 import os
 import socket

@@ -1,6 +1,4 @@
-"""Tests when the agent reports that a restart would help, and the maximum age of a usable
-sample.
-"""
+"""Tests when the agent's liveness probe fails, and the maximum age of a sample."""
 
 import json
 import subprocess
@@ -32,7 +30,7 @@ def healthy(http: httpx.Client) -> bool:
 def test_the_agent_is_unhealthy_only_while_samples_are_missing(
     world: ServedSample, local: httpx.Client
 ) -> None:
-    assert healthy(local)  # The first sample may still arrive.
+    assert healthy(local)  # The first sample can still arrive.
     assert local.get("/readyz").status_code == HTTPStatus.SERVICE_UNAVAILABLE
     assert local.get("/v1/report").status_code == HTTPStatus.SERVICE_UNAVAILABLE
     world.now_s += STALE_AFTER_S
@@ -45,7 +43,7 @@ def test_the_agent_is_unhealthy_only_while_samples_are_missing(
     assert local.get("/readyz").status_code == HTTPStatus.OK
     world.now_s += STALE_AFTER_S + 5
     assert not healthy(local)
-    # The last known values are still served, with their age.
+    # The agent still serves the last known values, with their age.
     assert local.get("/v1/report").status_code == HTTPStatus.OK
     assert "headroom_agent_sample_age_seconds 40.0" in local.get("/metrics").text
 
@@ -94,7 +92,7 @@ def test_a_log_event_shows_the_location_of_an_exception(capsys: pytest.CaptureFi
 
 
 class Read(list[Device]):
-    """Devices that count how often they are read."""
+    """A list of devices that counts how often it is read."""
 
     times = 0
 
@@ -136,7 +134,7 @@ def test_the_probe_of_the_container_uses_the_local_port(
     assert liveness_probe.main(["/healthz", port]) == 1
 
 
-#: In a separate network with a second address in addition to the loopback.
+#: A script that runs in a separate network with a second address in addition to loopback.
 _IN_A_NETWORK = """
 import http.client
 from agent.http_endpoints import LatestSample, Server
@@ -166,7 +164,7 @@ server.stop()
 
 
 def test_report_and_metrics_are_served_only_on_the_loopback() -> None:
-    """Any pod reaches the public port, and the report contains the processes of every tenant."""
+    """The report contains the processes of every tenant, and any pod can reach the public port."""
     done = subprocess.run(
         ["unshare", "--net", sys.executable, "-c", _IN_A_NETWORK],
         capture_output=True,

@@ -1,4 +1,6 @@
-"""Tests the limits of the agent's HTTP server, and its service for other clients during abuse."""
+"""Tests the limits of the agent's HTTP server, and checks that it serves other clients while a
+client abuses it.
+"""
 
 import contextlib
 import select
@@ -26,7 +28,7 @@ MAX_CONNECTIONS = 256
 
 
 def test_only_a_request_beyond_its_limit_is_not_answered(http: httpx.Client) -> None:
-    """64 clients that send 100 headers of 64 KiB each would use 400 MiB."""
+    """Without the limit, 64 clients that each send 100 headers of 64 KiB would use 400 MiB."""
     assert http.get("/healthz", headers={"A": "x" * 4000}).status_code == 200
     with pytest.raises(httpx.TransportError):
         http.get("/healthz", headers={f"A{number}": "x" * 1000 for number in range(60)})
@@ -66,7 +68,7 @@ def test_an_internal_error_is_logged_but_a_client_that_disconnects_is_not(
     assert entry["exc_info"]
 
 
-#: Seven clients on the loopback, each with its own address.
+#: Addresses of seven clients on loopback.
 ADDRESSES = [f"127.0.0.{last}" for last in range(11, 18)]
 
 
@@ -150,7 +152,7 @@ def test_other_clients_are_answered_while_many_clients_misbehave(
         server.stop()
 
 
-#: Ends after its server, although a client still waits for an answer.
+#: A program whose server stops although a client still waits for a response.
 _WITH_A_GATE_THAT_WAITS = """
 import socket, threading
 from agent.http_endpoints import LatestSample, Server
@@ -172,7 +174,7 @@ print("stopped")
 
 
 def test_a_hanging_request_does_not_block_shutdown() -> None:
-    """The API server may not answer, which does not concern the kubelet."""
+    """The API server may not respond, but the shutdown must not wait for it."""
     command = [sys.executable, "-c", _WITH_A_GATE_THAT_WAITS]
     assert subprocess.check_output(command, text=True, timeout=PATIENCE_S) == "stopped\n"
 
@@ -195,7 +197,8 @@ def test_a_silent_client_is_disconnected(server: Server) -> None:
         assert sock.recv(1) == b""
 
 
-#: Requests metrics while the process has no descriptor for the connection, and then has one.
+#: A program that requests metrics while its process has no free file descriptor, and again when it
+#: has one.
 _WITHOUT_DESCRIPTORS = """
 import os, resource, socket, threading
 import structlog

@@ -1,4 +1,4 @@
-"""Tests since when a pod has been idle on a device."""
+"""Tests the time since which a pod has been idle on a device."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,7 +27,7 @@ def node_with(path: Path | None = None) -> Node:
 
 
 def idle_since(node: Node, for_s: float, every_s: float = 5.0) -> list[float | None]:
-    """Sample for a while. Return the distinct values of idleSince in seconds since boot."""
+    """Take samples for ``for_s``. Return the distinct values of idleSince in seconds since boot."""
     found: list[float | None] = []
     until_s = node.now_s + for_s
     while node.now_s < until_s:
@@ -88,7 +88,7 @@ def test_idleness_continues_after_a_restart_of_the_agent_and_of_the_container(
     node = node_with(tmp_path / "agent.lives.json")
     idle_since(node, 1000.0)
     node.start_agent()
-    node.sm["GPU-a"] = None, {}  # The first sample has no value.
+    node.sm["GPU-a"] = None, {}  # The first sample has no value of SM activity.
     assert idle_since(node, 40.0, every_s=40.0) == [1005.0]
     node.sm["GPU-a"] = 0.0, {}
     node.end("c1")

@@ -86,7 +86,7 @@ def test_a_lease_is_created_once_and_then_renewed(
 
 
 def test_the_current_gpunode_owns_the_lease(api: ApiServer, publisher: KubernetesPublisher) -> None:
-    for uid in ("uid-1", "uid-2"):  # The GPUNode was deleted and created again.
+    for uid in ("uid-1", "uid-2"):  # The GPUNode is deleted and created again.
         publisher.heartbeat(NOW, msgspec.structs.replace(VOUCH, gpunode=uid))
         assert api.lease is not None
         assert api.lease["metadata"]["ownerReferences"] == [

@@ -1,4 +1,6 @@
-"""Joins checkpoint and PodResources, and handles pods that only one of them has."""
+"""Tests how the checkpoint and PodResources are joined, also for pods that only one of the
+two has.
+"""
 
 import json
 from pathlib import Path
@@ -60,7 +62,9 @@ def test_pods_missing_from_the_checkpoint_are_reported_without_a_uid() -> None:
 
 
 class Service(PodResources):
-    """A kubelet with a scripted response, or None for no response."""
+    """A PodResources client with a scripted response. None means that the kubelet does not
+    respond.
+    """
 
     def __init__(self) -> None:
         super().__init__("")
@@ -79,7 +83,7 @@ class Service(PodResources):
 
 
 class ProbedKubelet:
-    """A probe with a clock of the test."""
+    """A kubelet probe whose clock the test sets."""
 
     def __init__(self, folder: Path, cgroups: Path | None = None) -> None:
         self.now_s = 0.0
@@ -154,7 +158,7 @@ _UID, _OTHER = "0f3a1b2c-8d4e-4f5a-9b6c-7d8e9f0a1b2c", "2" * 32
     ],
 )
 def test_a_pod_that_is_never_listed_runs_while_it_has_a_cgroup(tmp_path: Path, form: str) -> None:
-    """Only its init container requests a GPU, and PodResources lists no init containers."""
+    """PodResources never lists the pod, because only its init container requests a GPU."""
     world = ProbedKubelet(tmp_path, tmp_path / "cgroup")
     is_systemd = form.endswith(".slice")
     folder = tmp_path / "cgroup" / form.format(_UID.replace("-", "_") if is_systemd else _UID)
@@ -162,7 +166,7 @@ def test_a_pod_that_is_never_listed_runs_while_it_has_a_cgroup(tmp_path: Path, f
     (folder.parent / "kubepods-not-a-pod").mkdir()
     world.write(entry(_UID, ContainerName="warmup"), entry(_OTHER, DeviceIDs=["GPU-a::1"]))
     world.service.containers_now = [ListedContainer("ns", "p", "main", {})]
-    assert world.uids() == [_UID, _OTHER]  # The other pod may have been admitted a moment ago.
+    assert world.uids() == [_UID, _OTHER]  # The other pod may have just been admitted.
     for world.now_s in (SETTLED_AFTER_S, 1e6):
         assert world.uids() == [_UID]
         assert world.message() == ""
@@ -188,7 +192,9 @@ def test_a_new_pod_gets_time_until_it_has_a_cgroup(tmp_path: Path) -> None:
 
 
 def test_a_formerly_listed_pod_ends_at_once_even_if_its_cgroup_remains(tmp_path: Path) -> None:
-    """The kubelet removes the cgroup only after it has unmounted the pod's volumes."""
+    """The cgroup remains, because the kubelet removes it only after it has unmounted the pod's
+    volumes.
+    """
     world = ProbedKubelet(tmp_path, tmp_path)
     (tmp_path / f"kubepods/pod{_UID}").mkdir(parents=True)
     world.write(entry(_UID))
@@ -199,14 +205,17 @@ def test_a_formerly_listed_pod_ends_at_once_even_if_its_cgroup_remains(tmp_path:
 
 
 def test_a_listed_pod_has_ended_when_its_cgroup_is_removed(tmp_path: Path) -> None:
-    """A kubelet 1.31 lists the last admitted pod until it admits another one."""
+    """Kubelet 1.31 lists the last admitted pod until it admits another pod."""
     world = ProbedKubelet(tmp_path, tmp_path)
     folder = tmp_path / f"kubepods/burstable/pod{_UID}"
     (tmp_path / f"kubepods/pod{_OTHER}").mkdir(parents=True)
     world.write(entry(_UID), entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
     world.service.containers_now = [listed("p", "GPU-a::0"), listed("other", "GPU-a::1")]
     for world.now_s in (0.0, 1e6):
-        assert world.uids() == [_UID, _OTHER]  # Its sandbox may be waiting for the network.
+        assert world.uids() == [
+            _UID,
+            _OTHER,
+        ]  # The sandbox of the pod may be waiting for the network.
     folder.mkdir(parents=True)
     assert world.uids() == [_UID, _OTHER]
     moved = folder.rename(tmp_path / f"kubepods/pod{_UID}")
@@ -217,7 +226,9 @@ def test_a_listed_pod_has_ended_when_its_cgroup_is_removed(tmp_path: Path) -> No
         assert world.message() == ""
     world.restart_kubelet()
     world.service.containers_now = [listed("other", "GPU-a::1")]
-    assert world.uids() == [_OTHER]  # Even if a starting kubelet might list it later.
+    assert world.uids() == [
+        _OTHER
+    ]  # This holds even if a starting kubelet might list the pod later.
     world.service.containers_now = None
     assert world.uids() == [_OTHER]
     world.write(entry(_OTHER, DeviceIDs={"-1": ["GPU-a::1"]}))
@@ -235,18 +246,18 @@ def test_without_cgroups_the_report_shows_which_pods_may_be_missed(tmp_path: Pat
 
 def test_a_kubelet_that_does_not_answer_ends_no_pod(world: ProbedKubelet) -> None:
     world.write(entry("u"))
-    assert world.uids() == ["u"]  # No pod is listed, so the list may be incomplete.
+    assert world.uids() == ["u"]  # The list may be incomplete, because it contains no pod.
     world.service.containers_now = None
     for now_s in (1.0, 1e6):
         world.now_s = now_s
         assert world.uids() == ["u"]
     assert "RESOURCE_EXHAUSTED" in world.message()
     world.service.containers_now = []
-    assert world.uids() == ["u"]  # The waiting time begins with the next response.
+    assert world.uids() == ["u"]  # The waiting time starts with the next response.
 
 
 def test_a_newly_listed_pod_is_looked_up_in_the_checkpoint_again(world: ProbedKubelet) -> None:
-    """It was admitted between the two reads."""
+    """The pod was admitted between the read of the checkpoint and the read of PodResources."""
     world.write()
     admitted = entry("u")
 
@@ -282,7 +293,7 @@ def test_healthy_replicas_come_from_the_kubelet_or_else_from_the_checkpoint(
 
     world.service.healthy_now = {"nvidia.com/other": frozenset({"x"})}
     assert healthy() == {
-        GPU: ("podresources", frozenset()),  # The plugin is away.
+        GPU: ("podresources", frozenset()),  # The plugin is not running.
         "nvidia.com/other": ("podresources", frozenset({"x"})),
     }
     world.service.healthy_now = None

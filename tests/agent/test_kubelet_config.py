@@ -1,4 +1,6 @@
-"""Reads the kubelet's topology policy from its files and flags, on each distribution."""
+"""Tests that the kubelet's topology policy is read from its files and flags, on each
+distribution.
+"""
 
 import shutil
 
@@ -8,7 +10,8 @@ from agent.probes.host_processes import parse_flags
 from agent.probes.plugin_config import ConfigurationProbe
 from tests.agent.host import Tree, policy, read
 
-#: Kubelet configuration of each distribution: arguments, file, content of the file, and policy.
+#: For each distribution, the kubelet's arguments, the configuration file, its content, and the
+#: expected policy.
 LAYOUTS = [
     pytest.param(
         ("--config=/var/lib/kubelet/config.yaml", "--container-runtime-endpoint=unix:///x"),
@@ -56,8 +59,8 @@ def test_the_kubelet_configuration_of_each_distribution_is_read(
 def test_the_files_of_k3s_are_read_because_it_hides_its_flags(
     tree: Tree,
 ) -> None:
-    """k3s runs the kubelet in its own process and replaces the command line by its name. Missing
-    values are not guessed.
+    """k3s runs the kubelet in its own process and replaces the command line with its name. The
+    agent does not guess missing values.
     """
     folder = tree.process(300, "k3s", "server")
     (folder / "comm").write_text("k3s-server\n")
@@ -130,7 +133,9 @@ def test_the_drop_in_folder_overrides_the_file_and_the_flag_overrides_both(
     kubelet(tree, *arguments, **files)
     assert policy(tree) == "best-effort"
     shutil.rmtree(tree.root / "300")
-    files |= {"d__40_conf": "topologyManagerPolicy: null"}  # It removes the other values.
+    files |= {
+        "d__40_conf": "topologyManagerPolicy: null"
+    }  # null removes the values of the other files.
     kubelet(tree, *arguments, **files)
     assert policy(tree) == "none"
     shutil.rmtree(tree.root / "300")

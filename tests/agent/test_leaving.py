@@ -1,5 +1,5 @@
-"""Checks that a stopping agent restores the device plugin when no bound pod depends on its
-choice.
+"""Checks that a stopping agent restores the device plugin as soon as no bound pod depends on the
+agent's choice.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,12 +10,14 @@ import pytest
 from agent.steering.leaving import leave
 
 STALE_AFTER_S = 300.0
-#: Longer than the maximum duration of a bind, in seconds.
+#: Seconds that are longer than the maximum duration of a bind.
 BIND_S = 15.0
 
 
 class Ending:
-    """Steering that may end according to ``answers``. The last answer is repeated."""
+    """A fake of steering. ``answers`` determine whether it may end, and the last answer is
+    repeated.
+    """
 
     has_resources = True
 

@@ -1,4 +1,4 @@
-"""Tests memory limits of containers in drivers from r615 on, with a whole agent and its parts."""
+"""Tests the memory limits of containers that drivers r615 and newer report."""
 
 import threading
 from collections.abc import Callable
@@ -47,7 +47,7 @@ def test_every_container_with_a_limit_or_a_count_is_reported_and_printed(whole: 
         whose | {"uid": UIDS[1], "name": "counted", "containerId": whole.container_id(UIDS[1])}
         | {"used": GIB},
     ]  # fmt: skip
-    # The use of pods is still the sum over their processes.
+    # The use of a pod is still the sum of its processes.
     assert {p["name"]: p["used"] for p in status["pods"]} == dict.fromkeys(
         ("limited", "counted", "neither"), GIB
     )
@@ -193,7 +193,7 @@ def test_cgroups_in_another_namespace_are_reported(
     why = f"no pod's cgroup is in {tmp_path}: mount the host's /sys/fs/cgroup there"
     asking = probe(mistaken)
     assert asking.follow(SAMPLE) == [SourceReading("limits", "degraded", why)]
-    # A pod that was only just admitted has no cgroup yet, but others have.
+    # A pod that was just admitted has no cgroup yet, but other pods have.
     (tmp_path / f"kubepods/pod{UIDS[3]}").mkdir(parents=True)
     assert asking.follow(SAMPLE) == [SourceReading("limits")]
     (tmp_path / "cgroup.controllers").unlink()

@@ -1,4 +1,4 @@
-"""Checks that the driver is closed for maintenance, and opened again afterwards."""
+"""Checks that the agent closes the driver for maintenance and opens it again afterwards."""
 
 import shutil
 from collections.abc import Callable
@@ -82,7 +82,7 @@ def test_lost_gpus_are_closed_and_found_again_when_they_return(survey: Start, sh
     agent.step()
     agent.driver.say("GPU-a", shown)
     agent.step()
-    assert opened(agent)  # The other GPU is in use, so its errors must be received.
+    assert opened(agent)  # The agent must receive the errors of the other GPU, which is in use.
     agent.driver.say("GPU-b", shown)
     agent.step()
     status = agent.until(lambda _: not opened(agent))
@@ -95,7 +95,7 @@ def test_lost_gpus_are_closed_and_found_again_when_they_return(survey: Start, sh
 
 
 def test_gpus_that_appear_after_the_agent_started_are_found(survey: Start) -> None:
-    """The driver counts them when it is opened, and the agent does not need to keep it open."""
+    """The driver counts the GPUs when it is opened, so the agent opens it again."""
     agent = survey([])
     status = agent.step()
     assert (ready(status), "devices" in status) == (("True", ""), False)

@@ -1,4 +1,4 @@
-"""Measures the activity of processes despite clock changes."""
+"""Tests that the activity of processes is measured correctly despite clock changes."""
 
 from typing import Any, cast
 
@@ -9,15 +9,13 @@ HOUR_US = 3_600_000_000
 
 
 class Driver:
-    """A driver in which a process takes a sample just before each call, which returns the
-    sample.
-    """
+    """A driver that takes a sample of a process just before each call, and returns this sample."""
 
     def __init__(self) -> None:
         self.now_us = 10 * HOUR_US
 
     def ask(self, name: str, *args: Any) -> None:
-        """Raise the error of an absent function for all other calls."""
+        """Raise the error for a missing function in all other calls."""
 
     def process_samples(self, handle: Any, since_us: int) -> list[tuple[int, int, int]]:
         at_us = self.now_us - 1

@@ -1,4 +1,4 @@
-"""Checks the output of /metrics: documented names and labels, and no double counting."""
+"""Checks that /metrics has the documented names and labels and counts nothing twice."""
 
 from collections import Counter
 

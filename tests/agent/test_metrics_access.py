@@ -35,7 +35,7 @@ NOT_ACCEPTED = Answer(401, b"not accepted\n")
 
 
 class Reviews:
-    """An API server that accepts two tokens, and counts its reviews."""
+    """A fake API server that accepts two tokens and counts its reviews."""
 
     def __init__(self) -> None:
         self.now_s = 1024.0
@@ -158,7 +158,7 @@ def connection(server: Server, authority: Authority) -> http.client.HTTPSConnect
 
 
 def asked(scraper: http.client.HTTPSConnection, token: str | None) -> tuple[int, str]:
-    """Return status and body of one scrape."""
+    """Scrape the metrics once. Return the status and the body of the response."""
     headers = {"Authorization": f"Bearer {token}"} if token is not None else {}
     scraper.request("GET", "/metrics", headers=headers)
     answer = scraper.getresponse()
@@ -215,7 +215,9 @@ def test_an_authorized_client_keeps_its_connection_and_others_lose_theirs(
 def test_an_address_can_open_few_connections_and_open_ones_continue(
     server: Server, authority: Authority, reviews: Reviews
 ) -> None:
-    """Handshakes use CPU, and each connection causes at most one review of an unknown token."""
+    """The limit exists because handshakes use CPU. Each connection causes at most one review of an
+    unknown token.
+    """
     with contextlib.closing(connection(server, authority)) as scraper:
         assert asked(scraper, GOOD)[0] == 200
         opened = 0
@@ -254,7 +256,7 @@ def test_a_renewed_certificate_is_used_but_a_damaged_one_is_not(
 def test_the_port_opens_when_the_certificate_arrives(
     world: ServedSample, reviews: Reviews, authority: Authority, tmp_path: Path
 ) -> None:
-    """The Secret can be created after the agent has started, and gates must not wait for it."""
+    """The Secret may be created after the agent has started, and gates must not wait for it."""
     cert, key = tmp_path / "later.crt", tmp_path / "later.key"
     with (
         capture_logs() as logs,

@@ -1,5 +1,5 @@
-"""Checks with a real API server which clients read the metrics of an agent, with the permissions of
-its role.
+"""Checks with a real API server which clients may read the metrics of an agent. The agent has the
+permissions of its role.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ ACCOUNTS = f"/api/v1/namespaces/{MONITORING}/serviceaccounts"
 
 @pytest.fixture
 def accounts(installed: ControlPlane) -> Iterator[dict[str, str]]:
-    """The tokens of Prometheus, which component monitors allows to read metrics, and of another
-    account.
+    """The tokens of Prometheus and of another account. The component ``monitors`` allows Prometheus
+    to read metrics.
     """
     with contextlib.ExitStack() as undo:
 
@@ -60,8 +60,8 @@ def accounts(installed: ControlPlane) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def review(installed: ControlPlane) -> Iterator[KubeReview]:
-    """Return a review as the agent requests it, with the token that the kubelet mounts into its
-    pod.
+    """Return a client that requests reviews as the agent does, with the token that the kubelet
+    mounts into its pod.
     """
     configuration = installed.configuration(token(installed, "agent-a"))
     configuration.no_proxy = "*"

@@ -1,5 +1,5 @@
-"""Reads data of a node from the API server. Each part is separate, and absent with its reason if
-forbidden.
+"""Tests which data of a node the agent reads from the API server. If a part is forbidden, it is
+missing with a reason, and the other parts are still read.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def server() -> Iterator[ApiServer]:
 
 
 class Asking:
-    """A NodeApi with a clock of the test."""
+    """A ``NodeApi`` whose clock the test sets."""
 
     def __init__(self, url: str) -> None:
         self.now_s = 0.0
@@ -117,7 +117,7 @@ def test_the_pool_of_unified_memory_is_read_from_the_annotation(
 def test_a_node_whose_kubelet_has_just_started_is_read_each_time(
     server: ApiServer, asking: Asking
 ) -> None:
-    """The new kubelet can have another version."""
+    """The node is read again because the new kubelet can have another version."""
     list(asking.api.read())
     server.node["status"]["nodeInfo"]["kubeletVersion"] = "v1.37.2"
     list(asking.api.read())
@@ -150,7 +150,7 @@ def test_an_unreported_policy_is_not_guessed(
     assert sources(readings).get("configz", ("", ""))[0] == state
     assert sources(readings)["labels"] == ("ok", "")
     assert server.sent().count(("GET", CONFIGZ)) == 1
-    # A forbidden request is retried after an hour, any other after a minute.
+    # A forbidden request is retried after an hour, and other failed requests after a minute.
     asking.now_s = 3599.0
     list(asking.api.read())
     assert server.sent().count(("GET", CONFIGZ)) == (1 if answer is None else 2)
@@ -211,7 +211,7 @@ def test_an_invalid_device_choice_is_reported_until_it_is_corrected(
         "the node takes no GPU pods: annotation headroom.gpu/device-choice: 'steerd' is not one of "
         "predicted, gated, steered. Example: headroom.gpu/device-choice: predicted"
     ]
-    # The previous choice stays in effect, because steering must not end because of a typing error.
+    # The previous choice stays in effect, because a typing error must not end steering.
     assert asking.api.device_choice is None
     annotations["headroom.gpu/device-choice"] = "steered"
     assert obstacles() == []
@@ -231,7 +231,7 @@ def test_the_mirror_of_a_static_pod_is_read_once(server: ApiServer, asking: Aski
             SourceReading("mirrors"),
         ]
     assert server.sent().count(("GET", POD)) == 1
-    assert list(asking.api.follow([])) == []  # The pod is deleted, and its mirror is dropped.
+    assert list(asking.api.follow([])) == []  # The pod is deleted, and its mirror pod is forgotten.
     list(asking.api.follow([HELD]))
     assert server.sent().count(("GET", POD)) == 2
 

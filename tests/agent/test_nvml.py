@@ -1,5 +1,5 @@
-"""Tests the NVML gate and its probe on a simulated library, for cases that the C fake does not
-have.
+"""Tests the NVML gate and its probe on a simulated library, in cases that the fake C library does
+not support.
 """
 
 from pathlib import Path
@@ -139,7 +139,7 @@ def test_limits_of_a_cgroup_are_reported_if_the_driver_has_them() -> None:
 
 
 def test_a_limit_of_the_agents_own_cgroup_is_a_fault() -> None:
-    # Inside a limited cgroup the driver reports the limit as the memory of the device.
+    # In a cgroup with a limit, the driver reports the limit as the memory of the device.
     for hard, fault in ((10, "the agent's own cgroup"), (2**64 - 1, "")):
         probe = NvmlProbe(limited(hard), cgroup="/sys/fs/cgroup/a")
         PROBES.append(probe)
@@ -276,8 +276,8 @@ def test_a_limit_of_the_agent_that_cannot_be_looked_up_is_reported(
 
 
 def test_the_own_cgroup_is_found_if_the_kernel_shows_it_as_the_root(tmp_path: Path) -> None:
-    """This is the case in a private cgroup namespace, the default of containerd and CRI-O with
-    cgroups v2.
+    """The kernel does this in a private cgroup namespace, which is the default of containerd and
+    CRI-O with cgroups v2.
     """
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/\n")

@@ -1,4 +1,6 @@
-"""Checks that the probe raises no error and shows no device twice, whatever the driver returns."""
+"""Checks that the probe raises no error and reports no device twice, whatever the driver
+returns.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +44,7 @@ CALLS = [
     "nvmlDeviceGetMaxMigDeviceCount",
     "nvmlDeviceGetMigDeviceHandleByIndex",
 ]
-#: Other behaviours of a call than an answer: any NVML code, an invalid answer, or an exception.
+#: Faulty behaviors of a call: any NVML error code, an invalid answer, or an exception.
 MISHAPS: dict[str, Callable[..., Any]] = {
     **{f"code {code}": refusing(code) for code in [*range(1, 30), 777, 999]},
     "no sense": lambda *args: "no sense",
@@ -76,7 +78,7 @@ def test_the_probe_raises_no_error_and_shows_no_device_twice(
             play(opened, normal)
             for name, mishap in mishaps.items():
                 setattr(opened._library, name, MISHAPS[mishap])
-            with capture_logs():  # Our own errors are logged with all frames.
+            with capture_logs():  # Our own errors would be logged with all stack frames.
                 found = probe.read()
             uuids = [device.uuid for device in found.devices]
             assert len(uuids) == len(set(uuids))

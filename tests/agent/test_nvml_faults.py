@@ -1,4 +1,4 @@
-"""Tests GPUs and drivers that are lost, hang or return invalid values."""
+"""Tests GPUs and drivers that disappear, hang or return invalid values."""
 
 import itertools
 import threading
@@ -45,7 +45,7 @@ def test_a_lost_device_keeps_its_identity_but_has_no_values() -> None:
     (before,) = devices(probe)
     assert before.memory is not None
     lost.append(pynvml.NVML_ERROR_GPU_IS_LOST)
-    for _ in range(2):  # It stays lost, and known.
+    for _ in range(2):  # The device stays lost, but the agent still reports it.
         (after,) = devices(probe)
         assert (after.uuid, after.model, after.index) == ("GPU-0", "A100", 0)
         assert (after.memory, after.processes) == (None, None)
@@ -178,7 +178,7 @@ def _wait(stuck: threading.Event) -> None:
 
 
 def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
-    """A driver whose samples for each GPU must be freed with ``free``."""
+    """A driver whose samples must be freed with ``free``."""
     samples = itertools.count()
     metrics = [SimpleNamespace(metricId=0, nvmlReturn=0, value=50.0) for _ in range(2)]
     return gate(
@@ -193,7 +193,7 @@ def gpm(free: Callable[[Any], None], **functions: Any) -> Gate:
 
 @pytest.fixture
 def gpm_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compare samples in every pass, not only on a slow machine."""
+    """Compare samples in every pass. Otherwise, only a slow machine would compare them."""
     monkeypatch.setattr(sm_activity, "GPM_APART_S", 0.0)
 
 
@@ -248,7 +248,7 @@ def test_freeing_the_samples_of_a_removed_gpu_may_hang() -> None:
         assert not looking.is_alive()
         assert [d.fault for d in devices(probe)] == [""]
         count = 2
-        assert [d.fault for d in devices(probe)] == [""]  # The other GPU did not report its UUID.
+        assert [d.fault for d in devices(probe)] == [""]  # The other GPU has not reported its UUID.
         assert len(readers()) == 3  # two devices and the driver
     finally:
         stuck.set()

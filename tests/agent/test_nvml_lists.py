@@ -1,4 +1,6 @@
-"""Reads process lists and memory in the version that the driver has."""
+"""Tests that process lists and memory are read with the versions of the functions that the driver
+exports.
+"""
 
 import ctypes
 import struct
@@ -42,7 +44,9 @@ def test_a_list_that_does_not_fit_is_read_again_with_a_larger_buffer() -> None:
 def test_the_length_of_entries_follows_the_driver(
     entry_bytes: int, count: int, clears: bool
 ) -> None:
-    """The header of v3 has 24 bytes, and drivers write less or more (docs/design/agent.md)."""
+    """An entry of version 3 has 24 bytes in the header, but drivers write fewer or more bytes
+    (docs/design/agent.md).
+    """
 
     def call(handle: Any, room: Any, array: Any) -> int:
         size, room._obj.value = room._obj.value, count
@@ -93,7 +97,7 @@ def test_the_newest_supported_version_of_each_call_is_determined_once(version: s
 
 
 def test_a_failed_call_is_not_repeated_in_an_older_version() -> None:
-    """An older version could report less."""
+    """The call is not repeated, because an older version could report fewer processes."""
     listed = gate(
         nvmlDeviceGetComputeRunningProcesses_v3=lambda *_: 3,
         nvmlDeviceGetComputeRunningProcesses_v2=listing((7, 70)),

@@ -41,7 +41,9 @@ def test_used_memory_is_total_minus_free_minus_reserved(report: Report) -> None:
         "memory": 85899345920,
         "reserved": 637534208,
         "used": 85899345920 - 53687091200 - 637534208,
-        "unattributed": 85899345920 - 53687091200 - 637534208,  # In use, but no process is listed.
+        "unattributed": 85899345920
+        - 53687091200
+        - 637534208,  # This memory is in use, but no process is listed for it.
         "sharing": "time-slicing",
         "resource": "nvidia.com/gpu",
         "replicas": {"free": 4},
@@ -115,7 +117,7 @@ def test_only_the_device_with_failing_memory_is_unhealthy(
     assert bad["healthy"] is False
     assert reason in bad["healthReason"]
     assert not {"memory", "reserved", "used"} & set(bad)
-    assert "healthy" not in good  # The default, which is omitted from the JSON.
+    assert "healthy" not in good  # The JSON omits the default value.
 
 
 def test_contradictory_values_are_reported_and_nothing_is_computed_from_them(
@@ -164,7 +166,9 @@ def serving(
 
 
 def arenas(pid: int) -> int:
-    """Return the number of threads with their own heap, for each of which glibc reserves 64 MiB."""
+    """Return the number of threads that have their own heap, because glibc reserves 64 MiB for each
+    heap.
+    """
     reserved = 0
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         place, permissions, *_ = line.split()
@@ -240,8 +244,8 @@ def printing(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
 
 
 def printed(process: subprocess.Popen[str], right: Callable[[dict[str, Any]], bool]) -> Any:
-    """Return the first correct status. On failure, the test hangs only as long as the agent
-    lives.
+    """Return the first status that ``right`` accepts. If there is none, the test waits until the
+    agent ends.
     """
     assert process.stdout is not None
     for line in process.stdout:
@@ -266,7 +270,7 @@ def test_after_a_driver_replacement_the_process_restarts_itself(
         assert (device["healthy"], "used" in device) == (False, False)
         after = printed(process, lambda status: status["driverVersion"] == "615.10.02")
         assert condition(after, "DriverReady") == ("True", "")
-        # The same process, because its output came through the same pipe.
+        # The agent has not restarted, because its output came through the same pipe.
         assert process.poll() is None
 
 
@@ -275,7 +279,8 @@ def test_a_driver_that_is_unloaded_for_a_while_is_waited_for(environment: dict[s
     with printing(environment) as process:
         printed(process, lambda status: bool(status.get("devices")))
         driver.say("", "driver none")
-        # First by the process that had the old driver, then by the new process, which had none.
+        # The first message comes from the process that had the old driver, and the second from the
+        # new process, which has no driver.
         printed(process, lambda status: "unloaded" in condition(status, "DriverReady")[1])
         printed(process, lambda status: "Not Loaded" in condition(status, "DriverReady")[1])
         driver.say("", "driver 615.10.02")

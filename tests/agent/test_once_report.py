@@ -1,4 +1,4 @@
-"""Tests the output of `headroom agent --once` for a whole node, which the docs contain as well."""
+"""Tests the output of `headroom agent --once` for a complete node. The docs contain this output."""
 
 import json
 import os
@@ -29,8 +29,8 @@ def uid(number: int) -> str:
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Whole]:
-    """Four pods and an unattributed process on two H100 and a broken T4. One pod is busy and has a
-    limit of the driver.
+    """A node with four pods and an unattributed process on two H100 GPUs and a broken T4. One pod
+    is busy and has a memory limit of the driver.
     """
     built = Whole(tmp_path, [h100("GPU-4c1e"), h100("GPU-9b07"), t4("GPU-e2d5")], 4)
     pods = {"llama-0": 30, "embed-7": 6, "whisper-2": 4, "rerank-1": 9}
@@ -141,7 +141,7 @@ def test_names_of_processes_are_escaped_for_the_terminal() -> None:
     assert printable("a\x1b]0;\x07b\n") == "a?]0;?b?"
 
 
-#: A machine on which this package is not installed.
+#: A program that simulates a machine on which this package is not installed.
 WITHOUT = "import sys; sys.modules[%r] = None; from headroom.__main__ import main; sys.exit(main())"
 
 

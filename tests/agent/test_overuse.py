@@ -1,6 +1,4 @@
-"""Tests which devices have pods that use more than they reserved, and how much sooner these are
-reported.
-"""
+"""Tests which devices count as overused, and how much sooner overuse is reported."""
 
 import math
 from dataclasses import dataclass, field
@@ -97,7 +95,7 @@ def test_growth_by_one_byte_is_written_only_on_an_overused_device() -> None:
 
 @dataclass
 class Api:
-    """An API server that accepts everything."""
+    """A fake API server that accepts every request."""
 
     reports: list[GPUNodeStatus] = field(default_factory=list)
     sampled_at: list[str] = field(default_factory=list)
@@ -138,10 +136,11 @@ def hour(rate_bytes_per_s: int, ledger: dict[str, Reservation]) -> Api:
 
 def test_a_slow_leak_is_reported_every_64_mib_and_in_every_sample_above_its_reservation() -> None:
     small, large = reservation({"GPU-0": 8 * GIB}), reservation({"GPU-0": 24 * GIB})
-    # 3 GiB leak in the hour, of which 1 GiB in 205 samples is below the small reservation.
+    # The pod leaks 3 GiB in the hour. During the first 205 samples, in which it leaks 1 GiB, it
+    # stays below the small reservation.
     assert len(hour(MIB, {"p": large}).reports) == 1 + 719 * 5 // 65
     assert len(hour(MIB, {"p": small}).reports) == 1 + 204 * 5 // 65 + 515
-    # Without growth, overuse causes no writes.
+    # Constant overuse causes no writes.
     assert len(hour(0, {"p": reservation({"GPU-0": GIB})}).reports) == 1
 
 

@@ -1,4 +1,4 @@
-"""Checks that peaks survive a restart of the agent in a file."""
+"""Checks that peaks survive a restart of the agent, because the agent keeps them in a file."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def test_peaks_survive_a_restart_of_the_agent(tmp_path: Path) -> None:
     node.used[A] = 9 * GIB
     node.samples(lambda _: 9 * GIB, 10, A)
     node.used[A] = GIB
-    node.start_agent()  # Nothing was saved at the end, as after SIGKILL.
+    node.start_agent()  # The old agent saved nothing at its end, as after SIGKILL.
     row = node.one(30.0)
     assert (row.peak_bytes, row.peak_partial, row.started_at) == (
         9 * GIB,
@@ -126,7 +126,7 @@ def _stored(path: Path) -> Lives:
 
 @contextmanager
 def sampling(whole: Whole, state: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start an agent that prints a sample every second and keeps its peaks next to the file
+    """Start an agent that prints a sample every second. It keeps its peaks next to the file
     ``state``.
     """
     flags = [*whole.flags, "--no-publish", "--json", "--interval", "1", "--state", str(state)]
@@ -145,7 +145,7 @@ def sampling(whole: Whole, state: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def until_used(process: subprocess.Popen[str], used: int) -> dict[str, Any]:
-    """Return the pod in the first sample in which it uses this many bytes."""
+    """Wait for a sample in which the pod uses ``used`` bytes, and return its row."""
     assert process.stdout is not None
     for line in process.stdout:
         (pod,) = json.loads(line)["pods"]
@@ -156,7 +156,7 @@ def until_used(process: subprocess.Popen[str], used: int) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_an_agent_process_reads_the_peaks_of_the_previous_one(tmp_path: Path) -> None:
-    """Both after SIGKILL and after SIGTERM."""
+    """The new process reads the peaks after SIGKILL and after SIGTERM."""
     state = tmp_path / "run/agent.json"
     whole = Whole(tmp_path / "node", [h100("GPU-a")], 4)
     try:
@@ -174,7 +174,7 @@ def test_an_agent_process_reads_the_peaks_of_the_previous_one(tmp_path: Path) ->
         whole.driver.use(pid, {device: GIB})
         with sampling(whole, state) as agent:
             assert until_used(agent, GIB)["peak"] == 9 * GIB
-        # A single sample shows values that the file lacks, and leaves the file unchanged.
+        # `--once` shows values that the file lacks, but does not change the file.
         before = (state.parent / "agent.lives.json").read_bytes()
         once = json.loads(whole.once("--json", "--pause", "0", "--state", str(state)).stdout)
         assert once["pods"][0]["peak"] == GIB

@@ -1,8 +1,8 @@
 """Reads the commands of docs pages, executes them, and compares the output with the page.
 
 The comments ``<!-- NAME -->`` and ``<!-- end of NAME -->`` mark a part of a page. A test executes a
-part with ``play("get-started/helm.md", "install", ...)``. Both names must be literals, because
-tests/deploy/test_get_started.py searches for these calls.
+part by calling ``play("get-started/helm.md", "install", ...)``. Both names must be literals,
+because tests/deploy/test_get_started.py searches for these calls.
 """
 
 import os

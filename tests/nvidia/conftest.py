@@ -41,7 +41,7 @@ def sharing(strategy: str, replicas: int, **more: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Advertised:
-    """What a plugin sends to the kubelet: its registration and its first ListAndWatch message."""
+    """The registration and the first ListAndWatch message that a plugin sends to the kubelet."""
 
     resource: str
     socket: str
