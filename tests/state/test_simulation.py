@@ -51,6 +51,13 @@ PLUGINS = (
     DISTRIBUTED,
     Plugin(allocation_policy="packed", topology_manager_policy="none"),
     Plugin(allocation_policy="distributed", topology_manager_policy="none", steered=[*RESOURCES]),
+    Plugin(
+        allocation_policy="distributed",
+        topology_manager_policy="none",
+        steered=[*RESOURCES],
+        steers_several=True,
+        fail_requests_greater_than_one=False,
+    ),
 )
 STEPS = ("place", "release", "drain", "add", "replicas", "steer", "count")
 CHOICES = ("predicted", "predicted", "steered")
@@ -232,8 +239,10 @@ def test_counting_pods_equals_placing_them_one_by_one(
         simulation, placed = Simulation(state.cluster, snap, NOW_S), 0
         while True:
             one = understood(state, asking(vram, f"c{placed}", resource, gpus=gpus))
-            if isinstance(simulation.place(one, Eligible(rows[[row]], {})), NotPlaced):
+            at = simulation.place(one, Eligible(rows[[row]], {}))
+            if isinstance(at, NotPlaced):
                 break
+            simulation.confirm(one.uid, at)
             placed += 1
         assert found.get(row, 0) == placed
 
@@ -337,6 +346,28 @@ def test_the_number_of_pods_is_limited_by_replicas_and_by_memory() -> None:
     assert b is not None
     for vram, count in (("1Gi", 8), ("8Gi", 6), ("13Gi", 2), ("25Gi", 0)):
         assert count_pods(state.cluster, b, understood(state, asking(vram, "c")), 8, NOW_S) == count
+
+
+@pytest.mark.parametrize(
+    ("gpus", "vram", "count"),
+    [
+        pytest.param(1, "8Gi", 24, id="one GPU"),
+        pytest.param(2, "8Gi", 12, id="two GPUs"),
+        pytest.param(2, "100%", 4, id="two whole GPUs"),
+        pytest.param(3, "8Gi", 6, id="three GPUs, and two GPUs remain empty"),
+        pytest.param(8, "5Gi", 4, id="eight GPUs"),
+        pytest.param(9, "1Gi", 0, id="more than the node has"),
+    ],
+)
+def test_a_steered_node_fills_all_its_gpus_with_sets(gpus: int, vram: str, count: int) -> None:
+    """The node has eight GPUs of 24 GiB and four replicas each."""
+    steered = PLUGINS[-1]
+    assert steered is not None
+    plugin = msgspec.structs.replace(steered, steered=[GPU])
+    node = gpunode(*(shared(f"G{n}") for n in range(8)), name="b", plugin=plugin)
+    state = state_of(*seen(kube_node("b"), node))
+    request = understood(state, asking(vram, "c", gpus=gpus))
+    assert count_pods(state.cluster, node, request, 32 // gpus, NOW_S) == count
 
 
 def test_a_steered_node_takes_the_next_pod_when_the_last_one_is_confirmed() -> None:

@@ -3,7 +3,8 @@ and new nodes.
 
 ``pod_counts`` counts how many equal pods fit on a node now, by adding reservations for them to a
 copy, because a division of the free memory would ignore which devices the pods get. The pods count
-as unconfirmed, as in a burst.
+as unconfirmed, as in a burst. If Headroom chooses their devices, each pod gets its devices before
+the next pod is placed.
 
 ``codes_of_new`` fits a pod on nodes that are not in the cluster yet, such as an autoscaler's
 templates. A new node is empty and no agent can have measured it, so its labels are enough even with
@@ -12,11 +13,12 @@ templates. A new node is empty and no agent can have measured it, so its labels 
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
+from headroom.contract.annotations import ScoringPolicy
 from headroom.contract.gpunode import (
     MAX_REPLICAS,
     SM_SOURCES,
@@ -36,11 +38,12 @@ from headroom.core.cluster.object_cache import NOTHING
 from headroom.core.placement.device_accounting import without
 from headroom.core.placement.fit import Codes, Verdicts, fit
 from headroom.core.placement.fit_cache import NEVER_STALE_S
-from headroom.core.placement.placement_record import place
+from headroom.core.placement.placement_record import charges
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import CODE_OF, NodeTerms
 from headroom.core.placement.snapshot_builder import build
+from headroom.core.whatif.simulated_reports import chosen_replicas, with_pod
 
 #: Maximum number of templates that one call examines. Other templates count as unknown nodes.
 MOST_NODES = 100
@@ -127,23 +130,25 @@ def count_pods(
     ``limit`` is the maximum that the free replicas allow, and ``guess`` the number to try first.
 
     Equal pods have equal reservations, so many of them are added at once, and a binary search finds
-    the number. But if Headroom chooses a device for each pod, a reservation depends on the previous
-    one, so they are added one by one.
+    the number. But if Headroom or the pod chooses the devices, a reservation depends on the
+    previous reservations, so they are added one after another.
     """
-    current = gpunode
-    reservation = _reserve(cluster, current, request, now_s)
-    if reservation is None or limit < 1:
+    first = _fitted(cluster, gpunode, request, now_s)
+    if first is None or limit < 1:
         return 0
-    if any(charge.choices or charge.by_environment for charge in reservation.charges):
-        count = 0
-        while reservation is not None and count < limit:
-            current, count = _with(current, [reservation], count), count + 1
-            reservation = _reserve(cluster, current, request, now_s)
+    reservation = first.reservation
+    if any(charge.choices for charge in reservation.charges):
+        return _count_chosen(cluster, gpunode, request, limit, now_s)
+    if any(charge.by_environment for charge in reservation.charges):
+        count, found, current = 0, first, gpunode
+        while found is not None and count < limit:
+            current, count = _with(current, [found.reservation], count), count + 1
+            found = _fitted(cluster, current, request, now_s)
         return count
 
     def fits(count: int) -> bool:
         before = _with(gpunode, [reservation] * (count - 1), 0)
-        return _reserve(cluster, before, request, now_s) is not None
+        return _fitted(cluster, before, request, now_s) is not None
 
     low, high = 1, limit
     for count in (min(guess, limit), guess + 1):
@@ -152,15 +157,80 @@ def count_pods(
     return low + bisect_left(range(low + 1, high + 1), True, key=lambda count: not fits(count))
 
 
-def _reserve(
-    cluster: Cluster, gpunode: GPUNode, request: VramRequest, now_s: float
-) -> Reservation | None:
-    """Return the reservation that one more pod would get, or None if it does not fit."""
-    verdicts = _fit_on(cluster.weighed(gpunode), request, now_s)
+def _count_chosen(
+    cluster: Cluster, gpunode: GPUNode, request: VramRequest, limit: int, now_s: float
+) -> int:
+    """Return how many pods fit if Headroom chooses their devices.
+
+    Each pod gets its devices before the next pod is placed, because until then a steered node takes
+    only pods for the same devices.
+    """
+    count, added = 0, dict[str, Reservation]()
+    while count < limit:
+        found = _fitted(cluster, gpunode, request, now_s, added)
+        if found is None or gpunode.status is None:
+            break
+        status = gpunode.status
+        count_of = chosen_replicas(found.reservation.charges)
+        for _ in range(min(found.equal_pods(count_of), limit - count)):
+            uid = f"count-{count}"
+            status = with_pod(status, uid, count_of)
+            added[uid], count = found.reservation, count + 1
+        spec = msgspec.structs.replace(
+            gpunode.spec, reservations={**gpunode.spec.reservations, **added}
+        )
+        gpunode = msgspec.structs.replace(gpunode, spec=spec, status=status)
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Fitted:
+    """One more pod that fits on the node."""
+
+    reservation: Reservation
+    verdicts: Verdicts
+
+    def equal_pods(self, count_of: Mapping[str, int]) -> int:
+        """Return how many equal pods filter would place on the same devices one after another.
+
+        ``count_of`` contains the replicas of each device that one pod takes. Except with the policy
+        spread, filter prefers the same devices until they are full. The order does not matter for
+        pods with one device.
+        """
+        verdicts = self.verdicts
+        one_device = all(verdict.ask.widest == 1 for verdict in verdicts.asks)
+        if verdicts.request.policy is ScoringPolicy.SPREAD and not one_device:
+            return 1
+        devices, sizes = verdicts.snap.nodes[0].devices, list[int]()
+        for verdict in verdicts.asks:
+            for slot in np.flatnonzero(verdict.candidates[0]).tolist():
+                term = devices[slot]
+                if term.sharers > 1:
+                    return 1  # Another device of the pod can use the same memory.
+                need_bytes = max(1, int(verdict.need_bytes[0, slot]))
+                sizes.append(int(verdict.free_bytes[0, slot]) // need_bytes)
+                sizes.append(term.device.replicas.free // max(1, count_of[term.device.uuid]))
+        return max(1, min(sizes))
+
+
+def _fitted(
+    cluster: Cluster,
+    gpunode: GPUNode,
+    request: VramRequest,
+    now_s: float,
+    added: Mapping[str, Reservation] = NOTHING,
+) -> _Fitted | None:
+    """Fit one more pod, and return None if it does not fit.
+
+    ``added`` contains reservations of pods that have their devices but are not in the cluster.
+    """
+    assumed = {**cluster.holds.binding_to(gpunode.name), **added}
+    terms = cluster.terms_of(gpunode.name, gpunode, assumed=assumed)
+    verdicts = _fit_on(terms, request, now_s)
     if not verdicts.fits[0]:
         return None
-    charges = place(request, verdicts.snap, verdicts, 0).charges
-    return Reservation(request.namespace, request.name, list(charges))
+    made = charges(request, verdicts.snap, verdicts, 0)
+    return _Fitted(Reservation(request.namespace, request.name, list(made)), verdicts)
 
 
 def _with(gpunode: GPUNode, reservations: list[Reservation], first: int) -> GPUNode:

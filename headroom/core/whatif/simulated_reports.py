@@ -1,10 +1,11 @@
 """Changes reports for the simulation, so that devices become idle, shared or allocated."""
 
+from collections.abc import Iterable, Mapping
 from math import inf
 
 import msgspec
 
-from headroom.contract.gpunode import Device, GPUNodeStatus, Replicas
+from headroom.contract.gpunode import Charge, Device, GPUNodeStatus, PodUse, Replicas
 from headroom.contract.reasons import Reason
 from headroom.core.placement.snapshot import NodeTerms
 
@@ -24,6 +25,30 @@ def allocated(device: Device, count: int) -> Device:
         replicas, free=replicas.free - count, allocated=replicas.allocated + count
     )
     return msgspec.structs.replace(device, replicas=taken)
+
+
+def with_pod(
+    status: GPUNodeStatus, uid: str, count_of: Mapping[str, int], used_bytes: int = 0
+) -> GPUNodeStatus:
+    """Return the report after the pod has got its replicas of these devices (by UUID).
+
+    The pod uses ``used_bytes`` of each device.
+    """
+    devices = [allocated(each, count_of.get(each.uuid, 0)) for each in status.devices]
+    rows = [
+        PodUse(uid=uid, device=device, replica=f"{device}::{uid}-{n}", used_bytes=used_bytes)
+        for device, count in count_of.items()
+        for n in range(count)
+    ]
+    return msgspec.structs.replace(status, devices=devices, pods=[*status.pods, *rows])
+
+
+def chosen_replicas(charges: Iterable[Charge]) -> dict[str, int]:
+    """Return the replicas of each device that Headroom chose for a pod, by UUID.
+
+    The result is empty if the device plugin chooses.
+    """
+    return {uuid: count for each in charges for uuid, count in each.chosen_replicas.items()}
 
 
 def idle(status: GPUNodeStatus, suffix: str) -> GPUNodeStatus:

@@ -24,7 +24,6 @@ from headroom.contract.gpunode import (
     GPUNode,
     GPUNodeSpec,
     GPUNodeStatus,
-    PodUse,
     Reservation,
     SmActivity,
 )
@@ -41,11 +40,12 @@ from headroom.core.placement.snapshot import REASONS, Snapshot
 from headroom.core.placement.snapshot_builder import Table
 from headroom.core.rules.eligible_nodes import Eligible, Obstacle, eligible_nodes
 from headroom.core.whatif.simulated_reports import (
-    allocated,
     as_added,
+    chosen_replicas,
     idle,
     shared,
     shared_resources,
+    with_pod,
 )
 
 
@@ -303,12 +303,7 @@ class Simulation:
 
         This has no effect on a pod whose device the plugin chooses.
         """
-        count_of = {
-            uuid: count
-            for charge in at.placement.charges
-            for uuid, count in charge.chosen_replicas.items()
-        }
-        if count_of:
+        if count_of := chosen_replicas(at.placement.charges):
             self.observe(uid, at.node, count_of)
 
     def observe(self, uid: str, name: str, count_of: Mapping[str, int], used: int = 0) -> None:
@@ -318,13 +313,7 @@ class Simulation:
         Raises ``KeyError`` if there is no such node or its devices are unknown.
         """
         held, status = self._reported(name)
-        devices = [allocated(each, count_of.get(each.uuid, 0)) for each in status.devices]
-        rows = [
-            PodUse(uid=uid, device=device, replica=f"{device}::{uid}-{n}", used_bytes=used)
-            for device, count in count_of.items()
-            for n in range(count)
-        ]
-        seen = msgspec.structs.replace(status, devices=devices, pods=[*status.pods, *rows])
+        seen = with_pod(status, uid, count_of, used)
         self._put(name, replace(held.reporting(seen), confirmed=held.confirmed | {uid}))
 
     def measure(self, name: str, activity: Mapping[str, float]) -> None:
