@@ -16,7 +16,18 @@ from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from headroom.core.cluster.changes import DepartureMarked
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.rules.pod_requests import QuotaStatus, ResourceQuota
-from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, pod, reservation, shared, use
+from tests.builders import (
+    DISTRIBUTED,
+    GIB,
+    GPU,
+    container,
+    gpunode,
+    kube_node,
+    pod,
+    reservation,
+    shared,
+    use,
+)
 from tests.console.asking import RULES, STALE_AFTER_S, WALL_S, Asked
 from tests.console.explained import WAITS, asked, explained, kinds, node
 from tests.console.test_devices import SINCE
@@ -299,6 +310,33 @@ def test_steering_is_suggested_if_only_the_plugins_choice_rejects_the_pod(
         ]
     )
     assert explained(fleet)["verdict"] == "fits"
+
+
+def test_steering_is_suggested_with_the_gpus_that_a_container_with_several_would_get() -> None:
+    plugin = msgspec.structs.replace(DISTRIBUTED, steering_permitted=True)
+    full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
+    devices = (
+        shared("next", free=4, **full),
+        *(shared(each, free=3, allocated=1) for each in ("b", "c")),
+    )
+    wide = pod("16Gi", container(gpus=2), uid="uw", name="waits")
+    fleet = asked(
+        NodeSeen(kube_node("a")),
+        GPUNodeSeen(gpunode(*devices, name="a", plugin=plugin), 0.0),
+        waits=wide,
+    )
+    body = explained(fleet)
+    (nearest,) = body["nearest"]  # type: ignore[misc]
+    assert (
+        "  a container requests 2 nvidia.com/gpu, which the device plugin can allocate on one GPU; "
+        "on a steered node, each is on a GPU of its own"
+    ) in nearest["lines"]
+    (steer,) = (one for one in body["advice"] if one["kind"] == "steer")  # type: ignore[attr-defined]
+    assert steer["sentence"] == (
+        "steer node a: the pod would fit there if Headroom chose 2 different GPUs with 16.0 GiB "
+        "each (not checked: CPU, memory and other resources); "
+        "kubectl annotate --overwrite node a headroom.gpu/device-choice=steered"
+    )
 
 
 def test_the_list_of_pending_pods_shows_pods_that_steering_would_place() -> None:

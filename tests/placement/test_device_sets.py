@@ -328,6 +328,22 @@ class TestExplanations:
             assert found.nearest[0].short_bytes == missing_gib * GIB
             assert found.largest_fitting_bytes == (22 - missing_gib) * GIB
 
+    @pytest.mark.parametrize("allocated", [0, 3])
+    def test_on_a_predicted_node_the_plugin_can_give_one_gpu_twice(self, allocated: int) -> None:
+        """Whether the pod fits or not, the explanation says so."""
+        used = dict.fromkeys(("used_bytes", "unattributed_bytes"), allocated * 6 * GIB)
+        devices = gpus(2, free=4 - allocated, allocated=allocated, **used)
+        hint = (
+            "a container requests 2 nvidia.com/gpu, which the device plugin can allocate on one "
+            "GPU; on a steered node, each is on a GPU of its own"
+        )
+        details = {}
+        for name, plugin in (("predicted", DISTRIBUTED), ("steered", STEERED)):
+            _, verdicts = judged(several(2), node(*devices, plugin=plugin))
+            assert verdicts.fits[0] == (allocated == 0)
+            details[name] = explain(verdicts, Weights()).nearest[0].detail
+        assert details == {"predicted": hint, "steered": ""}
+
     def test_a_container_that_got_one_device_twice_is_a_miss(self) -> None:
         held = {"q": reservation(dict.fromkeys("AB", 8 * GIB), 2, choices=["A", "B"])}
         before = status(shared("A"), shared("B"), plugin=STEERED)

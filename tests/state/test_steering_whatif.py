@@ -17,7 +17,7 @@ from headroom.core.placement.fit import fit
 from headroom.core.placement.request import VramRequest
 from headroom.core.whatif.pending_pods import Explaining
 from headroom.core.whatif.steering_whatif import Gain, Most, steerable, steering_gain
-from tests.builders import GIB, GPU, NOW_S, container, gpunode, kube_node, pod, shared
+from tests.builders import GIB, GPU, NOW_S, container, gate, gpunode, kube_node, pod, shared
 from tests.state.states import seen, state_of
 from tests.state.test_pending_pods import decision
 
@@ -60,8 +60,9 @@ def verdict(state: ClusterWriter, size: str) -> Reason | None:
 
 
 def waiting(*sizes: str) -> list[Pod]:
-    """Return pending pods in the order of their creation."""
-    pods = [pod(size, uid=f"u{i}", name=f"p{i}") for i, size in enumerate(sizes)]
+    """Return pending pods with gates in the order of their creation."""
+    init = [gate()]
+    pods = [pod(size, init=init, uid=f"u{i}", name=f"p{i}") for i, size in enumerate(sizes)]
     return [
         msgspec.structs.replace(
             each,
@@ -94,20 +95,67 @@ def test_pods_that_steering_would_place_are_counted_with_their_bytes(choice: str
     )
 
 
-def test_a_pod_with_several_gpus_is_counted_with_the_memory_of_all() -> None:
+def wide(each: Pod, gpus: int = 2) -> Pod:
+    """Return the pod with a container that requests several GPUs."""
+    spec = msgspec.structs.replace(each.spec, containers=[container(gpus=gpus)])
+    return msgspec.structs.replace(each, spec=spec)
+
+
+@pytest.mark.parametrize("choice", ["", "gated"])
+def test_a_pod_with_several_gpus_is_counted_with_the_memory_of_all(choice: str) -> None:
     """A steered node gives it different GPUs, so it fits on the second and the third one."""
-    (wide,) = waiting("9Gi")
-    wide = msgspec.structs.replace(
-        wide, spec=msgspec.structs.replace(wide.spec, containers=[container(gpus=2)])
-    )
-    gain = gain_of(cluster(wide))
+    pods = waiting("9Gi", "16Gi")
+    gain = gain_of(cluster(wide(pods[0]), choice=choice))
     assert gain is not None
     assert (gain.placed_pods, gain.placed_bytes) == (1, 18 * GIB)
-    (wider,) = waiting("11Gi")
-    wider = msgspec.structs.replace(
-        wider, spec=msgspec.structs.replace(wider.spec, containers=[container(gpus=2)])
+    assert gain.sentence == (
+        "1 pending pod with 18.0 GiB waits although 2 GPUs have enough free memory for it, because "
+        "the device plugin chooses the devices; steering 1 node would place it"
     )
-    assert gain_of(cluster(wider)) is None
+    # 16 GiB fit on the second GPU only if no other pod is there.
+    gain = gain_of(cluster(wide(pods[0]), pods[1], choice=choice))
+    assert gain is not None
+    assert gain.sentence == (
+        "2 pending pods with 34.0 GiB wait although enough GPUs have enough free memory for each "
+        "of them, because the device plugin chooses the devices; steering 1 node would place 1 of "
+        "them (18.0 GiB)"
+    )
+    assert gain_of(cluster(wide(waiting("11Gi")[0]), choice=choice)) is None
+
+
+@pytest.mark.parametrize("choice", ["", "gated"])
+def test_several_shares_that_fit_on_no_single_gpu_are_helped_too(choice: str) -> None:
+    """Each GPU has 10 GiB free. The plugin could allocate two shares of 6 GiB on one of them."""
+    used = {"used_bytes": 14 * GIB, "unattributed_bytes": 14 * GIB}
+    held = gpunode(shared("a-1", **used), shared("a-2", **used), name="a", plugin=PERMITTED)
+    annotations = {DEVICE_CHOICE: choice} if choice else None
+    shares = wide(pod(None, init=[gate()], uid="u0", name="p0"))
+    state = state_of(*seen(kube_node("a", annotations), held, shares))
+    request, snap = state.cluster.understand(shares), state.cluster.snapshot()
+    assert isinstance(request, VramRequest)
+    rejected = fit(request, snap, snap.rows(["a"]), NOW_S).reason(0)
+    assert rejected is Reason.MEMORY_ON_ANY
+    gain = gain_of(state)
+    assert gain is not None
+    assert (gain.placed_pods, gain.placed_bytes) == (1, 12 * GIB)
+
+
+def test_a_gated_node_is_steered_by_replacing_its_annotation() -> None:
+    gain = gain_of(cluster(*waiting("16Gi"), choice="gated"))
+    assert gain is not None
+    assert [each.to_do for each in gain.nodes] == [COMMAND]
+
+
+def test_the_event_names_the_gpus_and_their_memory_for_a_pod_with_several() -> None:
+    asks = wide(pod("9Gi", uid="uw", name="waits"))
+    state = cluster()
+    rejecting = decision(asks, {Reason.MEMORY_ON_SOME: 1})
+    notice = Explaining(state.cluster, state.cluster.snapshot(), NOW_S).notice(asks, rejecting)
+    assert notice is not None
+    assert (
+        "If Headroom chose 2 different GPUs with 9.0 GiB each, it would fit on node a: kubectl"
+        in notice.message
+    )
 
 
 def test_one_pod_is_described_in_the_singular() -> None:
@@ -132,7 +180,6 @@ def test_the_prediction_comes_true_on_a_steered_node() -> None:
     [
         pytest.param("3Gi", {}, "", id="the pod fits"),
         pytest.param("23Gi", {}, "", id="no GPU has enough memory"),
-        pytest.param("16Gi", {}, "gated", id="gated"),
         pytest.param("23Gi", {"steered": [GPU]}, "steered", id="steered already"),
     ],
 )

@@ -30,7 +30,7 @@ from headroom.core.placement.snapshot import CODE_OF
 from headroom.core.rules.eligible_nodes import Feasible, Obstacle
 from headroom.core.whatif.node_whatif import rejection_beside
 from headroom.core.whatif.simulation import Simulation
-from headroom.core.whatif.steering_whatif import helped_by_steering, nodes_text
+from headroom.core.whatif.steering_whatif import choice_text, helped_by_steering, nodes_text
 
 #: The console adds the kind "recommended".
 Kind = Literal[
@@ -282,12 +282,12 @@ def _steer(cluster: Cluster, verdicts: Verdicts, where: Feasible) -> Iterator[Su
     """Suggest steering for nodes that reject the pod only because the plugin could choose a full
     device."""
     if helped := helped_by_steering(cluster, verdicts):
-        first, nodes = helped[0], len(helped)
+        first, nodes = helped[0].node, len(helped)
         checks = where.not_checked(verdicts.snap.row_of[first.node])
         if not first.known:
             checks = (*checks, "whether the agent may steer")
         sentence = (
-            f"steer {nodes_text(helped)}: the pod would fit there if Headroom chose the device"
+            f"steer {nodes_text(helped)}: the pod would fit there if {choice_text(helped)}"
             f"{but_not_checked(checks)}; {first.to_do}"
         )
         fix = first.command if first.to_do == first.command else ""

@@ -127,7 +127,7 @@ class NodeBody(Body):
     node: NodeView
     steering_obstacle: str | None
     """The obstacle to steering the node, such as a missing permission; null if none is known, and
-    for nodes that are steered or gated."""
+    for nodes that are steered."""
 
 
 routes = APIRouter()

@@ -243,6 +243,17 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
                     f"a container requests {ask.widest} {ask.resource}, each on a GPU of its own; "
                     f"the node has {len(of_resource)}"
                 )
+    if reason in (None, Reason.MEMORY_ON_ANY, Reason.MEMORY_ON_SOME) and node.reason is None:
+        for ask in request.asks:
+            if ask.widest > 1 and any(
+                t.shared and t.policy != "steered"
+                for t in node.devices
+                if t.device.resource == ask.resource
+            ):
+                return (
+                    f"a container requests {ask.widest} {ask.resource}, which the device plugin "
+                    "can allocate on one GPU; on a steered node, each is on a GPU of its own"
+                )
     return node.detail if node.reason is None or reason is node.reason else ""
 
 

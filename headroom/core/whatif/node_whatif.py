@@ -140,10 +140,11 @@ def count_pods(
     if any(charge.choices for charge in reservation.charges):
         return _count_chosen(cluster, gpunode, request, limit, now_s)
     if any(charge.by_environment for charge in reservation.charges):
-        count, found, current = 0, first, gpunode
-        while found is not None and count < limit:
-            current, count = _with(current, [found.reservation], count), count + 1
-            found = _fitted(cluster, current, request, now_s)
+        more: _Fitted | None = first
+        count, current = 0, gpunode
+        while more is not None and count < limit:
+            current, count = _with(current, [more.reservation], count), count + 1
+            more = _fitted(cluster, current, request, now_s)
         return count
 
     def fits(count: int) -> bool:

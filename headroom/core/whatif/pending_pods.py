@@ -25,7 +25,12 @@ from headroom.core.placement.request import Kind, VramRequest
 from headroom.core.placement.snapshot import Snapshot
 from headroom.core.rules.eligible_nodes import Eligible, eligibility_key, eligible_nodes, feasible
 from headroom.core.whatif.held_memory import seen_by, verdicts_on
-from headroom.core.whatif.steering_whatif import Steerable, helped_by_steering, nodes_text
+from headroom.core.whatif.steering_whatif import (
+    Helped,
+    choice_text,
+    helped_by_steering,
+    nodes_text,
+)
 
 #: Code of pending pods for which kube-scheduler has not called Headroom.
 NOT_ASKED = "not_asked"
@@ -153,12 +158,13 @@ def _counted(decision: Decision) -> str:
     return f"0 of {nodes} can take the pod: {'; '.join(reasons)}."
 
 
-def _if_steered(helped: Sequence[Steerable]) -> str:
+def _if_steered(helped: Sequence[Helped]) -> str:
     """Describe how to steer a node on which the pod would then fit, or return an empty string if
     there is none."""
     if not helped:
         return ""
-    return f"If Headroom chose the device, it would fit on {nodes_text(helped)}: {helped[0].to_do}."
+    chosen, to_do = choice_text(helped), helped[0].node.to_do
+    return f"If {chosen}, it would fit on {nodes_text(helped)}: {to_do}."
 
 
 def _nearest(found: Explanation, node: NodeExplanation) -> str:

@@ -32,7 +32,7 @@ from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.device_accounting import without
 from headroom.core.placement.dra_nodes import by_headroom
-from headroom.core.placement.fit import fit
+from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.fit_cache import MOST_KINDS, FitCache
 from headroom.core.placement.placement_record import Placement, charges
 from headroom.core.placement.request import VramRequest
@@ -165,8 +165,12 @@ class Simulation:
 
     def fits(self, request: VramRequest, name: str) -> bool:
         """Return whether the pod fits on this node of the copy."""
+        return bool(self.verdicts(request, name).fits[0])
+
+    def verdicts(self, request: VramRequest, name: str) -> Verdicts:
+        """Fit the pod on this node of the copy."""
         snap = self.snapshot()
-        return bool(fit(by_headroom(request), snap, snap.rows([name]), self._now_s).fits[0])
+        return fit(by_headroom(request), snap, snap.rows([name]), self._now_s)
 
     def hold(self, held: Mapping[str, Mapping[str, Reservation]]) -> None:
         """Hold exactly this memory, by node and uid, for pods that are not bound yet."""

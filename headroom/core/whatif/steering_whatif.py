@@ -1,8 +1,8 @@
 """Finds pods that wait only because the device plugin chooses the device, by simulating steering.
 
-On a *predicted* node a pod must fit on every device that the plugin could choose next. On a steered
-node it must fit on one device. Only nodes on which steering is not active are examined. Gated nodes
-are omitted, because their pods rely on the gate.
+On a *predicted* or *gated* node a pod must fit on every device that the plugin could choose next.
+On a steered node it must fit on one device, or on as many devices as a container requests. Only
+nodes on which steering is not active are examined.
 """
 
 from collections import Counter
@@ -30,7 +30,8 @@ from headroom.core.whatif.simulated_reports import shared_resources
 from headroom.core.whatif.simulation import Placed, Simulation, urgency
 
 #: Reasons that concern a device which the plugin could choose, although another device may fit.
-#: With ``MEMORY_ON_ANY`` no device has enough memory, so the choice does not matter.
+#: With ``MEMORY_ON_ANY`` no device has enough memory, so the choice matters only for containers
+#: that request several replicas. The plugin could allocate them all on one device.
 _BY_CHOICE = (
     Reason.MEMORY_ON_SOME,
     Reason.UNHEALTHY_DEVICE,
@@ -96,21 +97,38 @@ class Gain:
     placed_bytes: int
     #: The steered nodes that took pods, sorted by the number of pods, highest first.
     nodes: tuple[Steerable, ...]
+    #: The largest number of GPUs that one container of the waiting pods requests.
+    widest: int = 1
 
     @property
     def sentence(self) -> str:
         nodes = "1 node" if len(self.nodes) == 1 else f"{len(self.nodes)} nodes"
         waiting, placed = gib(self.waiting_bytes), gib(self.placed_bytes)
+        several = self.widest > 1
+        devices = "devices" if several else "device"
         if self.waiting_pods == 1:
+            have = f"{self.widest} GPUs have" if several else "a GPU has"
             return (
-                f"1 pending pod with {waiting} waits although a GPU has enough free memory for it, "
-                f"because the device plugin chooses the device; steering {nodes} would place it"
+                f"1 pending pod with {waiting} waits although {have} enough free memory for it, "
+                f"because the device plugin chooses the {devices}; steering {nodes} would place it"
             )
+        have = "enough GPUs have" if several else "a GPU has"
         return (
-            f"{self.waiting_pods} pending pods with {waiting} wait although a GPU has enough free "
-            "memory for each of them, because the device plugin chooses the device; steering "
+            f"{self.waiting_pods} pending pods with {waiting} wait although {have} enough free "
+            f"memory for each of them, because the device plugin chooses the {devices}; steering "
             f"{nodes} would place {self.placed_pods} of them ({placed})"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Helped:
+    """A node on which the pod would fit if it were steered."""
+
+    node: Steerable
+    #: Number of different GPUs that a container of the pod would get.
+    gpus: int
+    #: Maximum number of bytes that the pod would take on one of them.
+    need_bytes: int
 
 
 def steerable(cluster: Cluster, name: str) -> Steerable | None:
@@ -120,11 +138,10 @@ def steerable(cluster: Cluster, name: str) -> Steerable | None:
     if gpunode is None or gpunode.status is None:
         return None
     plugin = gpunode.status.plugin
-    if choice is DeviceChoice.GATED or plugin.steered:
+    if plugin.steered or not shared_resources(gpunode.status):
         return None
-    if not shared_resources(gpunode.status):
-        return None
-    requested = choice is DeviceChoice.STEERED or plugin.choice_obstacle != ""
+    by_default = choice is not DeviceChoice.GATED and plugin.choice_obstacle != ""
+    requested = choice is DeviceChoice.STEERED or by_default
     if not_supported := why_kubelet_not_steered(plugin.kubelet_version):
         return Steerable(name, requested, not_supported, known=True, supported=False)
     obstacle = plugin.choice_obstacle
@@ -135,7 +152,7 @@ def steerable(cluster: Cluster, name: str) -> Steerable | None:
     return Steerable(name, requested, obstacle, obstacle != "" or plugin.steering_permitted is True)
 
 
-def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
+def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Helped]:
     """Return nodes on which the pod would fit if they were steered, nodes without an obstacle
     first.
 
@@ -145,8 +162,10 @@ def helped_by_steering(cluster: Cluster, verdicts: Verdicts) -> list[Steerable]:
     if verdicts.request.uid in _with_holds(cluster, verdicts.now_s):
         return []
     found = islice(_rejecting(cluster, verdicts), _MAX_NODES_OF_POD)
-    helped = [each for row, each in found if _fits_if_steered(cluster, verdicts, row, each.node)]
-    return sorted(helped, key=lambda each: (each.obstacle != "", each.node))
+    helped = [
+        fitted for pair in found if (fitted := _if_steered(cluster, verdicts, *pair)) is not None
+    ]
+    return sorted(helped, key=lambda each: (each.node.obstacle != "", each.node.node))
 
 
 def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = MOST) -> Gain | None:
@@ -167,30 +186,32 @@ def steering_gain(cluster: Cluster, snap: Snapshot, now_s: float, most: Most = M
     simulation = Simulation(cluster, snap.part(np.array(chosen, np.int64)), now_s)
     for row in chosen:
         simulation.steer(snap.nodes[row].name)
-    waiting: list[tuple[_Rejected, Eligible]] = []
+    waiting: list[tuple[_Rejected, Eligible, int]] = []
     for each in rejected:
         simulation.hold(each.held)
         rows = np.array(sorted(index_of[row] for row in each.nodes & index_of.keys()), np.int64)
-        if fit(each.request, simulation.snapshot(), rows, now_s).fits.any():
-            waiting.append((each, Eligible(rows, {})))
+        steered = fit(each.request, simulation.snapshot(), rows, now_s)
+        if steered.fits.any():
+            waiting.append((each, Eligible(rows, {}), _need_bytes(steered)))
     placed_on: Counter[str] = Counter()
     placed_bytes = 0
-    for each, where in waiting:
+    for each, where, need_bytes in waiting:
         simulation.hold(each.held)
         at = simulation.place(each.request, where)
         if isinstance(at, Placed):
             simulation.confirm(each.request.uid, at)
             placed_on[at.node] += 1
-            placed_bytes += each.need_bytes
+            placed_bytes += need_bytes
     names = sorted(placed_on, key=lambda name: (-placed_on[name], name))
     if not names:
         return None
     return Gain(
         len(waiting),
-        sum(each.need_bytes for each, _ in waiting),
+        sum(need_bytes for _, _, need_bytes in waiting),
         placed_on.total(),
         placed_bytes,
         tuple(found for name in names if (found := steerable(cluster, name)) is not None),
+        max(ask.widest for each, _, _ in waiting for ask in each.request.asks),
     )
 
 
@@ -201,8 +222,6 @@ class _Rejected:
     request: VramRequest
     #: Rows of the snapshot.
     nodes: frozenset[int]
-    #: The bytes that the pod needs on its devices.
-    need_bytes: int
     #: Memory that is held for pods that take precedence over this pod, by node and uid.
     held: Mapping[str, Mapping[str, Reservation]]
 
@@ -210,7 +229,7 @@ class _Rejected:
 def _rejected(cluster: Cluster, snap: Snapshot, now_s: float, most: Most) -> Iterator[_Rejected]:
     """Yield pods that a node rejects because of the plugin's choice, in the order of scheduling."""
     eligible_by_key: dict[bytes, Eligible] = {}
-    found_by_kind: dict[tuple[Kind, bytes, _Held], tuple[frozenset[int], int, Snapshot]] = {}
+    found_by_kind: dict[tuple[Kind, bytes, _Held], tuple[frozenset[int], Snapshot]] = {}
     with_holds = _with_holds(cluster, now_s)
     pods = sorted(cluster.unbound(), key=urgency)
     for pod in pods[: most.pods]:
@@ -228,10 +247,10 @@ def _rejected(cluster: Cluster, snap: Snapshot, now_s: float, most: Most) -> Ite
                 eligible_by_key[where] = eligible_nodes(pod, snap, cluster.node)
             seen = seen_by(cluster, pod, snap, now_s)
             verdicts = verdicts_on(cluster, request, seen, eligible_by_key[where].rows, now_s)
-            found_by_kind[key] = *_rejecting_nodes(cluster, verdicts, most), seen
-        nodes, need_bytes, seen = found_by_kind[key]
+            found_by_kind[key] = _rejecting_nodes(cluster, verdicts, most), seen
+        nodes, seen = found_by_kind[key]
         if nodes:
-            yield _Rejected(request, nodes, need_bytes, seen.held)
+            yield _Rejected(request, nodes, seen.held)
 
 
 def _with_holds(cluster: Cluster, now_s: float) -> set[str]:
@@ -249,24 +268,20 @@ def _held_against(cluster: Cluster, pod: Pod, now_s: float) -> _Held:
     return frozenset((node, hold.pod.metadata.uid) for node, of in held.items() for hold in of)
 
 
-def _rejecting_nodes(
-    cluster: Cluster, verdicts: Verdicts, most: Most
-) -> tuple[frozenset[int], int]:
-    """Return the rows of nodes that reject the pod because of the plugin's choice, and the needed
-    bytes.
+def _rejecting_nodes(cluster: Cluster, verdicts: Verdicts, most: Most) -> frozenset[int]:
+    """Return the rows of nodes that reject the pod because of the plugin's choice.
 
     There are no rows if the pod fits on any node.
     """
     if verdicts.fits.any():
-        return frozenset(), 0
-    rows = [row for row, _ in islice(_rejecting(cluster, verdicts), most.nodes)]
-    need_bytes = 0
-    if rows:
-        i = int(np.flatnonzero(verdicts.rows == rows[0])[0])
-        for verdict in verdicts.asks:
-            least = np.where(verdict.candidates[i], verdict.need_bytes[i], np.iinfo(np.int64).max)
-            need_bytes += int(least.min()) * verdict.ask.widest
-    return frozenset(rows), need_bytes
+        return frozenset()
+    return frozenset(row for row, _ in islice(_rejecting(cluster, verdicts), most.nodes))
+
+
+def _need_bytes(steered: Verdicts) -> int:
+    """Return the bytes that the pod takes on all its devices of the first node on which it fits."""
+    i = int(np.flatnonzero(steered.fits)[0])
+    return sum(int(verdict.need_bytes[i][verdict.candidates[i]].sum()) for verdict in steered.asks)
 
 
 def _rejecting(cluster: Cluster, verdicts: Verdicts) -> Iterator[tuple[int, Steerable]]:
@@ -275,7 +290,10 @@ def _rejecting(cluster: Cluster, verdicts: Verdicts) -> Iterator[tuple[int, Stee
 
     The nodes are sorted by name.
     """
-    by_choice = np.isin(verdicts.codes, [CODE_OF[reason] for reason in _BY_CHOICE])
+    reasons = [*_BY_CHOICE]
+    if any(verdict.ask.widest > 1 for verdict in verdicts.asks):
+        reasons.append(Reason.MEMORY_ON_ANY)
+    by_choice = np.isin(verdicts.codes, [CODE_OF[reason] for reason in reasons])
     rows = verdicts.rows[by_choice]
     for row in rows[np.argsort(verdicts.snap.name_rank[rows])].tolist():
         found = steerable(cluster, verdicts.snap.nodes[row].name)
@@ -283,15 +301,29 @@ def _rejecting(cluster: Cluster, verdicts: Verdicts) -> Iterator[tuple[int, Stee
             yield row, found
 
 
-def _fits_if_steered(cluster: Cluster, verdicts: Verdicts, row: int, name: str) -> bool:
+def _if_steered(cluster: Cluster, verdicts: Verdicts, row: int, node: Steerable) -> Helped | None:
+    """Return what the pod would get on the node if it were steered, or None if it would not fit."""
     part = verdicts.snap.part(np.array([row], np.int64))
     simulation = Simulation(cluster, part, verdicts.now_s)
-    simulation.steer(name)
-    return simulation.fits(verdicts.request, name)
+    simulation.steer(node.node)
+    steered = simulation.verdicts(verdicts.request, node.node)
+    if not steered.fits[0]:
+        return None
+    widest = max(steered.asks, key=lambda verdict: verdict.ask.widest)
+    need_bytes = np.where(widest.candidates[0], widest.need_bytes[0], 0).max(initial=0)
+    return Helped(node, widest.ask.widest, int(need_bytes))
 
 
-def nodes_text(found: Sequence[Steerable]) -> str:
+def nodes_text(found: Sequence[Helped]) -> str:
     """Describe the nodes by the name if there is only one node, and otherwise by their number and
     the first name."""
-    first = found[0].node
+    first = found[0].node.node
     return f"node {first}" if len(found) == 1 else f"one of {len(found)} nodes, such as {first}"
+
+
+def choice_text(found: Sequence[Helped]) -> str:
+    """Describe what Headroom would choose on the first node."""
+    first = found[0]
+    if first.gpus == 1:
+        return "Headroom chose the device"
+    return f"Headroom chose {first.gpus} different GPUs with {gib(first.need_bytes, up=True)} each"
