@@ -31,17 +31,17 @@ OF_KUBE_SCHEDULER = {
     "nodeAllocatableResourceClaimStatuses",
 }
 OF_OTHERS = {
-    # The kubelet writes these fields.
+    # Fields that the kubelet writes.
     *("observedGeneration", "phase", "message", "reason", "hostIP", "hostIPs", "podIP", "podIPs"),
     *("startTime", "initContainerStatuses", "containerStatuses", "ephemeralContainerStatuses"),
     *("resize", "allocatedResources", "resources", "volumeHealth"),
-    # The API server sets this field when the pod is created.
+    # A field that the API server sets when the pod is created.
     "qosClass",
-    # The ResourceClaim controller writes this field.
+    # A field that the ResourceClaim controller writes.
     "resourceClaimStatuses",
 }
-#: Fields of metadata that the policy compares, and other fields. Clients cannot change the other
-#: fields, or they change with every write.
+#: Fields of metadata that the policy compares. ``OF_THE_API_SERVER`` has the other fields, which
+#: clients cannot change or which change with every write.
 COMPARED = {"labels", "annotations", "ownerReferences", "finalizers"}
 OF_THE_API_SERVER = {
     *("name", "generateName", "namespace", "selfLink", "uid", "resourceVersion", "generation"),

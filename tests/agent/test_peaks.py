@@ -1,5 +1,5 @@
-"""Tests how the peak of a container is measured, when its use counts as settled, and to which run
-of the container a peak belongs.
+"""Tests how the peak of a container is measured, when its use counts as settled, and which run of
+the container a peak belongs to.
 """
 
 import pytest
@@ -35,7 +35,7 @@ def test_a_container_without_a_process_on_the_device_has_no_run_yet(node: Node) 
 
 
 def test_ended_processes_do_not_end_the_run(node: Node) -> None:
-    """A notebook ends its kernel and starts another."""
+    """For example, a notebook ends its kernel and starts another kernel."""
     node.used[A] = 9 * GIB
     node.sample()
     node.end("c1")
@@ -67,18 +67,18 @@ def test_a_container_that_is_still_ending_does_not_count_for_the_next_run(node: 
     node.used["GPU-a", "c2"] = 2 * GIB
     row = node.one()
     assert (row.used_bytes, row.peak_bytes) == (11 * GIB, 2 * GIB)
-    node.end("c2")  # The new container crashed first.
+    node.end("c2")  # The new container has crashed.
     row = node.one()
     assert (row.used_bytes, row.peak_bytes) == (9 * GIB, 2 * GIB)
 
 
 def test_all_processes_of_a_container_are_added_up() -> None:
-    """The pod has several processes, each with a part of the memory."""
+    """The pod has several processes, which share its memory use."""
     node = Node()
     node.hold("u")
     node.sample()
     node.run("c1", "u")
-    node.containers["twin"] = node.containers["c1"]  # another process of this container
+    node.containers["twin"] = node.containers["c1"]  # This is another process of the container.
     node.used |= {A: 3 * GIB, ("GPU-a", "twin"): 4 * GIB}
     row = node.one()
     assert (row.used_bytes, row.peak_bytes) == (7 * GIB, 7 * GIB)
@@ -135,7 +135,7 @@ def test_the_only_container_that_holds_a_device_needs_no_name(node: Node) -> Non
 
 
 def test_a_pod_without_a_replica_also_has_a_peak() -> None:
-    """It chose its device itself."""
+    """Such a pod has chosen its device itself."""
     node = Node()
     node.sample()
     node.run("c1", "u", "main")
@@ -172,7 +172,7 @@ def test_compute_instances_of_one_gpu_instance_have_one_memory() -> None:
 
 
 def test_use_that_the_driver_does_not_report_has_no_peak(node: Node) -> None:
-    """For example, on WSL and in vGPU guests."""
+    """The driver does not report use on WSL and in vGPU guests."""
     node.used[A] = None
     row = node.one()
     assert row.used_bytes is None
@@ -206,7 +206,9 @@ def test_a_container_that_ran_before_the_agent_has_a_partial_peak() -> None:
 
 
 def test_a_container_that_loads_slowly_is_measured_from_its_start(node: Node) -> None:
-    """It downloads a model for ten minutes, in which the agent sees no process of it."""
+    """The container downloads a model for ten minutes. During this time, the agent sees no process
+    of the container.
+    """
     for _ in range(120):
         node.sample()
     node.used[A] = 9 * GIB
@@ -268,7 +270,7 @@ def test_a_run_is_dropped_ten_minutes_after_its_pod_left_the_report(node: Node) 
     node.end("c1")
     node.sample(FORGOTTEN_AFTER_S)
     node.holdings.append(holding)
-    assert node.one(0.0).peak_bytes == GIB  # The kubelet's list was incomplete for a while.
+    assert node.one(0.0).peak_bytes == GIB  # The kubelet's list was incomplete for some time.
     node.holdings.clear()
     node.sample(FORGOTTEN_AFTER_S + 1)
     node.holdings.append(holding)
@@ -308,7 +310,7 @@ def test_the_number_of_runs_is_limited() -> None:
 
 
 def test_the_number_of_rows_with_peaks_is_limited() -> None:
-    """Etcd accepts objects of 1.5 MiB."""
+    """The limit exists because etcd accepts objects of at most 1.5 MiB."""
     node = Node()
     for number in range(MAX_ROWS_WITH_PEAKS + 5):
         node.run(f"c{number:04}", f"u{number:04}")

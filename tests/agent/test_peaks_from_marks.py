@@ -12,7 +12,7 @@ def test_a_high_water_mark_includes_use_between_samples(node: Node) -> None:
     node.marks[A] = 30 * GIB
     row = node.one()
     assert (row.used_bytes, row.peak_bytes, row.peak_source) == (GIB, 30 * GIB, "driver")
-    del node.marks[A]  # It is read only every 15 s.
+    del node.marks[A]  # The mark is read only every 15 s.
     assert node.one().peak_bytes == 30 * GIB
 
 

@@ -1,7 +1,8 @@
 """Tests drivers that do not report everything: vGPU guests, WSL, Jetson and Grace.
 
-The tests go from the driver library through the agent's report to the user's explanation. An absent
-value is a reason or is reported. The host's values are used only for a GPU without its own memory.
+Each test checks the path from the driver library through the agent's report to the user's
+explanation. A missing value must be reported or explained as a reason. The host's values are used
+only for a GPU that has no memory of its own.
 """
 
 from collections.abc import Callable
@@ -26,15 +27,15 @@ Report = Callable[..., dict[str, Any]]
 NO_PROCESSES = "".join(
     f"code nvmlDeviceGetComputeRunningProcesses_v{version} 3\n" for version in (2, 3)
 )
-#: A guest sees a smaller GPU with the frame buffer of its profile.
+#: A vGPU guest sees a smaller GPU, which has the frame buffer of its profile.
 VGPU = NO_PROCESSES + f"device GPU-a {20 * GIB} {GIB} {9 * GIB} GRID A100D-20C\n"
-#: The guest also has no reserve.
+#: On WSL, the driver also reports no reserve.
 WSL = NO_PROCESSES + f"device GPU-a {24 * GIB} 0 {14 * GIB} NVIDIA GeForce RTX 4090\n"
-#: 96 GB of its own in addition to 480 GB of the host. The system's part of it is attributed to no
-#: process.
+#: A GH200 has 96 GB of its own memory, in addition to 480 GB of the host. The part that the system
+#: uses is not attributed to a process.
 GRACE = f"device GPU-a {95 * GIB} {GIB} {84 * GIB} NVIDIA GH200 480GB\n"
 TELLS_NOTHING = "code nvmlDeviceGetMemoryInfo_v2 3\ncode nvmlDeviceGetMemoryInfo 3\n" + A100
-#: GB10 returns zeros.
+#: The driver of GB10 reports zeros.
 TELLS_ZERO = "device GPU-a 0 0 0 NVIDIA GB10\n"
 
 
@@ -46,7 +47,7 @@ def weighed(report: Report, table: str, **how: Any) -> tuple[GPUNodeStatus, Devi
 
 
 def read(terms: DeviceTerms, vram: str) -> list[str]:
-    """Return the explanation of a node with this device."""
+    """Return the explanation of a pod on a node with this device."""
     verdicts = judged(vram, NodeTerms("n", None, FRESH_S, (terms,)))[1]
     return explanation_lines(explain(verdicts, Weights()).nearest[0])
 
@@ -91,7 +92,9 @@ def test_a_shared_gpu_with_unified_memory_uses_the_configured_pool(
 def test_a_pod_without_a_memory_request_gets_a_whole_gpu_with_unified_memory(
     report: Report, table: str
 ) -> None:
-    """Also next to a process without a pod, because the memory of such a GPU is unknown."""
+    """The pod gets the GPU even if an unknown process uses it, because the memory of such a GPU is
+    unknown.
+    """
     table += f"process 0 4242 {3 * GIB}\n"
     flags = ("--replicas", "1", "--sharing", "none")
     status = msgspec.convert(report(table, *flags), GPUNodeStatus)
@@ -128,7 +131,7 @@ def test_without_a_process_list_all_use_above_reservations_is_charged_and_report
     shown = read(terms, f"{left_gib + 1}Gi")
     assert shown[0] == f"n: {Reason.MEMORY_ON_ANY.sentence}"
     assert "cannot attribute use to pods" in shown[2]
-    # It is unknown whether a pod that left the lists has freed its memory.
+    # If a pod is no longer listed, it is unknown whether it has freed its memory.
     assert not status.shows_every_pod
 
 
@@ -138,12 +141,12 @@ def test_unified_memory_counts_the_gpus_own_memory_and_the_systems_pages_in_it(
     status, terms = weighed(report, GRACE)
     assert status.devices[0].memory_bytes == 95 * GIB
     assert terms.allocatable_bytes == 94 * GIB
-    # The system may keep pages there for no listed process, which are not free.
+    # The system may keep pages there that belong to no listed process. These pages are not free.
     assert terms.unattributed_bytes == 10 * GIB
     node = NodeTerms("n", None, FRESH_S, (terms,))
     assert reason_for("84Gi", node) is None
     assert reason_for("85Gi", node) is Reason.MEMORY_ON_ANY
-    # A pod with a reservation counts with all of it, however little the driver counts.
+    # A reservation counts completely, even if the driver reports less use.
     held = {"u": reservation({"GPU-a": 60 * GIB})}
     _, beside = weighed(report, GRACE, reservations=held)
     assert beside.headroom_bytes == (94 - 10 - 60) * GIB

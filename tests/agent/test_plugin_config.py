@@ -1,4 +1,6 @@
-"""Reads the configuration of plugin, toolkit and kubelet from a recorded /proc."""
+"""Tests that the configuration of the plugin, the toolkit and the kubelet is read from a recorded
+/proc.
+"""
 
 import shutil
 import threading
@@ -28,7 +30,7 @@ TIME_SLICING = {
 }
 
 
-#: 10^12 keys in a few hundred bytes.
+#: A YAML file of a few hundred bytes that expands to 10^12 keys.
 MERGES = "a0: &a0 {k: v}\n" + "".join(
     f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n" for n in range(1, 13)
 )
@@ -54,7 +56,7 @@ def test_flags_override_the_environment_and_the_environment_overrides_the_file(t
 
 
 def test_a_process_that_ends_while_it_is_read_is_absent(tree: Tree) -> None:
-    """The kernel shows such a process until its parent waits for it."""
+    """The kernel still lists an ended process until its parent waits for it."""
     tree.plugin(TIME_SLICING)
     tree.process(300, "kubelet")
     probe = tree.probe()
@@ -152,7 +154,7 @@ def test_a_socket_without_a_listener_is_tried_again(tree: Tree) -> None:
     tree.listen("nvidia-gpu.sock", 200)
     assert read(probe)[1]["plugin"].state == "absent"
     tree.process(200, "a-plugin")
-    for _ in range(12):  # not in every cycle
+    for _ in range(12):  # The file is not read in every cycle.
         state = read(probe)[1]["plugin"].state
     assert state == "ok"
 
@@ -168,14 +170,14 @@ def test_a_process_with_only_the_plugins_name_is_not_used(tree: Tree) -> None:
 
 
 def test_gkes_own_plugin_is_not_read_as_nvidias(tree: Tree) -> None:
-    """Its policy and files differ, and it does not have NVIDIA's defaults."""
+    """GKE's plugin has another policy, other files, and other defaults than NVIDIA's plugin."""
     tree.process(199, "nvidia-gpu-device-plugin", "-enable-container-gpu-metrics")
     tree.listen("nvidiaGPU-1700000000.sock", 199)
     shown, sources = read(tree.probe())
     assert shown == []
     assert sources["plugin"].state == "absent"
     assert "GKE" in sources["plugin"].message
-    tree.plugin(TIME_SLICING)  # NVIDIA's plugin next to it is read.
+    tree.plugin(TIME_SLICING)  # NVIDIA's plugin on the same node is read.
     assert plugin(tree).replicas == {GPU: 4}
 
 
@@ -192,7 +194,7 @@ def test_processes_of_another_pid_namespace_are_reported_with_a_fix(tree: Tree) 
 
 
 def test_a_hanging_file_system_delays_no_sample(tree: Tree) -> None:
-    """For example, a command line in a file of a FUSE server that sleeps."""
+    """For example, the command line of a process is in a file of a FUSE server that sleeps."""
     released = threading.Event()
 
     def sleeping(_: Path) -> int:
@@ -296,7 +298,10 @@ def test_the_toolkit_configuration_is_read_from_the_operators_path_or_else_from_
     own.parent.mkdir(parents=True)
     own.write_text("accept-nvidia-visible-devices-envvar-when-unprivileged = false")
     assert plugin(tree).toolkit_ignores_environment is True
-    for deep in ("a = " + 20_000 * "[", "a." * 4500 + "b = 1"):  # deeper than its parser can follow
+    for deep in (
+        "a = " + 20_000 * "[",
+        "a." * 4500 + "b = 1",
+    ):  # nested more deeply than the parser supports
         own.write_text(deep)
         assert plugin(tree).toolkit_ignores_environment is False
 

@@ -22,24 +22,25 @@ PLUGIN = "nvidia-gpu.sock"
 
 
 def field(number: int, content: bytes) -> bytes:
-    """Return one protobuf field with its length."""
+    """Encode a protobuf field with its length."""
     assert len(content) < 128
     return bytes([number << 3 | 2, len(content)]) + content
 
 
 def allocation(*replicas: str) -> bytes:
-    """Return an AllocateRequest of one container."""
+    """Encode an AllocateRequest for one container."""
     return field(1, b"".join(field(1, each.encode()) for each in replicas))
 
 
-#: A PreferredAllocationRequest of one container that needs one of two replicas.
+#: An encoded PreferredAllocationRequest for a container that needs one of two replicas.
 WISH = field(1, field(1, b"G::0") + field(1, b"G::1") + b"\x18\x01")
 
 
 class Plugin:
-    """A plugin that returns its requests, and whose stream sends one message and stays open.
+    """A plugin that returns each request as its response. Its stream sends one message and stays
+    open.
 
-    ``streams`` is the number of opened streams.
+    ``streams`` counts the opened streams.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -95,7 +96,7 @@ class Kubelet:
         return answer
 
     def watch(self) -> None:
-        """Open one more stream."""
+        """Open another stream."""
         stream = self._channel.unary_stream(f"/{SERVICE}/ListAndWatch")(b"")
         self._streams.append(stream)
 
@@ -113,8 +114,8 @@ def between(
 def test_many_registrations_do_not_affect_answers_and_open_no_further_stream_of_the_plugin(
     tmp_path: Path, plugin: Plugin
 ) -> None:
-    """The plugin sends each change of health to only one stream, even after the end of the
-    stream.
+    """The plugin sends each change of health to only one of its streams, even if this stream has
+    ended.
     """
     made, kubelet = between(tmp_path)
     try:
@@ -143,7 +144,7 @@ def test_a_choice_that_takes_too_long_is_not_waited_for(
 
     made, kubelet = between(tmp_path, choose)
     try:
-        # More calls than there are threads to choose.
+        # Send more calls than there are threads for choosing.
         for _ in range(2 * CHOOSING):
             with pytest.raises(grpc.RpcError) as rejected:
                 kubelet.call("GetPreferredAllocation", WISH)
@@ -157,8 +158,8 @@ def test_a_choice_that_takes_too_long_is_not_waited_for(
 
 
 def test_the_proxy_reports_that_a_pod_waits_for_an_answer(tmp_path: Path, plugin: Plugin) -> None:
-    """Samples are delayed meanwhile, because on a node with busy CPUs the answer could be too
-    late.
+    """While a pod waits, samples are delayed, because on a node with busy CPUs the answer could
+    otherwise be too late.
     """
     asked, goes_on = queue.SimpleQueue[None](), threading.Event()
 
@@ -201,7 +202,7 @@ def test_a_plugin_that_does_not_answer_is_not_waited_for(
 
 
 def test_each_allocation_of_a_replica_counts_once(tmp_path: Path, plugin: Plugin) -> None:
-    """An init container and the container after it get the same replica."""
+    """An init container and the next container get the same replica."""
     now_s = 0.0
     made, kubelet = between(tmp_path, monotonic=lambda: now_s)
     try:

@@ -1,4 +1,4 @@
-"""Tests the registration of a resource's proxy when its files, its plugin or its kubelet fail."""
+"""Tests the registration of a resource's proxy when its files, the plugin or the kubelet fail."""
 
 import errno
 import re
@@ -48,7 +48,7 @@ def test_creating_a_socket_is_retried(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @contextmanager
 def answering(socket: Path, service: str, method: str, reply: bytes = b"") -> Iterator[list[bytes]]:
-    """Answers every call of one method with ``reply``, and records the requests."""
+    """Answer every call of one method with ``reply``. Yield the list of recorded requests."""
     asked: list[bytes] = []
 
     def answer(request: bytes, context: object) -> bytes:
@@ -63,7 +63,7 @@ def answering(socket: Path, service: str, method: str, reply: bytes = b"") -> It
 def serving(
     socket: Path, service: str, method: str, answer: Callable[[bytes, object], bytes]
 ) -> Iterator[None]:
-    """Serve one method."""
+    """Serve one gRPC method on a Unix socket."""
     handlers = {method: grpc.unary_unary_rpc_method_handler(answer)}
     server = grpc.server(ThreadPoolExecutor(2))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
@@ -96,7 +96,9 @@ def test_the_plugin_is_restored_after_a_killed_agent_whatever_the_kubelet_answer
 def test_a_kubelet_that_uses_the_plugin_again_by_itself_gets_no_second_registration(
     tmp_path: Path,
 ) -> None:
-    """Kubelet 1.37 rejects it, and then misses the end of the plugin."""
+    """Kubelet 1.37 rejects a second registration, and then does not notice the end of the
+    plugin.
+    """
     plugin = plugin_socket(RESOURCE)
     left = tmp_path / f"{PREFIX}{plugin}"
     left.touch()
@@ -110,7 +112,9 @@ def test_a_kubelet_that_uses_the_plugin_again_by_itself_gets_no_second_registrat
 def test_a_restarted_kubelet_that_keeps_the_devices_already_uses_the_plugin(
     kept: bool, registrations: int, tmp_path: Path
 ) -> None:
-    """Its version may not be known yet, and kubelet 1.37 must not get the plugin's socket again."""
+    """The kubelet's version may still be unknown, and kubelet 1.37 must not get the plugin's socket
+    again.
+    """
     plugin, ended = plugin_socket(RESOURCE), False
     wants_preference = b"\x10\x01"
     with (
@@ -140,7 +144,7 @@ def test_a_restarted_kubelet_that_keeps_the_devices_already_uses_the_plugin(
 def test_a_socket_that_cannot_be_removed_ends_no_agent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An agent that may not steer mounts the kubelet's folder read-only."""
+    """An agent that may not steer has a read-only mount of the kubelet's folder."""
     plugin = plugin_socket(RESOURCE)
     (tmp_path / f"{PREFIX}{plugin}").touch()
 
@@ -157,8 +161,8 @@ def test_a_socket_that_cannot_be_removed_ends_no_agent(
 
 
 class Kubelet:
-    """A kubelet 1.36 with one resource. A list of the plugin makes its devices healthy, and the end
-    of any stream makes them unhealthy, ``NOTICES_S`` later.
+    """A kubelet 1.36 with one resource. A list from the plugin makes its devices healthy.
+    ``NOTICES_S`` after the end of any stream, they become unhealthy.
     """
 
     NOTICES_S = 0.3
@@ -167,7 +171,7 @@ class Kubelet:
         self.folder = folder
         self.is_healthy = True
         self.proxies: list[str] = []
-        #: Number of registered proxies at each time when the kubelet noticed the end of a stream.
+        #: Number of registered proxies each time that the kubelet noticed the end of a stream.
         self.noticed: list[int] = []
 
     def register(self, request: bytes, context: object) -> bytes:

@@ -1,4 +1,4 @@
-"""Tests the agent's reads before it answers the kubelet, and its error if it cannot answer."""
+"""Tests what the agent reads before it answers the kubelet, and the error if it cannot answer."""
 
 import json
 import math
@@ -69,7 +69,7 @@ class Ledger:
     told: GPUNodeStatus | None = field(default_factory=status)
     choice: str = "B"
     failures: int = 0
-    #: Uids of the pods that have a reservation.
+    #: UIDs of the pods that have a reservation.
     pods: list[str] = field(default_factory=lambda: ["u"])
     #: The timeout of each read, in seconds.
     within_s: list[float] = field(default_factory=list)
@@ -112,13 +112,13 @@ def test_the_ledger_is_read_again_until_it_answers(tmp_path: Path) -> None:
 
 
 def test_an_answer_needs_no_sample_since_the_last_answer(tmp_path: Path) -> None:
-    """Pods are admitted one after the other, and a sample takes longer than an answer."""
+    """Pods can be admitted faster than samples are taken."""
     sample = status(replicas=Replicas(free=4))
     ledger = Ledger(sample, pods=[])
     steering = allocation(tmp_path, ledger, sample)
     free = [f"{device}::{replica}" for device in "AB" for replica in range(4)]
     entries: list[dict[str, Any]] = []
-    # B, which is reserved for each pod, has memory for three of them.
+    # Device B is reserved for each pod, but has memory for only three pods.
     for number, device in enumerate("BBBA"):
         ledger.pods.append(f"u{number}")
         (chosen,) = steering._choose(RESOURCE, ContainerRequest(tuple(free), (), 1)) or ()
@@ -155,7 +155,7 @@ def test_no_pod_is_assigned_a_guessed_device(
 
 
 class Clock:
-    """Replaces the module ``time``. Sleeping takes no time, but is counted."""
+    """Replaces the module ``time``. ``sleep`` only advances the clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -170,7 +170,7 @@ class Clock:
 def test_all_reads_together_end_before_the_deadline_of_the_proxy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the proxy ends the call first, and the pod's status lacks the reason."""
+    """Otherwise, the proxy would end the call first, and the pod's status would lack the reason."""
     clock = Clock()
     monkeypatch.setattr(preferred_allocation, "time", clock)
     (tmp_path / "checkpoint").write_text("{}")
@@ -180,12 +180,12 @@ def test_all_reads_together_end_before_the_deadline_of_the_proxy(
     with pytest.raises(Rejected, match="checkpoint cannot be read"):
         answer(steering)
     assert clock.now_s == pytest.approx(0.8)  # The proxy waits for 1 s.
-    # The API server only has the remaining time, too.
+    # The reads from the API server also get only the remaining time.
     assert ledger.within_s == pytest.approx([0.6, 0.4, 0.2])
 
 
 class Answering:
-    """A registration whose pod waits for an answer."""
+    """A registration with a pod that waits for an answer."""
 
     def __init__(self, clock: Clock, until_s: float) -> None:
         self._clock, self._until_s = clock, until_s
@@ -219,7 +219,7 @@ def test_steering_may_end_when_no_pod_depends_on_a_choice(tmp_path: Path) -> Non
     ledger = Ledger()
     steering = allocation(tmp_path, ledger, status())
     steering.leave()
-    assert not steering.may_leave  # It still reports that it steers.
+    assert not steering.may_leave  # The agent still reports that it steers.
     ledger.told = GPUNodeStatus()
     assert not steering.may_leave  # A pod is unconfirmed.
     ledger.told = GPUNodeStatus(pods=[PodUse("u", "B")])
@@ -227,7 +227,9 @@ def test_steering_may_end_when_no_pod_depends_on_a_choice(tmp_path: Path) -> Non
     ledger.told, ledger.choice = GPUNodeStatus(), ""
     assert steering.may_leave
     ledger.told = status()
-    assert not steering.may_leave  # No pod yet, but a choice may still be reserved for a pod.
+    assert (
+        not steering.may_leave
+    )  # There is no pod yet, but a bind may be about to reserve a device.
     ledger.told, ledger.failures = GPUNodeStatus(), 1
     assert not steering.may_leave
 
@@ -235,7 +237,7 @@ def test_steering_may_end_when_no_pod_depends_on_a_choice(tmp_path: Path) -> Non
 def test_a_pod_that_had_its_device_no_longer_depends_on_a_choice(
     tmp_path: Path,
 ) -> None:
-    """Its reservation stays until an extender has seen that it was deleted."""
+    """The reservation of a deleted pod stays until an extender has processed the deletion."""
     ledger = Ledger(told=GPUNodeStatus())
     (tmp_path / "kubelet.sock").touch()
     steering = allocation(tmp_path, ledger, GPUNodeStatus(pods=[PodUse("u", "B", replica="B::0")]))
@@ -246,7 +248,7 @@ def test_a_pod_that_had_its_device_no_longer_depends_on_a_choice(
 
 
 class Steering:
-    """Steering with the mode, sample and ledger of the test. No plugin listens in the folder."""
+    """Steering with the test's mode, sample and reservations. No plugin listens in the folder."""
 
     def __init__(self, folder: Path) -> None:
         self.ledger = Ledger(choice="")
@@ -302,7 +304,7 @@ def test_steering_begins_when_the_mode_is_known_and_reports_obstacles(
 
 @dataclass
 class Registered(PluginRegistration):
-    """A registration that the kubelet uses, with the replicas that it has passed on."""
+    """A registration that the kubelet uses. It records the replicas that it has passed on."""
 
     passed: list[str] = field(default_factory=list)
     bypasses: int = 0
@@ -337,7 +339,7 @@ def test_a_pod_that_one_sample_omits_is_not_a_bypass(tmp_path: Path) -> None:
 def test_steering_begins_after_the_plugin_of_a_killed_agent_is_restored(
     steering: Steering, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both register the plugin. The end of a restoration removes the sockets of all proxies."""
+    """Steering must wait, because at its end the restoration removes the sockets of all proxies."""
     begun, restored = threading.Event(), threading.Event()
 
     def restore(*_: object) -> None:
@@ -345,7 +347,7 @@ def test_steering_begins_after_the_plugin_of_a_killed_agent_is_restored(
         restored.wait()
 
     monkeypatch.setattr(preferred_allocation, "restore", restore)
-    steering.ledger.told = GPUNodeStatus()  # It was reported that nothing is steered.
+    steering.ledger.told = GPUNodeStatus()  # The agent has reported that it steers nothing.
     (steering.folder / "headroom-nvidia-gpu~1.sock").touch()
     sample, steering.sample = steering.sample, None
     until(lambda: not steering.has_resources() and begun.is_set(), "the restoration begins")
@@ -366,7 +368,7 @@ def test_steering_ends_when_no_unconfirmed_pod_depends_on_the_choice(
     steering.mode = mode
     assert steering.has_resources()
     assert steering.samples_wanted == 1
-    steering.ledger.told = GPUNodeStatus()  # It is reported that nothing is steered.
+    steering.ledger.told = GPUNodeStatus()  # The agent reports that it steers nothing.
     assert steering.has_resources()  # A pod is unconfirmed.
     steering.ledger.choice = ""
     until(lambda: not steering.has_resources(), "that nothing is steered")
@@ -413,7 +415,7 @@ def test_the_permission_to_steer_is_reported_in_every_mode(
 ) -> None:
     steering.mode = mode
     for permitted in (True, False):
-        # Root may write to every directory, so the mode of the directory cannot be tested.
+        # Replace ``os.access``, because root may write to every directory.
         monkeypatch.setattr(os, "access", lambda path, how, answer=permitted: answer)
         readings = list(steering.allocation.follow([]))
         assert PermissionReading(permitted) in readings

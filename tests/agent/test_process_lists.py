@@ -1,4 +1,4 @@
-"""Tests processes that the driver lists several times or in several places: MPS, compute
+"""Tests processes that the driver lists several times or in several places, as with MPS and compute
 instances.
 """
 
@@ -18,7 +18,7 @@ DAEMON = "00000009-1111-4222-8333-000000000009"
 
 @pytest.fixture
 def whole(tmp_path: Path) -> Iterator[Whole]:
-    """A node with one GPU, shared by two pods of 10 and 20 GiB."""
+    """A node with one GPU that two pods share. They use 10 and 20 GiB."""
     built = Whole(tmp_path, [h100("GPU-a")], 4)
     for uid, gib in zip(UIDS, (10, 20), strict=True):
         built.run(uid, f"of {gib}", gib * GIB)
@@ -38,7 +38,7 @@ def whole(tmp_path: Path) -> Iterator[Whole]:
 def test_a_process_in_several_lists_of_the_driver_is_counted_once(
     whole: Whole, clients: str, server: str
 ) -> None:
-    """The MPS server has a context of its own, and runs in the pod of the plugin's daemon."""
+    """The MPS server has its own context and runs in the pod of the plugin's daemon."""
     slice_ = f"kubepods.slice/kubepods-pod{DAEMON.replace('-', '_')}.slice"
     whole.process(700, "nvidia-cuda-mps-server"[:15], f"/{slice_}/cri-containerd-{'d' * 64}.scope")
     pids = {uid: whole.node.processes[uid, "main"].pid for uid in UIDS}

@@ -1,5 +1,5 @@
-"""Finds the pod of a process: every form of cgroup path, ended processes, and invisible
-processes.
+"""Tests that the pod of a process is found for every form of cgroup path, for ended processes, and
+for invisible processes.
 """
 
 import os
@@ -75,7 +75,7 @@ def test_a_static_pod_is_identified_by_the_hash_of_its_manifest() -> None:
 
 
 def test_a_cgroup_created_inside_a_container_belongs_to_the_containers_pod() -> None:
-    """A pod that requests no GPU names a cgroup like a pod that holds one."""
+    """A pod that requests no GPU creates a cgroup with the name of a pod that holds a GPU."""
     found, _ = checked(probe(), 115)
     victim = holding(uid(116))
     charged = shown(gpu(processes={115: 9}), holdings=(victim,), processes=found.values())
@@ -125,14 +125,16 @@ def test_a_process_that_ended_since_it_was_listed_belongs_to_its_last_owner(tree
     shutil.rmtree(tree / "101")
     found, _ = checked(probing, 101)
     assert (found[101].pod, found[101].command) == (uid(101), "")
-    # The driver still lists the process in the next sample, so the process no longer counts for the
-    # pod.
+    # The process no longer counts for the pod, because the driver still lists it in the next
+    # sample.
     again, _ = checked(probing, 101)
     assert again[101].pod == ""
 
 
 def test_a_process_that_is_still_listed_is_read_rarely(tree: Path) -> None:
-    """Reading thousands of processes takes a third of a second of CPU."""
+    """Processes are read rarely, because reading thousands of processes takes a third of a second
+    of CPU.
+    """
     now_s = [1e6]
     probing = ProcessProbe(tree, lambda: now_s[0])
     checked(probing, 101)
@@ -219,7 +221,9 @@ def test_process_0_stands_for_a_process_that_the_driver_hides() -> None:
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A pod's cgroup as the kubelet creates it, if this machine permits it."""
+    """A pod's cgroup as the kubelet would create it. The test is skipped if this machine does not
+    permit it.
+    """
     tops = ("/sys/fs/cgroup/pids", "/sys/fs/cgroup")
     top = next((Path(each) for each in tops if (Path(each) / "cgroup.procs").exists()), None)
     if top is None:
@@ -254,7 +258,7 @@ CGROUP = (
     f"0::/kubepods.slice/kubepods-pod{uid(7).replace('-', '_')}.slice/"
     "cri-containerd-{container}.scope\n"
 )
-#: The mount of the file for the termination message in the container.
+#: The line in mountinfo for the container's termination log.
 MOUNT = (
     "812 790 8:1 /var/lib/kubelet/pods/{uid}/containers/{name}/3f2a91c4 /dev/termination-log"
     " rw,relatime - ext4 /dev/sda1 rw\n"
@@ -275,7 +279,7 @@ def started(
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    """The host's /proc, in which the shim of a container has pid 50, outside of the container."""
+    """The host's /proc. The shim of the container is process 50 and runs outside the container."""
     started(tmp_path, 2, 0, 1, container="")
     (tmp_path / "2/comm").write_text("kthreadd\n")
     started(tmp_path, 50, 1, 100, container="")
@@ -295,7 +299,7 @@ def test_a_containers_name_comes_from_its_mounts_and_its_start_from_its_first_pr
 
 
 def test_processes_of_a_container_have_the_start_of_its_oldest_process(host: Path) -> None:
-    """A process that ``kubectl exec`` starts has no ancestor in the container."""
+    """A process that ``kubectl exec`` starts has no parent process in the container."""
     started(host, 60, 50, 200, MOUNT.format(uid=uid(7), name="main"))
     started(host, 55, 50, 300, MOUNT.format(uid=uid(7), name="main"))
     found, _ = checked(probe(host), 55, 60)
@@ -367,7 +371,7 @@ def test_a_process_that_ended_keeps_its_container(host: Path) -> None:
 
 
 def test_the_mounts_of_a_real_process_are_parsed() -> None:
-    """This process is not in a container of a kubelet."""
+    """The test process is not in a container of a kubelet."""
     with open("/proc/self/mountinfo") as file:
         assert all(len(line.split(" ")) >= 10 for line in file)
     folder = os.open("/proc/self", os.O_RDONLY | os.O_DIRECTORY)

@@ -1,4 +1,4 @@
-"""Maps the replica IDs of every plugin to their devices."""
+"""Tests that the replica IDs of every plugin are mapped to their devices."""
 
 import pytest
 from msgspec.structs import replace
@@ -64,7 +64,9 @@ def test_a_replica_id_of_no_or_several_devices_is_skipped(replica: str) -> None:
 
 
 def test_gke_names_a_device_by_its_minor_number_if_the_driver_reports_it() -> None:
-    """The numbers differ if a device is hidden, or if the bus orders them differently."""
+    """The minor numbers differ from the indices if a device is hidden, or if the bus has another
+    order.
+    """
     node = [replace(gpu(GPU, 0), minor=1), replace(gpu("GPU-b", 1), minor=0)]
     cut = replace(mig(MIG, 3, parent="GPU-c", index=2), minor=7)
     found = resolve(["nvidia1/vgpu0", "nvidia0", "nvidia7/gi3"], [*node, cut])

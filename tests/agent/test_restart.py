@@ -1,4 +1,4 @@
-"""Tests when the process replaces itself. test_on_driver_library runs the replacement."""
+"""Tests when the agent restarts itself. test_on_driver_library tests the restart itself."""
 
 import pytest
 

@@ -23,7 +23,7 @@ def test_a_sample_is_taken_early_for_a_report_that_is_held_back() -> None:
 
 @pytest.mark.parametrize("pods", [1, 2, 100])
 def test_a_burst_of_pods_does_not_delay_the_next_sample(pods: int) -> None:
-    """Each pod triggers the loop before its time."""
+    """Each pod triggers the sampling loop early."""
     due_s = now_s = 100.0
     for _ in range(pods):
         due_s = next_due_s(due_s, now_s, INTERVAL_S, math.inf)

@@ -1,4 +1,4 @@
-"""Tests the agent's flags: defaults, and invalid values."""
+"""Tests the defaults and invalid values of the agent's flags."""
 
 import pytest
 

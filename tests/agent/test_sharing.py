@@ -1,4 +1,6 @@
-"""Tests how devices are shared, according to plugin, kubelet, flags and labels."""
+"""Tests how the agent determines the sharing of devices from the plugin, the kubelet, flags and
+labels.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -128,7 +130,7 @@ def test_an_unhealthy_unshared_device_still_belongs_to_the_plugin() -> None:
     known = {"A": Device(uuid="A", resource=GPU, replicas=Replicas(free=1))}
     shown = SharingReadings(registered=[registered(GPU, "B")])
     assert counts(shown, known) == {"A": (0, 0, 1), "B": (1, 0, 0)}
-    assert counts(shown) == {"B": (1, 0, 0)}  # never seen, so it is not invented
+    assert counts(shown) == {"B": (1, 0, 0)}  # A device that was never observed is not invented.
 
 
 def test_mig_devices_have_the_resource_of_their_profile() -> None:
@@ -171,7 +173,7 @@ def test_devices_that_the_driver_does_not_list_are_reported() -> None:
     )
     _, (complaint,) = shares(DEVICES, shown, {})
     assert complaint.what == (f"the plugin advertises {GPU} of a GPU that the driver does not list")
-    # The sources of which pod holds which device are available.
+    # The sources for the devices of pods are available.
     assert complaint.source == "nvml"
     other = SharingReadings(
         registered=[registered(GPU, "A")], holdings=held("nic", resource="other/nic")

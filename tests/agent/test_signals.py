@@ -13,7 +13,7 @@ from tests.waiting import PATIENCE_S, until
 def test_an_agent_ends_if_a_signal_interrupts_a_call_that_holds_a_lock(
     number: signal.Signals,
 ) -> None:
-    """An event has such a lock, which its ``set`` acquires as well."""
+    """``threading.Event`` has such a lock, and its method ``set`` acquires the lock too."""
     lock = threading.Lock()
     taken: list[bool] = []
     before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}

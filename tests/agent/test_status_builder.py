@@ -1,4 +1,4 @@
-"""Tests the content of a sample, and when it is worth a write."""
+"""Tests the content of a status, and when a changed status is written."""
 
 import math
 from datetime import UTC, datetime, timedelta, timezone
@@ -170,7 +170,9 @@ def test_missing_reports_are_never_written_and_cause_no_change() -> None:
 
 
 def test_a_change_in_only_the_texts_of_kubectls_columns_is_not_written() -> None:
-    """They round values that are checked themselves, or change with the devices."""
+    """The texts contain rounded values. The exact values are compared separately, or change
+    together with the devices.
+    """
     columns = Summary(devices=1, memory="24.0 GiB", used="0.9 GiB", free="23.1 GiB")
     before = msgspec.structs.replace(status(device()), summary=columns)
     rounded = msgspec.structs.replace(columns, used="1.0 GiB", free="23.0 GiB")
@@ -270,7 +272,9 @@ def test_a_change_of_only_sm_activity_is_written_once_a_minute(
 
 
 def smoothed(*samples: tuple[float, float | None, str]) -> list[float | None]:
-    """Return the smoothed activity of samples (seconds, ratio, source)."""
+    """Return the smoothed activity after each sample. A sample has a time in seconds, a ratio and a
+    source.
+    """
     before: GPUNodeStatus | None = None
     found: list[float | None] = []
     for at_s, ratio, source in samples:
@@ -291,7 +295,7 @@ def test_sm_activity_is_smoothed_over_a_minute_at_any_sampling_rate() -> None:
 def test_smoothing_restarts_with_another_source_or_after_a_gap_and_tolerates_clock_steps() -> None:
     found = smoothed((0, 1.0, "gpm"), (5, 0.5, "dcgm"), (10, None, "dcgm"), (15, 0.5, "dcgm"))
     assert found == [None, None, None, None]
-    # The clock was set back, so no time passed.
+    # The clock was set back, so the elapsed time counts as zero.
     assert smoothed((0, 1.0, "gpm"), (-3600, 0.0, "gpm"))[1] == 1.0
 
 

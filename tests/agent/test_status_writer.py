@@ -1,4 +1,6 @@
-"""Tests writes to the API server on the wire, and how the status writer handles the responses."""
+"""Tests the requests that the status writer sends to the API server, and how it handles the
+responses.
+"""
 
 import math
 import signal
@@ -140,7 +142,7 @@ def test_a_heartbeat_contains_no_version_newer_than_the_start_of_its_sample(
     clock.at_s += 1
     status_writer.deliver(status(5, "t0"), begun_s)
     clock.at_s += 30
-    status_writer.deliver(status(5, "t1"), begun_s + 0.5)  # A probe hung all the time.
+    status_writer.deliver(status(5, "t1"), begun_s + 0.5)  # A probe hung during this time.
     assert vouched(api).after == ""
     clock.at_s += 30
     status_writer.deliver(status(5, "t2"), clock.at_s)
@@ -153,7 +155,7 @@ def test_a_heartbeat_waits_for_a_report_that_is_held_back(
     api.create("uid-1")
     deliver(status_writer, clock, status(5, "t0"))
     clock.at_s += 29
-    # Memory was freed, which is written at once.
+    # Freed memory is written immediately.
     assert deliver(status_writer, clock, status(4, "t1")) == math.inf
     clock.at_s += 1
     beats = api.version
@@ -201,7 +203,7 @@ def test_changes_that_others_wait_for_are_written_at_once(
 def test_many_samples_are_written_once_a_second_with_the_first_at_once(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
-    """Starting and ending pods trigger the loop at every change."""
+    """Pods that start or end trigger the sampling loop at every change."""
     api.create("uid-1")
     deliver(status_writer, clock, status(5))
     clock.at_s += 10
@@ -222,7 +224,7 @@ def test_many_samples_are_written_once_a_second_with_the_first_at_once(
 def test_a_report_with_a_lost_response_is_sent_again_before_a_heartbeat_confirms_it(
     api: ApiServer, status_writer: StatusWriter, clock: Clock
 ) -> None:
-    """The lost report may have been stored, while memory is as before again."""
+    """The API server may have stored the lost report, but the memory use has changed back."""
     api.create("uid-1")
     deliver(status_writer, clock, status(5, "t0"))
     api.lost = 1
@@ -261,7 +263,8 @@ def test_an_agent_process_waits_for_its_gpunode_and_then_reports(
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(api.kubeconfig))
     process = subprocess.Popen(
-        # It retries before its next regular sample, which would be too late for the test.
+        # The agent must retry before its next regular sample, because the test does not wait that
+        # long.
         [sys.executable, "-m", "agent", *NO_PORTS, *NEVER_AGAIN],
         env=environment | {"KUBECONFIG": str(kubeconfig), "PYTHONWARNINGS": "default"},
         stderr=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""Tests writes of the agent to a real API server: their number in an hour, conflicts and
+"""Tests the agent's writes to a real API server: the number of writes in an hour, conflicts, and
 outages.
 """
 
@@ -33,7 +33,7 @@ from tests.blocking import Blocking, Loop
 from tests.controlplane import ADMIN_TOKEN, ControlPlane
 from tests.waiting import PATIENCE_S, until
 
-#: The figures are shown with ``--log-cli-level=info``.
+#: Logs the measured figures. ``--log-cli-level=info`` shows them.
 log = logging.getLogger(__name__)
 
 HOUR_S = 3600.0
@@ -41,7 +41,7 @@ HOUR_S = 3600.0
 
 @dataclass
 class Clock:
-    """An agent whose status a test sets."""
+    """The clock of an agent. The test sets its status."""
 
     at_s: float = 1000.0
     wall: datetime = field(default_factory=lambda: datetime(2026, 11, 21, tzinfo=UTC))
@@ -73,7 +73,9 @@ def sample(clock: Clock, used_bytes: int = 5, sm_ratio: float = 0.0) -> GPUNodeS
 
 
 def writes(plane: ControlPlane) -> dict[str, int]:
-    """Return the API server's counters of patches and creations, for reports and heartbeats."""
+    """Return how many patches and creations of reports and heartbeats the API server has
+    counted.
+    """
     with urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False) as http:
         headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
         text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()
@@ -92,8 +94,8 @@ def writes(plane: ControlPlane) -> dict[str, int]:
 
 
 class TestAnHour:
-    """An hour of the agent's clock, sent as fast as possible to the API server, which counts the
-    writes.
+    """Tests that simulate an hour of the agent's clock as fast as possible. The API server counts
+    the writes.
     """
 
     def test_a_steady_node_writes_rarely(
@@ -101,7 +103,7 @@ class TestAnHour:
     ) -> None:
         before, figures = writes(installed), random.Random(2)
         for _ in range(int(HOUR_S / 5)):
-            # On an idle node the measured memory and SM activity still vary a little.
+            # Even on an idle node, the measured memory and SM activity vary slightly.
             used_bytes = (10 << 30) + figures.randrange(1 << 20)
             status_writer.deliver(sample(clock, used_bytes, figures.uniform(0.4, 0.48)), clock.at_s)
             clock.passes(5.0)
@@ -139,7 +141,7 @@ class TestAnHour:
     def test_a_node_where_memory_and_sm_activity_change_stays_within_the_budget(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """Sends only ten minutes to the API server, because every sample is worth a write."""
+        """Simulate only ten minutes, because every sample causes a write."""
         before, figures = writes(installed), random.Random(3)
         for _ in range(120):
             moved = sample(clock, figures.randrange(1 << 36), figures.random())
@@ -153,7 +155,7 @@ class TestAnHour:
 
 @dataclass
 class Counting:
-    """An API server that accepts and counts everything."""
+    """A fake API server that accepts and counts every request."""
 
     reports: int = 0
     heartbeats: int = 0
@@ -177,7 +179,9 @@ class TestBadDays:
     def test_a_status_write_never_conflicts_with_reservations(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """Reservations are written by compare-and-swap, which fails after a status write."""
+        """Reservations are written with compare-and-swap, which would fail after a concurrent
+        status write.
+        """
         lost, stop = 0, threading.Event()
         written: set[str] = set()
 
@@ -230,7 +234,7 @@ class TestBadDays:
     def test_a_status_of_another_writer_is_corrected(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock
     ) -> None:
-        """For example, a late write of ours that had timed out long ago."""
+        """The other writer can be an old write of this agent that arrives after its timeout."""
         status_writer.deliver(sample(clock, 7), clock.at_s)
         with publishing(installed, "agent-a", "agent-a") as late:
             late.report(status(used_bytes=3, observed_at="2026-11-20T00:00:00Z"))
@@ -245,7 +249,9 @@ class TestBadDays:
     def test_a_wrong_clock_is_reported_and_blocks_nothing(
         self, installed: ControlPlane, status_writer: StatusWriter, clock: Clock, year: int
     ) -> None:
-        """The extender judges its age by its own clock (tests/state/test_clock_skew.py)."""
+        """The extender computes the age of the report with its own clock
+        (tests/state/test_clock_skew.py).
+        """
         # The clock is stepped forward and back.
         for days_back, used_bytes in ((0, 8), (2, 7), (0, 6)):
             clock.wall = datetime(year, 6, 3, tzinfo=UTC) - timedelta(days=days_back)
@@ -288,9 +294,9 @@ class TestBadDays:
             else:
                 installed.kill("kube-apiserver")
             try:
-                for used_bytes in range(2, 42):  # 200 seconds of samples
+                for used_bytes in range(2, 42):  # These samples cover 200 seconds.
                     clock.passes(5.0)
-                    # Pods start and end all the time.
+                    # Pods start and end continuously.
                     wanted_s.append(
                         status_writer.deliver(sample(clock, used_bytes << 30), clock.at_s)
                     )
@@ -299,21 +305,23 @@ class TestBadDays:
                     installed.resume("kube-apiserver")
                 else:
                     installed.start_apiserver()
-        # From here on a write that takes long on a busy machine is not repeated.
+        # Do not repeat a write that takes long on a busy machine from now on.
         hasty._timeout_s = PATIENCE_S
         tries = [each for each in logs if each["event"] == "report_not_delivered"]
         assert 6 <= len(tries) <= 12
         assert max(wanted_s) <= 30.0
         if how == "is killed":
-            before = dict.fromkeys(before, 0)  # A new server counts from zero.
+            before = dict.fromkeys(before, 0)  # A restarted server counts from zero.
         newest = sample(clock, 99 << 30)
 
-        # A frozen server may apply old writes after the newest one. The agent sees this before its
-        # next heartbeat and repairs it.
+        # A frozen server may apply old writes after the newest write. Before its next heartbeat,
+        # the agent notices and corrects this.
         def settled() -> bool:
             return delivered(newest) and reported(installed, "agent-a") == newest
 
         until(settled, "the API server has the newest report")
         made = {kind: count - before[kind] for kind, count in writes(installed).items()}
         late = 0 if how == "is killed" else len(tries)
-        assert made["status"] <= 1 + late * 2  # Each late write is repaired by another one.
+        assert (
+            made["status"] <= 1 + late * 2
+        )  # The agent corrects each late write with another write.

@@ -1,4 +1,4 @@
-"""Tests which resources of a node can be steered, and the obstacles."""
+"""Tests which resources of a node can be steered, and the reasons why others cannot."""
 
 from typing import Any, Literal
 

@@ -1,4 +1,4 @@
-"""Tests whether NVIDIA_VISIBLE_DEVICES of a pod has an effect, for the configurations of the
+"""Tests whether a pod's own NVIDIA_VISIBLE_DEVICES has an effect with each configuration of the
 container toolkit.
 """
 

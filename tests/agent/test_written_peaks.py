@@ -1,4 +1,4 @@
-"""Checks that peaks are written with the report of memory, or once a minute."""
+"""Checks that peaks are written together with changed memory use, or once a minute."""
 
 import math
 from typing import Any
@@ -56,7 +56,7 @@ def test_a_change_of_only_peaks_is_written_once_a_minute(
     api.create("uid-1")
     deliver(status_writer, clock, peaked(5, 5))
     newest = peaked(**{"used": 5, "peak": 5, "observed_at": "t1", **change})
-    for _ in range(11):  # Until 55 s after the first report.
+    for _ in range(11):  # until 55 s after the first report
         clock.at_s += 5
         assert deliver(status_writer, clock, newest) == math.inf
         assert written(api) == "t0"

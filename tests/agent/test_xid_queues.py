@@ -1,4 +1,6 @@
-"""Checks that events queued by the driver reach the agent, whatever happens to other devices."""
+"""Checks that the events that the driver has queued reach the agent, whatever happens to other
+devices.
+"""
 
 import threading
 import time
@@ -37,8 +39,8 @@ class _Set:
 
 
 class _Library:
-    """NVML's event sets. An event is queued in each set that has its device, and freed with the
-    set.
+    """Simulates NVML's event sets. An event is queued in each set that contains its device, and is
+    lost when the set is freed.
     """
 
     NVMLError = _Error
@@ -46,11 +48,11 @@ class _Library:
     def __init__(self) -> None:
         self.sets: list[_Set] = []
         self.lock = threading.Lock()
-        #: Code that the registration of each device returns.
+        #: Error code that the registration of each device returns.
         self.fails: dict[int, int] = {}
-        #: While this is set, the next wait returns that a device is lost.
+        #: If set, the next wait returns that a device is lost.
         self.loses = threading.Event()
-        #: While this is not set, waits return no events.
+        #: If not set, waits return no events.
         self.delivers = threading.Event()
         self.delivers.set()
 
@@ -98,7 +100,7 @@ class _Library:
                     events.queue += [_Event(device, number) for number in numbers]
 
     def registered(self) -> set[int]:
-        """Return the devices whose events are queued now."""
+        """Return the devices that are registered in an event set."""
         with self.lock:
             return {each for events in self.sets if not events.freed for each in events.devices}
 

@@ -1,4 +1,4 @@
-"""Tests unhealthy devices by XID, on the fake driver library and a stand-in for dcgm-exporter."""
+"""Tests that XIDs make devices unhealthy, with the fake driver library and a fake dcgm-exporter."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def test_a_device_stays_healthy_after_a_harmless_xid(survey: Start) -> None:
     agent.step()
     for xid in (13, 31, 43, 45, 68, 63, 92, 94, 121, 154):
         agent.driver.fail("GPU-a", xid)
-    agent.driver.fail("GPU-b", 48)  # received after the others
+    agent.driver.fail("GPU-b", 48)  # This XID is received after the other XIDs.
     assert list(reasons(agent.until(unhealthy))) == ["GPU-b"]
 
 
@@ -91,7 +91,7 @@ def test_an_unreadable_or_unwritable_file_is_reported(survey: Start, tmp_path: P
 
 
 def test_a_device_is_healthy_again_when_the_driver_requires_no_recovery(survey: Start) -> None:
-    # The other device is healthy, so XIDs are received.
+    # The agent receives XIDs, because the other device is healthy.
     agent = survey([h100("GPU-a"), h100("GPU-b")])
     agent.driver.say("GPU-a", "recovery 1")
     agent.step()
@@ -103,7 +103,7 @@ def test_a_device_is_healthy_again_when_the_driver_requires_no_recovery(survey: 
 
 
 def test_a_device_is_healthy_again_after_maintenance_of_the_node(survey: Start) -> None:
-    """This driver does not report the required recovery."""
+    """The driver does not report a recovery action."""
     agent = survey([h100("GPU-a")])
     agent.step()
     agent.driver.fail("GPU-a", 95)
@@ -128,7 +128,7 @@ def test_an_xid_seen_only_by_dcgm_counts_once(survey: Start, exporter: StandIn) 
     assert reasons(agent.until(unhealthy)) == {
         "GPU-b": "XID 79 (dcgm): unhealthy until the GPU is reset or the driver is loaded again"
     }
-    # After the reset, the exporter still shows it until it is restarted.
+    # After the reset, the exporter still shows the XID until the exporter is restarted.
     agent.driver.say("GPU-b", "recovery 1")
     agent.until(lambda status: "asks for" in reasons(status)["GPU-b"])
     agent.driver.say("GPU-b", "recovery 0")

@@ -1,5 +1,5 @@
-"""Checks that an attempt has one decision ID even if each verb is called on another replica,
-although no message carries it.
+"""Checks that an attempt has one decision ID even if each verb is called on another replica. No
+message contains this ID.
 """
 
 import asyncio
@@ -26,10 +26,10 @@ from tests.serving import pod as sent
 
 
 class Replicas:
-    """Three replicas around one store that all of them follow."""
+    """Three replicas that follow the same store."""
 
     def __init__(self) -> None:
-        #: Replicas whose watch delivers nothing for now.
+        #: Replicas whose watches deliver no events at the moment.
         self.deaf: set[int] = set()
         self.all = [Extender(Settings(), unready=lambda: "") for _ in range(3)]
         self.store = EmbeddedStore(self.tell_all, time.monotonic)
@@ -53,9 +53,7 @@ class Replicas:
                 each.deliver(events)
 
     async def attempt(self, change: bool = False) -> Pod:
-        """Call filter, prioritize and bind on one replica after the other. Return the resulting
-        pod.
-        """
+        """Call filter, prioritize and bind, each on another replica. Return the resulting pod."""
         version = self.pod().metadata.resource_version
         body = msgspec.json.encode(offer(sent("p", "8Gi", version=version), "a", "b"))
         self.verbs[0].filter(body)

@@ -22,8 +22,8 @@ from tests.waiting import until_then
 
 
 def evicting() -> GPUNode:
-    """Return a node whose ledger marks a pod for eviction. Another pod exceeds its reservation by 1
-    GiB.
+    """Return a node on which one pod is marked for eviction and another pod exceeds its reservation
+    by 1 GiB.
     """
     marked = msgspec.structs.replace(reservation({"GPU-0": GIB}), flags=[EVICTED])
     return gpunode(
@@ -34,7 +34,7 @@ def evicting() -> GPUNode:
 
 
 def test_a_console_without_an_extender_ends_back_offs_and_shows_overuse() -> None:
-    """Without an extender in its process, only the console's own clock does that."""
+    """In its own process, the console relies on its own clock for this."""
 
     async def play() -> tuple[Reason | None, Reason | None, list[tuple[str, int]]]:
         telemetry = ViewTelemetry(CollectorRegistry(), "headroom_console_ready")
@@ -73,5 +73,5 @@ def test_only_a_process_that_makes_decisions_builds_a_snapshot_after_each_turn(a
 
     generation, names = asyncio.run(play())
     assert names == ("a", "b", "c")
-    # On a busy machine, one change may take two turns.
+    # On a busy machine, one change can be applied in two turns.
     assert generation == 1 if alone else generation >= 3

@@ -1,4 +1,4 @@
-"""Checks that a replica's own changes are applied at once, and watch events in turns of the event
+"""Checks that a replica applies its own changes immediately, and watch events in turns of the event
 loop.
 """
 
@@ -64,7 +64,7 @@ def test_a_burst_of_events_is_applied_in_parts_between_other_tasks() -> None:
             seen.append(known(extender))
             await asyncio.sleep(0)
         assert known(extender) == len(NAMES)
-        # Calls in between see a part of it, and never have to wait for all of it.
+        # Calls in between see a part of the events, and never wait until all events are applied.
         assert len([count for count in set(seen) if 0 < count < len(NAMES)]) > 3
 
     play(script)
@@ -73,7 +73,7 @@ def test_a_burst_of_events_is_applied_in_parts_between_other_tasks() -> None:
 def test_the_loop_is_scheduled_once_for_all_queued_changes() -> None:
     async def script(extender: Extender) -> None:
         loop = asyncio.get_running_loop()
-        for first in range(0, 100, 50):  # and again after it was done
+        for first in range(0, 100, 50):  # The queue also works after it was empty.
             with patch.object(
                 loop, "call_soon_threadsafe", wraps=loop.call_soon_threadsafe
             ) as requeues:
@@ -87,7 +87,7 @@ def test_the_loop_is_scheduled_once_for_all_queued_changes() -> None:
 
 
 def test_changes_of_threads_are_accepted_at_any_time() -> None:
-    """Even at the moment at which the loop has just finished."""
+    """This also holds at the moment when the loop has just finished."""
 
     async def script(extender: Extender) -> None:
         for name in NAMES[:100]:
@@ -171,7 +171,7 @@ def test_a_node_with_several_changes_is_weighed_once() -> None:
                 extender.enqueue(reports(version, NAMES[:4]))
             await extender.event_queue.idle()
         assert sorted(weighed) == NAMES[:4]
-        violations()  # The nodes were not really weighed.
+        violations()  # Ignore violations, because the nodes were not really weighed.
 
     play(script)
 
@@ -228,7 +228,7 @@ def test_a_watch_that_is_faster_than_the_loop_waits() -> None:
         teller = threading.Thread(target=lambda: [extender.enqueue(each) for each in many])
         teller.start()
         until(lambda: len(extender.event_queue._watched) >= 3, "the queue is full")
-        teller.join(0.05)  # The loop accepts nothing meanwhile.
+        teller.join(0.05)  # The loop accepts no events during this time.
         assert (teller.is_alive(), len(extender.event_queue._watched)) == (True, 3)
         await until_then(lambda: not teller.is_alive(), "the thread ends")
         await extender.event_queue.idle()

@@ -1,6 +1,4 @@
-"""Checks that an exception in the state, its callbacks or a loop does not stop anything
-permanently.
-"""
+"""Checks that an exception in the state, in a callback or in a loop stops nothing permanently."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
@@ -36,7 +34,9 @@ class Bug(Exception):
 
 
 def raises_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, nth: int) -> list[int]:
-    """Let the n-th call of this method raise. Return a counter of the calls."""
+    """Make the n-th call of this method raise an exception. Return a list with the number
+    of calls.
+    """
     works, calls = getattr(where, name), [0]
 
     def once(*args: Any, **how: Any) -> Any:
@@ -102,7 +102,7 @@ def test_all_changes_of_the_cluster_arrive(
 
 
 class Deaf:
-    """A ledger whose methods each raise once, and record their calls."""
+    """A ledger in which each method raises an exception once. It records all calls."""
 
     def __init__(self) -> None:
         self.raised: set[str] = set()
@@ -209,7 +209,7 @@ def test_a_round_without_progress_is_stuck_and_health_shows_it() -> None:
         assert await health() == (200, "ok\n")
         clock[0] += STUCK_AFTER_S + 1.0
         assert (await health())[0] == 503
-        going.set()  # The round ends, and the loop waits for the next one.
+        going.set()  # The round ends, and the loop waits for the next round.
         await until_then(lambda: not loops.stuck(), "no loop is stuck")
         clock[0] += 2 * STUCK_AFTER_S
         assert await health() == (200, "ok\n")
@@ -219,7 +219,7 @@ def test_a_round_without_progress_is_stuck_and_health_shows_it() -> None:
 
 
 class Slow:
-    """A ledger that never answers about one node."""
+    """A ledger whose calls for one node never return."""
 
     def __init__(self) -> None:
         self.done: set[str] = set()
@@ -253,7 +253,7 @@ def test_a_node_that_cannot_be_checked_delays_no_other_node() -> None:
 
 
 def promised(node: str) -> list[Event]:
-    """Return a node with a reservation whose pod is gone."""
+    """Return the events of a node with a reservation of a deleted pod."""
     return [
         NodeSeen(kube_node(node)),
         GPUNodeSeen(reserved(node), 0.0),

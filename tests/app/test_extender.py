@@ -1,4 +1,4 @@
-"""Checks that a replica applies the changes of its threads in the order of their arrival."""
+"""Checks that a replica applies the changes from its threads in the order in which they arrive."""
 
 import asyncio
 import threading
@@ -97,7 +97,7 @@ def test_a_finalizer_that_cannot_be_removed_blocks_no_other_node() -> None:
 
 
 def test_nodes_are_initialised_before_the_next_round() -> None:
-    """Tests a node of the first list, and a new node."""
+    """Test both a node from the first list and a new node."""
 
     async def play() -> None:
         unready = "nodes were not listed yet"
@@ -130,7 +130,7 @@ def test_nodes_are_initialised_before_the_next_round() -> None:
 
 
 class Open:
-    """A slow ledger that counts its callers."""
+    """A slow ledger that counts concurrent callers."""
 
     def __init__(self) -> None:
         self.now = self.most = self.done = 0
@@ -156,7 +156,7 @@ def test_reconciling_leaves_connections_for_binds() -> None:
     async def play() -> tuple[int, int]:
         extender, ledger = Extender(Settings(), unready=lambda: ""), Open()
         for name in (f"n{number}" for number in range(3 * WRITTEN_AT_ONCE)):
-            # Reserved for a deleted pod.
+            # The reservation belongs to a deleted pod.
             reservations = {f"uid-{name}": Reservation(namespace="default", name=name)}
             spec = GPUNodeSpec(initialised=True, reservations=reservations)
             node = GPUNode(metadata=ObjectMeta(name=name), spec=spec)
@@ -195,7 +195,7 @@ def test_requeues_leave_connections_for_binds() -> None:
 def test_other_tasks_run_between_any_two_parts_of_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """kube-scheduler's calls wait for at most one part, of any kind of reconciling."""
+    """A call of kube-scheduler waits for at most one part, whichever reconciler checks it."""
     names = [f"n{number}" for number in range(7)]
     tasks = ("unreserved_pods", "being_deleted", "orphans", "uninitialised")
     looked_at: dict[int, set[str]] = {}
@@ -231,7 +231,7 @@ def test_other_tasks_run_between_any_two_parts_of_the_fleet(
     asyncio.run(play())
     assert done == {f"{task} {name}" for task in tasks for name in names}
     assert max(map(len, looked_at.values())) == 3
-    # No turn has two parts, even if different kinds of reconciling check the same nodes.
+    # No turn has two parts, even if different reconcilers check the same nodes.
     assert len(looked_at) == 3 * 3
 
 
@@ -256,7 +256,8 @@ def test_a_wall_clock_that_is_set_after_the_start_is_used(
 def test_changes_of_another_thread_are_applied_in_order() -> None:
     async def play() -> Pod | None:
         extender = Extender(Settings(), unready=lambda: "")
-        # A bind thread sees that the pod is bound. The loop sees that it is deleted again.
+        # A bind thread delivers that the pod is bound. The loop delivers that the pod was deleted
+        # later.
         received = threading.Thread(target=extender.deliver, args=([PodSeen(bound_pod("u"))],))
         received.start()
         received.join()
@@ -273,7 +274,7 @@ def test_kube_schedulers_calls_do_not_wait_for_a_check_of_all_pending_pods() -> 
         stamp = datetime.now(UTC).isoformat()
         node = gpunode(shared("a"), observed_at=stamp)
         extender.deliver([NodeSeen(kube_node()), GPUNodeSeen(node, time.monotonic())])
-        # None of them fits, and all have different requests, so each one is fitted.
+        # No pod fits, and each pod is checked separately because all requests differ.
         waiting = [rejected(f"p{i}", f"{30_000 + i}Mi") for i in range(400)]
         extender.deliver([PodSeen(pod) for pod in waiting])
         turns = 0
@@ -289,12 +290,14 @@ def test_kube_schedulers_calls_do_not_wait_for_a_check_of_all_pending_pods() -> 
         others.cancel()
         return turns
 
-    # The check takes at least a tenth of a second, in steps of some milliseconds.
+    # The check takes at least a tenth of a second, but in steps of a few milliseconds.
     assert asyncio.run(play()) > 10
 
 
 def test_a_bind_enters_the_event_queue_twice() -> None:
-    """Once before it writes the reservation, and once with the written reservation."""
+    """The bind enters the queue once before it writes the reservation, and once with the written
+    reservation.
+    """
     own: list[list[type]] = []
     deliver = EventQueue.deliver
 

@@ -1,6 +1,6 @@
-"""Checks that an exception in any coroutine of the controllers, the ledger or the state does not
-stop anything permanently: the life of a cluster continues to its end, and the exception is counted
-or returned.
+"""Checks that an exception in any coroutine of the controllers, the ledger or the state stops
+nothing permanently. The life of a cluster continues to its end, and the exception is counted or
+returned.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Checks that garbage is collected, and that objects listed at the start are not visited again."""
+"""Checks that garbage is collected, and that the garbage collector does not visit objects from the
+first lists again.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +21,7 @@ class Cycle:
 
 @pytest.fixture(autouse=True)
 def _collector() -> Iterator[None]:
-    """Restore the settings of the collector."""
+    """Restore the settings of the garbage collector after the test."""
     before = gc.get_threshold()
     yield
     gc.unfreeze()

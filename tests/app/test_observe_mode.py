@@ -1,5 +1,5 @@
-"""Checks that in mode observe a replica evicts no pod and writes no Event, and that rejected pods
-are requeued.
+"""Checks that in observe mode a replica evicts no pods and writes no Events, and requeues rejected
+pods.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ OBSERVE, ENFORCE = Settings(mode=Mode.OBSERVE), Settings()
 
 
 class Looks:
-    """Counts the searches for pods to evict."""
+    """An eviction controller that counts its searches for pods to evict."""
 
     def __init__(self) -> None:
         self.times = 0
@@ -87,7 +87,7 @@ def test_a_rejected_pod_is_retried_once_when_mode_observe_begins() -> None:
             requeued.clear()
             await extender.requeue_controller.once(cast(Ledger, Wakes()))
             message.append(list(requeued))
-        # Deleted pods are forgotten, however long it observes.
+        # Deleted pods are forgotten, however long the replica is in observe mode.
         extender.deliver([PodGone(uid) for uid in sorted(once_woken(message))])
         await extender.requeue_controller.once(cast(Ledger, Wakes()))
         assert not extender.requeue_controller._released

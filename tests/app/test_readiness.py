@@ -52,7 +52,7 @@ def test_the_sentence_stays_the_same_while_the_cause_lasts() -> None:
 
 
 def test_a_quiet_cluster_does_not_count_as_lost_contact() -> None:
-    """Watches are opened again when nothing happens, which counts as contact."""
+    """When nothing happens, watches end and are opened again, which counts as contact."""
     assert Settings().blind_after_s > DEFAULT_PACE.watch_s + DEFAULT_PACE.grace_s
 
 

@@ -1,5 +1,5 @@
-"""Changes the settings file of a running extender: some settings apply at once, some after a
-restart, and an invalid file is rejected.
+"""Tests changes of a running extender's settings file. Some settings apply immediately, some after
+a restart, and an invalid file is rejected.
 """
 
 import re
@@ -37,7 +37,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 @starts_processes
 def server(file: Path) -> Iterator[Server]:
-    """A server for all tests, because it never restarts. Node a is nearly full."""
+    """A server that all tests share, because no test restarts it. Node a is nearly full."""
     file.write_text("stale_after_s: 90\n")
     with serving(FLEET, "--config", str(file)) as running:
         large = pod("large", "20Gi")
@@ -84,13 +84,13 @@ def test_a_running_extender_switches_to_mode_observe_and_back(server: Server, fi
     mode(server, file, "observe")
     assert filtered(server, wide, "a", "b") == (["a", "b"], {})
     assert filtered(server, narrow, "a", "b") == (["a", "b"], {})
-    # No node is preferred, and no pods of others are considered.
+    # Prioritize prefers no node, and preempt considers no other pods.
     assert server.post("/prioritize", offer(narrow, "a", "b")).json() == []
     assert server.post("/prioritize", offer(pod("plain", gpus=0), "a", "b")).json() == []
     victims = {"a": {"Pods": [{"UID": "x"}], "NumPDBViolations": 0}}
     asked = {"Pod": wide, "NodeNameToVictims": None, "NodeNameToMetaVictims": victims}
     assert server.post("/preempt", asked).json()["NodeNameToMetaVictims"] == victims
-    # On kube-scheduler's node, although it does not fit.
+    # The pod is bound to kube-scheduler's node, although it does not fit there.
     assert server.post("/bind", binding(narrow, "a")).json() == {"Error": ""}
 
     assert metric(server, "headroom_observe_only ") == 1
@@ -135,7 +135,7 @@ def test_a_running_extender_switches_to_mode_observe_and_back(server: Server, fi
 
     mode(server, file, "enforce")
     assert filtered(server, wide, "a", "b") == ([], {"a": NO_ROOM, "b": NO_ROOM})
-    # Starts with the actual state.
+    # Enforcement starts with the actual state.
     assert filtered(server, pod("small", "1Gi"), "a", "b")[0] == ["b"]
     assert run(server.debug, "top").stderr == ""
 
@@ -157,7 +157,8 @@ def test_an_invalid_file_changes_nothing_and_is_reported_until_it_is_valid(
     assert metric(server, rejected) == before[0] + 2
     replace(file, "stale_after_s: 60\nreject_unannotated: true\nverbs_port: 1\n")
     until(lambda: not settings(server)["rejected"], "the file is right again")
-    # The command line sets the port. The server keeps its first value until it is restarted.
+    # The file cannot change the port, because the command line sets it. The server keeps the first
+    # ``stale_after_s`` until it is restarted.
     assert settings(server)["after_restart"] == ["stale_after_s"]
     assert metric(server, taken) == before[1] + 1
     bare = pod("bare")
@@ -186,7 +187,7 @@ def test_every_reloadable_name_is_a_setting() -> None:
 
 
 class Reloading:
-    """A reloader of a file in ``folder``, whose checks the test triggers."""
+    """Reloads a settings file in ``folder``. The test triggers the checks of the file."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "headroom.yaml"
@@ -222,7 +223,7 @@ def test_a_changed_added_or_removed_file_of_a_folder_is_applied(tmp_path: Path) 
     reloading.reloader.once()
     assert reloading.modes == ["observe", "enforce"]
     (tmp_path / "own.yml").write_text("mode: observe\n")
-    for _ in range(2):  # like a missing file, which counts only if it is missing in two calls
+    for _ in range(2):  # An error counts only if it occurs in two checks, like a missing file.
         reloading.reloader.once()
     (message,) = reloading.reloader.rejected
     assert message == f"{tmp_path}/own.yml: is not read; rename it to own.yaml"
@@ -230,7 +231,7 @@ def test_a_changed_added_or_removed_file_of_a_folder_is_applied(tmp_path: Path) 
 
 
 def test_a_file_that_is_missing_for_a_moment_is_not_rejected(tmp_path: Path) -> None:
-    """The kubelet may replace the file of a ConfigMap between two checks, or during one."""
+    """The kubelet may replace the file of a ConfigMap between two checks or during a check."""
     reloading = Reloading(tmp_path)
     reloading.file.unlink()
     reloading.reloader.once()

@@ -1,4 +1,6 @@
-"""Tests the comparison of ways to place pods: its judge, its rules, and small simulated fleets."""
+"""Tests the benchmark that compares placement methods: its judge, its rules, and small simulated
+fleets.
+"""
 
 import pytest
 
@@ -38,7 +40,7 @@ def test_without_surprises_the_other_rules_overcommit() -> None:
 @pytest.mark.parametrize("row", ["gated", "steered"])
 @pytest.mark.slow
 def test_no_surprise_overcommits_if_the_device_is_chosen_or_gated(row: str) -> None:
-    """Pods live for six windows, so that some pod ends between most bindings and admissions."""
+    """Pods run for six windows, so that a pod ends between most bindings and admissions."""
     found = played(row, LONG)
     assert found.verdict.overcommits == 0
     assert found.bound > 50
@@ -55,7 +57,9 @@ def test_the_judge_counts_as_by_hand() -> None:
     judge.went("early", 14.0)
     judge.came("dies", 0, 0, 7, 14.0)
     judge.came("beside", 0, 1, 5, 14.0)
-    judge.rejected(6, 16.0)  # One device has no replica, and the other not enough memory.
+    judge.rejected(
+        6, 16.0
+    )  # One device has no free replica, and the other device has too little memory.
     verdict = judge.verdict(20.0)
     assert (verdict.offered, verdict.rejected, verdict.falsely) == (3, 2, 1)
     assert (verdict.overcommits, verdict.devices_overcommitted) == (1, 1)

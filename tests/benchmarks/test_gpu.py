@@ -1,6 +1,4 @@
-"""Runs ``make gpu`` as a whole, against stand-ins for driver library, libcuda, nvidia-smi and
-MPS.
-"""
+"""Runs all of ``make gpu`` with stand-ins for the driver library, libcuda, nvidia-smi and MPS."""
 
 import os
 import signal
@@ -51,14 +49,14 @@ def test_every_line_is_ok_on_a_machine_that_behaves_as_expected(stage: Stage) ->
     assert stage.processes() == []
     texts = {path.name: path.read_text() for path in stage.out.iterdir()}
     assert {"README.md", "report.md", "smi.xml", "lists-three-processes.json"} <= texts.keys()
-    # Data that identifies the machine or its owner is not kept.
+    # The report does not contain data that identifies the machine or its owner.
     for secret in (FIRST, "1654023000", "train.py", str(stage.out.parent)):
         assert [name for name, text in texts.items() if secret in text] == []
     assert "| `nvmlDeviceGetUUID` |" in texts["report.md"]
     assert "`make gpu 'ARGS=--seconds 1 --looks 5 --pause 0.3'` on 20" in texts["report.md"]
 
 
-#: Each simulated fault makes these lines differ, with this text in the summary, and no others.
+#: Maps each simulated fault to the only lines that it changes, and the text in their summaries.
 LIES = {
     "nvidia-smi reads more used memory": (
         {"FAKE_SMI_USED_MIB": "100"},
@@ -160,7 +158,7 @@ def test_checks_that_would_disturb_other_processes_are_skipped(stage: Stage) -> 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_interrupted_check_leaves_no_process(stage: Stage, number: signal.Signals) -> None:
-    # A killed check leaves its folder.
+    # A killed check does not delete its folder, so put the folder where pytest deletes it.
     process = stage.start("--only", "cost", TMPDIR=str(stage.out.parent))
     try:
         until(lambda: any("agent --no-publish" in each for each in stage.processes()), "agent")

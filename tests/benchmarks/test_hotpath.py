@@ -1,6 +1,4 @@
-"""Checks that the benchmarks of the hot path measure what they report, on a fleet of a few
-nodes.
-"""
+"""Checks on a small fleet that the benchmarks of the hot path measure what they report."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Checks that each benchmark can be started, including those that no test runs."""
+"""Checks that each benchmark starts, including benchmarks that no test runs."""
 
 import importlib
 import pkgutil

@@ -1,4 +1,6 @@
-"""Tests the packing benchmark: its files, its judge, and the published results of its rules."""
+"""Tests the packing benchmark: its input files, its judge, and the published results of its
+rules.
+"""
 
 import json
 import subprocess
@@ -24,7 +26,7 @@ OPENB = ROOT.parent / "shared" / "data" / "openb"
 
 @pytest.mark.skipif(not OPENB.exists(), reason="the published trace is not beside this repository")
 def test_reference_results_are_reproduced_on_a_small_cluster() -> None:
-    """All but ``gpubest``, because no known definition reproduces all its figures."""
+    """``gpubest`` is excluded, because no known definition reproduces all of its figures."""
     seen = 0
     for wanted, run in golden.runs(OPENB):
         if wanted["cluster"] == "small" and run.seed < 102 and run.policy != "gpubest":

@@ -1,5 +1,5 @@
-"""Checks that peaks cause few reports, because most of them are in reports that the agent writes
-anyway.
+"""Checks that peaks cause few additional reports, because most peaks are written with reports of
+other changes.
 """
 
 import pytest

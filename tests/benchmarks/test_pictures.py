@@ -1,4 +1,4 @@
-"""Tests the pictures of the docs: where they are shown, and the computed drawings."""
+"""Tests where the docs show their pictures, and how the drawings are computed."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests the back-test of recommendations: its scores, its runs, and the goal on a few workloads."""
+"""Tests the back-test of recommendations: its scores, its runs, and its goal on a few workloads."""
 
 from dataclasses import replace
 
@@ -19,8 +19,8 @@ def life(start_h: float, gib: float, hours: float = 1.0, ending: str = "complete
 def test_the_score_counts_bytes_once_per_run_and_limits_them_by_hindsight() -> None:
     lives = (life(0, 4), life(24, 4), life(48, 6), life(72, 9))
     played = Workload("w", "training", 24 * GIB, ((0.0, 8 * GIB),), lives)
-    # The first run does not count. In hindsight no request below 9 GiB suffices, so nothing can be
-    # given back.
+    # The first run does not count. No request below 9 GiB would have been enough, so no memory
+    # could have been saved.
     assert score([played], lambda _: [GIB, None, 5 * GIB, 5 * GIB], 1.0).total == Score(
         lives=3,
         recommended=2,
@@ -31,7 +31,7 @@ def test_the_score_counts_bytes_once_per_run_and_limits_them_by_hindsight() -> N
         found=0,
     )
     smaller = Workload("w", "training", 24 * GIB, ((0.0, 8 * GIB),), lives[:3])
-    # Each run can save 2 GiB in hindsight. The second run saves 1 GiB, and the third counts 2 GiB.
+    # Each run could have saved 2 GiB. The second run saves 1 GiB, and the third run saves 2 GiB.
     asked = [None, 7 * GIB, GIB]
     assert score([smaller], lambda _: asked, 1.0).total == Score(
         lives=2,
@@ -75,7 +75,7 @@ def test_printed_patches_and_the_amount_of_auto_are_not_silently_below_a_peak() 
     ):
         drawn = [families.workload(name, "test", index, 30.0, 2.0) for index in range(2)]
         assert printed.judge_all((each, 30 * DAY) for each in drawn) == outcomes
-    # Another program needs more than the newest, so the text must state that.
+    # The text must state that another program needs more memory than the newest program.
     large = [replace(life(24 * day, 8), program="large") for day in range(5)]
     small = [life(24 * day, 4) for day in range(5, 10)]
     both = Workload("w", "CI", 24 * GIB, ((0.0, 12 * GIB),), (*large, *small))

@@ -1,8 +1,8 @@
-"""Runs the namespace of ``benchmarks.right_sizing`` without a cluster: 40 oversized pods on 20
-GPUs.
+"""Simulates the namespace of ``benchmarks.right_sizing`` without a cluster, with 40 oversized pods
+on 20 GPUs.
 
-The webhook's code writes requests, and the product places the pods. The judge shares no code with
-the product.
+The webhook's code writes the requests, and the product's code places the pods. The check of the
+result shares no code with the product.
 """
 
 import random
@@ -24,7 +24,7 @@ from tests.judge import excess
 from tests.state.states import seen, state_of
 
 PODS, NODES, GPUS_OF_NODE = 40, 10, 2
-#: Memory of each GPU.
+#: The memory of each GPU.
 GPUS = {f"gpu-{n}-{i}": 24 * GIB for n in range(NODES) for i in range(GPUS_OF_NODE)}
 
 
@@ -64,9 +64,9 @@ def written(vram: str, chance: random.Random) -> list[dict[str, Any]]:
 
 
 def placed(pods: list[Pod], chance: random.Random) -> list[tuple[str, int]]:
-    """Place the pods on empty nodes. Return GPU and request of each pod that fits.
+    """Place the pods on empty nodes. Return the GPU and the request of each pod that fits.
 
-    The device plugin chooses one of the devices with the fewest pods.
+    Like the device plugin, this function chooses a device with the fewest pods at random.
     """
     state = empty()
     simulation = Simulation(state.cluster, state.cluster.snapshot(), NOW_S)

@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from headroom.certs.commands import certs
 
-#: Only this command, because all commands together configure logging for the whole process.
+#: An app with only this command, because the complete app configures logging for the whole process.
 app = typer.Typer()
 app.command()(certs)
 

@@ -1,4 +1,6 @@
-"""Copies files of a mounted Secret to a host: complete, private, and up to date."""
+"""Tests that the files of a mounted Secret are copied to a host completely, privately and
+in time.
+"""
 
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from typer.testing import CliRunner
 from headroom.certs.commands import copy, copy_certs
 
 FILES = ("ca.crt", "tls.crt", "tls.key")
-#: Only this command, because all commands together configure logging for the whole process.
+#: An app with only this command, because the complete app configures logging for the whole process.
 app = typer.Typer()
 app.command()(copy_certs)
 

@@ -1,4 +1,4 @@
-"""Tests certificates as time passes."""
+"""Tests how certificates are renewed as time passes."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -44,8 +44,8 @@ def test_certificates_are_renewed_until_their_authority_ends() -> None:
         assert is_signed_by(leaf.cert, first.cert)
         assert facts(leaf).ends_at > now
         shown.add(leaf.cert)
-    # A new certificate every 5 days. The last one ends with the authority, because no run could
-    # make a longer one.
+    # There is a new certificate every 5 days. The last certificate ends together with the
+    # authority, because it cannot be valid longer than the authority.
     assert len(shown) == 8
     second, leaf = run(first, leaf, NOW + 40 * DAY)
     assert second != first
@@ -105,7 +105,9 @@ def test_certificates_are_for_the_services_and_labelled() -> None:
     short = next_authority(None, "client", NOW, replace(FAST, authority_lifetime=DAY))
     client = next_leaf(None, short, CLIENT, NOW, FAST)[0]
     assert facts(client).usages == {Usage.CLIENT}
-    assert ends_at(client.cert) == NOW + DAY  # It does not outlive its authority.
+    assert (
+        ends_at(client.cert) == NOW + DAY
+    )  # The certificate is not valid longer than its authority.
     with pytest.raises(NotAPair, match="does not match the certificate"):
         facts(Pair(leaf.cert, client.key))
     assert usable(leaf.cert, client.key) is None
@@ -114,7 +116,9 @@ def test_certificates_are_for_the_services_and_labelled() -> None:
 
 
 def test_an_authority_counts_as_expiring_when_its_certificates_cannot_be_renewed() -> None:
-    """From 4 days before its end, because a certificate that is due then would not last longer."""
+    """An authority counts as expiring 4 days before its end, because a certificate that is renewed
+    then would not be valid longer.
+    """
     authority, leaf = run(None, None, NOW)
     assert not ends_soon(authority, NOW + 36 * DAY - timedelta(seconds=1), FAST)
     assert ends_soon(authority, NOW + 36 * DAY, FAST)

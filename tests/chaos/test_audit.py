@@ -1,5 +1,5 @@
-"""Tests each rule of the auditor with histories that violate it, and with the same histories
-without the fault.
+"""Tests each rule of the auditor with histories that violate the rule, and with the same histories
+without the violation.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.audit import RESOURCE, Auditor, Machine
 
 GIB = 1 << 30
-#: A node with one shared GPU, and a node with two.
+#: ``ONE`` is a node with one shared GPU, and ``TWO`` is a node with two shared GPUs.
 ONE, TWO = "one", "two"
 MACHINES = {
     ONE: Machine(["GPU-one-0"], 24 * GIB, 4),
@@ -27,7 +27,7 @@ def pod(
     containers: Iterable[str] = ("main",),
     **metadata: Any,
 ) -> dict[str, Any]:
-    """Return a pod. ``ours`` is whether Headroom bound it."""
+    """Return a pod. If ``ours`` is true, Headroom has bound it."""
     annotations = {} if vram is None else {"headroom.gpu/vram": vram}
     if node and ours:
         annotations["headroom.gpu/placement"] = "{}"
@@ -41,7 +41,9 @@ def pod(
 
 
 def gpunode(name: str, **reserved_gib: int) -> dict[str, Any]:
-    """Return a GPUNode with this many GiB reserved on each device for pods of these names."""
+    """Return a GPUNode. ``reserved_gib`` maps pod names to the GiB that are reserved on each
+    device.
+    """
     devices = MACHINES[name].devices
     reservations = {
         f"uid-{pod}": {
@@ -207,7 +209,7 @@ def test_a_pending_pod_that_fits_is_a_finding() -> None:
     assert in_the_end(shown(pod("a", "24Gi", phase="Pending"))) == ["waits"]
     going = pod("a", "24Gi", phase="Pending", deletionTimestamp="2026-11-21T00:00:00Z")
     assert in_the_end(shown(going)) == []
-    # It must fit on every device of the node, and a replica must be free.
+    # The pod must fit on every device of the node, and a replica must be free.
     busy = pod("c", "20Gi", TWO)
     auditor = shown(pod("b", "20Gi", ONE), busy, pod("a", "20Gi", phase="Pending"))
     show(auditor, gpunode(ONE, b=20))
@@ -227,7 +229,9 @@ def test_a_pending_pod_that_fits_is_a_finding() -> None:
 def test_a_pod_on_two_devices_is_charged_on_each_for_its_container(
     size: str, found: list[str]
 ) -> None:
-    """A pod with 4 GiB on one device and 3 GiB on the other leaves at least 20 GiB on each."""
+    """A pod with 4 GiB on one device and 3 GiB on the other device leaves at least 20 GiB free on
+    each device.
+    """
     both = "main", "side"
     devices = MACHINES[TWO].devices
     full = pod("full", "24Gi", ONE)

@@ -1,4 +1,4 @@
-"""Tests the judge of kube-scheduler's calls during faults of consoles and webhooks."""
+"""Tests the check of kube-scheduler's calls during faults of consoles and webhooks."""
 
 from typing import Any
 

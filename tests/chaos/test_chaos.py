@@ -19,8 +19,8 @@ from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
-#: Few nodes, and shorter timeouts than by default. kube-scheduler and extenders wait longer for
-#: binds, because on a busy machine they would give up most of them, and start again.
+#: A storm with few nodes and short timeouts. kube-scheduler and extenders wait longer for binds
+#: than by default, because on a busy machine most binds would otherwise time out and be retried.
 SMALL = Plan(
     seed=10,
     lasts_s=48.0,
@@ -44,14 +44,16 @@ def test_a_short_storm_loses_no_pod_and_reserves_no_memory_twice(
     request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # The first build takes minutes.
+    with (
+        capture.global_and_fixture_disabled()
+    ):  # Show the progress, because the first build takes minutes.
         built("etcd", "kube-apiserver", *SCHEDULERS)
     findings, counts = storm(SMALL, logs=tmp_path)
     assert not findings
     assert counts["faults"].keys() == {f"{of} {what}" for of in KINDS for what in KINDS[of]}
     assert counts["pods"]["bound"] >= 15
     assert counts["calls"].keys() >= {"filter", "bind"}
-    # The proxies injected the faults.
+    # The proxies have injected the faults.
     assert counts["requests"]["cut"]
     assert sum(n for what, n in counts["requests"].items() if "answered" in what) > 0
     request.node.user_properties.append(("measured", f"{counts['pods']}"))

@@ -1,4 +1,4 @@
-"""Checks the effect of each fault of a connection on requests."""
+"""Checks how each fault of a connection affects requests."""
 
 import random
 import time
@@ -13,8 +13,8 @@ from tests.chaos.proxy import ToApiServer
 from tests.reverse_proxy import Proxies, Wire
 from tests.waiting import PATIENCE_S
 
-#: For each fault: the number of requests, the statuses that the client sees (None for no response),
-#: and whether the server processes all requests.
+#: Maps each fault to the number of requests, the statuses that the client gets (None for no
+#: response), and whether the server processes all requests.
 EFFECTS: dict[str, tuple[int, set[int | None], bool]] = {
     "no fault": (10, {201}, True),
     "slow": (3, {201}, True),
@@ -40,10 +40,10 @@ def test_every_connection_fault_has_a_tested_effect() -> None:
 @pytest.mark.parametrize("fault", EFFECTS)
 def test_a_connection_fault_changes_the_responses(fault: str) -> None:
     count, statuses, all_served = EFFECTS[fault]
-    # Clients that give up do so at the same time, so that the test waits only once.
+    # Run the clients concurrently, so that the test waits only once for their timeouts.
     gives_up = fault in ("stalled", "passed on late")
     timeout_s, clients = (5.0, count) if gives_up else (PATIENCE_S, 1)
-    random.seed(1)  # The same requests have the fault in each run.
+    random.seed(1)  # The fault affects the same requests in each run.
     served: list[str] = []
 
     def answer(request: Request) -> Answer:
