@@ -84,7 +84,7 @@ def test_a_running_extender_switches_to_mode_observe_and_back(server: Server, fi
     mode(server, file, "observe")
     assert filtered(server, wide, "a", "b") == (["a", "b"], {})
     assert filtered(server, narrow, "a", "b") == (["a", "b"], {})
-    # Prioritize prefers no node, and preempt considers no other pods.
+    # Prioritize prefers no node, and preempt adds no victims.
     assert server.post("/prioritize", offer(narrow, "a", "b")).json() == []
     assert server.post("/prioritize", offer(pod("plain", gpus=0), "a", "b")).json() == []
     victims = {"a": {"Pods": [{"UID": "x"}], "NumPDBViolations": 0}}

@@ -1,4 +1,4 @@
-"""Tests the behaviour that all views of the debug API share: errors, ETags and pages."""
+"""Tests the behavior that all views of the debug API share: errors, ETags and paging."""
 
 import re
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_an_internal_error_is_logged_and_answered_without_details(fleet: Asked) 
 
 
 def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Return the path of a request with its required parameters."""
+    """Yield each parameter with a request path that has all required parameters."""
     for path, operations in fleet.get("/openapi.json").json()["paths"].items():
         for operation in operations.values():
             given = operation.get("parameters", ())
@@ -92,7 +92,7 @@ def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def test_the_example_of_every_parameter_is_valid(fleet: Asked) -> None:
-    """The example appears in the error about an invalid value."""
+    """The error about an invalid value contains this example."""
     for path, parameter in parameters(fleet):
         if parameter["in"] == "header":
             continue
@@ -130,7 +130,7 @@ def test_a_report_that_becomes_stale_changes_the_etag(fleet: Asked) -> None:
 
 
 def test_processes_have_different_etags(fleet: Asked) -> None:
-    """A process counts its generations from its start."""
+    """ETags must differ, because each process counts its generations from its start."""
     other = Asked()
     for name in ("gpu-c", "gpu-a", "another", "gpu-b", "gpu-d"):
         other.add_node(name)
@@ -151,7 +151,7 @@ def test_pages_contain_every_node_even_if_nodes_disappear_meanwhile(fleet: Asked
         (["gpu-b", "gpu-c"], 5, 1),
         (["gpu-d"], 5, 0),
     ]
-    # A page continues after a name, even if that node is deleted.
+    # A page continues after a name, even if the node with this name was deleted.
     page = fleet.get("/v1/nodes?limit=2&continue=gpu-bb").json()
     assert [node["name"] for node in page["nodes"]] == ["gpu-c", "gpu-d"]
 

@@ -11,7 +11,9 @@ from tests.console.asking import Asked
 
 @pytest.fixture
 def fleet() -> Asked:
-    """Two nodes with two GPUs of 24 GiB and 4 replicas each. One GPU has 20 GiB reserved."""
+    """A cluster of two nodes with two GPUs each. A GPU has 24 GiB and 4 replicas. 20 GiB of one GPU
+    are reserved.
+    """
     asked = Asked()
     held = gpunode(
         shared("A", free=3, allocated=1),
@@ -29,8 +31,8 @@ def fleet() -> Asked:
 
 def test_the_count_is_not_free_memory_divided_by_the_size(fleet: Asked) -> None:
     body = fleet.get("/v1/capacity?vram=8Gi&by_node=true").json()
-    # 76 GiB are free, and 8 GiB fit nine times on devices with a replica. But after one pod on B
-    # the plugin could choose A next, which lacks the memory.
+    # 8 GiB would fit nine times into the 76 free GiB. But after one pod on B, the plugin could
+    # choose A next, which has too little memory.
     assert (body["pods"], body["pods_at_least"], body["fullness"]) == (7, False, "fits")
     assert [(node["name"], node["pods"], node["reason"]) for node in body["nodes"]] == [
         ("empty", 6, None),

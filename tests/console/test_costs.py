@@ -25,7 +25,7 @@ ROUND_S = 10.0
 
 
 def recorded(asked: Asked, rounds: int, every_s: float = ROUND_S) -> HistoryRecorder:
-    """Record the current state for some rounds. The first round only sets the time."""
+    """Record the current state for ``rounds`` rounds. The first round only sets the start time."""
     recorder = HistoryRecorder(asked.cluster, asked.context.history, asked.context.wall_s)
     for number in range(rounds + 1):
         asked.now_s += every_s if number else 0.0
@@ -43,8 +43,8 @@ def costs(asked: Asked, query: str = "") -> dict[str, Any]:
 
 @pytest.fixture
 def team() -> Asked:
-    """A shared GPU of 24 GiB with at least a quarter for each pod: an idle notebook that holds half
-    of the memory, and an active trainer that uses more than it reserved.
+    """A shared 24 GiB GPU on which each pod counts at least a quarter. An idle notebook holds half
+    of the memory, and an active trainer uses more than it reserved.
     """
     return fleet(
         shared("A", free=2, allocated=2, sm_activity=SM),
@@ -65,7 +65,7 @@ def test_the_last_hour_has_held_used_and_idle_gpu_hours(team: Asked) -> None:
             "used_gpu_hours": pytest.approx(1 / 3 * minute, abs=1e-4),
             "idle_gpu_hours": pytest.approx(1 / 2 * minute, abs=1e-4),
             "unmeasured_gpu_hours": 0.0,
-            # 12 GiB plus the 8 GiB of the trainer. The notebook uses 4 GiB.
+            # The notebook holds 12 GiB and uses 4 GiB. The trainer holds 8 GiB.
             "held_gib_days": pytest.approx(20 / 24 * minute, abs=1e-4),
             "unused_gib_days": pytest.approx(8 / 24 * minute, abs=1e-4),
             "unmeasured_gib_days": 0.0,
@@ -80,12 +80,12 @@ def test_a_share_of_a_gpu_costs_that_share_of_its_price(team: Asked) -> None:
     object.__setattr__(team.context, "gpu_hour_price", lambda: 3600.0)
     recorded(team, 6)
     (each,) = costs(team)["namespaces"]
-    # One minute of half a GPU and of a third.
+    # The costs are for one minute of half a GPU and of a third of a GPU.
     assert (each["cost"], each["idle_cost"]) == (50.0, 30.0)
 
 
 def test_shares_of_one_gpu_add_up_to_at_most_one() -> None:
-    """One pod holds nearly all memory, and three others hold a replica each."""
+    """One pod holds nearly all memory, and three other pods hold a replica each."""
     names = ["big", "b", "c", "d"]
     asked = fleet(
         shared("A", free=0, allocated=4, sm_activity=SM),
@@ -216,7 +216,7 @@ def test_the_metrics_have_a_series_for_each_state(team: Asked) -> None:
 
 
 def test_pods_with_unknown_names_have_no_empty_namespace(team: Asked) -> None:
-    """Prometheus would replace an empty label by the console's own namespace."""
+    """Prometheus would replace an empty label with the console's own namespace."""
     registry = CollectorRegistry()
     snapshot = team.cluster.snapshot()
     held = limited({f"team-{n}": Holdings(1.0) for n in range(300)} | {"": Holdings(2.0)})

@@ -1,4 +1,4 @@
-"""Checks that the views show the data on which filter decides."""
+"""Checks that the views show the data that filter uses for its decisions."""
 
 import asyncio
 import re
@@ -104,7 +104,7 @@ def test_probes_and_metrics_are_served(server: Server) -> None:
     assert server.get("/readyz").status == 200
     server.post("/filter", offer(pod("p", "50Gi"), "shared"))
     counted = 'headroom_verb_duration_seconds_count{verb="filter"} 1.0'
-    # The metrics are updated after the response.
+    # Wait, because the metrics are updated after the response is sent.
     until(lambda: counted in server.get("/metrics").body.decode(), "the call is counted")
     text = server.get("/metrics").body.decode()
     (cpu_s,) = re.findall(r'headroom_verb_cpu_seconds_total{verb="filter"} (\S+)', text)
@@ -136,7 +136,7 @@ def context(cluster: Cluster) -> Context:
 
 
 class Owned(Cluster):
-    """Records the thread that requests a snapshot, as if the snapshot had to be built."""
+    """Records the thread of each snapshot request as if the snapshot had to be built."""
 
     def __init__(self, writer: ClusterWriter) -> None:
         super().__init__(writer.parts)

@@ -1,4 +1,4 @@
-"""Tests /v1/nodes/{name}/devices/{uuid}: one device and the pods on it."""
+"""Tests /v1/nodes/{name}/devices/{uuid}, which shows a device and its pods."""
 
 from typing import Any
 
@@ -25,7 +25,9 @@ def since(reservation: Reservation) -> Reservation:
 
 @pytest.fixture
 def fleet() -> Asked:
-    """GPU A with a running, a terminating, an unreserved, a deleted and an unconfirmed pod."""
+    """A cluster with GPU A, which has a running, a terminating, an unreserved, a deleted and an
+    unconfirmed pod.
+    """
     asked = Asked()
     names = ("runs", "ends", "gone", "comes")
     reservations = {f"u-{name}": since(reservation({"A": 2 * GIB}, name=name)) for name in names}
@@ -118,9 +120,9 @@ def test_an_unknown_device_is_404_with_the_known_devices(fleet: Asked) -> None:
 def capped(
     *devices: Device, share: str | None = None, **limits: int | None
 ) -> list[dict[str, Any]]:
-    """Return the caps of a pod whose containers a and b hold the devices.
+    """Return the memory caps of a pod whose containers a and b hold these devices.
 
-    ``limits`` is the hard limit of each container that the agent reports.
+    ``limits`` maps containers to the hard limits that the agent reports.
     """
     asked = Asked()
     uid = "u"
@@ -151,7 +153,11 @@ def test_a_driver_limit_counts_only_if_every_container_has_one() -> None:
         {},
         {"a": 2 * GIB},
         {"a": 2 * GIB, "b": None},
-        {"a": 2 * GIB, "b": 3 * GIB, "c": None},  # It uses the device without a replica.
+        {
+            "a": 2 * GIB,
+            "b": 3 * GIB,
+            "c": None,
+        },  # Container c uses the device without holding a replica.
     ]
     for limits in unlimited:
         (cap,) = capped(shared("A"), **limits)
@@ -165,7 +171,7 @@ def test_a_limit_on_a_mig_device_counts_only_if_the_device_is_not_shared() -> No
     assert cap["message"] == "capped at 10.0 GiB, the memory of its MIG device"
     replicas = mig("M", 1, sharing="time-slicing", replicas=Replicas(free=1, allocated=3))
     assert [each["capped"] for each in capped(replicas)] == [False]
-    # Two compute instances of one GPU instance share its memory.
+    # Two compute instances share the memory of their GPU instance.
     assert [each["capped"] for each in capped(mig("M", 1), mig("N", 1))] == [False, False]
 
 

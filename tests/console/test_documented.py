@@ -26,14 +26,14 @@ def documented() -> dict[str, tuple[set[str], set[str]]]:
 
 
 def _column(text: str, heading: str) -> set[str]:
-    """Return the names in the first column of the tables with this heading."""
+    """Return the names in the first column of all tables with this heading."""
     tables = [rest.partition("\n\n")[0] for rest in text.split(f"| {heading} |")[1:]]
     return {name for each in tables for name in re.findall(r"^\| `(\w+)` \|", each, re.MULTILINE)}
 
 
 @cache
 def openapi() -> dict[str, Any]:
-    """The document as a console serves it, which takes a second to compute."""
+    """The OpenAPI document that a console serves. It takes a second to compute."""
     found: dict[str, Any] = Asked().get("/openapi.json").json()
     return found
 
@@ -76,16 +76,16 @@ def test_docstrings_of_fields_are_descriptions_in_the_openapi_document() -> None
     def message(schema: str, field: str) -> str:
         return str(schemas[schema]["properties"][field].get("description"))
 
-    # Docstrings of one line and several lines, and fields with a model type, from a base, and with
-    # an alias.
+    # The cases are docstrings with one and several lines, fields whose type is a model, inherited
+    # fields, and fields with an alias.
     assert message("DeviceView", "free_bytes").startswith("Memory free for the next pod")
     assert message("DeviceView", "sm_activity_ratio").endswith("It is not the device utilization.")
     assert message("ExplainBody", "last_decision").startswith("The last decision")
     assert message("FilterView", "replica") == "The replica that served it."
     assert message("NodesBody", "continue").startswith("Value of the query parameter")
     assert message("HeldView", "phase").startswith("waiting (reserved")
-    # A description that several models share, which does not apply to a list, and a missing
-    # description.
+    # The cases are a description that several models share, a list to which it does not apply, and
+    # a missing description.
     assert message("FilterView", "took_ms") == "Duration of the call."
     assert message("MapBody", "model") == "None"
     assert message("DeviceView", "replicas_allocated") == "None"

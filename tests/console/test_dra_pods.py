@@ -1,4 +1,4 @@
-"""Tests views of pods when kube-scheduler serves extended resources by DRA."""
+"""Tests views of pods if kube-scheduler serves extended resources with DRA."""
 
 from typing import Any
 
@@ -21,7 +21,9 @@ def scheduled(of: Pod) -> Pod:
 
 @pytest.fixture
 def asked() -> Asked:
-    """A full node with a device plugin, and a node whose two GPUs DRA allocates to one pod."""
+    """A cluster with a full node that has a device plugin, and a node whose two GPUs are allocated
+    to one pod by DRA.
+    """
     asked = Asked()
     full = gpunode(shared("GPU-full", 0, 1), name="full", plugin=DISTRIBUTED)
     devices = [shared("GPU-0", 0, resource="", used_bytes=5 * GIB), shared("GPU-1", 0, resource="")]
@@ -54,7 +56,7 @@ def test_a_pod_served_by_dra_is_bound_without_a_reservation(asked: Asked) -> Non
     (row,) = asked.get("/v1/pods?state=dra").json()["pods"]
     assert (row["name"], row["reserved_bytes"], row["used_bytes"]) == ("whole", 0, 5 * GIB)
     assert asked.get("/v1/pods?state=unreserved").json()["pods"] == []
-    # No alert about pods without a reservation fires.
+    # The pods must not fire the alert about unreserved pods.
     assert totals(asked.cluster.snapshot()).unreserved == 0
 
 
@@ -82,7 +84,9 @@ def test_a_pod_with_a_memory_request_gets_a_suggestion(asked: Asked) -> None:
 
 
 def test_capacity_counts_only_pods_that_headroom_can_place(asked: Asked) -> None:
-    """Only kube-scheduler can count the pods that DRA could serve."""
+    """Capacity ignores the other node, because only kube-scheduler can count the pods that DRA
+    could serve.
+    """
     found = asked.get("/v1/capacity").json()
     assert (found["pods"], found["space"]["fitting_nodes"]) == (0, 0)
     assert {each["reason"] for each in found["reasons"]} == {"dra_manages", "no_replica"}

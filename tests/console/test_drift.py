@@ -1,4 +1,6 @@
-"""Tests /v1/drift and its metrics: reserved and measured use, predicted and actual devices."""
+"""Tests /v1/drift and its metrics, which compare reserved with measured use and predicted with
+actual devices.
+"""
 
 import json
 from types import SimpleNamespace
@@ -45,7 +47,9 @@ def place(server: Server, name: str, vram: str) -> None:
 
 
 def report(server: Server, plugin: Plugin = DISTRIBUTED, **gpu_of: int) -> None:
-    """Report these pods on the GPUs with these numbers. Each pod uses 1 GiB."""
+    """Report these pods. ``gpu_of`` maps each pod to the index of its GPU, and each pod
+    uses 1 GiB.
+    """
     devices = [
         Device(
             uuid=f"GPU-shared-{n}",
@@ -130,7 +134,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
 
 @pytest.mark.slow
 def test_drift_lists_the_chosen_and_the_actual_device() -> None:
-    """Only nodes with a steering agent have a chosen device."""
+    """Only on nodes with a steering agent is a device chosen."""
     steered = Plugin(topology_manager_policy="none", steered=["nvidia.com/gpu"])
     with serving(FLEET) as server:
         report(server, steered)

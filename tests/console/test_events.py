@@ -1,4 +1,6 @@
-"""Checks that /v1/events streams changes to its clients, and that a slow client delays no other."""
+"""Checks that /v1/events streams changes to its clients, and that a slow client does not delay
+other clients.
+"""
 
 import asyncio
 import contextlib
@@ -88,7 +90,7 @@ def test_a_client_that_reads_nothing_is_disconnected(monkeypatch: pytest.MonkeyP
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
             if len(sent) > 2:
-                await asyncio.Event().wait()  # Its buffers are full.
+                await asyncio.Event().wait()  # The client's buffers are full.
 
         async def receive() -> dict[str, Any]:
             await asyncio.Event().wait()
@@ -117,7 +119,7 @@ def test_the_latest_changes_are_listed() -> None:
     assert second["snapshot_generation"] == 7
     after = asked.get("/v1/events?follow=false", {"Last-Event-ID": first["id"]}).json()["events"]
     assert after == [second]
-    # Another replica's numbers are not comparable.
+    # Event IDs of another replica are ignored, because the numbers are not comparable.
     others = {"Last-Event-ID": "another.1"}
     assert len(asked.get("/v1/events?follow=false", others).json()["events"]) == 2
     assert asked.get("/v1/events?follow=false&since=2026-11-22T00:00:00Z").json()["events"] == []
@@ -137,13 +139,13 @@ def test_the_stream_of_a_node_has_only_its_changes_and_ignores_since_after_an_id
 
 
 class Stream:
-    """A client that reads one event after the other."""
+    """A client that reads events one after another."""
 
     def __init__(self, answer: http.client.HTTPResponse) -> None:
         self.answer = answer
 
     def next(self, kind: str) -> dict[str, Any]:
-        """Return the next event of this kind, and skip other events."""
+        """Skip other events, and return the next event of this kind."""
         fields: dict[str, str] = {}
         while True:
             line = self.answer.readline().decode()

@@ -1,4 +1,6 @@
-"""Checks that an explanation considers the nodes of the last attempt with the obstacles of each."""
+"""Checks that an explanation covers the nodes of the last attempt and the obstacles on each
+node.
+"""
 
 from datetime import datetime, timedelta
 
@@ -42,7 +44,7 @@ def test_a_score_shows_them_too(path: str) -> None:
 
 
 def closed(name: str, **spec: object) -> NodeSeen:
-    """Return the Node of that name with this spec: taints, or a cordon."""
+    """Return a Node whose spec has taints or a cordon."""
     wire = {"metadata": {"name": name, "labels": {"zone": name}}, "spec": spec}
     return NodeSeen(msgspec.convert(wire, Node))
 
@@ -60,7 +62,7 @@ def waiting_with(**spec: object) -> Pod:
 def record(
     fleet: Asked, *offered: str, waits: Pod = WAITS, at_s: float = WALL_S
 ) -> dict[str, object]:
-    """Record a filter call for the pod with these nodes, none of which fits."""
+    """Record a filter call that rejected the pod on each of these nodes."""
     snap = fleet.cluster.snapshot()
     rows = np.array([snap.row_of[name] for name in offered], np.int64)
     nodes = NodeSets().offered(snap.row_of, rows)
@@ -106,7 +108,7 @@ def test_a_lower_request_is_suggested_only_for_nodes_that_the_pod_selects() -> N
     fleet = asked(*node("a", some=12), *node("b", most=20), closed("a"), closed("b"), waits=waits)
     body = explained(fleet)
     lower = body["advice"][0]  # type: ignore[index]
-    assert lower["lower_to_bytes"] == 4 * GIB  # Node a has 12 GiB, but zone a.
+    assert lower["lower_to_bytes"] == 4 * GIB  # Node a has 12 GiB free, but is in zone a.
     obstacle = body["ineligible"][0]  # type: ignore[index]
     assert obstacle["message"] == "labels do not match the pod's nodeSelector zone=b"
 

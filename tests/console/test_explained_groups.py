@@ -22,8 +22,8 @@ def member(name: str, vram: str = "12Gi", node: str | None = None, group: str = 
 
 @pytest.fixture
 def fleet() -> Asked:
-    """Three pods of the group are bound on two devices of 24 GiB, and five wait. A third device is
-    free.
+    """A cluster in which three pods of the group are bound on two 24 GiB devices, and five pods
+    wait. A third device is free.
     """
     fleet = Asked()
     for name, uids in (("a", ["p0", "p1"]), ("b", ["p2"]), ("c", [])):
@@ -59,7 +59,7 @@ def test_a_partly_bound_group_reports_what_it_waits_for_and_where_that_fits(
 
 
 def test_the_overview_lists_a_group_as_one_entry(fleet: Asked) -> None:
-    """Its pods may differ, and need no common controller."""
+    """The pods of a group can differ, and need no common controller."""
     fleet.writer.apply([PodSeen(member("q1", "80Gi", group="other"))])
     listed = {each["owner_name"]: each for each in fleet.get("/v1/overview").json()["waiting"]}
     assert listed.keys() == {"train", "other", "alone"}
@@ -83,7 +83,7 @@ def test_the_overview_lists_a_group_as_one_entry(fleet: Asked) -> None:
     fleet.now_s += 60
     waiting = fleet.get("/v1/overview").json()["waiting"]
     verdicts = sorted(each["verdict"] for each in waiting if each["owner_name"] == "other")
-    assert verdicts == ["gated", "rejected"]  # Not all of it fits.
+    assert verdicts == ["gated", "rejected"]  # Not all pods of the group fit.
 
 
 def test_the_list_of_pending_pods_shows_the_group_of_each_pod(fleet: Asked) -> None:
@@ -145,7 +145,7 @@ def test_memory_that_is_held_for_the_group_counts_as_free_for_it(fleet: Asked) -
 
 
 def test_the_metric_counts_only_partly_bound_groups(fleet: Asked) -> None:
-    """Neither an unbound nor a completely bound group counts."""
+    """Groups without bound pods and completely bound groups do not count."""
     cluster, registry = fleet.cluster, CollectorRegistry()
     registry.register(FleetCollector(cluster, cluster.snapshot, Pending, 10, 90.0))
 

@@ -1,4 +1,6 @@
-"""Checks whether the explanation of a pod that starts alone shows that it waits to start again."""
+"""Checks when the explanation of a pod that starts alone shows that the pod waits to start
+again.
+"""
 
 from typing import Any
 
@@ -23,7 +25,9 @@ OPENED = ContainerState(terminated=Terminated(exit_code=0))
 
 
 def engine(gate: ContainerState | None) -> Pod:
-    """Return an engine. ``gate`` is the state of its gate, or None for a pod without a gate."""
+    """Return a pod that starts alone. ``gate`` is the state of its gate, or None if it has
+    no gate.
+    """
     made = pod("4Gi", uid="u", name="llm", node="n", annotations={"headroom.gpu/startup": "alone"})
     if gate is None:
         return made

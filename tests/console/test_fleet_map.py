@@ -1,4 +1,4 @@
-"""Tests /v1/map: all devices in columns, and later only the changed nodes."""
+"""Tests /v1/map, which returns all devices in columns, and after that only the changed nodes."""
 
 from typing import Any
 
@@ -14,7 +14,9 @@ POOL = "karpenter.sh/nodepool"
 
 
 def add(asked: Asked, name: str, *, version: str = "1", used_gib: int = 6, **labels: str) -> None:
-    """Add a node with two GPUs of 24 GiB: one with 12 GiB reserved, and one unhealthy."""
+    """Add a node with two 24 GiB GPUs. 12 GiB of one GPU are reserved, and the other GPU is
+    unhealthy.
+    """
     node = kube_node(name)
     node = msgspec.structs.replace(
         node, metadata=msgspec.structs.replace(node.metadata, labels=labels)

@@ -1,7 +1,7 @@
-"""Checks that views count the memory held for pods that are not bound yet, as filter does.
+"""Checks that views count memory that is held for unbound pods in the same way as filter.
 
-The clusters are random, with nominations, assumed binds and groups. Filter gives the expected
-result.
+The clusters are random and have nominations, assumed binds and groups. Filter computes the expected
+results.
 """
 
 import json
@@ -39,7 +39,7 @@ def of_revision(of: Pod, revision: str) -> Pod:
 
 
 class Cluster:
-    """Nodes with one GPU of 24 GiB, seen by filter and by the views at the same time."""
+    """A cluster of nodes with one 24 GiB GPU. Filter and the views use the same state."""
 
     def __init__(self, sizes: Sequence[Sequence[int]]) -> None:
         self.fleet = Asked()
@@ -52,7 +52,7 @@ class Cluster:
         self.fleet.writer.apply(events)
 
     def hold(self, kind: str, name: str, gib: int, priority: int, on: str) -> None:
-        """Hold memory of a node for a pod by a nomination or an assumed bind."""
+        """Hold memory of a node for a pod with a nomination or an assumed bind."""
         nominated = on if kind == "nominated" else None
         held = waiting(name, gib, priority, nominated_node_name=nominated)
         if kind == "grouped":
@@ -65,7 +65,9 @@ class Cluster:
             self.fleet.writer.parts.calls.assumed.assume(held, request, on, self.fleet.now_s)
 
     def filter(self, asked: Pod) -> tuple[set[str], dict[str, str]]:
-        """Return the nodes that pass, and the reasons of the others, without an assumed bind."""
+        """Return the nodes that pass filter, and the reasons for the other nodes. Remove the
+        assumed bind that filter records.
+        """
         body = {"Pod": msgspec.to_builtins(asked), "NodeNames": list(NODES)}
         answer = json.loads(self.verbs.filter(json.dumps(body).encode()))
         self.fleet.writer.parts.calls.assumed.forget(asked.metadata.uid)
@@ -168,7 +170,7 @@ def test_views_agree_with_filter_and_a_pod_that_follows_a_suggestion_passes_filt
 
 
 def test_a_pods_own_reservation_does_not_count_against_it_in_views() -> None:
-    """Its bind was not finished. For other pods the memory is reserved."""
+    """The bind of the pod has not finished. For other pods, the memory counts as reserved."""
     cluster = Cluster([[], [22]])
     asked = waiting("asked", 20)
     gpunode = cluster.fleet.cluster.gpunode("a")
@@ -249,7 +251,9 @@ def test_a_pod_that_precedes_the_nominated_pod_is_not_asked_to_wait() -> None:
 
 
 def test_a_whatif_leaves_the_rows_that_views_share() -> None:
-    """A what-if uses a snapshot in which held memory counts as reserved."""
+    """The what-if must not change these rows, although it uses a snapshot in which held memory
+    counts as reserved.
+    """
     cluster = Cluster([[4], []])
     cluster.fleet.get("/v1/pods")
     cluster.hold("assumed", "held", 8, 0, "b")

@@ -1,4 +1,6 @@
-"""Tests /v1/history: the last hour of devices, pods and the fleet, and its handover."""
+"""Tests /v1/history, which returns the last hour of devices, pods and the fleet, and tests its
+handover.
+"""
 
 from typing import Any
 
@@ -19,7 +21,9 @@ ROUND_S = 10.0
 
 
 class Recorded(Asked):
-    """A node with two GPUs of 24 GiB and recorded history. A pod has reserved 8 GiB."""
+    """A cluster with recorded history. Its node has two 24 GiB GPUs, and a pod has reserved
+    8 GiB.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -29,7 +33,7 @@ class Recorded(Asked):
         self.writer.apply([PodSeen(pod("8Gi", uid="uid-a", name="a", namespace="ml", node="n"))])
 
     def report(self, used_gib: float, pod_gib: float | None, sm: float = 0.25) -> None:
-        """Report the first GPU and record it, one round after the last report."""
+        """Report the first GPU and record a round, one round after the last report."""
         self.version += 1
         self.now_s += ROUND_S
         used_bytes = int(used_gib * GIB)
@@ -155,13 +159,15 @@ def test_a_deleted_node_keeps_its_history_for_an_hour() -> None:
 
 
 def test_a_device_that_grows_steadily_is_predicted_to_be_full_soon() -> None:
-    """Use grows for 10 minutes by 64 MiB each 10 s (6.4 MiB/s), with 24 - 6 GiB free at the end."""
+    """For 10 minutes, use grows by 64 MiB every 10 s (6.4 MiB/s). At the end, 24 - 6 GiB
+    are free.
+    """
     asked = Recorded()
     for number in range(61):
         asked.report(2.25 + number / 16, 2.0 + number / 16)
     (found,) = asked.recorder.growing["n"]
     assert (found.device, found.namespace, found.name) == ("GPU-0", "ml", "a")
-    # The last recorded round was the 60th, with 5.9375 GiB in use.
+    # In the last recorded round, the 60th, 5.9375 GiB are in use.
     assert found.bytes_per_s == pytest.approx(6.4 * (1 << 20), rel=0.02)
     assert found.full_in_s == pytest.approx((24 - 5.9375) * 160, rel=0.02)
 

@@ -52,7 +52,7 @@ MAX_HOLDS = 1_000
 
 
 def counted(state: ClusterWriter) -> dict[str, object]:
-    """Return everything that decides about free memory, but not the order of reservations on a
+    """Return everything that affects free memory, but ignore the order of reservations on a
     device.
     """
     return {
@@ -102,7 +102,9 @@ def test_a_console_that_has_caught_up_counts_the_same_holds_as_the_extender(
         of = pair.pods[name]
         at_s = pair.now_s
         assert left_to(pair.console, of, at_s) == left_to(pair.extender, of, at_s)
-    pair.pass_s(EXPIRES_S)  # memory that filter held for binds that did not follow
+    pair.pass_s(
+        EXPIRES_S
+    )  # The memory that filter held for binds that did not follow is free again.
     pair.catch_up()
     assert counted(pair.console) == counted(pair.extender)
 

@@ -1,4 +1,4 @@
-"""Tests /v1/idle: pods that hold GPU memory without SM activity, and their costs."""
+"""Tests /v1/idle, which lists pods that hold GPU memory without SM activity, and their costs."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.builders import GIB, device, gpunode, kube_node, mig, pod, reservatio
 from tests.console.asking import STALE_AFTER_S, Asked
 from tests.server.test_auth import GuardedApi
 
-#: Two days and one hour before the reports.
+#: ``TWO_DAYS`` is two days and ``AN_HOUR`` one hour before the reports.
 TWO_DAYS, AN_HOUR = "2026-11-19T00:00:00Z", "2026-11-20T23:00:00Z"
 SM = SmActivity(0.0, "gpm")
 
@@ -29,7 +29,9 @@ def owned(of: Pod, kind: str, name: str, **labels: str) -> Pod:
 
 
 def fleet(*devices: Device, rows: list[Any], held: dict[str, dict[str, int]]) -> Asked:
-    """A node with these devices. ``held`` has the GiB of each pod by device."""
+    """Return a cluster with a node that has these devices. ``held`` maps pods to the GiB that they
+    hold on each device.
+    """
     asked = Asked()
     add(asked, *devices, rows=rows, held=held)
     return asked
@@ -56,8 +58,8 @@ def row(name: str, on: str, gib: int, since: str = "", **more: Any) -> Any:
 
 @pytest.fixture
 def team() -> Asked:
-    """A shared GPU of 24 GiB with a notebook idle for two days, a server idle for an hour, and an
-    active trainer.
+    """A shared 24 GiB GPU with a notebook that has been idle for two days, a server that has been
+    idle for an hour, and an active trainer.
     """
     return fleet(
         shared("A", free=1, allocated=3, sm_activity=SM),
@@ -90,7 +92,7 @@ def test_idle_pods_are_listed_with_the_memory_that_they_hold(team: Asked) -> Non
         "gpu_days": 1.0,
         "cost": None,
     }
-    # It holds a quarter of the memory, and of the replicas.
+    # The server holds a quarter of the memory and a quarter of the replicas.
     assert (second["name"], second["gpu_ratio"], second["idle_s"]) == ("server", 0.25, 3600.0)
     assert body["teams"] == [
         {
@@ -189,7 +191,7 @@ def test_a_mig_device_counts_as_part_of_its_gpu() -> None:
 
 
 def test_pods_of_stale_reports_are_not_listed(team: Asked) -> None:
-    """They may be active by now."""
+    """The pods may be active by now."""
     team.now_s = STALE_AFTER_S + 1
     assert team.get("/v1/idle").json()["pods"] == []
     assert team.get("/v1/idle/pods/ml/notebook").status_code == 404

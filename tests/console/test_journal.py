@@ -1,4 +1,4 @@
-"""Checks that the journal keeps decisions within limits on number, age and bytes."""
+"""Checks that the journal limits the number, the age and the bytes of its decisions."""
 
 import gc
 import json
@@ -32,7 +32,7 @@ from tests.serving import binding, offer
 from tests.serving import pod as sent
 from tests.state.states import EPOCH_S
 
-#: Start time of the test's clock.
+#: Time on the wall clock at which the test starts.
 WALL_S = EPOCH_S + NOW_S
 ASKED = (Asked("main", "nvidia.com/gpu", 1, "8Gi", "annotation"),)
 
@@ -42,7 +42,7 @@ def filtered(at_s: float, fits: int = 3200) -> Filtered:
 
 
 def note(records: Records, number: int, at_s: float) -> None:
-    """Record a usual attempt: filter, prioritize with five candidates, and bind."""
+    """Record a usual attempt, with filter, prioritize with five candidates, and bind."""
     uid = f"3f2b7c1e-aaaa-4bbb-8ccc-{number:012d}"
     node = f"gpu-a100-{number % 5000:04d}"
     best = tuple(
@@ -57,7 +57,7 @@ def note(records: Records, number: int, at_s: float) -> None:
 
 
 def test_the_reported_size_is_the_memory_in_use() -> None:
-    for most in (1, 4):  # Decisions with only a filter call, and complete decisions.
+    for most in (1, 4):  # Test decisions with only a filter call, and complete decisions.
         tracemalloc.start()
         records = Records(replace(DEFAULT_BOUNDS, size_bytes=1 << 40))
         for number in range(500):
@@ -176,7 +176,7 @@ def test_copies_of_pods_are_limited_in_bytes() -> None:
 
 
 def test_a_pod_with_many_names_is_kept_once() -> None:
-    """The port accepts any body, so a uid may come with several names."""
+    """A UID can occur with several names, because the port accepts any body."""
     journal = Journal()
     for number in range(100):
         journal.record(decision("u", f"p{number}"))

@@ -1,4 +1,6 @@
-"""Checks that a console follows the journals of all extenders and answers for all."""
+"""Checks that a console follows the journals of all extenders, and that its views cover all
+extenders.
+"""
 
 import contextlib
 import json
@@ -30,7 +32,7 @@ nodes:
 
 @dataclass
 class Extender:
-    """Answers each request for its journal with ``lines``, and then stays silent."""
+    """Answers each request for its journal with ``lines``, and then keeps the stream open."""
 
     lines: bytes
     status: int
@@ -54,7 +56,7 @@ def state(replica: str = "other") -> bytes:
 def extender(
     lines: bytes = state(), status: int = 200, certificate: Certificate | None = None
 ) -> Iterator[tuple[str, Extender]]:
-    """An extender's address, and the requests that it received."""
+    """Yield the address of a simulated extender, and the extender."""
     simulated = Extender(lines, status)
     with answering(simulated, certificate) as url:
         try:
@@ -94,8 +96,8 @@ def test_a_follower_sends_its_own_token_and_reads_the_name_of_the_extender() -> 
 
 
 def test_over_tls_an_extender_needs_a_certificate_of_the_ca_for_its_name(tmp_path: Path) -> None:
-    """A process with another name cannot impersonate an extender, even with a certificate of this
-    CA.
+    """A process with another name cannot impersonate an extender, even if it has a certificate from
+    this CA.
     """
     authority, another = Authority(tmp_path, "ca"), Authority(tmp_path, "another")
     with extender(certificate=authority.sign("replica")) as (place, handler):  # for 127.0.0.1
@@ -202,7 +204,7 @@ def ids(server: Server) -> list[str]:
 
 @contextlib.contextmanager
 def beside(other: Server, *more: str) -> Iterator[Server]:
-    """A second replica, which follows the first."""
+    """A second replica that follows the first replica."""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as config:
         config.write(json.dumps({"extenders": [f"127.0.0.1:{port(other)}", *more]}))
         config.flush()
@@ -212,15 +214,16 @@ def beside(other: Server, *more: str) -> Iterator[Server]:
 
 @pytest.mark.slow
 def test_each_replica_answers_for_both() -> None:
-    """Filter and prioritize were called on one replica, and bind on the other. Both keep their own
-    sets of nodes.
+    """Filter and prioritize were called on one replica, and bind on the other replica. Each replica
+    records its own sets of nodes.
     """
     shown, gone = pod("p", "12Gi"), nobody_there()
     with serving(FLEET) as one, beside(one, gone) as two:
         one.post("/filter", offer(shown, "a", "b", "unknown"))
         (best,) = one.post("/prioritize", offer(shown, "a", "b")).json()
         two.post("/filter", offer(pod("other", "1Gi"), "a"))
-        # Here the pod comes from the replica's store, and in a cluster from its watch.
+        # In this test the replica reads the pod from its store. In a cluster, its watch delivers
+        # the pod.
         two.post("/filter", offer(shown, "a", "b"))
         assert two.post("/bind", binding(shown, best["Host"])).json()["Error"] == ""
 
@@ -249,5 +252,5 @@ def test_each_replica_answers_for_both() -> None:
             (peer,) = two.get("/v1/status").json()["peers"]
             return float(peer["contact_age_s"])
 
-        # It grows to 15 s if the other sends nothing.
+        # The age would grow to 15 s if the other replica sent nothing.
         until(lambda: contact_age_s() < 15.0, "the other has sent something")

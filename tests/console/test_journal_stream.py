@@ -1,4 +1,4 @@
-"""Checks that a follower of a journal ends up with the same decisions as the extender."""
+"""Checks that a follower of a journal receives the same decisions as the extender has recorded."""
 
 from collections.abc import Mapping
 
@@ -57,7 +57,7 @@ def decision(
 
 
 def read(copy: Copy, cursor: Cursor) -> list[bytes]:
-    """Let the copy read all lines. Return the lines about decisions."""
+    """Apply all lines to the copy. Return the lines about decisions."""
     lines = list(cursor.lines())
     for line in lines:
         copy.take(encode(line))

@@ -1,4 +1,4 @@
-"""Checks that the debug API conforms to its OpenAPI document, also for invalid requests."""
+"""Checks that the debug API conforms to its OpenAPI document, even for invalid requests."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from tests.fuzz.world import Attacked
 
 _world = Attacked()
 _app = _world.console
-#: A constant, because computing the document takes each worker 1 s of CPU.
+#: The list is a constant, because computing the document takes each worker 1 s of CPU.
 OPERATIONS = [
     (method.lower(), route.path)
     for group in (_probes, _metrics, *(module.routes for module in _VIEWS), _world.journal_routes)
@@ -30,8 +30,8 @@ def test_every_described_endpoint_is_tested() -> None:
 
 @pytest.fixture(scope="module")
 def described() -> Any:
-    # Imported here without its pytest plugin, because each worker would import it and make all
-    # cases.
+    # Import the package here, without its pytest plugin, because otherwise each worker would import
+    # it and generate all cases.
     import schemathesis
 
     return schemathesis.openapi.from_asgi("/openapi.json", _app)

@@ -1,4 +1,4 @@
-"""Checks how the console shows overuse: as a cause of pending pods, and whether a pod is
+"""Checks that the console shows overuse as a cause of pending pods, and whether a pod will be
 evicted.
 """
 
@@ -20,8 +20,8 @@ from tests.console.test_suggestions import asked, explained, kinds
 
 
 def leaking_node(leaks: int, other: int = 12) -> list[Event]:
-    """One GPU of 24 GiB. Pod leaky uses more than its reservation of 4 GiB, and pod other uses
-    nothing.
+    """Return the events of a node with one 24 GiB GPU. Pod leaky uses more than its reservation of
+    4 GiB, and pod other uses nothing.
     """
     held = {
         f"u-{who}": since(reservation({"GPU-a": gib * GIB}, name=who))

@@ -1,4 +1,4 @@
-"""Tests /v1/overview: risks, pending pods and faults, in order of urgency."""
+"""Tests /v1/overview, which lists risks, pending pods and faults in order of urgency."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ def read(asked: Asked, query: str = "") -> dict[str, Any]:
 
 
 def add(asked: Asked, name: str, *devices: Device, held_gib: int = 0, used_gib: int = 0) -> None:
-    """Add a node whose first device has a pod with this reservation and use."""
+    """Add a node. On its first device is a pod with this reservation and use."""
     first, uid = devices[0].uuid, f"uid-{name}"
     reservations = {uid: reservation({first: held_gib * GIB}, name=f"p-{name}")} if held_gib else {}
     rows = (
@@ -79,7 +79,7 @@ def test_risks_are_ranked_by_kind_and_then_by_urgency() -> None:
     first = read(asked, "?limit=1")
     assert [each["node"] for each in first["at_risk"]] == ["full"]
     assert first["totals"]["at_risk"] == 5
-    # The view of a device has an equal entry.
+    # The view of each device has the same entry.
     for risk in read(asked)["at_risk"]:
         path = f"/v1/nodes/{risk['node']}/devices/{risk['device']}"
         assert asked.get(path).json()["risk"] == risk

@@ -1,4 +1,4 @@
-"""Tests /v1/pods: all pods in pages."""
+"""Tests /v1/pods, which lists all pods in pages."""
 
 from typing import Any
 
@@ -12,14 +12,14 @@ from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, us
 from tests.console.asking import Asked
 from tests.console.test_teams import owned
 
-#: Node, reserved GiB and used GiB of each pod. None means that no report shows it.
+#: The node, reserved GiB and used GiB of each pod. None means that no report shows the pod.
 BOUND: dict[str, tuple[str, int, int | None]] = {
     "half": ("a", 8, 4),
     "new": ("a", 6, None),
     "over": ("b", 4, 6),
     "idle": ("b", 10, 9),
 }
-IDLE_SINCE = "2026-11-20T22:00:00Z"  # Two hours before the reports.
+IDLE_SINCE = "2026-11-20T22:00:00Z"  # two hours before the reports
 
 
 def labelled(name: str, labels: dict[str, str]) -> Node:

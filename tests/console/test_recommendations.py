@@ -1,5 +1,5 @@
-"""Tests /v1/recommendations: recommended requests from profiles, and the memory that they would
-free.
+"""Tests /v1/recommendations, which recommends requests from profiles and shows how much memory they
+would free.
 """
 
 import msgspec
@@ -25,7 +25,7 @@ from headroom.runtime.kube.profiles import Profiles
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import WALL_S, Asked
 
-#: End of the runs in these profiles.
+#: Time at which the runs in these profiles ended.
 ENDED_S = WALL_S - 3600
 
 
@@ -193,7 +193,9 @@ def test_profiles_are_found_by_the_controllers_of_pods() -> None:
 
 
 def two_models(first_gib: int = 8, second_gib: int = 4) -> VRAMProfile:
-    """One container on the devices of ``tests.builders`` and on a model without nodes."""
+    """Return a profile of one container, with runs on the devices of ``tests.builders`` and on a
+    model that no node has.
+    """
     kept = Profile()
     for model, peak in (("NVIDIA L4", first_gib * GIB), ("H200", second_gib * GIB)):
         for _ in range(5):
@@ -228,7 +230,7 @@ def test_a_pod_counts_for_the_model_of_its_device(asked: Asked) -> None:
     body = asked.get("/v1/recommendations").json()
     by_model = {each["model"]: each for each in body["recommendations"]}
     assert {name: each["pods"] for name, each in by_model.items()} == {"NVIDIA L4": 1, "H200": 0}
-    # The annotation has one amount for all models, so it has the largest.
+    # The annotation has one amount for all models, so it has the largest amount.
     assert (
         by_model["NVIDIA L4"]["reclaimable_bytes"] == 16 * GIB - by_model["H200"]["request_bytes"]
     )
@@ -315,7 +317,7 @@ def test_a_pending_pod_gets_the_recommendation_with_which_it_fits(asked: Asked) 
     assert waits["recommended"] == text
     body = asked.get("/v1/explain/pods/ml/waits").json()
     assert body["advice"][0]["kind"] == "recommended"
-    # The annotation names the container, as a pod can have several.
+    # The annotation names the container, because a pod can have several containers.
     assert body["suggestions"][0] == (
         f"lower headroom.gpu/vram to main={text}, as recommended from past lives of this workload:"
         " the pod fits on 1 node (not checked: CPU, memory and other resources)"
@@ -329,8 +331,8 @@ def test_a_recommended_request_that_does_not_fit_is_not_suggested(asked: Asked) 
     body = asked.get("/v1/explain/pods/ml/waits").json()
     assert body["verdict"] == "rejected"
     assert "recommended" not in [each["kind"] for each in body["advice"]]
-    # Runs with 8 GiB are recorded, so a lower request is suggested with a warning, and without a
-    # command.
+    # Because runs that used 8 GiB are recorded, a lower request is suggested with a warning and
+    # without a command.
     (lower,) = [each for each in body["advice"] if each["kind"] == "lower"]
     assert lower["lower_to_bytes"] < 8 * GIB
     assert lower["sentence"].endswith(

@@ -10,7 +10,9 @@ from tests.waiting import until
 
 
 def being_made() -> list[str]:
-    """Return the generators of the console created since the collector was disabled."""
+    """Return the console's generators that were created since the garbage collector was
+    disabled.
+    """
     return [
         each.gi_code.co_name
         for each in gc.get_objects(generation=0)
@@ -25,7 +27,7 @@ def test_a_sent_response_is_freed_without_the_collector(path: str) -> None:
     gc.disable()
     try:
         assert asked.get(path).status_code == 200
-        # The thread that built the last part drops it later.
+        # Wait, because the thread that built the last part releases it later.
         until(lambda: being_made() == [], "all that made it is freed")
     finally:
         gc.enable()

@@ -14,12 +14,12 @@ from tests.builders import pod
 from tests.console.explained import asked, explained, kinds, node, owned
 
 HASH = "pod-template-hash"
-#: Last sentence of all suggestions.
+#: The end of all suggestions.
 UNCHECKED = " (not checked: CPU, memory and other resources)"
 
 
 def full(old: Pod) -> list[Event]:
-    """Node a with pod ``old``, which holds 20 of 24 GiB."""
+    """Return the events of node a with pod ``old``, which holds 20 of 24 GiB."""
     return [PodSeen(old) if isinstance(event, PodSeen) else event for event in node("a", old=20)]
 
 
@@ -67,7 +67,7 @@ def test_other_controllers_that_start_new_pods_first_are_named(
 
 
 def test_a_larger_revision_needs_the_end_of_all_old_pods_on_the_gpu() -> None:
-    """A rolling update ends one old pod, and then waits for this pod."""
+    """A rolling update ends one old pod, and then waits until the new pod is ready."""
 
     def old(name: str) -> Pod:
         placed = pod("12Gi", uid=f"u-{name}", name=name, node="a", phase="Running")
@@ -109,7 +109,7 @@ def test_the_new_pod_waits_for_an_old_pod_that_is_being_deleted() -> None:
 
 
 def test_a_pod_does_not_wait_for_another_pod_of_its_revision() -> None:
-    """Its Deployment would create that pod again."""
+    """Waiting would be useless, because the Deployment would create a deleted pod again."""
     assert kinds(of("ReplicaSet", "llm-{}", HASH, "aaa", "aaa")) == ["lower"]
     assert kinds(of("StatefulSet", "llm", "controller-revision-hash", "aaa", "aaa")) == ["lower"]
 

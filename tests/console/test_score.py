@@ -1,4 +1,6 @@
-"""Tests /v1/score: one pod on one node, compared with all other nodes, now and at the decision."""
+"""Tests /v1/score, which compares the score of a pod on one node with all other nodes, now and at
+the decision.
+"""
 
 from typing import Any
 
@@ -17,7 +19,9 @@ from tests.console.asking import Asked
 
 @pytest.fixture
 def fleet() -> Asked:
-    """Pod bound holds 20 of 24 GiB on the node busy. Pod waits requests 16 GiB."""
+    """A cluster in which pod ``bound`` holds 20 of 24 GiB on node ``busy``. Pod ``waits`` requests
+    16 GiB.
+    """
     asked = Asked()
     busy = gpunode(
         shared("A", free=3, allocated=1, used_bytes=18 * GIB),
@@ -58,7 +62,7 @@ def test_a_node_that_fits_shows_every_term_with_its_weight_and_its_rank(fleet: A
     }
     added = sum(term["contribution_ratio"] for term in live["terms"])
     assert live["score_ratio"] == pytest.approx(added)
-    # The recorded decision is shown next to it, although the state has changed.
+    # The recorded decision is also shown, although the state has changed.
     stored = body["stored"]
     assert stored["filter"]["reasons"][0]["reason"] == "memory_on_any"
     (kept,) = stored["prioritize"]["candidates"]
@@ -108,7 +112,7 @@ def test_without_a_node_all_nodes_are_ranked_with_every_term_and_reason(fleet: A
     for each in (first, other):
         added = sum(body["parts"][name] * term for name, term in each["score_terms"].items())
         assert each["score_ratio"] == pytest.approx(added)
-        # The view of one node agrees.
+        # The view of a single node shows the same score.
         live = fleet.get(f"/v1/score?pod=default/waits&node={each['node']}").json()["live"]
         assert (live["rank"], live["score_ratio"]) == (each["rank"], each["score_ratio"])
     assert first["certainty"] == "exact"

@@ -1,4 +1,4 @@
-"""Checks that readers of the same view within 0.25 s share one answer if they may see the same
+"""Checks that readers of the same view share one answer for 0.25 s if they may see the same
 data.
 """
 
@@ -32,7 +32,7 @@ SHARED = (
 
 
 class Counted:
-    """Computes answers whose body is their number."""
+    """Computes numbered answers. The body of an answer is its number."""
 
     def __init__(self, size: int = 0) -> None:
         self.calls, self._size = 0, size
@@ -90,7 +90,7 @@ def test_a_reader_waits_for_the_answer_that_another_reader_computes() -> None:
 
     def compute() -> Response:
         with contextlib.suppress(BrokenBarrierError):
-            both.wait(0.2)  # Passes only if two threads compute.
+            both.wait(0.2)  # Both threads pass only if both compute.
         return counted()
 
     threads = [Thread(target=lambda: bodies.append(body_of(answers, compute))) for _ in range(2)]

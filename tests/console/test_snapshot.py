@@ -1,4 +1,6 @@
-"""Checks that a replay of a snapshot gives the verdict of this process for every pod and node."""
+"""Checks that a replay of a snapshot computes the same verdicts as this process for every pod and
+node.
+"""
 
 import json
 import os
@@ -63,7 +65,7 @@ def evicted(of: Reservation) -> Reservation:
 
 
 def nodes() -> list[Event]:
-    """Nodes for everything that can affect a verdict."""
+    """Return the events of nodes that cover everything that can affect a verdict."""
     sits = [use("u-sits", "GPU-full-0", 20 * GIB, replica="GPU-full-0::0", name="sits")]
     full = shared("GPU-full-0", free=3, allocated=1, used_bytes=20 * GIB)
     made = {
@@ -158,7 +160,7 @@ def fleet() -> Asked:
 
 
 def live(fleet: Asked, name: str) -> dict[str, str | None]:
-    """Return each node as the view of a pod shows it."""
+    """Return the reason on each node that the view of the pod shows."""
     found: dict[str, str | None] = {}
     namespace_ = "team" if name == "team" else "default"
     for row in fleet.cluster.snapshot().nodes:
@@ -179,7 +181,7 @@ def dumped(fleet: Asked, folder: Path, query: str = "") -> Path:
     assert answer.status_code == 200, answer.text
     file = folder / "snapshot.json"
     file.write_bytes(answer.content)
-    # Every pending pod gets a decision, so that one replay covers all of them.
+    # Every pending pod gets a decision, so one replay covers all pods.
     body = json.loads(answer.content)
     body["decisions"] = [
         {**body["decisions"][0], "pod": each}
@@ -201,7 +203,7 @@ def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
             assert "headroom.gpu/vram" in shown["default/wrong"]["lines"][0]
             continue
         key = f"team/{name}" if name == "team" else f"default/{name}"
-        # Replays count a started bind as a reservation.
+        # A replay counts a started bind as a reservation.
         expected = {
             node: "memory_on_any" if reason == "held" else reason
             for node, reason in live(fleet, name).items()
@@ -223,7 +225,7 @@ def test_a_redacted_snapshot_gives_equal_verdicts_and_has_no_names(
     plain = replayed(dumped(fleet, tmp_path))
     hidden = dumped(fleet, tmp_path, "?redact=true")
     shown = replayed(hidden)
-    # Numbers are in the order of the names.
+    # The digests are numbered in the order of the names.
     assert [(each["digest"], [*each["verdicts"].values()]) for each in shown] == [
         (each["digest"], [*each["verdicts"].values()]) for each in plain
     ]
@@ -243,7 +245,7 @@ def test_a_snapshot_has_no_values_of_environment_variables(fleet: Asked) -> None
     for query in ("", "?redact=true"):
         text = fleet.get(f"/v1/snapshot{query}").text
         assert "TOKEN" not in text
-        # Except for an agent's text about a device.
+        # An agent's message about a device may contain the UUID.
         assert SECRET not in text.replace(f"XID of {SECRET}", ""), query
     assert SECRET not in text
 
@@ -267,8 +269,8 @@ def test_equal_states_give_equal_bytes_except_for_the_head(fleet: Asked) -> None
 
 
 def here(*arguments: str) -> Result:
-    """Run the command in this process."""
-    # The logger is kept, because it would otherwise write to the runner's file from now on.
+    """Run the command line in this process."""
+    # Keep the logging configuration. Otherwise, all later logs would go to the runner's file.
     with mock.patch("structlog.configure"):
         return CliRunner().invoke(app, ["replay", *arguments])
 

@@ -1,4 +1,4 @@
-"""/v1/status: readiness, settings, watches and the extenders."""
+"""Tests /v1/status, which shows readiness, settings, watches and the extenders."""
 
 from typing import Any
 

@@ -15,8 +15,8 @@ from tests.state.test_steering_whatif import uneven
 
 
 def one_node() -> Asked:
-    """Return a node on which 16 GiB fit on one GPU of 24 GiB, but not on the next choice of the
-    plugin.
+    """Return a cluster whose node has two 24 GiB GPUs. 16 GiB fit on one GPU, but not on the
+    plugin's next choice.
     """
     fleet = Asked()
     fleet.writer.apply([NodeSeen(kube_node("a")), GPUNodeSeen(uneven("a"), 0.0)])
@@ -24,7 +24,7 @@ def one_node() -> Asked:
 
 
 def hold(fleet: Asked, kind: str, gib: int, priority: int) -> None:
-    """Hold memory of the node for another pod. A nominee has the node in its status."""
+    """Hold memory of the node for another pod, with a nomination or an assumed bind."""
     held = waiting("held", gib, priority, nominated_node_name="a" if kind == "nominated" else None)
     fleet.writer.apply([PodSeen(held)])
     if kind != "nominated":
@@ -48,7 +48,9 @@ def would_be_placed(fleet: Asked) -> bool:
 def test_only_memory_that_is_held_for_a_pod_with_precedence_counts(
     kind: str, priorities: set[int]
 ) -> None:
-    """``priorities`` are those of pods without precedence over the pod with priority 0."""
+    """``priorities`` are the priorities of pods that have no precedence over the pod with priority
+    0.
+    """
     for priority, gib in product((-1, 0, 5), (9, 16)):
         fleet = one_node()
         hold(fleet, kind, gib, priority)

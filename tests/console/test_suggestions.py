@@ -1,4 +1,6 @@
-"""Checks that following a suggestion helps, and that explanations name the blocking pods."""
+"""Checks that a pod fits after a suggestion is followed, and that explanations name the blocking
+pods.
+"""
 
 import re
 from dataclasses import replace
@@ -38,7 +40,7 @@ def test_the_suggestion_is_to_wait_for_the_smallest_pod_that_frees_enough() -> N
     body = explained(fleet)
     assert kinds(body) == ["lower", "wait"]
     lower, wait = body["advice"]  # type: ignore[misc]
-    # Not pod tiny, which leaves only 11 GiB, and not pod whole, which is larger.
+    # The end of pod tiny would leave only 11 GiB, and pod whole is larger.
     assert (wait["node"], wait["wait_for"]["name"]) == ("a", "large")
     assert wait["wait_for"]["priority"] == 5
     assert wait["sentence"] == (
@@ -76,7 +78,9 @@ def test_pods_that_block_the_nearest_nodes_are_listed_by_size() -> None:
 
 
 def test_a_pod_with_a_replica_but_without_memory_does_not_block_memory() -> None:
-    """A pod that chooses its devices itself may use other devices than its replica's."""
+    """A pod that chooses its devices itself may use another device than the device of its
+    replica.
+    """
     *others, last = node("a", small=9)
     assert isinstance(last, GPUNodeSeen)
     report = last.gpunode.status
@@ -91,7 +95,7 @@ def test_a_pod_with_a_replica_but_without_memory_does_not_block_memory() -> None
 def test_a_node_whose_only_obstacle_is_a_fault_is_suggested_for_repair() -> None:
     now = {"plugin": DISTRIBUTED, "observed_at": "2026-11-21T00:01:40+00:00"}
     sick = gpunode(shared("S", healthy=False, health_reason="XID 79"), name="sick", **now)
-    # It lacks memory even if it were healthy.
+    # The device would have too little memory even if it were healthy.
     small = gpunode(shared("M", memory_bytes=8 * GIB, healthy=False), name="small", **now)
     unknown = gpunode(
         shared("U", healthy=False, health_reason="no memory of its own", memory_bytes=0),
@@ -240,7 +244,9 @@ def test_unreadable_quotas_are_not_checked() -> None:
 
 
 def test_waiting_is_suggested_on_a_node_without_an_agent() -> None:
-    """There, a reservation is removed although no agent confirms that its pod has ended."""
+    """On such a node, the reservation of an ended pod is removed, although no agent confirms that
+    the pod has ended.
+    """
     gfd = {"count": "1", "replicas": "4", "memory": "24576", "product": "L4"}
     labels = {f"nvidia.com/gpu.{name}": text for name, text in gfd.items()}
     labels |= {"nvidia.com/gpu.sharing-strategy": "time-slicing"}
@@ -266,7 +272,7 @@ def test_waiting_is_suggested_on_a_node_without_an_agent() -> None:
     fleet.writer.apply([ledger("2", {})])
     assert explained(fleet)["verdict"] == "fits"
 
-    # The pod was deleted while no watch ran, so the kubelet has ended it after 2 minutes.
+    # The pod was deleted while no watch ran, so it counts as ended after 2 minutes.
     fleet.writer.apply([PodSeen(holder), ledger("3", reserved), PodGone("u-holder", is_last=False)])
     (gone,) = orphans(fleet.cluster, WALL_S + fleet.now_s, 60.0)
     assert isinstance(gone, Unmarked)
@@ -301,7 +307,7 @@ def test_steering_is_suggested_if_only_the_plugins_choice_rejects_the_pod(
         f"steer node a: the pod would fit there if Headroom chose the device{unchecked}; {to_do}"
     )
     assert kinds(body) == ["lower", "steer"]
-    # Following the suggestion makes the pod fit.
+    # The pod fits after the suggestion is followed.
     steered = msgspec.structs.replace(plugin, steered=[GPU])
     fleet.writer.apply(
         [
@@ -364,7 +370,7 @@ def test_the_list_of_pending_pods_shows_pods_that_steering_would_place() -> None
 
 
 def test_a_pod_that_starts_alone_shows_the_pod_that_it_waits_for() -> None:
-    """Node a has enough memory for it, node b does not."""
+    """Node a has enough memory for the pod, and node b does not."""
     *events, last = node("a", loads=8, runs=4)
     assert isinstance(last, GPUNodeSeen)
     spec = last.gpunode.spec

@@ -1,4 +1,4 @@
-"""Tests /v1/teams: memory by namespace and owner, sorted by unused memory."""
+"""Tests /v1/teams, which sums memory by namespace and owner, sorted by unused memory."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def owned(name: str, namespace: str, owner: str, node: str | None = None) -> Pod
     return msgspec.structs.replace(of, metadata=metadata)
 
 
-#: Namespace, owner, and reserved, used and peak GiB of each pod.
+#: The namespace, the owner, and the reserved, used and peak GiB of each pod.
 PODS: dict[str, tuple[str, str, int, int | None, int]] = {
     "a-0": ("ml", "a", 8, 2, 3),
     "a-1": ("ml", "a", 8, 9, 9),
@@ -76,7 +76,7 @@ def test_owners_are_sorted_by_unused_memory() -> None:
         ("web", "StatefulSet", "c"),
     ]
     a, b, c = map(sums, body["owners"])
-    # a-1 uses more than it reserved, which does not reduce the unused memory of a-0.
+    # The overuse of a-1 does not reduce the unused memory of a-0.
     assert a == {
         **{
             "pods": 2,

@@ -1,4 +1,4 @@
-"""Tests /v1/timeline/pods: the events of a pod's life, the oldest first."""
+"""Tests /v1/timeline/pods, which lists the events of a pod's life, oldest first."""
 
 from typing import Any
 

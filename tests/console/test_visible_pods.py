@@ -1,4 +1,4 @@
-"""Checks that a reader of one pod sees only those other pods that the API server permits."""
+"""Checks that a reader of a pod sees other pods only if the API server permits it."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ EXPLAIN = "/v1/explain/pods/ml/waits"
 VIEWS = (EXPLAIN, "/v1/decisions?pod=ml/waits", "/v1/score?pod=ml/waits&node=n")
 OWN, OWN_NAMESPACE = GetPod("ml", "waits"), GetPod("ml", "")
 WAITS = pod("14Gi", uid="u-waits", name="waits", namespace="ml")
-#: Name and GiB of the pod in each namespace, and an unreserved pod.
+#: Maps each namespace to the name and the GiB of its pod. There is also an unreserved pod.
 HOLDERS = {"ml": ("colleague", 4), "secret-a": ("secret-one", 12), "secret-b": ("secret-two", 5)}
 STRAY = use("u-secret-stray", "GPU-n", GIB, namespace="secret-c", name="secret-stray")
 
@@ -39,7 +39,9 @@ def world(
     holders: dict[str, tuple[str, int]] = HOLDERS,
     answers: SharedAnswers | None = None,
 ) -> GuardedApi:
-    """Pods on the only GPU of 24 GiB, which keep a pending pod from fitting."""
+    """Return a cluster in which pods fill the only 24 GiB GPU, so that a pending pod does
+    not fit.
+    """
     made = GuardedApi(answers=answers)
     made.reviews.rights["reader"] = set(rights)
     there = {space: held(space, *what) for space, what in holders.items()}

@@ -26,14 +26,14 @@ SOME_QUOTAS = "ResourceQuotas with scopes or for other resources than GPUs"
 
 @pytest.fixture
 def asked() -> Asked:
-    """Nodes a and b with two GPUs of 24 GiB. On a are the pods a (20Gi), b (6Gi) and a DaemonSet's
-    pod.
+    """A cluster of the nodes a and b with two 24 GiB GPUs each. On node a are the pods a (20Gi), b
+    (6Gi) and a DaemonSet's pod.
     """
     return Asked(NOW_S, two_nodes())
 
 
 def ask(asked: Asked, **body: object) -> dict[str, Any]:
-    asked.cluster.snapshot()  # Otherwise the first request would create it.
+    asked.cluster.snapshot()  # Otherwise, the first request would create the snapshot.
     before = digest(asked.cluster)
     answer = asked.post("/v1/whatif", body)
     assert answer.status_code == 200, answer.text
@@ -81,7 +81,9 @@ def test_a_pod_fits_after_pods_are_released_and_replicas_added(asked: Asked) -> 
 
 
 def totals(shown: dict[str, Any], when: str) -> tuple[int, float, float, int, int]:
-    """Return pods, reserved and free GiB, and the GPUs in use and empty."""
+    """Return the number of pods, the reserved and free GiB, and the number of used and
+    empty GPUs.
+    """
     each = shown[when]
     return (
         each["pods"],
@@ -91,15 +93,15 @@ def totals(shown: dict[str, Any], when: str) -> tuple[int, float, float, int, in
 
 
 def test_totals_count_pods_memory_and_gpus_before_and_after(asked: Asked) -> None:
-    # On node a, a pod has 20 GiB of the first GPU, and two pods of 6 GiB and 1 GiB can be on either
-    # GPU. The first GPU counts as full, and 24 - 7 GiB are free on the second.
+    # On node a, a pod has 20 GiB of the first GPU. Two pods of 6 GiB and 1 GiB can be on either
+    # GPU, so the first GPU counts as full, and 24 - 7 GiB of the second GPU are free.
     before = (3, 27.0, 17.0 + 48.0, 2, 2)
-    # 8 GiB are reserved on both GPUs of b, but the pod will use only one of them.
+    # 8 GiB are reserved on both GPUs of b, but the pod will use only one GPU.
     placed = ask(asked, pods=[{"vram": "8Gi"}])
     assert totals(placed, "before") == before
     assert totals(placed, "after") == (4, 35.0, 17.0 + 32.0, 3, 1)
-    # The pods of 20 GiB and 6 GiB move to b, each to its own GPU. Either GPU may get the larger
-    # pod. The pod of the DaemonSet ends.
+    # The pods of 20 GiB and 6 GiB move to different GPUs of b. Either GPU can get the larger pod.
+    # The DaemonSet's pod ends.
     drained = ask(asked, drain=["a"])
     assert totals(drained, "before") == before
     assert totals(drained, "after") == (2, 26.0, 48.0 - 2 * 20.0, 2, 0)
@@ -280,7 +282,7 @@ def test_a_body_that_is_too_large_is_rejected(asked: Asked) -> None:
 
 
 def test_a_body_that_is_not_sent_as_json_is_rejected_with_the_required_header() -> None:
-    """curl -d sends another content type unless the header is given."""
+    """The error names the header because curl -d sends another content type by default."""
     transport = httpx.ASGITransport(Asked().app)
 
     async def sent() -> httpx.Response:

@@ -1,4 +1,4 @@
-"""Checks that each reader survives any object that the CRDs admit, and still serves all other
+"""Checks that each reader handles any object that the CRDs permit, and still serves all other
 objects.
 """
 
@@ -110,8 +110,8 @@ def test_the_console_shows_any_profile(seed: int) -> None:
 @settings(max_examples=examples(60), deadline=None)
 @given(SEEDS)
 def test_any_gpunode_affects_no_other_node(seed: int) -> None:
-    """The target raises ``Harm`` if a valid node or a response about it changes, or a view
-    fails.
+    """The target raises ``Harm`` if a valid node or a response about a valid node changes, or if a
+    view fails.
     """
     tree = drawn_gpunode(seed)
     _GPUNODES.validate(tree)
@@ -173,7 +173,7 @@ def _valid(schema: Schema) -> Any:
 
 
 def with_text(schema: Schema, path: Sequence[str], text: str) -> Any:
-    """Return the smallest value of the schema that has a text at a path."""
+    """Return the smallest value of the schema that has ``text`` at a path."""
     if not path:
         return text
     first, rest = path[0], path[1:]
@@ -224,7 +224,7 @@ def test_the_api_server_rejects_text_that_kubectl_would_not_show_unchanged(
 
 @pytest.mark.slow
 def test_the_api_server_admits_the_drawn_objects(plane: ControlPlane) -> None:
-    """So the properties above hold for objects that a real API server would store."""
+    """This shows that a real API server would store the objects of the tests above."""
     create(plane, yaml.safe_load(PROFILE_CRD.read_text()))
     nodes, profiles = f"{ROOT}/gpunodes", f"{ROOT}/namespaces/default/vramprofiles"
     until(lambda: asked(plane, profiles) is not None, "VRAMProfiles are served")

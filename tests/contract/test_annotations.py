@@ -1,4 +1,4 @@
-"""Tests the meaning of users' annotations, and the errors of invalid ones."""
+"""Tests how users' annotations are parsed, and the errors of invalid annotations."""
 
 from collections.abc import Callable
 from types import MappingProxyType
@@ -129,7 +129,7 @@ def test_other_invalid_values_are_explained(
 
 
 def explains(err: BadAnnotation, key: str, text: str, parse: Callable[[str], Any]) -> None:
-    """Assert that the error names the key, the value and a valid example."""
+    """Check that the error names the key and the value, and contains a valid example."""
     assert (err.key, err.value) == (key, text)
     assert f"annotation {key}: {text!r} {err.why}. Example: {key}: " in str(err)
     assert str(err).strip('"').endswith(err.example)

@@ -1,4 +1,4 @@
-"""Tests errors and watches of the API server, as all clients read them."""
+"""Tests how all clients read errors and watches of the API server."""
 
 import itertools
 

@@ -1,4 +1,6 @@
-"""Checks that a shell reads commands that users copy as intended, and ignores comments."""
+"""Checks that a shell parses the commands that users copy as intended, and that it ignores
+comments.
+"""
 
 import json
 import subprocess
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 from headroom.contract.commands import command, commented
 from headroom.contract.printable import printable, printable_json, printable_lines
 
-#: Text that an argument of a process can have.
+#: Any text that can be an argument of a process.
 WORDS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 HOSTILE = "web; touch /tmp/x; #", "$(id)", "`id`", "a\nid", "'", "\\", "-rf", "*", "~", "a b", ""
 #: Control characters, format characters, lone surrogates, and line separators.

@@ -23,7 +23,7 @@ CRD = yaml.load((Path(__file__).parents[2] / "deploy/base/crd.yaml").read_text()
 VERSION = CRD["spec"]["versions"][0]
 SCHEMA: Schema = VERSION["schema"]["openAPIV3Schema"]
 
-#: Fields that we use at one level of a structural schema.
+#: Keywords that our manifests may use in a structural schema.
 KEYWORDS = {
     "object": {"properties", "required", "additionalProperties", "maxProperties"},
     "array": {"items", "maxItems", "x-kubernetes-list-type"},
@@ -45,7 +45,7 @@ JSON_TYPES = {
 
 
 def levels(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
-    """Yield every schema in ``schema`` with its path, as in .status.devices[].uuid."""
+    """Yield every schema inside ``schema`` with its path, such as .status.devices[].uuid."""
     yield path, schema
     for name, inner in schema.get("properties", {}).items():
         yield from levels(inner, f"{path}.{name}")
@@ -65,7 +65,9 @@ HOSTILE = (
 
 
 def is_bounded_text(schema: Schema) -> bool:
-    """Return whether a text has a maximum length, and only visible characters in their order."""
+    """Return whether the schema limits the length of a string and permits only visible characters
+    in reading order.
+    """
     if "enum" in schema or schema.get("format") == "date-time":
         return True
     accepts = jsonschema_rs.Draft7Validator(schema)
@@ -93,7 +95,7 @@ def struct_differences(kind: mi.StructType, schema: Schema, path: str) -> Iterat
     fields = {field.encode_name: field for field in kind.fields}
     properties = schema["properties"]
     yield from (f"{path}.{name} is on one side only" for name in fields.keys() ^ properties.keys())
-    # Every object must have metadata, and a schema must not require it.
+    # Ignore metadata, because every object must have it and a schema must not require it.
     required = {name for name, field in fields.items() if field.required} - {"metadata"}
     if required != {*schema.get("required", [])}:
         yield f"{path} requires other fields"
@@ -139,7 +141,10 @@ def test_printer_columns_refer_to_existing_fields() -> None:
     of_driver = '.status.conditions[?(@.type=="DriverReady")]'
     assert columns.pop("Driver") == (f"{of_driver}.status", "string")
     assert columns.pop("Why") == (f"{of_driver}.message", "string")
-    assert columns.pop("Steered") == (".status.plugin.steered", "string")  # printed as a list
+    assert columns.pop("Steered") == (
+        ".status.plugin.steered",
+        "string",
+    )  # This column shows a list.
     assert [*columns] == [
         *("Devices", "Memory", "Reserved", "Used", "Free"),
         *("Sharing", "Device-choice", "Obstacle"),
@@ -153,7 +158,7 @@ def test_printer_columns_refer_to_existing_fields() -> None:
 def test_every_level_of_the_schema_is_structural_limited_and_described(path: str) -> None:
     schema = LEVELS[path]
     if path == ".metadata":
-        assert schema == {"type": "object"}  # The API server allows nothing else.
+        assert schema == {"type": "object"}  # The API server permits no other schema for metadata.
         return
     kind = schema["type"]
     assert schema.keys() <= {"type", "description"} | KEYWORDS[kind]
@@ -166,7 +171,8 @@ def test_every_level_of_the_schema_is_structural_limited_and_described(path: str
         assert schema.keys() >= {"minimum", "maximum"}
     elif kind == "array":
         assert schema["maxItems"] <= 4096
-        # A list keyed by uuid would reject a report that contains a device twice.
+        # With a list that is keyed by uuid, the API server would reject a report that contains a
+        # device twice.
         assert schema["x-kubernetes-list-type"] == "atomic"
     elif kind == "object":
         assert ("maxProperties" in schema) == ("additionalProperties" in schema)

@@ -1,4 +1,4 @@
-"""Tests names of devices for people."""
+"""Tests the names of devices that people read."""
 
 import pytest
 
@@ -13,7 +13,8 @@ UUID = "5e8a1b2c-1b2c-3d4e-5f60-718293a4b5c6"
         (f"GPU-{UUID}", 3, "gpu", "3"),
         (f"GPU-{UUID}", -1, "gpu", "GPU-5e8a1b2c"),
         (f"MIG-{UUID}", 0, "mig", "MIG-5e8a1b2c"),
-        # A UUID of a driver before r470, and a name that is not a UUID of the driver.
+        # The first name is a UUID from a driver before r470, and the other name does not come from
+        # the driver.
         (f"MIG-GPU-{UUID}/1/0", 0, "mig", f"MIG-GPU-{UUID}/1/0"),
         ("GPU-l4-0000-1", -1, "gpu", "GPU-l4-0000-1"),
     ],

@@ -1,4 +1,4 @@
-"""Tests which pods are gated, and which of them still wait."""
+"""Tests which pods are gated, and which gated pods still wait."""
 
 from typing import Any
 
@@ -156,7 +156,7 @@ def test_a_gate_counts_if_it_equals_the_webhooks_container(
     ],
 )
 def test_an_authors_files_cannot_be_mounted_into_a_gate(path: str) -> None:
-    """The API server stores such paths, and container runtimes resolve them."""
+    """The API server stores such paths unchanged, and container runtimes resolve them."""
     mounts = [TOKEN, {"name": "v", "mountPath": path}]
     changed = {**gate_container(IMAGE), "volumeMounts": mounts}
     assert not is_gated(decoded_with(changed), IMAGE)

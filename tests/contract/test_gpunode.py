@@ -1,4 +1,4 @@
-"""Tests encoding and decoding of GPUNodes."""
+"""Tests how GPUNodes are encoded and decoded."""
 
 import gc
 import json
@@ -15,7 +15,7 @@ from headroom.contract.kube import ObjectMeta
 
 
 def test_an_encoded_node_has_kind_and_version() -> None:
-    """The API server rejects an object without its kind."""
+    """The API server rejects an object without a kind."""
     body = json.loads(encode_gpunode(GPUNode(metadata=ObjectMeta(name="n1"))))
     assert body["apiVersion"] == "headroom.gpu/v1alpha1"
     assert body["kind"] == "GPUNode"
@@ -37,11 +37,13 @@ def test_an_unreadable_object_is_a_bad_report(body: bytes) -> None:
 
 
 def test_the_collector_does_not_visit_decoded_objects() -> None:
-    """There are tens of thousands of permanent objects, and each visit would stop every call."""
+    """There are tens of thousands of permanent objects, and visiting them would pause every
+    call.
+    """
     node = decode_gpunode(b'{"metadata": {"name": "n"}, "spec": {}, "status": {"devices": []}}')
     assert node.status is not None
     assert not any(map(gc.is_tracked, (node, node.metadata, node.status)))
-    # Objects with weak references are visited, but there are only a few thousand.
+    # The collector visits objects that support weak references, but there are only a few thousand.
     assert not any(map(gc.is_tracked, (node.spec.reservations, *node.spec.reservations.values())))
 
 
@@ -49,8 +51,8 @@ GIB = 1 << 30
 
 
 def gpu(used_gib: int, **others: Any) -> Device:
-    """Return a GPU of 24 GiB, 1 GiB of which the driver reserves. -1 means that the use is
-    unknown.
+    """Return a 24 GiB GPU of which the driver reserves 1 GiB. A ``used_gib`` of -1 means that the
+    use is unknown.
     """
     used_bytes = used_gib * GIB if used_gib >= 0 else -1
     memory = Device(uuid="GPU-a", memory_bytes=24 * GIB, reserved_bytes=GIB, used_bytes=used_bytes)
@@ -93,7 +95,7 @@ def test_a_summary_is_text_for_people(
 
 @pytest.mark.parametrize("count", [-1, 0])
 def test_a_container_without_a_replica_lowers_no_charge(count: int) -> None:
-    """The schema rejects such a charge, but an older version did not."""
+    """The schema rejects such a charge, but an older version of the schema permitted it."""
     charge = Charge(
         "nvidia.com/gpu", 1, {"GPU-1": 8}, containers=[ContainerCharge("main", count, 4)]
     )

@@ -1,11 +1,12 @@
-"""Tests how much freed memory the C library keeps, by its own statistics."""
+"""Tests how much freed memory the C library keeps, according to its own statistics."""
 
 import subprocess
 import sys
 
 import pytest
 
-#: Prints the number of arenas, and of large blocks with their own mapping.
+#: A program that prints the number of arenas and the number of large blocks that have their own
+#: mapping.
 PROGRAM = """
 import ctypes, os, tempfile, threading
 from headroom.system.malloc import keep_small

@@ -113,7 +113,7 @@ def test_a_placement_and_a_later_mark_fit_into_the_annotations() -> None:
     room = (256 << 10) - 512 - annotation_bytes(written) - len(FOREIGN)
     assert has_room_for(pod(None, annotations={FOREIGN: "x" * room}), written)
     assert not has_room_for(pod(None, annotations={FOREIGN: "x" * (room + 1)}), written)
-    # Repeated writes take no more than one.
+    # Repeated writes need no more space than one write.
     again = {FOREIGN: "x" * room, "headroom.gpu/placement": "y" * 4000}
     assert has_room_for(pod(None, annotations=again), written)
 

@@ -1,4 +1,4 @@
-"""Compares our parser of quantities with the results of the real one (see
+"""Compares our parser of quantities with results of Kubernetes' parser (see
 go_quantity/README.md).
 """
 
@@ -24,7 +24,7 @@ counts = st.integers(-MAX_INT64, MAX_INT64)
 
 
 def read(text: str) -> int | None:
-    """Return the bytes, or None if the text is rejected."""
+    """Parse the text. Return the bytes, or None if our parser rejects the text."""
     try:
         return parse_bytes(text)
     except BadQuantity:
@@ -39,14 +39,16 @@ def expected(case: dict[str, Any]) -> int | None:
 
 
 def test_quantities_are_parsed_as_by_kubernetes() -> None:
-    """One test for all texts, because a test for each costs 2 s of CPU."""
+    """One test checks all texts, because a separate test for each text would take 2 s of CPU."""
     got = {case["text"]: (read(case["text"]), expected(case)) for case in TABLE}
     assert len(got) == len(TABLE) > 1000
     assert {text: pair for text, pair in got.items() if pair[0] != pair[1]} == {}
 
 
 def test_the_table_is_complete() -> None:
-    """It has every kind of result and each unit, and marks results that Go changes silently."""
+    """The table must contain every kind of result and every unit, and must mark results that Go
+    changes silently.
+    """
     marks = [case.get("mark", "rejected" if case.get("rejected") else "same") for case in TABLE]
     assert {*marks} == {"same", "rejected", "negative", *REFUSED_BY_US}
     assert marks.count("same") >= 400

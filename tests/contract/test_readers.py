@@ -1,6 +1,6 @@
 """Checks that every field of a GPUNode, every setting and every annotation has a reader.
 
-Readers are found by name. So an unread field is missed if another field has the same name.
+Readers are found by name, so the test misses an unread field if another field has the same name.
 """
 
 import ast
@@ -19,7 +19,7 @@ DEFINITIONS = (
     "headroom/contract/keys.py",
     "headroom/contract/annotations.py",
 )
-#: Fields that kubectl shows, and that no program reads.
+#: Fields that kubectl shows but that no program reads.
 FOR_PEOPLE = {
     *("Summary.memory", "Summary.used", "Summary.free", "Summary.sharing"),
     *("GPUNodeSpec.reserved", "Condition.last_transition_time"),
@@ -28,7 +28,7 @@ FOR_PEOPLE = {
 
 @cache
 def read_names() -> frozenset[str]:
-    """Return all names that the product reads: attributes, variables and strings."""
+    """Return all attributes, variables and strings that the product reads."""
     found: set[str] = set()
     for package in ("agent", "extender", "headroom"):
         for path in (ROOT / package).rglob("*.py"):

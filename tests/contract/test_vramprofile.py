@@ -1,4 +1,4 @@
-"""Compares the VRAMProfile manifest with the types, and with the recorder's own limits."""
+"""Compares the VRAMProfile manifest with the types and with the recorder's limits."""
 
 from pathlib import Path
 

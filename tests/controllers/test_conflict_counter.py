@@ -1,4 +1,6 @@
-"""Checks that conflicting writes are counted by kind, and still raised."""
+"""Checks that conflicting writes are counted by kind, and that their exceptions are still
+raised.
+"""
 
 from collections.abc import Callable, Coroutine
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""Tests the controller of device taints on a simulated API server."""
+"""Tests the device taint controller with a simulated API server."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ GROUP = "/apis/resource.k8s.io"
 
 
 class FakeApi:
-    """Serves DeviceTaintRules in one version. Writes raise ``fault``."""
+    """Serves one API version of DeviceTaintRule. If ``fault`` is set, writes raise it."""
 
     def __init__(self, version: str = "v1beta2") -> None:
         self.version = version
@@ -109,7 +109,7 @@ class TaintedNode:
         self.reports.apply([GPUNodeSeen(node, self.now_s)])
 
     def round(self, after_s: float = 1.0) -> list[str]:
-        """Return the devices with a rule, after a round that starts this much later."""
+        """Run a round ``after_s`` seconds later. Return the devices that have a rule."""
         self.now_s += after_s
         asyncio.run(self.controller.round())
         return [each["spec"]["deviceSelector"]["device"] for each in self.api.rules.values()]

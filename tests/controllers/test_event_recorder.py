@@ -1,4 +1,4 @@
-"""Checks that each Event is recorded once per replica, and once by all replicas together."""
+"""Checks that each replica records an Event once, and that all replicas together write it once."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -70,7 +70,7 @@ def test_many_events_are_recorded_in_batches() -> None:
 
 
 class Server:
-    """An Events API that enforces unique names."""
+    """A fake API server for Events that enforces unique names."""
 
     def __init__(self, answers: Sequence[ApiError] = ()) -> None:
         self.events: dict[str, dict[str, Any]] = {}

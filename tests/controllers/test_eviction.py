@@ -1,4 +1,4 @@
-"""Tests the eviction of a pod, which is marked before it is evicted, whatever happens in
+"""Tests the eviction of a pod. The pod is marked before it is evicted, whatever happens in
 between.
 """
 
@@ -49,7 +49,7 @@ DOES_NOT_FIT_WAITS = (
     " place it on another GPU, delete it and create it again."
 )
 
-#: Uids of evicted pods, and the reason of each rejected eviction by uid.
+#: The UIDs of evicted pods, and the UID and reason of each rejected eviction.
 Sent = tuple[tuple[str, ...], tuple[tuple[str, str], ...]]
 WENT: Sent = (("uid-p",), ())
 NOBODY: Sent = ((), ())
@@ -59,7 +59,7 @@ NOBODY: Sent = ((), ())
 class Evictor:
     stage: Stage
     evicted: list[str] = field(default_factory=list)
-    #: Whether the ledger had the mark at the eviction.
+    #: For each eviction, whether the reservation had the mark.
     marked: list[bool] = field(default_factory=list)
     trouble: StoreError | None = None
 
@@ -77,7 +77,7 @@ class Evictor:
 class MisplacedPods:
     stage: Stage
     evictor: Evictor
-    #: Return the pods to evict, from the node's GPUNode.
+    #: UIDs of the pods that must be evicted.
     leave: set[str]
 
     def send_away(self, misplaced: Callable[[GPUNode], Misplaced] | None = None) -> Sent:
@@ -86,7 +86,7 @@ class MisplacedPods:
         return tuple(pod.metadata.uid for pod in sent.evicted), sent.rejected
 
     def told(self, misplaced: Misplaced) -> list[tuple[str, str, str]]:
-        """Return subject, reason and message of the Events in two rounds."""
+        """Run two rounds. Return the subject, the reason and the message of each Event."""
         posted: list[Notice] = []
 
         def post(notice: Notice) -> bool:
@@ -128,7 +128,7 @@ class MisplacedPods:
 
 
 def gated(state: ContainerState | None = None, node: str = "n", **of: str) -> Pod:
-    """The pod p at its gate."""
+    """Return pod p, which waits at its gate."""
     statuses = [ContainerStatus(name=GATE, state=state)]
     return Pod(
         metadata=ObjectMeta(namespace="a", name="p", uid="uid-p", resource_version="7", **of),

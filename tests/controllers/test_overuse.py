@@ -1,4 +1,4 @@
-"""Tests the eviction of pods that use more than they reserved: decision, warning, and eviction."""
+"""Tests the decision, the warning and the eviction for pods that use more than they reserved."""
 
 import asyncio
 from itertools import count
@@ -23,8 +23,8 @@ NEVER_S, AT_ONCE_S = 1e9, 0.0
 
 
 class Overuse(World):
-    """Two GPUs of 24 GiB. On a, p and r have reserved 5 GiB each, and q 12 GiB. On b, s has
-    reserved 5 GiB and t 12 GiB.
+    """A cluster with two 24 GiB GPUs. On a, p and r have reserved 5 GiB each, and q has reserved 12
+    GiB. On b, s has reserved 5 GiB, and t has reserved 12 GiB.
     """
 
     def __init__(self, rules: Rules | None = None) -> None:
@@ -47,7 +47,7 @@ class Overuse(World):
         for each in self.pods.values():
             self.store.admit(each)
         self.evictor.meanwhile = self._check_decided
-        #: Seconds by which the agent's clock is ahead.
+        #: Seconds by which the agent's clock is ahead of the extender's clock.
         self.ahead_s = 0.0
         self.controller = self.replica()
 
@@ -68,7 +68,7 @@ class Overuse(World):
         assert self.evictor.grace_s[-1] == 120
 
     def report(self, p: float = 9, q: float = 2, r: float = 5, s: float = 5) -> None:
-        """Report a new sample of the agent with these GiB in use."""
+        """Report a new sample in which the pods use this many GiB."""
         used_gib = {"a": {"p": p, "q": q, "r": r}, "b": {"s": s, "t": 2}}
         at = self.stamp(ago_s=-self.ahead_s - 0.001 * next(self._samples))
         devices, rows = [], []
@@ -80,7 +80,7 @@ class Overuse(World):
         self.store.report([("n", status(*devices, pods=rows, observed_at=at))])
 
     def round(self, grace_s: float = AT_ONCE_S, observes: bool = False) -> list[str]:
-        """Return the uids of the pods evicted in one round."""
+        """Run one round. Return the UIDs of the evicted pods."""
         already = len(self.evictor.evicted)
         asyncio.run(self.controller.once(observes, grace_s))
         return self.evictor.evicted[already:]
@@ -105,7 +105,7 @@ def world() -> Overuse:
 
 def test_a_pod_is_warned_and_then_evicted_on_a_newer_sample(world: Overuse) -> None:
     world.report()
-    assert world.round() == []  # The sample of the decision evicts no pod.
+    assert world.round() == []  # The sample that led to the decision does not evict the pod.
     assert {uid: decision.device for uid, decision in world.decided.items()} == {"p": "a"}
     assert world.events == [("p", "GPUMemoryOveruseEviction")]
     assert "uses 9.0 GiB of device a, and has reserved 5.0 GiB" in world.posted[0].message
@@ -167,7 +167,7 @@ def test_two_replicas_evict_one_pod(world: Overuse) -> None:
     world.store.admit(msgspec.structs.replace(world.pods["p"], metadata=going))
     asyncio.run(second.once(False, AT_ONCE_S))
     assert world.evictor.evicted == ["p"]
-    # Its memory counts as free, and the memory of the other pod is needed as well.
+    # The memory of p counts as free, but the memory of the other pod is needed too.
     world.report(p=9, q=2, r=9)
     rounds()
     assert world.decided.keys() == {"p"}
@@ -182,7 +182,7 @@ def test_a_restarted_replica_continues_the_decision(world: Overuse) -> None:
     world.controller = world.replica()
     world.report()
     assert world.round(NEVER_S) == []
-    assert world.round() == []  # For this replica, the sample can be older than the decision.
+    assert world.round() == []  # The sample may be older than this replica's decision.
     world.report()
     assert world.round() == ["p"]
     assert world.counted("decided") == 1
@@ -266,17 +266,17 @@ def test_in_mode_observe_a_pod_is_logged_when_it_would_be_evicted(world: Overuse
 
     world.report()
     assert logged() == []
-    assert logged() == []  # no newer sample
+    assert logged() == []  # There is no newer sample.
     world.report(p=5)
     assert logged() == []
     world.report()
     assert logged() == []  # The pressure has begun again.
     world.report()
-    assert logged(NEVER_S) == []  # In the grace period.
+    assert logged(NEVER_S) == []  # The grace period is not over.
     (entry,) = logged()
     assert (entry["node"], entry["pod"], entry["used_bytes"]) == ("n", "default/p", 9 * GIB)
     world.report()
-    assert logged() == []  # Once for each pod.
+    assert logged() == []  # Each pod is logged once.
 
 
 def test_in_mode_observe_a_pod_with_a_disruption_budget_is_not_logged(world: Overuse) -> None:
@@ -389,13 +389,13 @@ def test_a_pod_that_becomes_the_largest_is_warned_before_its_eviction_and_the_fi
     assert world.round(NEVER_S) == []
     assert world.decided.keys() == {"p", "r"}
     world.report(p=12, r=9)
-    assert world.round() == ["p"]  # It was warned long ago.
+    assert world.round() == ["p"]  # The pod was warned long ago.
     assert world.decided["p"] == first
 
 
 class TestRejectedEvictionOfAnotherNamespace:
-    """The pod's author writes disruption budgets, so no other namespace's pod may be evicted
-    instead.
+    """Tests that no pod of another namespace is evicted instead, because authors write the
+    disruption budgets of their own pods.
     """
 
     def test_the_next_pod_is_not_selected(self, world: Overuse) -> None:

@@ -1,4 +1,4 @@
-"""Tests the eviction of the bound pods of incomplete groups. The judge reads only the API
+"""Tests the eviction of the bound pods of incomplete groups. The checks read only the API
 server.
 """
 
@@ -34,7 +34,7 @@ JOB = OwnerReference(api_version="batch/v1", kind="Job", name="job", uid="job", 
 
 
 class Api:
-    """An API server with pods and groups, and the extenders that follow it."""
+    """A fake API server with pods and groups, and the extenders that follow it."""
 
     def __init__(self, minimums: Mapping[str, int], replicas: int = 1) -> None:
         self.minimums = dict(minimums)
@@ -44,7 +44,7 @@ class Api:
         self.posted: list[Notice] = []
         #: Pods whose eviction is rejected.
         self.protected: set[str] = set()
-        #: Called when a dry run of an eviction is answered.
+        #: Called when the API server has answered the dry run of an eviction.
         self.asked: Callable[[], None] = lambda: None
         self._versions = itertools.count(1)
         self.telemetry = Telemetry(CollectorRegistry())
@@ -67,7 +67,7 @@ class Api:
         return True
 
     def put(self, name: str, node: str = "", group: str = "g", **changes: object) -> None:
-        """Create or replace a pod, with the changes of ``member``."""
+        """Create or replace a pod. ``changes`` are passed to ``member``."""
         made = replace(member(name, node, group, **changes))
         version = str(next(self._versions))
         metadata = replace(made.metadata, resource_version=version)
@@ -81,7 +81,7 @@ class Api:
             state.apply([PodGone(name)])
 
     def round(self, after_s: float | None = AFTER_S) -> list[str]:
-        """Let all replicas check at the same time. Return the pods that they have evicted."""
+        """Run a check on all replicas at the same time. Return the evicted pods."""
         before = len(self.evicted)
 
         async def once() -> None:
@@ -94,7 +94,7 @@ class Api:
         self.now_s += seconds
         return self.round()
 
-    # Calls of the controller.
+    # The controller calls the methods below.
 
     async def read(self, group: Group) -> Members:
         await asyncio.sleep(0)
@@ -147,7 +147,7 @@ def member(
 
 
 def half(minimum: int | None = 4, replicas: int = 1, **last: object) -> Api:
-    """Three pods of the group are bound, and the last one is not."""
+    """Return a cluster in which three pods of the group are bound and the last pod is not."""
     api = Api({} if minimum is None else {"g": minimum}, replicas)
     for i in range(3):
         api.put(f"g-{i}", f"n{i}")
@@ -201,7 +201,9 @@ def test_successfully_ended_and_terminating_pods_count_as_bound() -> None:
 
 
 def test_pods_without_a_gpu_request_count() -> None:
-    """The extender does not follow them."""
+    """The controller reads these pods from the API server, because the extender does not follow
+    them.
+    """
     api = half()
     launcher = member("launcher", "n0")
     api.pods["launcher"] = replace(launcher, spec=replace(launcher.spec, containers=[]))
@@ -221,7 +223,7 @@ def test_without_the_setting_no_pod_is_evicted() -> None:
     for _ in range(2):
         assert api.round(None) == []
         api.now_s += 10 * AFTER_S
-    # The time begins when the setting is set.
+    # The time starts when the setting is set.
     assert api.round() == []
     assert api.later(AFTER_S - 0.1) == []
 
@@ -277,8 +279,8 @@ def test_each_pod_is_evicted_by_only_one_of_two_replicas() -> None:
 
 
 def test_one_group_is_evicted_at_a_time() -> None:
-    """The other groups may be bound in the freed memory. The group with the lowest priority comes
-    first, and the youngest of equal groups.
+    """The other groups may fit into the freed memory. The group with the lowest priority is evicted
+    first, and among equal priorities the youngest group.
     """
     api = Api(dict.fromkeys(("old", "young", "important"), 2))
     for group, created, priority in (
@@ -329,7 +331,7 @@ def test_exactly_the_groups_below_their_minimum_are_evicted(
     for _ in range(12):
         before = {f"g{i}": evictable(api, f"g{i}") for i in range(len(drawn))}
         evicted = api.later(chance.choice([0, 30, AFTER_S]))
-        # Replicas may choose different groups.
+        # The replicas may have chosen different groups.
         for group in {name.split("-")[0] for name in evicted}:
             assert before[group], group
             assert [name for name in evicted if name.split("-")[0] == group] == before[group]
@@ -350,7 +352,7 @@ def create(api: Api, group: str, name: str, state: str) -> None:
 
 
 def evictable(api: Api, group: str) -> list[str]:
-    """Return the pods of the group that must be evicted, according to the API server."""
+    """Return the pods of the group that must be evicted according to the API server's objects."""
     pods = {name: each for name, each in api.pods.items() if name.startswith(f"{group}-")}
     there = [n for n, p in pods.items() if p.node and p.status and p.status.phase != "Failed"]
     run = [

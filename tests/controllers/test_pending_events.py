@@ -1,5 +1,6 @@
-"""Tests that Events about pending pods are written a few at a time, take turns, and are repeated
-only after a change."""
+"""Tests that Events about pending pods are written for a few pods at a time, for all pods in turn,
+and are repeated only after a change.
+"""
 
 import asyncio
 import itertools
@@ -23,12 +24,12 @@ SPENT_S = 0.1
 
 
 class Pending(World):
-    """A nearly full node, and pods rejected on it."""
+    """A cluster with a nearly full node and pods that were rejected on it."""
 
     def __init__(self, per_round: int = 2) -> None:
         super().__init__(stale_after_s=1e6)
         self.state.apply(seen(kube_node()))
-        #: Times of its clock, in order.
+        #: The times that the controller's clock returns, in order.
         self.seconds: Iterator[float] = itertools.repeat(0.0)
         self.controller = PendingEventsController(
             self.state.cluster,
@@ -54,7 +55,7 @@ class Pending(World):
         return waiting
 
     def told(self, now_s: float) -> list[str]:
-        """Return the names of pods with an Event in one round."""
+        """Run one round. Return the names of the pods that got an Event."""
         before = len(self.posted)
         asyncio.run(self.controller.once(NOW_S + now_s))
         return [notice.about.name for notice in self.posted[before:]]
@@ -89,7 +90,7 @@ def test_pods_being_bound_deleted_or_not_rejected_here_get_no_event() -> None:
     world.reject("gone")
     world.state.apply([PodGone("gone"), PodSeen(rejected("elsewhere"))])
     assert world.told(0.0) == []
-    assert world.controller.pending.pods == {"memory_on_any": 1}  # by its condition
+    assert world.controller.pending.pods == {"memory_on_any": 1}  # counted by the pod's condition
 
 
 def test_a_failed_event_ends_the_round_and_is_retried() -> None:

@@ -1,4 +1,4 @@
-"""Tests for which pending pods others are evicted, when, and with which Events."""
+"""Tests for which pending pods other pods are evicted, when they are evicted, and the Events."""
 
 import asyncio
 import time
@@ -40,7 +40,7 @@ def waiting(of: Pod, message: str = SAID, nominated: str | None = None) -> Pod:
 
 
 class Preemption(World):
-    """A full node, and a pod that was rejected on it some time ago."""
+    """A cluster with a full node and a pod that was rejected on it some time ago."""
 
     def __init__(self, newcomer_: Pod, evicts: bool = True) -> None:
         super().__init__(Rules(evict_for_memory=evicts), stale_after_s=1e9)
@@ -83,7 +83,7 @@ def test_pods_are_evicted_for_a_pod_blocked_only_by_memory_with_events_for_all()
         "pod's GPU."
     )
     assert new.decision_id == victim.decision_id == "new.1"
-    # Only once, because it is checked again only after some time.
+    # The pod is evicted for only once, because a pending pod is checked again only after some time.
     assert world.once() == ["a"]
     assert len(world.posted) == 2
 
@@ -130,7 +130,7 @@ def test_preemption_by_kube_scheduler_is_recorded_once() -> None:
     world = Preemption(of, evicts=False)
     found = preemption(world.state.cluster, of, {}, ["n"], world.now_s)
     assert world.once() == []
-    assert world.posted == []  # This replica made no attempt.
+    assert world.posted == []  # No Event is posted, because this replica made no attempt.
     part = recorded(found, world.wall_s(), 1, 1, 1)
     world.journal.note(of, part, part.at_s)
     world.once()

@@ -1,5 +1,5 @@
-"""Tests preemption for a pod: one attempt at a time, and no eviction if a budget protects a
-victim.
+"""Tests that preemption for a pod runs one attempt at a time, and evicts no pod if a budget
+protects a victim.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ NEW = pod(uid="new", name="new", priority=9)
 
 
 class Writer(World):
-    """A pending pod, and two victims on a node."""
+    """A cluster with a pending pod and two victims on a node."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_the_attempt_is_recorded_on_the_pod_before_any_eviction() -> None:
     world.evictor.when_checked = look
     made = world.preempt()
     assert (made.begun, made.rejected, asked) == (True, "", ["high", "low"])
-    # The lowest priority comes first.
+    # The victim with the lowest priority is evicted first.
     assert names(made.evicted) == world.evictor.evicted == ["low", "high"]
     attempt = attempt_of(world.pod("new"))
     assert attempt is not None
@@ -72,7 +72,7 @@ def test_only_one_of_two_replicas_acts() -> None:
     assert world.preempt(seen) == PreemptionResult()
     assert world.evictor.evicted == ["low", "high"]
 
-    # This also holds if both have read the pod before either writes.
+    # Only one attempt runs even if both replicas have read the pod before either replica writes.
     world = Writer()
     world.evictor.when_checked = lambda: world.store.touch_pod(world.pod("new"), "{}", PREEMPTING)
     assert world.preempt() == PreemptionResult()
@@ -134,7 +134,7 @@ def test_a_failed_eviction_stops_the_others_and_is_reported() -> None:
     world.evictor.errors["low"] = StoreRejected("403 forbidden")
     made = world.preempt()
     assert (made.begun, made.evicted, made.rejected) == (True, (), "403 forbidden")
-    # The state that changed at this moment is read again.
+    # If the state changes at this moment, it is read again.
     world = Writer()
     world.evictor.errors["low"] = StoreConflict("409")
     assert names(world.preempt().evicted) == ["low", "high"]

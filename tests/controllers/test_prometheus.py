@@ -1,4 +1,5 @@
-"""Tests queries to Prometheus: faults of the server, cached values, and secrets in logs.
+"""Tests queries to Prometheus, with faults of the server, cached values, and secrets that must not
+be logged.
 
 The server is simulated and misbehaves over real HTTP. ``tests/history`` queries a real Prometheus.
 """
@@ -48,7 +49,7 @@ def answer(age_s: float = 1.0, **ratios: object) -> str:
 
 
 class Source:
-    """A source with stopped clocks, which records its results."""
+    """A source whose clocks the test sets. It records the results."""
 
     def __init__(self, url: str, **other: Any) -> None:
         given = {"every_s": 30.0, "timeout_s": 20.0, "stale_after_s": 180.0, **other}
@@ -70,7 +71,7 @@ class Source:
         self.moved.append(sorted(uuid for uuid, _ in moved))
 
     def refresh(self, after_s: float = 0.0) -> dict[str, float]:
-        """Run a query and return the values by GPU."""
+        """Run a query ``after_s`` seconds later. Return the values by GPU."""
         self.now_s += after_s
         self.wall_s += after_s
         self.source.refresh()
@@ -82,7 +83,7 @@ def at(server: StandIn) -> str:
 
 
 def why(source: Source) -> tuple[str, dict[str, float]]:
-    """Return the log of a failed query, and the values after it."""
+    """Run a query that fails. Return its log, and the values after the failure."""
     with capture_logs() as logs:
         left = source.refresh()
     (event,) = [each for each in logs if each["event"] == "history_unavailable"]
@@ -225,7 +226,7 @@ def test_after_internal_errors_old_values_expire(
 
 
 class TestSecrets:
-    """Secrets are sent to the server but never logged."""
+    """Tests that secrets are sent to the server but never logged."""
 
     def test_user_and_password_of_the_url_are_sent_and_not_logged(self, server: StandIn) -> None:
         url = at(server).replace("://", "://us%40er:s3cret-t0ken@")
@@ -307,7 +308,7 @@ def test_the_thread_queries_periodically_and_stops_immediately(server: StandIn) 
     until(lambda: server.asked > asked, "a query that hangs")
     begun_s = time.monotonic()
     source.source.stop()
-    assert time.monotonic() - begun_s < PATIENCE_S  # Less than it may wait for a response.
+    assert time.monotonic() - begun_s < PATIENCE_S  # The query did not wait for a response.
     handed_on = len(source.moved)
     time.sleep(0.1)
     assert len(source.moved) == handed_on

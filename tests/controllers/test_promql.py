@@ -25,17 +25,19 @@ ASKED_S = 5000.0
 
 
 def ratio(value: object, at_s: float = AT_S, **labels: str) -> dict[str, Any]:
-    """Return a series of the first query with these labels."""
+    """Return a series of the first query, with a ratio and these labels."""
     return {"metric": {"figure": "ratio", **labels}, "value": [at_s, str(value)]}
 
 
 def sampled(age_s: float, **labels: str) -> dict[str, Any]:
-    """Return a series of the second query with a sample of this age."""
+    """Return a series of the second query. Its sample is ``age_s`` seconds old."""
     return {"metric": {"figure": "at", **labels}, "value": [AT_S, str(AT_S - age_s)]}
 
 
 def body(*series: dict[str, Any], **other: Any) -> bytes:
-    """Return a body as Prometheus writes it: without spaces, and labels before values."""
+    """Return a response body in Prometheus' format, which has no spaces and has labels before
+    values.
+    """
     answer = {
         "status": "success",
         "data": {"resultType": "vector", "result": list(series)},
@@ -50,7 +52,9 @@ def shown(
     wall_s: float = AT_S,
     **before: Activity,
 ) -> dict[Key, Activity]:
-    """Return the result of two responses. The second one contains ``others``."""
+    """Return the values that are read from two responses. The second response contains
+    ``others``.
+    """
     answers = [read(list(each)) for each in (series, others)]
     had = {(uuid, None): activity for uuid, activity in before.items()}
     return history(answers, had, SPAN, ASKED_S, wall_s, 180.0)
@@ -132,7 +136,7 @@ def test_a_small_clock_difference_is_ignored_and_a_large_one_is_an_error() -> No
             shown(*series, wall_s=wrong_s)
         with pytest.raises(PrometheusUnreadable, match="its clock differs from ours"):
             shown(others=series, wall_s=wrong_s)
-    assert shown(wall_s=0.0) == {}  # There was no response, so the time is unknown.
+    assert shown(wall_s=0.0) == {}  # The time is unknown, because there was no response.
 
 
 def test_a_small_change_keeps_the_value_and_updates_its_age() -> None:

@@ -23,7 +23,7 @@ NODES = 100
 
 
 class Watched(Extender):
-    """Records the queued changes."""
+    """An extender that records the queued changes."""
 
     parts: list[ActivitySeen]
 
@@ -43,7 +43,7 @@ def history_of(
 
 
 def answer(ratios: dict[int, float]) -> str:
-    """Return a result evaluated just now, by the clock of this machine."""
+    """Return a query result that was evaluated now, according to this machine's clock."""
     now_s = time.time()
     shown = (
         (kind, f"GPU-{i}", value)
@@ -61,7 +61,7 @@ def test_only_changes_are_enqueued_in_small_batches() -> None:
         with StandIn().serving() as server:
             server.text = answer({i: 0.5 for i in range(NODES)})
             settings = Settings(prometheus_url=server.url)
-            # More often than a setting may request.
+            # Refresh more often than a settings file may request.
             settings = settings.model_copy(update={"prometheus_refresh_s": 0.05})
             Watched.parts = []
             extender = Watched(settings, unready=lambda: "")

@@ -1,4 +1,6 @@
-"""Tests the start phase in the ledger: how it ends, once, and how a waiting pod continues."""
+"""Tests how the start phase in a reservation ends exactly once, and how a waiting pod then
+continues.
+"""
 
 import asyncio
 from datetime import datetime, timedelta
@@ -31,7 +33,9 @@ def alone(uid: str, *, timeout: str = "10m", **of: Any) -> Pod:
 
 
 class Starts(World):
-    """One GPU with 24 GiB and four replicas, whose pods two replicas of the extender follow."""
+    """A cluster with one 24 GiB GPU that has four replicas. Two replicas of the extender follow its
+    pods.
+    """
 
     def __init__(self) -> None:
         super().__init__(stale_after_s=1e9)
@@ -49,7 +53,9 @@ class Starts(World):
         )
 
     def report(self, **settled: bool) -> None:
-        """Report that these pods use 1 GiB each, and whether their use has settled."""
+        """Report that these pods use 1 GiB each. ``settled`` is whether the use of each pod has
+        settled.
+        """
         stamp = self.stamp(ago_s=-0.001 * next(self._samples))
         rows = [
             use(
@@ -124,7 +130,7 @@ def test_a_container_that_restarts_does_not_start_alone_again(world: Starts) -> 
     world.bind(alone("p"))
     world.report(p=True)
     world.round()
-    world.report(p=False)  # A new run, which has not settled.
+    world.report(p=False)  # The pod has a new run, which has not settled.
     world.round(after_s=1)
     assert world.phases == {"p": "running"}
     assert world.bind(alone("q")) == Bound()
@@ -150,8 +156,8 @@ def test_two_replicas_end_a_start_once(world: Starts) -> None:
 
 
 def test_after_a_lost_race_the_decision_is_made_again_on_the_newer_version(world: Starts) -> None:
-    """Another replica has ended the start in between, so this replica neither counts nor reports
-    it.
+    """Another replica has already ended the start, so this replica neither counts nor
+    reports it.
     """
     world.bind(alone("p", timeout="90s"))
     world.fault = once("write_spec", "after", raises(StoreConflict))
@@ -169,7 +175,9 @@ def test_a_store_that_does_not_answer_is_called_again(world: Starts) -> None:
 
 
 def test_an_adopted_pod_is_starting_until_its_own_timeout(world: Starts) -> None:
-    """It was bound without Headroom, or the ledger of its node was lost and initialised again."""
+    """The pod was bound without Headroom, or the reservations of its node were lost and initialised
+    again.
+    """
     status = PodStatus(phase="Running", start_time=world.stamp(ago_s=500))
     running = msgspec.structs.replace(alone("p", node="n"), status=status)
     world.store.admit(running)
@@ -183,7 +191,7 @@ def test_an_adopted_pod_is_starting_until_its_own_timeout(world: Starts) -> None
 
 
 def test_pods_start_in_the_order_of_the_ledger_whatever_the_clocks_show(world: Starts) -> None:
-    """The second write is by a replica whose clock is an hour behind."""
+    """The clock of the replica that makes the second write is an hour behind."""
     for uid in "pq":
         world.store.admit(alone(uid, node="n"))
         assert world.ledger.charge("n", world.pod(uid))

@@ -1,5 +1,5 @@
-"""Converts manifests for KAI, HAMi and gpushare, and checks the results with the readers of the
-cluster.
+"""Converts manifests for KAI, HAMi and gpushare, and checks the results with the parsers that the
+cluster uses.
 """
 
 import contextlib
@@ -30,13 +30,15 @@ from tests.examples import examples
 
 GOLDEN = Path(__file__).parent / "golden"
 MIB = 1 << 20
-#: Long, because a parser that keeps comments is slow.
+#: Settings without a deadline, because the YAML parser, which keeps comments, is slow.
 SLOW_YAML = settings(max_examples=examples(75), deadline=None)
 VRAM = "headroom.gpu/vram"
 
 
 def asked(manifest: dict[str, Any]) -> dict[str, tuple[Any, int]]:
-    """Return the amount and the number of devices of each container, as the extender reads them."""
+    """Return the amount and the number of devices of each container, as the extender parses
+    them.
+    """
     pod = msgspec.convert({"spec": {}, **manifest, "metadata": manifest["metadata"]}, Pod)
     request = understand(pod, None, Rules())
     assert isinstance(request, VramRequest), request
@@ -148,7 +150,7 @@ def test_every_kind_with_a_pod_template_is_converted(kind: str) -> None:
 
 
 def test_annotations_written_by_another_allocator_are_removed() -> None:
-    """A bound pod with such an annotation would close its node."""
+    """A bound pod with such an annotation would make Headroom reject all pods on its node."""
     stamps = {"hami.io/vgpu-devices-allocated": "GPU-0,NVIDIA,1,1:;", "ALIYUN_COM_GPU_MEM_IDX": "0"}
     text = pod_of(
         {"annotations": stamps, "labels": {"runai-gpu-group": "g", "app": "a"}},

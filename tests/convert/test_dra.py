@@ -1,7 +1,9 @@
-"""Converts pods with Headroom's annotation to DRA claims and back, and counts bytes independently.
+"""Converts pods with Headroom's annotation to DRA claims and back, and counts their bytes
+independently.
 
-The judge shares no code with the conversion. The bytes of a pod follow Kubernetes' rule for
-requests of init containers and sidecars (KEP-753), and the bytes of a claim are count times memory.
+The count shares no code with the conversion. The bytes of a pod follow Kubernetes' rule for the
+requests of init containers and sidecars (KEP-753), and the bytes of a claim are its count times its
+memory.
 """
 
 import copy
@@ -29,7 +31,7 @@ def amount_bytes(text: str) -> int:
 
 
 def counted_bytes(pod: Object) -> int:
-    """Return the maximum number of bytes that the pod's containers hold at one time."""
+    """Return the maximum number of bytes that the pod's containers hold at the same time."""
     by_name: dict[str, str] = {}
     text = pod["metadata"].get("annotations", {}).get(VRAM, "")
     if "=" in text:
@@ -93,7 +95,8 @@ def test_a_thousand_random_pods_count_the_same_bytes_as_their_claims() -> None:
         template, findings = to_claims(pod, "Pod p", "p", "")
         if template is None:
             assert pod == before
-            # Only an init container that needs more than each later container cannot be expressed.
+            # A claim cannot express only an init container that needs more than each later
+            # container.
             assert [finding.message[:50] for finding in findings] in (
                 [],
                 ["not changed: a claim is held for the whole life of"],

@@ -1,4 +1,4 @@
-"""Checks that everything which a conversion changes or drops is reported."""
+"""Checks that a conversion reports everything that it changes or drops."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Runs the whole demo, with the real server in its own process."""
+"""Runs the complete demo, with the real server in its own process."""
 
 import os
 import re
@@ -112,11 +112,11 @@ def test_exit_status_is_1_if_any_device_is_overcommitted(ours: list[int], status
 @pytest.fixture
 @starts_processes
 def staying(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Start a demo that has a terminal and waits for Ctrl-C. Yield it and the port of its debug
-    API.
+    """Start a demo that has a terminal and waits for Ctrl-C. Yield its process and the port of its
+    debug API.
     """
     terminal, far_end = os.openpty()
-    # A killed demo cannot delete its temporary files, so pytest deletes them.
+    # Use pytest's folder for temporary files, because a killed demo cannot delete them.
     demo = subprocess.Popen(
         command("--pods", "40", "--seeds", "1"),
         env=environment(TMPDIR=str(tmp_path), TERM="dumb"),

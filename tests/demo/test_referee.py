@@ -16,7 +16,7 @@ SHARED = Gpu(24 * GIB, replicas=4)
 
 
 def placed(gpus: list[Gpu], *sizes_gib: int, seed: int = 1) -> Referee:
-    """Return a referee with node n and pods p0, p1, ... admitted in this order."""
+    """Return a referee of node n that has admitted the pods p0, p1 and so on, in this order."""
     referee = Referee({"n": gpus}, seed)
     for i, size in enumerate(sizes_gib):
         referee.bound(f"p{i}", "n", 1, size * GIB)
@@ -25,7 +25,7 @@ def placed(gpus: list[Gpu], *sizes_gib: int, seed: int = 1) -> Referee:
 
 
 def test_the_referee_imports_only_the_standard_library() -> None:
-    """It must not share code with the schedulers that it judges."""
+    """The referee must not share code with the schedulers that it judges."""
     tree = ast.parse(Path(module.__file__).read_text())
     imported = {
         name.split(".")[0]
@@ -55,7 +55,7 @@ def test_all_devices_of_an_empty_node_are_equally_likely() -> None:
     drawn = Counter(
         place.devices for seed in range(4000) for place in placed_landings([SHARED] * 4, seed)
     )
-    # Expected 1,000 of 4,000 draws each, within five standard deviations of 27.
+    # Each device is expected in 1,000 of 4,000 draws. The limit is five standard deviations of 27.
     assert all(abs(drawn[i,] - 1000) < 137 for i in range(4)), drawn
 
 
@@ -67,7 +67,7 @@ def placed_landings(gpus: list[Gpu], seed: int) -> list[Landed]:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_the_device_with_the_fewest_pods_is_chosen_regardless_of_memory(seed: int) -> None:
-    """`distributed` counts replicas, so it chooses a full device if that has fewer pods."""
+    """`distributed` counts replicas, so it chooses a full device if this device has fewer pods."""
     referee = Referee({"n": [SHARED] * 4}, seed)
     for i in range(3):
         referee.bound(f"p{i}", "n", 1, GIB)
@@ -120,7 +120,7 @@ def test_admission_order_is_random_but_fixed_by_the_seed() -> None:
 
 
 def test_overcommitment_is_detected_and_measured() -> None:
-    """60 GiB on 24 GiB, as in the four-pod example."""
+    """The pods use 60 GiB of 24 GiB, as in the four-pod example."""
     verdict = placed([SHARED], 16, 20, 16, 8).verdict(0)
     assert verdict.devices_overcommitted == 1
     assert verdict.worst_ratio == Fraction(60, 24)
@@ -128,7 +128,7 @@ def test_overcommitment_is_detected_and_measured() -> None:
 
 
 def test_ratio_and_excess_are_computed_per_device() -> None:
-    """The small device has the highest ratio, the large one the most bytes in excess."""
+    """The small device has the highest ratio, and the large device has the most excess bytes."""
     small, large = Gpu(8 * GIB, 4), Gpu(80 * GIB, 4)
     referee = Referee({"small": [small], "large": [large]}, 0)
     referee.bound("a", "small", 1, 20 * GIB)

@@ -1,4 +1,4 @@
-"""Reads a trace, and checks that errors name the file and the column with an example."""
+"""Tests that a trace is read, and that errors name the file and the column and show an example."""
 
 from collections.abc import Callable
 from pathlib import Path

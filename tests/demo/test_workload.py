@@ -64,7 +64,7 @@ def test_sharing_pods_request_80_to_90_percent_of_the_shared_pool(pods: int) -> 
 
 
 def test_the_fleet_file_has_the_same_nodes_as_the_demo() -> None:
-    """The server derives the same node names from the fleet file."""
+    """The server derives these node names from the fleet file."""
     from headroom.runtime.settings.fleet_file import Fleet as ServedFleet
 
     fleet: Fleet = divide(fleets.PUBLISHED, published(500))
