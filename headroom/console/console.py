@@ -10,6 +10,7 @@ from headroom.console.app import console_app
 from headroom.console.feed.feed import ChangeFeed, Feed
 from headroom.console.feed.journal_follower import HoldsUpdater, JournalFollower
 from headroom.console.feed.journals import Journals
+from headroom.console.feed.memory_changes import MemoryChanges
 from headroom.console.gpu_user_reader import GpuUserReader
 from headroom.console.history.history import History
 from headroom.console.history.ranges import PrometheusRanges
@@ -74,6 +75,7 @@ class Console:
         view.event_queue.settles = self._has_extender
         ours = view.name if own is not None else ""
         self.changes = ChangeFeed(view.cluster, self.journals, self.feed, ours)
+        self._memory_changes = MemoryChanges(view.cluster, self.feed)
         self._recorder = HistoryRecorder(view.cluster, History(), time.time)
         self._users = GpuUserReader(view.cluster, pods_on, view.deliver) if pods_on else None
         view.event_queue.reactions.append(self._publish_misses)
@@ -93,6 +95,7 @@ class Console:
         if not self._has_extender:  # an extender already tracks its own holds
             HoldsUpdater(self.following.now, self.view.enqueue).start(self.view.loops)
         self.changes.start(self.view.loops, self.view.begun)
+        self._memory_changes.start(self.view.loops, self.view.begun)
         self._recorder.start(self.view.loops, self.view.begun)
         if self._users is not None:
             self._users.start(self.view.loops, self.view.begun)

@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from headroom.console.history.holdings import Held
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
+from headroom.core.cluster.crowded_pods import crashed_pods
 from headroom.core.cluster.idle_pods import idle_pods
 from headroom.core.cluster.memory_totals import (
     Totals,
@@ -36,6 +37,9 @@ from headroom.core.whatif.pending_pods import Pending
 
 #: Maximum number of series for each problem of pods or nodes. The worst are exported.
 MOST_OFFENDERS = 100
+
+#: Seconds for which the metrics show that a container crashed on an overcommitted device.
+CRASHED_FOR_S = 900.0
 
 #: Label value for a pod whose namespace and name are unknown. If the label were empty, Prometheus
 #: would write the console's own pod into it.
@@ -128,6 +132,7 @@ class FleetCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._overcommitted()
+        yield from self._crashed()
         yield from self._overusing()
         yield from self._pending_pods()
         yield GaugeMetricFamily(
@@ -155,6 +160,24 @@ class FleetCollector(Collector):
         worst = sorted(self._cluster.overcommits.now(), key=lambda over: -over.excess_bytes)
         for over in worst[:MOST_OFFENDERS]:
             family.add_metric([over.node, over.device], over.excess_bytes)
+        yield family
+
+    def _crashed(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "headroom_crashed_on_overcommitted_bytes",
+            "Largest excess of an overcommitted device on which a container of the pod ended with "
+            "an error in the last 15 minutes; absent otherwise. At most 100 pods, the worst.",
+            labels=["namespace", "pod", "node", "device"],
+        )
+        since_s = time.time() - CRASHED_FOR_S
+        found = [
+            (pod, crash.crowding.over)
+            for pod, crash in crashed_pods(self._cluster)
+            if crash.end.at_s is None or crash.end.at_s >= since_s
+        ]
+        for pod, over in sorted(found, key=lambda each: -each[1].excess_bytes)[:MOST_OFFENDERS]:
+            labels = [pod.metadata.namespace, pod.metadata.name, over.node, over.device]
+            family.add_metric(labels, over.excess_bytes)
         yield family
 
     def _overusing(self) -> Iterator[Metric]:

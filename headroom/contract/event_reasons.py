@@ -59,6 +59,15 @@ class EventReason(StrEnum):
         "Pod",
         "The pod was evicted because it used more than it reserved.",
     )
+    CRASHED_ON_OVERCOMMITTED_GPU = (
+        "CrashedOnOvercommittedGPU",
+        "Pod",
+        "A container of the pod ended with an error while its GPU was overcommitted, so CUDA "
+        "probably reported out of memory: "
+        "[cuda-out-of-memory.md](../operate/cuda-out-of-memory.md). The text names pods of the "
+        "same namespace only.",
+        "for each end of a container",
+    )
     INSUFFICIENT_GPU_MEMORY = (
         "InsufficientGPUMemory",
         "Pod",

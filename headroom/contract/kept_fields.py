@@ -50,8 +50,8 @@ def kept_pod(pod: Pod) -> Pod:
 
     * A single volume that kube-scheduler checks is kept, to show that there are such volumes.
     * Unbound pods keep their whole status.
-    * Bound pods keep only the condition that their node was lost. The states of their containers
-      are dropped until the containers have ended. The states of the init containers are kept,
+    * Bound pods keep only the condition that their node was lost. Until the pod has ended, only
+      containers that have failed keep their states. The states of the init containers are kept,
       because they show whether the gate still holds the pod.
     * Pods that start alone also keep the fields that show the end of their start: the condition
       Ready, the states of all containers, and whether the containers have probes.
@@ -75,7 +75,12 @@ def kept_pod(pod: Pod) -> Pod:
         )
         status = replace(status, conditions=[*collected[:1], *ready] or None)
         if status.phase not in ("Succeeded", "Failed") and not starts_alone:
-            status = replace(status, container_statuses=None)
+            failed = [
+                each
+                for each in status.container_statuses or ()
+                if (end := each.last_end) is not None and end.exit_code
+            ]
+            status = replace(status, container_statuses=failed or None)
     metadata = replace(kept_annotations(pod.metadata), finalizers=None)
     return replace(pod, metadata=metadata, spec=spec, status=status)
 

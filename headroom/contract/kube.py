@@ -283,6 +283,10 @@ class PodCondition(KubeStruct, frozen=True):
 
 class Terminated(KubeStruct, frozen=True):
     exit_code: Int64 = 0
+    #: The reason, such as "Error" or "OOMKilled".
+    reason: str = ""
+    #: When the container ended (RFC 3339).
+    finished_at: str | None = None
 
 
 class Waiting(KubeStruct, frozen=True):
@@ -299,6 +303,15 @@ class ContainerState(KubeStruct, frozen=True):
 class ContainerStatus(KubeStruct, frozen=True):
     name: str = ""
     state: ContainerState | None = None
+    #: The previous state of a container that was started again.
+    last_state: ContainerState | None = None
+    restart_count: Int64 = 0
+
+    @property
+    def last_end(self) -> Terminated | None:
+        """Return the last end of the container, or None if it has not ended."""
+        ends = (each.terminated for each in (self.state, self.last_state) if each is not None)
+        return next((each for each in ends if each is not None), None)
 
 
 class ExtendedResourceRequest(KubeStruct, frozen=True):

@@ -32,7 +32,10 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
             devices = f"predicted {_abbreviated(predicted)}, got {_abbreviated(actual)}"
             state.append(f"{devices}: {pod['message']}" if pod["message"] else devices)
         if pod["overuse_bytes"]:
-            state.append(f"uses {gib(pod['overuse_bytes'])} more than reserved")
+            state.append(f"uses {gib(pod['overuse_bytes'], up=True)} more than reserved")
+        if pod.get("overcommitted_bytes"):  # an older console has none
+            excess = gib(pod["overcommitted_bytes"], up=True)
+            state.append(f"its GPU is overcommitted by {excess}")
         more = ", ".join(predicted) or "-", ", ".join(actual) or "-"
         table.add(
             *(pod["namespace"], pod["name"], pod["node"], pod["result"] or "-"),

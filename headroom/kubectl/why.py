@@ -29,6 +29,8 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
         lines += [f"  {line}" for line in _placed(body["annotations"])]
         lines += [f"  memory on {cap['device']}: {cap['message']}" for cap in body["caps"]]
         lines += [f"  {line}" for line in _overuse(body)]
+        for kind in ("failed_containers", "overcommitted"):  # an older console has none
+            lines += [f"  {each['message']}" for each in body.get(kind, ())]
         lines += [f"  {body['start']}"] if body["start"] else []
         if wide:
             lines += [f"  {key}: {value}" for key, value in sorted(body["annotations"].items())]

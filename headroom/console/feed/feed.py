@@ -49,6 +49,10 @@ EventKind = Literal[
     "pod_observed",
     "prediction_missed",
     "decision",
+    "overuse_began",
+    "overuse_ended",
+    "overcommit_began",
+    "overcommit_ended",
     "report_lost",
     "report_returned",
     "device_unhealthy",
@@ -69,6 +73,12 @@ KINDS: Mapping[EventKind, str] = {
     "`unknown`",
     "decision": "`rejected`, `chosen`, `bound`, `declined`, `failed`: each once for a version of a "
     "pod",
+    "overuse_began": "the pod has used more than it reserved for longer than `overuse_after_s`; "
+    "`message` gives the amounts",
+    "overuse_ended": "the pod no longer uses more than it reserved",
+    "overcommit_began": "`message` states by how much and because of which pods; `namespace` "
+    "and `name` are the pod with the largest overuse",
+    "overcommit_ended": "`message` states by how much it was overcommitted, and when",
     "report_lost": "no heartbeat for `stale_after_s`",
     "report_returned": "a heartbeat after `report_lost`",
     "device_unhealthy": "`message` gives the reason",

@@ -24,7 +24,7 @@ const TOTALS_EVERY_MS = 1500;
 const SLOW_MS = 10_000;
 /** All kinds of events: an EventSource needs a listener for each kind. */
 const KINDS = ["reservation_made", "reservation_changed", "reservation_removed", "pod_observed", "prediction_missed", "decision",
-  "report_lost", "report_returned", "device_unhealthy", "device_healthy", "device_cordoned", "device_uncordoned", "node_appeared", "node_gone"];
+  "overuse_began", "overuse_ended", "overcommit_began", "overcommit_ended", "report_lost", "report_returned", "device_unhealthy", "device_healthy", "device_cordoned", "device_uncordoned", "node_appeared", "node_gone"];
 const view = document.getElementById("view"), live = document.getElementById("live");
 
 let shown = null;          // {refresh} of the view

@@ -11,6 +11,8 @@ const MOST_PODS = 5;
 const MARKS = {
   reservation_made: ["P", "--good", "placed"], reservation_removed: ["R", "--quiet", "reservation removed"], pod_observed: ["S", "--good", "seen on the GPU"],
   "reservation_changed is_to_leave": ["E", "--bad", "to be evicted"], device_unhealthy: ["X", "--bad", "GPU unhealthy"], device_healthy: ["H", "--good", "GPU healthy again"],
+  overuse_began: ["U", "--bad", "uses more than reserved"], overuse_ended: ["U", "--good", "uses no more than reserved"],
+  overcommit_began: ["O", "--bad", "GPU overcommitted"], overcommit_ended: ["O", "--good", "GPU no longer overcommitted"],
   device_cordoned: ["C", "--unattributed", "GPU cordoned"], device_uncordoned: ["C", "--unattributed", "GPU uncordoned"], report_lost: ["L", "--bad", "report lost"], report_returned: ["L", "--good", "report returned"],
 };
 /** Kinds of risks in words. */

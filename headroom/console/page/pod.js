@@ -86,12 +86,16 @@ function fix(text) {
 /** The verdict and what helps. */
 function first(body) {
   return [
-    el("p", {class: `verdict ${body.overuse.length ? "bad" : VERDICTS[body.verdict] ?? ""}`}, local(body.message)),
+    el("p", {class: `verdict ${body.overuse.length || body.overcommitted.some(each => !each.until) || body.failed_containers.length ? "bad" : VERDICTS[body.verdict] ?? ""}`}, local(body.message)),
     body.group ? el("p", {}, local(body.group)) : null,
     body.devices.length ? el("p", {}, ...body.devices.flatMap((gpu, i) => [i ? ", " : "", gpuLink(body.bound_to, gpu)])) : null,
     body.changed ? el("p", {class: "bad"}, body.changed) : null,
     body.overuse.length ? el("section", {}, el("h3", {}, "Overuse"),
       el("ul", {}, ...body.overuse.map(over => el("li", {class: "bad"}, el("code", {}, over.device), ` uses ${gib(over.used_bytes, true)}, but has reserved ${gib(over.reserved_bytes)}; ${over.message}`)))) : null,
+    body.failed_containers.length ? el("section", {}, el("h3", {}, "Failed containers"),
+      el("ul", {}, ...body.failed_containers.map(each => el("li", {class: "bad"}, local(each.message))))) : null,
+    body.overcommitted.length ? el("section", {}, el("h3", {}, "Overcommitted GPU"),
+      el("ul", {}, ...body.overcommitted.map(each => el("li", {class: each.until ? null : "bad"}, local(each.message))))) : null,
     body.request.length ? el("ul", {}, ...body.request.map(a => el("li", {}, `container ${a.container} requests ${asks(a)}`))) : null,
     !body.bound_to && body.advice.length ? el("section", {}, el("h3", {}, "Suggestions"),
       el("ul", {}, ...body.advice.map(each => el("li", {}, local(each.sentence), each.fix ? fix(each.fix) : null)))) : null,

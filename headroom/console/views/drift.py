@@ -59,7 +59,10 @@ class DriftView(View):
     window_s: float | None
     """Seconds from the reservation to the report that showed the pod."""
     overuse_bytes: int
-    """Use above the request if it has lasted longer than a minute; otherwise 0."""
+    """Use above the request."""
+    overcommitted_bytes: int
+    """By how much its device is overcommitted; the maximum if it has several devices. 0 if none
+    is."""
 
 
 class ClaimView(View):
@@ -156,11 +159,15 @@ def drift(
 
 def drift_views(cluster: Cluster) -> Iterator[DriftView]:
     """Yield a view of every pod with a reservation, by node name."""
-    overuse_bytes = Counter[str]()
-    for each in cluster.overuses.lasting:
+    overuse_bytes, overcommitted_bytes = Counter[str](), dict[str, int]()
+    for each in cluster.overuses.now():
         overuse_bytes[each.uid] += each.excess_bytes
+    for over in cluster.overcommits.now():
+        for holder in over.holders:
+            most = max(over.excess_bytes, overcommitted_bytes.get(holder.uid, 0))
+            overcommitted_bytes[holder.uid] = most
     for gpunode in sorted(cluster.gpunodes(), key=lambda gpunode: gpunode.name):
-        yield from _pods(gpunode, cluster.observations, overuse_bytes)
+        yield from _pods(gpunode, cluster.observations, overuse_bytes, overcommitted_bytes)
 
 
 def claim_views(context: Context) -> Iterator[ClaimView]:
@@ -177,9 +184,12 @@ def claim_views(context: Context) -> Iterator[ClaimView]:
 
 
 def _pods(
-    gpunode: GPUNode, tracker: PredictionTracker, overuse_bytes: Mapping[str, int]
+    gpunode: GPUNode,
+    tracker: PredictionTracker,
+    overuse_bytes: Mapping[str, int],
+    overcommitted_bytes: Mapping[str, int],
 ) -> Iterator[DriftView]:
-    """Yield the pods of one node. ``overuse_bytes`` maps uids to bytes."""
+    """Yield the pods of one node. Both mappings are from uids to bytes."""
     for uid, reservation in gpunode.spec.reservations.items():
         outcome = tracker.of_pod(gpunode.name, uid)
         surprise = outcome.surprise if outcome else None
@@ -198,6 +208,7 @@ def _pods(
             since=reservation.since or None,
             window_s=round(outcome.window_s, 3) if outcome else None,
             overuse_bytes=overuse_bytes.get(uid, 0),
+            overcommitted_bytes=overcommitted_bytes.get(uid, 0),
         )
 
 

@@ -36,6 +36,13 @@ from headroom.console.views.devices import (
     held_view,
     overuse_views,
 )
+from headroom.console.views.overcommitted import (
+    FailedContainerView,
+    OvercommittedView,
+    failed_container_views,
+    overcommitted_views,
+    trouble_of,
+)
 from headroom.console.views.pending import verdict_of
 from headroom.console.views.pod_recommendation import lower_as_recommended, with_recorded_peaks
 from headroom.console.views.requested_pods import pod_named
@@ -98,12 +105,17 @@ class ExplainBody(Body, Recomputed):
     """The limits of its memory on each device on which a report shows it."""
     overuse: list[OveruseView]
     """Devices on which it uses more than it reserved, and whether it is evicted because of that."""
+    overcommitted: list[OvercommittedView]
+    """Its devices that are overcommitted, or were in the last hour, the current ones first."""
+    failed_containers: list[FailedContainerView]
+    """Its containers whose last end has an exit code other than 0, the latest end first."""
     start: str | None
     """Whether its start keeps other pods waiting, and whether it has to wait when it starts again;
     null if it is not bound or does not start alone."""
     verdict: str
-    """"bound", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the scheduler
-    of the pod does not call Headroom), "not_ours" (requests no managed GPU) or "unreadable"."""
+    """"bound", "ended", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the
+    scheduler of the pod does not call Headroom), "not_ours" (requests no managed GPU) or
+    "unreadable"."""
     message: str
     request: list[AskView]
     fits: int
@@ -184,6 +196,8 @@ def explain_pod(
             for each in overuse_views(context, node)
             if each.uid == pod.metadata.uid
         ],
+        overcommitted=overcommitted_views(context.cluster, pod, sees),
+        failed_containers=failed_container_views(context.cluster, pod),
         start=start_sentence(context.cluster, pod) or None,
         verdict=verdict,
         message=message,
@@ -203,6 +217,8 @@ def explain_pod(
     )
     if body.overuse:
         body.message += ", and uses more memory than it reserved"
+    elif trouble := trouble_of(context.cluster, pod, sees):
+        body.message += f"; {trouble}"
     if analysis and isinstance(request, VramRequest):
         body.request = list(map(ask_view, request.containers))
         body.fits = analysis.explanation.fits

@@ -250,6 +250,8 @@ def verdict_of(
         return "unreadable", request.message
     if pod.node:
         claim = f"; ResourceClaim {name} holds its devices" if (name := claim_name(pod)) else ""
+        if pod.ended and pod.status is not None:
+            return "ended", f"ended on node {pod.node} in phase {pod.status.phase}"
         return "bound", f"bound to node {pod.node}{claim}"
     if not request.asks:
         return "not_ours", "the pod requests no GPU that Headroom manages"

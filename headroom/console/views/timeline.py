@@ -14,7 +14,11 @@ from headroom.console.views.decision_bodies import DecisionView, Unanswered
 from headroom.console.views.decisions import Sought, decisions
 from headroom.console.views.explain import Namespace, PodName
 from headroom.console.views.history import SeriesView, pod_series
+from headroom.console.views.overcommitted import failed_container_views
+from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
+from headroom.core.cluster.crowded_pods import crowdings_of
+from headroom.runtime.server.auth import Sees
 
 #: Maximum number of entries from decisions, from changes, and from each device's growth. The latest
 #: are kept.
@@ -34,8 +38,10 @@ class EntryView(View):
     kind: str
     """created; filtered, requeued (tried again after a rejection), preempting; bound, declined
     or failed (a bind); reserved, confirmed (a report shows it on its device), missed (on another
-    device), grew, evicting (marked for eviction), staying (no longer marked), removed (its
-    reservation was removed)."""
+    device), grew, fell, overusing (uses more than it reserved), within (no longer), overcommitted
+    (its device), relieved (its device is no longer overcommitted), crashed (a container ended with
+    an error), evicting (marked for eviction), staying (no longer marked), removed (its reservation
+    was removed)."""
     message: str
     """One sentence."""
 
@@ -55,6 +61,8 @@ _CHANGES = {
     "reservation_changed is_to_leave": ("evicting", "it is marked for eviction"),
     "reservation_changed may_stay": ("staying", "it is no longer marked for eviction"),
     "pod_observed": ("confirmed", "a report shows it on device {device}"),
+    "overuse_began": ("overusing", "it uses more than it reserved on device {device}"),
+    "overuse_ended": ("within", "it no longer uses more than it reserved on device {device}"),
     "prediction_missed": ("missed", "it is on another device than predicted"),
 }
 
@@ -91,6 +99,10 @@ def timeline(
     ]
     entries = [*_of_decisions(found), *grown]
     entries += [entry for each in changes[-MOST_CHANGES:] for entry in _of_change(each)]
+    for uid in uids:
+        entries += _crowded(context, uid, sees)
+    if pod is not None:
+        entries += _crashed(context, pod)
     if pod is None and not entries:
         raise HTTPException(404, f"pod {namespace}/{name} is not known, and nothing is on record")
     if pod is not None and (at := stamp_again(pod.metadata.creation_timestamp or "")):
@@ -102,9 +114,28 @@ def timeline(
     )
 
 
+def _crowded(context: Context, uid: str, sees: Sees) -> Iterator[EntryView]:
+    """Yield when the devices of the pod became overcommitted, and when this ended."""
+    for each in crowdings_of(context.cluster, uid):
+        where = f"{each.gpu} of node {each.over.node}"
+        excess = gib(each.over.excess_bytes, up=True)
+        message = f"{where} became overcommitted, by up to {excess}: {each.causes(sees)}"
+        yield EntryView(at=stamp(each.began_s), kind="overcommitted", message=message)
+        if each.ended_s is not None:
+            message = f"{where} is no longer overcommitted"
+            yield EntryView(at=stamp(each.ended_s), kind="relieved", message=message)
+
+
+def _crashed(context: Context, pod: Pod) -> Iterator[EntryView]:
+    """Yield the last end of each container that failed."""
+    for each in failed_container_views(context.cluster, pod):
+        if each.at is not None:
+            yield EntryView(at=each.at, kind="crashed", message=each.message)
+
+
 def growth(at_s: Sequence[float], use: SeriesView) -> list[EntryView]:
-    """Return an entry for each new highest use of a device. ``at_s`` has the Unix times of the
-    values."""
+    """Return an entry for each new highest use of a device, and for each fall to less than a tenth
+    of it, after which the next use counts as new. ``at_s`` has the Unix times of the values."""
     step_bytes = max(GROWTH_BYTES, GROWTH_RATIO * (use.requested_bytes or 0))
     found: list[EntryView] = []
     highest: float | None = None
@@ -120,6 +151,12 @@ def growth(at_s: Sequence[float], use: SeriesView) -> list[EntryView]:
                     f", {gib(int(value) - use.requested_bytes, up=True)} more than it reserved"
                 )
             found.append(EntryView(at=stamp(when_s), kind="grew", message=message))
+            highest = value
+        elif highest is not None and highest - value >= step_bytes and value < highest / 10:
+            message = (
+                f"its use of device {use.device} fell from {gib(int(highest))} to {gib(int(value))}"
+            )
+            found.append(EntryView(at=stamp(when_s), kind="fell", message=message))
             highest = value
         highest = value if highest is None else highest
     return found

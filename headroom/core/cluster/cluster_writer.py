@@ -199,6 +199,7 @@ class ClusterWriter:
                     self.parts.departures.mark(name, uid, version, at_s)
             case TimePassed(at_s):
                 self.parts.overuses.update(at_s)
+                self.parts.overcommits.update(at_s)
                 for name in self.parts.back_offs.over(at_s):
                     self.parts.back_offs.end(name)
                     self._queue.add(name)

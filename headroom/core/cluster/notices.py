@@ -11,12 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from headroom.contract.annotations import PLACEMENT, VRAM
+from headroom.contract.commands import command
 from headroom.contract.decision import decision_of
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.gpunode import UnattributedProcess
 from headroom.contract.kube import Node, Pod
 from headroom.contract.quantity import gib
 from headroom.core.cluster.cluster import Cluster
+from headroom.core.cluster.crowded_pods import crashed_pods
 from headroom.core.overuse.tracker import Overcommit
 
 #: Maximum number of names in one message. If there are more, the message states only their number.
@@ -67,6 +69,7 @@ def notices(state: Cluster) -> Iterator[Notice]:
     yield from _overcommitted_nodes(state)
     yield from _unhealthy(state)
     yield from _overusing(state)
+    yield from _crashed(state)
 
 
 def _overcommitting(state: Cluster) -> Iterator[Notice]:
@@ -186,6 +189,26 @@ def _overusing(state: Cluster) -> Iterator[Notice]:
             "pod uses, and other pods on the device may run out of memory. Request more in "
             f"annotation {VRAM}, or reduce the pod's use.",
             key=f"{over.device}\n{over.excess_bytes.bit_length()}",
+        )
+
+
+def _crashed(state: Cluster) -> Iterator[Notice]:
+    """Yield notices about containers that failed on a device while it was overcommitted."""
+    for pod, crash in crashed_pods(state):
+        namespace, name = pod.metadata.namespace, pod.metadata.name
+
+        def is_own(of: str, _: str, namespace: str = namespace) -> bool:
+            return of == namespace
+
+        crowding = crash.crowding
+        yield pod_notice(
+            pod,
+            EventReason.CRASHED_ON_OVERCOMMITTED_GPU,
+            f"C{crash.end.sentence[1:]}. CUDA probably reported out of memory, because "
+            f"{crowding.gpu} of node {crowding.over.node} {crowding.span()}: "
+            f"{crowding.causes(is_own, 'a pod of another namespace')}. To see what the pod got: "
+            + command("kubectl", "headroom", "why", name, "-n", namespace),
+            key=f"{crash.end.container}\n{crash.end.at_s}",
         )
 
 

@@ -13,7 +13,7 @@ from headroom.contract.kube import Pod
 from headroom.core.cluster.holds import HeldFor, Hold
 from headroom.core.cluster.trackers.pod_selectors import Budget
 from headroom.core.cluster.trackers.prediction_tracker import Outcome
-from headroom.core.overuse.tracker import Overcommit, Overuse
+from headroom.core.overuse.tracker import Overcommit, OvercommittedSpan, Overuse
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.prediction_outcome import Result
 from headroom.core.tracker import LastSeen
@@ -67,12 +67,16 @@ class Neighbours(Protocol):
 
 
 class Overcommits(Protocol):
+    @property
+    def spans(self) -> Mapping[tuple[str, str], OvercommittedSpan]: ...
     def now(self) -> list[Overcommit]: ...
 
 
 class Overuses(Protocol):
     @property
     def lasting(self) -> tuple[Overuse, ...]: ...
+    def now(self) -> list[Overuse]: ...
+    def since_s(self, overuse: Overuse) -> float | None: ...
     def nodes(self) -> tuple[list[str], list[str]]: ...
     def rejected_lately(
         self, node: str, uid: str, decision: OveruseEviction, now_s: float

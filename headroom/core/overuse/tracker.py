@@ -9,8 +9,8 @@ Measured use is charged immediately. Overuse is reported only after it has laste
 because many pods use more memory during their start than later.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction
 from headroom.core.placement.device_accounting import DeviceTerms, first_of_each_memory
@@ -19,6 +19,11 @@ from headroom.core.tracker import Tracker, WeighedNode
 
 #: Seconds for which a pod is skipped after its eviction was rejected.
 REJECTED_FOR_S = 30.0
+#: Seconds for which the end of an overcommitment is remembered, and the maximum number of ends.
+ENDED_FOR_S, MAX_ENDED = 3600.0, 1000
+#: A device that becomes overcommitted again within this number of seconds was overcommitted all the
+#: time. A pod that crashes and starts again frees memory for a moment.
+MERGED_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +117,18 @@ class Overuses(Tracker):
         others = (self._of_node.keys() | self._overcommitted) - self._decided
         return sorted(self._decided), sorted(others)
 
+    def now(self) -> list[Overuse]:
+        """Return all overuse, however short."""
+        return [each for of_node in list(self._of_node.values()) for each in of_node]
+
+    def since_s(self, overuse: Overuse) -> float | None:
+        """Return when the overuse was first found, on the monotonic clock, or None if it has
+        ended."""
+        return self._since_s.get(overuse.key)
+
     def update(self, now_s: float) -> None:
         """Update ``lasting``. ``now_s`` is the time of the monotonic clock."""
-        found = [each for of_node in self._of_node.values() for each in of_node]
+        found = self.now()
         self._since_s = {each.key: self._since_s.get(each.key, now_s) for each in found}
         self.lasting = tuple(
             each for each in found if now_s - self._since_s[each.key] >= self._lasting_s
@@ -159,6 +173,31 @@ class Overcommit:
     #: Measured use by processes outside of known pods.
     unattributed_bytes: int = 0
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.node, self.device
+
+    @property
+    def overusing(self) -> list[Holder]:
+        """Return the pods that use more than they reserved on the device, largest excess first."""
+        over = (each for each in self.holders if _excess_bytes(each) > 0)
+        return sorted(over, key=lambda each: (-_excess_bytes(each), each.uid))
+
+
+@dataclass(frozen=True, slots=True)
+class OvercommittedSpan:
+    """The time for which a device was, or is, overcommitted. Times are on the monotonic clock."""
+
+    #: The state with the largest excess.
+    worst: Overcommit
+    began_s: float
+    #: None while the device is overcommitted.
+    ended_s: float | None
+    #: The uids of all pods that were on the device meanwhile, or that could get it.
+    uids: frozenset[str]
+    #: Whether the device was already overcommitted when this process started.
+    at_start: bool = False
+
 
 class Overcommits(Tracker):
     """The overcommitted devices. The thread that owns the cluster state writes, and any thread may
@@ -166,6 +205,9 @@ class Overcommits(Tracker):
 
     def __init__(self) -> None:
         self._of_node: dict[str, tuple[Overcommit, ...]] = {}
+        self._is_first_update = True
+        #: The last span of each (node, device). Replaced, never changed in place.
+        self.spans: Mapping[tuple[str, str], OvercommittedSpan] = {}
 
     def node_weighed(self, node: WeighedNode) -> None:
         if found := tuple(_overcommitted(node.name, node.written_devices)):
@@ -178,6 +220,37 @@ class Overcommits(Tracker):
 
     def now(self) -> list[Overcommit]:
         return [each for of_node in list(self._of_node.values()) for each in of_node]
+
+    def update(self, now_s: float) -> None:
+        """Update ``spans``. ``now_s`` is the time of the monotonic clock."""
+        found = {each.key: each for each in self.now()}
+        if not found and not self.spans:
+            self._is_first_update = False
+            return
+        ended = (
+            (key, span if span.ended_s is not None else replace(span, ended_s=now_s))
+            for key, span in self.spans.items()
+            if key not in found
+        )
+        kept = [each for each in ended if now_s - (each[1].ended_s or now_s) < ENDED_FOR_S]
+        kept.sort(key=lambda each: each[1].ended_s or now_s)
+        spans = dict(kept[-MAX_ENDED:])
+        for key, over in found.items():
+            spans[key] = self._continued(self.spans.get(key), over, now_s)
+        self.spans, self._is_first_update = spans, False
+
+    def _continued(
+        self, span: OvercommittedSpan | None, over: Overcommit, now_s: float
+    ) -> OvercommittedSpan:
+        uids = frozenset(each.uid for each in over.holders)
+        if span is None or (span.ended_s is not None and now_s - span.ended_s > MERGED_WITHIN_S):
+            return OvercommittedSpan(over, now_s, None, uids, self._is_first_update)
+        worst = over if over.excess_bytes > span.worst.excess_bytes else span.worst
+        return replace(span, worst=worst, ended_s=None, uids=span.uids | uids)
+
+
+def _excess_bytes(holder: Holder) -> int:
+    return (holder.measured_bytes or 0) - holder.requested_bytes
 
 
 def any_overcommitted(terms: Sequence[DeviceTerms]) -> bool:
