@@ -1,5 +1,5 @@
-"""Checks that Helm's values reach images, settings and pods, and that messages name the values to
-set.
+"""Checks that the chart's values reach images, settings and pods, and that messages name the values
+to set.
 """
 
 import shutil
@@ -121,7 +121,7 @@ def test_kube_scheduler_has_the_version_of_the_cluster(
     ("image", "note"),
     [
         ({"tag": "v1.38.9"}, ""),
-        ({"tag": "v1.32.13"}, ""),  # It retries with back-off anyway.
+        ({"tag": "v1.32.13"}, ""),  # This version has no such gate and always backs off.
         ({"tag": "v1.39.0"}, "kube-scheduler v1.39.0 is newer than 1.38, so the chart"),
         (
             {"digest": f"sha256:{'0' * 64}"},
@@ -265,7 +265,7 @@ def test_a_changed_scheduler_configuration_rolls_its_pods(tmp_path: Path) -> Non
         return annotated
 
     usual = annotations({})
-    # It is reloaded without a restart.
+    # The pods do not restart, because they reload this setting.
     assert usual == annotations({"settings": {"policy": "spread"}})
     assert usual != annotations({"kubeScheduler": {"config": {"podMaxBackoffSeconds": 60}}})
 

@@ -20,7 +20,7 @@ VARIANT = DEPLOY / "default-scheduler"
 @pytest.fixture(scope="module")
 @starts_processes
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> Objects:
-    """Return the objects as a user adds the component to an overlay."""
+    """Return the objects of an overlay to which a user has added the component."""
     folder = tmp_path_factory.mktemp("overlay")
     paths = [os.path.relpath(path, folder) for path in (DEPLOY / "overlays/device-plugin", VARIANT)]
     kustomization = {"resources": paths[:1], "components": paths[1:]}
@@ -52,7 +52,7 @@ def test_the_deployment_mounts_the_files_for_serving_the_verbs(
     assert settings.tls.client_ca is not None
     client = secrets[str(settings.tls.client_ca.parent)]
     assert client["secretName"] == "headroom-scheduler-client"
-    # not the CA of other certificates
+    # The Secret does not contain the CA of other certificates.
     assert [each["key"] for each in client["items"]] == ["ca.crt"]
     ports = {each["name"]: each["containerPort"] for each in container["ports"]}
     assert ports["verbs"] == settings.verbs_port

@@ -1,4 +1,4 @@
-"""Checks that folders, chart values and components on the pages exist."""
+"""Checks that the folders, chart values and components that the docs name exist."""
 
 import os
 import re
@@ -94,7 +94,7 @@ def test_documented_helm_commands_set_the_required_images() -> None:
 
 
 def test_helm_and_kustomize_allow_the_same_prometheus(tmp_path: Path) -> None:
-    """Compares the first two blocks of the page, for kube-prometheus-stack."""
+    """Compare the first two blocks of the page, which are for kube-prometheus-stack."""
     values, patches, *_ = (
         yaml.safe_load(block.text)
         for block in blocks("get-started/monitoring.md")
@@ -161,7 +161,8 @@ def test_the_files_for_usual_changes_exist() -> None:
 
 
 _FILE = re.compile(r"(?<![\w./$~{}\"'-])(?:[\w-]+/)+[\w-]+\.(?:py|md|yaml|toml|sh|js)\b")
-#: Paths in a user's clone and in the unpacked chart, and missing paths in a test.
+#: Paths that exist only in a user's clone or in the unpacked chart, and paths that a test uses as
+#: missing files.
 _ELSEWHERE = {
     *("files/base/crd.yaml", "files/base/crd-vramprofile.yaml"),
     "tests/test_figure.py",
@@ -169,7 +170,7 @@ _ELSEWHERE = {
 
 
 def test_files_in_docs_and_code_exist() -> None:
-    """A path may begin below a folder of the repository: `core/placement/fit.py`."""
+    """A path may start below a folder of the repository, such as `core/placement/fit.py`."""
     listed = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"],
         cwd=ROOT,

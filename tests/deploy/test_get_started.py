@@ -10,7 +10,7 @@ import pytest
 from tests.controlplane import ROOT
 from tests.deploy.pages import Block, blocks, matches
 
-#: Page and mark of each part that no test can execute here, with the reason.
+#: The page and the mark of each part that no test can execute, with the reason.
 NOT_HERE: Mapping[tuple[str, str], str] = {
     (
         "local-cluster.md",
@@ -23,10 +23,9 @@ NOT_HERE: Mapping[tuple[str, str], str] = {
     ("platforms.md", "gke"): "needs a project of Google's cloud, and its command line",
 }
 PAGES = sorted(path.name for path in (ROOT / "docs/get-started").glob("*.md"))
-#: Modules whose commands do not count as tested: this module, and a module that `make test` does
-#: not run.
+#: Modules whose calls do not count: this module, and a module that `make test` does not run.
 LEFT_OUT = (Path(__file__).name, "newcomer.py")
-#: Functions of tests.deploy.pages that get a page and a mark.
+#: Functions of tests.deploy.pages whose arguments are a page and a mark.
 PLAYERS = ("play", "commands")
 
 
@@ -36,7 +35,7 @@ def shells(page: str) -> list[Block]:
 
 
 def played(tests: Path) -> set[tuple[str, str]]:
-    """Return page and mark of all parts that modules of the tests execute."""
+    """Return the page and the mark of each part that a test module executes."""
     found = set()
     for module in tests.rglob("*.py"):
         text = module.read_text(encoding="utf-8")

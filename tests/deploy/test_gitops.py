@@ -1,8 +1,8 @@
 """Checks that a real API server accepts all objects, and that GitOps tools find no difference after
 a sync.
 
-This holds despite the cluster's changes to the objects. The engines of Argo CD and Flux apply and
-compare (tests/gobin/argocd-diff and flux-apply).
+They must find no difference even after the cluster has changed the objects. The engines of Argo CD
+and Flux apply and compare the objects (tests/gobin/argocd-diff and flux-apply).
 """
 
 import functools
@@ -38,7 +38,8 @@ from tests.processes import DIE_WITH_PARENT
 
 pytestmark = pytest.mark.slow
 
-#: Rendered objects, and Argo CD's strategy. Each strategy handles all kinds, so not all pairs run.
+#: Pairs of rendered objects and Argo CD's strategy. Not all pairs run, because each strategy
+#: handles all kinds.
 PAIRS = (
     ("chart", "legacy"),
     ("chart", "structured-merge"),
@@ -49,7 +50,7 @@ PAIRS = (
 )
 
 
-#: Kinds of the objects that ``change_objects_like_a_cluster`` writes into.
+#: Kinds of the objects that ``change_objects_like_a_cluster`` changes.
 CHANGED_KINDS = ("Deployment", "MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 
 
@@ -57,7 +58,7 @@ CHANGED_KINDS = ("Deployment", "MutatingWebhookConfiguration", "ValidatingWebhoo
 def manifests(kind: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as home:
         if kind == "kustomize":
-            # A component is found by its path from the overlay.
+            # Name the components by their paths relative to the overlay.
             components = sorted(COMPONENTS.keys() - {"cert-manager", "privileged"})
             text = named_images(with_components(Path(home).resolve(), components))
         else:
@@ -70,7 +71,7 @@ def manifests(kind: str) -> list[dict[str, Any]]:
 def test_the_api_server_accepts_every_field_of_every_object_of_the_chart(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
-    """Covers each platform, and all options. Equal objects are applied once."""
+    """The objects cover each platform and all options. Identical objects are applied only once."""
     texts = [template(tmp_path, {}, platform) for platform in (*PLATFORMS, *CHART_ONLY)]
     texts += [template(tmp_path, values) for values in (EVERYTHING, INSTEAD)]
     different: dict[str, None] = {}
@@ -91,13 +92,16 @@ def environment(plane: ControlPlane) -> dict[str, str]:
         **os.environ,
         "KUBECONFIG": str(plane.kubeconfig()),
         "HOME": str(plane.folder),
-        # The engines would give up a connection that a busy machine does not serve for 45 s.
+        # Otherwise, the engines would drop a connection if a busy machine does not respond for 45
+        # s.
         "HTTP2_READ_IDLE_TIMEOUT_SECONDS": "0",
     }
 
 
 class ArgoCD:
-    """The engine of Argo CD in one process, which loads the cluster's schema once like Argo CD."""
+    """The engine of Argo CD in one process. Like Argo CD, it loads the cluster's schema
+    only once.
+    """
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
@@ -106,7 +110,7 @@ class ArgoCD:
         self._ask("sync", strategy, wanted)
 
     def out_of_sync(self, strategy: str, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Return the objects that Argo CD shows as OutOfSync, with both sides."""
+        """Return the objects that Argo CD shows as OutOfSync, with their desired and live state."""
         found: list[dict[str, Any]] = self._ask("diff", strategy, wanted)
         return found
 
@@ -136,9 +140,9 @@ def argo_cd(plane: ControlPlane) -> Iterator[ArgoCD]:
 
 
 def change_objects_like_a_cluster(plane: ControlPlane, manifests: list[dict[str, Any]]) -> None:
-    """Write what controllers and ``headroom certs`` write into the applied objects."""
-    # In this process: the command ``headroom`` would import all of Headroom, and this module would
-    # depend on all of its code (tests/tiers).
+    """Change the applied objects as controllers and ``headroom certs`` do."""
+    # Make the changes in this process. The command ``headroom`` would import all of Headroom, and
+    # this module would depend on all of that code (tests/tiers).
     api = KubeApi(plane.configuration())
     try:
         wanted = cluster_secrets.wanted(NAMESPACE, ())
@@ -158,7 +162,7 @@ def change_objects_like_a_cluster(plane: ControlPlane, manifests: list[dict[str,
 
 
 def trusted(plane: ControlPlane) -> list[bool]:
-    """Return for each webhook whether it has a caBundle."""
+    """Return whether each webhook has a caBundle."""
     return [
         "caBundle" in hook["clientConfig"]
         for kind in ("validating", "mutating")
@@ -176,13 +180,13 @@ def test_argo_cd_finds_no_object_out_of_sync_after_a_sync(
     argo_cd.sync(strategy, wanted)
     change_objects_like_a_cluster(plane, wanted)
     assert argo_cd.out_of_sync(strategy, wanted) == []
-    # The next sync finds the objects as the first sync left them.
+    # The next sync must not change the objects.
     changed = [each for each in wanted if each["kind"] in CHANGED_KINDS]
     argo_cd.sync(strategy, changed)
     assert trusted(plane) == [True] * 5
     assert argo_cd.out_of_sync(strategy, changed) == []
     if kind == "chart":
-        # This shows that the empty differences above mean something.
+        # This check shows that the engine can find a difference.
         path = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments/headroom-webhook"
         patch = {"spec": {"replicas": 7}}
         plane.call("PATCH", path, patch, "application/merge-patch+json")
@@ -193,7 +197,7 @@ def test_argo_cd_finds_no_object_out_of_sync_after_a_sync(
 
 
 def flux(plane: ControlPlane, wanted: list[dict[str, Any]]) -> list[str]:
-    """Reconcile as Flux does. Return the created and changed objects."""
+    """Reconcile the objects as Flux does. Return the created and changed objects."""
     done = subprocess.run(
         [str(built("flux-apply")["flux-apply"])],
         env=environment(plane),

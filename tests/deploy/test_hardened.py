@@ -83,7 +83,9 @@ def test_the_agent_has_only_the_required_privileges_and_is_privileged_only_on_gk
 
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_no_pod_has_service_variables_in_its_environment(platform: str) -> None:
-    """Service headroom-debug would set a variable HEADROOM_DEBUG_PORT, the name of a setting."""
+    """For the Service headroom-debug, the kubelet would set the variable HEADROOM_DEBUG_PORT, which
+    is the name of a setting.
+    """
     for key, spec in pod_specs(objects(overlay(DEPLOY / "overlays" / platform))).items():
         assert spec["enableServiceLinks"] is False, key
 

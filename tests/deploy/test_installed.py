@@ -1,6 +1,7 @@
-"""Applies the rendered objects to a real API server, and runs their processes with their settings.
+"""Applies the rendered objects to a real API server, and runs their programs with their settings.
 
-There is one installation, from its first object to its removal. Each step needs the previous steps.
+The test has one installation, from its first object to its removal. Each step needs the previous
+steps.
 """
 
 import json
@@ -49,31 +50,31 @@ BINARIES = (
     *("etcd", "kube-apiserver", "kube-scheduler", "kube-controller-manager"),
     *("kubectl", "helm"),
 )
-#: The replica that an upgrade adds.
+#: Suffix of the replica that an upgrade adds.
 UPGRADED = "-upgraded"
 VIEWER_TOKEN = "viewer-of-the-tests"
-#: Rights that are not used without faults: pods that do not fit are evicted, a Binding without a
-#: response is checked, a certificate expires. An applied Event is created by a patch, which
-#: requires both rights.
+#: Permissions that are used only after faults, for example to evict pods that do not fit, to check
+#: a Binding without a response, or to renew a certificate. An Event is applied with a patch, which
+#: requires the permissions to create and to patch.
 NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
     EXTENDER: {
         ("", "pods/eviction", "create", ""),
         ("", "pods", "get", ""),
         ("", "events", "create", ""),
-        # If a pod has to wait. tests/e2e/test_following.py uses this role.
+        # Used if a pod has to wait. tests/e2e/test_following.py uses this role.
         ("", "events", "patch", ""),
         ("coordination.k8s.io", "leases", "get", NAMESPACE),
-        # If a group is bound in part. tests/e2e/test_partial_groups.py uses this role.
+        # Used if a group is partly bound. tests/e2e/test_partial_groups.py uses this role.
         ("scheduling.k8s.io", "podgroups", "get", ""),
         ("scheduling.x-k8s.io", "podgroups", "get", ""),
     },
     WEBHOOK: set(),
     CONSOLE: {
-        # If a pending pod could be changed. tests/e2e/test_following.py uses this role.
+        # Used if a change of a pending pod could help. tests/e2e/test_following.py uses this role.
         ("", "resourcequotas", "list", ""),
     },
     AGENT: {
-        # If Prometheus scrapes. tests/agent/test_agent_permissions.py uses this role.
+        # Used if Prometheus scrapes. tests/agent/test_agent_permissions.py uses this role.
         ("authentication.k8s.io", "tokenreviews", "create", ""),
         ("authorization.k8s.io", "subjectaccessreviews", "create", ""),
     },
@@ -81,7 +82,8 @@ NOT_ON_A_QUIET_DAY: dict[str, set[Right]] = {
         ("", "secrets", "patch", NAMESPACE),
     },
 }
-#: Requested, but not granted. The agent works without them (agent/probes/node_probe.py).
+#: Permissions that a program uses but does not have. The agent works without them
+#: (agent/probes/node_probe.py).
 REFUSED: dict[str, set[Right]] = {
     EXTENDER: set(),
     WEBHOOK: set(),
@@ -95,7 +97,7 @@ REFUSED: dict[str, set[Right]] = {
 @starts_processes
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    # The first build takes minutes, so show its progress.
+    # Show the progress of the build, because the first build takes minutes.
     with capture.global_and_fixture_disabled():
         built(*BINARIES)
     plane = AuditedPlane()
@@ -109,12 +111,14 @@ def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
 
 
 def the_api_server_accepts_every_object_without_a_warning(installation: Installation) -> None:
-    namespace = {"metadata": {"name": NAMESPACE}}  # Its content cannot be tested otherwise.
+    namespace = {
+        "metadata": {"name": NAMESPACE}
+    }  # The content of the namespace can only be tested in an existing namespace.
     installation.plane.call("POST", "/api/v1/namespaces", namespace)
     shown = installation.apply("--dry-run=server").splitlines()
     assert len(shown) == len(installation.objects)
     assert all(line.endswith("serverside-applied (server dry run)") for line in shown)
-    assert installation.listed(GPUNODES) == []  # Nothing was done.
+    assert installation.listed(GPUNODES) == []  # The dry run has created nothing.
     installation.apply()
 
 
@@ -123,13 +127,13 @@ def pods_are_placed_with_the_settings_of_the_manifests(installation: Installatio
     shown = installation.make_certificates()
     assert "headroom-extender-tls" in shown
     installation.nodes.create()
-    # As the user's overlay does after the week of observing.
+    # Switch to enforce mode as the user's overlay does after a week in observe mode.
     own = {"data": {"headroom.yaml": "mode: enforce\n"}}
     plane.call("PATCH", CONFIG, own, "application/merge-patch+json")
     installation.start()
     installation.create_pod(
         "one", "16Gi"
-    )  # The webhook answers. It already waits, as in a first installation.
+    )  # The webhook responds, because it already waits for this as in a first installation.
     installation.settle()
     installation.nodes.look_around()
     installation.create_pod("two", "16Gi")
@@ -146,7 +150,7 @@ def pods_are_placed_with_the_settings_of_the_manifests(installation: Installatio
 
 
 def only_kube_scheduler_may_call_the_extender_on_loopback(installation: Installation) -> None:
-    """Connect as a user who may forward ports to the pod."""
+    """Connect to the port as a user who may forward ports to the pod."""
     port = installation.verbs_port
     binding = {"PodName": "two", "PodNamespace": "default", "PodUID": "", "Node": "gpu-b"}
     with pytest.raises(httpx.TransportError):
@@ -209,7 +213,7 @@ def the_debug_api_rejects_unauthorized_readers_with_a_reason(
     installation.plane.call("DELETE", f"{CSRS}/{csr_name(secret)}")
     assert "headroom_console_ready 1.0" in installation.answers("/metrics", VIEWER_TOKEN)[1]
     assert "headroom_ready 1.0" in installation.journal_answers("/metrics", VIEWER_TOKEN)[1]
-    # The extender serves nothing else to people, and nothing at all without a token.
+    # The extender serves no views, and it serves nothing without a token.
     assert installation.journal_answers("/v1/nodes", VIEWER_TOKEN)[0] == 404
     assert installation.journal_answers("/v1/journal")[0] == 401
     assert installation.journal_answers("/v1/journal", STRANGER_TOKEN)[0] == 403
@@ -227,7 +231,7 @@ def decided(installation: Installation) -> set[str]:
 
 
 def asked(installation: Installation, account: str) -> dict[Right, set[int]]:
-    """Return the calls of an account about the kinds in our roles, with their statuses."""
+    """Return the statuses of the calls that an account has made for the kinds in our roles."""
     found: dict[Right, set[int]] = {}
     for event in installation.plane.asked(account):
         reference = event.get("objectRef", {})
@@ -258,23 +262,25 @@ def the_calls_of_each_account_match_its_roles(installation: Installation) -> Non
 
 
 def unused(installation: Installation, account: str) -> set[Right]:
-    """Return the rights of the account that it has not used yet."""
+    """Return the permissions that the account has not used yet."""
     rights = given(account) - asked(installation, account).keys()
     return {right for right in rights if is_served(right)}
 
 
 def is_served(right: Right) -> bool:
-    """Return whether the API server has the kind: DRA has a stable API from 1.34 on."""
+    """Return whether the API server serves the kind. DRA has a stable API in Kubernetes 1.34 and
+    newer.
+    """
     group, *_ = right
     return group != "resource.k8s.io" or is_at_least("1.34")
 
 
-#: Resources that Kubernetes grants to every user or every service account (1.37).
+#: Resources that Kubernetes 1.37 lets every user or every service account access.
 GRANTED_TO_ALL = ("selfsubject", "clustertrustbundles")
 
 
 def the_agents_account_has_no_other_permission(installation: Installation) -> None:
-    """Compare the API server's list of permissions, computed from all bindings."""
+    """Check the list of permissions that the API server computes from all bindings."""
     plane = installation.plane
     (file,) = (plane.folder / "agent.kubeconfig",)
     plane.write_kubeconfig(file, {"token": token(plane, AGENT)}, NAMESPACE)
@@ -301,7 +307,7 @@ def the_agents_account_has_no_other_permission(installation: Installation) -> No
     assert may == {right[:3] for right in given(AGENT)}
 
 
-#: Account, method and path.
+#: Calls that must be forbidden. Each has an account, a method and a path.
 FORBIDDEN = (
     (EXTENDER, "GET", f"/api/v1/namespaces/{NAMESPACE}/secrets"),
     (EXTENDER, "GET", "/api/v1/secrets"),
@@ -326,7 +332,9 @@ def no_account_can_read_secrets_or_unrelated_objects(installation: Installation)
 
 
 def created(installation: Installation, name: str, vram: str) -> bool:
-    """Create an object as a controller does, with retries if a webhook does not answer."""
+    """Create an object as a controller does. Return False if a webhook does not respond, so that
+    the caller retries.
+    """
     try:
         installation.create_pod(name, vram)
     except ApiRefused as err:
@@ -337,8 +345,8 @@ def created(installation: Installation, name: str, vram: str) -> bool:
 
 
 def no_pod_is_lost_and_no_bind_fails_in_an_upgrade_under_load(installation: Installation) -> None:
-    """Upgrade as the Deployment does: the new pod is ready before the old pod ends, and pods are
-    created all the time.
+    """Upgrade as the Deployment does. The new pod is ready before the old pod ends, and pods are
+    created continuously.
     """
     lease = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/headroom-scheduler"
     plane = installation.plane
@@ -350,7 +358,7 @@ def no_pod_is_lost_and_no_bind_fails_in_an_upgrade_under_load(installation: Inst
         for i, name in enumerate(names):
             until(lambda name=name: created(installation, name, "256Mi"), f"{name} is created")
             if i < len(names) // 2:
-                upgraded.wait(0.2)  # Half of them before the upgrade, or as long as it takes.
+                upgraded.wait(0.2)  # Create half of the pods before the upgrade.
 
     with ThreadPoolExecutor(1) as hands:
         loading = hands.submit(load)
@@ -362,7 +370,8 @@ def no_pod_is_lost_and_no_bind_fails_in_an_upgrade_under_load(installation: Inst
     def bound() -> bool:
         pods = installation.listed(USERS_PODS)
         installation.nodes.observe(pods)
-        # As agents do, because on a busy machine the upgrade takes longer than reports stay fresh.
+        # Report as agents do, because on a busy machine reports would become stale during the
+        # upgrade.
         installation.nodes.report(installation.nodes.names)
         return all(pod["spec"].get("nodeName") for pod in pods)
 
@@ -378,7 +387,7 @@ def no_pod_is_lost_and_no_bind_fails_in_an_upgrade_under_load(installation: Inst
         if each.get("objectRef", {}).get("subresource") == "binding"
     ]
     assert codes.count(201) == len(names) + len(("one", "two"))
-    assert set(codes) <= {201, 409}  # The latter are retried.
+    assert set(codes) <= {201, 409}  # Bindings with status 409 are retried.
     sits: Counter[str] = Counter()
     for each in installation.listed(GPUNODES):
         status = decode_gpunode(json.dumps(each).encode()).status
@@ -399,7 +408,7 @@ def uninstallation_leaves_only_the_pods_of_users(
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
     }
     plane.start_controller_manager()
-    # Stop the processes of Deployment and DaemonSet, because no kubelet does it here.
+    # Stop the processes of the Deployment and the DaemonSet, because there is no kubelet.
     installation.end(UPGRADED)
     for pod in installation.listed(f"/api/v1/namespaces/{NAMESPACE}/pods"):
         path = f"/api/v1/namespaces/{NAMESPACE}/pods/{pod['metadata']['name']}"
@@ -421,7 +430,7 @@ def uninstallation_leaves_only_the_pods_of_users(
     for pod in installation.listed(USERS_PODS):
         assert pod["spec"]["nodeName"] in nodes
         ours = {key for key in pod["metadata"].get("annotations", {}) if "headroom.gpu/" in key}
-        assert ours == {"headroom.gpu/vram"}  # the user's own
+        assert ours == {"headroom.gpu/vram"}  # The user has set this annotation.
     after = {
         each["metadata"]["name"]: each["spec"] for each in installation.listed("/api/v1/nodes")
     }

@@ -1,5 +1,5 @@
-"""Checks that each component has its own key, which no other component mounts, and that clients
-expect its name.
+"""Checks that each component has its own private key, that no other component mounts this key, and
+that clients expect the component's name.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from tests.deploy.rendered import (
 
 WANTED = {each.secret: each for each in wanted(NAMESPACE)}
 MONITORED = ("ServiceMonitor", "PodMonitor")
-#: Values of the chart for these components.
+#: Values with which the chart renders these components.
 VALUES = {"monitors": {"enabled": True}, "deviceTaints": {"enabled": True}}
 
 
@@ -35,7 +35,7 @@ def rendered(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def mounted_keys(spec: dict[str, Any]) -> Iterator[str]:
-    """Return the Secrets whose private key a pod mounts."""
+    """Yield the Secrets whose private keys a pod mounts."""
     for volume in spec.get("volumes", ()):
         sources = volume.get("projected", {}).get("sources", [volume])
         for source in (each["secret"] for each in sources if "secret" in each):

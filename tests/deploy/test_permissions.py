@@ -1,9 +1,10 @@
-"""Checks that roles grant exactly the permissions that the code uses, with their reasons.
+"""Checks that roles grant exactly the permissions that the code uses, and that each rule has a
+reason.
 
-The test finds every place in the source that names a method or a path of the API, or sets a timeout
-for a call of the kubernetes package. The permissions that each place needs are listed here.
-Together they must equal the roles, verb for verb. So a missing permission is found before a cluster
-rejects a call, and an unused permission is removed.
+The test finds every place in the source that names a method or a path of the API, or that sets a
+timeout for a call of the kubernetes package. The permissions that each place needs are listed
+below. Together, they must equal the permissions of the roles. Therefore the test finds a missing
+permission before a cluster rejects a call, and it finds unused permissions.
 """
 
 import ast
@@ -22,7 +23,7 @@ from tests.deploy.rendered import DEPLOY, NAMESPACE
 
 pytestmark = pytest.mark.slow
 
-#: Files with roles.
+#: Files that contain roles.
 FILES = (
     DEPLOY / "base/rbac.yaml",
     DEPLOY / "base/certificates.yaml",
@@ -33,7 +34,8 @@ FILES = (
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"}
 _VERBS = {"get", "list", "watch", "create", "update", "patch", "delete", "deletecollection"}
 
-#: Group, resource with its subresource, verb, and a namespace or "" for all namespaces.
+#: A permission: API group, resource with its subresource, verb, and a namespace or "" for all
+#: namespaces.
 Right = tuple[str, str, str, str]
 
 
@@ -59,19 +61,20 @@ WATCHED = (
 TOKEN_REVIEWS = rights("authentication.k8s.io", "tokenreviews", "create")
 CSRS = rights("certificates.k8s.io", "certificatesigningrequests", "get")
 ACCESS_REVIEWS = rights("authorization.k8s.io", "subjectaccessreviews", "create")
-#: Calls of components that authorize readers of their metrics (headroom/runtime/debug_port.py).
+#: Permissions of components that authorize the readers of their metrics
+#: (headroom/runtime/debug_port.py).
 REVIEWS: dict[str, set[Right]] = {
     "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
 }
 
-#: Permissions that each module and function needs from the role.
+#: Maps each module and function to the permissions that it needs.
 EXTENDER: dict[str, set[Right]] = {
     "headroom.runtime.kube.client:KubeApi.stream": set(),  # See its callers.
     "headroom.runtime.kube.client:KubeApi._list": set(),
-    # Server-side apply creates missing objects, so it needs create and patch.
+    # Server-side apply needs create and patch, because it creates missing objects.
     "extender.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
-    # An extender has no users. Only its metrics and its journal have the same check.
+    # An extender has no sessions of users, so it never calls this function.
     "headroom.runtime.server.reviews:KubeReviews.creator": set(),
     "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
     "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
@@ -109,7 +112,8 @@ CONSOLE: dict[str, set[Right]] = {
     "headroom.runtime.kube.resources:watched_kinds": WATCHED,
     "headroom.runtime.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
 }
-#: ``serve_webhook`` names no path, because it watches three of the kinds in ``watched_kinds``.
+#: Permissions of the webhook. ``serve_webhook`` names no path, because it watches three of the
+#: kinds in ``watched_kinds``.
 WEBHOOK: set[Right] = (
     rights("", "nodes", "list", "watch")
     | rights("", "namespaces", "list", "watch")
@@ -117,11 +121,11 @@ WEBHOOK: set[Right] = (
 )
 RECORDER: dict[str, set[Right]] = {
     **REVIEWS,
-    # It watches two of the kinds in ``watched_kinds``.
+    # The recorder watches two of the kinds in ``watched_kinds``.
     "headroom.runtime.kube.resources:watched_kinds": (
         rights("", "pods", "list", "watch") | rights(*GPUNODES, "list", "watch")
     ),
-    # The path depends on the kind of the controller.
+    # The path depends on the kind of the pod's controller.
     "headroom.recorder.kube_profiles:OwnerReader._read": {
         right
         for (group, _), resource in RESOURCES.items()
@@ -142,7 +146,7 @@ RECORDER: dict[str, set[Right]] = {
 RULES = "resource.k8s.io", "devicetaintrules"
 DEVICE_TAINTS: dict[str, set[Right]] = {
     **REVIEWS,
-    # It watches four of the kinds in ``watched_kinds``.
+    # This component watches four of the kinds in ``watched_kinds``.
     "headroom.runtime.kube.resources:watched_kinds": (
         rights(*GPUNODES, "list", "watch")
         | rights(*LEASES, "list", "watch", where=NAMESPACE)
@@ -155,7 +159,7 @@ DEVICE_TAINTS: dict[str, set[Right]] = {
     "headroom.dra_taints.taint_rules:TaintRules._path": rights(
         *RULES, "list"
     ),  # See also its callers.
-    # Every user may read which resources are served.
+    # Every user may read which resources the API server serves.
     "headroom.dra_taints.taint_rules:TaintRules._served": set(),
     "headroom.dra_taints.taint_rules:TaintRules._owned_by": rights(
         WEBHOOKS, "validatingadmissionpolicies", "get"
@@ -182,7 +186,8 @@ AGENT: dict[str, set[Right]] = {
         rights(*LEASES, "create", "patch", where=NAMESPACE)
     ),
     "agent.probes.node_probe:NodeApi._labels": rights("", "nodes", "get"),
-    # Optional, because the agent reports a missing permission (agent/probes/node_probe.py).
+    # The role does not grant this permission. The agent reports that it is missing
+    # (agent/probes/node_probe.py).
     "agent.probes.node_probe:NodeApi._configz": set(),
     "agent.probes.node_probe:NodeApi._mirror": set(),
     "agent.probes.node_probe:NodeApi._get": set(),
@@ -199,7 +204,7 @@ CERTS: dict[str, set[Right]] = {
         | rights(WEBHOOKS, "mutatingwebhookconfigurations", "get", "patch")
     ),
 }
-#: It writes only existing Secrets.
+#: Permissions of the renewal job, which writes only existing Secrets.
 CERTS_RENEWAL: dict[str, set[Right]] = {
     "headroom.certs.cluster_secrets:Certificates._read": rights(
         "", "secrets", "get", where=NAMESPACE
@@ -228,12 +233,12 @@ ROLES = {
     "headroom-certs-renewal": CERTS_RENEWAL,
     "headroom-extender-mirror": MIRROR,
 }
-#: Callables that do not call the cluster, or use the rights of the command's user.
+#: Functions that do not call the cluster, or that use the permissions of the command's user.
 OTHERS = {
     "headroom.contract.console:",  # The path that the console and the plugin use.
     "headroom.planner.prometheus_source:read_prometheus",
     "headroom.webhook.endpoints:webhook_app",
-    "extender.scheduler.server:",  # The header Allow of a response.
+    "extender.scheduler.server:",  # It names methods in the header Allow of a response.
     "extender.scheduler.server:VerbsApp.__call__",
     "headroom.runtime.debug_port:probes_app",
     "headroom.console.feed.journal_follower:_Stream._read",
@@ -250,8 +255,8 @@ OTHERS = {
 
 @functools.cache
 def places() -> set[str]:
-    """Yield every module and function that names an HTTP method or an API path, or passes a
-    ``_request_timeout``, without ``kubectl headroom``, which has the rights of its user.
+    """Return every module and function that names an HTTP method or an API path, or passes a
+    ``_request_timeout``. Skip ``kubectl headroom``, which has the permissions of its user.
     """
     found: set[str] = set()
     for package in ("extender", "agent", "headroom"):
@@ -285,7 +290,7 @@ def roles() -> Iterator[dict[str, Any]]:
 
 
 def given(role: str) -> set[Right]:
-    """Return the rights of the roles with that name."""
+    """Return the permissions of the roles with this name."""
     found: set[Right] = set()
     for manifest in roles():
         if manifest["metadata"]["name"] != role:
@@ -330,7 +335,7 @@ def test_no_role_has_a_wildcard_or_rights_to_secrets_and_roles_of_others() -> No
 
 
 def rules(file: Path) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """Yield each rule with its line and the comment directly above it."""
+    """Yield each rule of a role with its line number and the comment directly above the rule."""
     lines = file.read_text().splitlines()
     for i, line in enumerate(lines):
         if not re.match(r"  - \{?(apiGroups|nonResourceURLs):", line):

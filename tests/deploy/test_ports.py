@@ -24,7 +24,7 @@ def documented() -> set[int]:
 
 
 def named(value: Any) -> Iterator[int]:
-    """Return the ports of containers and probes in all manifests."""
+    """Yield the ports of containers and probes in all manifests."""
     if isinstance(value, list):
         for each in value:
             yield from named(each)
@@ -49,7 +49,9 @@ def test_the_page_also_lists_the_ports_on_loopback() -> None:
 
 @pytest.mark.parametrize("platform", WITH_AGENT)
 def test_no_pod_reaches_the_endpoints_of_the_agents_probes(platform: str) -> None:
-    """A port that the kubelet reaches is reached by every pod."""
+    """The endpoints must not be on this port, because every pod can reach a port that the kubelet
+    can reach.
+    """
     spec = spec_of(platform, AGENT)
     assert "hostNetwork" not in spec
     (container,) = spec["containers"]

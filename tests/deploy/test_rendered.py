@@ -39,24 +39,24 @@ from tests.deploy.rendered import (
 pytestmark = pytest.mark.slow
 
 
-#: Written only by Helm: its labels, and a checksum, because no other program rolls the pods.
+#: Labels that only Helm writes. Helm also writes a checksum that restarts the pods after a change.
 _HELMS_LABELS = ("app.kubernetes.io/managed-by", "helm.sh/chart")
 
 
 _CHECKSUM = "checksum/scheduler-config"
 
 
-#: CEL expressions, in which kustomize breaks lines.
+#: Fields with CEL expressions, in which kustomize breaks lines.
 _CEL = ("expression", "messageExpression")
 
 
-#: Lists without a meaningful order, with the field that names their entries.
+#: Lists whose order has no meaning, and the field by which their entries are sorted.
 _UNORDERED = {"env": "name", "volumes": "name", "volumeMounts": "mountPath"}
 
 
 def plain(found: Objects) -> Objects:
-    """Return the objects without fields that only Helm writes, without the Namespace, which Helm
-    creates itself, and with one spelling for equal values.
+    """Return the objects in a form that can be compared. Remove fields that only Helm writes and
+    the Namespace, which Helm creates itself, and use one spelling for equal values.
     """
     plain_objects = [_plain(each) for key, each in found.items() if key[0] != "Namespace"]
     return {
@@ -69,15 +69,17 @@ def _plain(each: dict[str, Any]) -> dict[str, Any]:
     metadata = each["metadata"]
     for name in _HELMS_LABELS:
         metadata.get("labels", {}).pop(name, None)
-    if each["kind"] == "Job":  # How it survives an upgrade: test_jobs_stay_for_gitops_tools.
+    if (
+        each["kind"] == "Job"
+    ):  # test_jobs_stay_for_gitops_tools covers how a Job survives an upgrade.
         metadata["name"] = re.sub("-[0-9a-f]{8}$", "", metadata["name"])
         metadata.pop("annotations", None)
         each["spec"].pop("ttlSecondsAfterFinished", None)
     if each["kind"] == "Deployment":
         each["spec"]["template"]["metadata"].get("annotations", {}).pop(_CHECKSUM, None)
-    if each["kind"] == "ConfigMap":  # The text has another layout.
+    if each["kind"] == "ConfigMap":  # The layout of the text differs.
         each["data"] = {name: yaml.safe_load(text) for name, text in each["data"].items()}
-        if metadata["name"] == "headroom-config":  # The files have other names.
+        if metadata["name"] == "headroom-config":  # The names of the files differ.
             each["data"] = functools.reduce(operator.or_, each["data"].values())
     ordered: dict[str, Any] = _in_order(each)
     return ordered
@@ -109,7 +111,7 @@ def test_kustomize_and_helm_render_the_same_objects(platform: str, tmp_path: Pat
     same(kustomized, templated)
 
 
-#: Each component once. Components that do not conflict are combined.
+#: Sets of components that do not conflict. Together they contain each component once.
 TOGETHER = (
     ("privileged", "deny-other-schedulers", "dashboard", "openshift", "gitops"),
     ("control-on-gpu-nodes",),
@@ -211,12 +213,14 @@ def test_every_object_has_headrooms_label(platform: str) -> None:
     assert unlabelled == []
 
 
-#: Roles of every cluster, or of every cluster of OpenShift.
+#: Prefixes of roles that exist in every cluster, or in every OpenShift cluster.
 OF_KUBERNETES = ("system:", "extension-apiserver-authentication-reader")
 
 
 def references(specs: dict[Key, dict[str, Any]]) -> set[tuple[str, str]]:
-    """Yield the ConfigMaps, accounts and classes to which the pods refer."""
+    """Return the kind and the name of each ConfigMap, ServiceAccount and class that the pods refer
+    to.
+    """
     found: set[tuple[str, str]] = set()
     for spec in specs.values():
         found.add(("ServiceAccount", spec["serviceAccountName"]))
@@ -258,7 +262,7 @@ def test_every_referenced_object_exists(platform: str) -> None:
             assert {port["targetPort"] for port in each["spec"]["ports"]} <= ports, name
 
 
-#: The settings of a user, each of which differs from the defaults and from what deploy/ sets.
+#: Settings of a user. Each value differs from the default and from the value in deploy/.
 OWN = {"mode": "enforce", "policy": "pack", "stale_after_s": 31, "bind_deadline_s": 1.25}
 
 
@@ -266,14 +270,15 @@ OWN = {"mode": "enforce", "policy": "pack", "stale_after_s": 31, "bind_deadline_
 def test_a_new_installation_observes_until_the_user_says_otherwise(
     platform: str, tmp_path: Path
 ) -> None:
-    """With each overlay, and with each component or the variant for the cluster's own
-    kube-scheduler, the user's file changes the settings in it and no others."""
+    """With each overlay, each component, and the variant for the cluster's own kube-scheduler, the
+    user's file changes only the settings that it contains.
+    """
     variant = DEPLOY / "default-scheduler"
     # Components change no settings, so one overlay is enough for all of them.
     components = sorted(COMPONENTS) if platform == "device-plugin" else ()
     shipped = rendered_settings(tmp_path / "shipped", platform, [], None)
     of_variant = rendered_settings(tmp_path / "variant", platform, [variant], None)
-    # On the simulated GPUs of a trial nothing runs that could be disturbed.
+    # A trial enforces at once, because no workloads run on its simulated GPUs.
     expected_mode = Mode.ENFORCE if platform == "trial" else Mode.OBSERVE
     assert {shipped.mode, of_variant.mode} == {expected_mode}
     expected = OWN | {"mode": Mode.ENFORCE, "policy": ScoringPolicy.PACK}
@@ -305,8 +310,9 @@ def test_every_file_of_settings_is_added_and_replaces_no_other() -> None:
 def rendered_settings(
     folder: Path, platform: str, parts: Sequence[Path], own: Mapping[str, Any] | None
 ) -> Settings:
-    """Render a user's overlay in the empty ``folder``, and return the settings that the processes
-    read from the mounted ConfigMap."""
+    """Render a user's overlay in the empty ``folder``. Return the settings that the programs read
+    from the mounted ConfigMap.
+    """
     folder.mkdir()
     kustomization: dict[str, Any] = {
         "resources": [os.path.relpath(DEPLOY / "overlays" / platform, folder)],

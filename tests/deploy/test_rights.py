@@ -1,5 +1,5 @@
-"""Checks the rights that the installation grants with SubjectAccessReviews of a real API server,
-and the table in docs/operate/security.md.
+"""Checks the permissions that the installation grants, with SubjectAccessReviews of a real API
+server, and compares them with the table in docs/operate/security.md.
 """
 
 import json
@@ -27,7 +27,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 TEAM = "team"
-#: Users or accounts that must get no rights from the installation, with their groups.
+#: Maps users who must get no permissions from the installation to their groups.
 OTHERS = {
     "tenant": ("system:authenticated",),
     f"system:serviceaccount:{TEAM}:default": (
@@ -37,7 +37,7 @@ OTHERS = {
     ),
     "stranger": ("system:authenticated",),
     "system:anonymous": ("system:unauthenticated",),
-    # Not an account of a Headroom component.
+    # This account belongs to no Headroom component.
     f"system:serviceaccount:{NAMESPACE}:default": (
         "system:serviceaccounts",
         f"system:serviceaccounts:{NAMESPACE}",
@@ -47,7 +47,8 @@ OTHERS = {
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 OWN_KINDS = ("gpunodes", "gpunodes/status", "vramprofiles")
 
-#: Group, resource with subresource, verb, name and namespace, or "", path and verb.
+#: A possible permission: API group, resource with subresource, verb, name and namespace, or a path
+#: and a verb.
 Question = tuple[str, str, str, str, str] | tuple[str, str]
 
 
@@ -65,7 +66,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Objects:
 
 
 def questions(installed: Objects) -> set[Question]:
-    """Return everything that an installed role permits, and every verb of Headroom's kinds."""
+    """Return every permission that an installed role grants, and every verb for Headroom's
+    kinds.
+    """
     asked: set[Question] = set()
     for (kind, _, _), obj in installed.items():
         if kind not in ("Role", "ClusterRole"):
@@ -128,7 +131,7 @@ def test_the_installation_grants_no_right_to_other_subjects(
     plane: ControlPlane, installed: Objects
 ) -> None:
     asked = questions(installed)
-    # It completes the roles view, edit and admin.
+    # This controller fills the roles view, edit and admin.
     plane.controllers = ("clusterrole-aggregation-controller",)
     plane.start_controller_manager()
     plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": TEAM}})
@@ -153,7 +156,7 @@ def test_the_installation_grants_no_right_to_other_subjects(
     after = {user: allowed(plane, user, asked) for user in OTHERS}
     for user in OTHERS:
         assert after[user] == before[user], user
-    # This shows that a permission bound to all users would have been found.
+    # This check shows that a permission for all users would be found.
     wide = "create", "clusterrolebinding", "wide", "--clusterrole=headroom-viewer"
     plane.kubectl(*wide, "--group=system:authenticated")
     question = ("/v1/nodes", "get")
@@ -187,7 +190,9 @@ def test_the_table_lists_every_object_outside_headrooms_namespace(installed: Obj
 
 
 def test_no_role_is_aggregated_to_the_roles_of_kubernetes(installed: Objects) -> None:
-    """A label would grant its rules to every holder of view, edit or admin."""
+    """With an aggregation label, every user with the role view, edit or admin would get the
+    rules.
+    """
     for (kind, _, name), obj in installed.items():
         if kind in ("Role", "ClusterRole"):
             labels = obj["metadata"].get("labels", {})

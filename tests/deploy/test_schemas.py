@@ -1,4 +1,4 @@
-"""Checks that API servers of the three newest minors accept every rendered object."""
+"""Checks that API servers of the three newest minor versions accept every rendered object."""
 
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,16 @@ from tests.processes import starts_processes
 
 pytestmark = pytest.mark.slow
 
-#: Kinds of other projects, which no API server has built in.
+#: Kinds of other projects, which are not built into the API server.
 FOREIGN = foreign.KINDS
 
 
 def all_objects(folder: Path) -> list[dict[str, Any]]:
-    """Return the objects of overlays and components. The chart's objects are equal
+    """Return the objects of all overlays and components. The chart renders the same objects
     (test_rendered.py).
     """
     texts = [overlay(DEPLOY / "overlays" / platform) for platform in PLATFORMS]
-    apart = {"privileged"}  # It conflicts with other components in the same folder.
+    apart = {"privileged"}  # This component conflicts with other components.
     for name, components in (
         ("one", {*apart, "../default-scheduler"}),
         ("all", COMPONENTS.keys() - apart),

@@ -25,7 +25,9 @@ CONDITION = {"condition": "headroom.enabled"}
 
 
 def parent(folder: Path, values: Mapping[str, Any], **dependency: str) -> Path:
-    """Write a chart that depends on Headroom's, with the package in its folder charts."""
+    """Write a chart that depends on Headroom's chart and has Headroom's package in its folder
+    ``charts``.
+    """
     chart = folder / "platform"
     chart.mkdir()
     about = {"name": "headroom", "version": "0.0.0", "repository": f"file://{CHART}", **dependency}
@@ -75,7 +77,7 @@ def test_a_dependency_can_have_an_alias(tmp_path: Path) -> None:
 
 
 def test_labels_are_valid_if_the_version_has_build_metadata(tmp_path: Path) -> None:
-    """Flux appends the commit to the version."""
+    """For example, Flux appends the commit to the version."""
     helm(tmp_path, "package", CHART, "--version", "1.2.3+abc.1", "--destination", tmp_path)
     (package,) = tmp_path.glob("headroom-*.tgz")
     command = "template", "headroom", package, "--namespace", NAMESPACE
@@ -85,7 +87,9 @@ def test_labels_are_valid_if_the_version_has_build_metadata(tmp_path: Path) -> N
 
 
 def nulls(values: Mapping[str, Any], depth: int) -> Iterator[tuple[str, Any]]:
-    """Yield the values with null for each value at this depth. Images keep their values."""
+    """Yield the values once for each value at this depth, with null instead of this value. Images
+    keep their values.
+    """
     for name, value in values.items():
         if name in ("images", "labels"):
             continue
@@ -137,7 +141,7 @@ def test_null_removes_what_the_chart_sets_for_kube_scheduler(tmp_path: Path) -> 
 
 
 def test_null_is_a_value_only_of_settings_that_can_be_unset(tmp_path: Path) -> None:
-    """Otherwise, `mode: null` would remove the shipped mode, and its default is to enforce."""
+    """Otherwise, `mode: null` would remove the shipped mode, and the default mode is enforce."""
     found = objects(template(tmp_path, {"settings": {"verbs_host": None}}))
     assert settings_of(found)["verbs_host"] is None
     with pytest.raises(Refused, match="at '/settings/mode': got null, want string"):
@@ -150,7 +154,7 @@ def test_a_null_label_is_rejected_with_its_name(tmp_path: Path) -> None:
 
 
 def test_a_copy_without_links_has_the_defaults(tmp_path: Path) -> None:
-    """Vendoring tools make copies of the folder with resolved links."""
+    """Vendoring tools copy the folder and replace symbolic links with files."""
     copy = tmp_path / "headroom"
     shutil.copytree(CHART, copy)
     command = "template", "headroom", copy, "--namespace", NAMESPACE

@@ -1,5 +1,5 @@
-"""Checks network policies and nodes of the components, in clusters whose tenants do not trust each
-other.
+"""Checks the network policies and the nodes of components in clusters whose tenants do not trust
+each other.
 """
 
 from pathlib import Path
@@ -22,9 +22,10 @@ from tests.deploy.rendered import (
 
 pytestmark = pytest.mark.slow
 
-#: Platforms whose only nodes can have GPUs.
+#: Platforms on which all nodes can have GPUs.
 ON_GPU_NODES = ("k3s", "trial")
-#: Labels of the nodes that agents run on (deploy/base/agent.yaml), each with a value of a GPU node.
+#: The labels by which agents select nodes (deploy/base/agent.yaml), with values that a GPU node
+#: has.
 GPU_LABELS = {
     "nvidia.com/gpu.present": "true",
     "nvidia.com/gpu.count": "8",
@@ -106,7 +107,9 @@ def peers(found: Objects) -> list[tuple[str, dict[str, Any]]]:
 
 
 def test_no_policy_trusts_a_label_that_a_tenant_can_set(tmp_path: Path) -> None:
-    """Labels of pods count only in a namespace selected by the label that Kubernetes sets."""
+    """A policy may match labels of pods only in namespaces that it selects by the label that
+    Kubernetes sets.
+    """
     components = tmp_path / "with"
     components.mkdir()
     rendered = objects(with_components(components, ["device-taints"]))
@@ -115,7 +118,7 @@ def test_no_policy_trusts_a_label_that_a_tenant_can_set(tmp_path: Path) -> None:
         for name, peer in peers(found):
             selector = peer.get("namespaceSelector", {"matchLabels": {}})
             if selector == {}:
-                # Gates may be in any namespace.
+                # Gates run in any namespace.
                 assert name == "headroom-agent"
             elif "namespaceSelector" in peer:
                 assert selector == {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}

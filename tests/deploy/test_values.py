@@ -1,5 +1,5 @@
-"""Checks that all values of the chart are described, unknown values are rejected, and each value
-reaches its pods.
+"""Checks that all values of the chart are described, that unknown values are rejected, and that
+each value reaches its pods.
 """
 
 import functools
@@ -17,7 +17,7 @@ from tests.deploy.rendered import CHART, NAMESPACE, Refused, objects, pod_specs,
 pytestmark = pytest.mark.slow
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
-#: The objects with the pods of each part of the chart's values.
+#: Maps each part of the chart's values to the objects whose pods it configures.
 PARTS = {
     "scheduler": {"headroom-scheduler"},
     "webhook": {"headroom-webhook"},
@@ -27,7 +27,7 @@ PARTS = {
     "certificates": {"headroom-certs", "headroom-certs-authority", "headroom-certs-first"},
     "agent": {"headroom-agent"},
 }
-#: Object and container of each container's part of the chart's values.
+#: Maps each part of the values that configures a container to its object and container.
 CONTAINERS = {
     "extender": {("headroom-scheduler", "extender")},
     "kubeScheduler": {("headroom-scheduler", "kube-scheduler")},
@@ -46,19 +46,19 @@ WHOLE: dict[str, Any] = {"deviceTaints": {"enabled": True}}
 
 @functools.cache
 def rendered() -> str:
-    """Return the output of the chart with all its parts, without other values except the images."""
+    """Return the output of the chart with all parts and with images, but without other values."""
     with tempfile.TemporaryDirectory() as home:
         return template(Path(home), WHOLE)
 
 
 def with_parts(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values of all parts, with these values for some parts."""
+    """Return values that render all parts, and add ``parts``."""
     merged = {part: {**WHOLE.get(part, {}), **values} for part, values in parts.items()}
     return {**WHOLE, **merged}
 
 
 def templates(text: str) -> dict[str, dict[str, Any]]:
-    """Return the pod templates by the name of their object, without the hash in the Job's name."""
+    """Return the pod templates by the name of their object. The name of the Job has no hash."""
     found = {}
     for (kind, _, name), each in objects(text).items():
         spec = each["spec"] if kind in ("Deployment", "DaemonSet", "Job", "CronJob") else {}
@@ -69,7 +69,7 @@ def templates(text: str) -> dict[str, dict[str, Any]]:
 
 
 def values_of(part: str) -> dict[str, Any]:
-    """Return values for the pods of a part, which differ from the values of other parts."""
+    """Return values for the pods of a part. They differ from the values of other parts."""
     toleration = {"key": "dedicated", "operator": "Equal", "value": part, "effect": "NoSchedule"}
     preferred = {
         "weight": 1,
@@ -123,7 +123,7 @@ def test_values_of_a_part_reach_only_its_pods(part: str) -> None:
             assert constraint == spread(part)
             assert selected
             assert selected.items() <= metadata["labels"].items()
-        # Everything else is as without values.
+        # All other fields are the same as without values.
         assert _without_values(after[name]) == _without_values(before[name])
 
 
@@ -142,7 +142,7 @@ def rendered_with_values_of_all_containers() -> str:
 
 
 def container_values(part: str) -> dict[str, Any]:
-    """Return values for the containers of a part, which differ from the values of other parts."""
+    """Return values for the containers of a part. They differ from the values of other parts."""
     number = list(CONTAINERS).index(part)
     return {
         "extraEnv": [
@@ -273,11 +273,11 @@ def test_every_value_is_described_and_in_the_schema() -> None:
     for path in _schema_paths(SCHEMA):
         here: Any = yaml.safe_load(text)
         for name in path:
-            here = here[name]  # A KeyError shows a value that is only in the schema.
+            here = here[name]  # A ``KeyError`` means that the value exists only in the schema.
 
 
 def _values(text: str) -> Iterator[tuple[tuple[str, ...], str, str]]:
-    """Yield the path, the line, and the line above it of each value."""
+    """Yield the path of each value, its line, and the line above."""
     lines = text.splitlines()
     path: list[str] = []
     for i, line in enumerate(lines):
@@ -303,7 +303,7 @@ def _schema_of(path: tuple[str, ...]) -> dict[str, Any]:
 def _schema_paths(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     for name, each in schema.get("properties", {}).items():
         resolved = _resolved(each)
-        if name == "global":  # Helm's own.
+        if name == "global":  # ``global`` belongs to Helm.
             continue
         yield (*path, name)
         if ("$ref" not in each and name != "settings") or name == "steering":

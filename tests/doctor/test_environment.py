@@ -24,7 +24,7 @@ def neighbour(
     tag: str = "v0.20.0",
     labels: dict[str, str] | None = None,
 ) -> ComponentPod:
-    """Return a pod that is ready, unless it waits for something."""
+    """Return a ready pod. If ``waits`` is a reason, its container waits instead."""
     waiting = {"state": {"waiting": {"reason": waits}}}
     return msgspec.convert(
         {
@@ -93,7 +93,7 @@ def test_a_component_is_missing_if_the_operator_deploys_it_and_other_nodes_have_
     (one,) = examined([*there, neighbour("gpu-feature-discovery", "m")])
     assert one.nodes == ("n",)
     assert "gpu-feature-discovery has no pod on the node" in one.found
-    # It is disabled for the whole cluster, or was created by hand on this node.
+    # The component is disabled for the whole cluster, or someone created it by hand on this node.
     assert examined(there) == []
     by_hand = node("n", **{"nvidia.com/gpu.deploy.driver": "pre-installed"})
     pods = [*operator("n", but=["nvidia-driver-daemonset"]), *operator("m")]
@@ -109,7 +109,7 @@ def test_during_a_replacement_the_ready_pod_counts() -> None:
 def test_device_plugins_of_several_versions_are_distinguished() -> None:
     chart = {"app.kubernetes.io/name": "nvidia-device-plugin"}
     pods = [neighbour("a", "n", tag="v0.19.2", labels=chart), neighbour("b", "m", tag="v0.20.0")]
-    assert examined(pods) == []  # The second has no label of a plugin.
+    assert examined(pods) == []  # The second pod does not have the label of a plugin.
     pods = [pods[0], neighbour("nvidia-device-plugin-daemonset", "m")]
     newer, older = examined(pods, nodes=[])
     assert {newer.nodes, older.nodes} == {("n",), ("m",)}

@@ -82,7 +82,7 @@ KNOWN = Plugin(
 
 
 def status(*sources: tuple[str, ...], plugin: Plugin | None = None) -> GPUNodeStatus:
-    """Return a report with sources, each with name, state, message and codes."""
+    """Return a report. Each source has a name, a state, a message and codes."""
     rows = [
         Source(name=name, state=state, message=message, codes=[*codes])  # type: ignore[arg-type]
         for name, state, message, *codes in sources
@@ -129,7 +129,7 @@ def test_two_missing_sources_of_holdings_give_one_finding() -> None:
 
 
 def test_data_missing_only_from_the_checkpoint_has_its_own_fix() -> None:
-    """PodResources is read, and replicas are counted by it."""
+    """PodResources can be read, so replicas are counted, but their pods are unknown."""
     nameless = "lists pods without their uids, and there is no checkpoint to look them up"
     sources = status(NO_FILE, ("podresources", "degraded", nameless, "no_checkpoint")).sources
     reported = GPUNodeStatus(devices=[device("a", replicas=Replicas(free=1))], sources=sources)
@@ -166,7 +166,7 @@ def test_gkes_plugin_is_not_reported_as_missing_if_labels_describe_its_sharing()
 
 
 def test_every_documented_fault_of_the_agent_has_a_fix() -> None:
-    """The agent's tests compare the sources in docs/design/agent.md with the agent."""
+    """The agent's tests compare the agent with the sources in docs/design/agent.md."""
     rows = (ROOT / "docs/design/agent.md").read_text().splitlines()
     cells = [cell for row in rows if row.startswith("| ") for cell in re.split(r"<br>|\|", row)]
     fault = re.compile(
@@ -218,7 +218,7 @@ def test_an_agent_of_another_version_is_reported() -> None:
     [(4, None), (25, "about 20 s"), (250, "about 4 min"), (10_000, "about 3 h")],
 )
 def test_a_report_from_the_future_is_a_clock_finding(ahead_s: int, says: str | None) -> None:
-    """Even a report further ahead than the age limit is not called stale."""
+    """A report is not called stale even if its time is further ahead than the age limit."""
     stamp = (datetime.fromisoformat(STAMP) + timedelta(seconds=ahead_s)).astimezone(UTC)
     found = findings(whole(observed_at=stamp.isoformat()))
     assert [one.weight for one in found] == ([Weight.ADVICE] if says else [])

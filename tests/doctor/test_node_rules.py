@@ -235,7 +235,7 @@ def test_alignment_costs_memory_on_several_numa_nodes(policy: str, says: str) ->
 
 
 def test_no_surprise_harms_if_replicas_match_pods_of_similar_size() -> None:
-    """Pods of 6 to 8 GiB run on 24 GiB, and three replicas have a share of 8 GiB each."""
+    """Pods of 6 to 8 GiB run on 24 GiB, and each of three replicas has a share of 8 GiB."""
     alike = asking("6Gi", *["8Gi"] * 5)
     found = only(findings(sliced(10), pods=alike))
     assert "set replicas: 3" in found.do

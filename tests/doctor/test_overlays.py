@@ -30,7 +30,7 @@ MIG = "nvidia.com/mig-1g.5gb"
 
 
 def valid(text: str) -> list[dict[str, Any]]:
-    """Return the documents, each of which must match the schema without unknown fields."""
+    """Return the documents. Fail if a document does not match the schema or has unknown fields."""
     found: list[dict[str, Any]] = list(yaml.safe_load_all(text))
     for each in found:
         schema = VERSION["schema"]["openAPIV3Schema"]
@@ -50,7 +50,7 @@ def capacities(*arguments: str, config: dict[str, Any] | None = None) -> Iterato
 @pytest.mark.parametrize(
     ("given", "config", "expected"),
     [
-        # Four GPUs of 24 GB, of which the driver is assumed to reserve 1 GiB.
+        # This type has four 24 GB GPUs. The driver is assumed to reserve 1 GiB of each GPU.
         ("g6.12xlarge", {}, {GPU: "4", "headroom.gpu/vram": "87456"}),
         ("g6.12xlarge", SHARED, {GPU: "16", "headroom.gpu/vram": "87456"}),
         ("vm=2x48Gi", SHARED, {GPU: "8", "headroom.gpu/vram": "96256"}),

@@ -1,4 +1,4 @@
-"""Tests the doctor's finding about pods that use memory which other pods have reserved."""
+"""Tests the doctor's finding about pods that use memory that other pods have reserved."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Checks that the advised replicas follow recent pods, as a real console lists their decisions."""
+"""Checks that the advised number of replicas follows recent pods, whose decisions a real console
+lists.
+"""
 
 from typing import Any
 from urllib.parse import urlencode
@@ -17,7 +19,7 @@ HOUR_S = 3600.0
 
 
 class Console:
-    """A client of the console of ``asked``."""
+    """A client for the console of ``asked``."""
 
     def __init__(self, asked: Asked) -> None:
         self.asked = asked
@@ -69,11 +71,11 @@ def test_at_most_the_newest_5000_decisions_are_read(console: Console) -> None:
 
 
 def test_advised_replicas_follow_recent_pods_and_not_only_existing_ones() -> None:
-    """Two pods of 20 GiB run now. In the last hours, jobs of 4 GiB started and ended."""
+    """Two pods of 20 GiB run now, but in the last hours jobs of 4 GiB started and ended."""
     present = asking("20Gi", "20Gi")
     assert findings(sliced(2), pods=present) == []
     came = tuple(requested(f"job{number}", 4 * GIB) for number in range(6))
-    # An existing pod counts once.
+    # An existing pod counts only once.
     requests = (requested("u0", 20 * GIB), *came)
     recent = RecentRequests(requests, 5.24 * HOUR_S)
     (found,) = findings(sliced(2), pods=present, recent=recent)

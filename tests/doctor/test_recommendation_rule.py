@@ -1,4 +1,4 @@
-"""Tests the doctor's findings about requests compared with their recommendations, and about the
+"""Tests the doctor's findings about requests that differ from their recommendations, and about the
 recorder.
 """
 
@@ -43,7 +43,7 @@ def found(asked: Asked, *profiles: object) -> list[str]:
 
 
 def test_requests_of_twice_the_recommendation_are_reported_by_namespace() -> None:
-    """Five runs of 8 GiB lead to a recommendation of 9.65 GiB."""
+    """The recommendation from five runs that use 8 GiB is 9.65 GiB."""
     asked = Asked()
     bound(asked, "large", "40Gi")
     bound(asked, "larger", "50Gi")

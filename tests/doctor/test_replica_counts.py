@@ -1,4 +1,4 @@
-"""Tests the advised numbers of replicas, and the device plugin's ConfigMap with them."""
+"""Tests the advised numbers of replicas, and the device plugin's ConfigMap that sets them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def test_the_advised_number_of_replicas_suffices_for_small_pods() -> None:
 
 @pytest.mark.parametrize("policy", ["distributed", "packed"])
 def test_at_most_as_many_replicas_are_advised_as_pods_can_run_on_a_node(policy: str) -> None:
-    """The author of these pods has left out the unit: 25 bytes."""
+    """The author of these pods has forgotten the unit, so each pod requests 25 bytes."""
     found = findings(sliced(4, allocation_policy=policy), pods=asking(*["25"] * 6))
     advised = [each.do for each in found if "replicas run out" in each.found]
     assert [do.partition(" in ")[0] for do in advised] == ["set replicas: 110"]

@@ -1,4 +1,6 @@
-"""Tests the doctor's findings about a KubeSchedulerConfiguration. The shipped one has none."""
+"""Tests the doctor's findings about a KubeSchedulerConfiguration. The shipped configuration has no
+findings.
+"""
 
 import contextlib
 import copy
@@ -27,7 +29,7 @@ SHIPPED = yaml.load(
 DEFAULT = yaml.load(
     (ROOT / "deploy/default-scheduler/kube-scheduler.yaml").read_text(), yaml.CSafeLoader
 )
-#: The deadline of binds is below any httpTimeout.
+#: Settings in which the deadline of binds is below any httpTimeout.
 SETTINGS = Settings(bind_deadline_s=0.01)
 
 
@@ -47,7 +49,7 @@ def test_shipped_files_have_no_findings() -> None:
 
 
 def parts(of: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the path of each part of a configuration, and of long lists only the first parts."""
+    """Yield the path of each part of a configuration. Of long lists, yield only the first parts."""
     yield path
     items = (
         of.items() if isinstance(of, dict) else enumerate(of[:3]) if isinstance(of, list) else ()
@@ -128,7 +130,7 @@ def test_a_missing_bind_verb_is_reported() -> None:
     del ours(config)["bindVerb"]
     (finding,) = found(config)
     assert finding.do == "set bindVerb: bind"
-    # Without managedResources either, it may be another extender.
+    # If managedResources is also missing, the entry may be another extender.
     config = copy.deepcopy(SHIPPED)
     del ours(config)["bindVerb"]
     (finding,) = found(config)
@@ -189,7 +191,7 @@ def test_a_resource_of_nodes_that_the_scheduler_does_not_manage_is_a_warning() -
     assert (finding.weight, finding.nodes) == (Weight.WARNING, ("extenders[0]",))
     assert f"{mig}, which 2 nodes offer (such as a)" in finding.found
     assert f"{{name: {mig}, ignoredByScheduler: false}}" in finding.do
-    # Without managedResources kube-scheduler calls Headroom for every pod of the cluster.
+    # Without managedResources, kube-scheduler calls Headroom for every pod in the cluster.
     every = copy.deepcopy(DEFAULT)
     del ours(every)["managedResources"]
     del every["profiles"][0]["schedulerName"]
@@ -211,7 +213,7 @@ def test_examining_only_a_sample_of_nodes_is_a_warning(percentage: int | None) -
     (finding,) = found(config)
     assert (finding.weight, finding.nodes) == (Weight.WARNING, ())
     assert finding.do == "set percentageOfNodesToScore: 100"
-    # A profile may set it as well.
+    # A profile can also set percentageOfNodesToScore.
     config["profiles"][0]["percentageOfNodesToScore"] = 100
     assert found(config) == []
 

@@ -1,6 +1,4 @@
-"""Checks that the doctor compares the feature gate of kube-scheduler with the version of its
-image.
-"""
+"""Checks that the doctor compares kube-scheduler's feature gate with the version of its image."""
 
 import subprocess
 from typing import Any

@@ -19,8 +19,8 @@ COMMAND = "kubectl annotate --overwrite node a headroom.gpu/device-choice=steere
 
 
 def uneven(name: str, **how: Any) -> GPUNode:
-    """Return two GPUs of 24 GiB. The plugin's next choice has 4 GiB free, and the other has 24
-    GiB.
+    """Return a node with two 24 GiB GPUs. The plugin's next choice has 4 GiB free, and the other
+    GPU has 24 GiB free.
     """
     full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}
     devices = shared(f"{name}-1", 3, 0, **full), shared(f"{name}-2", 2, 1)

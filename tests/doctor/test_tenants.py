@@ -1,4 +1,4 @@
-"""Tests findings of ``headroom doctor --multi-tenant``."""
+"""Tests the findings of ``headroom doctor --multi-tenant``."""
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -38,7 +38,7 @@ API_SERVER = {"from": [{"ipBlock": {"cidr": "192.0.2.1/32"}}]}
 def installed(platform: str) -> Tenancy:
     """Return the objects of an overlay, and a namespace with a quota and Pod Security.
 
-    The address of the API server comes from a cluster, because kustomize has none.
+    The address of the API server is added, because kustomize does not render it.
     """
     found = objects(overlay(DEPLOY / "overlays" / platform))
 
@@ -354,7 +354,7 @@ def team(plane: ControlPlane) -> Iterator[str]:
 
 @pytest.fixture
 def policies(plane: ControlPlane) -> Iterator[None]:
-    """Create the policies without bindings, so that they have no effect."""
+    """Create the policies without bindings, so that they exist but have no effect."""
     path, made = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", []
     for each in installed("multi-tenant").policies:
         with suppress(ApiRefused):  # Another test has installed it.
@@ -368,7 +368,7 @@ def policies(plane: ControlPlane) -> Iterator[None]:
 def test_the_objects_are_read_from_the_api_server(
     plane: ControlPlane, team: str, policies: None
 ) -> None:
-    """Only namespaces with pods that request GPUs count. The doctor's own list has no labels."""
+    """Only namespaces with pods that request GPUs count."""
     pods = pod(namespace=team), pod(None, container(gpus=0), namespace="web")
     spaces = namespace(team), namespace("web")
     listed = [Relisted(Namespace, spaces, 0.0), Relisted(Pod, pods, 0.0)]

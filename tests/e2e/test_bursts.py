@@ -1,8 +1,8 @@
-"""Checks that no memory is reserved twice in bursts, after crashes and with two replicas.
+"""Checks that memory is not reserved twice in bursts, after crashes and with two replicas.
 
-The referee only sees which pod was bound to which node. Pods arrive faster than agents report, so
-most of them are placed on nodes with unconfirmed pods. After a crash and with two replicas, no
-agent reports, so that only the ledger prevents overcommitment.
+The referee sees only which pods were bound to which nodes. Pods arrive faster than agents report,
+so most pods are placed on nodes with unconfirmed pods. After a crash and with two replicas, no
+agent reports, so that only the reservations prevent overcommitment.
 """
 
 import random
@@ -19,8 +19,8 @@ from tests.waiting import PATIENCE_S
 
 http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S).request
 
-#: Enough replicas for more pods of 3 GiB than fit, so that counting replicas would overcommit a
-#: device.
+#: A device has enough replicas for more pods of 3 GiB than fit, so counting only replicas would
+#: overcommit it.
 MANY_REPLICAS = Shape(replicas=16)
 #: Eight requests of 3 GiB fill a device completely.
 PODS_THAT_FIT = 36
@@ -39,9 +39,8 @@ def test_a_burst_of_a_hundred_pods_overcommits_no_device(
         lambda: watch(cluster) and settled(cluster) and len(cluster.bound()) > 60,
         "most pods are bound, all others rejected",
     )
-    # Filter counts assumed binds, so few pods are sent to a node that was just used for another
-    # pod. On a busy machine a bind may come later than filter assumes, so the number is no
-    # condition.
+    # Filter counts assumed binds, so few binds are declined. The number is not checked, because on
+    # a busy machine a bind can arrive later than filter assumes.
     declined = cluster.metric('headroom_binds_total{outcome="declined"}')
     tell(f"a burst: {declined:.0f} binds declined for {len(cluster.bound())} bound pods")
     assert_no_memory_is_reserved_twice(cluster)
@@ -78,7 +77,7 @@ def test_two_replicas_behind_one_address_reserve_no_memory_twice(new_cluster: Ne
 def test_two_replicas_reserve_and_report_an_unreserved_pod_once(
     new_cluster: NewCluster,
 ) -> None:
-    """Both replicas see the pod and act. The same holds for an edit of a bound pod."""
+    """Both replicas receive the pod and act. They also report an edit of a bound pod only once."""
     cluster = new_cluster(1, ONE_GPU)
     ports = cluster.start_replicas("extender-a", "extender-b")
     (node,) = cluster.names
@@ -121,7 +120,7 @@ def test_two_replicas_reserve_and_report_an_unreserved_pod_once(
         listed: list[dict[str, Any]] = cluster.plane.call("GET", path)["items"]
         return listed
 
-    # Another Event than those of the pods, so it may be written later.
+    # The Event of the node may be written later than the Events of the pods.
     cluster.until(of_the_node, "the node has an Event")
     events = of_the_node()
     assert len(events) == 1
@@ -133,7 +132,9 @@ def test_two_replicas_reserve_and_report_an_unreserved_pod_once(
 def test_a_replica_without_connection_decides_nothing_until_it_is_reconnected(
     new_cluster: NewCluster,
 ) -> None:
-    """First no data arrives, then every connection breaks. The other replica continues."""
+    """First, no data arrives, and then every connection breaks. The other replica continues to
+    work.
+    """
     blind = "Headroom has had no contact with the API server for too long to decide"
     cluster = new_cluster(1, ONE_GPU)
     (node,) = cluster.names
@@ -198,7 +199,7 @@ def test_a_replica_without_connection_decides_nothing_until_it_is_reconnected(
 
 
 def watch(cluster: PlayedCluster) -> bool:
-    """Let the kubelets admit the bound pods, and the agents report them."""
+    """Act as the kubelets, which admit the bound pods, and as the agents, which report them."""
     cluster.nodes.observe(cluster.pods())
     return True
 
@@ -212,13 +213,13 @@ def settled(cluster: PlayedCluster) -> bool:
 
 
 def assert_no_memory_is_reserved_twice(cluster: PlayedCluster) -> None:
-    cluster.kill_all()  # From here on, no pod is bound.
+    cluster.kill_all()  # No pod is bound after this.
     cluster.nodes.observe(cluster.pods())
     verdict = cluster.nodes.referee.verdict(useful_bytes=GIB)
     assert verdict.bound == len(cluster.bound())
     assert verdict.devices_overcommitted == 0
     assert not verdict.turned_away
-    # The ledger has every bound pod once, on the right node.
+    # Every bound pod has exactly one reservation, on its node.
     reserved = {
         (uid, name) for name in cluster.names for uid in cluster.gpunode(name).spec.reservations
     }

@@ -1,4 +1,4 @@
-"""Runs headroom certs against a real API server, with exactly the rights of its manifest."""
+"""Runs headroom certs with a real API server, with exactly the permissions in its manifest."""
 
 import base64
 from collections.abc import Iterator
@@ -25,14 +25,14 @@ ADMISSION = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfiguratio
 NAMES = (AUTHORITIES, *(each.secret for each in wanted(SYSTEM_NAMESPACE)))
 NOW = datetime.now(UTC)
 RENEWAL = "certs-renewal-of-the-tests"
-#: The shared Secret of earlier versions.
+#: The Secret that all components shared in earlier versions.
 SHARED = "headroom-tls"
 TLS = {"tls.crt": "", "tls.key": ""}
 
 
 @pytest.fixture
 def rights(plane: ControlPlane) -> Iterator[None]:
-    """Create the namespace and the rights in the manifest, without any Secret."""
+    """Create the namespace and the roles in the manifest, but no Secrets."""
     made: list[str] = []
 
     def create(path: str, body: dict[str, Any]) -> None:
@@ -51,7 +51,10 @@ def rights(plane: ControlPlane) -> Iterator[None]:
             where = f"{RBAC}/namespaces/{namespace}" if namespace else RBAC
             create(f"{where}/{kind.lower()}s", manifest)
             create(f"{where}/{kind.lower()}bindings", role_binding(manifest))
-        elif kind in ("Job", "CronJob"):  # The API server accepts the certificates.
+        elif kind in (
+            "Job",
+            "CronJob",
+        ):  # The test only checks that the API server accepts the Job and the CronJob.
             create(f"/apis/batch/v1/namespaces/{SYSTEM_NAMESPACE}/{kind.lower()}s", manifest)
     for name, labels in (("headroom", {"app.kubernetes.io/part-of": "headroom"}), ("other", {})):
         create(ADMISSION, webhook(name, labels))
@@ -73,7 +76,7 @@ def webhook(name: str, labels: dict[str, str]) -> dict[str, Any]:
         "admissionReviewVersions": ["v1"],
         "sideEffects": "None",
         "failurePolicy": "Ignore",
-        # The webhook applies to none of the objects that the test creates.
+        # The webhook must not apply to the objects that the test creates.
         "rules": [
             {"apiGroups": ["x"], "apiVersions": ["v1"], "resources": ["x"], "operations": ["*"]}
         ],
@@ -180,7 +183,7 @@ def test_certificates_are_renewed_before_they_expire(plane: ControlPlane, rights
 def test_the_daily_job_can_renew_certificates_but_change_nothing_else(
     plane: ControlPlane, rights: None
 ) -> None:
-    """A stolen token of its account does not allow writes of CAs or webhook configurations."""
+    """With a stolen token of its account, CAs and webhook configurations cannot be written."""
     with pytest.raises(BadSettings, match="job --from=cronjob/headroom-certs-authority"):
         renewed(plane, NOW)
     run(plane)
@@ -203,7 +206,7 @@ def test_the_daily_job_can_renew_certificates_but_change_nothing_else(
 
 
 def renewed(plane: ControlPlane, now: datetime) -> list[str]:
-    """Run the daily job, and return its output."""
+    """Run the daily job. Return its output."""
     message: list[str] = []
     api = KubeApi(plane.configuration(RENEWAL))
     try:
@@ -215,7 +218,9 @@ def renewed(plane: ControlPlane, now: datetime) -> list[str]:
 
 
 def test_authorities_that_expire_soon_are_reported(plane: ControlPlane, rights: None) -> None:
-    """Their certificates expire at the same time, and no run can renew the authorities."""
+    """The certificates of such an authority expire at the same time, and the daily job cannot renew
+    the authority.
+    """
     run(plane)
     soon = NOW + Terms().authority_lifetime - Terms().leaf_renewed_before
     assert not any("CA: expires at" in line for line in run(plane, soon - timedelta(hours=1)))
@@ -251,8 +256,8 @@ def test_the_account_has_no_right_to_other_secrets(plane: ControlPlane, rights: 
 def test_an_upgrade_from_the_shared_secret_keeps_the_ca_and_the_old_certificate(
     plane: ControlPlane, rights: None
 ) -> None:
-    """Earlier versions had one Secret, headroom-tls, for all components. Their pods serve until new
-    pods are ready, and clients trust the CA of both.
+    """Earlier versions had one Secret, headroom-tls, for all components. During the upgrade, old
+    and new pods serve, and clients trust the CAs of both.
     """
     names = tuple(name for each in wanted(SYSTEM_NAMESPACE)[:-1] for name in each.names)
     shared = Wanted("serving", SHARED, "headroom", names, Usage.SERVER)
@@ -263,7 +268,7 @@ def test_an_upgrade_from_the_shared_secret_keeps_the_ca_and_the_old_certificate(
         before = {name: secret(plane, name) for name in (AUTHORITIES, *(o.secret for o in all_old))}
         trusted = bundle(plane)
         with pytest.raises(BadSettings, match="Secret headroom-system/headroom-extender-tls does"):
-            renewed(plane, NOW)  # The daily job runs before the first job of the new version.
+            renewed(plane, NOW)  # The daily job may run before the new version's first job.
         changed = run(plane)
         assert [line.partition(":")[0] for line in changed] == [
             f"Secret {name}" for name in NAMES[1:-1]
@@ -281,8 +286,8 @@ def test_an_upgrade_from_the_shared_secret_keeps_the_ca_and_the_old_certificate(
 
 
 def test_the_job_account_cannot_create_other_secrets(plane: ControlPlane, rights: None) -> None:
-    """Otherwise Kubernetes would write the token of another account into a Secret that requests
-    it.
+    """Otherwise, the account could create a Secret that requests the token of another account, and
+    Kubernetes would write the token into it.
     """
     accounts = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/serviceaccounts"
     made: list[str] = []

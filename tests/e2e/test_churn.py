@@ -1,6 +1,6 @@
-"""Runs short jobs on gated nodes, and checks that no pod starts on a GPU without enough memory.
+"""Runs short jobs on gated nodes, and checks that pods do not start on a GPU without enough memory.
 
-The memory table of the simulated driver is the judge, as in the tests of the gate.
+As in the tests of the gate, the simulated driver's memory table shows whether memory was enough.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from tests.e2e.gated import (
 from tests.e2e.real import RealCluster
 from tests.kubelet.cri_objects import Container
 
-#: Memory of the pods that another scheduler binds.
+#: Memory request of the pods that another scheduler binds.
 LARGE_GIB = 20
 MISSES = 'headroom_prediction_misses_total{{overcommitted="{1}",surprise="{0}"}}'
 
@@ -49,9 +49,9 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
 
     A job usually ends between the binding and the admission of another pod. On each node:
 
-    * Another scheduler binds a gated pod while it does not fit on the node. No memory is freed
-      until the gate of this pod has answered no.
-    * The plugin is restarted with another number of replicas, and at the end one GPU fails.
+    * Another scheduler binds a gated pod that does not fit on the node. No memory is freed until
+      the gate has rejected the start of this pod.
+    * The plugin restarts with another number of replicas, and at the end one GPU fails.
 
     Two pods are deleted as soon as they are bound.
     """
@@ -63,16 +63,16 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     gates: dict[str, Container] = {}
     bound: dict[str, str] = {}
     broken: set[str] = set()
-    #: Pods that another scheduler bound to nodes on which they did not fit.
+    #: Pods that another scheduler has bound to nodes on which they do not fit.
     doomed: set[str] = set()
     to_delete = {jobs[3], jobs[9]}
     sizes = {name: chance.choice((3, 4, 6, 8, 12, 16, 20)) for name in jobs}
-    #: Per node, the first pods of these jobs, which another scheduler binds.
+    #: Maps the jobs whose first pods another scheduler binds to the nodes.
     bypass = dict(zip((jobs[5], jobs[11]), cluster.names, strict=True))
     sizes |= dict.fromkeys(bypass, LARGE_GIB)
 
     def most_gib(node: str) -> int:
-        """Return the free memory of the emptiest healthy device of the node."""
+        """Return the free memory on the emptiest healthy device of the node."""
         machine = cluster.machines[node]
         left = {gpu.uuid: gpu.memory_bytes // GIB for gpu in machine.driver.gpus}
         for each in machine.held():
@@ -80,7 +80,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
         return max(gib for uuid, gib in left.items() if uuid not in broken)
 
     def waits_on(node: str, pod: dict[str, Any]) -> bool:
-        """Return whether the pod's gate must still block the start there."""
+        """Return whether the pod waits on the node and its gate must still block its start."""
         if pod["spec"].get("nodeName") != node or pod["status"]["phase"] != "Pending":
             return False
         received = "".join(g.output for g in gates.values() if g.pod == pod["metadata"]["name"])
@@ -88,18 +88,18 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
         return not going and "gate: no: " not in received
 
     def churn() -> int:
-        """End pods that have run for long enough. Return the number of finished jobs."""
+        """End pods that have run long enough. Return the number of finished jobs."""
         listed = cluster.pods()
-        # Jobs request twice the memory of the nodes, so the nodes become crowded at some time.
+        # The nodes become full at some time, because the jobs request twice their memory.
         others_to_come = bool(bypass) and done() < count - len(bypass)
         leaving = {
             pod["spec"].get("nodeName") for pod in listed if "deletionTimestamp" in pod["metadata"]
         }
-        if to_delete:  # One of these pods may end at this moment.
+        if to_delete:  # A pod may be ending at this moment.
             leaving.update(cluster.names)
         for pod in listed:
             name, job = pod["metadata"]["name"], pod["metadata"]["labels"]["job"]
-            with contextlib.suppress(ApiRefused):  # It was deleted meanwhile.
+            with contextlib.suppress(ApiRefused):  # The pod was deleted meanwhile.
                 if "nodeName" in pod["spec"]:
                     bound[name] = pod["spec"]["nodeName"]
                     if job in to_delete:
@@ -107,7 +107,9 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
                         cluster.plane.call("DELETE", f"{PODS}/{name}")
                 elif pod["spec"]["schedulerName"] == "another":
                     node = bypass.get(job)
-                    if node is None or not others_to_come:  # The pods get a node on which they fit.
+                    if (
+                        node is None or not others_to_come
+                    ):  # Bind the pod to a node on which it fits.
                         bind(cluster, name, max(cluster.names, key=most_gib))
                     elif most_gib(node) < LARGE_GIB and node not in leaving:
                         doomed.add(name)
@@ -149,9 +151,10 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
     }
     sent_from = {name: node for name, node in bound.items() if name in shown}
     told_no = {gate.pod for gate in gates.values() if "gate: no: " in gate.output}
-    # The gate or the evicting replica reports the pod first, and memory may be freed meanwhile.
+    # Either the gate or the evicting replica reports a pod first, and memory may be freed in
+    # between.
     assert doomed & (told_no | shown)
-    # Memory can become free between the check that evicts a pod and the answer that lets it start.
+    # A pod may start although its eviction was decided, because memory can become free in between.
     begun = len(sent_from.keys() & set().union(*map(ever_ran, cluster.machines.values())))
     elsewhere = sum(node not in ran_on[job_of(pod)] for pod, node in sent_from.items())
     missed = {
@@ -168,7 +171,7 @@ def test_no_gated_pod_starts_on_a_full_device_while_short_jobs_end(
 
 
 def job(cluster: RealCluster, name: str, gib: int, bypasses: bool) -> None:
-    """Create a job with one gated pod. If the pod bypasses us, another scheduler binds it."""
+    """Create a Job with one gated pod. If ``bypasses`` is true, another scheduler binds the pod."""
     template = pod_of("", gib)
     del template["metadata"]["name"]
     template["metadata"]["labels"] = {"job": name}

@@ -1,4 +1,6 @@
-"""Checks that the commands printed by ``make cluster`` work, and that Ctrl-C ends everything."""
+"""Checks that the commands that ``make cluster`` prints work, and that Ctrl-C ends all
+processes.
+"""
 
 import contextlib
 import os
@@ -18,7 +20,7 @@ from tests.waiting import PATIENCE_S, until
 
 #: The last line of the output.
 UP = "Ctrl-C ends all of it"
-#: A Deployment outside the namespace of the context.
+#: A Deployment in another namespace than the default namespace of the kubeconfig.
 TEAM = """\
 apiVersion: apps/v1
 kind: Deployment
@@ -54,7 +56,7 @@ class Cluster:
         return self._printed.read_text()
 
     def await_up(self, processes: int | None = None) -> None:
-        """Return when the commands are printed, or when this number of processes run."""
+        """Wait until the commands are printed, or until this number of processes run."""
         deadline_s = time.monotonic() + PATIENCE_S
         while UP not in self.printed:
             self.started = descendants(self.process.pid)
@@ -66,7 +68,7 @@ class Cluster:
         self.started = descendants(self.process.pid)
 
     def interrupt(self) -> None:
-        """Press Ctrl-C, and return when all processes have ended."""
+        """Send SIGINT as Ctrl-C does, and wait until all processes have ended."""
         os.killpg(self.process.pid, signal.SIGINT)
         self.process.wait(PATIENCE_S)
         until(lambda: not any(map(alive, self.started)), "all started processes have ended")
@@ -74,7 +76,7 @@ class Cluster:
 
 @contextlib.contextmanager
 def made(folder: Path) -> Iterator[Cluster]:
-    # One process group, so that a signal reaches make and all its children, like Ctrl-C.
+    # Use one process group, so that a signal reaches make and all of its children, like Ctrl-C.
     ((make, target),) = map(str.split, commands("get-started/local-cluster.md", "start"))
     entered = [make, "--old-file=.venv/test.stamp", f"RUN={sys.executable}", target]
     printed = folder / "printed"
@@ -87,7 +89,8 @@ def made(folder: Path) -> Iterator[Cluster]:
             stdout=output,
             stderr=output,
             start_new_session=True,
-            # SIGINT is ignored if a shell runs the tests in the background.
+            # Restore the handler, because SIGINT is ignored if a shell runs the tests in the
+            # background.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         ) as command,
     ):
@@ -134,7 +137,7 @@ except KeyboardInterrupt:
 
 
 def shell(script: str) -> str:
-    """Run the commands and return their output. Each must succeed."""
+    """Run the commands and return their output. Fail if a command fails."""
     command = ["bash", "-euo", "pipefail", "-c", script]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{script}\n{done.stdout}{done.stderr}"
@@ -142,7 +145,7 @@ def shell(script: str) -> str:
 
 
 def documented_pod() -> str:
-    """Return the manifest of docs/get-started/helm.md, as a new user copies it."""
+    """Return the manifest of docs/get-started/helm.md that a new user copies."""
     (manifest,) = [
         block.text for block in blocks("get-started/helm.md") if "kind: Pod\n" in block.text
     ]
@@ -179,7 +182,7 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
         assert "3 insufficient GPU memory on any device" in events
         assert "larger than any GPU that it may use (24.0 GiB)" in kubectl("headroom why too-large")
         hint = re.search(r"More: (kubectl headroom why .*)$", events, re.MULTILINE)
-        if hint:  # The Event may be a second late. The tests of the extender check its text.
+        if hint:  # The Event may be a second late. Tests of the extender check its text.
             assert "Pod e2e/too-large: " in shell(f"{exports}\n{hint[1]}")
 
         own = re.search(r"^  (kubectl create -f - <<EOF\n.*?^  EOF)$", cluster.printed, re.M | re.S)

@@ -1,4 +1,6 @@
-"""Runs extender and console as two processes, each with the rights of its own account."""
+"""Runs an extender and a console as separate processes, each with the permissions of its own
+account.
+"""
 
 import json
 import os
@@ -16,7 +18,7 @@ from tests.processes import free_ports
 
 
 class Apart:
-    """The extender and the console of a cluster. Readers of both need a token."""
+    """The extender and the console of a cluster. Readers of both processes need a token."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self.plane = cluster, cluster.plane
@@ -30,7 +32,9 @@ class Apart:
         self._fork("extender", "--config", str(config), *ports)
 
     def start_console(self, follows: int | None = None) -> None:
-        """Start a console. ``follows`` is the port of the journal, by default the extender's."""
+        """Start a console. It follows the journal at port ``follows``, by default the extender's
+        journal.
+        """
         config = self.plane.folder / "console.yaml"
         config.write_text(f"extenders: [127.0.0.1:{follows or self.journal}]\n")
         self._fork("console", "--config", str(config), "--debug-port", str(self.debug))
@@ -118,14 +122,14 @@ def test_a_reader_without_permission_gets_the_same_response_from_console_and_ext
         assert LOOPBACK.get(url + path).status_code == 401
         outsider = {"Authorization": "Bearer stranger-of-the-tests"}
         assert LOOPBACK.get(url + path, headers=outsider).status_code == 403
-    # Only the console and Prometheus may read the extender's data.
+    # Only the console and Prometheus may read from the extender's journal port.
     url = f"http://127.0.0.1:{apart.journal}/v1/nodes"
     admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     assert LOOPBACK.get(url, headers=admin).status_code == 404
 
 
 def test_a_pod_that_uses_a_gpu_without_a_request_is_reported(new_cluster: NewCluster) -> None:
-    """The console finds the pod on its node, and doctor reports it too."""
+    """The console finds the pod on its node, and `headroom doctor` also reports the pod."""
     cluster = new_cluster(1, Shape(gpus=1))
     apart = Apart(cluster)
     apart.start_extender()

@@ -1,4 +1,4 @@
-"""Checks that users reach the console through a real API server, and that only the API server gets
+"""Checks that users reach the console through a real API server, and that the console does not get
 their credentials.
 """
 
@@ -30,7 +30,7 @@ from tests.loopback import LOOPBACK
 from tests.processes import free_ports, starts_processes
 from tests.waiting import PATIENCE_S, until
 
-#: Members of this group may connect and read everything.
+#: Members of this group may connect to the console and read everything.
 GROUP = "gpu-watchers"
 PROXY = f"/api/v1/namespaces/{SYSTEM_NAMESPACE}/services/{PROXIED}/proxy"
 REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
@@ -75,7 +75,7 @@ def watched_by(group: str, plane: ProxyingPlane) -> PlayedCluster:
 
 
 def let_connect(plane: ControlPlane, binding: str, subject: str) -> None:
-    """Bind the roles of users to a subject, such as ``--user=NAME``."""
+    """Bind the role that permits connecting to a subject, such as ``--user=NAME``."""
     in_cluster = "create", "clusterrolebinding", binding, "--clusterrole=headroom-user"
     of_console = "create", "rolebinding", binding, "--role=headroom-user"
     plane.kubectl(*in_cluster, subject)
@@ -96,7 +96,7 @@ def let_view(plane: ControlPlane, binding: str, subject: str) -> None:
 
 
 def until_permitted(plane: ControlPlane, subject: str, **asked: Mapping[str, str]) -> None:
-    """Wait until the API server has received the new binding by its watch.
+    """Wait until the API server applies the new binding, which its watch delivers late.
 
     ``asked`` is a part of the spec of a SubjectAccessReview.
     """
@@ -112,13 +112,15 @@ def until_permitted(plane: ControlPlane, subject: str, **asked: Mapping[str, str
 
 
 def by_certificate(client: Certificate) -> dict[str, str]:
-    """Return the user of a kubeconfig from kubeadm or kind."""
+    """Return the user entry of a kubeconfig as kubeadm or kind writes it."""
     files = {"client-certificate-data": client.cert, "client-key-data": client.key}
     return {key: base64.b64encode(file.read_bytes()).decode() for key, file in files.items()}
 
 
 def by_plugin(folder: Path, credentials: Mapping[str, str]) -> dict[str, Any]:
-    """Return the user of a kubeconfig from a cloud, in which a command prints the credential."""
+    """Return the user entry of a kubeconfig as cloud providers write it. A command prints the
+    credential.
+    """
     kind = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"}
     plugin = folder / "plugin"
     plugin.write_text(
@@ -139,7 +141,7 @@ def token_of_account(plane: ControlPlane, name: str, *options: str) -> str:
 
 
 def csrs(plane: ControlPlane) -> dict[str, dict[str, Any]]:
-    """Return the specs of all sessions by the names of their CertificateSigningRequests."""
+    """Return the spec of each session by the name of its CertificateSigningRequest."""
     items = plane.call("GET", CSRS)["items"]
     return {each["metadata"]["name"]: each["spec"] for each in items}
 
@@ -260,8 +262,8 @@ def test_the_page_and_its_event_stream_pass_through_the_api_server(cluster: Play
                 assert stream.headers["content-type"].startswith("text/event-stream")
                 lines = stream.iter_lines()
                 assert next(lines) == "retry: 2000"
-                # Each line arrives when it is sent, and idle time between lines does not end the
-                # stream.
+                # Each line must arrive when it is sent, and idle time between lines must not end
+                # the stream.
                 assert ": nothing new" in lines
         finally:
             page.shutdown()
@@ -269,7 +271,7 @@ def test_the_page_and_its_event_stream_pass_through_the_api_server(cluster: Play
 
 
 class Attacker:
-    """A user who may connect and sends arbitrary requests to the API server."""
+    """A user who may connect to the console and who sends arbitrary requests to the API server."""
 
     def __init__(self, plane: ControlPlane, name: str, group: str = GROUP) -> None:
         certificate = plane.clients_ca.sign(name, [group])
@@ -289,7 +291,7 @@ class Attacker:
         return self._http.request(method, self.plane.url + path, body=sent, headers=content | named)
 
     def read(self, secret: str, **headers: str) -> int:
-        """Return the status of a view read with this session."""
+        """Read a view with this session. Return the status of the response."""
         status: int = self.send("GET", f"{PROXY}/v1/nodes", **{HEADER: secret}, **headers).status
         return status
 
@@ -314,7 +316,7 @@ def test_no_user_can_act_as_another_user(cluster: PlayedCluster) -> None:
     spec = created.json()["spec"]
     assert (spec["username"], spec["groups"]) == ("outsider", ["no-group", "system:authenticated"])
     assert outsider.read(secret) == 403
-    # They stay unchanged, even if an administrator writes them.
+    # The fields stay unchanged even if an administrator writes them.
     path = f"{CSRS}/{csr_name(secret)}"
     for part in ("", "/status", "/approval"):
         csr = plane.call("GET", path)
@@ -330,14 +332,14 @@ def test_no_user_can_act_as_another_user(cluster: PlayedCluster) -> None:
         after = before
     assert after == before
 
-    # Some users can read the name of a session. The secret does not follow from it, and is not
-    # used.
+    # Some users can read the name of a session, but the secret cannot be derived from the name.
     theirs, created = watcher.open_session()
     assert watcher.read(theirs) == 200
     name = created.json()["metadata"]["name"]
     assert outsider.read(name) == 401
     assert outsider.read(name.rpartition("-")[2]) == 401
-    # The name is in use, and the same content under another name is a session of its creator.
+    # The name is in use. The same content with another name is a session of the user who creates
+    # it.
     csr = sessions.csr(theirs)
     assert outsider.create(csr).status == 409
     assert outsider.create({**csr, "metadata": {"name": f"{name}0"}}).status == 201
@@ -346,7 +348,7 @@ def test_no_user_can_act_as_another_user(cluster: PlayedCluster) -> None:
         assert outsider.send(verb, f"{CSRS}/{name}{target}", csr).status == 403, verb
     assert outsider.send("GET", CSRS).status == 403
 
-    # A request with another signer is no session, and no other header names a user.
+    # A request with another signer is not a session, and no other header can name a user.
     other, created = outsider.open_session(signerName="example.com/other")
     assert created.status == 201
     assert outsider.read(other) == 401
@@ -391,7 +393,7 @@ def test_an_administrator_can_end_a_session(
         plane.kubectl("certificate", "deny", csr_name(secret))
     attacker = Attacker(plane, name)
     cluster.until(lambda: attacker.read(secret) == 401, "the console rejects the session")
-    # The user's rights are unchanged, so the client gets a new session automatically.
+    # The user still has permission, so the client gets a new session automatically.
     again = top(plane, tmp_path, user)
     assert (again.status, again.stderr) == (0, "")
     assert json.loads(next((tmp_path / "cache/headroom").iterdir()).read_text())[0] != secret
@@ -435,7 +437,7 @@ def test_the_user_role_grants_access_only_to_the_debug_api(cluster: PlayedCluste
 
 
 def test_the_console_gets_no_credential_of_the_user(plane: ProxyingPlane, tmp_path: Path) -> None:
-    """A malicious console sees the session, but nothing that other servers accept."""
+    """A malicious console gets the secret of the session, which other servers do not accept."""
     seen: list[dict[str, str]] = []
 
     def answer(request: Request) -> Answer:
@@ -451,7 +453,7 @@ def test_the_console_gets_no_credential_of_the_user(plane: ProxyingPlane, tmp_pa
     assert ADMIN_TOKEN not in str(headers)
     assert not {"authorization", "cookie", "x-remote-user", "impersonate-user"} & headers.keys()
     secret = headers[HEADER.lower()]
-    # The API server does not accept what the console got.
+    # The API server does not accept the headers that the console got.
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
     stolen = {"Authorization": f"Bearer {secret}"}
     assert http.request("GET", f"{plane.url}/api/v1/pods", headers=stolen).status == 401

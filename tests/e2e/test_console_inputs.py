@@ -1,4 +1,6 @@
-"""Checks that a console shows a missing extender, and that the extender works without a console."""
+"""Checks that a console shows that an extender is missing, and that the extender works without a
+console.
+"""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -78,7 +80,7 @@ def test_a_stopped_unreachable_or_killed_extender_is_shown_with_its_age(
 
 @contextmanager
 def prometheus(ratios: Mapping[str, float]) -> Iterator[str]:
-    """Yield the URL of a Prometheus server that answers each query with these SM activities by
+    """Yield the URL of a fake Prometheus. It answers each query with these SM activities, by
     device.
     """
 

@@ -44,7 +44,7 @@ def cordoned_devices(cluster: PlayedCluster) -> set[str]:
 
 @pytest.fixture
 def cluster(new_cluster: NewCluster) -> PlayedCluster:
-    """A cluster with one node of two GPUs, an extender, kube-scheduler and controllers."""
+    """A cluster with a node that has two GPUs, an extender, kube-scheduler and controllers."""
     found = new_cluster(1, Shape(gpus=2))
     assert found.names == (NODE,)
     found.bring_up()
@@ -118,7 +118,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
     cluster.start_controller_manager()
     replica_set(cluster, "held", 4, [NODE])
     cluster.until(lambda: bool(cluster.bound()), "the pod is bound")
-    # The replacement pod must not run on this node, which reports no new pod.
+    # Cordon the node, because the replacement pod must not run on it.
     cluster.cordon(NODE, True)
     (pod,) = cluster.bound()
     run(cluster, pod)
@@ -137,7 +137,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
     observed = {"observedGeneration": made["metadata"]["generation"], "expectedPods": 1}
     status = {"disruptionsAllowed": 0, "currentHealthy": 1, "desiredHealthy": 1, **observed}
     try:
-        # Written here, because no disruption controller runs.
+        # Write the status, because no disruption controller runs.
         cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status})
         shown = plugin(cluster, "cordon", NODE, "1", "--evict", "--timeout", "1s")
         assert shown.returncode == 1
@@ -150,7 +150,7 @@ def test_evictions_respect_a_disruption_budget(cluster: PlayedCluster) -> None:
         status["disruptionsAllowed"] = 1
         cluster.plane.call("PATCH", f"{BUDGETS}/none/status", {"status": status})
         shown = plugin(cluster, "cordon", NODE, "1", "--evict", "--timeout", "1s")
-        # There is no kubelet to end it.
+        # The command times out, because no kubelet ends the pod.
         assert shown.returncode == 1
         assert shown.stdout.splitlines() == [
             f"node {NODE}: {SECOND} (GPU 1) is already cordoned",

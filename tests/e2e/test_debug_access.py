@@ -1,4 +1,4 @@
-"""Checks access to the debug API of a real extender, with a real API server and the shipped
+"""Checks who may access the debug API of a real extender, with a real API server and the shipped
 roles.
 """
 
@@ -38,7 +38,7 @@ def is_ready(cluster: Cluster) -> bool:
 
 @pytest.fixture
 def may_get_pods(new_cluster: NewCluster) -> Iterator[Cluster]:
-    """A cluster in which a user may only read the pods of one namespace."""
+    """A cluster in which a user may read only the pods of one namespace."""
     cluster = new_cluster(1)
     rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}
     role = {"metadata": {"name": "reads-pods"}, "rules": [rule]}

@@ -22,7 +22,9 @@ SETS = ("chat", "embed", "rerank")
 
 @contextmanager
 def kubelets(cluster: PlayedCluster) -> Iterator[None]:
-    """End pods that are being deleted and report the others, as kubelets and agents do."""
+    """Act as the kubelets and agents during the context: end terminating pods and report the other
+    pods.
+    """
     stop = Event()
 
     def work() -> None:
@@ -67,7 +69,9 @@ def test_moving_one_pod_lets_the_pending_pod_be_bound(
     advice = ""
 
     def is_complete() -> bool:
-        """Until all reports have arrived, the pod may fit on fewer other nodes."""
+        """Return whether the advice is complete. Before all reports have arrived, the pod can fit
+        on fewer nodes.
+        """
         nonlocal advice
         advice = plugin(cluster, *asked).stdout
         return re.fullmatch(pattern, advice) is not None
@@ -95,7 +99,7 @@ def test_moving_one_pod_lets_the_pending_pod_be_bound(
 
 
 def node_of(cluster: PlayedCluster, name: str) -> str:
-    """Return the node of the only pod of a ReplicaSet, or an empty string before the binding."""
+    """Return the node of a ReplicaSet's only pod, or an empty string if the pod is not bound."""
     bound = [pod["spec"].get("nodeName", "") for pod in of_set(cluster, name)]
     return bound[0] if len(bound) == 1 else ""
 
@@ -103,7 +107,7 @@ def node_of(cluster: PlayedCluster, name: str) -> str:
 def is_on(cluster: PlayedCluster, name: str, node: str) -> bool:
     """Return whether the only pod of a ReplicaSet is on the node.
 
-    Delete the pod if it was bound to another node before kube-scheduler saw the cordon.
+    Delete the pod if it was bound to another node before kube-scheduler received the cordon.
     """
     bound = node_of(cluster, name)
     if bound and bound != node:

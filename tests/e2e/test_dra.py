@@ -1,7 +1,7 @@
-"""Tests extended resources served by DRA (KEP-5004), with a real kube-scheduler and API server.
+"""Tests extended resources that DRA serves (KEP-5004), with a real kube-scheduler and API server.
 
 Node ``gpu-1`` has a device plugin. Node ``gpu-2`` has a ResourceSlice with the GPU that its agent
-reports. No DRA driver runs, because kube-scheduler alone allocates.
+reports. No DRA driver runs, because only kube-scheduler allocates devices.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ ONE_WHOLE_GPU = Shape(gpus=1, replicas=1)
 
 
 class DraCluster(PlayedCluster):
-    """Two nodes with one GPU of 24 GiB each."""
+    """A cluster of two nodes with one 24 GiB GPU each."""
 
     def __init__(self, plane: ControlPlane, shape: Shape = ONE_WHOLE_GPU) -> None:
         super().__init__(plane, 2, shape)
@@ -48,7 +48,8 @@ class DraCluster(PlayedCluster):
     ) -> None:
         """Start an extender and a kube-scheduler. Then remove the device plugin of ``gpu-2``.
 
-        With ``one_entry``, it is the cluster's default scheduler with ``managedResources``.
+        With ``one_entry``, the scheduler is the cluster's default scheduler with
+        ``managedResources``.
         """
         url = self.start_extender(settings=settings)
         self.start_scheduler(url, scheduler, one_entry=one_entry)
@@ -58,13 +59,13 @@ class DraCluster(PlayedCluster):
         self.until(lambda: self.reason(DRA_NODE) == "dra_manages", "the extender has seen it")
 
     def reason(self, node: str) -> str | None:
-        """Return why the node takes no pods with reserved memory."""
+        """Return why the node takes no pods whose memory Headroom reserves."""
         listed = LOOPBACK.get(f"{self.debug_url()}/v1/nodes").json()["nodes"]
         found: str | None = next(each["reason"] for each in listed if each["name"] == node)
         return found
 
     def publish(self, node: str) -> None:
-        """Offer the GPU of the node by DRA."""
+        """Publish the GPU of the node in a ResourceSlice."""
         device = {"name": "gpu-0", "attributes": {"uuid": {"string": f"GPU-{node}-0"}}}
         pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
         spec = {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": [device]}
@@ -72,15 +73,15 @@ class DraCluster(PlayedCluster):
         self.plane.call("POST", f"{DRA}/resourceslices", body)
 
     def set_allocatable(self, node: str, count: str | None) -> None:
-        """Set the GPUs that the node's device plugin offers, or None for a node without a
-        plugin.
+        """Set the number of GPUs that the node's device plugin offers. None means that the node has
+        no plugin.
         """
         status = {"capacity": {RESOURCE: count}, "allocatable": {RESOURCE: count}}
         path = f"/api/v1/nodes/{node}/status"
         self.plane.call("PATCH", path, {"status": status}, "application/merge-patch+json")
 
     def claims(self) -> dict[str, list[str]]:
-        """Return the devices of each pod's ResourceClaim."""
+        """Return the devices in the ResourceClaim of each pod."""
         return {
             claim["metadata"]["ownerReferences"][0]["name"]: [
                 result["device"] for result in claim["status"]["allocation"]["devices"]["results"]
@@ -90,7 +91,7 @@ class DraCluster(PlayedCluster):
         }
 
     def placed(self, name: str) -> str:
-        """Wait until the pod is bound, and return its node."""
+        """Wait until the pod is bound. Return its node."""
         self.until(lambda: bool(self.node_of(name)), f"{name} is bound")
         return self.node_of(name)
 
@@ -99,7 +100,7 @@ class DraCluster(PlayedCluster):
         assert not self.node_of(name)
 
     def charged(self, node: str) -> dict[str, int]:
-        """Return the bytes that the ledger of the node reserves for each pod."""
+        """Return the bytes that are reserved for each pod on the node."""
         return {
             each.name: sum(charge.total_bytes for charge in each.charges)
             for each in self.gpunode(node).spec.reservations.values()
@@ -111,7 +112,7 @@ class DraCluster(PlayedCluster):
         return answer
 
     def ask(self, name: str, resource: str, vram: str | None = None) -> None:
-        """Create a pod that requests one of this resource."""
+        """Create a pod that requests one unit of this resource."""
         limits = {"resources": {"limits": {resource: "1"}}}
         self.create_pod(name, vram, containers=[{"name": "main", "image": "none", **limits}])
 
@@ -120,7 +121,7 @@ class DraCluster(PlayedCluster):
             self.delete_by_force(pod["metadata"]["name"])
         for claim in self.plane.call("GET", CLAIMS)["items"]:
             path = f"{CLAIMS}/{claim['metadata']['name']}"
-            # The controller that removes the finalizer does not run here.
+            # Remove the finalizer, because the controller that removes it does not run.
             self._unless(404, "PATCH", path, {"metadata": {"finalizers": None}})
             self._unless(404, "DELETE", path, {})
         for path in (f"{DRA}/resourceslices", f"{DRA}/deviceclasses"):
@@ -137,7 +138,9 @@ def cluster(plane: ControlPlane) -> Iterator[DraCluster]:
 
 
 def reasons(explained: Mapping[str, Any]) -> dict[str, int]:
-    """Return the number of nodes by reason, or nothing while the extender has not seen the pod."""
+    """Return the number of nodes for each reason. The result is empty until the extender has
+    received the pod.
+    """
     return {each["reason"]: each["nodes"] for each in explained.get("reasons", ())}
 
 
@@ -149,7 +152,8 @@ def test_a_pod_without_a_memory_request_uses_the_plugin_first_and_then_dra(
     cluster.create_pod("first", None)
     assert cluster.placed("first") == PLUGIN_NODE
     assert cluster.charged(PLUGIN_NODE) == {"first": 24 * GIB}
-    # Pods with a memory request stay on the device plugin, also with the default of the namespace.
+    # Pods with a memory request, even from the namespace's default, stay on nodes with a device
+    # plugin.
     cluster.create_pod("amount", "4Gi")
     cluster.rejected("amount", "headroom convert --to dra")
     why = {"dra_manages": 1, "no_replica": 1}
@@ -160,13 +164,13 @@ def test_a_pod_without_a_memory_request_uses_the_plugin_first_and_then_dra(
     assert second["status"]["extendedResourceClaimStatus"]["resourceClaimName"]
     assert "headroom.gpu/placement" not in second["metadata"].get("annotations", {})
     assert cluster.claims() == {"second": ["gpu-0"]}
-    # Headroom bound it without a reservation. The API server shows the Binding before the extender
-    # counts it.
+    # Headroom has bound the pod without a reservation. Wait, because the API server shows the
+    # Binding before the extender counts it.
     binds = 'headroom_binds_total{outcome="bound"}'
     cluster.until(lambda: cluster.metric(binds) == 2, "the binds are counted")
     bound = {"verdict": "bound", "bound_to": DRA_NODE}
     cluster.until(lambda: bound.items() <= cluster.explain("second").items(), "why shows the node")
-    # kube-scheduler has no GPU left, so it no longer calls Headroom.
+    # kube-scheduler no longer calls Headroom, because no GPU is free.
     cluster.create_pod("third", None)
     cluster.until(lambda: bool(cluster.rejection("third")), "the third pod is rejected")
     assert cluster.charged(DRA_NODE) == {}
@@ -190,7 +194,9 @@ def test_a_pending_pod_is_bound_when_a_device_class_names_the_resource(
 
 
 def test_namespaces_without_headroom_can_use_dra(cluster: DraCluster) -> None:
-    """The cluster's default scheduler calls Headroom for the pods of all namespaces."""
+    """The rule matters because the cluster's default scheduler calls Headroom for the pods of all
+    namespaces.
+    """
     cluster.bring_up(one_entry=True)
     name = "without-headroom"
     labels = {"headroom.gpu/scheduler": "none"}
@@ -225,7 +231,7 @@ def test_namespaces_without_headroom_can_use_dra(cluster: DraCluster) -> None:
 def test_a_node_with_plugin_and_slices_is_also_closed_for_an_implicit_resource_name(
     cluster: DraCluster,
 ) -> None:
-    """Headroom's own scheduler calls it for each pod, whatever the name of its resource."""
+    """Headroom's own scheduler calls Headroom for each pod, whatever the name of the resource."""
     cluster.bring_up()
     cluster.ask("by-dra", IMPLICIT)
     assert cluster.placed("by-dra") == DRA_NODE
@@ -243,8 +249,8 @@ def test_a_node_with_plugin_and_slices_is_also_closed_for_an_implicit_resource_n
 def test_headroom_reserves_memory_when_the_default_scheduler_allocates_an_implicit_name_by_dra(
     cluster: DraCluster,
 ) -> None:
-    """The default scheduler calls only for ``managedResources``, which cannot contain implicit
-    names.
+    """The default scheduler calls Headroom only for ``managedResources``, which cannot contain
+    implicit names.
     """
     cluster.bring_up(one_entry=True)
     cluster.ask("by-dra", IMPLICIT)
@@ -283,7 +289,7 @@ def test_kube_scheduler_rejects_an_implicit_name_as_a_managed_resource(
 def test_mode_observe_reserves_the_devices_of_the_claim(
     cluster: DraCluster, allocatable: str | None
 ) -> None:
-    """The kubelet keeps a resource without a plugin in the node's allocatable, with the value 0."""
+    """After the end of its plugin, a resource stays in the node's allocatable with the value 0."""
     cluster.bring_up(mode="observe")
     cluster.set_allocatable(DRA_NODE, allocatable)
     selector = {"kubernetes.io/hostname": DRA_NODE}

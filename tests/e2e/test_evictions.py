@@ -1,8 +1,8 @@
-"""Checks evictions by several replicas of the extender on a real API server.
+"""Checks the evictions of several extender replicas on a real API server.
 
-Nodes are objects. The test chooses the device of a kubelet, and so provokes rare behaviour of a
-stock plugin. The API server counts the evictions that it granted, and the pods show which of them
-were deleted.
+The nodes are only objects. The test chooses the device instead of the kubelet, so that rare
+behavior of a stock plugin occurs. The API server counts the granted evictions, and the pod objects
+show which pods were deleted.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ BUDGETS = f"/apis/policy/v1/namespaces/{NAMESPACE}/poddisruptionbudgets"
 MERGE = "application/merge-patch+json"
 GATE = {"name": "headroom-gate", "image": "headroom-agent"}
 GATED = {"initContainers": [GATE]}
-#: Constant fields of a container status.
+#: Fields of a container status that are always the same.
 _SEEN = {"image": "", "imageID": "", "ready": True, "restartCount": 0}
 EVICTED = 'headroom_evictions_total{outcome="evicted"}'
 HOSTNAME = "kubernetes.io/hostname"
@@ -46,8 +46,8 @@ Pod = dict[str, Any]
 
 
 def test_two_replicas_evict_each_misplaced_pod_once(new_cluster: NewCluster, tell: Tell) -> None:
-    """On each of four nodes, a large pod holds GPU 0, and a small pod waits there at its gate. The
-    next pod is predicted on GPU 1, but gets GPU 0, on which it does not fit.
+    """On each of four nodes, a large pod holds GPU 0, and a small pod waits at its gate on GPU 0.
+    The next pod is predicted on GPU 1 but gets GPU 0, on which it does not fit.
     """
     cluster = new_cluster(6, TWO_GPUS)
     bad, good = cluster.names[:4], cluster.names[4:]
@@ -66,7 +66,7 @@ def test_two_replicas_evict_each_misplaced_pod_once(new_cluster: NewCluster, tel
         for victim in victims:
             assert_foretold(victim, 1)
             cluster.nodes.give(victim, 0)
-        cluster.nodes.report(bad)  # Both replicas see it at the same time.
+        cluster.nodes.report(bad)  # Both replicas receive the report at the same time.
         gone = {uid_of(pod) for pod in victims}
         closed: set[tuple[str, str]] = set()
 
@@ -82,14 +82,14 @@ def test_two_replicas_evict_each_misplaced_pod_once(new_cluster: NewCluster, tel
             for pod in cluster.pods()
             if uid_of(pod) in gone
         }
-        # Each of these nodes has enough memory for one more pod.
+        # Each of these nodes has enough memory for another pod.
         for node in bad:
             cluster.create_pod(f"next-{node}", "1Gi", nodeSelector={HOSTNAME: node}, **GATED)
         end(cluster, gone)
         for node in bad:
             cluster.until(lambda n=node: bool(nodes_of(cluster, f"v-{n}")), "made anew")  # type: ignore[misc]
             for pod in of_set(cluster, f"v-{node}"):
-                # Later than that, its node may take it again.
+                # After this time, the node may take the pod again.
                 if scheduled(pod) - evicted_at[node] < FIRST_S - 2:
                     assert pod["spec"]["nodeName"] in good
         cluster.until(
@@ -97,7 +97,9 @@ def test_two_replicas_evict_each_misplaced_pod_once(new_cluster: NewCluster, tel
         )
         closed_s = [scheduled(cluster.pod(f"next-{node}")) - evicted_at[node] for node in bad]
         tell(f"4 pods evicted, once each; their nodes took the next after {closed_s} s")
-        assert min(closed_s) >= FIRST_S - 2  # In whole seconds from the eviction, after its mark.
+        assert (
+            min(closed_s) >= FIRST_S - 2
+        )  # The back-off starts at the mark. Timestamps have whole seconds.
 
         answers = granted(cluster.plane)
         answers.subtract(before)
@@ -127,8 +129,8 @@ def test_a_pod_without_a_gate_is_evicted_only_if_enabled_and_if_no_work_is_lost(
     new_cluster: NewCluster, on_miss: str
 ) -> None:
     """On each node, a pod gets GPU 0, on which it does not fit. One pod has a controller and uses
-    no memory yet, one has no controller, one uses memory, and one is protected by a disruption
-    budget.
+    no memory yet, another has no controller, another uses memory, and another is protected by a
+    disruption budget.
     """
     cluster = new_cluster(6, TWO_GPUS)
     new, bare, busy, held = bad = cluster.names[:4]
@@ -163,8 +165,9 @@ def test_a_pod_without_a_gate_is_evicted_only_if_enabled_and_if_no_work_is_lost(
         assert deleted(cluster) == {uids[new]}
         cluster.plane.call("DELETE", f"{BUDGETS}/none")
         cluster.until(lambda: deleted(cluster) >= {uids[held]}, "then the budget lets it go")
-    # Events are written after a check of all pods that must be evicted.
-    cluster.create_pod("theirs", "30Gi", nodeName=bare)  # More than any device has.
+    # Wait for an Event, because Events are written after all pods that must be evicted were
+    # checked.
+    cluster.create_pod("theirs", "30Gi", nodeName=bare)  # No device has this much memory.
     theirs = uid_of(cluster.pod("theirs"))
     cluster.until(lambda: theirs in told_of(cluster, "Overcommitted"), "a round has ended")
     leave = {uids[new], uids[held]} if on_miss == "evict" else set()
@@ -181,8 +184,8 @@ def test_a_pod_without_a_gate_is_evicted_only_if_enabled_and_if_no_work_is_lost(
 
 
 def sit(cluster: PlayedCluster, nodes: Sequence[str], waits: bool) -> set[str]:
-    """Use 20 of the 24 GiB on GPU 0 of each node, and reserve 2 GiB for a pod that waits at its
-    gate or runs. Return the uids of these pods.
+    """Use 20 of the 24 GiB on GPU 0 of each node. Reserve 2 GiB for a pod that waits at its gate or
+    runs. Return the UIDs of these pods.
     """
     for node in nodes:
         cluster.create_pod(f"large-{node}", "20Gi", nodeSelector={HOSTNAME: node}, **GATED)
@@ -219,7 +222,7 @@ def replica_set(
 
 
 def of_set(cluster: PlayedCluster, name: str) -> list[Pod]:
-    """Return the ReplicaSet's pods that are not being deleted."""
+    """Return the pods of the ReplicaSet that are not being deleted."""
     return [
         pod
         for pod in cluster.pods()
@@ -234,7 +237,7 @@ def nodes_of(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
-    """Return the pods of each node that got another device than predicted."""
+    """Return the pod on each node that got another device than the predicted device."""
     return {
         pod["spec"]["nodeName"]: pod
         for pod in cluster.bound()
@@ -243,7 +246,7 @@ def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
 
 
 def run(cluster: PlayedCluster, pod: Pod) -> None:
-    """Set the status of a running pod, as its kubelet does."""
+    """Set the status of a running pod as its kubelet would."""
     ready = {"type": "Ready", "status": "True"}
     ended = {"name": GATE["name"], "state": {"terminated": {"exitCode": 0}}, **_SEEN}
     gate = [ended] if "initContainers" in pod["spec"] else []
@@ -253,7 +256,7 @@ def run(cluster: PlayedCluster, pod: Pod) -> None:
 
 
 def end(cluster: PlayedCluster, uids: set[str]) -> None:
-    """Remove the pods, as their kubelets do, and let the agents report it."""
+    """Remove the pods as their kubelets would, and report the nodes."""
     for pod in cluster.pods():
         if uid_of(pod) in uids:
             cluster.delete_pod(pod["metadata"]["name"])
@@ -284,14 +287,14 @@ def deleted(cluster: PlayedCluster) -> set[str]:
 
 
 def told_of(cluster: PlayedCluster, reason: str) -> list[str]:
-    """Return the uids of the pods with an Event for this reason, each Event once."""
+    """Return the UID of the pod of each Event with this reason."""
     listed = cluster.plane.call("GET", f"/api/v1/namespaces/{NAMESPACE}/events")["items"]
     found = (each for each in listed if each["source"].get("component") == "headroom")
     return [each["involvedObject"]["uid"] for each in found if each["reason"] == reason]
 
 
 def closed_lately(cluster: PlayedCluster, replica: str) -> set[str]:
-    """Return the nodes that take no pods because this replica backs off."""
+    """Return the nodes that take no pods because of this replica's back-off."""
     nodes = LOOPBACK.get(f"{cluster.debug_url(replica)}/v1/nodes").json()["nodes"]
     return {node["name"] for node in nodes if node["reason"] == Reason.EVICTED_RECENTLY.code}
 
@@ -307,7 +310,7 @@ def scheduled(pod: Pod) -> float:
 
 
 def granted(plane: ControlPlane) -> Counter[str]:
-    """Return the number of eviction requests so far, by response."""
+    """Return how many eviction requests the API server has answered, by response code."""
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
     headers = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
     text = http.request("GET", f"{plane.url}/metrics", headers=headers).data.decode()

@@ -1,7 +1,8 @@
-"""Checks that each printed suggestion for a pending pod makes a real kube-scheduler bind the pod.
+"""Checks that a real kube-scheduler binds a pending pod after any of its suggestions is followed.
 
-The clusters are random within what Headroom models: labels, taints, cordons, selectors, affinity,
-tolerations, scheduling gates, schedulers, unhealthy GPUs, and GPUs full of other pods.
+The clusters are random, but use only what Headroom models: labels, taints, cordons, selectors,
+affinity, tolerations, scheduling gates, schedulers, unhealthy GPUs, and GPUs that are full of other
+pods.
 """
 
 import contextlib
@@ -21,19 +22,21 @@ from tests.e2e.conftest import NewCluster, Tell
 from tests.e2e.nodes import RESOURCE, Shape, node_status
 from tests.loopback import LOOPBACK
 
-#: Seeds of the tested clusters: of the first 40, those with a suggestion that no other seed covers.
-#: TEST_FOLLOWING_EXAMPLES tests that number of seeds from the first on.
+#: Seeds of the tested clusters. Of the first 40 seeds, these lead to a suggestion that no other
+#: seed covers. TEST_FOLLOWING_EXAMPLES sets a number of seeds, and the test then uses all seeds
+#: from 0 on.
 SEEDS: Sequence[int] = (0, 2, 3, 5, 7, 9, 16, 18, 19, 20, 22, 27, 30, 31, 32, 34, 35)
 if "TEST_FOLLOWING_EXAMPLES" in os.environ:
     SEEDS = range(int(os.environ["TEST_FOLLOWING_EXAMPLES"]))
-#: Seeds of the clusters with memory held for nominated pods.
+#: Seeds of the clusters in which memory is held for nominated pods.
 HELD_SEEDS = (1, 3, 7)
 SHAPE = Shape(replicas=3)
 MERGE = "application/merge-patch+json"
 ZONES, TEAMS = ("a", "b"), ("x", "y")
 WAITS = "waits"
 STALE_AFTER_S = 15.0
-#: Maximum number of steps in one example: a gate, a scheduler and a suggestion follow each other.
+#: Maximum number of steps in one example, because a gate, a scheduler and a suggestion can follow
+#: each other.
 MOST_STEPS = 4
 EVERYWHERE = [{"operator": "Exists"}]
 
@@ -54,7 +57,7 @@ def test_following_any_suggestion_binds_the_pod(cluster: PlayedCluster, tell: Te
 def test_following_any_suggestion_binds_the_pod_next_to_held_memory(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
-    """On most nodes, memory is held for a pod that was nominated there."""
+    """On most nodes, memory is held for a nominated pod."""
     cluster = new_cluster(4, SHAPE)
     cluster.start_scheduler(cluster.start_extender(settings={"nomination_hold_s": 3600.0}))
     cluster.settle()
@@ -64,7 +67,9 @@ def test_following_any_suggestion_binds_the_pod_next_to_held_memory(
 
 
 def follow_suggestions(cluster: PlayedCluster, seeds: Sequence[int], held: bool) -> Counter[str]:
-    """Return how often each kind of suggestion was followed."""
+    """Follow suggestions in random clusters. Return how often each kind of suggestion was
+    followed.
+    """
     followed: Counter[str] = Counter()
     for seed in seeds:
         random = Random(seed)
@@ -93,8 +98,8 @@ def follow_suggestions(cluster: PlayedCluster, seeds: Sequence[int], held: bool)
 
 
 def hold_some(cluster: PlayedCluster, random: Random) -> None:
-    """Nominate pods to nodes with a free replica, as after a preemption. Return when the extender
-    counts them.
+    """Nominate pods to nodes with a free replica, as after a preemption. Wait until the extender
+    counts the nominations.
     """
     wanted = {}
     taken = Counter(pod["spec"]["nodeName"] for pod in cluster.bound())
@@ -107,7 +112,9 @@ def hold_some(cluster: PlayedCluster, random: Random) -> None:
             wanted[name] = held
 
     def seen() -> bool:
-        """Pods that fill the node may be unconfirmed too, so look for the nominated pod."""
+        """Return whether each node shows its nominated pod. Other pods on the node may also be
+        unconfirmed.
+        """
         devices = (ask(cluster, f"/v1/nodes/{name}")["node"]["devices"][0] for name in wanted)
         return all(
             held in {holder["name"] for holder in device["holders"]}
@@ -118,7 +125,7 @@ def hold_some(cluster: PlayedCluster, random: Random) -> None:
 
 
 def change_nodes(cluster: PlayedCluster, random: Random) -> None:
-    """Change labels, taints and cordons. Return when the extender has seen the changes."""
+    """Change labels, taints and cordons. Wait until the extender has received the changes."""
     wanted = {}
     for name in cluster.names:
         team = random.choice((None, None, *TEAMS))
@@ -140,7 +147,7 @@ def change_nodes(cluster: PlayedCluster, random: Random) -> None:
 
 
 def fill(cluster: PlayedCluster, random: Random) -> None:
-    """Bind pods to some nodes by the same scheduler, ignoring taints."""
+    """Bind pods to some nodes with the same scheduler. The pods tolerate all taints."""
     names = []
     for node in cluster.names:
         for number in range(random.choice((0, 1, 2, 3, 3))):
@@ -159,7 +166,7 @@ def fill(cluster: PlayedCluster, random: Random) -> None:
 
 
 def break_some(cluster: PlayedCluster, random: Random) -> None:
-    """Make the GPUs of some nodes unhealthy. Return when the extender has seen it."""
+    """Make the GPUs of some nodes unhealthy. Wait until the extender has received the reports."""
     cluster.nodes.sick = {name for name in cluster.names if random.random() < 0.2}
     report_health(cluster)
 
@@ -176,7 +183,9 @@ def report_health(cluster: PlayedCluster) -> None:
 
 
 def wishes(random: Random) -> dict[str, Any]:
-    """Return the nodes on which the pod may run, and whether any scheduler may try it."""
+    """Return a random pod spec that restricts the nodes of the pod, and the schedulers that may try
+    it.
+    """
     spec: dict[str, Any] = {}
     if random.random() < 0.4:
         spec["nodeSelector"] = {"zone": random.choice(ZONES)}
@@ -196,7 +205,9 @@ def wishes(random: Random) -> dict[str, Any]:
 
 
 def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
-    """Return the explanation after the scheduler has tried the pod, or nothing if it is bound."""
+    """Wait until the scheduler has tried the pod. Return its explanation, or an empty object if the
+    pod is bound.
+    """
     pod = cluster.pod(WAITS)
     gated = bool(pod["spec"].get("schedulingGates"))
     if not gated and pod["spec"]["schedulerName"] == SCHEDULER_NAME:
@@ -209,16 +220,18 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
     body: dict[str, Any] = {}
 
     def decided() -> bool:
-        """Check that a pod whose headline reports a fit is bound soon."""
+        """Return whether the pod is bound or has an explanation. If the headline reports that the
+        pod fits, it must be bound.
+        """
         nonlocal body
         if cluster.node_of(WAITS):
             body = {}
             return True
         answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/{WAITS}")
         if answer.status_code == 404:
-            return False  # Its watch has not delivered the pod yet.
+            return False  # The extender's watch has not delivered the pod yet.
         body = answer.raise_for_status().json()
-        # The extender may still hold the earlier pod with this name.
+        # The extender may still have an earlier pod with this name.
         current = body["uid"] == pod["metadata"]["uid"] and gated == (body["verdict"] == "gated")
         return current and body["verdict"] not in ("fits", "bound")
 
@@ -227,7 +240,7 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
 
 
 def follow(cluster: PlayedCluster, body: Mapping[str, Any], random: Random) -> str:
-    """Follow the suggestion, and return it as text."""
+    """Follow a suggestion. Return its text."""
     if body["verdict"] == "gated":
         path = f"{PODS}/{WAITS}"
         cluster.plane.call("PATCH", path, {"spec": {"schedulingGates": None}}, MERGE)
@@ -292,7 +305,9 @@ def again(cluster: PlayedCluster, vram: str | None = None, **spec: Any) -> None:
 
 
 def give_replicas(cluster: PlayedCluster, replicas: int) -> None:
-    """Increase the replicas, as device plugins do with a new configuration and agents report."""
+    """Increase the number of replicas, as device plugins do after a change of their configuration,
+    and report it.
+    """
     cluster.nodes.shape = replace(SHAPE, replicas=replicas)
     for name in cluster.names:
         path = f"/api/v1/nodes/{name}/status"
@@ -344,7 +359,7 @@ def test_a_pod_is_bound_when_the_agent_of_a_suggested_node_reports_again(
     cluster.nodes.report([name])
 
     def bound() -> bool:
-        cluster.nodes.beat([name])  # The agent reports again from now on.
+        cluster.nodes.beat([name])  # The agent starts to report again.
         return bool(cluster.node_of(WAITS))
 
     cluster.until(bound, one["sentence"])
@@ -369,10 +384,11 @@ def test_no_suggestion_exceeds_the_quota_of_the_api_server(
         return cluster.plane.call("GET", f"{path}/team").get("status")
 
     def rejection() -> str:
-        """Return why the quota rejects the lower request, or an empty string if the API server
+        """Return why the quota rejects the lower request. Return an empty string if the API server
         accepts it.
 
-        The API server follows the quota's status with a separate watch.
+        The result can change, because the API server follows the quota's status with a separate
+        watch.
         """
         try:
             cluster.plane.call("POST", f"{PODS}?dryRun=All", lowered)
@@ -382,22 +398,22 @@ def test_no_suggestion_exceeds_the_quota_of_the_api_server(
 
     spec = {"hard": {counted: "2"}}
     with contextlib.ExitStack() as undo:
-        # The controller counts the pods that it has seen, perhaps not all three yet, so recount
-        # soon instead of after 5 minutes.
+        # Recount soon instead of after 5 minutes, because the controller may not have received all
+        # three pods yet.
         undo.enter_context(quota_controller(cluster.plane, "--resource-quota-sync-period=5s"))
         cluster.plane.call("POST", path, {"metadata": {"name": "team"}, "spec": spec})
         undo.callback(cluster.plane.call, "DELETE", f"{path}/team")
         cluster.until(
             lambda: status() == {**spec, "used": {counted: "3"}}, "all three pods are counted"
         )
-        # Following the earlier suggestion would now lose the pod.
+        # The earlier suggestion would now lead to the loss of the pod.
         cluster.until(lambda: "exceeded quota: team" in rejection(), "the quota is enforced")
         body = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
         assert {one["kind"] for one in body["advice"]} == {"wait", "quota"}
         shown = next(one["sentence"] for one in body["advice"] if one["kind"] == "quota")
         assert f"ResourceQuota team is exceeded for {counted}" in shown
 
-        # A what-if of new pods agrees with the API server.
+        # A what-if of new pods gives the same result as the API server.
         lowered["metadata"]["namespace"] = "e2e"
         asked = {"pods": [{"manifest": lowered}], "release": ["e2e/one"]}
         (rejected,) = what_if(cluster, asked)["rejections"]

@@ -1,4 +1,4 @@
-"""Checks that all pods of a group of kube-scheduler's Workload API are bound, or none.
+"""Checks that either all or no pods of a group in kube-scheduler's Workload API are bound.
 
 kube-scheduler calls filter for all pods of a group before it binds the first pod.
 """
@@ -19,9 +19,9 @@ from tests.e2e.conftest import GROUP_API, GROUP_GATES, ONE_GPU, NewCluster
 from tests.kubernetes_version import is_at_least
 from tests.reverse_proxy import Proxies, Service, Wire
 
-#: In Kubernetes 1.35, groups are parts of a Workload. kube-scheduler tries their pods one by one,
-#: and holds them until enough of them have a node. Newer versions try all pods of a group in one
-#: cycle.
+#: In Kubernetes 1.35, groups are parts of a Workload. kube-scheduler tries the pods of a group one
+#: by one, and holds them until enough pods have a node. Newer versions try all pods of a group in
+#: one cycle.
 ONE_BY_ONE = not is_at_least("1.36")
 GROUPS = (
     f"/apis/scheduling.k8s.io/{GROUP_API}/namespaces/{NAMESPACE}"
@@ -35,8 +35,8 @@ PLURALS = {
         "admissionregistration.k8s.io/v1/validatingadmissionpolicybindings"
     ),
 }
-#: Seconds between two filter calls, as on a busy machine or with many plugins. Memory held for a
-#: single pod is free again before kube-scheduler has chosen nodes for a whole group.
+#: Seconds between two filter calls, as on a busy machine or with many plugins. Memory that is held
+#: for a single pod would be free again before kube-scheduler has chosen nodes for the whole group.
 PAUSE_S = 0.08
 
 pytestmark = pytest.mark.since("1.35")
@@ -48,12 +48,12 @@ class Calls(Service):
     def __init__(self, url: str) -> None:
         super().__init__({url: Wire()})
         self.count: Counter[str] = Counter()
-        #: Called before the next bind passes, after this number of binds.
+        #: Called once, before the next bind after ``after_binds`` binds.
         self.before_bind: Callable[[], None] = lambda: None
         self.after_binds = 0
         self._passed = 0
         self._bind_passes = asyncio.Lock()
-        #: Pods whose bind calls do not reach Headroom.
+        #: Pods whose bind calls the proxy rejects.
         self.rejected: set[str] = set()
 
     async def before(self, request: web.Request, wire: Wire) -> web.Response | None:
@@ -83,9 +83,10 @@ def scheduled(cluster: PlayedCluster, **settings: object) -> Iterator[Calls]:
 
 @contextlib.contextmanager
 def scheduled_by(cluster: PlayedCluster, name: str, url: str) -> Iterator[Calls]:
-    """Run a kube-scheduler of this name for the extender at this address.
+    """Run a kube-scheduler with this name that uses the extender at this address.
 
-    By default it retries a group after up to 10 s times the square root of the number of pods.
+    By default, kube-scheduler retries a group after at most 10 s times the square root of the
+    number of pods.
     """
     proxies, calls = Proxies(), Calls(url)
     try:
@@ -94,7 +95,7 @@ def scheduled_by(cluster: PlayedCluster, name: str, url: str) -> Iterator[Calls]
         configuration = scheduler_configuration(calls.url, kubeconfig)
         configuration["podMaxBackoffSeconds"] = 1
         for extender in configuration["extenders"]:
-            extender["httpTimeout"] = "60s"  # Longer than a bind takes on a busy machine.
+            extender["httpTimeout"] = "60s"  # long enough for a bind on a busy machine
         for profile in configuration["profiles"]:
             profile["schedulerName"] = name
         cluster.start_scheduler_as(f"gangs of {name}", configuration, gates=GROUP_GATES)
@@ -110,7 +111,7 @@ def create_gang(
     minimum: int | None = None,
     scheduler: str = SCHEDULER_NAME,
 ) -> None:
-    """Create the pods of a group, and the group, which needs ``minimum`` pods (by default all)."""
+    """Create a group and its pods. The group needs ``minimum`` pods, by default all."""
     policy = {"gang": {"minCount": minimum or len(sizes)}}
     spec: dict[str, Any] = {"schedulingPolicy": policy}
     if ONE_BY_ONE:
@@ -123,7 +124,7 @@ def create_gang(
 def create_member(
     cluster: PlayedCluster, group: str, index: int, vram: str, scheduler: str = SCHEDULER_NAME
 ) -> None:
-    """Create a pod of the group, as a controller does."""
+    """Create a pod of the group as a controller does."""
     manifest = pod_manifest(vram)
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": group, "uid": group}
     manifest["metadata"] |= {
@@ -146,7 +147,7 @@ def bound(cluster: PlayedCluster, name: str) -> int:
 
 
 def test_a_group_that_fits_exactly_is_bound_in_one_cycle(new_cluster: NewCluster) -> None:
-    """Each of the 12 pods gets different memory, although nothing is reserved before the last
+    """No two of the 12 pods get the same memory, although nothing is reserved before the last
     filter call.
     """
     cluster = new_cluster(6, ONE_GPU)
@@ -158,8 +159,8 @@ def test_a_group_that_fits_exactly_is_bound_in_one_cycle(new_cluster: NewCluster
 
 
 def test_a_group_that_fits_only_in_part_holds_no_memory(new_cluster: NewCluster) -> None:
-    """The group has six pods, and there is memory for four. A single pod gets that memory. The
-    group is bound when all of it fits.
+    """The group has six pods, but there is memory for only four. A single pod gets memory although
+    the group waits. The group is bound when all of its pods fit.
     """
     cluster = new_cluster(3, ONE_GPU)
     with scheduled(cluster) as calls:
@@ -173,7 +174,7 @@ def test_a_group_that_fits_only_in_part_holds_no_memory(new_cluster: NewCluster)
         assert calls.count["bind"] == 2
         cluster.delete_pod("first")
         cluster.nodes.observe(cluster.pods())
-        if ONE_BY_ONE:  # The last two pods get that node, and two of the other four have none.
+        if ONE_BY_ONE:  # Two of the other four pods get no node.
             cluster.until(lambda: cluster.metric(DECLINED) == 6, "each bind is declined")
         assert bound(cluster, "half") == 0
         cluster.delete_pod("single")
@@ -185,7 +186,7 @@ def test_a_group_that_loses_memory_before_its_binds_is_bound_completely_later(
     new_cluster: NewCluster,
 ) -> None:
     """A pod that bypasses Headroom takes a GPU. No pod of the group is bound until there is memory
-    for all.
+    for all pods.
     """
     cluster = new_cluster(3, ONE_GPU)
     node = cluster.names[0]
@@ -208,7 +209,7 @@ def test_a_group_that_loses_memory_before_its_binds_is_bound_completely_later(
 
 @pytest.mark.since("1.36")
 def test_a_tenants_group_cannot_use_headrooms_priority(new_cluster: NewCluster) -> None:
-    """The priority of a group lets its pods preempt the pods of others."""
+    """With this priority, the pods of the group could preempt the pods of other tenants."""
     cluster = new_cluster(1, ONE_GPU)
     spec = {"schedulingPolicy": {"basic": {}}, "priorityClassName": "headroom-critical"}
     body = {"metadata": {"name": "urgent"}, "spec": spec}

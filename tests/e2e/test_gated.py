@@ -1,9 +1,10 @@
-"""Checks on real nodes that no gated pod starts on a GPU without enough memory, whatever happens.
+"""Checks on real nodes that gated pods never start on a GPU without enough memory, whatever
+happens.
 
-The memory table of the simulated driver is the judge: no device ever got a larger request than its
-memory. The gate is the real command, run by the container runtime of the tests. The real ReplicaSet
-controller replaces evicted pods, and the real scheduler places them. One of the two nodes passes
-devices as environment variables, the other as CDI devices.
+The simulated driver's memory table shows whether the requests on a device ever exceeded its memory.
+The tests' container runtime runs the real gate command. The real ReplicaSet controller replaces
+evicted pods, and the real scheduler places them. One node passes devices as environment variables,
+and the other node passes them as CDI devices.
 """
 
 import statistics
@@ -37,14 +38,14 @@ from tests.kubelet.node import Node
 
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """A cluster for all tests of this file."""
+    """A cluster that all tests in this file share."""
     with gated_cluster(plane) as real:
         yield real
 
 
 @pytest.fixture(autouse=True)
 def _empty(cluster: RealCluster) -> Iterator[None]:
-    """Leave both nodes uncordoned and empty, however a test ends."""
+    """Uncordon and empty both nodes after each test, even if it fails."""
     yield
     for name in cluster.names:
         cluster.cordon(name, False)
@@ -57,9 +58,9 @@ def _empty(cluster: RealCluster) -> Iterator[None]:
 def test_an_evicted_pod_never_starts_and_its_replacement_runs_on_another_node(
     cluster: RealCluster, strategy: str, tell: Tell
 ) -> None:
-    """As long as device A holds two more pods, only B can be the next pod's device. A pod of
-    another scheduler is bound later but admitted first, and takes B's memory. Then both pods get B,
-    on which the second pod does not fit.
+    """While device A holds two more pods than B, the next pod can only get B. Another scheduler's
+    pod is bound later but admitted first, and takes B's memory. Then both pods get B, on which the
+    second pod does not fit.
     """
     number = (LEGACY, CDI).index(strategy)
     here, elsewhere = cluster.names[number], cluster.names[1 - number]
@@ -73,8 +74,8 @@ def test_an_evicted_pod_never_starts_and_its_replacement_runs_on_another_node(
             cluster.plane.call("DELETE", f"{PODS}/{held.pod}")
     cluster.until(lambda: len(cluster.gpunode(here).spec.reservations) == 3, "three are left")
     cluster.until(lambda: len(machine.held()) == 3, "the replicas of the others are free")
-    # After this pod the kubelet writes its checkpoint again. After a restart it counts the
-    # checkpoint's content.
+    # The kubelet writes its checkpoint when it admits this pod. A restarted kubelet counts the
+    # content of the checkpoint.
     small(cluster, ["s6"], here)
 
     cluster.cordon(elsewhere, True)
@@ -111,7 +112,8 @@ def test_a_pod_without_a_controller_waits_at_its_gate_until_memory_is_free(
 ) -> None:
     here, elsewhere = cluster.names
     machine = cluster.machines[here]
-    # One pod on each device, and a checkpoint in which the restarted kubelet counts no other pod.
+    # Create one pod on each device, so that the checkpoint contains no other pod when the kubelet
+    # restarts.
     small(cluster, ["s0", "s1"], here)
     cluster.cordon(elsewhere, True)
     with machine.kubelet_restarts():
@@ -148,8 +150,8 @@ def test_a_pod_without_a_controller_waits_at_its_gate_until_memory_is_free(
 def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_pod_on_its_device(
     cluster: RealCluster,
 ) -> None:
-    """Another scheduler binds such a pod after the first was placed, and it is admitted first. One
-    device holds two more pods than the other, so both pods get the other device.
+    """Another scheduler binds the other pod later, but it is admitted first. One device holds two
+    more pods than the other device, so both pods get the other device.
     """
     here, elsewhere = cluster.names
     machine = cluster.machines[here]
@@ -165,7 +167,7 @@ def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_pod_on_its_device
     with machine.kubelet_restarts():
         created_s = int(time.time())
         create(cluster, "first", 8, alone=True)
-        # A kubelet admits pods by age in whole seconds.
+        # Wait, because a kubelet admits pods by age in whole seconds.
         cluster.until(lambda: time.time() >= created_s + 2, "the second pod is younger")
         create(cluster, "second", 8, alone=True, gated=True)
         cluster.until(lambda: cluster.node_of("second") == here, "it is bound")
@@ -186,7 +188,7 @@ def test_a_pod_that_starts_alone_waits_at_its_gate_for_another_pod_on_its_device
 
 
 def starting(cluster: RealCluster, node: str) -> set[str]:
-    """Return the pods that start alone according to the ledger."""
+    """Return the pods that are starting alone according to their reservations."""
     reservations = cluster.gpunode(node).spec.reservations.values()
     return {each.name for each in reservations if each.phase == "starting"}
 
@@ -195,7 +197,7 @@ def test_a_pod_without_a_gate_is_rejected_by_gated_nodes_with_their_reason(
     cluster: RealCluster,
 ) -> None:
     cluster.ask("plain", 1)
-    # kube-scheduler may not have seen yet that both nodes are uncordoned again.
+    # Wait, because kube-scheduler may not have received yet that both nodes are uncordoned.
     message = f"0/2 nodes are available: 2 {Reason.NO_GATE.sentence}."
     cluster.until(lambda: message in cluster.rejection("plain"), "it is rejected")
 
@@ -203,7 +205,7 @@ def test_a_pod_without_a_gate_is_rejected_by_gated_nodes_with_their_reason(
 def test_the_gate_delays_a_pod_only_briefly_without_a_surprise(
     cluster: RealCluster, tell: Tell
 ) -> None:
-    """Measures from the start of the gate's container to its end."""
+    """Measure the time from the start of the gate's container to its end."""
     before, machines = evictions(cluster), cluster.machines.values()
     for name, count, at_once in (("alone", 5, 1), ("burst", 20, 20)):
         began_s = time.monotonic()
@@ -231,7 +233,7 @@ def test_the_gate_delays_a_pod_only_briefly_without_a_surprise(
 
 
 def small(cluster: RealCluster, names: list[str], node: str) -> None:
-    """Create small pods, and return when they run."""
+    """Create small pods, and wait until they run."""
     for name in names:
         selector = {"kubernetes.io/hostname": node}
         cluster.ask(name, 1, initContainers=[GATE_CONTAINER], nodeSelector=selector)
@@ -242,7 +244,7 @@ def small(cluster: RealCluster, names: list[str], node: str) -> None:
 def create(
     cluster: RealCluster, name: str, gib: int, alone: bool = False, gated: bool = False
 ) -> None:
-    """Create a pod. With ``gated``, it has a gate and uses Headroom's scheduler."""
+    """Create a pod. If ``gated`` is true, it has a gate and uses Headroom's scheduler."""
     pod = pod_of(name, gib)
     if alone:
         pod["metadata"]["annotations"]["headroom.gpu/startup"] = "alone"
@@ -250,11 +252,11 @@ def create(
         pod["spec"] |= {"schedulerName": SCHEDULER_NAME, "initContainers": [GATE_CONTAINER]}
     cluster.plane.call("POST", PODS, pod)
     cluster.asked_bytes[name] = gib * GIB
-    time.sleep(1.1)  # A starting kubelet admits the oldest pods first, by age in whole seconds.
+    time.sleep(1.1)  # A restarted kubelet admits pods by age in whole seconds.
 
 
 def replica_set(cluster: RealCluster, name: str, gib: int) -> None:
-    """Return the manifest of a ReplicaSet with a gated pod."""
+    """Create a ReplicaSet with a gated pod."""
     template = pod_of(name, gib)
     del template["metadata"]["name"]
     labels = {"set": name}

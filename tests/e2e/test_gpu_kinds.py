@@ -1,7 +1,7 @@
 """Checks that filter and bind are called for every kind of GPU with the shipped configuration.
 
-It uses a real kube-scheduler, kubelets and device plugins, with a node for each kind.
-kube-scheduler calls an extender only for resources in its configuration.
+The test uses a real kube-scheduler, kubelets and device plugins, with a node for each kind. It is
+needed because kube-scheduler calls an extender only for resources in its configuration.
 """
 
 import os
@@ -23,8 +23,8 @@ NO_MEMORY = "insufficient GPU memory on any device"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of ``devices`` that offer ``resource``. Each has ``device_gib`` and is shared by
-    ``replicas``.
+    """A kind of GPU. Its ``devices`` offer ``resource``, and each device has ``device_gib`` GiB and
+    ``replicas`` replicas.
     """
 
     resource: str
@@ -134,7 +134,8 @@ def test_pods_of_each_gpu_kind_are_reserved_memory_without_overcommitment(
     for name in fitting:
         annotations = cluster.pod(name)["metadata"]["annotations"]
         assert "headroom.gpu/placement" in annotations
-    # Only shared devices have free replicas, where counting replicas alone would bind the pod.
+    # If only replicas were counted, the pod would be bound, but only to shared devices, because
+    # other devices have no free replica.
     cluster.request(f"{kind}-one-more", kind, most)
     cluster.until(lambda: bool(cluster.rejection(f"{kind}-one-more")), "one more is rejected")
     assert (NO_MEMORY in cluster.rejection(f"{kind}-one-more")) == (of.replicas > 1)

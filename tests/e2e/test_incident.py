@@ -17,7 +17,7 @@ NODES = 3
 
 @pytest.fixture
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """A cluster whose nodes have two GPUs of 24 GiB, each shared by four pods."""
+    """A cluster whose nodes have two 24 GiB GPUs each. Four pods can share a GPU."""
     real = RealCluster(plane, NODES, gpus=2, replicas=4)
     try:
         real.create()

@@ -17,8 +17,8 @@ def reserved(cluster: PlayedCluster) -> int:
 
 
 def test_a_group_is_bound_completely_after_its_extender_was_killed(new_cluster: NewCluster) -> None:
-    """Four pods have reserved memory, and no pod is bound. The pods are bound with these
-    reservations, which the next extender would remove after an hour.
+    """When the extender is killed, four pods have reservations, but no pod is bound. The pods are
+    bound with these reservations, which the next extender would otherwise remove after an hour.
     """
     cluster = new_cluster(6, ONE_GPU)
     with scheduled(cluster) as calls:
@@ -41,8 +41,8 @@ def test_a_group_is_bound_completely_after_its_extender_was_killed(new_cluster: 
 def test_one_of_two_groups_that_need_the_same_memory_is_bound_completely(
     new_cluster: NewCluster,
 ) -> None:
-    """Each group has its own scheduler and extender, which waits for late binds on a busy
-    machine.
+    """Each group has its own scheduler and its own extender. The extenders wait long for binds,
+    because a busy machine is slow.
     """
     cluster = new_cluster(3, ONE_GPU)
     ports = cluster.start_replicas("first", "second", settings={"bind_deadline_s": 60})

@@ -34,12 +34,12 @@ def test_whole_gpus_of_a_node_without_an_agent_are_assigned_by_its_labels(
         assert (
             node["unmeasured"] == "not measured, but derived from labels of GPU feature discovery"
         )
-        # From now on the GPUs are shared, which the administrator has not allowed without reports.
+        # Share the GPUs, which the administrator has not allowed for nodes without reports.
         shared = {"nvidia.com/gpu.replicas": "8", "nvidia.com/gpu.sharing-strategy": "time-slicing"}
         patch = {"metadata": {"labels": shared}}
         plane.call("PATCH", f"/api/v1/nodes/{NAME}", patch)
         plane.call("PATCH", f"/api/v1/nodes/{NAME}/status", node_status(Shape(gpus=2)))
-        # Otherwise the pod can be rejected for another reason, which it keeps.
+        # Wait, because otherwise the pod could be rejected for another reason and would keep it.
         cluster.until(lambda: REASON in LOOPBACK.get(nodes).text, "the extender has the labels")
         cluster.create_pod("part", "1Gi")
         cluster.until(

@@ -15,8 +15,8 @@ from tests.reverse_proxy import Proxies, Service, Wire
 
 
 class LateWrites(Service):
-    """Holds back the responses to writes of GPUNodes while ``holds`` is set. Watches are never
-    late.
+    """Holds back the responses to writes of GPUNodes while ``holds`` is set. Watches are not
+    delayed.
     """
 
     def __init__(self, wires: Mapping[str, Wire]) -> None:
@@ -61,7 +61,7 @@ def test_a_recreated_node_takes_pods_after_a_late_response_about_the_old_gpunode
         cluster.nodes.observe(cluster.pods())
         old = cluster.gpunode(name).metadata.uid
 
-        # The reservation of the deleted pod is removed, and the extender waits for the response.
+        # The extender removes the reservation of the deleted pod and waits for the response.
         proxy.holds = True
         cluster.delete_pod("first")
         cluster.nodes.observe(cluster.pods())

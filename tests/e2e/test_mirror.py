@@ -1,4 +1,4 @@
-"""Tests the in-tree mirror: how quotas, kube-scheduler and kubelets treat mirrored memory."""
+"""Tests how quotas, kube-scheduler and kubelets handle mirrored memory."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.processes import free_ports
 
 MIRROR = "headroom.gpu/vram"
 QUOTAS = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
-#: Memory of two GPUs of 24 GiB.
+#: The capacity and the allocatable memory of two 24 GiB GPUs, in MiB.
 WHOLE = ("49152", "49152")
 WEBHOOK = "mirror-webhook"
 
@@ -31,7 +31,7 @@ class Mirrored:
     port: int
 
     def serve(self, mirror: bool, count: bool = False) -> str:
-        """Start the webhook and the extender. Return the URL of its verbs."""
+        """Start the webhook and the extender. Return the extender's URL for kube-scheduler."""
         plane = self.cluster.plane
         kubeconfig = plane.kubeconfig()
         self.stop_webhook()
@@ -48,13 +48,13 @@ class Mirrored:
             self.cluster.plane.kill(WEBHOOK)
 
     def shown(self) -> tuple[str | None, str | None]:
-        """Return capacity and allocatable of the node."""
+        """Return the mirrored memory in the node's capacity and allocatable."""
         (name,) = self.cluster.names
         status = self.cluster.plane.call("GET", f"/api/v1/nodes/{name}")["status"]
         return status["capacity"].get(MIRROR), status["allocatable"].get(MIRROR)
 
     def heartbeat(self) -> str:
-        """Return when the kubelet wrote the status."""
+        """Return the time at which the kubelet last wrote the node's status."""
         (name,) = self.cluster.names
         status = self.cluster.plane.call("GET", f"/api/v1/nodes/{name}")["status"]
         (ready,) = (each for each in status["conditions"] if each["type"] == "Ready")
@@ -64,8 +64,8 @@ class Mirrored:
 
 @pytest.fixture
 def mirrored(plane: ControlPlane, binaries: None, tmp_path: Path) -> Iterator[Mirrored]:
-    """A cluster with one real node of two GPUs of 24 GiB, the webhook, the mirror and quota
-    counting.
+    """A cluster with one real node that has two 24 GiB GPUs, and with the webhook, the mirror and
+    the quota controller.
     """
     cluster = RealCluster(plane, 1, gpus=2, replicas=4)
     (port,) = free_ports(1)
@@ -108,7 +108,7 @@ def test_kubernetes_counts_the_memory_that_headroom_reserves(mirrored: Mirrored)
     cluster.plane.call("POST", QUOTAS, quota)
     try:
         cluster.until(lambda: used(cluster) == "0", "the quota is counted")
-        # The API server follows the quota's status with a separate watch.
+        # Wait, because the API server follows the quota's status with a separate watch.
         cluster.until(lambda: created(cluster, "a", 20) == "", "the first pod is accepted")
         assert created(cluster, "b", 20) == ""
         message = created(cluster, "c", 10)
@@ -116,19 +116,19 @@ def test_kubernetes_counts_the_memory_that_headroom_reserves(mirrored: Mirrored)
     finally:
         cluster.plane.call("DELETE", f"{QUOTAS}/team")
 
-    # The ledger counts each pod once, and the kubelet admits all of them.
+    # Each pod counts once, and the kubelet admits both pods.
     cluster.until(lambda: len(cluster.bound()) == 2 and cluster.decided(), "both run")
     assert {pod["status"]["phase"] for pod in cluster.pods()} == {"Running"}
     (gpunode,) = cluster.gpunodes()
     assert gpunode.spec.reserved == "40.0 GiB"
 
-    # The pod fits neither a device nor the node, so kube-scheduler rejects it before it calls the
-    # extender.
+    # kube-scheduler rejects the pod before it calls the extender, because the pod exceeds the
+    # node's mirrored memory.
     cluster.until(lambda: created(cluster, "c", 10) == "", "nothing is counted any more")
     cluster.until(lambda: bool(cluster.rejection("c")), "it fits on no node")
     assert cluster.rejection("c").startswith(f"0/1 nodes are available: 1 Insufficient {MIRROR}.")
 
-    # A starting kubelet writes its node's status again.
+    # A restarted kubelet writes the status of its node again.
     (machine,) = cluster.machines.values()
     with machine.kubelet_restarts():
         received = mirrored.heartbeat()
@@ -142,7 +142,8 @@ def test_kubernetes_counts_the_memory_that_headroom_reserves(mirrored: Mirrored)
     cluster.until(lambda: mirrored.heartbeat() != received, "its kubelet writes its status")
     assert mirrored.shown() == (None, None)
 
-    # A kubelet ignores an extended resource that no node offers, so only quotas count it.
+    # Only quotas count the resource, because a kubelet ignores an extended resource that no node
+    # offers.
     assert created(cluster, "d", 1) == ""
     counted = {"headroom.gpu/vram-bytes": "1Gi"}
     limits = cluster.pod("d")["spec"]["containers"][0]["resources"]["limits"]

@@ -1,7 +1,7 @@
 """Tests preemption for GPU memory by kube-scheduler 1.38 itself, without evict_for_memory and the
 mirror.
 
-Older versions cannot do this, and the setting must not harm them.
+Older versions cannot do this, and the setting must not affect them.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from tests.e2e.retries import DEFAULT_GATES
 
 pytestmark = pytest.mark.since("1.38")
 
-#: All scenarios that differ without the mirror.
+#: The scenarios whose result differs without the mirror.
 NATIVE = {
     (*each.running, *each.newcomers, each.grace_s, *each.guarded): replace(
         each, name=each.name.removesuffix(", mirrored"), mirrored=False

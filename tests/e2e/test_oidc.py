@@ -1,4 +1,4 @@
-"""Tests users of OpenID Connect: only the API server gets their tokens, and Headroom gets their
+"""Tests users from OpenID Connect. Only the API server gets their tokens, and Headroom gets their
 names.
 """
 
@@ -68,7 +68,7 @@ def test_a_user_of_the_issuer_reads_with_one_session_for_each_token(
     cluster.until(
         lambda: top(plane, tmp_path, {"token": token}).status == 0, "the API server has the keys"
     )
-    # The command of the cloud or of kubelogin prints another token each time.
+    # The cloud provider's command or kubelogin prints another token each time.
     renewed = plane.issuer.token("jane", groups=["gpu-watchers"], jti="2")
     for _ in range(2):
         shown = top(plane, tmp_path, by_plugin(tmp_path, {"token": renewed}))

@@ -1,7 +1,7 @@
-"""Runs pods that leak GPU memory next to innocent pods, on a real API server with two extenders.
+"""Runs pods that leak GPU memory next to other pods, on a real API server with two extenders.
 
-Each node is a separate run: sizes, use, priorities, budgets and order come from a seed. The test
-plays the agents, so an innocent pod never uses more than its reservation.
+Each node is a separate run, and its sizes, use, priorities, budgets and order come from a seed. The
+test acts as the agents, so the other pods never use more than their reservations.
 """
 
 import random
@@ -29,7 +29,7 @@ MIB = 1 << 20
 SEED = 28
 NODES = 12
 ONE_GPU = Shape(gpus=1)
-#: Seconds between two samples of an agent. Leaks grow by sample, not by time.
+#: Seconds between two samples of an agent. Leaks grow with each sample and not with time.
 INTERVAL_S = 0.2
 SETTINGS = {"on_overuse": "evict", "overuse_grace_s": 1}
 PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
@@ -37,7 +37,7 @@ PRIORITIES = "/apis/scheduling.k8s.io/v1/priorityclasses"
 
 @dataclass
 class Leak:
-    """A node with one pod that leaks and three that do not."""
+    """A node with one pod that leaks and three pods that do not leak."""
 
     node: str
     names: list[str]
@@ -75,7 +75,9 @@ def test_only_leaking_pods_are_evicted_and_each_only_once(
     gone: set[str] = set()
 
     def all_evicted() -> bool:
-        """Take one sample of every agent. Evicted pods end."""
+        """Report a sample of every agent, and end evicted pods. Return whether all leaking pods
+        were evicted.
+        """
         time.sleep(INTERVAL_S)
         going = deleted(cluster) - gone
         for leak in leaks:

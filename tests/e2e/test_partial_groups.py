@@ -8,7 +8,7 @@ from tests.e2e.test_gangs import bound, create_gang, create_member, scheduled
 
 # Kubernetes 1.35 has another API for groups.
 pytestmark = pytest.mark.since("1.36")
-#: The minimum of the setting.
+#: The minimum value of the setting.
 AFTER_S = 10
 
 
@@ -20,7 +20,7 @@ def leaving(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def messages(cluster: PlayedCluster) -> dict[str, str]:
-    """Return the messages of the Events about evicted groups, by pod."""
+    """Return the message of the Event about an evicted group for each pod."""
     return {
         each["involvedObject"]["name"]: each["message"]
         for each in cluster.plane.call("GET", EVENTS)["items"]
@@ -31,7 +31,9 @@ def messages(cluster: PlayedCluster) -> dict[str, str]:
 def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_completely(
     new_cluster: NewCluster,
 ) -> None:
-    """The bind of one pod fails repeatedly. A group with its minimum of pods stays."""
+    """The bind of one pod fails repeatedly. A group that has its minimum of bound pods is not
+    evicted.
+    """
     cluster = new_cluster(3, ONE_GPU)
     with scheduled(cluster, evict_partial_groups_after_s=AFTER_S) as calls:
         calls.rejected = {"short-3", "enough-1"}
@@ -45,7 +47,7 @@ def test_the_bound_part_of_a_group_is_evicted_and_the_group_is_bound_completely(
         reason = "Only 3 of the 4 pods that group short needs are bound"
         assert reason in messages(cluster)["short-0"]
         assert leaving(cluster, "enough") == []
-        # The kubelets end the pods, and their controller creates them again.
+        # End the pods as the kubelets would, and create them again as their controller would.
         for name in evicted:
             cluster.delete_pod(name)
         cluster.nodes.observe(cluster.pods())

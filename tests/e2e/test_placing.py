@@ -1,4 +1,4 @@
-"""Checks what users see of bound and pending pods and their messages."""
+"""Checks the messages and views that users get about bound and pending pods."""
 
 import json
 import time
@@ -31,7 +31,7 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     assert pod["metadata"]["annotations"]["headroom.gpu/bytes.0"] == str(20 * GIB)
     assert set(cluster.gpunode("gpu-1").spec.reservations) == {pod["metadata"]["uid"]}
     bound = 'headroom_binds_total{outcome="bound"}'
-    # The API server shows the Binding before the extender has its response.
+    # Wait, because the API server shows the Binding before the extender has received its response.
     cluster.until(lambda: cluster.metric(bound) == 1, "the bind is counted")
     cluster.nodes.observe(cluster.pods())
     cluster.create_pod("second", "20Gi")
@@ -39,13 +39,12 @@ def test_every_supported_scheduler_binds_and_retries_when_memory_is_freed(
     filtered = 'headroom_verb_duration_seconds_count{verb="filter"}'
     before = cluster.metric(filtered)
     cluster.delete_pod("first")
-    # The deletion itself makes kube-scheduler retry after a back-off, but the memory is still in
-    # use.
+    # The deletion makes kube-scheduler retry after a back-off, but the memory is still in use.
     cluster.until(lambda: cluster.metric(filtered) > before, "the second pod is filtered again")
     assert not cluster.node_of("second")
     cluster.nodes.observe(cluster.pods())
     cluster.until(lambda: bool(cluster.node_of("second")), "the second pod is bound")
-    # The pod may be bound before the response to the write that requeued it arrives.
+    # Wait, because the pod may be bound before the response to the requeueing write arrives.
     requeued = 'headroom_requeues_total{outcome="requeued"}'
     cluster.until(lambda: cluster.metric(requeued) >= 1, "the wake is counted")
 
@@ -80,7 +79,7 @@ def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewClus
     cluster.create_pod("fourth", "5Gi")
     cluster.until(lambda: "insufficient GPU memory" in cluster.rejection("fourth"), "it waits")
 
-    # The extender returns its decision on each verb for the pod's name.
+    # The extender returns its decision about each verb for the pod's name.
     debug, first = cluster.debug_url(), cluster.pod("first")
     which = json.loads(first["metadata"]["annotations"]["headroom.gpu/placement"])["decision"]
     decision = LOOPBACK.get(f"{debug}/v1/decisions/{which}").json()["decision"]
@@ -97,9 +96,10 @@ def test_a_pod_is_bound_to_the_node_with_enough_free_memory(new_cluster: NewClus
 @pytest.mark.parametrize(
     ("resource", "settings"),
     [
-        # The stock plugin ignores other names in its configuration, but other plugins do not.
+        # Other plugins can offer resources with other names, but the stock plugin ignores such
+        # names in its configuration.
         ("example.com/l4", {"resources": ["example.com/*"]}),
-        # A profile of a GPU that is newer than the list in deploy/default-scheduler.
+        # This profile belongs to a GPU that is newer than the list in deploy/default-scheduler.
         ("nvidia.com/mig-9g.999gb", {}),
     ],
 )
@@ -160,7 +160,7 @@ def test_a_pod_that_is_too_large_gets_the_reason_and_few_retries(
 def test_pods_of_headrooms_scheduler_wait_while_the_extender_is_down(
     new_cluster: NewCluster,
 ) -> None:
-    """This includes pods without a GPU. Pods of other schedulers do not wait (test_schedulers)."""
+    """Pods without a GPU wait too. Pods of other schedulers do not wait (test_schedulers)."""
     cluster = new_cluster(1)
     cluster.bring_up()
     cluster.kill("extender")
@@ -202,7 +202,7 @@ def test_a_force_deleted_pod_keeps_its_reservation_until_a_later_sample_does_not
     cluster.create_pod("first", "20Gi")
     cluster.until(lambda: bool(cluster.node_of("first")), "the first pod is bound")
     uid = cluster.pod("first")["metadata"]["uid"]
-    cluster.delete_by_force("first")  # No sample has shown the pod yet, so it may be starting now.
+    cluster.delete_by_force("first")  # The pod may be starting, because no sample has shown it yet.
     cluster.create_pod("second", "20Gi")
     cluster.until(lambda: bool(cluster.rejection("second")), "the second pod is rejected")
 
@@ -213,8 +213,8 @@ def test_a_force_deleted_pod_keeps_its_reservation_until_a_later_sample_does_not
     cluster.until(noted, "its removal is noted")
     cluster.nodes.beat(["gpu-1"])  # This sample may be older than the deletion.
     reserved = lambda: cluster.gpunode("gpu-1").spec.reservations  # noqa: E731
-    # Another scheduler binds two pods, one after the other. Each time the new pod gets a
-    # reservation, the other pods of the node are checked.
+    # Another scheduler binds two pods, one after another. Each time the new pod is adopted, the
+    # other pods of the node are checked.
     late = []
     for name in ("late-1", "late-2"):
         cluster.create_pod(name, "1Gi", nodeName="gpu-1")
@@ -255,7 +255,9 @@ def test_gpus_that_a_dra_driver_also_offers_are_left_to_the_driver(new_cluster: 
 def test_a_pod_that_requests_only_a_claim_is_bound_when_the_claim_is_allocated(
     new_cluster: NewCluster,
 ) -> None:
-    """kube-scheduler calls the extender for it, as for every pod of Headroom's scheduler."""
+    """kube-scheduler calls the extender for such a pod, as for every pod of Headroom's
+    scheduler.
+    """
     cluster = new_cluster(2)
     cluster.bring_up()
     call, resources = cluster.plane.call, "/apis/resource.k8s.io/v1"
@@ -294,7 +296,7 @@ def test_a_pod_that_requests_only_a_claim_is_bound_when_the_claim_is_allocated(
 
 
 def node_reason(cluster: Cluster) -> str | None:
-    """Return why the first node takes no pods, from the debug API."""
+    """Return the reason in the debug API why the first node takes no pods."""
     answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes")
     reason: str | None = answer.json()["nodes"][0]["reason"]
     return reason
@@ -309,20 +311,20 @@ def filter_calls(cluster: Cluster) -> float:
 
 
 def described_events(cluster: Cluster, pod: str) -> list[str]:
-    """Return the Events of ``kubectl describe pod``, without the heading."""
+    """Return the Events that ``kubectl describe pod`` shows, without the heading."""
     text = cluster.plane.kubectl("describe", "pod", "--namespace=e2e", pod)
     return text.partition("\nEvents:\n")[2].splitlines()[2:]
 
 
 def holders(cluster: Cluster, node: str) -> list[str]:
-    """Return the pods that hold each device's memory in the extender's state."""
+    """Return the pods that hold memory on the node's devices in the extender's state."""
     answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes/{node}").json()
     devices = answer["node"]["devices"]
     return [holder["name"] for device in devices for holder in device["holders"]]
 
 
 def test_a_pod_causes_few_writes_from_creation_to_end(new_cluster: NewCluster, tell: Tell) -> None:
-    """Counts the writes of all clients in the API server."""
+    """Count the writes of all clients in the API server's metrics."""
     cluster = new_cluster(1)
     cluster.bring_up()
     before = written(cluster.plane)
@@ -340,8 +342,8 @@ def test_a_pod_causes_few_writes_from_creation_to_end(new_cluster: NewCluster, t
     ours = ("PATCH gpunodes", "POST pods/binding", "PATCH pods", "PATCH gpunodes/status")
     tell(", ".join(f"{count[what] / lives:.1f} {what}" for what in ours) + " for each pod")
     assert count["POST pods/binding"] == lives
-    # The reservation and its removal, with one more write for each lost race.
+    # The reservation and its removal are one write each, and each lost race adds a write.
     assert 2 * lives <= count["PATCH gpunodes"] <= 3 * lives
-    # Seen, and deleted.
+    # The agent reports the pod once when it appears and once when it is deleted.
     assert count["PATCH gpunodes/status"] <= 2 * lives
     assert count["PATCH pods"] == 0

@@ -1,5 +1,5 @@
-"""Runs `headroom plan record` on a real API server, with real kubelets and agents, and plans with
-the record.
+"""Runs `headroom plan record` on a real API server with real kubelets and agents, and plans with
+the recording.
 """
 
 import json
@@ -20,7 +20,7 @@ from tests.e2e.nodes import GIB
 from tests.e2e.real import RealCluster
 from tests.waiting import PATIENCE_S
 
-#: The rights in docs/how-to/plan.md.
+#: The permissions that docs/how-to/plan.md lists.
 RIGHTS = [
     {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["list", "watch"]},
     {"apiGroups": ["headroom.gpu"], "resources": ["gpunodes"], "verbs": ["list", "watch"]},
@@ -30,7 +30,7 @@ ROLE = "plan-record"
 
 @pytest.fixture
 def kubeconfig(plane: ControlPlane) -> Iterator[Path]:
-    """Return the kubeconfig of a user who may only record."""
+    """Return the kubeconfig of a user who has only these permissions."""
     metadata = {"metadata": {"name": ROLE}}
     plane.call("POST", f"{RBAC}/clusterroles", metadata | {"rules": RIGHTS})
     group = "rbac.authorization.k8s.io"
@@ -45,7 +45,7 @@ def kubeconfig(plane: ControlPlane) -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """A cluster with two nodes of two GPUs, each with 24 GiB and shared by four pods."""
+    """A cluster of two nodes with two 24 GiB GPUs each. Four pods can share a GPU."""
     real = RealCluster(plane, 2, 2, 4)
     try:
         real.create()
@@ -104,7 +104,7 @@ def test_lifetimes_and_peaks_are_recorded_and_used_in_a_plan(
     assert answer.exit_code == 0, answer.stderr
     data = json.loads(answer.stdout)
     assert (data["pods"], data["gpus"], data["vram"]) == (4, 4, "peaks + 10 %")
-    # The first second counts fully, because a creation time has no fractions of a second.
+    # The first second counts completely, because a creation time has no fractions of a second.
     assert any("began before the recording" in each for each in data["assumptions"])
     span_s = recording.until_s - recording.started_s
     tell(f"{span_s:.0f} s recorded, {file.stat().st_size} bytes: {data['sentences'][:3]}")

@@ -14,7 +14,7 @@ from tests.loopback import LOOPBACK
 
 @pytest.fixture(scope="module")
 def whole_stage(plane: ControlPlane, binaries: None) -> Iterator[Stage]:
-    """A stage in which pods are also evicted for memory alone."""
+    """A stage in which pods are also evicted only for memory."""
     with stage_of(plane, {"evict_for_memory": True}) as stage:
         yield stage
 
@@ -44,7 +44,7 @@ def test_preemption_is_reported_and_no_other_pod_takes_the_freed_memory(stage: S
         stage.submit("new-0", 20, ["gpu-1"])
         cluster.until(lambda: "deletionTimestamp" in cluster.pod("a")["metadata"], "a leaves")
         uids = {cluster.pod(name)["metadata"]["uid"] for name in ("a", "new-0")}
-        # The pod would fit, but then the preemptor might not.
+        # The pod would fit, but the preemptor might then not fit.
         stage.submit("thief", 3, ["gpu-1"], "middle")
         cluster.until(lambda: bool(cluster.node_of("new-0")), "the newcomer is bound")
         assert not cluster.node_of("thief")

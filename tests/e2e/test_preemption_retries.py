@@ -1,7 +1,8 @@
-"""Counts how often kube-scheduler retries a pod if filter returns nodes where evictions could help.
+"""Counts how often kube-scheduler retries a pod if filter returns nodes on which evictions could
+help.
 
-Versions before 1.38 do not call preempt for such nodes. Each attempt changes the message of the
-pod, which causes the next attempt.
+Versions before 1.38 do not call preempt for such nodes. Each attempt changes the pod's message,
+which causes the next attempt.
 """
 
 import pytest

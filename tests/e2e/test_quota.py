@@ -21,7 +21,7 @@ COUNTED = "requests.headroom.gpu/vram-bytes"
 def cluster(
     plane: ControlPlane, new_cluster: NewCluster, tmp_path: Path
 ) -> Iterator[PlayedCluster]:
-    """A cluster with one node of one GPU, a webhook that counts memory, and the quota
+    """A cluster with a node that has one GPU, a webhook that counts memory, and the quota
     controller.
     """
     cluster = new_cluster(1, Shape())
@@ -49,7 +49,7 @@ def test_a_quota_counts_memory_although_no_node_offers_the_resource(cluster: Pla
     cluster.plane.call("POST", QUOTAS, quota)
     try:
         cluster.until(lambda: used() == "0", "the quota is counted")
-        # The API server follows the quota's status with a separate watch.
+        # Wait, because the API server follows the quota's status with a separate watch.
         cluster.until(lambda: created(cluster, "a", "8Gi") == "", "the first pod is accepted")
         message = created(cluster, "b", "5Gi")
         assert (

@@ -15,13 +15,13 @@ def test_the_shipped_scheduler_ranks_all_nodes_by_users_then_headroom_then_balan
     cluster.start_scheduler(cluster.start_extender(settings={"filter_best_only": best_only}))
     cluster.settle()
     prioritized = 'headroom_verb_duration_seconds_count{verb="prioritize"}'
-    # By default kube-scheduler examines about 100 nodes. The other nodes that it offers send no
+    # By default, kube-scheduler examines about 100 nodes and offers them. The other nodes have no
     # reports.
     silent = [f"silent-{i:03}" for i in range(150)]
-    cluster.names += tuple(silent)  # Registered here so that it is deleted with the other objects.
+    cluster.names += tuple(silent)  # ``close`` also deletes these nodes.
     for name in silent:
         cluster.plane.call("POST", "/api/v1/nodes", node_manifest(name) | node_status(Shape()))
-    # Each pod takes a ninth of a node. The other node is empty.
+    # Each pod requests a ninth of a node. The other node is empty.
     amounts = {"cpu": "14", "memory": "110Gi", RESOURCE: "1"}
     container = {"name": "main", "image": "none", "resources": {"limits": amounts}}
     anywhere = {"tolerations": [{"operator": "Exists"}], "containers": [container]}
@@ -33,12 +33,12 @@ def test_the_shipped_scheduler_ranks_all_nodes_by_users_then_headroom_then_balan
     events = cluster.plane.call("GET", f"{EVENTS}?fieldSelector=reason=FailedScheduling")
     assert events["items"] == []
     assert len(nodes) == 1
-    # The metric is updated after the response.
+    # Wait, because the metric is updated after the response is sent.
     calls = 0 if best_only else 6
     cluster.until(lambda: cluster.metric(prioritized) == calls, "the calls are counted")
     (other,) = {"gpu-1", "gpu-2"} - nodes
-    # Soon the other node is fuller. The preference of the pod outweighs both Headroom's score and
-    # the balance of resources.
+    # Fill the other node. The preference of the pod outweighs both Headroom's score and the balance
+    # of resources.
     filler = pod_manifest(None, gpus=0)
     filler["metadata"]["name"] = "filler"
     limits = {"cpu": "110", "memory": "880Gi"}
@@ -67,9 +67,11 @@ def test_preferences_of_users_outweigh_headrooms_score(
     cluster.until(lambda: cluster.node_of("second") == ours, "we fill the node that was begun")
 
     def lands(wanted: str, name: str, **labels: str) -> bool:
-        """Return whether a new pod of this kind is bound to that node. Otherwise create it again.
+        """Return whether a new pod with these labels is bound to ``wanted``. Delete it otherwise,
+        so that the caller can retry.
 
-        kube-scheduler can bind a pod before it sees objects written before the pod.
+        A retry is needed because kube-scheduler can bind a pod before it has received objects that
+        were written earlier.
         """
         pod = pod_manifest("1Gi")
         pod["metadata"] |= {"name": name, "labels": labels}
@@ -80,7 +82,7 @@ def test_preferences_of_users_outweigh_headrooms_score(
         cluster.delete_pod(name)
         return False
 
-    # A PreferNoSchedule taint, and a pod with a preferred anti-affinity.
+    # Test a PreferNoSchedule taint, and a pod with a preferred anti-affinity.
     taint = {"key": "spot", "effect": "PreferNoSchedule"}
     cluster.plane.call("PATCH", node, {"spec": {"taints": [taint]}})
     cluster.until(lambda: lands(other, "avoiding"), "it is bound elsewhere")
@@ -108,10 +110,11 @@ def test_a_pod_without_a_gpu_is_kept_off_nodes_with_free_gpus(
     new_cluster: NewCluster,
 ) -> None:
     cluster = new_cluster(2)
-    # Long enough for a busy machine, and short enough to wait for it.
+    # The timeout is long enough for a busy machine, and short enough for the test to wait for it.
     cluster.start_scheduler(cluster.start_extender(), timeout_s=10.0)
     cluster.settle()
-    # Each pod takes a ninth of a node. kube-scheduler alone would alternate.
+    # Each pod requests a ninth of a node. Without Headroom, kube-scheduler would alternate between
+    # the nodes.
     limits = {"cpu": "14", "memory": "110Gi"}
 
     def place(name: str, vram: str | None = None) -> str:
@@ -124,7 +127,7 @@ def test_a_pod_without_a_gpu_is_kept_off_nodes_with_free_gpus(
     used = place("first", "20Gi")
     assert {place(f"plain-{i}") for i in range(3)} == {used}
     (other,) = {"gpu-1", "gpu-2"} - {used}
-    # A node without GPUs comes first.
+    # Pods without a GPU prefer a node without GPUs.
     cluster.names += ("plain",)
     cluster.plane.call("POST", "/api/v1/nodes", node_manifest("plain"))
     amounts = {"cpu": "32", "memory": "256Gi", "pods": "9"}
@@ -132,7 +135,7 @@ def test_a_pod_without_a_gpu_is_kept_off_nodes_with_free_gpus(
     cluster.plane.call("PATCH", "/api/v1/nodes/plain", {"spec": {"taints": None}})
     cluster.plane.call("PATCH", "/api/v1/nodes/plain/status", status)
     cluster.until(lambda: place_of_next(cluster) == "plain", "the node is known")
-    # With one entry, Headroom places GPU pods as before, and kube-scheduler places all others.
+    # With one entry, Headroom places GPU pods as before, and kube-scheduler places all other pods.
     cluster.kill("kube-scheduler")
     url = f"http://127.0.0.1:{cluster.port}"
     cluster.start_scheduler(url, one_entry=True)

@@ -1,7 +1,7 @@
-"""Tests the whole stack on nodes with real kubelets, plugins and agents.
+"""Tests all components on nodes with real kubelets, plugins and agents.
 
-Only driver and container runtime are simulated. The referee compares the users' requests with the
-plugin's allocations and the driver's figures, and reads no data of ours.
+Only the driver and the container runtime are simulated. The referee compares the users' requests
+with the plugin's allocations and the driver's memory. It does not read Headroom's data.
 """
 
 import os
@@ -20,9 +20,9 @@ from tests.e2e.conftest import Tell
 from tests.e2e.real import Outcome, RealCluster, is_refused
 from tests.e2e.watching import Object, Watch
 
-#: ``make real`` runs it on twenty nodes for its figures.
+#: Number of nodes. ``make real`` measures with twenty nodes.
 NODES = int(os.environ.get("TEST_REAL_NODES", "3"))
-#: How often a pod waits for memory on each node.
+#: Number of times that a pod waits for memory on each node.
 ROUNDS = int(os.environ.get("TEST_REAL_ROUNDS", "1"))
 MIXED_GIB = (2, 3, 4, 6, 8, 12)
 STRANGER_PID = 99_999
@@ -32,8 +32,8 @@ WINDOW = "headroom_prediction_window_seconds_sum"
 
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """A cluster for all tests of this file. Its nodes have two GPUs of 24 GiB, each shared by four
-    pods.
+    """A cluster that all tests in this file share. Its nodes have two 24 GiB GPUs each, and four
+    pods can share a GPU.
     """
     real = RealCluster(plane, NODES, gpus=2, replicas=4)
     try:
@@ -46,7 +46,7 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
 
 @pytest.fixture(autouse=True)
 def _empty(cluster: RealCluster) -> Iterator[None]:
-    """Leave idle nodes, however a test ends."""
+    """Empty the nodes after each test, even if it fails."""
     yield
     for machine in cluster.machines.values():
         machine.driver.use(STRANGER_PID, {})
@@ -63,8 +63,8 @@ def test_a_burst_of_more_pods_than_replicas_overcommits_no_device(
         cluster.ask(f"p{i}", chance.choice(MIXED_GIB))
     cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
     cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
-    # kube-scheduler retries a pod at every change of a bound pod, at the latest after its back-off
-    # of ten seconds. Kubelets still report their pods.
+    # kube-scheduler retries a pod at every change of a bound pod, after a back-off of at most ten
+    # seconds. Kubelets still report their pods.
     with Watch(cluster.plane, PODS) as pods:
         cluster.until(lambda: pods.quiet_s() > 12, "nothing changes any more")
     with Watch(cluster.plane, NODES_PATH) as nodes:
@@ -76,10 +76,10 @@ def test_a_burst_of_more_pods_than_replicas_overcommits_no_device(
     assert_no_memory_is_used_twice(outcome)
     assert outcome.bound > 2 * NODES
     assert outcome.rejected > 0
-    # kube-scheduler tries a pod again only after an event. The last change of a pod may still lead
-    # to an attempt, and so may each status that a kubelet writes.
+    # kube-scheduler tries a pod again only after an event. The last change of a pod may still cause
+    # an attempt, and each node status that a kubelet writes may cause another.
     assert calls <= outcome.rejected * (1 + len(nodes.changes))
-    # Nothing unpredictable happened between binding and admission.
+    # No unpredictable event occurred between binding and admission.
 
     def seen(*results: str) -> float:
         return sum(predictions(cluster, result) - before[result] for result in results)
@@ -119,9 +119,9 @@ def test_an_extender_killed_in_a_second_wave_keeps_each_reservation_once(
 
 
 def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
-    """Return the seconds from the report of free memory to the binding, and from the end of the
-    process to the binding, for each node. The process was unattributed, so only the report shows
-    its end.
+    """Return, for each node, the seconds from the report of free memory to the binding, and from
+    the end of the process to the binding. The process is unattributed, so only the report shows its
+    end.
     """
     cluster.empty()
     for machine in cluster.machines.values():
@@ -136,18 +136,18 @@ def requeued(cluster: RealCluster) -> tuple[list[float], list[float]]:
         cluster.until(lambda: all(map(is_refused, cluster.pods())), "all pods are rejected")
         freed_s = {}
         for name, machine in cluster.machines.items():
-            time.sleep(0.3)  # Each process gets its own report.
+            time.sleep(0.3)  # The end of each process gets its own report.
             freed_s[name] = time.monotonic()
             machine.driver.use(STRANGER_PID, {})
 
         def waits_s() -> list[float]:
-            """Return the durations for each pod whose report and binding were both seen."""
+            """Return the durations for each pod whose report and binding were both observed."""
             free = (reports.first(name, is_free, freed_s[name]) for name in cluster.names)
             bound = (pods.first(f"on-{name}", is_bound) for name in cluster.names)
             return [to - since for since, to in zip(free, bound, strict=True) if since and to]
 
         cluster.until(lambda: len(waits_s()) == NODES, "all pods are bound")
-        # The agent must take a sample first, which it does every second here.
+        # The agent must first take a sample, which it does every second in this test.
         exits = [
             bound - freed_s[name]
             for name in cluster.names
@@ -169,7 +169,7 @@ def test_an_unschedulable_pod_is_bound_soon_after_a_report_of_free_memory(
         f"from the exit of the process to the binding: {percentiles(exits)}, of which up to 1 s is "
         "the agent's interval"
     )
-    # kube-scheduler alone would retry them only after 5 minutes.
+    # Without Headroom, kube-scheduler would retry the pods only after 5 minutes.
     tell(f"from the report to the binding: {percentiles(found_s)}")
 
 
@@ -184,7 +184,7 @@ def of_wave(cluster: RealCluster, wave: list[str]) -> list[Object]:
 
 
 def is_free(gpunode: Object) -> bool:
-    """Return whether the report shows a device without use."""
+    """Return whether the report shows an unused device."""
     return any(device["used"] == 0 for device in gpunode["status"]["devices"])
 
 

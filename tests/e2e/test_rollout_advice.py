@@ -1,7 +1,7 @@
-"""Updates a Deployment on a full GPU with the real controllers. The update ends only after the
+"""Updates a Deployment on a full GPU with the real controllers. The update completes only after the
 command that ``why`` suggests.
 
-The test binds the pods and reports them ready, in place of kube-scheduler and the kubelet.
+The test acts as kube-scheduler and the kubelet: it binds the pods and reports that they are ready.
 """
 
 import shlex
@@ -19,7 +19,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.slow
 
 PODS = "/api/v1/namespaces/default/pods"
-#: The URL of each kind, and a strategy that starts a new pod before the old pod ends.
+#: The API path of each kind, and a strategy that starts a new pod before the old pod ends.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "Deployment": ("deployments", {"replicas": 1}),
     "DaemonSet": (
@@ -64,7 +64,7 @@ def test_a_rolling_update_on_a_full_gpu_ends_after_the_suggested_command(
         return [each for each in found if "deletionTimestamp" not in each["metadata"]]
 
     def start(image: str) -> dict[str, Any]:
-        """Bind the pod with this image, and report it ready."""
+        """Bind the pod with this image, and report that it is ready."""
         (pod,) = (each for each in pods() if each["spec"]["containers"][0]["image"] == image)
         url = f"{PODS}/{pod['metadata']['name']}"
         plane.bind(PODS, pod["metadata"]["name"], "n")

@@ -1,4 +1,4 @@
-"""Tests the shipped ways to run kube-scheduler with Headroom: a scheduler of its own in two
+"""Tests the two shipped ways to run kube-scheduler with Headroom: its own scheduler with two
 replicas, and the cluster's default scheduler over TLS. Also tests which pods a dead or hanging
 extender affects.
 """
@@ -39,8 +39,8 @@ SCHEDULER_TOKEN = "scheduler-of-the-tests"
 
 
 class Mounted:
-    """The certificate files of the server and its client, as ``headroom certs`` creates them and
-    the kubelet mounts them.
+    """The certificate files of the server and its client. ``headroom certs`` creates them, and the
+    test copies them as the kubelet would mount them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -55,7 +55,9 @@ class Mounted:
             self.run(each)
 
     def run(self, each: Wanted, replace: bool = False, now: datetime | None = None) -> None:
-        """Run headroom certs once for one of the two. ``replace`` deletes the authority first."""
+        """Run headroom certs once for the server or the client. If ``replace`` is true, delete the
+        authority first.
+        """
         now = now or datetime.now(UTC)
         folder = self._folders[each.secret]
         held = None if replace else self._authorities.get(each.purpose)
@@ -85,7 +87,7 @@ def mounted(tmp_path: Path) -> Mounted:
 
 
 def default_scheduler(plane: ControlPlane, port: int, host: Path) -> dict[str, Any]:
-    """Return the configuration of deploy/default-scheduler, for an extender on this port."""
+    """Return the configuration in deploy/default-scheduler for an extender on this port."""
     file = ROOT / "deploy/default-scheduler/kube-scheduler.yaml"
     content: dict[str, Any] = yaml.safe_load(file.read_text())
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
@@ -110,7 +112,7 @@ def tunnel() -> Iterator[Tunnel]:
 
 
 def bound(cluster: Cluster, name: str, vram: str | None = "1Gi", **spec: Any) -> float:
-    """Return the seconds until a new pod of the default scheduler was bound."""
+    """Create a pod for the default scheduler. Return the seconds until it was bound."""
     began_s = time.monotonic()
     cluster.create_pod(name, vram, gpus=1 if vram else 0, schedulerName=DEFAULT, **spec)
     cluster.until(lambda: bool(cluster.node_of(name)), f"{name} is bound")
@@ -144,10 +146,10 @@ def test_the_default_scheduler_of_each_minor_uses_tls_and_survives_renewals(
     due = datetime.now(UTC) + TERMS.leaf_lifetime - TERMS.leaf_renewed_before
     for each in (serving, client):
         mounted.run(each, now=due - timedelta(days=59))  # Nothing is due.
-    # Both sides reload the client's files, so its authority can be replaced at any time.
+    # The client's authority can be replaced at any time, because both sides reload its files.
     mounted.run(client, replace=True)
     cut_and_bind("client-replaced")
-    # kube-scheduler reads the authority that it trusts only at its start.
+    # kube-scheduler must restart, because it reads the authority that it trusts only at its start.
     mounted.run(serving, replace=True)
     tunnel.cut()
     cluster.create_pod("waits", "1Gi", schedulerName=DEFAULT)
@@ -160,7 +162,7 @@ def test_the_default_scheduler_of_each_minor_uses_tls_and_survives_renewals(
     assert cluster.plane.log("extender").count("tls_renewed") > first
 
     # A hanging extender delays other pods by at most the timeout of the second entry. A dead
-    # extender delays none.
+    # extender does not delay them.
     cluster.plane.pause("extender")
     try:
         hung_s = bound(cluster, "plain-while-it-hangs", None)
@@ -179,7 +181,7 @@ def test_the_default_scheduler_of_each_minor_uses_tls_and_survives_renewals(
 def test_a_scheduler_that_lacks_the_feature_gate_starts_without_it(
     new_cluster: NewCluster, tmp_path: Path
 ) -> None:
-    """The chart starts a kube-scheduler of an unknown newer version in the same way."""
+    """The chart also starts a kube-scheduler of an unknown newer version without the gate."""
     binary = built("kube-scheduler")["kube-scheduler"]
     renamed = tmp_path / "kube-scheduler"
     gate = b"SchedulerPopFromBackoffQ"
@@ -214,7 +216,7 @@ def test_a_scheduler_that_lacks_the_feature_gate_starts_without_it(
 
 
 def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
-    """Return the configuration of deploy/base, for an extender on this port, with fast leader
+    """Return the configuration in deploy/base for an extender on this port, with fast leader
     election.
     """
     content: dict[str, Any] = yaml.safe_load((ROOT / "deploy/base/kube-scheduler.yaml").read_text())
@@ -230,7 +232,7 @@ def own_scheduler(plane: ControlPlane, port: int) -> dict[str, Any]:
 
 @pytest.fixture
 def elects(plane: ControlPlane) -> Iterator[None]:
-    """Grant the test schedulers the right to elect a leader."""
+    """Grant the test's schedulers the permission to elect a leader."""
     leases = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["*"]}
     role = {"metadata": {"name": "elects"}, "rules": [leases]}
     user = {
@@ -257,7 +259,7 @@ def test_the_second_replica_takes_over_without_effect_on_pods(
     ports = cluster.start_replicas("extender-a", "extender-b")
     for replica, port in zip("ab", ports, strict=True):
         cluster.start_scheduler_as(f"scheduler-{replica}", own_scheduler(plane, port))
-    # The cluster's own scheduler, without Headroom in its configuration.
+    # Start the cluster's own scheduler without Headroom in its configuration.
     kubeconfig = str(plane.kubeconfig("scheduler-of-the-tests"))
     stock = {
         "apiVersion": "kubescheduler.config.k8s.io/v1",
@@ -313,33 +315,34 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     cluster.until(lambda: shown() == [("NoGPUFits", "second")], "the second pod has an Event")
     cluster.kill_all()
     verbs = cluster.start_extender(settings={"mode": "observe"})
-    # Before an observing extender has listed the cluster, it lets pods pass without counting them.
+    # Wait, because an observing extender lets pods pass without counting them until it has listed
+    # the cluster.
     cluster.until(cluster.is_ready, "the extender is ready")
     cluster.start_scheduler(verbs)
     cluster.until(lambda: bool(cluster.node_of("second")), "the second is bound")
     second = cluster.pod("second")
-    # The ledger shows more than the device's memory.
+    # The reservations exceed the device's memory.
     reservations = cluster.gpunode(cluster.node_of("second")).spec.reservations
     assert reservations[second["metadata"]["uid"]].flags == [ADOPTED]
     committed = [next(iter(p.charges[0].candidates.values())) for p in reservations.values()]
     assert sum(committed) > 24 * GIB
     would = 'headroom_would_reject_total{reason="memory_on_any",verb="%s"}'
-    # The metric is updated after the response.
+    # Wait, because the metric is updated after the response is sent.
     cluster.until(lambda: cluster.metric(would % "filter") >= 1, "filter would have rejected")
     cluster.until(lambda: cluster.metric(would % "bind") >= 1, "bind would have rejected")
     assert cluster.metric("headroom_observe_only") == 1
     decision = second["metadata"]["uid"]
     message = LOOPBACK.get(f"{cluster.debug_url()}/v1/decisions?uid={decision}")
     assert message.headers["Headroom-Mode"] == "observe"
-    # There are two decisions if kube-scheduler changed the pod between the calls. The newest is
-    # first.
+    # There are two decisions if kube-scheduler changed the pod between the calls. The newest
+    # decision is first.
     parts = {
         verb: next(each[verb] for each in message.json()["decisions"] if each[verb])
         for verb in ("filter", "bind")
     }
     assert (parts["filter"]["fits"], parts["filter"]["observed_only"]) == (0, True)
     assert (parts["bind"]["outcome"], parts["bind"]["reason"]) == ("bound", "memory_on_any")
-    # The Event is from before, because mode observe writes no Events.
+    # The Event is older, because no Events are written in observe mode.
     assert shown() == [("NoGPUFits", "second")]
 
     cluster.change_settings("extender", {"mode": "enforce"})
@@ -348,6 +351,6 @@ def test_mode_observe_overcommits_like_stock_and_enforce_needs_no_restart(
     cluster.until(
         lambda: "insufficient GPU memory" in cluster.rejection("third"), "it does not fit"
     )
-    # A rejected pod is retried at once when the rejection no longer applies.
+    # A rejected pod is retried immediately when the rejection no longer applies.
     cluster.change_settings("extender", {"mode": "observe"})
     cluster.until(lambda: bool(cluster.node_of("third")), "the third is let go")

@@ -1,6 +1,6 @@
-"""Runs engines that start alone on one GPU, and that a real kubelet restarts together.
+"""Runs engines that start alone on one GPU. A real kubelet restarts all of them at the same time.
 
-Each engine takes its memory as soon as it runs, so its use settles after ``SETTLED_AFTER_S``.
+Each engine allocates its memory as soon as it runs, so its use settles after ``SETTLED_AFTER_S``.
 """
 
 import shutil
@@ -28,7 +28,7 @@ NAMES = ("first", "second")
 
 
 class Engines:
-    """Two engines on the node that have finished starting according to the ledger."""
+    """Two engines on a node. According to their reservations, both have finished starting."""
 
     def __init__(self, cluster: RealCluster, flags: Sequence[str], state: Path) -> None:
         self.cluster = cluster
@@ -63,8 +63,8 @@ class Engines:
         return [each.phase for each in reservations.values()]
 
     def newest(self, pod: str, container: str) -> Container | None:
-        """Return the newest container of that name, or None after ``RestartAllContainers`` removed
-        all.
+        """Return the newest container with this name. Return None if ``RestartAllContainers`` has
+        removed all containers.
         """
         with self.machine.runtime.lock:
             found = [*self.machine.runtime.containers.values()]
@@ -81,7 +81,7 @@ class Engines:
         return sorted((e for e in found if e and e.pid), key=lambda each: each.started_ns)
 
     def run_again(self, before: Sequence[Container]) -> list[Container]:
-        """Wait until both run in new containers."""
+        """Wait until both engines run in new containers."""
         self.cluster.until(
             lambda: len({*self.running()} - {*before}) == len(NAMES), "both engines run again"
         )
@@ -97,7 +97,7 @@ class Engines:
 def engines(
     plane: ControlPlane, tmp_path: Path, request: pytest.FixtureRequest
 ) -> Iterator[Engines]:
-    """The engines. The parameter is the kubelet, by default the newest."""
+    """The engines. The parameter of the fixture is the kubelet's version, by default the newest."""
     kubelet = getattr(request, "param", "kubelet")
     flags = [f"--state={tmp_path}/run/state.json"]
     real = RealCluster(plane, 1, gpus=1, replicas=4, agent_flags=flags, kubelet=kubelet)
@@ -125,7 +125,7 @@ def assert_started_one_after_the_other(engines: Engines, started: Sequence[Conta
 def test_engines_that_restart_all_their_containers_start_one_after_the_other(
     engines: Engines,
 ) -> None:
-    """The agent restarts at the same time."""
+    """The agent also restarts at this time."""
     before = engines.running()
     for each in before:
         engines.machine.runtime.exit(each, RESTART_ALL)
@@ -136,8 +136,8 @@ def test_engines_that_restart_all_their_containers_start_one_after_the_other(
 
 
 def test_engines_start_one_after_the_other_after_a_reboot(engines: Engines) -> None:
-    """The plugin registers before the kubelet sees the pods, because the kubelet would reject them
-    otherwise.
+    """The plugin registers before the kubelet receives the pods, because otherwise the kubelet
+    would reject them.
     """
     before = engines.running()
     engines.machine.kill("agent")

@@ -1,6 +1,6 @@
-"""Runs pods that start alone with a real API server and kube-scheduler, and played nodes.
+"""Runs pods that start alone with a real API server and kube-scheduler, and simulated nodes.
 
-kube-scheduler calls one extender, which is killed during the test. The other extender only runs
+kube-scheduler calls one extender, which is killed during the test. The other extender runs only
 controllers.
 """
 
@@ -28,7 +28,7 @@ def create(cluster: PlayedCluster, name: str, timeout: str = "10m") -> None:
 
 
 def admit(cluster: PlayedCluster, name: str) -> dict[str, Any]:
-    """Wait until the pod is bound. Then give it a replica of the GPU, as its kubelet does."""
+    """Wait until the pod is bound. Then give it a replica of the GPU, as its kubelet would."""
     cluster.until(lambda: bool(cluster.node_of(name)), f"pod {name} is bound")
     pod = cluster.pod(name)
     cluster.nodes.give(pod, 0)

@@ -1,6 +1,7 @@
-"""Tests the whole stack on nodes whose agents steer, with real kubelets and plugins.
+"""Tests all components on nodes whose agents steer, with real kubelets and plugins.
 
-The stock plugin counts replicas, so it would give every second of these pods another device.
+Without steering, the stock plugin would give every second pod another device, because it counts
+replicas.
 """
 
 import random
@@ -26,7 +27,7 @@ GPUS = 2
 
 @pytest.fixture(scope="module")
 def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
-    """A cluster with two nodes of two GPUs, each with 24 GiB and shared by four pods."""
+    """A cluster of two nodes with two 24 GiB GPUs each. Four pods can share a GPU."""
     real = RealCluster(plane, NODES, GPUS, 4, kubelet=STEERED_KUBELET)
     try:
         real.create()
@@ -41,7 +42,7 @@ def cluster(plane: ControlPlane, binaries: None) -> Iterator[RealCluster]:
 
 @pytest.fixture(autouse=True)
 def _empty(cluster: RealCluster) -> Iterator[None]:
-    """Leave idle nodes, however a test ends."""
+    """Empty the nodes after each test, even if it fails."""
     yield
     cluster.empty()
 
@@ -89,18 +90,18 @@ def test_pods_with_a_part_of_a_gpu_a_whole_gpu_and_several_gpus_share_nodes(
         cluster.ask(f"tiny{i}", 1)
     outcome = final_outcome(cluster)
     tell(f"{outcome.bound} of {outcome.pods} bound, {outcome.asked_ratio:.0%} of the memory asked")
-    # Each GPU has 4 replicas. Three of them stay free beside the pod with a whole GPU, and the
+    # Each GPU has 4 replicas. Three replicas stay free beside the pod with a whole GPU, and the
     # other GPUs hold the first two pods.
     assert cluster.turned_away() == []
     assert outcome.bound == 3 + 3 * 4 - 3
     assert (outcome.overcommitted, outcome.overdrawn) == (0, 0)
     others = {pod["metadata"]["name"] for pod in cluster.bound()} - {"whole"}
     assert all(devices("whole").isdisjoint(devices(name)) for name in others)
-    # Two whole GPUs of one node are free only if its other pods have ended.
+    # Two whole GPUs of one node are free only after its other pods have ended.
     cluster.ask("training", 24, gpus=2, vram="100%")
     cluster.until(lambda: cluster.outcome().undecided == 0, "it waits")
     home = cluster.node_of("whole")
-    # The pods that still wait would take the freed GPUs one by one.
+    # Delete pending pods first, because they would otherwise take the freed GPUs one by one.
     ended = sorted(cluster.pods(), key=lambda pod: "nodeName" in pod["spec"])
     for pod in ended:
         name = pod["metadata"]["name"]
@@ -114,7 +115,7 @@ def test_pods_with_a_part_of_a_gpu_a_whole_gpu_and_several_gpus_share_nodes(
 def test_an_annotation_of_the_node_turns_steering_off_and_on(
     cluster: RealCluster, tell: Tell
 ) -> None:
-    """New pods keep arriving meanwhile. The other node stays unchanged."""
+    """New pods keep arriving during the change. The other node does not change."""
     first, second = cluster.machines
     cluster.ask("before", 20)
     cluster.until(lambda: at_home(cluster, "before"), "a pod where the ledger chose")
@@ -131,12 +132,12 @@ def test_an_annotation_of_the_node_turns_steering_off_and_on(
     for i in range(4):
         cluster.ask(f"on{i}", 4)
     cluster.until(lambda: modes(cluster)[first] == ("steered", True), "it is steered again")
-    # A rejection is not final while the node changes.
+    # Wait, because a rejection is not final while the node changes.
     cluster.until(lambda: cluster.outcome().bound == 9, "every pod is bound")
     cluster.until(cluster.decided, "what is bound runs")
     outcome = cluster.outcome()
-    # A kubelet rejects pods that arrive in the moment in which neither agent nor plugin is
-    # registered. On a busy machine it is longer.
+    # A kubelet rejects pods that arrive while neither the agent nor the plugin is registered. On a
+    # busy machine, this takes longer.
     tell(f"{outcome.turned_away} of {outcome.bound} pods arrived without a registered plugin")
     assert (outcome.overcommitted, outcome.overdrawn) == (0, 0)
     choose(cluster, first, None)
@@ -152,7 +153,8 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
     for machine in cluster.machines.values():
         cluster.until(lambda m=machine: is_returned(m), "the plugin has its place again")
         cluster.until(lambda m=machine: m.allocatable() == 4 * GPUS, "every replica")
-    # One pod on each GPU of each node, so the plugin may choose the GPU with 4 GiB free next.
+    # Create one pod on each GPU of each node, so that the plugin may next choose the GPU with 4 GiB
+    # free.
     for node in cluster.machines:
         for gib in (20, 4):
             name = f"{node}-{gib}"
@@ -177,7 +179,8 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
     def gain() -> tuple[int, int]:
         """Return the pods that steering would place, and their bytes.
 
-        ``explain`` also uses the filter call for the pod, which may arrive before the watch event.
+        Only the pods from the watch count. ``explain`` also uses the filter call for the pod, which
+        may arrive before the watch event.
         """
         body = LOOPBACK.get(f"{cluster.debug_url()}/v1/pending?steering=true").json()
         found = body["steering"] or {"placed_pods": 0, "placed_bytes": 0}
@@ -199,16 +202,16 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
 def is_returned(machine: Node) -> bool:
     """Return whether the agent has registered the plugin again after it ended steering.
 
-    The Node shows too late that it has no replicas in between.
+    The agent's log is used, because the Node may not show that it has no replicas in between.
     """
     log = machine.log("agent")
     return log.rfind("plugin_brought_back") > log.rfind("steering_registered")
 
 
 def final_outcome(cluster: RealCluster) -> Outcome:
-    """Wait until the burst is over, and return its outcome.
+    """Wait until the burst is over. Return its outcome.
 
-    The first rejections are not final, because one set of devices is given out at a time.
+    The first rejections are not final, because only one set of devices is reserved at a time.
     """
     cluster.until(lambda: cluster.outcome().undecided == 0, "every pod is bound or rejected")
     cluster.until(cluster.decided, "bound pods run, or were rejected by the kubelet")
@@ -234,7 +237,7 @@ def steered(node: GPUNode) -> bool:
 
 
 def at_home(cluster: RealCluster, name: str) -> bool:
-    """Return whether the kubelet gave the pod the devices in its annotation, each once."""
+    """Return whether the kubelet gave the pod exactly the devices in its annotation."""
     pod = cluster.pod(name)
     node = pod["spec"].get("nodeName")
     if not node:
@@ -245,6 +248,6 @@ def at_home(cluster: RealCluster, name: str) -> bool:
 
 
 def choose(cluster: RealCluster, node: str, choice: str | None) -> None:
-    """Annotate the Node, or remove the annotation, as an administrator does."""
+    """Set or remove the Node's annotation as an administrator does."""
     patch = {"metadata": {"annotations": {DEVICE_CHOICE: choice}}}
     cluster.plane.call("PATCH", f"/api/v1/nodes/{node}", patch, "application/merge-patch+json")

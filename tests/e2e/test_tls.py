@@ -1,5 +1,5 @@
-"""Runs kube-scheduler and extender over TLS. Unless both authenticate, GPU pods stay pending with a
-message.
+"""Runs kube-scheduler and an extender over TLS. If one of them does not authenticate, GPU pods stay
+pending with a message.
 """
 
 import json
@@ -29,10 +29,12 @@ def shows(client: Certificate) -> dict[str, str]:
 
 
 def over_tls(cluster: Cluster, authority: Authority, scheduler: dict[str, str]) -> None:
-    """Start an extender that accepts clients of the authority, and this kube-scheduler."""
+    """Start an extender that accepts clients of the authority, and a kube-scheduler with this
+    tlsConfig.
+    """
     signed = authority.sign("extender")
     url = cluster.start_extender(tls=TlsFiles(signed.cert, signed.key, authority.cert))
-    # As the default scheduler, which calls the extender only for pods with a GPU.
+    # Run the scheduler like the default scheduler, which calls the extender only for GPU pods.
     cluster.start_scheduler(url, tls=scheduler, one_entry=True)
     cluster.settle()
 
@@ -50,7 +52,7 @@ def test_a_scheduler_without_a_certificate_gets_no_response(
 ) -> None:
     cluster = new_cluster(1)
     over_tls(cluster, authority, {"caFile": scheduler["caFile"]})
-    # The user reads about an EOF or a broken pipe. Only the extender logs the reason.
+    # The user's message mentions an EOF or a broken pipe. Only the extender logs the reason.
     only_the_gpu_pod_stays_pending(cluster, 'Post "https://')
 
     def rejected() -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""Checks that the later bind is declined and retried if two schedulers choose one node."""
+"""Checks that the later bind is declined and retried if two schedulers choose the same node."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from tests.loopback import LOOPBACK
 
 
 def with_cpus(name: str, vram: str | None, **spec: Any) -> dict[str, Any]:
-    """Return a pod with 100 of the node's 128 CPUs."""
+    """Return a pod that requests 100 of the node's 128 CPUs."""
     manifest = pod_manifest(vram, gpus=int(vram is not None))
     manifest["metadata"]["name"] = name
     manifest["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "100"
@@ -25,7 +25,7 @@ def test_a_bind_to_a_node_that_another_scheduler_has_filled_is_declined(
     cluster.settle()
     (node,) = cluster.names
     pod = cluster.plane.call("POST", PODS, with_cpus("gpu", "8Gi"))["metadata"]
-    # Bound after kube-scheduler has chosen the node for the other pod.
+    # This pod is bound after kube-scheduler has chosen the node for the other pod.
     other = with_cpus("other", None, schedulerName="default-scheduler", nodeName=node)
     cluster.plane.call("POST", PODS, other)
     body = {
@@ -39,7 +39,7 @@ def test_a_bind_to_a_node_that_another_scheduler_has_filled_is_declined(
     assert not cluster.node_of("gpu")
     assert not cluster.gpunode(node).spec.reservations
     cluster.delete_by_force("other")
-    # As kube-scheduler retries the pod.
+    # kube-scheduler retries the pod.
     cluster.until(
         lambda: LOOPBACK.post(f"{url}/bind", json=body).json() == {"Error": ""}, "it is bound"
     )
