@@ -184,8 +184,7 @@ class Filter:
             answer = extender_v1.encode_filter(offered, passed, codes, SENTENCES, resolvable)
         self._record(pod, request, rows, codes, snap, judged.sure, node, began_s)
         if (best := judged.best) is not None:
-            contenders = best.contenders
-            state.record_ranked(pod, began_s, snap, judged.candidates, contenders, by_filter=True)
+            state.record_ranked(pod, began_s, snap, judged.candidates, best, by_filter=True)
         if managed is not None and not observes:
             state.keep_rejected(pod, rows, codes, snap, began_s)
         return answer
@@ -266,7 +265,7 @@ class Filter:
             return None
         if self._state.group_binds.was_declined(pod):
             return best
-        node = self._state.cluster.node(best.contenders[0].node)
+        node = self._state.cluster.node(best.node)
         return None if node is None or prefers_no_schedule(node, pod) else best
 
     def _is_crowded(self, pod: Pod, now_s: float) -> bool:

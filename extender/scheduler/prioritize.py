@@ -30,15 +30,15 @@ class Prioritize:
         rows = rows_of(offered, snap)
         request = state.cluster.understand(pod)
         if isinstance(request, Unreadable):
-            state.record_ranked(pod, began_s, snap, len(rows), ())
+            state.record_ranked(pod, began_s, snap, len(rows), None)
             return NO_PREFERENCE
         if not request.asks:  # not recorded, because Headroom does not manage the pod
             chosen = best_for_non_gpu_pod(snap, rows)
             return NO_PREFERENCE if observes else extender_v1.encode_alike(offered.names, chosen)
         best = state.best(request, rows[rows >= 0], snap, began_s)
-        state.record_ranked(pod, began_s, snap, len(rows), best.contenders if best else ())
+        state.record_ranked(pod, began_s, snap, len(rows), best)
         if best is None or observes:
             return NO_PREFERENCE
-        winner = best.contenders[0].node
+        winner = best.node
         state.calls.assumed.assume(pod, request, winner, state.clock.monotonic())
         return extender_v1.encode_priorities(winner)

@@ -17,17 +17,18 @@ from headroom.contract.reasons import Reason
 from headroom.core.cluster.assumed_binds import Calls
 from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster import Cluster
-from headroom.core.journal.decision_records import TERMS, Candidate, Candidates, Ranked
+from headroom.core.journal.decision_records import Candidates, Ranked
 from headroom.core.journal.journal import Journal, micros
 from headroom.core.placement.fit import Codes
 from headroom.core.placement.fit_cache import FitCache
 from headroom.core.placement.request import VramRequest
-from headroom.core.placement.score import Contender, best
+from headroom.core.placement.score import BestNodes, best
 from headroom.core.placement.snapshot import CODE_OF, Rows, Snapshot
 from headroom.core.whatif.held_memory import HeldMemory
 
-#: Number of best nodes for which a decision records each term of the score.
-CONTENDERS = 5
+#: Number of best nodes for which a decision records each term of the score. A record takes 30 bytes
+#: for each node.
+CONTENDERS = 50
 #: Maximum number of rejected pods whose nodes are kept. Each pod takes 50 kB if there are 5,000
 #: nodes.
 MAX_REJECTED_PODS = 64
@@ -95,12 +96,11 @@ class Best:
 
     #: Index of the best node in the rows.
     place: int
-    #: The best nodes with the terms of their scores, starting with the winner.
-    contenders: tuple[Contender, ...]
+    nodes: BestNodes
 
     @property
     def node(self) -> str:
-        return self.contenders[0].node
+        return self.nodes.names[0]
 
 
 class SchedulingState:
@@ -158,8 +158,8 @@ class SchedulingState:
         ranking = cached.rank(request, snap, rows, now_s, market)
         if ranking.winner is None or cached.standing.by_dra[rows[ranking.winner]]:
             return None
-        contenders = best(request, snap, rows, ranking, cached.standing, now_s, market, CONTENDERS)
-        return Best(ranking.winner, contenders)
+        nodes = best(request, snap, rows, ranking, cached.standing, now_s, market, CONTENDERS)
+        return Best(ranking.winner, nodes)
 
     def record_ranked(
         self,
@@ -167,21 +167,22 @@ class SchedulingState:
         began_s: float,
         snap: Snapshot,
         offered: int,
-        contenders: Sequence[Contender],
+        best: Best | None,
         by_filter: bool = False,
     ) -> None:
-        """Record that the first of ``contenders`` is the best of ``offered`` nodes.
+        """Record that ``best`` has the best of ``offered`` nodes.
 
-        Without contenders, record that no node was preferred. ``by_filter`` is true if filter
+        If it is None, record that no node was preferred. ``by_filter`` is true if filter
         returned only the best node, because kube-scheduler then does not call prioritize.
         """
         took_us = micros(self.clock.monotonic() - began_s)
-        winner = contenders[0].node if contenders else ""
+        winner = best.node if best else ""
         at_s = self.clock.time()
         ranked = Ranked(at_s, took_us, snap.generation, offered, winner, by_filter)
         self.journal.note(pod, ranked, ranked.at_s, winner)
-        if contenders:
-            candidates = Candidates(tuple(map(_candidate, contenders)))
+        if best:
+            nodes = best.nodes
+            candidates = Candidates.of(nodes.names, nodes.scores, nodes.terms)
             self.journal.note(pod, candidates, ranked.at_s)
 
     def keep_rejected(
@@ -230,8 +231,3 @@ def are_templates(offered: Offered, snap: Snapshot) -> bool:
     """Return whether the nodes are an autoscaler's templates, which are whole objects of unknown
     nodes."""
     return bool(offered.objects) and bool((snap.rows(offered.names) < 0).all())
-
-
-def _candidate(contender: Contender) -> Candidate:
-    terms = [round(1000 * contender.terms[name]) for name in TERMS]
-    return Candidate(contender.node, round(1000 * contender.score), tuple(terms))

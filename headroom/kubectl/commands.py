@@ -54,9 +54,9 @@ from headroom.kubectl.output import (
 )
 from headroom.kubectl.quota import quota
 from headroom.kubectl.recommend import recommend
+from headroom.kubectl.score_command import score
 from headroom.kubectl.top_command import NO_NODES, no_pods, top
 from headroom.kubectl.whatif import whatif
-from headroom.kubectl.why import score as scored
 from headroom.kubectl.why import why as explained
 
 app = typer.Typer(
@@ -146,29 +146,7 @@ def why(
         show_lines(explained(body, output is Output.WIDE))
 
 
-@app.command(rich_help_panel=EXPLAIN)
-def score(
-    context: typer.Context,
-    pod: PodName,
-    node: Annotated[
-        str | None, typer.Option(help="Every check and term of this node; default: all nodes.")
-    ] = None,
-    namespace: Namespace = None,
-    limit: Limit = None,
-    output: Format = None,
-) -> None:
-    """Rank all nodes for a pod with their scores, or explain one node with every check and term."""
-    options: Options = context.obj
-    api, pod_key = options.api(), "/".join(options.pod(pod, namespace))
-    if node is not None:
-        body = api.get("score", pod=pod_key, node=node)
-        if not print_data(body, output):
-            show_lines(scored(body))
-        return
-    body = api.get("score", pod=pod_key, limit=limit)
-    table = tables.ranking(body, wide=output is Output.WIDE)
-    show_table(body, table, output, "the cluster has no nodes")
-    note_more(body)
+app.command(rich_help_panel=EXPLAIN)(score)
 
 
 @app.command(rich_help_panel=EXPLAIN)

@@ -83,9 +83,9 @@ class DebugApi:
         """Return the body of a GET request to the path under /v1/. Raises ``CommandError``."""
         return self._call("GET", _target(path, query), None)
 
-    def post(self, *path: str, body: object) -> Any:
+    def post(self, *path: str, body: object, **query: str | int | bool | None) -> Any:
         """Return the body of a POST request to the path under /v1/. Raises ``CommandError``."""
-        return self._call("POST", _target(path, {}), json.dumps(body).encode())
+        return self._call("POST", _target(path, query), json.dumps(body, default=str).encode())
 
     def lines(self, path: str, last_event_id: str = "", *, since: str | None) -> Iterator[str]:
         """Yield the lines of a stream of server-sent events. If ``last_event_id`` is set, begin
@@ -158,6 +158,7 @@ def _with_options(detail: str) -> str:
         option = f"--{_BODY_OPTIONS.get(field, field)} {node}".rstrip()
         rest = detail[found.end() :].replace(f"annotation {VRAM}: ", "")
         detail = f"{option}: {rest}".replace(f"Example: {VRAM}: ", f"Example: {option} ")
+    detail = detail.replace("body manifest: ", "--filename: ")
     detail = detail.replace("; GET /v1/nodes lists", "; kubectl headroom top lists")
     for name in re.findall(r"\bquery (\w+): ", detail):
         option = "--" + _OPTIONS.get(name, name).replace("_", "-")

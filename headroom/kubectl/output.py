@@ -47,7 +47,7 @@ def show_json(body: Any, indent: int | None = None) -> None:
     print(printable_json(json.dumps(body, indent=indent)))  # noqa: T201
 
 
-def print_data(body: Any, output: Output | Data | Sheet | None) -> bool:
+def print_data(body: Any, output: Enum | None) -> bool:
     """Print the body if the output is JSON or YAML. Return whether it was printed."""
     match output and output.value:
         case "json":

@@ -146,9 +146,11 @@ def _would_reject(body: Body) -> list[str]:
 def ranking(body: Body, wide: bool = False) -> Table:
     """Return a row for each node from /v1/score, best first.
 
-    ``wide`` adds the certainty, and what each term contributes to the score.
+    ``wide`` adds the certainty, and what each term contributes to the score. If the weights of a
+    past decision are not known, it adds the terms without weights.
     """
-    parts = body["parts"]
+    terms = body["nodes"][0]["score_terms"] if body["nodes"] else ()
+    parts = body["parts"] or dict.fromkeys(terms, 1.0)
     columns = ["NODE", "RANK", "SCORE"]
     columns += ["NEXT DEVICE", *(name.replace("_", " ").upper() for name in parts)] if wide else []
     table = Table((*columns, STATE))
@@ -165,8 +167,22 @@ def ranking(body: Body, wide: bool = False) -> Table:
             "fits" if node["fits"] else node["message"],
             bad=not node["fits"],
         )
-    table.total = [each for each in (body["difference"], body["not_tried"]) if each]
     return table
+
+
+def ranking_notes(body: Body) -> list[str]:
+    """Return sentences about the ranking as a whole: what decides between the first two nodes, and
+    which nodes a past decision does not name."""
+    notes = [body["difference"], body["not_tried"]]
+    if body["source"] == "decision":
+        fit = f"{counted(body['fits'], 'node')} could take the pod"
+        if body["unrecorded"]:
+            fit += f", of which the best {body['matching']} are on record"
+        notes.append(f"decided at {body['decided_at']} ({body['decision_id']}): {fit}")
+        notes += reason_lines(body["reasons"])
+        if not body["parts"] and body["nodes"]:
+            notes.append("score_weights have changed since, so terms are shown without weights")
+    return [note for note in notes if note]
 
 
 def capacity_by_node(body: Body, wide: bool = False) -> Table:

@@ -172,6 +172,8 @@ def score(body: Mapping[str, Any]) -> list[str]:
         lines.append(f"  rank {live['rank']} of {counted(live['fits'], 'node')} {fit}{tied}")
     if live["winner"] and live["winner"] != live["node"]["node"]:
         lines.append(f"  {live['winner']} wins, with {live['winner_score_ratio']:.3f}")
+    if difference := live.get("difference"):  # missing from an older console
+        lines.append(f"  {difference}")
     lines.append(f"  {not_checked(live)}")
     lines += [f"  {line}" for line in unread(body)]
     return lines + _stored(body["stored"], live["node"]["node"])

@@ -5,13 +5,14 @@ the decision.
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from headroom.contract.decision import decision_id
 from headroom.contract.kube import NodeSpec, SchedulingGate, Taint
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
-from headroom.core.journal.decision_records import Candidate, Candidates, Ranked
+from headroom.core.journal.decision_records import TERMS, Candidate, Candidates, Ranked
 from headroom.core.journal.journal import Decision
 from tests.builders import DISTRIBUTED, GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.console.asking import Asked
@@ -41,7 +42,8 @@ def fleet() -> Asked:
     rejected = {Reason.MEMORY_ON_ANY: 1}
     which = decision_id(waits.metadata.uid, waits.metadata.resource_version)
     asked.journal.record(Decision(waits, which, 0.0, 7, offered=2, fits=1, rejected=rejected))
-    kept = Candidates((Candidate("idle", 700, tuple(range(100, 700, 100))),))
+    terms = {name: np.array([(n + 1) / 10]) for n, name in enumerate(TERMS)}
+    kept = Candidates.of(("idle",), np.array([0.7]), terms)
     for part in (Ranked(0.0, 5, 7, 1, "idle"), kept):
         asked.journal.note(waits, part, 0.0)
     return asked
@@ -139,6 +141,92 @@ def test_a_bound_pod_is_ranked_as_if_its_memory_were_free(fleet: Asked) -> None:
     assert {each["node"] for each in body["nodes"] if each["fits"]} == {"busy", "idle"}
 
 
+def test_one_sentence_says_which_terms_decide_between_two_nodes(fleet: Asked) -> None:
+    second = gpunode(shared("D", memory_bytes=48 * GIB), name="second", plugin=DISTRIBUTED)
+    fleet.writer.apply([NodeSeen(kube_node("second")), GPUNodeSeen(second, 0.0)])
+    url = "/v1/score?pod=default/waits&node="
+    by_default = fleet.get(f"{url}second").json()["live"]["difference"]
+    assert by_default.startswith("idle wins over second by packing +0.11")
+    assert fleet.get("/v1/score?pod=default/waits").json()["difference"] == by_default
+    # The order of the two nodes does not matter.
+    for pair in ("second&against=idle", "idle&against=second", "idle"):
+        assert fleet.get(url + pair).json()["live"]["difference"] == by_default
+    assert fleet.get(f"{url}idle&against=none").json()["live"]["difference"] == (
+        "idle fits; none cannot take it: no free GPU replica"
+    )
+    alone = fleet.get("/v1/score?pod=default/bound&node=idle&against=idle")
+    assert (alone.status_code, "name two nodes" in alone.json()["detail"]) == (422, True)
+
+
+def test_a_pod_that_does_not_exist_yet_is_ranked_like_an_existing_pod(fleet: Asked) -> None:
+    manifest = {
+        "metadata": {"annotations": {"headroom.gpu/vram": "16Gi"}},
+        "spec": {"containers": [{"name": "m", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]},
+    }
+    new = fleet.post("/v1/score", {"manifest": manifest}).json()
+    old = fleet.get("/v1/score?pod=default/waits").json()
+    assert new["nodes"] == old["nodes"]
+    assert (new["namespace"], new["name"], new["source"]) == ("default", "new", "recomputed")
+    assert "ResourceQuotas" in new["not_checked"]
+    one = fleet.post("/v1/score?node=busy", {"manifest": manifest}).json()
+    assert [each["reason"] for each in one["live"]["failing"]] == ["memory_on_any"]
+    assert one["stored"] is None
+    for bad, message in (
+        ({"metadata": {}, "spec": {"nodeName": "idle"}}, "body manifest: remove spec.nodeName"),
+        (
+            {"metadata": {}, "spec": {"containers": []}},
+            "body manifest: requests no GPU that Headroom manages",
+        ),
+        ({"spec": 5}, "send a pod as printed by kubectl get pod -o json"),
+        ({**manifest, "metadata": {"annotations": {"headroom.gpu/vram": "8GB"}}}, "8GB"),
+    ):
+        answer = fleet.post("/v1/score", {"manifest": bad})
+        assert (answer.status_code, message in answer.json()["detail"]) == (422, True), answer.text
+
+
+def test_a_past_decision_shows_the_recorded_terms_of_its_nodes(fleet: Asked) -> None:
+    body = fleet.get("/v1/score?pod=default/waits&decision=last").json()
+    assert (body["source"], body["decided_at"][:19]) == ("decision", "1970-01-01T00:00:00")
+    (idle,) = body["nodes"]
+    assert (idle["node"], idle["rank"], idle["score_ratio"]) == ("idle", 1, 0.7)
+    assert idle["score_terms"]["packing"] == 0.1
+    assert (body["fits"], body["unrecorded"], body["matching"]) == (1, 0, 1)
+    assert [(r["reason"], r["nodes"]) for r in body["reasons"]] == [("memory_on_any", 1)]
+    # 0.7 is not the weighted mean of these terms, so the weights have changed since.
+    assert (body["parts"], body["difference"]) == ({}, None)
+    by_id = fleet.get(f"/v1/score?pod=default/waits&decision={body['decision_id']}").json()
+    assert by_id["nodes"] == body["nodes"]
+
+
+def test_a_past_decision_says_how_many_nodes_are_not_on_record(fleet: Asked) -> None:
+    asked = pod("1Gi", uid="um", name="many")
+    which = decision_id("um", asked.metadata.resource_version)
+    names = tuple(f"n{number:02d}" for number in range(50))
+    scores = np.linspace(0.9, 0.41, 50)
+    terms = {name: scores for name in TERMS}
+    fleet.journal.record(Decision(asked, which, 0.0, 7, offered=70, fits=60, rejected={}))
+    for part in (Ranked(0.0, 5, 7, 60, "n00"), Candidates.of(names, scores, terms)):
+        fleet.journal.note(asked, part, 0.0)
+    body = fleet.get("/v1/score?pod=default/many&decision=last&limit=20").json()
+    assert (body["fits"], body["matching"], body["unrecorded"]) == (60, 50, 10)
+    assert (len(body["nodes"]), body["remaining"], body["continue"]) == (20, 30, "20")
+    assert body["parts"]["packing"] == pytest.approx(1 / 3)
+    assert body["difference"].startswith("n00 wins over n01 by ") or "equal" in body["difference"]
+    rest = fleet.get("/v1/score?pod=default/many&decision=last&limit=40&continue=20").json()
+    assert [each["node"] for each in body["nodes"] + rest["nodes"]] == list(names)
+    # A decision about a pod is not shown for another pod.
+    other = fleet.get(f"/v1/score?pod=default/waits&decision={which}")
+    assert (other.status_code, "no longer on record" in other.json()["detail"]) == (404, True)
+    both = fleet.get("/v1/score?pod=default/many&decision=last&node=idle")
+    assert (both.status_code, "remove node" in both.json()["detail"]) == (422, True)
+
+
+def test_a_record_with_fewer_numbers_than_nodes_is_read_as_far_as_it_goes() -> None:
+    assert Candidates(("a", "b"), b"\0" * 14 + b"\1").first() == [
+        Candidate("a", 0.0, dict.fromkeys(TERMS, 0.0))
+    ]
+
+
 @pytest.mark.parametrize(
     ("query", "status", "message"),
     [
@@ -146,6 +234,8 @@ def test_a_bound_pod_is_ranked_as_if_its_memory_were_free(fleet: Asked) -> None:
         ("pod=default/nobody&node=idle", 404, "is not known"),
         ("pod=waits&node=idle", 422, "Example: pod=default/trainer-0"),
         ("node=idle", 422, "query pod: "),
+        ("pod=default/waits&against=idle", 422, "Example: node=gpu-a&against=idle"),
+        ("pod=default/waits&node=idle&against=nowhere", 404, "GET /v1/nodes lists"),
         ("pod=default/waits&continue=idle", 422, "is not a number of nodes. Example: continue=100"),
     ],
 )

@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import urlopen
 
@@ -83,9 +84,73 @@ def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
     none = run(server.debug, "score", "team-a/large", "--limit", "2")
     assert all(line.split()[1:3] == ["-", "-"] for line in none.stdout.splitlines()[1:])
     assert none.stderr == "more are not shown: raise --limit. Example: --limit 1000\n"
+    names = run(server.debug, "score", "team-a/fits", "-o", "name").stdout.splitlines()
+    assert names == [f"node/{line.split()[0]}" for line in ranked[1:4]]
+    no_names = run(server.debug, "score", "team-a/large", "-o", "name")
+    assert (no_names.returncode, no_names.stdout) == (1, "")
+    assert no_names.stderr == "no node can take the pod\n"
     nowhere = run(server.debug, "score", "team-a/fits", "--node", "nowhere")
     assert nowhere.returncode == 1
     assert "node nowhere is not known" in nowhere.stderr
+
+
+DEPLOYMENT = """\
+# Two documents; the first has no pod.
+apiVersion: v1
+kind: Service
+metadata: {name: web}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web, namespace: team-a}
+spec:
+  template:
+    metadata:
+      annotations: {headroom.gpu/vram: VRAM}
+    spec:
+      containers: [{name: main, resources: {limits: {nvidia.com/gpu: 1}}}]
+"""
+
+
+def test_score_ranks_nodes_for_a_manifest_that_was_not_created(
+    server: Server, tmp_path: Path
+) -> None:
+    file = tmp_path / "web.yaml"
+    file.write_text(DEPLOYMENT.replace("VRAM", "30Gi"))
+    ranked = run(server.debug, "score", "-f", str(file)).stdout.splitlines()
+    assert ranked[1].split()[:2] == ["whole", "1"]
+    assert "insufficient GPU memory on any device" in ranked[2]
+    one = run(server.debug, "score", "-f", str(file), "--node", "shared-0001").stdout
+    assert one.startswith("shared-0001: insufficient GPU memory on any device")
+    assert "shared-0001 cannot take it: insufficient GPU memory on any device; whole fits" in one
+    for text, message in (
+        (DEPLOYMENT.replace("VRAM", "30GB"), "--filename: annotation headroom.gpu/vram: '30GB'"),
+        ("kind: Service", "has no pod and no pod template. Example: kind: Pod"),
+        ("a: [", "is not valid YAML: in "),
+    ):
+        file.write_text(text)
+        rejected = run(server.debug, "score", "-f", str(file))
+        assert (rejected.returncode, message in rejected.stderr) == (2, True), rejected.stderr
+    missing = run(server.debug, "score", "-f", str(tmp_path / "none.yaml"))
+    assert "none.yaml: No such file or directory" in missing.stderr
+    both = run(server.debug, "score", "team-a/fits", "-f", str(file))
+    assert "name either a pod or a manifest. Example: score -f pod.yaml" in both.stderr
+
+
+def test_score_shows_the_record_of_a_past_decision(server: Server) -> None:
+    shown = run(server.debug, "score", "team-a/large", "--decision", "last").stdout
+    assert re.search(r"decided at \S+ \(uid-large\.\): 0 nodes could take the pod\n", shown)
+    assert "3 nodes: insufficient GPU memory on any device" in shown
+    unknown = run(server.debug, "score", "team-a/large", "--decision", "uid-fits.")
+    assert (unknown.returncode, "no longer on record" in unknown.stderr) == (1, True)
+
+
+def test_score_says_which_terms_decide_between_two_nodes(server: Server) -> None:
+    pair = ("--node", "shared-0000", "--against", "whole")
+    shown = run(server.debug, "score", "team-a/fits", *pair).stdout
+    assert re.search(r"^  \S+ wins over \S+ by \w+ \+\d\.\d\d", shown, re.MULTILINE)
+    alone = run(server.debug, "score", "team-a/fits", "--against", "whole")
+    assert (alone.returncode, "also name the other node" in alone.stderr) == (2, True)
 
 
 def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> None:

@@ -113,11 +113,10 @@ def test_the_best_node_comes_first_and_the_others_by_score_and_name() -> None:
     ranking = cached.rank(asked, snap, rows, NOW_S)
     for most, names in ((5, ["half", "b", "c"]), (2, ["half", "c"])):  # the first two by row
         found = best(asked, snap, rows, ranking, cached.standing, NOW_S, None, most)
-        assert [each.node for each in found] == names
-        assert [each.score for each in found] == sorted(ranking.scores, reverse=True)[: len(names)]
-        for each in found:
-            total = sum(Weights().parts[name] * term for name, term in each.terms.items())
-            assert total == pytest.approx(each.score)
+        assert list(found.names) == names
+        assert found.scores.tolist() == sorted(ranking.scores, reverse=True)[: len(names)]
+        total = sum(Weights().parts[name] * term for name, term in found.terms.items())
+        assert total == pytest.approx(found.scores)
 
 
 def test_without_a_gpu_request_no_node_wins() -> None:

@@ -21,6 +21,9 @@ from headroom.core.placement.snapshot import REASONS
 from headroom.core.preemption.report import sentences
 from headroom.runtime.server.auth import Sees, everything
 
+#: Maximum number of best nodes in the view of a decision.
+MOST_SHOWN = 5
+
 
 class PhaseView(View):
     """The last call of one verb."""
@@ -63,7 +66,8 @@ class PrioritizeView(PhaseView):
     """Whether filter ranked the nodes and returned only the winner (setting filter_best_only).
     Then kube-scheduler did not call prioritize, and ``took_ms`` is the duration of filter."""
     candidates: list[ContenderView]
-    """The best nodes, winner first; empty if they were not recorded."""
+    """The best nodes, winner first, at most 5; empty if they were not recorded.
+    /v1/score?decision= returns all that are on record."""
 
 
 class VictimView(View):
@@ -266,7 +270,7 @@ def _prioritize_view(record: Record, replica: str) -> PrioritizeView | None:
         offered=part.offered,
         winner=part.winner or None,
         by_filter=part.by_filter,
-        candidates=[ContenderView.of(each) for each in (best.best if best else ())],
+        candidates=[ContenderView.of(each) for each in (best.first(MOST_SHOWN) if best else ())],
     )
 
 

@@ -46,7 +46,7 @@ from headroom.console.views.overcommitted import (
 from headroom.console.views.pending import verdict_of
 from headroom.console.views.pod_recommendation import lower_as_recommended, with_recorded_peaks
 from headroom.console.views.requested_pods import pod_named
-from headroom.console.views.score import NearestView, nearest_view
+from headroom.console.views.score_bodies import NearestView, nearest_view
 from headroom.contract.annotations import PREFIX
 from headroom.contract.kube import Pod
 from headroom.core.placement.device_accounting import DeviceTerms

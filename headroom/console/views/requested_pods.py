@@ -1,6 +1,6 @@
 """Pods that callers ask about: existing pods, hypothetical pods, and pods from a manifest."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -148,7 +148,11 @@ def new_pods(
         name, resource = f"asked-{number}", asked.resource or usual_resource(cluster)
         pod = made_up(name, asked.vram, asked.gpus, resource, asked.policy)
     else:
-        pod = _of_manifest(asked, number, where)
+        if asked.vram or asked.resource or asked.policy or asked.gpus != 1:
+            raise HTTPException(
+                422, f"{where}: the manifest contains the size; remove all other fields but count"
+            )
+        pod = of_manifest(asked.manifest, f"{where}.manifest", f"asked-{number}")
         why = not_tried(pod, False, schedulers)
     request = understood(cluster, pod, where)
     if asked.manifest is None:
@@ -160,25 +164,26 @@ def new_pods(
         yield NewPod(one, pod, None, why[1] if why else "", asked.manifest is not None)
 
 
-def _of_manifest(asked: PodsAsked, number: int, where: str) -> Pod:
-    if asked.vram or asked.resource or asked.policy or asked.gpus != 1:
-        raise HTTPException(
-            422, f"{where}: the manifest contains the size; remove all other fields but count"
-        )
+def of_manifest(manifest: Mapping[str, Any], where: str, name: str) -> Pod:
+    """Return the new pod of a manifest, with ``name`` as its uid, and as its name if it has none.
+
+    Raises ``HTTPException`` 422 if the manifest is not a new pod. The error names ``where``, the
+    place of the manifest in the request.
+    """
     try:
-        pod = msgspec.convert(asked.manifest, Pod)
+        pod = msgspec.convert(manifest, Pod)
     except (msgspec.ValidationError, RecursionError) as err:
         raise HTTPException(
-            422, f"{where}.manifest: {err}; send a pod as printed by kubectl get pod -o json"
+            422, f"{where}: {err}; send a pod as printed by kubectl get pod -o json"
         ) from err
     if pod.node:
         raise HTTPException(
-            422, f"{where}.manifest: remove spec.nodeName: no scheduler places a pod with it"
+            422, f"{where}: remove spec.nodeName: no scheduler places a pod with it"
         )
     metadata = msgspec.structs.replace(
         pod.metadata,
-        uid=f"asked-{number}",
-        name=pod.metadata.name or f"asked-{number}",
+        uid=name,
+        name=pod.metadata.name or name,
         namespace=pod.metadata.namespace or NAMESPACE,
     )
     return msgspec.structs.replace(pod, metadata=metadata)

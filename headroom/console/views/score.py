@@ -1,34 +1,41 @@
 """The score of one pod on all nodes, or on one node compared with all others."""
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, HTTPException, Query
+from pydantic import ConfigDict
 from starlette.responses import Response
 
-from headroom.console.facts.device_occupants import Held, blockers
-from headroom.console.responses import (
-    UNKNOWN,
-    AskedPage,
-    Body,
-    Recomputed,
-    encoded,
-    stamp,
-    unknown_node,
-)
-from headroom.console.view import View
-from headroom.console.view_context import InContext, Newest, Visible
+from headroom.console.facts.device_occupants import blockers
+from headroom.console.responses import UNKNOWN, AskedPage, Page, encoded, unknown_node
+from headroom.console.view_context import Context, InContext, Newest, Visible
 from headroom.console.views.decision_bodies import DecisionView, Unanswered
 from headroom.console.views.decisions import Sought, decisions
-from headroom.console.views.devices import Aged, DeviceView, HeldView, device_view, held_view
 from headroom.console.views.pending import not_tried
 from headroom.console.views.ranked_nodes import Ranked, RankingBody
-from headroom.console.views.requested_pods import pod_named, understood
-from headroom.contract.quantity import gib
-from headroom.core.cluster.holds import Hold
-from headroom.core.placement.explain import Comparison, NodeExplanation, compare
-from headroom.core.placement.explanation_text import explanation_lines
+from headroom.console.views.recorded_ranking import recorded_ranking
+from headroom.console.views.requested_pods import (
+    StrictModel,
+    of_manifest,
+    of_size,
+    pod_named,
+    understood,
+)
+from headroom.console.views.score_bodies import (
+    CheckView,
+    LiveScoreView,
+    NearestView,
+    ScoreBody,
+    TermView,
+    nearest_view,
+)
+from headroom.contract.kube import Pod
+from headroom.core.placement.explain import Comparison, compare
+from headroom.core.placement.request import VramRequest
+from headroom.core.placement.snapshot import Snapshot
 from headroom.core.rules.eligible_nodes import (
     AMOUNTS,
     DRA_DEVICES,
@@ -38,119 +45,7 @@ from headroom.core.rules.eligible_nodes import (
 )
 from headroom.core.whatif.held_memory import verdicts_on
 from headroom.core.whatif.simulation import Simulation
-from headroom.runtime.server.auth import Sees, everything
-
-#: Maximum number of blocking pods shown for a node. The largest are shown.
-MOST_BLOCKERS = 10
-
-
-class CandidateView(View):
-    device: DeviceView
-    need_bytes: int
-    free_bytes: int
-    short_bytes: int
-
-
-class HoldView(View):
-    """A pod that has precedence. Memory of the node is held for it, but it is not bound yet."""
-
-    namespace: str
-    name: str
-    uid: str
-    until: str | None
-    """Latest time at which the hold ends, or null if the time is unknown."""
-
-
-class NearestView(View):
-    node: str
-    fits: bool
-    reason: str | None
-    message: str | None
-    detail: str | None
-    """Evidence for the message, if the message does not include any."""
-    unmeasured: str | None
-    """"not measured" and the source of the capacity; null if an agent reports the node."""
-    short_bytes: int | None
-    """Memory that the pod lacks on its fullest candidate device; null if memory is not the
-    reason."""
-    candidates: list[CandidateView]
-    score_ratio: float | None
-    """Score from 0 to 1, highest wins: the weighted mean of ``score_terms`` (setting
-    score_weights). If the pod does not fit, it is null and there are no terms."""
-    score_terms: dict[str, float]
-    holds: list[HoldView]
-    """Pods with precedence on the node, at most 10. Pods that the caller is not authorized to get
-    are left out."""
-    blockers: list[HeldView]
-    """Pods that hold the memory or the replicas that the pod needs, largest first, at most 10."""
-    hidden_blockers: int
-    """Number of such pods that the caller is not authorized to get, and the memory that they hold
-    in total."""
-    hidden_blockers_bytes: int
-    lines: list[str]
-    """The same facts as lines of text."""
-
-
-class CheckView(View):
-    reason: str
-    message: str
-    evictable: bool
-
-
-class TermView(View):
-    name: str
-    value_ratio: float
-    """0 to 1; higher is better."""
-    weight: float
-    """Weight in the settings (score_weights), and its share of the sum of all weights."""
-    part_ratio: float
-    contribution_ratio: float
-    """value_ratio times part_ratio. The sum over all terms is the score."""
-
-
-class LiveScoreView(Recomputed):
-    """The answer that filter and prioritize would give now if all eligible nodes were offered."""
-
-    node: NearestView
-    eligible: bool
-    """Whether the node is eligible by selector, affinity, taints and cordon."""
-    not_tried: str | None
-    """Why no scheduler that calls Headroom tries the pod: scheduling gates or another scheduler;
-    null if one does."""
-    not_checked: list[str]
-    """Checks of kube-scheduler that this answer does not include."""
-    failing: list[CheckView]
-    """All failed checks, starting with the reason that filter returns; empty if the pod fits."""
-    score_ratio: float | None
-    terms: list[TermView]
-    fits: int
-    """Number of eligible nodes on which the pod fits."""
-    rank: int | None
-    """1 plus the number of nodes with a higher score; null if the node is not eligible or the
-    pod does not fit."""
-    tied: int
-    """Number of other nodes with the same score. Among equal scores, the node with the least free
-    memory wins, or with policy spread the node with the most."""
-    wins: bool
-    """Whether this node is the winner and a scheduler tries the pod."""
-    winner: str | None
-    """The best eligible node. It and its score are null if the pod fits on no node, or if ``node``
-    is not eligible."""
-    winner_score_ratio: float | None
-
-
-class ScoreBody(Body):
-    namespace: str
-    name: str
-    uid: str
-    bound_to: str | None
-    taken_back: bool
-    """Whether the pod is bound. It is then scored as if its memory were free again."""
-    live: LiveScoreView
-    stored: DecisionView | None
-    """The last attempt to place the pod, with its best nodes; null if none is on record."""
-    unanswered: list[Unanswered]
-
+from headroom.runtime.server.auth import Sees
 
 PodKey = Annotated[
     str,
@@ -169,6 +64,61 @@ NodeName = Annotated[
         examples=["gpu-a"],
     ),
 ]
+Against = Annotated[
+    str,
+    Query(
+        max_length=256,
+        description="Compare ``node`` with this node; default: with the winner, or if ``node`` "
+        "wins, with the second.",
+        examples=["gpu-b"],
+    ),
+]
+DecisionId = Annotated[
+    str,
+    Query(
+        max_length=512,
+        description="The ranking of this decision about the pod, from its record: an id, or last.",
+        examples=["last"],
+    ),
+]
+
+
+class NewPodAsked(StrictModel):
+    """A pod that does not exist yet."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "manifest": {
+                        "metadata": {"annotations": {"headroom.gpu/vram": "8Gi"}},
+                        "spec": {
+                            "containers": [
+                                {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+                            ]
+                        },
+                    }
+                }
+            ]
+        }
+    )
+
+    manifest: dict[str, Any]
+    """A pod as kubectl get pod -o json prints it, without spec.nodeName."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The pod whose score is asked for."""
+
+    pod: Pod
+    request: VramRequest
+    not_tried: str | None
+    #: Checks of kube-scheduler that concern only this kind of question.
+    not_checked: tuple[str, ...] = ()
+    stored: DecisionView | None = None
+    unanswered: Sequence[Unanswered] = ()
+
 
 routes = APIRouter()
 
@@ -181,49 +131,113 @@ def score(
     sees: Visible,
     page: AskedPage,
     node: NodeName = "",
+    against: Against = "",
+    decision: DecisionId = "",
 ) -> Response:
     """Rank all nodes for this pod, with every term, reason and certainty; 100 unless ``limit`` is
     given. With ``node``, explain why the pod would go to this node or not: all failed checks, or
     the terms of the score and the rank among all nodes. Both are recomputed now; with ``node``, the
-    recorded decision is also returned."""
-    cluster = context.cluster
+    recorded decision is also returned. With ``decision``, return the ranking of a past decision:
+    the terms of its best 50 nodes."""
     namespace, _, name = pod.partition("/")
+    if decision:
+        if node or against:
+            raise HTTPException(
+                422,
+                "query decision: a decision on record has only the ranking; remove "
+                f"{'node' if node else 'against'}. Example: pod={pod}&decision=last",
+            )
+        return encoded(recorded_ranking(context, snap, (namespace, name), decision, page))
     found_pod = pod_named(context, namespace, name)
-    request = understood(cluster, found_pod, f"pod {pod}")
-    now_s = context.monotonic_s()
-    snap = context.seen_by(found_pod, snap)
-    if found_pod.node:
-        simulation = Simulation(cluster, snap, now_s)
-        simulation.release(found_pod.metadata.uid)
-        snap = simulation.snapshot()
-    if node and node not in snap.row_of:
-        raise unknown_node(node)
-    eligible = eligible_nodes(found_pod, snap, cluster.node)
+    request = understood(context.cluster, found_pod, f"pod {pod}")
     sought = Sought(uid=found_pod.metadata.uid)
     stored, unanswered = decisions(context, sought, 1, sees)
     untried = None
     if not found_pod.node:
         untried = not_tried(found_pod, bool(stored), context.schedulers())
+    asked = _Asked(
+        found_pod,
+        request,
+        untried[1] if untried else None,
+        stored=stored[0] if stored else None,
+        unanswered=unanswered,
+    )
+    return _scored(context, asked, snap, sees, page, node, against)
+
+
+@routes.post("/v1/score", response_model=ScoreBody | RankingBody, responses=UNKNOWN)
+def score_of_new_pod(
+    context: InContext,
+    asked: NewPodAsked,
+    snap: Newest,
+    sees: Visible,
+    page: AskedPage,
+    node: NodeName = "",
+    against: Against = "",
+) -> Response:
+    """Rank all nodes for a pod that does not exist yet, or explain one node, like GET. Nothing is
+    created. The answer does not include changes that the webhook would make to the pod, except its
+    gate."""
+    pod = of_manifest(asked.manifest, "body manifest", "new")
+    request = of_size(understood(context.cluster, pod, "body manifest"))
+    untried = not_tried(pod, False, context.schedulers())
+    new = _Asked(pod, request, untried[1] if untried else None, ("ResourceQuotas",))
+    return _scored(context, new, snap, sees, page, node, against)
+
+
+def _scored(
+    context: Context,
+    asked: _Asked,
+    snap: Snapshot,
+    sees: Sees,
+    page: Page,
+    node: str,
+    against: str,
+) -> Response:
+    """Return the ranking of all nodes, or the answer about one node."""
+    cluster, pod, now_s = context.cluster, asked.pod, context.monotonic_s()
+    snap = context.seen_by(pod, snap)
+    if pod.node:
+        simulation = Simulation(cluster, snap, now_s)
+        simulation.release(pod.metadata.uid)
+        snap = simulation.snapshot()
+    for each in filter(None, (node, against)):
+        if each not in snap.row_of:
+            raise unknown_node(each)
+    if against and not node:
+        raise HTTPException(
+            422, f"query against: also name the other node. Example: node=gpu-a&against={against}"
+        )
+    if against and against == node:
+        raise HTTPException(
+            422, f"query against: {against} is also the value of node; name two nodes"
+        )
+    eligible = eligible_nodes(pod, snap, cluster.node)
     about = {
         **context.head(snap),
-        "namespace": namespace,
-        "name": name,
-        "uid": found_pod.metadata.uid,
-        "bound_to": found_pod.node or None,
-        "taken_back": bool(found_pod.node),
+        "namespace": pod.metadata.namespace,
+        "name": pod.metadata.name,
+        "uid": pod.metadata.uid,
+        "bound_to": pod.node or None,
+        "taken_back": bool(pod.node),
     }
     if not node:
-        ranked = Ranked.of(cluster, request, snap, eligible, now_s)
+        ranked = Ranked.of(cluster, asked.request, snap, eligible, now_s)
         nodes, remaining, continue_ = ranked.page(page)
         return encoded(
             RankingBody(
                 **about,
+                source="recomputed",
+                decision_id=None,
+                decided_at=None,
                 matching=ranked.matching,
                 remaining=remaining,
                 continue_=continue_,
-                not_tried=untried[1] if untried else None,
-                not_checked=[AMOUNTS, *not_modeled(found_pod)],
+                not_tried=asked.not_tried,
+                not_checked=[AMOUNTS, *asked.not_checked, *not_modeled(pod)],
                 fits=int(ranked.verdicts.fits.sum()),
+                unrecorded=0,
+                reasons=ranked.reasons,
                 parts=dict(cluster.rules.weights.parts),
                 difference=ranked.difference,
                 nodes=nodes,
@@ -232,32 +246,31 @@ def score(
     row = snap.row_of[node]
     # Compare the node with all eligible nodes, even if it is not eligible itself.
     rows = np.union1d(eligible.rows, [row])
-    verdicts = verdicts_on(cluster, request, snap, rows, now_s)
+    verdicts = verdicts_on(cluster, asked.request, snap, rows, now_s)
     weights, market = cluster.rules.weights, cluster.market
     comparison = compare(verdicts, int(np.searchsorted(rows, row)), weights, market)
     blocking = blockers(cluster, verdicts, comparison.node)
+    of_dra = [DRA_DEVICES] if comparison.node.by_dra else []
+    ranked = Ranked.of(cluster, asked.request, snap, eligible, now_s)
     return encoded(
         ScoreBody(
             **about,
             live=_live_view(
                 comparison,
                 eligible.obstacles.get(row, ()),
-                untried[1] if untried else None,
-                [
-                    AMOUNTS,
-                    *([DRA_DEVICES] if comparison.node.by_dra else []),
-                    *not_modeled(found_pod),
-                ],
+                asked.not_tried,
+                [AMOUNTS, *asked.not_checked, *of_dra, *not_modeled(pod)],
+                ranked.compared(row, snap.row_of[against] if against else None),
                 nearest_view(
                     comparison.node,
                     context.activity_age(),
                     blocking,
                     sees,
-                    context.holds_against(found_pod).get(node, ()),
+                    context.holds_against(pod).get(node, ()),
                 ),
             ),
-            stored=stored[0] if stored else None,
-            unanswered=unanswered,
+            stored=asked.stored,
+            unanswered=list(asked.unanswered),
         )
     )
 
@@ -267,6 +280,7 @@ def _live_view(
     obstacles: Sequence[Obstacle],
     untried: str | None,
     not_checked: list[str],
+    difference: str | None,
     node: NearestView,
 ) -> LiveScoreView:
     eligible = not obstacles
@@ -304,85 +318,5 @@ def _live_view(
         wins=bool(winner) and not untried and winner == comparison.node.node,
         winner=winner or None,
         winner_score_ratio=comparison.winner_score if eligible else None,
+        difference=difference,
     )
-
-
-def nearest_view(
-    node: NodeExplanation,
-    aged: Aged,
-    blockers: Sequence[Held] = (),
-    sees: Sees = everything,
-    holds: Sequence[Hold] = (),
-) -> NearestView:
-    """Return the view of one node. ``holds`` are the pods that have precedence on it."""
-    shown, hidden = list[Held](), list[Held]()
-    for held in blockers:
-        (shown if sees(held.namespace, held.name) else hidden).append(held)
-    shown = shown[:MOST_BLOCKERS]
-    return NearestView(
-        node=node.node,
-        fits=node.reason is None,
-        reason=node.reason.code if node.reason else None,
-        message=node.reason.sentence if node.reason else None,
-        detail=node.detail or None,
-        unmeasured=node.unmeasured or None,
-        short_bytes=node.short_bytes,
-        score_ratio=node.score,
-        score_terms=dict(node.terms),
-        candidates=[
-            CandidateView(
-                device=device_view(device.terms, aged, sees),
-                need_bytes=device.need_bytes,
-                free_bytes=device.free_bytes,
-                short_bytes=device.short_bytes,
-            )
-            for device in node.candidates
-        ],
-        holds=[
-            _hold_view(hold)
-            for hold in holds[:MOST_BLOCKERS]
-            if sees(hold.pod.metadata.namespace, hold.pod.metadata.name)
-        ],
-        blockers=[held_view(held) for held in shown],
-        hidden_blockers=len(hidden),
-        hidden_blockers_bytes=sum(held.charged_bytes for held in hidden),
-        lines=[
-            *explanation_lines(node),
-            *_hold_lines(holds, sees),
-            *map(_blocker_line, shown),
-            *_hidden_blocker_lines(hidden),
-        ],
-    )
-
-
-def _hold_lines(holds: Sequence[Hold], sees: Sees) -> Iterator[str]:
-    for hold in holds[:MOST_BLOCKERS]:
-        metadata = hold.pod.metadata
-        shown = sees(metadata.namespace, metadata.name)
-        name = f"pod {metadata.namespace}/{metadata.name}" if shown else "a pod you may not read"
-        yield f"  memory is held for {name} {hold.until_text}"
-
-
-def _hold_view(hold: Hold) -> HoldView:
-    metadata, until_s = hold.pod.metadata, hold.until_s
-    return HoldView(
-        namespace=metadata.namespace,
-        name=metadata.name,
-        uid=metadata.uid,
-        until=None if until_s is None else stamp(until_s),
-    )
-
-
-def _blocker_line(held: Held) -> str:
-    since = f" since {held.since[:19]}Z" if held.since else ""
-    holds = f"holds {gib(held.charged_bytes)}{since}, {held.phase}"
-    return f"  pod {held.namespace}/{held.name} {holds}"
-
-
-def _hidden_blocker_lines(hidden: Sequence[Held]) -> list[str]:
-    if not hidden:
-        return []
-    pods_hold = "1 pod that you may not read holds"
-    if len(hidden) > 1:
-        pods_hold = f"{len(hidden)} pods that you may not read hold"
-    return [f"  {pods_hold} {gib(sum(held.charged_bytes for held in hidden))}"]

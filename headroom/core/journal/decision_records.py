@@ -16,6 +16,8 @@ from itertools import takewhile
 from typing import TypeVar
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from headroom.core.placement.policy import Weights
 
@@ -30,6 +32,10 @@ class Bounds:
 
 
 DEFAULT_BOUNDS = Bounds()
+#: Names of the terms of a score.
+TERMS = tuple(each.name for each in fields(Weights))
+_THOUSANDTHS = np.dtype("<u2")
+_Ratios = NDArray[np.float64]
 
 
 class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -73,27 +79,43 @@ class Ranked(msgspec.Struct, frozen=True, array_like=True, gc=False):
     by_filter: bool = False
 
 
-class Candidate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A scored node. Score and terms are in thousandths, and the terms are in the order of
-    ``TERMS``."""
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node with its score and the terms of the score, all 0..1."""
 
     node: str
-    score: int
-    terms: tuple[int, ...]
-
-    @property
-    def score_ratio(self) -> float:
-        return self.score / 1000
-
-    @property
-    def score_terms(self) -> Mapping[str, float]:
-        return {name: term / 1000 for name, term in zip(TERMS, self.terms, strict=True)}
+    score_ratio: float
+    score_terms: Mapping[str, float]
 
 
 class Candidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The nodes with the highest scores, winner first."""
+    """The nodes with the highest scores, winner first. Numbers are rounded to thousandths."""
 
-    best: tuple[Candidate, ...]
+    nodes: tuple[str, ...]
+    #: The score of each node, followed by its terms in the order of ``TERMS``: thousandths as
+    #: unsigned 16-bit integers, least significant byte first.
+    thousandths: bytes
+
+    @classmethod
+    def of(
+        cls, nodes: tuple[str, ...], scores: _Ratios, terms: Mapping[str, _Ratios]
+    ) -> "Candidates":
+        """Return the record of these nodes. Scores and each term have an element for each node."""
+        ratios = np.column_stack([scores, *(terms[name] for name in TERMS)])
+        return cls(nodes, np.rint(1000 * ratios).astype(_THOUSANDTHS).tobytes())
+
+    def first(self, most: int | None = None) -> list[Candidate]:
+        """Return the first ``most`` nodes, or all nodes. A node without numbers is left out,
+        because another process can send any record."""
+        width = 1 + len(TERMS)
+        whole = len(self.thousandths) // (width * _THOUSANDTHS.itemsize)
+        ratios = np.frombuffer(self.thousandths, _THOUSANDTHS, whole * width) / 1000
+        return [
+            Candidate(node, score, dict(zip(TERMS, terms, strict=True)))
+            for node, (score, *terms) in zip(
+                self.nodes[:most], ratios.reshape(whole, width).tolist(), strict=False
+            )
+        ]
 
 
 class Victim(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -160,8 +182,6 @@ class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
 Part = Filtered | Ranked | Candidates | Preempted | BindTried
 _KINDS: tuple[type, ...] = (Filtered, Ranked, Candidates, Preempted, BindTried)
 _INDEX_OF = {kind: index for index, kind in enumerate(_KINDS)}
-#: Names of the terms of a score.
-TERMS = tuple(each.name for each in fields(Weights))
 P = TypeVar("P", Filtered, Ranked, Candidates, Preempted, BindTried)
 MAX_NAME_CHARS = 1024
 _encode = msgspec.msgpack.encode

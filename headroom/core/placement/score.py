@@ -183,12 +183,15 @@ def standing(verdicts: Verdicts, weights: Weights) -> Standing:
     return Standing(score, found.node_left_bytes, found.device_left_bytes, found.values, by_dra)
 
 
-@dataclass(frozen=True, slots=True)
-class Contender:
-    node: str
-    #: 0..1, the weighted mean of ``terms``.
-    score: float
-    terms: Mapping[str, float]
+@dataclass(frozen=True, slots=True, eq=False)
+class BestNodes:
+    """The n nodes with the highest scores, starting with the winner."""
+
+    names: tuple[str, ...]
+    #: (n,) 0..1, the weighted mean of ``terms``.
+    scores: Scores
+    #: Terms by name, each (n,) 0..1.
+    terms: Mapping[str, Scores]
 
 
 def best(
@@ -200,7 +203,7 @@ def best(
     now_s: float,
     market: Market | None,
     most: int,
-) -> tuple[Contender, ...]:
+) -> BestNodes:
     """Return at most ``most`` nodes, first the winner and then the other nodes with the highest
     scores.
 
@@ -208,7 +211,7 @@ def best(
     ``rows``.
     """
     if ranking.winner is None:
-        return ()
+        return BestNodes((), np.empty(0), {})
     scores = ranking.scores
     remaining = scores.copy()
     highest: list[int] = []
@@ -220,13 +223,7 @@ def best(
     indices = np.array([ranking.winner, *others][:most])
     top_rows = rows[indices]
     named = named_terms(request, snap, top_rows, standing, now_s, market)
-    values = np.array([*named.values()]).T.tolist()
-    return tuple(
-        Contender(snap.names[row], score, dict(zip(named, terms, strict=True)))
-        for row, score, terms in zip(
-            top_rows.tolist(), scores[indices].tolist(), values, strict=True
-        )
-    )
+    return BestNodes(tuple(snap.names[row] for row in top_rows.tolist()), scores[indices], named)
 
 
 def best_for_non_gpu_pod(snap: Snapshot, rows: Rows) -> Mask:

@@ -285,7 +285,7 @@ class Settings(PortSettings):
     )
     journal_bytes: QuantityBytes = Field(
         DEFAULT_BOUNDS.size_bytes,
-        description="Maximum memory of the journal. A decision takes about 1 KiB.",
+        description="Maximum memory of the journal. A decision takes 1 to 3 KiB.",
     )
     journal_age_s: float = Field(
         DEFAULT_BOUNDS.age_s, gt=0, description="Maximum age of a decision in the journal."
