@@ -1,13 +1,17 @@
-"""Checks that encoded answers can be decoded, whatever the names."""
+"""Checks that calls are decoded and that encoded answers can be decoded, whatever the names."""
 
 import json
 
+import msgspec
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from extender.scheduler.extender_v1 import (
+    MalformedBody,
     Offered,
+    decode_offer,
     encode_alike,
     encode_filter,
     encode_priorities,
@@ -18,6 +22,53 @@ from headroom.contract.kube import ObjectMeta, Pod
 NAMES = st.lists(
     st.text() | st.sampled_from(['","', '",', ',"', '"', "\\", 'a","Score":9},{"Host":"b', "é\x00"])
 )
+
+
+#: Text that looks like the end of a pod in the body of a call.
+TEXT = st.text() | st.sampled_from(['"NodeNames":[', "]}", '"},"NodeNames":["a"]}', "\\"])
+
+
+def decoded(body: bytes) -> Offered:
+    offered = decode_offer(body)
+    offered.decode_names()
+    return offered
+
+
+@given(NAMES, TEXT)
+def test_names_may_be_any_field_of_a_call(names: list[str], text: str) -> None:
+    sent = {"metadata": {"name": "p", "uid": "u", "annotations": {"headroom.gpu/vram": text}}}
+    as_sent = {"Pod": sent, "Nodes": None, "NodeNames": names}
+    others = {"NodeNames": names, "Nodes": None, "Pod": sent}, {**as_sent, "New": [text]}
+    whole = msgspec.json.encode(names)
+    for body in map(msgspec.json.encode, (as_sent, *others)):
+        offered = decoded(body)
+        assert offered.pod.metadata.annotations == {"headroom.gpu/vram": text}
+        assert list(offered.names) == names
+        assert offered.may_cover(len(whole))
+        assert not offered.may_cover(len(whole) + 1)
+        assert all(map(offered.has_name, names))
+        assert not offered.has_name("".join(names) + "x")
+
+
+BODY = b'{"Pod":{"metadata":{"name":"p","uid":"u"}},"Nodes":null,"NodeNames":["a","b"]}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(pytest.param(BODY[:size], id=f"first {size} bytes") for size in range(len(BODY))),
+        BODY.replace(b"}}", b"}"),
+        BODY.replace(b'","', b'""'),
+        BODY.replace(b'"b"', b"1"),
+        BODY.replace(b'"b"', b'["b"]'),
+        BODY.replace(b"]}", b"]]"),
+        BODY + b"}",
+    ],
+)
+def test_a_malformed_body_is_rejected(body: bytes) -> None:
+    assert decoded(BODY).names == ["a", "b"]
+    with pytest.raises(MalformedBody):
+        decoded(body)
 
 
 @given(st.text())
