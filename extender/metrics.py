@@ -38,8 +38,8 @@ class Telemetry(ViewTelemetry):
         )
         self.verb_cpu_seconds = new(
             "headroom_verb_cpu_seconds_total",
-            "CPU time of filter, prioritize and preempt, from the first byte of a call to the last "
-            "of its answer; bind is not counted, because it waits.",
+            "CPU time of receiving and answering filter, prioritize and preempt; bind is not "
+            "counted, because it waits.",
             verb=(),
         )
         self.verb_errors = new(

@@ -4,6 +4,7 @@ import contextlib
 import os
 import select
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -131,6 +132,34 @@ def test_a_body_in_parts_is_passed_on_unchanged_and_its_cpu_time_is_counted() ->
                 with client.makefile("rb") as answer:
                     assert answer.read().endswith(b"\r\n\r\n" + content)
             assert 0.0 < cpu_seconds(counter) - before_s < 5.0
+
+
+def test_cpu_time_of_other_requests_is_not_counted() -> None:
+    counter, app = Counter("cpu_seconds", "Of the test.", registry=None), FastAPI()
+
+    @app.post("/p")
+    async def post(request: Request) -> Response:
+        request.scope[CPU_COUNTER] = counter
+        return Response(await read_whole(request, 1 << 20))
+
+    @app.post("/busy")
+    async def busy() -> Response:
+        until_s = time.thread_time() + 0.5
+        while time.thread_time() < until_s:
+            pass
+        return Response()
+
+    head = b"POST /%b HTTP/1.1\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
+    with (
+        listening(app) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client,
+    ):
+        client.sendall(head % (b"p", 4) + b"ab")
+        assert everything(port, head % (b"busy", 0)).startswith(b"HTTP/1.1 200 ")
+        client.sendall(b"cd")
+        with client.makefile("rb") as answer:
+            assert answer.read().endswith(b"\r\n\r\nabcd")
+    assert 0.0 < cpu_seconds(counter) < 0.4
 
 
 def cpu_seconds(counter: Counter) -> float:

@@ -25,10 +25,12 @@ from headroom.runtime.server.client_certificates import CERTIFICATE_END, certifi
 
 JSON = "application/json"
 
-#: Key of a counter in the ASGI scope. It counts the CPU seconds of the thread from the first byte
-#: of each request to the last byte of its answer, including other work that the thread does in that
-#: time.
+#: Key of a counter in the ASGI scope. It counts the CPU seconds in which the thread receives and
+#: parses each request, and then answers it after ``read_whole``. Until the body is complete, the
+#: thread also does other work, which is not counted.
 CPU_COUNTER = "headroom.cpu_counter"
+#: Key of the CPU time of the thread when the body was complete, in seconds.
+_BODY_READ_S = "headroom.body_read_s"
 
 #: Maximum number of seconds from the first to the last byte of a request. kube-scheduler gives up
 #: after 5 s. The time is checked once in this interval, so a request can take almost twice as long.
@@ -90,6 +92,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._waits_since_s: float | None = self._idle_since_s
         #: Bytes of the current request's body, and its other bytes (headers, chunk sizes).
         self.body_bytes = self._other_bytes = 0
+        #: CPU seconds of receiving and parsing the current request.
+        self._cpu_s = 0.0
         #: Whether a request is being parsed.
         self._is_parsing = False
         #: Number of requests that began in the last received bytes.
@@ -128,7 +132,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         was_parsing, self._begun_count = self._is_parsing, 0
+        began_s = time.thread_time()
         super().data_received(data)
+        self._cpu_s += time.thread_time() - began_s
         if not self._is_parsing or self.transport.is_closing():
             return
         # If another request ended in these bytes, it is unknown how many of them belong to this
@@ -140,7 +146,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._end(_HEADERS_TOO_LONG % self.max_header_bytes)
 
     def on_message_begin(self) -> None:
-        self._cpu_began_s = time.thread_time()
+        self._cpu_s = 0.0
         self._reading_since_s, self._idle_since_s = self.loop.time(), None
         self._waits_since_s = self._reading_since_s
         self.body_bytes = self._other_bytes = 0
@@ -171,8 +177,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         scope: Any = self.scope
-        if counter := scope.get(CPU_COUNTER):
-            counter.inc(time.thread_time() - self._cpu_began_s)
+        if (counter := scope.get(CPU_COUNTER)) and _BODY_READ_S in scope:
+            counter.inc(self._cpu_s + time.thread_time() - scope[_BODY_READ_S])
         if self._reading_since_s is None:
             self._waits_since_s, self.body_bytes = self.loop.time(), 0
         super().on_response_complete()
@@ -272,6 +278,7 @@ async def read_whole(request: Request, max_body_bytes: int) -> bytes:
             chunks.append(chunk)
         else:
             chunks.clear()
+    request.scope[_BODY_READ_S] = time.thread_time()
     if size > max_body_bytes:
         raise BodyTooLarge
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
