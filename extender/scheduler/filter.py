@@ -149,8 +149,8 @@ class Filter:
             # kube-scheduler has already chosen this node, and the bind is not finished. If the pod
             # were placed on another node, its memory would be reserved twice.
             judged.passed, judged.candidates, judged.leaves_out = again, len(again), True
-        elif best_only and rows.take(passed).min(initial=0) >= 0:
-            judged.best = self._undisputed(pod, request, rows.take(passed), snap, began_s)
+        elif best_only and (fitting := rows.take(passed)).min(initial=0) >= 0:
+            judged.best = self._undisputed(pod, request, fitting, snap, began_s)
             if judged.best is not None:
                 judged.passed, judged.leaves_out = passed[[judged.best.place]], True
         return judged
@@ -256,11 +256,13 @@ class Filter:
         self, pod: Pod, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float
     ) -> Best | None:
         """Return the best of several rows, or None if there are fewer than two rows or if a taint
-        of the best node could make kube-scheduler choose another node.
+        of the best node could make kube-scheduler choose another node. The pod fits on all rows.
 
         The taint does not count for a group whose last bind was declined, as in ``_may_name_best``.
         """
-        best = self._state.best(request, rows, snap, now_s) if len(rows) > 1 else None
+        if len(rows) < 2:
+            return None
+        best = self._state.best(request, rows, snap, now_s, np.ones(len(rows), bool))
         if best is None:
             return None
         if self._state.group_binds.was_declined(pod):

@@ -23,7 +23,7 @@ from headroom.core.placement.fit import Codes
 from headroom.core.placement.fit_cache import FitCache
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.score import BestNodes, best
-from headroom.core.placement.snapshot import CODE_OF, Rows, Snapshot
+from headroom.core.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
 from headroom.core.whatif.held_memory import HeldMemory
 
 #: Number of best nodes for which a decision records each term of the score. A record takes 30 bytes
@@ -150,12 +150,22 @@ class SchedulingState:
         codes[rows >= 0] = cached.codes(snap, rows[rows >= 0], now_s)
         return codes
 
-    def best(self, request: VramRequest, rows: Rows, snap: Snapshot, now_s: float) -> Best | None:
+    def best(
+        self,
+        request: VramRequest,
+        rows: Rows,
+        snap: Snapshot,
+        now_s: float,
+        fits: Mask | None = None,
+    ) -> Best | None:
         """Return the best of these rows, which must all be rows of known nodes. Return None if the
-        pod fits on no node, or only on nodes where kube-scheduler allocates the GPUs."""
+        pod fits on no node, or only on nodes where kube-scheduler allocates the GPUs.
+
+        ``fits`` (n,) is whether ``codes`` returns 0 for each row, if the caller has called it.
+        """
         market = self.cluster.market
         cached = self.fit_cache().weigh(request, snap)
-        ranking = cached.rank(request, snap, rows, now_s, market)
+        ranking = cached.rank(request, snap, rows, now_s, market, fits)
         if ranking.winner is None or cached.standing.by_dra[rows[ranking.winner]]:
             return None
         nodes = best(request, snap, rows, ranking, cached.standing, now_s, market, CONTENDERS)

@@ -37,8 +37,19 @@ from tests.examples import examples
 MAX_HOLDS = 1_000
 MAX_NODE_SETS = 4
 
+
 AT_S = 1_795_219_200.0
 KINDS = (Filtered, Ranked, Candidates, Preempted)
+
+
+@given(st.permutations(range(11)), st.integers(0, 11), st.integers(0, 2))
+def test_the_names_of_the_offered_nodes_are_kept(
+    order: list[int], known: int, unknown: int
+) -> None:
+    row_of = {f"n{row}": row for row in range(11)}
+    rows = np.array([*order[:known], *[-1] * unknown], np.int64)
+    expected = [f"n{row}" for row in sorted(order[:known])]
+    assert NodeSets().offered(row_of, rows).names() == expected
 
 
 def decision(

@@ -57,6 +57,16 @@ def _selecting(made: Pod, selector: dict[str, str]) -> Pod:
     return msgspec.structs.replace(made, spec=spec)
 
 
+@given(st.permutations(range(5)), st.integers(0, 5), st.integers(0, 2))
+def test_rows_are_counted_by_class(order: list[int], known: int, unknown: int) -> None:
+    snap = fleet()
+    found = market(snap, {})
+    assert found is not None
+    rows = np.array([*order[:known], *[-1] * unknown], np.int64)
+    large = sum(row == 0 for row in rows)
+    assert found.counts(snap, rows).tolist() == [known - large, large, 0]
+
+
 def see(usual: DemandTracker, snap: Snapshot, asked: Pod, *rows: int) -> None:
     usual.prepare(request(asked), snap)
     usual.see(request(asked), asked, snap, np.array(rows or range(len(snap.nodes)), np.int64))

@@ -62,10 +62,12 @@ class NodeSets:
         return added
 
     def offered(self, row_of: Mapping[str, int], rows: Rows) -> "OfferedNodes":
-        """Return the nodes of a filter call. ``rows`` (n,) contains their rows, or -1 for unknown
-        nodes."""
+        """Return the nodes of a filter call. ``rows`` (n,) contains each of their rows once, or -1
+        for unknown nodes."""
         if not self._last or self._last[-1].row_of is not row_of:
             self.add(row_of)
+        if len(rows) == len(row_of) and rows.min(initial=0) >= 0:
+            return OfferedNodes(self._last[-1], b"\xff" * -(-len(rows) // 8))
         named = np.zeros(len(row_of) + 1, np.bool_)
         named[rows] = True  # a row of -1 sets the additional last element
         return OfferedNodes(self._last[-1], np.packbits(named[:-1]).tobytes())

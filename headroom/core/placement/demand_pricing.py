@@ -71,8 +71,9 @@ class Market:
     prices: Prices
     #: Mean allocatable memory of a device.
     mean_bytes: float
-    #: The last column of largest devices, and the class of each of its rows.
-    _classes: tuple[Rows, Rows] | None = None
+    #: The last column of largest devices, the class of each of its rows, and the number of rows of
+    #: each class.
+    _classes: tuple[Rows, Rows, Rows] | None = None
 
     @cached_property
     def uniform(self) -> bool:
@@ -89,14 +90,30 @@ class Market:
 
         The index of a class that is not in ``sizes`` is the length of ``sizes``.
         """
+        return self._of_all(snap)[0].take(rows)
+
+    def counts(self, snap: Snapshot, rows: Rows) -> Rows:
+        """Return the number of the rows in each class, and at last of the rows in no class.
+
+        ``rows`` contains each row at most once, and -1 for nodes outside the snapshot.
+        """
+        classes, counts = self._of_all(snap)
+        if len(rows) == len(classes) and rows.min(initial=0) >= 0:
+            return counts
+        return np.bincount(classes.take(rows[rows >= 0]), minlength=len(counts))
+
+    def _of_all(self, snap: Snapshot) -> tuple[Rows, Rows]:
+        """Return the class of each row of the snapshot, and the number of rows in each class."""
         # Snapshots share this column until a device changes.
         column = snap.node_largest_device_bytes
         if self._classes is None or self._classes[0] is not column:
             sizes = column // self.unit_bytes
             indices = np.searchsorted(self.sizes, sizes)
             found = self.sizes.take(indices, mode="clip") == sizes
-            self._classes = column, np.where(found, indices, len(self.sizes))
-        return self._classes[1].take(rows)
+            classes = np.where(found, indices, len(self.sizes))
+            counts = np.bincount(classes, minlength=len(self.sizes) + 1)
+            self._classes = column, classes, counts
+        return self._classes[1:]
 
     def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
         """Compute the price term of each row, 0..1, from the bytes that the pod takes on the node.
@@ -219,13 +236,12 @@ class DemandTracker:
         if not self._wanted or request.uid in self._seen:
             return
         self._seen[request.uid] = None
-        rows = offered[offered >= 0]
-        has_class = self._has_class(snap, rows)
+        has_class = self._has_class(snap, offered)
         if has_class is None:
             self._update_prices(snap)
-            has_class = self._has_class(snap, rows)
+            has_class = self._has_class(snap, offered)
         market = self.market
-        if market is None or has_class is None or not len(rows):
+        if market is None or has_class is None or not has_class.any():
             return
         affinity = pod.spec.affinity and pod.spec.affinity.node_affinity
         constraints = msgspec.msgpack.encode(
@@ -246,17 +262,16 @@ class DemandTracker:
                 self.mix.add(classes, worth * ask.count)
         self._pods += 1
 
-    def _has_class(self, snap: Snapshot, rows: Rows) -> Mask | None:
-        """Return whether each class of the market occurs in one of the rows, as an array
+    def _has_class(self, snap: Snapshot, offered: Rows) -> Mask | None:
+        """Return whether each class of the market occurs in one of the offered rows, as an array
         (classes,).
 
         Return None if there is no market, or if a row has a class that is not in the market.
         """
         if self.market is None:
             return None
-        known = len(self.market.sizes)
-        counts = np.bincount(self.market.classes(snap, rows), minlength=known + 1)
-        return None if counts[known] else counts[:known] > 0
+        counts = self.market.counts(snap, offered)
+        return None if counts[-1] else counts[:-1] > 0
 
     def _update_prices(self, snap: Snapshot) -> None:
         now = market(snap, self.mix.demand)

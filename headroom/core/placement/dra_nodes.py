@@ -56,9 +56,11 @@ def served(request: VramRequest, snap: Snapshot, rows: Rows, codes: NDArray[np.i
     ``codes`` contains the codes of the nodes' reasons, (n,). The function replaces the codes of
     nodes whose GPUs are allocated by DRA.
     """
-    by_dra: Mask = codes == _DRA
-    if not request.may_use_dra or not by_dra.any():
+    if not request.may_use_dra:
         return np.zeros(len(rows), bool)
+    by_dra: Mask = codes == _DRA
+    if not by_dra.any():
+        return by_dra
     places = by_dra.nonzero()[0]
     by_dra[places] = [is_served(request, snap.nodes[row]) for row in rows[places].tolist()]
     codes[places] = np.where(by_dra[places], 0, _NO_RESOURCE)

@@ -122,8 +122,10 @@ class Verdicts:
             for verdict in self.asks:
                 slots = self.snap.slots_of(verdict.ask.resource)
                 enough = slots & (self.snap.columns.allocatable_bytes >= verdict.all_need_bytes)
-                several = verdict.all_ours & ~at_least(enough, verdict.ask.widest)
-                large &= (enough.any(axis=1) & ~several).take(self.rows)
+                found = np.asarray(enough.any(axis=1))
+                if verdict.ask.widest > 1:
+                    found &= ~verdict.all_ours | at_least(enough, verdict.ask.widest)
+                large &= found.take(self.rows)
         return large
 
 
@@ -138,26 +140,29 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
     if not request.asks:
         none = np.zeros(len(rows), bool)
         return Verdicts(request, snap, rows, none.astype(np.int8), (), now_s, by_dra=none)
-    codes = snap.node_reason[rows].astype(np.int8)
+    # With few nodes the number of numpy calls dominates the cost.
+    codes = snap.node_reason.take(rows).astype(np.int8)
     by_dra = served(request, snap, rows, codes)
+    ours = ~by_dra
     closed: dict[Reason, Nodes] = {
-        Reason.STALE_REPORT: (snap.fresh_until_s[rows] < now_s) & ~by_dra
+        Reason.STALE_REPORT: (snap.fresh_until_s.take(rows) < now_s) & ours
     }
     if request.visible is Visible.REJECTED:
         # The pod could use any device, whatever the plugin chooses. Such pods are rare, so the
         # snapshot has no column for this case.
         rejects = [snap.nodes[row].obeys_environment for row in rows.tolist()]
-        closed[Reason.CHOOSES_DEVICES] = np.array(rejects, bool) & ~by_dra
+        closed[Reason.CHOOSES_DEVICES] = np.array(rejects, bool) & ours
     if not request.gated:
         # On a gated node only gates enforce the reservations. A pod without a gate could start on a
         # device without enough memory, or take memory reserved for another pod.
-        closed[Reason.NO_GATE] = snap.gated[rows] & ~by_dra
+        closed[Reason.NO_GATE] = snap.gated.take(rows) & ours
     for reason, holds in closed.items():
         codes[(codes == 0) & holds] = CODE_OF[reason]
     asks = tuple(_fit_one(ask, request, snap, rows) for ask in request.asks)
     for verdict in asks:
-        codes = np.where((codes == 0) & ~by_dra, verdict.all_codes[rows], codes)
-        verdict.all_candidates[rows[by_dra]] = False
+        codes = np.where((codes == 0) & ours, verdict.all_codes.take(rows), codes)
+        if by_dra.any():
+            verdict.all_candidates[rows[by_dra]] = False
     return Verdicts(request, snap, rows, codes, asks, now_s, closed, by_dra)
 
 
@@ -178,10 +183,13 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     )
     need_bytes = needed(ask, request.asks, arrays)
     by_variable = request.visible is not Visible.BY_PLUGIN
-    steered: Nodes = np.asarray((slots & (columns.steered > 0)).any(axis=1)) & (not by_variable)
+    steered: Nodes = np.zeros(len(slots), bool)
+    if not by_variable and columns.steered.max(initial=0) > 0:
+        steered = np.asarray((slots & (columns.steered > 0)).any(axis=1))
+    any_steered = bool(steered.any())
     #: Number of different devices that the pod gets on a steered node.
     width = ask.widest
-    if width > 1 and steered.any():
+    if width > 1 and any_steered:
         apart_bytes = needed(ask, request.asks, arrays, apart=True)
         need_bytes = np.where(steered[:, None], apart_bytes, need_bytes)
     free_bytes = columns.free_bytes if ask.count == 1 else columns.several_free_bytes
@@ -196,15 +204,15 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     free_replicas = (columns.replicas_free * slots).sum(axis=1)
     unconfirmed = np.where(slots, columns.replicas_unconfirmed, 0).max(axis=1, initial=0)
 
-    # Each of these reasons rejects a node if it holds for at least one candidate device. With few
-    # nodes the number of numpy calls dominates the cost, so faults that no device has are skipped.
+    # Each of these reasons rejects a node if it holds for at least one candidate device. Faults
+    # that no device has are skipped.
     health_issue = columns.health_issue
     issues = _HEALTH_ISSUES if health_issue.any() else ()
     faults = {reason: health_issue == CODE_OF[reason] for reason in issues}
     if width > 1:
         faults[Reason.TOO_MANY_SHARED] = columns.several == Several.REJECTED
         faults[Reason.OTHERS_ARRIVING] = columns.several == Several.UNSETTLED
-    mps = candidates & (sharing == SHARING.index("mps"))
+    mps = candidates & arrays.mps
     if mps.any():
         above = above_cap(ask, request.processes, columns.memory_bytes, arrays)
         faults[Reason.ABOVE_MPS_LIMIT] = mps & above
@@ -215,7 +223,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     #: not wait.
     meets_starting = _meets_starting(ask, request, columns.starting)
     by_headroom = None
-    if steered.any():
+    if any_steered:
         usable = _usable(ask, columns, candidates)
         for fault in faults.values():
             usable &= ~fault
@@ -223,11 +231,10 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         by_headroom = _choose(request, snap, width, candidates, usable, left_bytes, meets_starting)
         candidates = np.where(steered[:, None], by_headroom.candidates, candidates)
         relevant = np.where(steered[:, None], candidates, relevant)
-    faulty = (candidates & np.array([*faults.values(), ~enough_memory])).any(axis=2)
     rejected = {
         Reason.NO_SUCH_RESOURCE: ~slots.any(axis=1),
         Reason.NO_REPLICA: free_replicas - unconfirmed < ask.count,
-        **dict(zip(faults, faulty, strict=False)),
+        **{reason: (candidates & fault).any(axis=1) for reason, fault in faults.items()},
     }
     if by_headroom is not None:
         stuck = steered & by_headroom.stuck
@@ -238,7 +245,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     rejected[Reason.MEMORY_ON_ANY] = ~(relevant & enough_memory).any(axis=1)
     if by_headroom is not None and width > 1:
         rejected[Reason.TOO_FEW_DEVICES] = stuck & by_headroom.enough_usable
-    rejected[Reason.MEMORY_ON_SOME] = faulty[-1]
+    rejected[Reason.MEMORY_ON_SOME] = (candidates & ~enough_memory).any(axis=1)
     # This reason comes last, because it resolves by itself.
     if meets_starting is not None:
         rejected[Reason.OTHER_STARTING] = (candidates & meets_starting).any(axis=1)

@@ -75,9 +75,14 @@ class CachedFit:
         rows: Rows,
         now_s: float,
         market: Market | None = None,
+        fits: Mask | None = None,
     ) -> Ranking:
-        """Return the same ranking as ``score.rank`` for these rows, without the terms."""
-        fits = self.codes(snap, rows, now_s) == 0
+        """Return the same ranking as ``score.rank`` for these rows, without the terms.
+
+        ``fits`` (n,) is whether ``codes`` returns 0 for each row, if the caller has called it.
+        """
+        if fits is None:
+            fits = self.codes(snap, rows, now_s) == 0
         return rank_rows(request, snap, rows, fits, self.standing, now_s, self.weights, market)
 
 

@@ -6,7 +6,7 @@ reports. All arrays are read-only. In a slot that a node does not have, all valu
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import repeat
 from math import inf
 from operator import attrgetter
@@ -188,14 +188,16 @@ class Snapshot:
         # the whole array, because the array is in Fortran order.
         selected = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
         columns = [column[selected] for column in _columns(self.columns)]
-        return replace(
-            self,
+        return Snapshot(
+            generation=self.generation,
             row_of={name: row for row, name in enumerate(names)},
             names=names,
             names_hash=hash(frozenset(names)),
             nodes=nodes,
+            resources=self.resources,
             columns=Columns(*columns),
             name_rank=self.name_rank[selected],
+            held=self.held,
             **{name: getattr(self, name)[selected] for name in PER_NODE},
         )
 
