@@ -5,12 +5,14 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headroom.contract.kube import Pod
 from headroom.core.placement.fit import fit
 from headroom.core.placement.fit_cache import FitCache
 from headroom.core.placement.policy import Weights
-from headroom.core.placement.score import Ranking, best, rank
+from headroom.core.placement.score import Ranking, best, highest, rank
 from headroom.core.placement.snapshot import NodeTerms
 from headroom.core.placement.snapshot_builder import build
 from tests.builders import (
@@ -27,6 +29,12 @@ from tests.builders import (
 )
 
 SPREAD = {"headroom.gpu/policy": "spread"}
+
+
+@given(st.lists(st.sampled_from([0.0, 0.25, 0.5]) | st.floats(0, 1)), st.integers(1, 9))
+def test_the_highest_scores_come_first(scores: list[float], most: int) -> None:
+    expected = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
+    assert highest(np.array(scores, float), most).tolist() == expected
 
 
 def ranked(asked: Pod, *nodes: NodeTerms) -> Ranking:

@@ -213,17 +213,25 @@ def best(
     if ranking.winner is None:
         return BestNodes((), np.empty(0), {})
     scores = ranking.scores
-    remaining = scores.copy()
-    highest: list[int] = []
-    for _ in range(min(most, len(rows))):  # argpartition is slow with many equal scores
-        highest.append(int(remaining.argmax()))
-        remaining[highest[-1]] = -1.0
-    others = [index for index in highest if scores[index] > 0 and index != ranking.winner]
-    others.sort(key=lambda index: (-scores[index], snap.name_rank[rows[index]]))
-    indices = np.array([ranking.winner, *others][:most])
+    others = highest(scores, most)
+    others = others[(scores[others] > 0) & (others != ranking.winner)]
+    order = np.lexsort((snap.name_rank.take(rows[others]), -scores[others]))
+    indices = np.append(ranking.winner, others[order])[:most]
     top_rows = rows[indices]
     named = named_terms(request, snap, top_rows, standing, now_s, market)
     return BestNodes(tuple(snap.names[row] for row in top_rows.tolist()), scores[indices], named)
+
+
+def highest(scores: Scores, most: int) -> Rows:
+    """Return the indices of the ``most`` highest scores, highest first. The first of equal scores
+    come first."""
+    # The highest score of each of ``most`` blocks is at least the lowest of the result, so few
+    # scores remain to be sorted. ``argpartition`` takes ten times as long with many equal scores.
+    block = len(scores) // most
+    least = scores[: most * block].reshape(most, block).max(axis=1).min() if block else 0.0
+    among = np.flatnonzero(scores >= least)
+    found: Rows = among[np.argsort(-scores[among], kind="stable")[:most]]
+    return found
 
 
 def best_for_non_gpu_pod(snap: Snapshot, rows: Rows) -> Mask:
