@@ -1,4 +1,4 @@
-"""Tests bugs that hostile inputs have found, with minimal inputs."""
+"""Tests minimal inputs for the bugs that hostile inputs have found."""
 
 import json
 from pathlib import Path
@@ -93,7 +93,7 @@ def test_too_deeply_nested_settings_are_rejected(tmp_path: Path) -> None:
 
 
 def test_settings_of_several_megabytes_are_rejected(tmp_path: Path) -> None:
-    """A single text of 4 MB took seconds to parse."""
+    """A single string of 4 MB took seconds to parse."""
     path = tmp_path / "settings.yaml"
     path.write_bytes(b"policy: " + b"pack\n " * (1 << 18))
     with pytest.raises(BadSettings, match=r"settings.yaml: is larger than 64 KiB"):

@@ -1,4 +1,4 @@
-"""Checks that the judge of hostile inputs detects each kind of harm."""
+"""Checks that the watchdog for hostile inputs detects each kind of harm."""
 
 import re
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE_S
 
 
 class Planted(Target):
-    """A target with one planted reaction."""
+    """A target that reacts to inputs in one harmful way."""
 
     name = "planted"
     seeds = (b"x",)

@@ -1,4 +1,6 @@
-"""Tests the build script: its targets, and that it builds nothing without a change."""
+"""Tests the targets of the build script, and checks that it builds nothing if no file has
+changed.
+"""
 
 import importlib.util
 import re
@@ -96,7 +98,7 @@ def test_a_version_is_pinned_from_the_go_mod_of_kubernetes() -> None:
     ]
 
 
-#: A module that needs no other module and no network.
+#: A go.mod without dependencies, so that the build needs no network.
 GO_MOD = "module small\n\ngo 1.24.0\n\ntool small\n"
 MAIN_GO = 'package main\n\nfunc main() { println("small") }\n'
 
@@ -112,7 +114,9 @@ def test_a_module_is_built_once_and_again_if_its_own_program_changes(tmp_path: P
     command = [sys.executable, script, f"--cache={tmp_path / 'cache'}"]
 
     def built() -> tuple[str, str]:
-        """Return the output of the built program, and the output of the build without its path."""
+        """Run the build. Return the output of the built program, and the output of the build
+        without the path.
+        """
         done = subprocess.run(command, capture_output=True, text=True, check=True)
         name, path = done.stdout.strip().split("\t")
         assert name == "small"

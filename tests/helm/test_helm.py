@@ -1,4 +1,4 @@
-"""Runs the real helm, which renders a chart without a network or a cluster."""
+"""Checks that the real helm renders a chart without a network or a cluster."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ from tests.processes import starts_processes
 @starts_processes
 def binary(request: pytest.FixtureRequest) -> Path:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    # The first build takes minutes, so show its progress.
+    # Show the progress of the build, because the first build takes minutes.
     with capture.global_and_fixture_disabled():
         return built("helm")["helm"]
 

@@ -1,4 +1,4 @@
-"""Checks that days of the past are read without impossible values."""
+"""Checks that the history of past days is read without impossible values."""
 
 from collections.abc import Mapping, Sequence
 
@@ -28,8 +28,8 @@ def read(
     values: Mapping[str, float],
     labels: Sequence[Mapping[str, str]] = (GPU,),
 ) -> tuple[Answers, list[str]]:
-    """Return the results about one day of devices, and the queries. ``values`` has the value of
-    each query.
+    """Read one day of the devices' history. Return the results and the queries. ``values`` maps
+    queries to their values.
     """
     asked: list[str] = []
 

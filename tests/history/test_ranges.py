@@ -30,7 +30,9 @@ POD = '{gpu="0",UUID="GPU-\\"0",Hostname="n",namespace="ml",pod="a",container="m
 
 
 def sample(name: str, values: list[float], first_s: float) -> list[str]:
-    """A value every 10 minutes, as Prometheus keeps it."""
+    """Return samples of a series every 10 minutes, in the format in which Prometheus stores
+    them.
+    """
     each = (f"{name} {value} {first_s + 600 * i:.3f}" for i, value in enumerate(values))
     return [f"# TYPE {name.partition('{')[0]} gauge", *each]
 
@@ -70,8 +72,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
                 *sample(f"headroom_device_sm_activity_ratio{DEVICE}", [0.5] * 36, first_s),
                 *sample(f"headroom_pod_used_bytes{POD}", [7.0] * 18, first_s),
                 *sample('headroom_fleet_used_bytes{instance="a"}', [40.0] * 36, first_s),
-                # Two consoles, which export the same metrics, ran in the last four hours. Team b
-                # left early.
+                # In the last four hours, two consoles exported the same metrics. Team b left early.
                 "# TYPE headroom_held_gpus gauge",
                 *(
                     line
@@ -100,7 +101,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             ranges = PrometheusRanges(f"http://127.0.0.1:{server.port}")
             asked = asking(ranges)
             asked.add_node("n")
-            # Steps that begin with a value, and others.
+            # Test steps that begin at a sample, and steps that begin between samples.
             for begin_s in (first_s // 60 * 60 + 3 * HOUR_S, first_s // 60 * 60 + 3 * HOUR_S + 7.5):
                 within = Range(begin_s, begin_s + HOUR_S)
                 covered = of_holdings(EVERY_CLUSTER, within)[-1:]
@@ -124,7 +125,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             assert set(series["sm"]["values"]) - {None} == {0.5}
             assert (series["pod"]["namespace"], series["pod"]["name"]) == ("ml", "a")
             assert series["pod"]["device"] == 'GPU-"0'
-            assert series["pod"]["values"][-1] is None  # it left after three hours
+            assert series["pod"]["values"][-1] is None  # The pod left after three hours.
             (of_pod,) = read("pods/ml/a")["series"]
             assert (of_pod["device"], of_pod["uid"]) == ('GPU-"0', "u")
             fleet = {each["kind"]: each["values"] for each in read("fleet")["series"]}
@@ -138,7 +139,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             assert a["used_gpu_hours"] == pytest.approx(8.0, abs=0.1)
             assert a["idle_gpu_hours"] == pytest.approx(2.0, abs=0.05)
             assert a["unused_gib_days"] == pytest.approx(4.0, abs=0.05)
-            # For Prometheus, a series is present until five minutes after its last value.
+            # In Prometheus, a series exists until five minutes after its last sample.
             assert b["unmeasured_gpu_hours"] == pytest.approx(1 + 5 / 60, abs=0.05)
             assert b["used_gpu_hours"] == b["idle_gpu_hours"] == 0.0
     except Unavailable as err:

@@ -1,8 +1,8 @@
-"""SM activity from a real Prometheus: its effect, and placement during its faults.
+"""Tests the effect of SM activity from a real Prometheus, and placement while Prometheus fails.
 
-Two exporters serve GPUs as dcgm-exporter 4.5, 4.6, 4.9.0 and 4.2 with MIG did. Prometheus stores a
-quarter of an hour. Headroom queries it through a proxy that can be stalled or redirected, and every
-agent's own sample is the opposite of the history.
+Two exporters serve GPUs in the formats of dcgm-exporter 4.5, 4.6, 4.9.0, and 4.2 with MIG.
+Prometheus has samples of a quarter of an hour. Headroom queries it through a proxy that can be
+stalled or redirected. The sample of every agent is the opposite of the history.
 """
 
 import json
@@ -36,7 +36,7 @@ prometheus_refresh_s: 1
 prometheus_timeout_s: 2
 prometheus_stale_after_s: 4
 """
-#: Samples of the agents: activity by node and device.
+#: SM activity in the agents' samples, by node and device.
 SAMPLES = {"steered": (0.1, 0.6), "left": (0.1,), "right": (0.6,), "odd": (0.15,) * 8}
 HISTORY = "dcgm-history"
 
@@ -46,14 +46,14 @@ def shared_line(uuid: str) -> list[str]:
 
 
 def renamed_line(uuid: str) -> str:
-    """Return the line with ``uuid`` and ``hostname`` in lower case, and its pod under
-    ``exported_``.
+    """Return the line in which the labels ``uuid`` and ``hostname`` are in lower case, and the
+    labels of the pod start with ``exported_``.
     """
     return recorded_lines(EXPOSITIONS / "4.6.0-renamed.txt", SM, b=uuid)[1]
 
 
 def new_line(uuid: str) -> str:
-    """Return the line with the metric name since 4.9.0."""
+    """Return the line with the metric name of version 4.9.0 and newer."""
     return recorded_lines(EXPOSITIONS / "4.9.0-new-names.txt", NEW_SM, a=uuid)[0]
 
 
@@ -70,7 +70,7 @@ def told_by_one(now_ms: int) -> list[str]:
         saying(renamed_line("GPU-right-0"), 0.2),
         saying(odd[0], "NaN"),
         saying(odd[1], 0.3),
-        saying(odd[2], 140737488355330.0),  # DCGM's mark for a missing value.
+        saying(odd[2], 140737488355330.0),  # This number stands for a missing value in DCGM.
         saying(odd[3], 0.7, at=str(now_ms - 20_000)),  # later than the stored samples
         saying(odd[4], 0.7, at=str(now_ms + 300_000)),
         saying(odd[5], "+Inf"),
@@ -85,7 +85,9 @@ def lines_of_the_other_exporter() -> list[str]:
 
 
 def remembered(one: StandIn) -> list[str]:
-    """Devices that were busy until a moment ago, and devices that were always idle."""
+    """Return the series of devices that were busy until now and of devices that were always
+    idle.
+    """
     busy, quiet = [0.9, 0.8] * 15, [0.2] * 30
     series = [
         (line, busy) for uuid in ("steered-0", "left-0") for line in shared_line(f"GPU-{uuid}")
@@ -98,7 +100,7 @@ def remembered(one: StandIn) -> list[str]:
 @dataclass
 class SteeredFleet:
     prometheus: Prometheus
-    #: The proxy in front of Prometheus.
+    #: The proxy between Headroom and Prometheus.
     proxy: Service
     wire: Wire
     server: Server
@@ -117,7 +119,7 @@ class SteeredFleet:
         return sum(float(line.removeprefix(name)) for line in lines if line.startswith(name))
 
     def placed(self, *nodes: str) -> dict[str, Any]:
-        """Return the explained device on which a pod is placed now."""
+        """Place a pod. Return the explanation of its device."""
         asking = pod("asking", "2Gi")
         answer = self.server.post("/filter", offer(asking, *nodes)).json()
         assert answer["NodeNames"], answer
@@ -136,7 +138,9 @@ class SteeredFleet:
 
 
 def report(server: Server) -> None:
-    """Report all agents, with the pods of each device and the current SM activity."""
+    """Write a report for each node, with the pods of each device and the SM activity in
+    ``SAMPLES``.
+    """
     nodes = {each["name"]: each for each in server.get("/v1/nodes").json()["nodes"]}
     reports = []
     for name, samples in SAMPLES.items():
@@ -209,8 +213,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SteeredFleet]:
 
 @pytest.fixture
 def shown(world: SteeredFleet) -> SteeredFleet:
-    """Return the explanation when all history has arrived."""
-    # The last series of each exporter, because it changes together with the others.
+    """The cluster after all history has arrived."""
+    # Wait for the last series of each exporter, because it arrives together with the other series.
     waited_for = ("right", 0), ("odd", 7), ("odd", 2)
     until(lambda: {world.witness(*each) for each in waited_for} == {HISTORY}, "history comes in")
     until(lambda: world.device("odd", 1)["sm_activity_ratio"] != 0.3, "the other's as well")
@@ -233,11 +237,11 @@ def test_the_idler_device_is_chosen_by_history_and_not_by_the_last_sample(
 
 
 def test_the_node_with_the_idler_device_is_chosen(shown: SteeredFleet) -> None:
-    """The only devices of both nodes have equal reservations."""
+    """Both nodes have one device, with the same reservations."""
     for order in (("left", "right"), ("right", "left")):
         device = shown.placed(*order)
         assert (device["uuid"], device["sm_activity_source"]) == ("GPU-right-0", HISTORY)
-    # Until then, the assumed bind of the last filter call counts.
+    # Wait until the assumed bind of the last filter call no longer counts.
     until(
         lambda: shown.device("left")["headroom_bytes"] == shown.device("right")["headroom_bytes"],
         "both devices have the same headroom",
@@ -261,7 +265,7 @@ def test_impossible_and_missing_values_are_ignored(
     shown: SteeredFleet, index: int, ratio: float, source: str
 ) -> None:
     device = shown.device("odd", index)
-    # Prometheus computes the quantile in its own doubles.
+    # The comparison is approximate, because Prometheus computes the quantile with other rounding.
     assert device["sm_activity_ratio"] == pytest.approx(ratio)
     assert device["sm_activity_source"] == source
 

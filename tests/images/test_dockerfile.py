@@ -8,10 +8,10 @@ from tests.controlplane import ROOT
 
 
 def locked(lock: str) -> dict[str, str]:
-    """Return the entries of a lock by package name: version and hashes, as written.
+    """Return the version and the hashes of each package in a lock file, as they are written.
 
-    Conditions are removed, because the tests may need a package on platforms that the image does
-    not have.
+    Platform conditions are removed, because the tests may need a package on platforms that the
+    image does not support.
     """
     text = re.sub(r" ; .*(?= \\\n)", "", (ROOT / f"requirements/{lock}.txt").read_text().strip())
     return {block.partition("==")[0]: block for block in re.split(r"\n(?=\w)", text)}
@@ -33,7 +33,7 @@ def test_every_stage_uses_the_base_image_by_digest() -> None:
     assert len(stages) == text.count("\nFROM ")
     bases = {base for base in stages.values() if base not in stages}
     assert bases == {"${PYTHON}@${PYTHON_DIGEST}", "scratch"}
-    # The images themselves contain only copied files.
+    # Both images contain only copied files.
     assert (stages["extender"], stages["agent"]) == ("scratch", "scratch")
-    # The digest has no default.
+    # The digest must be given, because it has no default.
     assert "ARG PYTHON=python:3.12-slim\nARG PYTHON_DIGEST\n" in text

@@ -24,7 +24,8 @@ from tests.processes import starts_processes
 
 VERSION = "0.0.0-images"
 REGISTRY = "registry.example"
-#: All programs of an image: the interpreter and Headroom, but no shell and no pip.
+#: Matches the programs that an image may contain: the interpreter and Headroom, but no shell and no
+#: pip.
 PROGRAM = re.compile(r"/usr(/local)?/bin/python3(\.\d+)?|/opt/headroom/bin/.*")
 INVENTORY = Path(__file__).with_name("inventory.py").read_text()
 
@@ -38,7 +39,7 @@ def archives(
     if os.geteuid() != 0:
         pytest.skip("building in a chroot needs root")
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    # The first build takes minutes, so show its progress.
+    # Show the progress of the build, because the first build takes minutes.
     with capture.global_and_fixture_disabled():
         try:
             builder = Builder()
@@ -75,7 +76,7 @@ def configuration(builder: Builder, name: str) -> dict[str, Any]:
 
 
 def locked(lock: str, python: str) -> dict[str, str]:
-    """Return the versions that a lock has for this version of Python, by package name."""
+    """Return the version of each package in a lock file for this version of Python."""
     text = (ROOT / f"requirements/{lock}.txt").read_text()
     found = {}
     for line in re.findall(r"^(\w.*==.*) \\$", text, re.MULTILINE):
@@ -152,18 +153,18 @@ def test_each_command_of_the_extender_image_reports_what_it_lacks(builder: Build
         started = builder.run(image("extender"), "headroom", command)
         assert started.returncode == 2
         assert reason in started.stderr
-    # The commands of the Jobs, and commands entered in the container.
+    # Test a command of a Job, and a command that people run in the container.
     for command in ("certs", "why"):
         helped = builder.run(image("extender"), "headroom", command, "--help")
         assert helped.returncode == 0, helped.stderr
 
 
-#: Overlay and components that together have all containers of Headroom.
+#: Components that, with the overlay, have all containers of Headroom.
 EVERY_POD = ("device-taints", "../default-scheduler")
 
 
 def test_images_can_run_all_commands_of_the_manifests(builder: Builder, tmp_path: Path) -> None:
-    """Runs the commands and probes of all pods, without a shell. Commands only show their help."""
+    """Run the commands and probes of all pods without a shell. Commands only print their help."""
     commands: dict[str, set[tuple[str, ...]]] = {"extender": set(), "agent": set()}
     probes: set[tuple[str, ...]] = set()
     rendered = [with_components(tmp_path, EVERY_POD), overlay(DEPLOY / "overlays/device-plugin")]
@@ -173,7 +174,7 @@ def test_images_can_run_all_commands_of_the_manifests(builder: Builder, tmp_path
             if not name:  # kube-scheduler
                 continue
             given = container.get("command", ["headroom", *container.get("args", [])])
-            # The options come from the settings of a cluster.
+            # Leave out the options, because they need the files of a cluster.
             commands[name[0]].add((*[each for each in given[:2] if each[0] not in "-/"], "--help"))
             for field in ("livenessProbe", "readinessProbe", "startupProbe"):
                 action = container.get(field, {}).get("exec")

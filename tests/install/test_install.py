@@ -1,7 +1,8 @@
 """Installs the packaged chart on real kubelets, upgrades it and rolls it back under load, and
 removes it.
 
-All tests here share one play. TEST_INSTALL_NODES sets its number of nodes (default 2).
+All tests in this module share one run of ``tests.install.play``. TEST_INSTALL_NODES sets its number
+of nodes (default 2).
 """
 
 import contextlib
@@ -32,12 +33,13 @@ BINARIES = (
 @starts_processes
 def played(request: pytest.FixtureRequest) -> dict[str, Any]:
     with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
-        built(*BINARIES)  # The first build takes minutes, so show its progress.
+        built(*BINARIES)  # Show the progress of the build.
         ip()
     return result_of("tests.install.play", "--nodes", str(NODES))
 
 
-#: Starts a container with another user, to which the kernel sends no signal when its starter dies.
+#: A program that starts a process with another user, which the kernel does not kill when its parent
+#: dies.
 SESSION = """
 import subprocess, sys
 from tests.install import network
@@ -49,7 +51,7 @@ with subprocess.Popen(container):
 
 
 def test_no_container_survives_a_killed_play() -> None:
-    long_s = f"{os.getpid()}.5"  # unique, to find the process
+    long_s = f"{os.getpid()}.5"  # a unique number, by which the process is found
 
     def left() -> list[Path]:
         found = []
@@ -77,8 +79,8 @@ def test_the_package_installs_all_components(played: dict[str, Any]) -> None:
 def test_a_hanging_extender_becomes_unready_and_is_restarted(
     played: dict[str, Any], record_property: Callable[[str, object], None]
 ) -> None:
-    """The liveness probe makes the kubelet restart it. The play waits for each of these states in
-    turn, and how long that takes depends on the machine.
+    """The kubelet restarts the extender because of its liveness probe. The durations are only
+    recorded, because they depend on the machine.
     """
     frozen = played["frozen"]
     record_property(
@@ -108,7 +110,9 @@ def test_the_webhook_sets_our_scheduler_and_rejects_mistakes(
 def test_a_webhook_answers_throughout_upgrade_and_rollback(
     played: dict[str, Any], change: str
 ) -> None:
-    """Accepts timeouts, because a busy machine may slow the webhook down, and clients retry."""
+    """Timeouts are accepted, because on a busy machine the webhook can be slow, and clients
+    retry.
+    """
     retried = played[change]["retried"]
     assert [why for why in retried if "context deadline exceeded" not in why] == []
 
@@ -117,7 +121,7 @@ def test_a_webhook_answers_throughout_upgrade_and_rollback(
 def test_upgrade_and_rollback_keep_all_pods_and_reservations(
     played: dict[str, Any], change: str
 ) -> None:
-    """One pod on each GPU runs all the time, and as many pods wait that can never fit. If a
+    """One pod on each GPU always runs, and the same number of pods wait that can never fit. If a
     reservation were missing for a moment, a waiting pod would be bound.
     """
     seen = played[change]
@@ -131,7 +135,7 @@ def test_upgrade_and_rollback_keep_all_pods_and_reservations(
 def test_pods_are_bound_throughout_upgrade_and_rollback(
     played: dict[str, Any], change: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """Only reports the waiting times, because they depend on the machine."""
+    """The waiting times are only recorded, because they depend on the machine."""
     seen = played[change]
     record_property(
         "measured",
@@ -143,7 +147,9 @@ def test_pods_are_bound_throughout_upgrade_and_rollback(
 
 
 def test_the_crd_changes_with_the_version(played: dict[str, Any]) -> None:
-    """Pods of the old version keep an unknown field when they write. The old CRD drops it."""
+    """Extenders of the old version keep the unknown field when they write. The old CRD drops the
+    field.
+    """
     upgraded, rolled_back = played["upgrade"], played["rollback"]
     major, minor, _ = version_of(ROOT).split(".")
     assert upgraded["tags"] == [f"{major}.{int(minor) + 1}.0"]

@@ -1,4 +1,4 @@
-"""Checks the judge of an installation under load with made-up changes."""
+"""Tests the checks of an installation under load with invented changes."""
 
 from collections.abc import Sequence
 
@@ -40,13 +40,17 @@ BOUND = [pod(3), pod(5, "n")]
     ("pods", "gpunodes", "count"),
     [
         (BOUND, [gpunode(2), gpunode(4, "u")], 0),
-        (BOUND, [gpunode(2), gpunode(6, "u")], 1),  # reserved only after the binding
+        (
+            BOUND,
+            [gpunode(2), gpunode(6, "u")],
+            1,
+        ),  # The reservation is written only after the binding.
         (BOUND, [gpunode(2), gpunode(4, "other")], 1),
         # missing for a moment
         (BOUND, [gpunode(2), gpunode(4, "u"), gpunode(6), gpunode(7, "u")], 1),
         ([*BOUND, pod(8, "n", ends=True)], [gpunode(2), gpunode(4, "u"), gpunode(9)], 0),
         ([*BOUND, pod(8, "n", ends=True)], [gpunode(2), gpunode(4, "u"), gpunode(7)], 1),
-        ([pod(3, "n")], [gpunode(4, "u")], 0),  # bound before the watches begin
+        ([pod(3, "n")], [gpunode(4, "u")], 0),  # The pod was bound before the watches began.
     ],
 )
 def test_a_bound_pod_without_a_reservation_is_a_fault(

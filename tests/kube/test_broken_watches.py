@@ -1,4 +1,4 @@
-"""Checks that a broken watch resumes or lists again, with growing pauses."""
+"""Checks that a broken watch resumes or lists again, with increasing pauses."""
 
 import json
 import threading
@@ -109,7 +109,7 @@ def test_backoff_grows_until_an_event_arrives() -> None:
 
 
 def test_a_long_watch_without_events_resets_the_backoff() -> None:
-    """For an idle kind, the new failure is unrelated to the previous one."""
+    """If a kind is idle, a new failure is unrelated to the previous failure."""
     now_s = 0.0
     readings = threading.Event()
 

@@ -30,13 +30,13 @@ def answering(
     asked: Callable[[], object],
     context: ssl.SSLContext | None = None,
 ) -> Iterator[int]:
-    """Yield the port of a server that answers ``{}`` and calls back for each connection and
-    request.
+    """Yield the port of a server that answers ``{}``. It calls ``opened`` for each connection and
+    ``asked`` for each request.
     """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # Otherwise each body waits 40 ms for an ACK.
+        disable_nagle_algorithm = True  # Otherwise, each body waits 40 ms for an ACK.
 
         def setup(self) -> None:
             opened()
@@ -57,7 +57,7 @@ def answering(
         request_queue_size = 2 * CONNECTIONS
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore clients that TLS rejects."""
+            """Ignore clients that fail the TLS handshake."""
 
     server = Server(("127.0.0.1", 0), Handler)
     if context is not None:
@@ -75,7 +75,9 @@ def answering(
 
 
 def get(configuration: Configuration, times: int = 1, rounds: int = 1, **how: float) -> list[bytes]:
-    """Return the responses of the last round of concurrent calls."""
+    """Make ``rounds`` rounds of ``times`` concurrent calls. Return the responses of the
+    last round.
+    """
 
     async def play() -> list[bytes]:
         api = AsyncKubeApi(configuration, **how)
@@ -108,7 +110,7 @@ def test_connections_of_concurrent_calls_are_reused() -> None:
 def _trickle(exchange: Exchange) -> None:
     """Send single bytes endlessly, faster than the read timeout."""
     exchange.begin_stream()
-    with contextlib.suppress(OSError):  # Until the caller disconnects.
+    with contextlib.suppress(OSError):  # The caller has disconnected.
         while not exchange.released.wait(0.05):
             exchange.chunk(b" ")
 
@@ -125,7 +127,7 @@ def test_a_slow_response_ends_at_the_total_timeout(monkeypatch: pytest.MonkeyPat
 
 
 def test_no_call_starts_after_close() -> None:
-    """Work on thousands of nodes must end with the process."""
+    """Otherwise, work on thousands of nodes would delay the end of the process."""
     configuration = at("http://127.0.0.1:1")  # No server listens there.
     api = KubeApi(configuration)
     with pytest.raises(NoAnswer, match="refused"):
@@ -180,7 +182,7 @@ def client(authority: Authority) -> Certificate:
 
 @pytest.fixture(scope="module")
 def port(authority: Authority) -> Iterator[int]:
-    """The port of a server that requests a client's certificate."""
+    """The port of a server that requests a client certificate."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.cert)
     server = authority.sign("server")
     context.load_cert_chain(server.cert, server.key)

@@ -1,4 +1,6 @@
-"""Checks that credentials of the API server are read on a thread, and again before they expire."""
+"""Checks that credentials for the API server are read on a separate thread, and read again before
+they expire.
+"""
 
 import asyncio
 import threading
@@ -83,7 +85,7 @@ def test_a_hanging_plugin_does_not_delay_a_call() -> None:
     async def play() -> dict[str, str]:
         credentials = Credentials(read, first_read_s=0.05)
         try:
-            for _ in range(2):  # The second call waits for the same read.
+            for _ in range(2):  # Both calls wait for the same read.
                 with pytest.raises(OSError, match=r"not read within 0.05 s; does the exec plugin"):
                     await credentials.headers()
         finally:

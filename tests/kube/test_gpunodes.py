@@ -1,4 +1,4 @@
-"""Decodes invalid GPUNodes."""
+"""Tests how invalid GPUNodes are decoded."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Runs the informers against a real API server, also while it fails and restarts."""
+"""Tests the informers with a real API server, also while it fails and restarts."""
 
 import itertools
 import threading
@@ -64,7 +64,7 @@ def plane(plane: ControlPlane) -> ControlPlane:
 def following(
     plane: ControlPlane, pace: Pace = PACE
 ) -> Iterator[tuple[KubernetesSources, Recorder]]:
-    """Informers of all kinds that are synced."""
+    """Run informers of all kinds, and wait until they are synced."""
     seen = Recorder()
     api = KubeApi(plane.configuration())
     sources = KubernetesSources(api, seen, watched_kinds(NAMESPACE), pace=pace)
@@ -81,7 +81,7 @@ def following(
 def following_pods(
     api: KubeApi, pace: Pace = PACE, wait: Callable[[float], object] | None = None
 ) -> Iterator[tuple[Reflector, Recorder]]:
-    """An informer of pods that has listed at least once."""
+    """Run an informer of pods, and wait until it has listed once."""
     seen = Recorder()
     kind = next(kind for kind in watched_kinds(NAMESPACE) if kind.name == "pods")
     reflector = Reflector(kind, api, seen, pace=pace, wait=wait)
@@ -105,13 +105,13 @@ def new_pod(plane: ControlPlane) -> str:
 
 
 def listed(plane: ControlPlane) -> dict[str, str]:
-    """Return the resourceVersion of each pod uid on the server."""
+    """Return the resourceVersion of each pod on the server, by UID."""
     items: list[dict[str, Any]] = plane.call("GET", "/api/v1/pods")["items"]
     return {each["metadata"]["uid"]: each["metadata"]["resourceVersion"] for each in items}
 
 
 def known(events: list[Event]) -> dict[str, str]:
-    """Return the resourceVersion of each pod uid known to a receiver of these events."""
+    """Return the resourceVersion of each pod after these events, by UID."""
     pods: dict[str, str] = {}
     for event in events:
         if isinstance(event, Relisted) and event.kind is Pod:
@@ -160,7 +160,7 @@ def test_every_kind_has_events_for_create_update_and_delete(plane: ControlPlane)
     beats = [each for each in events if isinstance(each, HeartbeatSeen)]
     assert [each.lease.metadata.name for each in beats] == ["n"]
     nodes = [each.pod.node for each in events if isinstance(each, PodSeen)]
-    assert nodes == ["", "n", "n"]  # The last event shows that it is being deleted.
+    assert nodes == ["", "n", "n"]  # The last event shows that the pod is being deleted.
     assert known(seen.events) == listed(plane)
 
 
@@ -191,7 +191,7 @@ def test_a_list_longer_than_a_page_is_complete(plane: ControlPlane) -> None:
 
 
 class Watched(KubeApi):
-    """The real API, with a record of the start version of each watch."""
+    """A client of the real API server that records the start version of each watch."""
 
     def __init__(self, plane: ControlPlane, connect_timeout_s: float = PATIENCE_S) -> None:
         super().__init__(plane.configuration(), connect_timeout_s=connect_timeout_s)
@@ -208,7 +208,9 @@ def test_bookmarks_advance_the_version_of_an_idle_kind(plane: ControlPlane) -> N
         for value in range(5):
             patch = {"metadata": {"labels": {"value": str(value)}}}
             plane.call("PATCH", "/api/v1/namespaces/default", patch, MERGE)
-        plane.call("GET", "/api/v1/pods")  # The API server asks etcd for its progress.
+        plane.call(
+            "GET", "/api/v1/pods"
+        )  # This call makes the API server ask etcd for its progress.
         seen.until(lambda _: api.versions[-1] >= api.versions[0] + 5)
         assert (reflector.health.reconnects, reflector.health.lists) == (0, 1)
         assert len(seen.events) == 1
@@ -250,7 +252,7 @@ def test_a_compacted_history_causes_a_list(plane: ControlPlane) -> None:
         plane.start_apiserver()
         plane.call("DELETE", f"{PODS}/{first}?gracePeriodSeconds=0")
         new_pod(plane)
-        plane.kill("kube-apiserver")  # It would have remembered the changes.
+        plane.kill("kube-apiserver")  # A running API server would still have the changes.
         plane.start_apiserver()
         plane.compact()
         wanted = listed(plane)
@@ -292,13 +294,13 @@ def test_an_informer_stops_immediately_without_leaking_threads(plane: ControlPla
     with following(plane, replace(PACE, watch_s=600)):
         assert watching() == sorted(f"watch-{kind.name}" for kind in watched_kinds(NAMESPACE))
         begun_s = time.monotonic()
-    assert time.monotonic() - begun_s < PATIENCE_S  # Less than it may wait for data.
+    assert time.monotonic() - begun_s < PATIENCE_S  # The informer did not wait for data.
     assert watching() == []
 
 
 def test_an_interrupted_stream_is_not_read_any_more(plane: ControlPlane) -> None:
-    """Over TLS, remaining data would be read as ciphertext."""
-    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"  # More than one read can hold.
+    """If the stream were read over TLS, the remaining data would look like ciphertext."""
+    path = "/apis/rbac.authorization.k8s.io/v1/clusterroles"  # does not fit into one read
     api = KubeApi(plane.configuration())
     stream = api.stream(path, query={"watch": "true"}, read_timeout_s=PATIENCE_S)
     try:
@@ -312,8 +314,8 @@ def test_an_interrupted_stream_is_not_read_any_more(plane: ControlPlane) -> None
 
 
 def test_an_expired_continue_token_restarts_the_list(plane: ControlPlane) -> None:
-    """The server is compacted between two pages, and restarted, because it keeps its own
-    snapshots.
+    """Between two pages, etcd is compacted, and the API server is restarted, because it keeps its
+    own snapshots.
     """
 
     class Compacting(KubeApi):

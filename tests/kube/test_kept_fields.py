@@ -1,4 +1,4 @@
-"""Checks that the reduced pod has exactly the fields on which a decision depends."""
+"""Checks that the reduced pod has exactly the fields that decisions depend on."""
 
 from typing import Any
 

@@ -57,7 +57,7 @@ def test_a_truncated_page_is_an_error(script: list[Answer]) -> None:
 
 @pytest.mark.parametrize("bad", ["a", "b"])
 def test_an_error_in_the_receiver_is_raised(bad: str) -> None:
-    """Tests a page with a successor, and the last page."""
+    """Test a page that another page follows, and the last page."""
 
     def take(raw: msgspec.Raw) -> str:
         if read(raw) == bad:

@@ -1,4 +1,4 @@
-"""Lists a real API server once."""
+"""Tests commands that list the objects of a real API server once."""
 
 import contextlib
 import json
@@ -39,7 +39,7 @@ def doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def driver(plane: ControlPlane, node: str) -> Iterator[str]:
-    """Create a pod of the GPU Operator on the node, which never starts."""
+    """Create a pod of the GPU Operator on the node. The pod never starts."""
     path, name = "/api/v1/namespaces/default/pods", "nvidia-driver-daemonset-0"
     container = {"name": "driver", "image": "images.example/driver:580"}
     metadata = {"name": name, "labels": {"app": "nvidia-driver-daemonset"}}
@@ -51,7 +51,7 @@ def driver(plane: ControlPlane, node: str) -> Iterator[str]:
 
 @pytest.fixture
 def few_rights(plane: ControlPlane) -> Iterator[str]:
-    """The token of a user that can only list what the extender watches."""
+    """The token of a user who may list only the kinds that the extender watches."""
     name, rbac = "looks-at-little", "/apis/rbac.authorization.k8s.io/v1"
     kinds = ["nodes", "namespaces", "pods", "leases", "resourceslices", "deviceclasses", "gpunodes"]
     rules = [{"apiGroups": ["*"], "resources": kinds, "verbs": ["list"]}]

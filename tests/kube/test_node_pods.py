@@ -1,4 +1,4 @@
-"""Reads the pods of a node from an API server."""
+"""Tests reading the pods of a node from an API server."""
 
 import pytest
 

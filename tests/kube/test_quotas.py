@@ -1,4 +1,4 @@
-"""Reads the ResourceQuotas of a namespace from an API server."""
+"""Tests reading the ResourceQuotas of a namespace from an API server."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def names(server: ScriptedServer, namespace: str = "team") -> list[str]:
 
 
 def test_quotas_are_read_from_all_pages() -> None:
-    """A missing quota could reject a pod that a suggestion asks to create again."""
+    """If a quota were missing, a suggestion could ask to create a pod that the quota rejects."""
     first = [f"quota-{number}" for number in range(PAGE_SIZE)]
     with scripted_server(page(*first, token="more"), page("last")) as server:
         assert names(server) == [*first, "last"]

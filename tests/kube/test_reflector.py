@@ -1,4 +1,4 @@
-"""Runs the reflector against a scripted server, byte by byte and without delays."""
+"""Tests the reflector with a scripted server that sends exact bytes, without real delays."""
 
 import threading
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from tests.kube.following import (
 from tests.scripted import Exchange
 from tests.waiting import PATIENCE_S
 
-#: A watch that concerns only some pods.
+#: A kind whose watch is relevant only for some pods.
 KINDS["our pods"] = next(
     kind
     for kind in watched_kinds("headroom-system", lambda pod: pod.metadata.name.startswith("ours"))
@@ -146,7 +146,9 @@ def test_a_line_in_several_chunks_is_one_event() -> None:
 
 
 def test_irrelevant_objects_are_not_listed_but_their_changes_are_delivered() -> None:
-    """A list would hold a hundred thousand pods at once, and a changed pod can become relevant."""
+    """Without this, a list would hold a hundred thousand pods in memory. A changed pod can become
+    relevant.
+    """
     with following(
         page(5, obj("ours-1", 1), obj("x", 2), obj("ours-2", 3)),
         watch(change("MODIFIED", "x", 7), then=Exchange.hang),

@@ -1,4 +1,4 @@
-"""Tests the command line itself without a console: help, programs, errors and completion."""
+"""Tests the command line without a console: help, programs, errors and completion."""
 
 import contextlib
 import io
@@ -44,7 +44,7 @@ def test_help_lists_every_command_in_its_group() -> None:
 
 def test_help_of_headroom_lists_the_commands_of_all_programs() -> None:
     names = {str(each.name or (each.callback and each.callback.__name__)) for each in OF_ALL}
-    listed = re.findall(r"^  (\S+) +\w", usage(), re.MULTILINE)[1:]  # Without the description.
+    listed = re.findall(r"^  (\S+) +\w", usage(), re.MULTILINE)[1:]  # without the description
     programs = {name.replace("_", "-") for name in names} | {"config", "agent", "gate"}
     assert sorted(listed) == sorted(programs)
     assert max(map(len, usage().splitlines())) <= 80
@@ -210,7 +210,7 @@ def test_the_plan_is_a_command_of_the_plugin(monkeypatch: pytest.MonkeyPatch) ->
     assert rejected.stderr.startswith(
         "headroom: --pods pods.csv also needs a CSV file of the nodes. Ex"
     )
-    # The client alone does not have the packages of the placement.
+    # The client package does not contain the planner.
     monkeypatch.setitem(sys.modules, "headroom.planner.command", None)
     missing = run("", "plan", "--help")
     assert missing.returncode == 2
@@ -224,7 +224,7 @@ def test_version_is_printed() -> None:
 
 
 def offered(*words: str) -> list[str]:
-    """Return the completions for the words after `headroom`, as kubectl requests them."""
+    """Return the completions that kubectl would get for the words after `headroom`."""
     message = io.StringIO()
     with (
         mock.patch.dict(os.environ),

@@ -1,4 +1,4 @@
-"""Runs `kubectl headroom` with a real extender."""
+"""Tests `kubectl headroom` with a real extender."""
 
 import json
 import re
@@ -155,7 +155,7 @@ def test_score_says_which_terms_decide_between_two_nodes(server: Server) -> None
 
 def test_capacity_counts_pods_that_fit_and_shows_the_largest(server: Server) -> None:
     shown = run(server.debug, "capacity", "--vram", "20Gi").stdout
-    # One pod on each device except for the device of the unconfirmed pod, whichever it is.
+    # Each device except the unconfirmed pod's device can take one pod.
     assert shown.startswith("4 such pods fit now, on 3 of 3 nodes")
     assert re.search(r"^H100 +80.0 GiB +1 +1 +80.0 GiB$", shown, re.MULTILINE)
     bad = run(server.debug, "capacity", "--vram", "much")
@@ -168,7 +168,11 @@ def test_top_sums_up_the_gpus_of_a_model(server: Server) -> None:
     header, l4, h100, *_ = [[cell.strip() for cell in row] for row in rows(shown.stdout)]
     assert header[:4] == ["MODEL", "GPUS", "RESERVED", "USED"]
     assert h100[:3] == ["H100", "1", "0.0 GiB"]
-    assert l4[:3] == ["L4", "4", "7.0 GiB"]  # Reserved by a pod that could get either of two GPUs.
+    assert l4[:3] == [
+        "L4",
+        "4",
+        "7.0 GiB",
+    ]  # The pod that reserved this memory could get either of two GPUs.
     wide = run(server.debug, "top", "model", "-o", "wide").stdout
     assert re.search(r"^L4 .* 96.0 GiB +0.0 GiB +16  ok$", wide, re.MULTILINE)
     rejected = run(server.debug, "top", "model", "--sort-by", "used")
@@ -314,7 +318,7 @@ def test_the_page_is_served_only_with_the_key_in_its_address(server: Server) -> 
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # A shell ignores the signal in its background jobs, which pass this on.
+        # Restore the handler, because a shell makes its background jobs ignore SIGINT.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:

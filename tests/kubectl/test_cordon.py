@@ -1,4 +1,4 @@
-"""Runs `kubectl headroom cordon` and `uncordon` against a simulated API server and debug API."""
+"""Tests `kubectl headroom cordon` and `uncordon` with a fake API server and debug API."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ STEER = "kubectl annotate node gpu-a headroom.gpu/device-choice=steered"
 
 
 def gpu(index: int, uuid: str, **others: Any) -> Any:
-    """Return a device that the plugin can choose next."""
+    """Return a device that the plugin could choose next."""
     return bodies.device(index, uuid=uuid, memory_id=uuid) | {
         "kind": "gpu",
         "policy": "distributed",
@@ -37,7 +37,7 @@ def gpu(index: int, uuid: str, **others: Any) -> Any:
 
 
 class Fake:
-    """A node with two GPUs, and the command line for it."""
+    """A fake cluster with one node that has two GPUs, and a command line for it."""
 
     def __init__(self, cluster: FakeCluster, kubeconfig: str) -> None:
         self.cluster, self._kubeconfig = cluster, kubeconfig
@@ -52,7 +52,7 @@ class Fake:
         self.cluster.add(found, annotations)
 
     def hold(self, *names: str, observed: bool = True) -> None:
-        """Put pods of 7 GiB on GPU 0."""
+        """Put pods with requests of 7 GiB on GPU 0."""
         pods = [bodies.holder(name, 7, 5, observed=observed) for name in names]
         self.cluster.debug["gpu-a"]["devices"][0]["holders"] = pods
 
@@ -184,7 +184,7 @@ def test_other_uuids_stay_in_the_annotation_until_the_last_one_is_uncordoned(fak
         f"node gpu-a: {A} (GPU 0) is not cordoned\nnode gpu-a: {B} (GPU 1) uncordoned\n"
     )
     assert fake.cluster.cordoned("gpu-a") == ABSENT
-    # The annotation has a UUID that is not a GPU of the node.
+    # The annotation contains a UUID that no GPU of the node has.
     assert fake.run("uncordon", "gpu-a", ABSENT[:6]).returncode == 0
     assert fake.cluster.annotations["gpu-a"] == other
     again = fake.run("uncordon", "gpu-a", "1")

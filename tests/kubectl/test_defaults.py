@@ -1,4 +1,4 @@
-"""Tests default requests that are suggested from measured use."""
+"""Tests the default requests that are suggested from measured use."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ MIB = 1 << 20
 
 
 def pod(namespace: str, used: int | None, since: str | None = "2026-11-22T00:00:00Z") -> Any:
-    """Return a row of /v1/drift, which is 3 h old without ``since``."""
+    """Return a row of /v1/drift. By default, the pod is 3 h old."""
     observed = [] if used is None else [on_device(used)]
     return {"namespace": namespace, "since": since, "observed": observed}
 
@@ -57,7 +57,7 @@ def test_pods_without_measured_use_give_no_amount() -> None:
 
 
 def test_the_device_with_the_largest_use_counts() -> None:
-    """A request applies to each device of a pod."""
+    """The request of a pod applies to each of its devices."""
     two = pod("a", GIB) | {"observed": [on_device(GIB), on_device(None), on_device(3 * GIB)]}
     assert "# a: 1 pod, at most 3.0 GiB, running for 3h" in lines(body(two), "a")
 

@@ -1,4 +1,4 @@
-"""Tests `kubectl headroom defrag`: its text, and the moves of --apply."""
+"""Tests the text of `kubectl headroom defrag` and the moves of --apply."""
 
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -96,8 +96,8 @@ def test_a_limited_search_and_pods_that_stay_are_shown() -> None:
 
 @dataclass
 class Played:
-    """Pods of one controller. After each eviction, a successor is created on the next node of
-    ``lands``.
+    """Simulates the pods of one controller. After each eviction, the controller creates a pod on
+    the next node in ``lands``.
     """
 
     lands: deque[str]
@@ -147,7 +147,9 @@ def apply(
     waits: int = 0,
     cordoned: bool = False,
 ) -> tuple[list[str], bool, Played]:
-    """Apply ``first``. The debug API returns ``later`` in order, and repeats the last answer."""
+    """Apply the advice ``first``. After that, the debug API returns the answers in ``later`` and
+    repeats the last answer.
+    """
     played = Played(deque(lands), waits, cordoned=cordoned)
     for name in ("one", "two", "other"):
         played.pods[name] = Created(name, f"uid-{name}", "gpu-a")
@@ -167,7 +169,7 @@ EVICTED = "pod team-a/one: evicted from node gpu-a"
 
 
 def test_pods_are_moved_one_at_a_time_until_the_pod_is_bound() -> None:
-    # The first answer is older than the eviction, so it is requested again.
+    # The advice is requested again, because the first answer is older than the eviction.
     later = MOVE, ONE_LEFT, FITS, FITS, BOUND
     shown, stopped, played = apply(*later, lands=["gpu-c", "gpu-b"], waits=2)
     assert shown == [

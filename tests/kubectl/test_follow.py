@@ -1,5 +1,5 @@
-"""Tests `log --follow`, which shows each change once, even if the console is lost and comes
-back.
+"""Tests that `log --follow` shows each change once, even if the connection to the console
+is lost.
 """
 
 import json
@@ -29,11 +29,11 @@ SNAPSHOT = ["event: snapshot", "data: 4", ""]
 
 
 class Console:
-    """Answers each request with the next of these streams, which end with or without an error."""
+    """Answers each request with the next stream. A stream can end with an error."""
 
     def __init__(self, *answers: Sequence[str | CommandError]) -> None:
         self._answers = iter(answers)
-        #: (Last-Event-ID, since) of each request.
+        #: The Last-Event-ID and the parameter ``since`` of each request.
         self.asked: list[tuple[str, str | None]] = []
 
     def lines(self, path: str, last_event_id: str = "", *, since: str | None) -> Iterator[str]:
@@ -46,11 +46,11 @@ class Console:
 
 
 class Ended(Exception):
-    """The test has no more responses."""
+    """There are no more streams."""
 
 
 def follow(console: Console, answers: int, since: str | None = None) -> tuple[list[str], list[str]]:
-    """Return the IDs of the shown changes, and the notes, until all streams have ended."""
+    """Follow until all streams have ended. Return the IDs of the shown changes and the notes."""
     shown: list[str] = []
     notes: list[str] = []
     waits = 0
@@ -98,8 +98,10 @@ def test_another_console_does_not_repeat_shown_changes() -> None:
     console = Console(
         [*change("a.1", 10.0, **bound), *change("a.2", 20.0, node="n")],
         [
-            *change("b.1", 15.5, node="n"),  # Noticed 4.5 s before the first console noticed it.
-            *change("b.2", 31.0, **bound, message="again"),  # Published when it started.
+            *change("b.1", 15.5, node="n"),  # This console noticed the change 4.5 s earlier.
+            *change(
+                "b.2", 31.0, **bound, message="again"
+            ),  # The console published this change when it started.
             *change("b.3", 32.0, **bound | {"cause": "failed"}),
             *change("b.4", 40.0, node="n"),
             *change("b.5", 41.0, node="n"),

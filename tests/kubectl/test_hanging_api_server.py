@@ -1,5 +1,5 @@
-"""Checks that commands end with an error that names an API server which accepts connections but
-does not answer.
+"""Checks that commands end with an error if an API server accepts connections but does not respond.
+The error names the API server.
 """
 
 import socket
@@ -19,7 +19,7 @@ TIMEOUT_S = 0.2
 
 @pytest.fixture
 def hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, str]]:
-    """Yield the listening socket, and the path of a kubeconfig with its address."""
+    """Yield a listening socket and the path of a kubeconfig with its address."""
     monkeypatch.setenv("KUBECACHEDIR", str(tmp_path / "cache"))
     for module in (cluster_changes, transport):
         monkeypatch.setattr(module, "API_TIMEOUT_S", (TIMEOUT_S, TIMEOUT_S))

@@ -1,7 +1,7 @@
-"""Checks that no command prints text from tenants or agents as a shell command or a control
+"""Checks that commands never print text from tenants or agents as a shell command or a control
 character.
 
-The console shows pods, reports and profiles with hostile texts, including old objects that today's
+The console shows pods, reports and profiles with hostile text, including old objects that today's
 schemas reject.
 """
 
@@ -53,7 +53,7 @@ COMMANDS = (
 
 
 class Direct:
-    """Sends requests to an application in this process."""
+    """A client that sends requests to an application in this process."""
 
     name, hint = "console", "hint"
 
@@ -136,7 +136,7 @@ def test_no_output_has_a_control_character(console: Asked, command: str, width: 
 
 
 def test_hostile_texts_are_shown(console: Asked) -> None:
-    """Otherwise the tests above would check nothing."""
+    """Otherwise, the tests above would check nothing."""
     for command in ("top gpu --troubled", "recommend -A", "why -n team runs-0 -o wide"):
         assert "FAILED" in shown(console, command).stdout, command
 

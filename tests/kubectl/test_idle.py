@@ -1,4 +1,4 @@
-"""Tests `kubectl headroom idle`: the tables of each body, and the command on a debug API."""
+"""Tests the tables of `kubectl headroom idle`, and the command with a debug API."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
 """Checks that Headroom's commands use the same cluster, user and namespace as the real kubectl.
 
-One HTTPS server simulates all clusters, each under its own path. It records the cluster,
-credentials and namespace of each ``kubectl auth can-i``. A proxy records the targets of its
-connections.
+One HTTPS server simulates all clusters, and each cluster has its own path. The server records the
+cluster, the credentials and the namespace of each ``kubectl auth can-i``. A proxy records the
+targets of its connections.
 """
 
 import base64
@@ -27,17 +27,17 @@ from tests.controlplane import built
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
-#: (cluster, token, namespace), or ("proxy", target).
+#: A recorded request: the cluster, the token and the namespace, or "proxy" and the target.
 Reached = tuple[str, ...]
 
 
 @dataclass
 class Kubeconfigs:
-    """The clusters, the proxy, and a folder of kubeconfigs."""
+    """The simulated clusters, the proxy, and a folder with kubeconfigs."""
 
     folder: Path
     kubectl: Path
-    #: Values of the names in angle brackets.
+    #: Maps the names in angle brackets to their values.
     values: dict[str, str]
     reached: list[Reached] = field(default_factory=list)
 
@@ -45,7 +45,9 @@ class Kubeconfigs:
         return re.sub("<(.+?)>", lambda match: self.values[match[1]], text)
 
     def by_kubectl(self, arguments: Sequence[str], environment: Mapping[str, str]) -> list[Reached]:
-        """Return what kubectl reaches, or nothing if it ends with an error first."""
+        """Return the requests that kubectl sends. The list is empty if kubectl reports an error
+        first.
+        """
         command = [str(self.kubectl), "auth", "can-i", "get", "pods", *arguments]
         return self.by(command, environment)
 
@@ -59,7 +61,7 @@ class Kubeconfigs:
     def by_headroom(
         self, explicit: str | None, context: str | None, environment: Mapping[str, str]
     ) -> list[Reached]:
-        """Return the servers that Headroom contacts, or an empty list if it reports an error
+        """Return the requests that Headroom sends. The list is empty if Headroom reports an error
         first.
         """
         self.reached.clear()
@@ -71,7 +73,7 @@ class Kubeconfigs:
 
 
 def ask(configuration: client.Configuration, namespace: str) -> None:
-    """Send the request of ``kubectl auth can-i``, which is rejected."""
+    """Send the request of ``kubectl auth can-i``, which the server rejects."""
     api = client.AuthorizationV1Api(client.ApiClient(configuration))
     attributes = client.V1ResourceAttributes(namespace=namespace, resource="pods", verb="get")
     spec = client.V1SelfSubjectAccessReviewSpec(resource_attributes=attributes)
@@ -104,7 +106,8 @@ echo '{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential"
  "status": {"token": "'"$PREFIX"'of-the-plugin"}}'
 """
 EXEC = "apiVersion: client.authentication.k8s.io/v1, interactiveMode: Never"
-#: Kubeconfigs by file name. Each has one context, whose cluster has the same name.
+#: Kubeconfigs by file name. Each kubeconfig has one context, and the context's cluster has the same
+#: name.
 KUBECONFIGS = {
     **{
         name: f"""
@@ -279,7 +282,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kubeconfigs]:
         yield world
 
 
-#: Files of KUBECONFIG (paths below the folder, or None if unset), options, and other variables.
+#: Each case has the value of KUBECONFIG (paths below the folder, or None if it is unset), the
+#: options, and other variables.
 CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
     "one file": ("alpha", (), {}),
     "first file wins": ("alpha:beta", (), {}),
@@ -357,7 +361,7 @@ CASES: dict[str, tuple[str | None, Sequence[str], Mapping[str, str]]] = {
     "HTTPS_PROXY and a local cluster": ("proxy-none-local", (), {"HTTPS_PROXY": "<PROXY>"}),
     "HTTPS_PROXY and proxy-url": ("proxy-url", (), {"HTTPS_PROXY": "http://127.0.0.1:1"}),
 }
-#: Cases in which kubectl reaches nothing.
+#: Cases in which kubectl sends no request.
 ERRORS = {
     *("all files missing", "only an empty file", "only nulls", "only no current context"),
     *("unknown current context", "a context without its cluster", "a name twice in a file"),
@@ -386,7 +390,7 @@ def test_headroom_reaches_the_same_cluster_as_kubectl(
     given = dict(each.split("=", 1) for each in options)
     expected = world.by_kubectl(options, environment)
     assert bool(expected) == (case not in ERRORS)
-    for name in ("PATH", *variables):  # Read by the code that starts plugins.
+    for name in ("PATH", *variables):  # The code that starts plugins reads these variables.
         monkeypatch.setenv(name, environment[name])
     found = world.by_headroom(given.get("--kubeconfig"), given.get("--context"), environment)
     assert found == expected
@@ -474,11 +478,12 @@ def test_a_renewed_token_is_written_to_the_file_of_its_user(
     assert written[1]["user"]["auth-provider"]["config"]["access-token"] == "renewed"
 
 
-#: Mounts the account, then runs the remaining arguments.
+#: A script that mounts the files of the service account and then runs its arguments.
 AS_A_POD = """
 mount -t tmpfs none /run && mkdir -p "$ACCOUNT" && cp "$0"/* "$ACCOUNT" && exec "$@"
 """
-#: Sends one request as each program of Headroom, with the variables of each input line.
+#: A script that sends one request as each program of Headroom, with the variables in each input
+#: line.
 PROGRAMS = """
 import json, os, sys
 from agent import kube_client
@@ -506,7 +511,7 @@ for line in sys.stdin:
             pass
     kube_client.request(kube_client.in_cluster(first), "POST", "/end", 10.0, body="default")
 """
-#: Variables of a pod, and what kubectl reaches.
+#: The environment variables of a pod, and the request that kubectl sends.
 IN_A_POD: Sequence[tuple[Mapping[str, str], Reached | None]] = (
     ({}, ("apis", "t-pod", "ns-pod")),
     ({"POD_NAMESPACE": "ns-own"}, ("apis", "t-pod", "ns-own")),

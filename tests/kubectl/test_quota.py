@@ -1,4 +1,4 @@
-"""`kubectl headroom quota` lists quotas of GPU memory."""
+"""Tests that `kubectl headroom quota` lists quotas of GPU memory."""
 
 from pathlib import Path
 from typing import Any

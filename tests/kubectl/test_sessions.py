@@ -1,6 +1,4 @@
-"""Tests sessions of `kubectl headroom`: how often a session is created, and who can read its
-file.
-"""
+"""Tests how often `kubectl headroom` creates a session, and who can read the file of a session."""
 
 import json
 import os
@@ -15,7 +13,7 @@ from headroom.kubectl.sessions import USED_S, Sessions, folder
 
 
 class UserSessions:
-    """Commands of a user, each with its own ``Sessions``."""
+    """Runs commands of a user. Each command has its own ``Sessions``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path / "headroom"
@@ -45,7 +43,7 @@ def test_commands_share_a_session_until_shortly_before_its_expiry(world: UserSes
     world.now_s += 1
     assert USED_S < LIFETIME_S
     assert world.secret() != first
-    # The clock was set back, so the age is unknown.
+    # The age of the session is unknown, because the clock was set back.
     world.now_s -= 10
     world.secret()
     assert len(world.created) == 3

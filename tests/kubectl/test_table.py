@@ -1,5 +1,5 @@
-"""Tests tables on narrow terminals, where numbers and states stay whole, and names stay
-different.
+"""Tests that tables on narrow terminals do not cut numbers and states, and that shortened names
+still differ.
 """
 
 import pytest
@@ -21,7 +21,7 @@ def test_the_host_in_a_domain_name_is_kept() -> None:
         "ip-10-0-123-4…",
         "ip-10-0-123-45…",
     ]
-    # With more space, the end is shown too.
+    # If there is more space, the end of the name is shown too.
     assert shortened(EKS[-1:], 24) == ["ip-10-0-123-45….internal"]
 
 
@@ -127,5 +127,5 @@ def test_wrapped_lines_keep_their_indentation() -> None:
     text = "GPU-0: needs 90.0 GiB, 80.0 GiB free"
     assert wrapped(text, 30, "  ", "    ") == ["  GPU-0: needs 90.0 GiB, 80.0", "    GiB free"]
     assert wrapped(text, None, "  ", "    ") == [f"  {text}"]
-    # A word that is longer than the terminal, such as a UUID, stays whole.
+    # A word that is longer than the terminal is wide, such as a UUID, is not cut.
     assert wrapped("x" * 40, 30) == ["x" * 40]

@@ -1,4 +1,6 @@
-"""Tests tables of bodies that no embedded fleet has: missed predictions, overuse, what-ifs."""
+"""Tests tables of bodies that an embedded fleet cannot produce: missed predictions, overuse and
+what-ifs.
+"""
 
 from typing import Any
 

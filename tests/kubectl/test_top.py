@@ -21,7 +21,7 @@ FLEET = bodies.nodes(EMPTY, FULL, CORDONED, SICK, STALE, OVER, SILENT)
 
 
 def test_nodes_fit_80_columns_with_the_worst_first() -> None:
-    """The sum of a node does not hide an overcommitted GPU."""
+    """An overcommitted GPU is visible even if the sums of its node look good."""
     assert [line for _, line in laid_out(nodes(FLEET), 80)] == [
         "NODE              GPUS   RESERVED      USED   HEADROOM  WORST GPU  STATE",
         "ip-10-0-123-45…      8  608.5 GiB   0.0 GiB   35.0 GiB   -3.5 GiB  overcommitted",
@@ -124,7 +124,7 @@ def test_pods_above_their_reservation_come_first() -> None:
 
 
 def test_a_pod_above_its_reservation_shows_whether_it_is_evicted() -> None:
-    """Each message is about one device of one pod."""
+    """Each entry is about one device of one pod."""
     over = [
         {"uid": "uid-grows", "device": "GPU-1", "message": "evicted within seconds"},
         {"uid": "uid-other", "device": "GPU-0", "message": "not evicted"},
@@ -138,7 +138,9 @@ def test_a_pod_above_its_reservation_shows_whether_it_is_evicted() -> None:
 
 
 def test_memory_that_gpus_share_counts_once() -> None:
-    """Two MIG compute instances of one GPU instance, of which one is unhealthy, and a GPU."""
+    """The node has two MIG compute instances of one GPU instance, one of which is unhealthy, and a
+    whole GPU.
+    """
     shared = {"memory": 20, "reserved": 8, "holders": [holder("p", 8, 4)], "memory_id": "G/1"}
     sick = {"unhealthy": "unhealthy", "unhealthy_detail": "XID 79"}
     body = bodies.nodes(node("n", device(0, **shared, **sick), device(1, **shared), device(2)))

@@ -49,7 +49,7 @@ def test_no_line_is_longer_than_the_terminal(server: Server, width: int) -> None
 
 
 def on_terminal(address: str, *arguments: str, columns: int, **variables: str) -> str:
-    """Return the output on a real terminal, to which both outputs of the process are connected."""
+    """Run a command on a real terminal. Return its output, from both stdout and stderr."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     command = [sys.executable, "-m", "headroom.plugin", *arguments]
@@ -62,7 +62,7 @@ def on_terminal(address: str, *arguments: str, columns: int, **variables: str) -
     try:
         while chunk := os.read(ours, 65_536):
             shown += chunk
-    except OSError:  # On Linux, the process has closed the terminal.
+    except OSError:  # On Linux, this error means that the process has closed the terminal.
         pass
     finally:
         os.close(ours)
@@ -88,7 +88,9 @@ def test_a_terminal_without_unicode_gets_a_question_mark(server: Server) -> None
 
 
 def large_fleet(count: int) -> dict[str, list[object]]:
-    """EKS nodes with eight GPUs, each with a pod of a long name. Some have a problem."""
+    """Return EKS nodes with eight GPUs. On each GPU is a pod with a long name, and some nodes have
+    a problem.
+    """
     found = []
     for number in range(count):
         name = f"ip-10-{number // 250}-{number % 250}-45.eu-central-1.compute.internal"

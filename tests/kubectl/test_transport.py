@@ -1,4 +1,6 @@
-"""Tests errors in options before any connection, and the session of each user."""
+"""Tests that errors in options are reported before any connection, and that each user has a
+session.
+"""
 
 import base64
 import json
@@ -41,7 +43,7 @@ def test_unusable_files_are_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize("host", ["10.0.0.7", "console.example", "[fd00::7]", "0.0.0.0"])
 @pytest.mark.parametrize("token", [None, token_for(AUDIENCE)])
 def test_plain_http_is_accepted_only_for_this_machine(host: str, token: str | None) -> None:
-    """Otherwise others could read the token, and change the responses."""
+    """Otherwise, other people could read the token and change the responses."""
     with pytest.raises(CommandError, match="is neither encrypted nor on this machine"):
         transport_for(f"http://{host}:8889", token, None, None, None, "headroom-system")
     for own in ("127.0.0.1", "localhost", "[::1]"):
@@ -72,7 +74,7 @@ def test_users_of_one_machine_share_no_session(
     opened_by, used = [], []
 
     def answer(request: Request) -> Answer:
-        """Create every session, and answer as the console."""
+        """Accept every session, and answer other requests as the console does."""
         if request.method == "POST":
             opened_by.append(request.headers["Authorization"])
             return 201, {}

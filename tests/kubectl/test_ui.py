@@ -16,7 +16,7 @@ from tests.loopback import LOOPBACK
 
 
 class Failing(Address):
-    """Fails with each of the errors once, then sends requests."""
+    """An address whose requests fail once with each error, and then succeed."""
 
     def __init__(self, url: str, *errors: str) -> None:
         super().__init__(url)

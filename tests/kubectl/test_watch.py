@@ -1,4 +1,4 @@
-"""Tests the output of `top --watch`, how it fits the terminal, and how it ends."""
+"""Tests the output of `top --watch`, how the output fits the terminal, and how the command ends."""
 
 import fcntl
 import os
@@ -73,8 +73,9 @@ def on_terminal(
         **{"PATH": "/usr/bin:/bin", "HEADROOM_SERVER": address},
         **{"TERM": "xterm", "LANG": "C.UTF-8", **variables},
     }
-    # setsid makes it the controlling terminal, which sends Ctrl-C and size changes. A shell lets
-    # its background jobs, such as these tests, ignore Ctrl-C.
+    # setsid makes the terminal the controlling terminal of the command, so that the command gets
+    # Ctrl-C and size changes. --default-signal is needed because a shell makes background jobs,
+    # such as these tests, ignore Ctrl-C.
     command = ["env", "--default-signal=INT", "setsid", "--ctty"]
     process = subprocess.Popen(
         [*command, sys.executable, "-m", "headroom.plugin", "top", *arguments],
@@ -110,7 +111,7 @@ def resize(terminal: int, columns: int, lines: int) -> None:
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
 
 
-#: Leaves the alternate screen.
+#: The control sequence that leaves the alternate screen.
 RESTORED = "\x1b[?1049l"
 FLEET = """\
 nodes:

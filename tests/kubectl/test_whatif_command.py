@@ -1,4 +1,4 @@
-"""Runs `kubectl headroom whatif` with a real extender."""
+"""Tests `kubectl headroom whatif` with a real extender."""
 
 import re
 
@@ -58,10 +58,10 @@ def test_a_released_pod_without_a_namespace_is_in_the_namespace_of_the_context(
 
 def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     small = ("whatif", "--pods", "20", "--vram", "1Gi")
-    # 15 replicas of the shared nodes are free, and the GPU of the third node.
+    # 15 replicas of the shared nodes and the GPU of the third node are free.
     few = run(server.debug, *small).stdout.splitlines()
     assert few[0].startswith("16 of 20 pods are placed; main reasons for the others: no free GPU")
-    # 7 GiB of the bound pod, and 1 GiB of each new pod. All GPUs are used then.
+    # The bound pod has 7 GiB, and each new pod has 1 GiB. Then all GPUs are in use.
     assert [line.split() for line in few[1:5]] == [
         ["TOTAL", "BEFORE", "AFTER", "DIFFERENCE"],
         ["Pods", "placed", "1", "17", "+16"],
@@ -73,7 +73,8 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
         ["1", "5", "+4"],
         ["4", "0", "-4"],
     ]
-    # On each GPU of the first node: the pod of 7 GiB and three others, or four others.
+    # Each GPU of the first node has either the pod of 7 GiB and three other pods, or four other
+    # pods.
     assert few[9] == (
         "  for 1 x 1Gi: 162.0 GiB, then 147.0 GiB free; largest request that fits: 80.0 GiB, then "
         "none"
@@ -81,7 +82,7 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
     assert run(server.debug, *small, "--replicas", "shared-0001=12").returncode == 0
     drained = ("--drain", "shared-0000", "--drain", "whole")
     large = ("whatif", "--pods", "2", "--vram", "15Gi", *drained)
-    # The last pod could get the GPU of the pod of 7 GiB or the other GPU, each with 15 GiB more.
+    # The last pod could get either GPU of the node, and each GPU would then have 15 GiB more.
     assert run(server.debug, *large).stdout.startswith("2 of 3 pods are placed; ")
     steered = run(server.debug, *large, "--mode", "shared-0001=steered").stdout
     on = re.findall(r" on GPU-shared-0001-(\d)$", steered, re.MULTILINE)

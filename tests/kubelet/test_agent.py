@@ -1,5 +1,5 @@
-"""Runs the agent's probes on real nodes and compares their report with kubelet, plugin and
-runtime.
+"""Runs the agent's probes on real nodes, and compares the report with the kubelet, the plugin and
+the runtime.
 """
 
 import os
@@ -45,7 +45,9 @@ __all__ = ["start_agent"]
 def test_each_container_of_a_pod_has_its_own_use_and_peaks(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
-    """The mounts that the kubelet requests from the runtime contain their names."""
+    """The agent finds the names of the containers in the mounts that the kubelet requests from the
+    runtime.
+    """
     node = start_node(gpus=1, replicas=4)
     agent = start_agent(node)
     two = [gpu_container("one", takes_bytes=3 * GIB), gpu_container("two", takes_bytes=5 * GIB)]
@@ -192,9 +194,9 @@ def test_permitted_labels_are_reported_and_others_are_not(
     agent.api = NodeApi(of_client(ApiClient(node.plane.configuration())), node.name)
     status = agent.sample()
     sources = {source.name: source for source in status.sources}
-    assert sources["labels"].state == "degraded"  # The plugin differs.
+    assert sources["labels"].state == "degraded"  # The labels differ from the plugin.
     assert status.devices[0].sharing == "time-slicing"
-    assert sources["configz"].state == "absent"  # This kubelet serves no API.
+    assert sources["configz"].state == "absent"  # The kubelet in this test serves no API.
     agent.api = NodeApi(of_client(ApiClient(node.plane.configuration("wrong"))), node.name)
     rejected = {source.name: source for source in agent.sample().sources}
     assert rejected["labels"].message == "API server answers 401"
@@ -238,7 +240,7 @@ def test_the_agent_process_reports_the_same_as_its_probes(
         check=True,
     )
     printed = msgspec.json.decode(done.stdout, type=GPUNodeStatus)
-    # Each process computes a start time from its own clock during a sample, and rounds it.
+    # The start times can differ by the duration of a sample and by rounding.
     sampled = timedelta(seconds=time.monotonic() - began_s)
     apart = [
         abs(datetime.fromisoformat(ours.started_at) - datetime.fromisoformat(theirs.started_at))

@@ -1,4 +1,6 @@
-"""Runs the agent's probes on real nodes while kubelet, plugin and pods restart, end or change."""
+"""Runs the agent's probes on real nodes while the kubelet, the plugin and pods restart, end or
+change.
+"""
 
 import grpc
 import pytest
@@ -36,7 +38,9 @@ def test_a_restart_of_the_kubelet_keeps_all_pods_in_the_report(
             break
 
     def as_before() -> bool:
-        """The kubelet forgets the plugin at its own time, which may be after the loop."""
+        """Return whether a sample equals the sample before. Retry, because the kubelet may forget
+        the plugin late.
+        """
         now = agent.sample()
         assert rows(now) == rows(before)
         same = [d.replicas for d in now.devices] == [d.replicas for d in before.devices]
@@ -48,7 +52,7 @@ def test_a_restart_of_the_kubelet_keeps_all_pods_in_the_report(
 def test_pods_stay_in_the_report_until_a_restarted_kubelet_lists_its_pods(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
-    """A kubelet that cannot reach the API server after its restart lists no pod."""
+    """A restarted kubelet lists no pods while it cannot reach the API server."""
     node = start_node(gpus=1, replicas=2)
     agent = start_agent(node)
     node.run(gpu_pod("a"))
@@ -86,12 +90,12 @@ def test_an_ended_pod_leaves_the_report_although_the_checkpoint_still_contains_i
     assert len(node.checkpoint()["PodDeviceEntries"]) == 2
     assert status.devices[0].replicas.free == 1
     assert states(status)["podresources"] == "ok"
-    # The agent only calls List, because Get returns the same pods.
-    if is_at_least("1.34"):  # An older List also returns ended pods, and Get is alpha.
+    # The agent calls only List, because Get returns the same pods.
+    if is_at_least("1.34"):  # In older versions, List also returns ended pods, and Get is alpha.
         listed = node.listed()
         assert listed.keys() == {"b"}
         assert node.got("b") == listed["b"]
-    if is_at_least("1.35"):  # An older Get also returns ended pods.
+    if is_at_least("1.35"):  # In older versions, Get also returns ended pods.
         with pytest.raises(grpc.RpcError, match="pod a in namespace default not found"):
             node.got("a")
 

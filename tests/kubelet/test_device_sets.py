@@ -1,6 +1,6 @@
-"""Tests on a real kubelet and device plugin that a container gets several different GPUs.
+"""Tests with a real kubelet and device plugin that a container gets several different GPUs.
 
-The tests act as the extender: they write reservations into the GPUNode and bind pods.
+The tests act as the extender, which writes reservations into the GPUNode and binds pods.
 """
 
 from typing import Any
@@ -30,7 +30,9 @@ def devices(steered: SteeredNode, name: str) -> dict[str, list[str]]:
 def admitted(
     steered: SteeredNode, pod: dict[str, Any], where: list[str], gib: int = 4, count: int = 0
 ) -> dict[str, list[str]]:
-    """Reserve and bind the pod, and wait until a report shows it, as the extender does."""
+    """Reserve devices for the pod, bind it, and wait until a report shows it. Return its
+    devices.
+    """
     name = pod["metadata"]["name"]
     steered.reservation(pod, where, gib, count)
     steered.bind(name)
@@ -52,7 +54,7 @@ def test_pods_with_1_2_and_4_gpus_get_exactly_their_gpus(
     assert admitted(steered, wide_pod("four", 4), GPUS) == {"main": GPUS}
     rest = ["GPU-0", "GPU-2", "GPU-3"]  # GPU-1 has no free replica.
     assert admitted(steered, wide_pod("three", 3), rest) == {"main": rest}
-    # With a topology policy, the kubelet takes the last replicas without asking.
+    # With a topology policy, the kubelet takes the last replicas without calling the plugin.
     assert admitted(steered, wide_pod("last", 2), ["GPU-0", "GPU-2"]) == {
         "main": ["GPU-0", "GPU-2"]
     }
@@ -75,7 +77,7 @@ def test_a_pod_with_8_gpus_gets_all_of_them_beside_shared_pods(
 
 
 def test_pods_on_one_set_are_admitted_in_any_order(start_steered: StartSteered) -> None:
-    """While they are unconfirmed, further pods are bound only to the same set."""
+    """While pods are unconfirmed, other pods are bound only to the same set of devices."""
     steered = start_steered(len(GPUS), 4)
     where = ["GPU-0", "GPU-2"]
     names = ["a", "b", "deleted", "c"]
@@ -91,7 +93,7 @@ def test_pods_on_one_set_are_admitted_in_any_order(start_steered: StartSteered) 
 
 
 def test_several_containers_use_the_devices_of_one_set(start_steered: StartSteered) -> None:
-    """The kubelet gives the devices of an ordinary init container to the container after it."""
+    """The kubelet gives the devices of an ordinary init container to the next container."""
     steered = start_steered(len(GPUS), 4)
     where = ["GPU-1", "GPU-2", "GPU-3"]
     init = gpu_container("init", "exit", "0", gpus=2)
@@ -113,7 +115,7 @@ def test_agent_and_kubelet_may_restart_between_pods(start_steered: StartSteered)
     node.end("agent")
     steered.start_agent()
     assert admitted(steered, wide_pod("b", 2), ["GPU-2", "GPU-3"]) == {"main": ["GPU-2", "GPU-3"]}
-    # The plugin chooses for a moment, until the agent has registered with the new kubelet.
+    # The plugin chooses until the agent has registered with the restarted kubelet.
     with node.kubelet_restarts():
         pass
     steered.until_steered()
@@ -121,7 +123,7 @@ def test_agent_and_kubelet_may_restart_between_pods(start_steered: StartSteered)
 
 
 def test_the_plugin_rejects_several_replicas_if_configured(start_steered: StartSteered) -> None:
-    """The agent reports the setting, so the extender binds no such pod."""
+    """The extender does not bind such pods, because the agent reports the setting."""
     shared = {"name": RESOURCE, "replicas": 3}
     slicing = {"failRequestsGreaterThanOne": True, "resources": [shared]}
     steered = start_steered(2, 3, plugin={"sharing": {"timeSlicing": slicing}})

@@ -1,7 +1,7 @@
-"""Runs pods whose init, sidecar or ephemeral containers use GPUs on a real kubelet.
+"""Tests pods whose init, sidecar or ephemeral containers use GPUs, on a real kubelet.
 
-PodResources lists no ordinary init containers. The kubelet keeps their devices as long as the pod
-exists.
+PodResources does not list ordinary init containers, but the kubelet keeps their devices as long as
+the pod exists.
 """
 
 import time
@@ -25,7 +25,7 @@ def _allocated(status: GPUNodeStatus) -> int:
 
 
 def _held_by(node: Node, name: str) -> set[tuple[str, str]]:
-    """Return containers and replicas of a pod as recorded by the device manager."""
+    """Return the containers and replicas of a pod that the device manager has recorded."""
     uid = node.uid(name)
     return {
         (entry["ContainerName"], replica)
@@ -82,7 +82,7 @@ def test_a_pod_holds_the_replicas_of_all_its_containers_until_it_ends(
     status = agent.sample()
     assert _allocated(status) == replicas
     assert states(status)["podresources"] == "ok", status.sources
-    # Exactly the other replicas are free for the kubelet too.
+    # The kubelet also has exactly the other replicas free.
     others = [f"other-{number}" for number in range(4 - replicas)]
     for other in others:
         node.admit(gpu_pod(other))
@@ -101,12 +101,13 @@ def test_an_agent_that_starts_later_reports_a_pod_with_a_gpu_in_its_init_contain
     node = start_node(gpus=1, replicas=2)
     node.bind(_pod("ended", [_INIT], gpu_container("main", "exit", "0")))
     node.wait(lambda: node.status("ended")["phase"] == "Succeeded", "a pod that ended")
-    # The last pod, because a kubelet 1.31 lists a pod until it admits another one.
+    # Run another pod, because kubelet 1.31 lists an ended pod until it admits another pod.
     node.bind(_pod("p", [_INIT], _without_gpu("main")))
     node.wait(lambda: "main" in node.runtime.running("p"), "a pod that runs")
     agent = start_agent(node, settled_after_s=1.0)
     node.wait(lambda: _allocated(agent.sample()) == 1, "the replica of the pod that runs")
-    # Without its plugin, a kubelet would reject the pod, because its init container has ended.
+    # A restarted kubelet without its plugin would reject the pod, because its init container has
+    # ended.
     with node.kubelet_restarts():
         pass
     node.wait(lambda: states(agent.sample())["podresources"] == "ok", "a kubelet with its pods")
@@ -115,10 +116,10 @@ def test_an_agent_that_starts_later_reports_a_pod_with_a_gpu_in_its_init_contain
 
 
 def test_a_gate_opens_if_only_an_init_container_uses_a_gpu(start_steered: StartSteered) -> None:
-    """The agent reports the replica of the pod, so the gate's answer changes from "not yet"."""
+    """The gate's answer changes from "not yet" because the agent reports the replica of the pod."""
     steered = start_steered(gpus=1, replicas=2, flags=("--device-choice=predicted",))
     socket = steered.node.root / "pod-resources/kubelet.sock"
-    # Until then, unlisted pods count as running.
+    # Wait, because unlisted pods count as running for some time.
     steered.node.wait(
         lambda: time.time() - socket.stat().st_ctime > SETTLED_AFTER_S, "a kubelet that has settled"
     )
@@ -133,8 +134,8 @@ def test_a_gate_opens_if_only_an_init_container_uses_a_gpu(start_steered: StartS
 def test_an_ephemeral_container_holds_no_replica(
     start_node: StartNode, start_agent: StartAgent
 ) -> None:
-    """The API server accepts no resources for an ephemeral container. It uses the GPUs of its
-    pod.
+    """An ephemeral container uses the GPUs of its pod, because the API server accepts no resources
+    for it.
     """
     node = start_node(gpus=1, replicas=2)
     agent = start_agent(node, settled_after_s=0.0)

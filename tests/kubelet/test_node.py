@@ -1,7 +1,6 @@
-"""Checks the behaviour of a real kubelet and NVIDIA's real device plugin on which the design
-depends.
+"""Checks the behavior of a real kubelet and NVIDIA's real device plugin that the design depends on.
 
-Each test checks one sentence of DESIGN.md, sections 4, 5 and 8.
+Each test checks a sentence in sections 4, 5 and 8 of DESIGN.md.
 """
 
 import collections
@@ -63,7 +62,9 @@ def test_a_pod_is_admitted_and_its_memory_is_freed_when_it_ends(start_node: Star
 
 
 def replica_in_status(node: Node, pod: str) -> dict[str, str]:
-    """Return a replica of the only container in the pod's status, with its health."""
+    """Return the replica of the pod's only container and its health, as the pod's status shows
+    them.
+    """
     (container,) = node.status(pod)["containerStatuses"]
     (resource,) = container["allocatedResourcesStatus"]
     assert resource["name"] == RESOURCE
@@ -102,7 +103,7 @@ def test_distributed_chooses_a_device_with_the_fewest_allocated_replicas(
 def test_a_tie_between_devices_is_broken_at_random(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=2)
     seen = set()
-    for number in range(20):  # All equal with a probability of one in half a million.
+    for number in range(20):  # The chance that all choices are equal is one in half a million.
         (held,) = node.admit(gpu_pod(f"p{number}"))
         seen.add(held.device)
         node.delete(f"p{number}", by_force=True)
@@ -186,7 +187,7 @@ def test_an_ended_pod_frees_its_replica_but_stays_in_the_checkpoint(
     if is_at_least("1.32"):
         node.wait(lambda: not node.held(), "a free replica")
     (stale,) = node.checkpoint()["PodDeviceEntries"]
-    for name in ("b", "c"):  # The next allocation removes the pod.
+    for name in ("b", "c"):  # The next allocation removes the ended pod.
         node.admit(gpu_pod(name))
     assert stale["PodUID"] not in {e["PodUID"] for e in node.checkpoint()["PodDeviceEntries"]}
 
@@ -213,7 +214,7 @@ def test_a_pod_bound_before_the_plugin_registers_again_is_rejected(start_node: S
     node.run(gpu_pod("a"))
     node.kill("kubelet")
     node.pause("nvidia-device-plugin")
-    assert node.allocatable() == 2  # The last value in the API server.
+    assert node.allocatable() == 2  # The API server still has the last value.
     node.start_kubelet()
     node.bind(gpu_pod("b"))
     node.wait(lambda: "UnexpectedAdmissionError" in node.events("b"), "its refusal")
@@ -258,8 +259,8 @@ def test_an_xid_makes_only_one_replica_of_the_device_unhealthy(start_node: Start
     node = start_node(gpus=2, replicas=4)
     node.driver.fail("GPU-0", 79)
     node.wait(lambda: node.allocatable() < 8, "an unhealthy replica")
-    time.sleep(2.5)  # Two more status updates.
-    # The plugin's bug leaves seven replicas, three of them on GPU-0.
+    time.sleep(2.5)  # The kubelet updates its status twice in this time.
+    # Because of a bug in the plugin, seven replicas are healthy, three of them on GPU-0.
     assert node.allocatable() == 7
 
 
@@ -274,7 +275,8 @@ def test_a_node_leaves_the_machines_mounts_and_settings_unchanged(start_node: St
         assert inside.count(" /proc/sys/") == 6, name
 
 
-#: Starts a node of the API server with the given folder and port, and waits until it is ended.
+#: A program that starts a node of the API server with the given folder and port, and waits until it
+#: is killed.
 SESSION = """
 import signal, sys
 from pathlib import Path
@@ -292,7 +294,7 @@ with node(plane, sys.argv[3], [Gpu("GPU-0")], 2) as n:
 
 
 def test_a_killed_session_leaves_no_process(start_node: StartNode, plane: ControlPlane) -> None:
-    """``tests/test_controlplane.py`` checks the same for the processes of a control plane."""
+    """``tests/test_controlplane.py`` checks this for the processes of a control plane."""
     name = f"killed-{os.urandom(4).hex()}"
     command = [sys.executable, "-c", SESSION, str(plane.folder), str(plane.port), name]
     with (
@@ -313,7 +315,7 @@ def test_a_killed_session_leaves_no_process(start_node: StartNode, plane: Contro
 def test_after_a_reboot_the_kubelet_rejects_pods_that_it_sees_before_its_plugin(
     start_node: StartNode,
 ) -> None:
-    """Their controller creates other pods, which are placed like all new pods."""
+    """The controllers of such pods create other pods, which are placed like all new pods."""
     node = start_node(gpus=1, replicas=2)
     node.run(gpu_pod("a", restartPolicy="Always"))
     node.kill("kubelet")

@@ -1,4 +1,6 @@
-"""Tests a relay between a stock kubelet and a stock plugin, on which `steered` nodes are based."""
+"""Tests a relay between an unmodified kubelet and an unmodified plugin, which is the basis of
+`steered` nodes.
+"""
 
 import contextlib
 from collections.abc import Iterator
@@ -26,7 +28,9 @@ def relay(node: Node) -> Iterator[Relay]:
 
 
 def plugins_choice(node: Node, pod: str) -> bool:
-    """Return whether the plugin chose for a pod. The relay would have chosen the last device."""
+    """Return whether the plugin chose the device of a pod. The relay would have chosen the last
+    device.
+    """
     return device(node, pod) == "GPU-0"
 
 
@@ -42,7 +46,7 @@ def plugin_starts(node: Node, count: int) -> bool:
 def test_the_relay_chooses_the_device_and_the_plugin_allocates_it(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=3, kubelet=STEERED_KUBELET)
     with relay(node) as running:
-        # The plugin would alternate. Kubelet and container get the relay's choice.
+        # The plugin would alternate between the devices, but the pods get the relay's choice.
         assert [device(node, f"p{number}") for number in range(4)] == ["GPU-1"] * 3 + ["GPU-0"]
         assert running.calls[-2:] == ["GetPreferredAllocation", "Allocate"]
         node.wait(lambda: node.runtime.running("p2"), "a container")
@@ -106,8 +110,8 @@ def test_a_restarted_kubelet_removes_the_relays_socket(start_node: StartNode) ->
 
 @pytest.mark.since("1.37")
 def test_a_newer_kubelet_uses_the_plugin_as_soon_as_the_relay_dies(start_node: StartNode) -> None:
-    """Newer kubelets are not steered for this reason: a pod that is already bound gets the plugin's
-    choice.
+    """A pod that is already bound then gets the plugin's choice. Therefore newer kubelets are not
+    steered.
     """
     node = start_node(gpus=2, replicas=2, kubelet="kubelet")
     with relay(node) as running:

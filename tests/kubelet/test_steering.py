@@ -1,6 +1,6 @@
-"""Tests a steered node, where our agent is between a real kubelet and a real plugin.
+"""Tests a steered node, on which our agent runs between a real kubelet and a real plugin.
 
-The tests act as the extender: they write reservations into the GPUNode and bind pods.
+The tests act as the extender, which writes reservations into the GPUNode and binds pods.
 """
 
 from agent.steering.plugin_return import plugin_socket
@@ -30,7 +30,7 @@ def test_every_pod_gets_its_reserved_device(start_steered: StartSteered) -> None
 def test_a_pod_whose_init_container_also_requests_the_gpu_is_no_bypass(
     start_steered: StartSteered,
 ) -> None:
-    """The init container gets a replica, and the container after it gets the same replica."""
+    """The init container gets a replica, and the next container gets the same replica."""
     steered = start_steered(gpus=2, replicas=8)
     node = steered.node
     registered = node.log("agent").count("steering_registered")
@@ -57,7 +57,9 @@ def test_the_first_pod_shows_that_the_plugin_has_registered_again(
     steered = start_steered()
     node = steered.node
     assert steered.place("p", "GPU-1") == "GPU-1"
-    register(node.root / "device-plugins", PLUGIN, RESOURCE)  # Now both are registered.
+    register(
+        node.root / "device-plugins", PLUGIN, RESOURCE
+    )  # Now both the agent and the plugin are registered.
     assert steered.place("q", "GPU-1") == "GPU-0"  # The plugin's choice.
     node.wait(lambda: "steering_bypassed" in node.log("agent"), "that it is noticed")
     node.wait(lambda: node.log("agent").count("steering_registered") == 2, "its place again")
@@ -100,7 +102,7 @@ def test_unattributed_use_takes_no_reserved_memory_and_full_devices_get_no_pod(
     node.wait(lambda: steered.observed("old"), "a report that shows it")
     assert steered.device("stranger") == "GPU-0"  # The device with the most free memory.
     assert steered.place("beside", "GPU-0", gib=30) == "GPU-0"
-    # Reserved as if there were no unattributed process.
+    # Reserve memory as if there were no unattributed process.
     assert steered.place("elsewhere", "GPU-0", gib=30) == "GPU-1"
     steered.reservation(gpu_pod("large"), "GPU-0", gib=30)
     steered.bind("large")
@@ -125,7 +127,7 @@ def test_without_its_agent_a_node_admits_no_pods_and_running_pods_continue(
     steered.start_agent()
     node.wait(lambda: node.allocatable() == 6, "every replica")
     assert steered.place("after", "GPU-1") == "GPU-1"
-    # The agent is killed again and steering is turned off, so the next agent restores the plugin.
+    # Kill the agent again and turn steering off, so that the next agent restores the plugin.
     node.kill("agent")
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     steered.start_agent("--namespace=headroom-system")
@@ -168,7 +170,7 @@ def test_a_stopping_agent_waits_for_unconfirmed_pods_and_restores_the_plugin(
 def test_the_plugin_is_not_restored_while_an_unconfirmed_pod_depends_on_the_agents_choice(
     start_steered: StartSteered,
 ) -> None:
-    """The plugin would choose by its count, but the pod's memory is reserved on one device."""
+    """The plugin would choose by its counts, but the pod's memory is reserved on one device."""
     steered = start_steered()
     node = steered.node
     steered.place("before", "GPU-1")
@@ -177,7 +179,7 @@ def test_the_plugin_is_not_restored_while_an_unconfirmed_pod_depends_on_the_agen
     node.end("agent")
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     assert not steered.steered()
-    # The next agent does not steer, but waits as well.
+    # The next agent does not steer, but it also waits.
     steered.start_agent("--namespace=headroom-system")
     node.wait(lambda: '"started"' in node.log("agent"), "an agent")
     node.bind(gpu_pod("between"))
@@ -207,7 +209,7 @@ def test_the_agent_steers_again_after_plugin_or_kubelet_restart_with_the_same_re
     steered.until_steered()
     assert steered.place("third", "GPU-1") == "GPU-1"
     assert node.allocatable() == 6
-    # The reconfigured plugin gives the resource another name, which is steered as well.
+    # The reconfigured plugin offers the resource with another name, which is also steered.
     node.kill("nvidia-device-plugin")
     file = node.folder / "plugin.yaml"
     shared = "timeSlicing:\n    renameByDefault: true"
@@ -221,7 +223,9 @@ def test_the_agent_steers_again_after_plugin_or_kubelet_restart_with_the_same_re
 def test_gpus_on_several_numa_nodes_are_not_steered_if_the_kubelet_aligns_devices(
     start_steered: StartSteered,
 ) -> None:
-    """The kubelet could take another device than the one chosen in the ledger."""
+    """The node is not steered because the kubelet could take another device than the reserved
+    device.
+    """
     steered = start_steered(
         numa=(0, 1),
         topologyManagerPolicy="single-numa-node",
@@ -238,12 +242,12 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
     steered = start_steered(flags=("--device-choice=predicted",))
     node = steered.node
     node.wait(lambda: steered.observed_at(), "a report")
-    device = steered.device("stock")  # The plugin's choice. It would use the other device next.
+    device = steered.device("stock")  # The plugin chooses, and would use the other device next.
     (other,) = {"GPU-0", "GPU-1"} - {device}
     steered.choose("steered")
     steered.until_steered()
     assert steered.place("steered", device) == device
-    # An unconfirmed pod depends on the agent's choice, so the agent continues to choose for it.
+    # The agent continues to choose, because an unconfirmed pod depends on its choice.
     steered.reservation(gpu_pod("on-the-way"), device, 4)
     steered.choose("predicted")
     node.wait(lambda: not steered.steered(), "a report without steering")
@@ -263,8 +267,8 @@ def test_the_mode_in_the_gpunode_turns_steering_on_and_off(start_steered: StartS
 
 
 def test_shared_mig_devices_are_steered(start_steered: StartSteered) -> None:
-    """With strategy mixed, two MIG devices have the same profile, and the resource name implies
-    sharing.
+    """The strategy is mixed, two MIG devices have the same profile, and the name of the resource
+    implies sharing.
     """
     profile = "nvidia.com/mig-1g.10gb"
     resource = f"{profile}.shared"

@@ -1,5 +1,5 @@
-"""Turns steering on and off and kills, upgrades and uninstalls the agent, from each state of a
-node.
+"""Tests that steering is turned on and off and that the agent is killed, upgraded and uninstalled
+in each state of a node.
 """
 
 from collections import deque
@@ -16,12 +16,12 @@ DEVICES, REPLICAS = 2, 12
 
 @dataclass(frozen=True)
 class State:
-    """A state of a node as documented in docs/design/device-truth.md, "Steered"."""
+    """A state of a node, as docs/design/device-truth.md defines it in section "Steered"."""
 
-    #: Whether the node asks to be steered.
+    #: Whether the node's annotation requests steering.
     wanted: bool = False
     agent: str = "running"
-    #: A steering agent was killed, and no agent has run since.
+    #: Whether a steering agent was killed and no agent has run since.
     stranded: bool = False
 
     @property
@@ -53,7 +53,7 @@ CHANGES: dict[str, Callable[[State], State]] = {
 
 
 def walk(state: State) -> Iterator[str]:
-    """Return a sequence of changes that makes each possible change in each reachable state."""
+    """Yield a sequence of changes that covers each possible change in each reachable state."""
     done: set[tuple[State, str]] = set()
     while True:
         way = _nearest(state, done)
@@ -66,7 +66,7 @@ def walk(state: State) -> Iterator[str]:
 
 
 def _nearest(start: State, done: set[tuple[State, str]]) -> tuple[str, ...] | None:
-    """Return the shortest path that ends with a change not yet made in its state."""
+    """Return the shortest path that ends with a change that was not yet made in its state."""
     ways: deque[tuple[State, tuple[str, ...]]] = deque([(start, ())])
     seen = {start}
     while ways:
@@ -103,7 +103,7 @@ def given_to_agent(steered: SteeredNode) -> bool:
 
 
 def check(steered: SteeredNode, state: State, number: int) -> None:
-    """Check that the node ends in the documented state, and that the next pod gets the right
+    """Check that the node reaches the documented state, and that the next pod gets the right
     device.
     """
     node = steered.node
@@ -114,7 +114,8 @@ def check(steered: SteeredNode, state: State, number: int) -> None:
     if not state.steers and not state.stranded:
         folder = node.root / "device-plugins"
         node.wait(lambda: not list(folder.glob("headroom-*")), f"no trace in {state}")
-        # Between two registrations the kubelet has no replicas, which the Node may not show yet.
+        # Check the log, because the Node may not show yet that the kubelet has no replicas between
+        # two registrations.
         node.wait(lambda: not given_to_agent(steered), f"the plugin in its place in {state}")
     node.wait(lambda: node.allocatable() == replicas, f"{replicas} replicas in {state}")
     if not replicas:

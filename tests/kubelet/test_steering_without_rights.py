@@ -1,7 +1,7 @@
-"""Ends a steering agent after its permissions are deleted, as ``helm uninstall`` and ``kubectl
-delete -k`` do without waiting for the pods of the DaemonSet.
+"""Ends a steering agent after its permissions are deleted. ``helm uninstall`` and ``kubectl delete
+-k`` do this, because they do not wait for the pods of the DaemonSet.
 
-API server, kubelet and device plugin are real. The agent has its own account and roles.
+The API server, the kubelet and the device plugin are real. The agent has its own account and roles.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from tests.kubelet.steered_node import StartSteered, SteeredNode, start_steered
 
 __all__ = ["start_steered"]
 
-#: Longer than the kubelet of a busy machine takes to reject a pod that was just bound.
+#: Longer than the time in which a kubelet on a busy machine rejects a pod that was just bound.
 STALE_AFTER_S = 30
 
 
@@ -36,7 +36,7 @@ def withdraw_permissions(plane: ControlPlane) -> None:
 
 
 def restart_with(steered: SteeredNode, account: str) -> None:
-    """Replace the agent by one with a token of its account."""
+    """Replace the agent with an agent that uses a token of its account."""
     steered.node.end("agent")
     kubeconfig = steered.node.folder / "agent.kubeconfig"
     steered.plane.write_kubeconfig(kubeconfig, {"token": account})
@@ -67,7 +67,7 @@ def test_an_agent_that_shuts_down_after_it_lost_its_permissions_restores_the_dev
             lambda: "UnexpectedAdmissionError" in node.events("without-ledger"), "a rejection"
         )
         assert "plugin_brought_back" not in node.log("agent")
-        assert steered.steered()  # The report that extenders use until it is stale.
+        assert steered.steered()  # Extenders use this report until it is stale.
         node.end("agent")
     assert "plugin_brought_back" in node.log("agent")
     node.wait(lambda: node.allocatable() == 6, "every replica")

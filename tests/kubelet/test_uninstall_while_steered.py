@@ -1,8 +1,8 @@
-"""Runs ``helm uninstall`` and ``kubectl delete -k`` while an agent steers, without the documented
+"""Runs ``helm uninstall`` and ``kubectl delete -k`` while an agent steers, but skips the documented
 first steps.
 
-API server, Helm, kubectl, kubelet and device plugin are real. The agent has the account of the
-installation, and ends after the DaemonSet is deleted, as its pod would.
+The API server, Helm, kubectl, the kubelet and the device plugin are real. The agent uses the
+account of the installation, and ends after the DaemonSet is deleted, as its pod would.
 """
 
 import json
@@ -45,7 +45,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[Plane]:
 
 
 def by_helm(plane: Plane, run: Run) -> str:
-    """Install with Helm and return the command that uninstalls."""
+    """Install Headroom with Helm. Return the command that uninstalls it."""
     plane.kubectl("delete", "crd", "gpunodes.headroom.gpu")  # The chart contains the CRD.
     values = plane.folder / "values.json"
     values.write_text(json.dumps({"images": IMAGE_VALUES, **COMPONENTS["steering"]}))
@@ -54,7 +54,7 @@ def by_helm(plane: Plane, run: Run) -> str:
 
 
 def by_kustomize(plane: Plane, run: Run) -> str:
-    """Install an overlay and return the command that uninstalls."""
+    """Install an overlay. Return the command that uninstalls it."""
     folder = plane.folder / "overlay"
     folder.mkdir()
     (folder / "deploy").symlink_to(DEPLOY)
@@ -69,8 +69,7 @@ def by_kustomize(plane: Plane, run: Run) -> str:
     }
     (folder / "kustomization.yaml").write_text(json.dumps(overlay))
     done(run, f"kubectl apply --server-side --force-conflicts -k {folder}")
-    # Uninstalling would wait for a running extender, which alone removes the finalizers of
-    # GPUNodes.
+    # Do not wait, because only a running extender removes the finalizers of GPUNodes.
     return f"kubectl delete -k {folder} --ignore-not-found --wait=false"
 
 
@@ -80,19 +79,23 @@ def done(run: Run, command: str) -> None:
 
 
 def act_as_extender_and_webhook(plane: Plane) -> None:
-    """Remove objects that would prevent the test from acting for processes that do not run here."""
+    """Remove the webhooks and policies, so that the test can act as the extender and the
+    webhook.
+    """
     kinds = "mutatingwebhookconfigurations,validatingwebhookconfigurations"
     ours = "--selector=app.kubernetes.io/part-of=headroom"
     plane.kubectl("delete", f"{kinds},validatingadmissionpolicybindings", ours)
 
 
 def restart_as_installed(steered: SteeredNode) -> None:
-    """Replace the agent by one with the token that the kubelet would mount into its pod."""
+    """Replace the agent with an agent that has the token that the kubelet would mount into
+    its pod.
+    """
     node, plane = steered.node, steered.plane
     node.end("agent")
     container = {"name": "agent", "image": "none"}
     spec = {"nodeName": node.name, "serviceAccountName": AGENT, "containers": [container]}
-    # The token belongs to another kubelet, because this one does not have the agent's image.
+    # Create the pod to which the token is bound.
     plane.call("POST", PODS, {"metadata": {"name": f"agent-on-{node.name}"}, "spec": spec})
     account = Site(plane).token(AGENT, node.name)
     kubeconfig = node.folder / "agent.kubeconfig"

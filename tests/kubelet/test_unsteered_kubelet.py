@@ -24,13 +24,13 @@ def test_a_node_with_the_newest_kubelet_is_not_steered_and_reports_why(
     assert node.allocatable() == 6
     assert node.log("kubelet").count("Got registration request") == 1  # The plugin's own choice.
     assert not list((node.root / "device-plugins").glob("headroom-*"))
-    # Whether the agent ends or is killed, later pods are not affected.
+    # Later pods are not affected, whether the agent ends or is killed.
     node.end("agent")
     assert steered.device("after-its-end") in ("GPU-0", "GPU-1")
     steered.start_agent("--device-choice=steered")
     node.kill("agent")
     node.kill("nvidia-device-plugin")
-    # The kubelet rejects a pod that arrives before it has the plugin's devices again.
+    # Wait, because the kubelet rejects a pod that arrives before the plugin is registered again.
     node.wait(lambda: node.allocatable() == 0, "a node without replicas")
     node.start_plugin()
     node.wait(lambda: node.allocatable() == 6, "every replica")

@@ -39,7 +39,7 @@ class TestBind:
         assert stage.reserved == {"uid-q"}
 
     def test_a_stale_watch_does_not_decline_a_bind(self, stage: Stage) -> None:
-        """Otherwise kube-scheduler would back off for seconds."""
+        """Otherwise, kube-scheduler would back off for seconds."""
         stage.store.admit(pod("q"))
         assert stage.bind(stage.ask(pod("q"))) == Bound()
         ask = stage.ask(pod())
@@ -145,7 +145,9 @@ class TestBind:
 
 
 class TestBindingThatFails:
-    """Step 5 of bind: the response to the Binding and the state of the pod decide the outcome."""
+    """Tests step 5 of bind, in which the response to the Binding and the state of the pod decide
+    the outcome.
+    """
 
     FATES: Mapping[str, tuple[Callable[[Stage], object], str, bool]] = {
         "bound here by a rival": (lambda s: s.rival_binds(), "", True),
@@ -171,7 +173,8 @@ class TestBindingThatFails:
         assert outcome == Bound() if kept else isinstance(outcome, Failed)
         if isinstance(outcome, Failed):
             assert words in outcome.message
-        # Another scheduler may have bound it before it was deleted, so its containers may run.
+        # The containers may run, because another scheduler may have bound the pod before it was
+        # deleted.
         may_run = fate in ("gone", "replaced")
         assert ("uid-p" in stage.reserved) == (kept or may_run)
 
@@ -222,7 +225,7 @@ class TestBindingThatFails:
 
 
 class TestFaultAtEveryCall:
-    """After any lost request or answer, no pod is bound without its reservation."""
+    """Tests that no pod is bound without its reservation after any lost request or response."""
 
     CALLS: tuple[str, ...] = ("read_gpunode", "read_pod", "write_spec", "bind", "touch_pod")
 
@@ -246,7 +249,7 @@ class TestFaultAtEveryCall:
         removed = stage.remove()
         assert not bound or (not removed and "uid-p" in stage.reserved)
         stage.fault = no_fault
-        # The store works again, so the next attempt and reconciling succeed.
+        # When the store works again, the next attempt and reconciliation succeed.
         assert stage.bind(ask) == Bound()
         assert stage.reserved == {"uid-p"}
         stage.store.delete_pod("a", "p")
@@ -256,7 +259,9 @@ class TestFaultAtEveryCall:
 
 
 class TestDeadline:
-    """kube-scheduler has dropped its assumed bind and can choose another node."""
+    """Tests binds that take longer than the deadline. By then, kube-scheduler has dropped its
+    assumed bind and can choose another node.
+    """
 
     def ledger(self, stage: Stage, clock: list[float]) -> None:
         ids = (f"T-{number}" for number in itertools.count(1))

@@ -1,4 +1,6 @@
-"""Checks that pods bound by another scheduler are reserved once, whatever happens concurrently."""
+"""Checks that a pod that another scheduler bound gets exactly one reservation, whatever happens
+concurrently.
+"""
 
 from collections.abc import Callable
 
@@ -13,7 +15,7 @@ from tests.ledger.stage import DEVICES, Stage, once, pod, raises
 
 @pytest.fixture
 def stage() -> Stage:
-    """A pod ``b`` was bound to the node by another scheduler."""
+    """A stage on which another scheduler has bound pod ``b`` to the node."""
     stage = Stage()
     stage.store.admit(pod("b", asked=8, node="n"))
     return stage

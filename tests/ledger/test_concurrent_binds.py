@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE_S, until_then
 
 
 def test_many_concurrent_binds_of_one_node_all_succeed() -> None:
-    """kube-scheduler does not limit concurrent binds, and packing sends all to one node."""
+    """kube-scheduler does not limit concurrent binds, and packing sends all binds to one node."""
     binders = 16
     store = EmbeddedStore(lambda events: None, lambda: 0.0)
     store.create_gpunode(GPUNode(metadata=ObjectMeta(name="n"), spec=GPUNodeSpec(initialised=True)))

@@ -1,4 +1,4 @@
-"""Tests the in-memory store: the behaviour of every store, and its own."""
+"""Tests the in-memory store: the behavior that every store must have, and its own behavior."""
 
 import itertools
 import threading
@@ -24,7 +24,9 @@ def pod(name: str = "p", uid: str = "uid-1", version: str = "100", node: str = "
 
 
 class EmbeddedStage:
-    """Pods have their own resource versions, like the pods that kube-scheduler sends."""
+    """A stage whose pods have their own resource versions, like the pods that
+    kube-scheduler sends.
+    """
 
     def __init__(self) -> None:
         self.told: list[Event] = []
@@ -206,7 +208,7 @@ class TestWatch:
 
 
 def only(operation: str, when: str) -> Callable[[str, str], None]:
-    """Return a fault that loses the given message."""
+    """Return a fault that loses the message before or after this operation."""
 
     def fault(*at: str) -> None:
         if at == (operation, when):
@@ -242,7 +244,7 @@ class TestFaults:
             store.bind(binding(pod(version="99")))
 
     def test_every_call_has_latency_outside_the_lock(self) -> None:
-        """No call returns before all calls have begun."""
+        """The barrier lets no call return before all calls have begun."""
         all_there = threading.Barrier(8)
 
         def far(operation: str, when: str) -> None:

@@ -1,5 +1,5 @@
-"""Checks that nodes are initialised after a fault at any call to the store, and their finalizers
-removed.
+"""Checks that nodes are initialised, and that finalizers are removed, after a fault at any call to
+the store.
 """
 
 from contextlib import suppress
@@ -106,7 +106,7 @@ class TestInitialise:
         assert stage.calls.count("write_spec") == 4
 
     def test_a_gpunode_recreated_meanwhile_is_left_for_the_next_round(self, stage: Stage) -> None:
-        """A Binding can still arrive whose reservation was in the old GPUNode."""
+        """A Binding can still arrive although its reservation was in the old GPUNode."""
         stage.new_node("n")
 
         def made_anew() -> None:

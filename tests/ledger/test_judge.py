@@ -15,7 +15,9 @@ from tests.model.world import changed
 
 @pytest.fixture
 def state() -> ClusterWriter:
-    """Another scheduler binds q to node n1, which already has a reservation for q."""
+    """A state in which another scheduler has bound q to node n1. The node already has a reservation
+    for q.
+    """
     state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
     q = pod("q", 6)
     reservation = state.cluster.adopt(q, gpunode("n1"))
@@ -33,7 +35,7 @@ def state() -> ClusterWriter:
 def test_a_bound_pod_counts_although_its_reservation_was_removed(
     state: ClusterWriter,
 ) -> None:
-    """The GPUNode read from the store is newer than the one in the watch."""
+    """The GPUNode from the store is newer than the GPUNode from the watch."""
     assert state.cluster.judge(pod("p", 6), gpunode("n1"), 0.0) is Reason.MEMORY_ON_ANY
 
 

@@ -1,4 +1,4 @@
-"""Tests evictions and Events on a real API server, with the deployed rights."""
+"""Tests evictions and Events on a real API server, with the deployed roles."""
 
 import itertools
 from collections.abc import Iterator
@@ -112,13 +112,13 @@ def test_a_running_pod_is_evicted_only_if_its_budget_allows_it(
 def test_a_quota_prevents_authors_from_exempting_their_pods(
     plane: ControlPlane, evictor: Blocking
 ) -> None:
-    """This is the quota of the documentation, for an author with all rights in the namespace."""
+    """The docs recommend this quota for authors who have all permissions in a namespace."""
     name, hard = "no-budgets", "count/poddisruptionbudgets.policy"
     assert f"{name} -n NAMESPACE --hard={hard}=0" in (ROOT / "docs/how-to/overuse.md").read_text()
     pod = bound(plane, phase="Running", conditions=[{"type": "Ready", "status": "True"}])
     quotas = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
     plane.call("POST", quotas, {"metadata": {"name": name}, "spec": {"hard": {hard: "0"}}})
-    # The quota controller, which does not run here, would write this.
+    # Write the status, because the quota controller does not run.
     status = {"status": {"hard": {hard: "0"}, "used": {hard: "0"}}}
     plane.call("PATCH", f"{quotas}/{name}/status", status)
     with pytest.raises(ApiRefused, match=f"403.*exceeded quota: {name}"):
@@ -155,7 +155,7 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
 ) -> None:
     placement = {"headroom.gpu/placement": '{"decision": "u.7"}'}
     pod = bound(plane, "p" + "x" * 252, placement)
-    for _ in range(2):  # Another replica writes an equal Event.
+    for _ in range(2):  # Another replica writes the same Event.
         post = KubeEvents(api, lambda: 1_795_219_200.0).post
         assert post(pod_notice(pod, "InsufficientGPUMemory", "It does not fit.", key=""))
     query = f"fieldSelector=involvedObject.uid={pod.metadata.uid}"
@@ -163,14 +163,14 @@ def test_an_event_is_recorded_once_in_the_namespace_of_the_pod(
     assert (event["type"], event["reason"]) == ("Warning", "InsufficientGPUMemory")
     assert event["message"] == "It does not fit."
     assert event["lastTimestamp"] == "2026-11-21T00:00:00Z"
-    # The Event has the id of the decision that placed the pod.
+    # The Event has the ID of the decision that placed the pod.
     assert event["metadata"]["annotations"] == {"headroom.gpu/decision": "u.7"}
 
 
 def test_repeated_events_are_one_event_with_the_latest_message(
     plane: ControlPlane, api: KubeApi
 ) -> None:
-    """They come from two replicas, and again after the server has deleted the Event."""
+    """Two replicas write the Events, and again after the server has deleted the Event."""
     replicas = [KubeEvents(api, lambda at=at: at) for at in (1e9, 2e9)]  # type: ignore[misc]
     about = pod_subject(bound(plane))
     query = f"fieldSelector=involvedObject.uid={about.uid}"

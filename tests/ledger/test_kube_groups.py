@@ -1,4 +1,4 @@
-"""Reads the minimum and the pods of a group from a real API server."""
+"""Tests reading the minimum and the pods of a group from a real API server."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,7 +31,7 @@ def groups(plane: ControlPlane) -> Iterator[Blocking]:
 
 @pytest.fixture
 def podgroups(plane: ControlPlane) -> Iterator[None]:
-    """Wait until the PodGroups of the Coscheduling plugin are served."""
+    """Create the CRD of the Coscheduling plugin, and wait until PodGroups are served."""
     names = {"kind": "PodGroup", "plural": "podgroups", "singular": "podgroup"}
     schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
     version = {
@@ -71,7 +71,9 @@ def test_a_group_of_the_coscheduling_plugin_has_the_pods_with_its_label(
     found = groups.read(TRAIN)
     assert found.minimum == 3
     assert sorted(pod.metadata.name for pod in found.pods) == ["train-0", "train-1"]
-    assert groups.read(TRAIN._replace(name="eval")) == Members(None, ())  # It has only pods.
+    assert groups.read(TRAIN._replace(name="eval")) == Members(
+        None, ()
+    )  # This group has only pods.
 
 
 def created(plane: ControlPlane, body: dict[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Tests the store over a real API server, and over a server with scripted faults."""
+"""Tests the store on a real API server, and on a server with scripted faults."""
 
 import dataclasses
 import itertools
@@ -65,7 +65,7 @@ def again(store: Blocking, pod: Pod) -> Pod:
 
 
 class PlaneStage:
-    """Simulates users and the garbage collector at the API server."""
+    """Acts as users and the garbage collector on the API server."""
 
     def __init__(self, plane: ControlPlane, store: Blocking) -> None:
         self.plane = plane
@@ -86,7 +86,7 @@ class PlaneStage:
 
 
 class TestBehaviour(StoreBehaviour):
-    """The behaviour of every store."""
+    """Tests the behavior that every store must have."""
 
     @pytest.fixture
     def stage(self, plane: ControlPlane, store: Blocking) -> Stage:
@@ -162,7 +162,7 @@ class TestGPUNode:
         assert kept(node.name)
         store.write_spec(node, GPUNodeSpec(initialised=True))
         assert not kept(node.name)
-        # The agent's report does not reset it either.
+        # The agent's report does not reset the field either.
         path, kind = f"{GPUNODES}/{node.name}/status", "application/merge-patch+json"
         plane.call("PATCH", path, {"status": {"agentVersion": "1"}}, kind)
         assert not kept(node.name)
@@ -351,8 +351,8 @@ def test_the_pods_of_a_node_are_listed_until_they_end(
 
 
 def until_listed(list_them: Callable[[], list[BoundPod]], number: int) -> list[BoundPod]:
-    """Return the list when it has this number of pods, because it comes from the API server's
-    cache.
+    """Wait until the list has this number of pods, because it comes from the API server's cache.
+    Return the list.
     """
     found: list[BoundPod] = []
 
@@ -376,7 +376,8 @@ def test_the_heartbeat_version_is_read(api: KubeApi, plane: ControlPlane, loop: 
 @pytest.mark.parametrize(
     ("token", "error", "words"),
     [
-        # A token that was just rotated is accepted a moment later.
+        # The result is unknown, because a token that was just rotated may be accepted a moment
+        # later.
         pytest.param("nobody", OutcomeUnknown, "401 Unauthorized", id="unknown"),
         pytest.param(
             STRANGER_TOKEN, StoreRejected, "403 Forbidden: pods .* is forbidden", id="no right"

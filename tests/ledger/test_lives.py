@@ -1,5 +1,5 @@
-"""Checks over the life cycles of nodes and pods that exactly the pods that may hold memory are
-charged.
+"""Checks over the life cycles of nodes and pods that only pods that may hold memory have
+reservations.
 """
 
 import pytest
@@ -10,7 +10,8 @@ from tests.builders import GIB, device, shared, use
 from tests.ledger.lives import Cluster
 
 FULL = Reason.MEMORY_ON_ANY
-#: Two samples, because the first without the pod may have been taken before it was marked.
+#: Number of samples without a pod that prove its end. The first of these samples may have been
+#: taken before the pod was marked.
 SAMPLES = 3
 
 
@@ -23,7 +24,7 @@ def test_a_recreated_node_takes_pods_after_remaining_pods_are_charged() -> None:
     cluster.tidy()  # The finalizer is removed.
     assert cluster.server.read_gpunode("n") is None
     cluster.add_node()
-    cluster.tidy()  # The GPUNode is created again, and waits for a report.
+    cluster.tidy()  # The GPUNode is created again and waits for a report.
     assert cluster.bind("q") == Declined(Reason.NO_REPORT)
     cluster.report()
     assert cluster.fits("1Gi") is Reason.NOT_INITIALISED
@@ -38,7 +39,7 @@ def test_a_node_deleted_with_its_pods_has_no_reservations() -> None:
     cluster.bind("p")
     cluster.remove_node()
     cluster.tidy()
-    # The garbage collector deletes pods of missing nodes in the same way.
+    # The garbage collector also deletes pods of missing nodes by force.
     cluster.server.lose_pod("p")
     cluster.add_node()
     cluster.tidy()
@@ -49,7 +50,7 @@ def test_a_node_deleted_with_its_pods_has_no_reservations() -> None:
 
 
 def test_a_bind_to_a_deleted_node_fails_or_is_charged() -> None:
-    """The reservation was in a GPUNode that is deleted."""
+    """The reservation was in a GPUNode that was deleted."""
     cluster = Cluster()
     late = cluster.create("p")
     cluster.remove_node()
@@ -64,7 +65,7 @@ def test_a_bind_to_a_deleted_node_fails_or_is_charged() -> None:
 
 
 def test_reservations_of_removed_gpus_are_charged_to_their_replacements() -> None:
-    """A GPU was replaced or MIG was reconfigured, so a pending pod can get any of the new
+    """After a GPU was replaced or MIG was reconfigured, an unconfirmed pod can get any of the new
     devices.
     """
     cluster = Cluster(shared("a"), shared("b"))
@@ -73,7 +74,7 @@ def test_reservations_of_removed_gpus_are_charged_to_their_replacements() -> Non
     cluster.report(shared("c"), shared("d"))
     cluster.tidy()
     assert cluster.reserved == {"p"}
-    # One of the two is in use, and it is unknown which one.
+    # One of the two devices is in use, but it is unknown which device.
     assert (cluster.fits("8Gi"), cluster.fits("9Gi")) == (None, FULL)
     cluster.report(pods=[use("p", "d", 16 * GIB)])
     assert cluster.fits("24Gi") is not None
@@ -89,7 +90,7 @@ def test_all_reservations_are_charged_to_the_remaining_gpus() -> None:
     cluster.tidy()
     assert cluster.reserved == {"p", "q"}
     assert cluster.fits("1Gi") is not None
-    # One of them never got a device, and the kubelet rejects it.
+    # One pod never got a device, and the kubelet rejects it.
     cluster.ends("q", "Failed")
     cluster.report(pods=[use("p", "a", 16 * GIB)])
     cluster.tidy()
@@ -101,7 +102,7 @@ def test_after_a_reboot_pods_are_charged_before_they_are_reported_again() -> Non
     cluster.create("p")
     cluster.bind("p")
     cluster.report(shared("a", free=3, allocated=1), shared("b"), pods=[use("p", "a", 16 * GIB)])
-    # After the boot, no pod holds a device, and the pod can now get the other device.
+    # After the reboot, no pod holds a device, so the pod can get the other device.
     cluster.report(shared("a"), shared("b"))
     cluster.tidy()
     assert cluster.reserved == {"p"}
@@ -123,7 +124,7 @@ def test_a_pod_rejected_by_the_kubelet_after_a_reboot_is_not_charged() -> None:
     "i", range(2), ids=["by the replica that bound the old pod", "by the other replica"]
 )
 def test_a_recreated_stateful_pod_is_charged_in_addition_to_the_old_pod(i: int) -> None:
-    """The name is the same, but the uid is new. The containers of the old pod may still run."""
+    """The new pod has the old name but a new UID. The containers of the old pod may still run."""
     cluster = Cluster()
     cluster.create("web-0", "10Gi", uid="first")
     cluster.bind("web-0")

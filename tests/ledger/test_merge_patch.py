@@ -1,4 +1,4 @@
-"""Tests the merge patches that turn one spec into another."""
+"""Tests the merge patches that change one spec into another."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _objects = st.dictionaries(st.sampled_from("abcd"), _documents)
 
 
 def applied(target: Any, patch: Any) -> Any:
-    """Apply a patch as defined in RFC 7386, section 2."""
+    """Apply a merge patch (RFC 7386, section 2)."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}

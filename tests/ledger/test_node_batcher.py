@@ -1,4 +1,4 @@
-"""Checks that concurrent binds of one node are reserved with one write, and do not affect each
+"""Checks that concurrent binds of one node are reserved with one write and do not affect each
 other.
 """
 
@@ -24,12 +24,13 @@ from tests.blocking import Faraway
 from tests.ledger.stage import WALL_S, adopt, judge, pending_binds, pod
 from tests.waiting import PATIENCE_S, until_then
 
-#: Fault before or after the n-th write of reservations.
+#: Maps a number n and "before" or "after" to what happens before or after the n-th write of
+#: reservations.
 Deeds = dict[tuple[int, str], Callable[[], Awaitable[None]]]
 
 
 class Crowd:
-    """A node of 10 bytes with a bind that is being written, and binds that arrive meanwhile."""
+    """A node with 10 bytes. While one bind is being written, other binds arrive."""
 
     def __init__(self) -> None:
         self.deeds: Deeds = {}
@@ -60,8 +61,8 @@ class Crowd:
                 await deed()
 
     def bind(self, *together: int, held: bool = True) -> dict[str, Outcome | Exception]:
-        """Bind p0, which requests 1 byte. While it is being written, bind p1, p2 and so on, which
-        request ``together``. Return the result of each bind.
+        """Bind p0, which requests 1 byte. While this bind is being written, bind p1, p2 and so on,
+        which request the bytes in ``together``. Return the result of each bind.
         """
         pods = [
             self.store.admit(pod(f"p{i}", asked=asked)) for i, asked in enumerate((1, *together))
@@ -81,7 +82,7 @@ class Crowd:
             await self.comes(each, number, held)
 
     async def comes(self, asked: Pod, takers: int, held: bool = True) -> None:
-        """Start another bind. Return when it is queued, so that ``takers`` binds are pending."""
+        """Start another bind, and wait until it is queued and ``takers`` binds are pending."""
         self.attempts.append(asyncio.create_task(self.attempt(asked, held)))
         await until_then(lambda: pending_binds(self.ledger) >= takers, "it waits")
 
@@ -132,7 +133,9 @@ def test_queued_binds_are_reserved_with_one_write(crowd: Crowd) -> None:
 
 @pytest.mark.parametrize("held", [True, False])
 def test_each_bind_is_fitted_after_the_binds_before_it(crowd: Crowd, held: bool) -> None:
-    """1 and 5 of 10 bytes leave 4 bytes. The next 5 do not fit, but the 3 after that do."""
+    """After 1 and 5 of 10 bytes, 4 bytes are free. The next 5 bytes do not fit, but the 3 bytes
+    after that fit.
+    """
     outcomes = crowd.bind(5, 5, 3, held=held)
     assert outcomes["p2"] == Declined(Reason.MEMORY_ON_ANY, "100")
     assert crowd.bound() == ["p0", "p1", "p3"]
@@ -160,7 +163,7 @@ def test_all_binds_are_reserved_after_any_fault_of_the_write(
 
 
 def test_no_bind_is_declined_because_of_a_reservation_that_failed(crowd: Crowd) -> None:
-    """p2 does not fit with p1, but p1's write fails, so p2 fits."""
+    """p2 does not fit together with p1, but p1's write fails, so p2 fits."""
     looks = itertools.count()
 
     def once_only(asked: Pod, gpunode: GPUNode) -> Placement | Reason:
@@ -205,7 +208,7 @@ def test_all_binds_fail_if_the_node_cannot_be_read(crowd: Crowd) -> None:
 
 
 def test_two_attempts_for_one_pod_make_one_reservation(crowd: Crowd) -> None:
-    """kube-scheduler timed out on the first attempt and retries."""
+    """kube-scheduler retries because the first attempt timed out."""
     shown = crowd.store.admit(pod("p1", asked=4))
     crowd.deeds[1, "after"] = lambda: crowd.comes(shown, 3)
     outcomes = crowd.bind(4)
@@ -214,7 +217,7 @@ def test_two_attempts_for_one_pod_make_one_reservation(crowd: Crowd) -> None:
 
 
 def test_a_cancelled_bind_does_not_affect_the_others(crowd: Crowd) -> None:
-    """A shutdown cancels binds. Here p1 is cancelled while it also reserves p2."""
+    """A shutdown cancels binds. p1 is cancelled while it also reserves memory for p2."""
     pods = [crowd.store.admit(pod(f"p{i}", asked=2)) for i in range(3)]
 
     async def one_is_cancelled() -> None:

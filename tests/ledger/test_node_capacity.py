@@ -1,4 +1,4 @@
-"""Tests binds to a node that another scheduler has filled since kube-scheduler chose it."""
+"""Tests binds to a node that another scheduler has filled after kube-scheduler chose the node."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +47,7 @@ def on_node(
 
 
 class Node:
-    """The pods on node ``n``, and a ledger that lists them before each Binding."""
+    """The pods on node ``n``, and a ledger that lists the pods before each Binding."""
 
     def __init__(self, stage: Stage, allocatable: Mapping[str, str] | None = NODE) -> None:
         self.stage = stage
@@ -91,7 +91,8 @@ def test_a_node_that_another_scheduler_has_filled_is_declined(node: Node) -> Non
     node.pods = [on_node("other")]
     assert node.bind() == Declined(Reason.NODE_FILLED)
     assert not node.stage.pod().node
-    # No memory is held for it, because kube-scheduler may choose another node next.
+    # No memory stays reserved for the declined pod, because kube-scheduler may choose another node
+    # next.
     assert not node.stage.reserved
     node.pods = []
     assert node.bind() == Bound()
@@ -137,14 +138,14 @@ def test_a_failed_list_is_repeated(node: Node) -> None:
 
 
 def test_pods_that_are_being_bound_count_for_later_ones(node: Node) -> None:
-    """kube-scheduler has counted both, but not the pod of the other scheduler."""
+    """kube-scheduler has counted both pods, but not the pod of the other scheduler."""
     first, second = gpu_pod("first", cpu="60"), gpu_pod("second", cpu="60")
     node.pods = [on_node("other", cpu="10")]
     capacity = node.capacity
     with capacity.arriving(first, "n"), capacity.arriving(second, "n"):
         assert not now(capacity.exceeded(first, "n"))
         assert now(capacity.exceeded(second, "n"))
-        # When the list shows the first pod, it counts once.
+        # The first pod counts only once when the list shows it.
         node.pods.append(on_node("uid-first", cpu="58"))
         assert not now(capacity.exceeded(second, "n"))
     with capacity.arriving(second, "n"):
@@ -153,7 +154,7 @@ def test_pods_that_are_being_bound_count_for_later_ones(node: Node) -> None:
 
 
 def test_a_bind_that_ends_does_not_drop_later_ones(node: Node) -> None:
-    """kube-scheduler can repeat a bind while the first call still runs."""
+    """kube-scheduler can repeat a bind while its first call still runs."""
     first, second, capacity = gpu_pod("first", cpu="60"), gpu_pod("second", cpu="60"), node.capacity
     node.pods = [on_node("other", cpu="10")]
     repeated, again = capacity.arriving(first, "n"), capacity.arriving(first, "n")

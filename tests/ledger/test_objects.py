@@ -1,4 +1,4 @@
-"""Tests GPUNodes in the API server: size, unknown fields, and request priority."""
+"""Tests the size, the unknown fields and the request priority of GPUNodes in the API server."""
 
 import contextlib
 import copy
@@ -33,16 +33,18 @@ from tests.waiting import PATIENCE_S, until
 GPUNODES = "/apis/headroom.gpu/v1alpha1/gpunodes"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/gpunodes.headroom.gpu"
 FLOWCONTROL = "/apis/flowcontrol.apiserver.k8s.io/v1"
-#: Default limit of etcd for one request.
+#: etcd's default limit for one request.
 ETCD_BYTES = 1_572_864
 
 
-#: Default maximum number of pods of a kubelet.
+#: A kubelet's default maximum number of pods.
 KUBELET_PODS = 110
 
 
 def full(devices: int, pods: int, candidates: int) -> GPUNode:
-    """Return a node at its limits, with names as long as in real clusters."""
+    """Return a node with these numbers of devices, pods and candidates. Its names are as long as in
+    real clusters.
+    """
     uuids = [f"GPU-{index:08x}-0f3a-4b2c-8d4e-7d8e9f0a1b2c" for index in range(devices)]
     uids = [f"{number:08x}-8d4e-4f5a-9b6c-7d8e9f0a1b2c" for number in range(pods)]
     reservations = {
@@ -106,13 +108,13 @@ def test_a_full_node_stays_below_the_etcd_limit(
 ) -> None:
     size = len(encode_gpunode(full(devices, pods, candidates)))
     assert size <= most_kib << 10 < ETCD_BYTES
-    assert size > (most_kib << 10) // 2  # The estimate is not far too high.
+    assert size > (most_kib << 10) // 2  # The estimate is less than twice the size.
 
 
 @pytest.fixture
 def store(plane: ControlPlane) -> Iterator[Blocking]:
-    # The API server takes long for the largest objects: on a busy machine 20 s, in which it sends
-    # nothing.
+    # Use a long timeout, because on a busy machine the API server needs 20 s for the largest
+    # objects and sends nothing meanwhile.
     configuration = plane.configuration()
     api = KubeApi(configuration)
     with Loop() as loop:
@@ -133,7 +135,9 @@ def existing(plane: ControlPlane, name: str) -> Iterator[None]:
         try:
             return bool(plane.call("POST", GPUNODES, body))
         except ApiRefused as err:
-            if "503" not in str(err):  # The API server takes this long to switch to another schema.
+            if "503" not in str(
+                err
+            ):  # The API server returns 503 until it has switched to the other schema.
                 raise
             return False
 
@@ -181,7 +185,7 @@ def test_fields_of_a_newer_version_survive_our_writes(
                 plane.call("PATCH", path, {"spec": spec}, merge)
                 after = plane.call("PATCH", f"{path}/status", {"status": status}, merge)
             except ApiRefused as err:
-                if "503" not in str(err):  # for the reason given above
+                if "503" not in str(err):  # The API server is switching to the other schema.
                     raise
                 return False
             return "later" in after["spec"]
@@ -214,7 +218,7 @@ def test_fields_of_a_newer_version_survive_our_writes(
 def test_one_gpunode_holds_the_maximum_number_of_pods_of_a_kubelet(
     plane: ControlPlane, store: Blocking, record_property: Callable[[str, object], None]
 ) -> None:
-    """This includes the API server's additions, and each pod has 112 candidate devices."""
+    """The size includes the fields that the API server adds. Each pod has 112 candidate devices."""
     most = full(112, KUBELET_PODS, 112)
     with existing(plane, "full"):
         held = store.read_gpunode("full")
@@ -248,7 +252,9 @@ def test_a_gpunode_too_large_for_etcd_is_not_changed(plane: ControlPlane, store:
 
 @pytest.fixture(scope="module")
 def flows(plane: ControlPlane) -> Iterator[dict[str, str]]:
-    """Apply the deployed objects. Yield the names of flow schemas and levels by uid."""
+    """Apply the deployed objects. Yield the names of the flow schemas and priority levels
+    by UID.
+    """
     manifests = list(yaml.safe_load_all((ROOT / "deploy/base/flowcontrol.yaml").read_text()))
     names: dict[str, str] = {}
     for manifest in manifests:
@@ -280,6 +286,6 @@ def test_reports_and_binds_have_separate_priority_levels(
             flows.get(answer.headers["X-Kubernetes-PF-PriorityLevel-UID"]),
         )
 
-    # The API server applies them after a while.
+    # Wait until the API server applies the objects.
     until(lambda: served() == (schema, level), "the flow", 120.0, 0.1, lambda: str(served()))
     http.clear()

@@ -1,4 +1,6 @@
-"""Checks that in mode observe, every pod is bound as requested, and its actual use is charged."""
+"""Checks that in observe mode every pod is bound as requested, and that its actual use is
+reserved.
+"""
 
 import pytest
 
@@ -62,7 +64,7 @@ def test_a_pod_that_does_not_fit_is_bound_and_charged_like_an_unreserved_pod(
     assert stage.bind(stage.ask(pod("q"))) == Bound(despite=Reason.MEMORY_ON_ANY)
     assert stage.pod("q").node == "n"
     assert stage.pod("q").annotation(PLACEMENT) is None
-    assert stage.charged("uid-q") == (6, [ADOPTED])  # 12 of 10 bytes, which is the actual use.
+    assert stage.charged("uid-q") == (6, [ADOPTED])  # The actual use is 12 of 10 bytes.
     stage.observes = False
     stage.store.admit(pod("r", asked=1))
     assert stage.bind(stage.ask(pod("r", asked=1))) == Declined(Reason.MEMORY_ON_ANY)
@@ -93,7 +95,7 @@ def test_a_failed_write_does_not_prevent_a_bind(stage: Observing, kind: type[Sto
     stage.fault = fault
     assert isinstance(stage.bind(stage.ask(pod())), Bound)
     assert stage.pod().node == "n"
-    assert stage.reserved == set()  # The pod is unreserved, and is charged when the watch shows it.
+    assert stage.reserved == set()  # The pod is unreserved until the watch delivers it.
 
 
 @pytest.mark.parametrize("kind", TROUBLES)

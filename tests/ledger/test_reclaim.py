@@ -1,5 +1,5 @@
 """Checks which reservations are removed or kept, that pods are requeued, and that ended pods are
-noticed.
+found.
 """
 
 from collections.abc import Callable
@@ -202,7 +202,9 @@ class TestRequeue:
     def test_two_replicas_requeue_a_pod_once(self, stage: Stage) -> None:
         theirs = stage.ledger.requeue(pod())
         before = stage.pod()
-        assert stage.ledger.requeue(pod()) == theirs  # from before the other replica requeued it
+        assert (
+            stage.ledger.requeue(pod()) == theirs
+        )  # This replica has the pod from before the other replica requeued it.
         assert stage.pod() == before
         assert stage.ledger.requeue(before) != theirs
 

@@ -1,9 +1,10 @@
-"""Random sequences over an in-memory store: no overcommitment, and no leaked reservations.
+"""Checks random sequences of operations on an in-memory store for overcommitment and leaked
+reservations.
 
-Binds run one after the other, but each of their calls can be lost or can conflict with another
-change of the same pod. The components are connected as in the extender: the state that follows the
-store's watch, the judge, the controllers, and the ledger. The state machine decides when watch
-events arrive. Until then, the state is behind the store.
+Binds run one after another, but each of their calls can be lost or can conflict with another change
+of the pod. The components are connected as in the extender: the state, which follows the store's
+watch, the judge, the controllers, and the ledger. The state machine decides when watch events
+arrive. Until then, the state is older than the store.
 """
 
 import itertools
@@ -60,7 +61,7 @@ class Cluster(RuleBasedStateMachine):
         self.wall_s = 0.0
         self.numbers = itertools.count(1)
         self.untold: list[Event] = []
-        #: Operation, before or after it, and the fault that happens once at this point.
+        #: An operation, "before" or "after", and the fault that occurs once at this point.
         self.fault: tuple[str, str, str] | None = None
         #: The pod that is being bound, and its node.
         self.being_bound = ("p1", "n1")
@@ -96,7 +97,7 @@ class Cluster(RuleBasedStateMachine):
             self.rival.bind(BindRequest("a", name, pod.metadata.uid, rivals[what], pod, None))
 
     def unhurt(self, work: Callable[[], object]) -> None:
-        """Run without the fault, which only affects the ledger."""
+        """Run ``work`` without the fault, because the fault affects only the ledger."""
         fault, self.fault = self.fault, None
         work()
         self.fault = fault
@@ -145,7 +146,7 @@ class Cluster(RuleBasedStateMachine):
             self.user_creates_or_changes_a_pod(name, 6)
         pod = self.pods()[name]
         self.being_bound = name, node
-        # The copy in this replica may be old or missing.
+        # This replica's copy of the pod may be old or missing.
         held = pod if fresh else self.state.cluster.pod(pod.metadata.uid)
         ask = BindRequest("a", name, pod.metadata.uid, node, held, self.state.cluster.gpunode(node))
         outcome = self.ledger.bind(ask)
@@ -163,7 +164,7 @@ class Cluster(RuleBasedStateMachine):
         pod = self.pods().get(name)
         if pod is not None and pod.node:
             ended = msgspec.structs.replace(pod, status=PodStatus(phase="Succeeded"))
-            # Direct access, because the store accepts no newer version of a bound pod.
+            # Replace the pod directly, because the store accepts no newer version of a bound pod.
             self.unhurt(lambda: (self.store.delete_pod("a", name), self.store.admit(ended)))
 
     @rule(name=names_of_nodes)
@@ -207,7 +208,8 @@ class Cluster(RuleBasedStateMachine):
     @rule()
     def chores(self) -> None:
         for found in orphans(self.state.cluster, self.wall_s, ORPHAN_AFTER_S):
-            # This replica sees all pods, which end before they are deleted.
+            # Every finding is an orphan, because this replica receives all pods, and pods end
+            # before they are deleted.
             assert isinstance(found, Orphan)
             self.ledger.remove(found.node, found.uid, found.left)
         if waiting := uninitialised(self.state.cluster):
@@ -243,7 +245,7 @@ class Cluster(RuleBasedStateMachine):
         }
 
     def teardown(self) -> None:
-        """After all events are delivered and reconciled, no reservation is leaked."""
+        """Deliver all events and reconcile. Check that no reservation is leaked."""
         self.fault = None
         for _ in range(2):
             self.wall_s += ORPHAN_AFTER_S + 1

@@ -1,4 +1,6 @@
-"""Checks that the error of every API server response to a write states what is certain."""
+"""Checks that the error for every API server response to a write states whether the write is
+certain.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -125,7 +127,7 @@ class TestOutcome:
         ):
             with pytest.raises(OutcomeUnknown, match="pod a/p: the answer cannot be read") as err:
                 store.read_pod("a", "p")
-            assert not isinstance(err.value, StoreTimeout)  # A read of another pod is allowed.
+            assert not isinstance(err.value, StoreTimeout)  # It may still read another pod.
             with pytest.raises(OutcomeUnknown, match="read GPUNode n: the answer cannot be read"):
                 store.read_gpunode("n")
             with pytest.raises(OutcomeUnknown, match="list pods"):

@@ -1,4 +1,6 @@
-"""Checks that reconciliation by any replica, twice, late or never, has the same result."""
+"""Checks that reconciliation has the same result on any replica, and if it runs twice, late or
+never.
+"""
 
 from collections.abc import Callable
 
@@ -26,7 +28,7 @@ def an_orphan(cluster: Cluster) -> None:
 
 
 def bind_without_its_binding(cluster: Cluster) -> None:
-    """Crash in a bind after the reservation and before the Binding."""
+    """Crash during a bind, after the reservation and before the Binding."""
 
     class Crash(Exception):
         pass
@@ -101,12 +103,15 @@ def test_two_replicas_have_the_same_result_as_one(scene: str) -> None:
 
     alone.done_by(0, alone.found_by(0))
     for i in range(2):
-        both.done_by(i, tasks[i])  # The second replica has findings from before the first acted.
+        both.done_by(
+            i, tasks[i]
+        )  # The second replica's findings are from before the first replica acted.
     assert list(both.content()) == list(alone.content())
     for _ in range(2):
         again.done_by(1, tasks[1])
     assert list(again.content()) == list(alone.content())
-    # The next bind finds a consistent state: reservations, bound pods and free memory agree.
+    # The next bind finds a consistent state, in which reservations, bound pods and free memory
+    # agree.
     for cluster in (alone, both):
         cluster.tidy()
         cluster.tidy()
@@ -144,7 +149,7 @@ def replaced_meanwhile(cluster: Cluster) -> None:
 
 
 def seen_after_all(cluster: Cluster) -> None:
-    """Report the pod as running after it was proven to be gone."""
+    """Report that the pod runs, after its end was proven."""
     cluster.report(pods=[use("p", "a", GIB)])
 
 
@@ -162,7 +167,9 @@ def seen_after_all(cluster: Cluster) -> None:
 def test_delayed_work_checks_the_state_again(
     scene: str, meanwhile: Callable[[Cluster], None], reserved: set[str]
 ) -> None:
-    """Replica a finds the work, is paused, and continues after the state has changed."""
+    """Replica a finds the work, is paused, and continues after the state has changed in the
+    meantime.
+    """
     cluster = Cluster()
     SCENES[scene][0](cluster)
     found = cluster.found_by(0)
@@ -174,7 +181,7 @@ def test_delayed_work_checks_the_state_again(
 
 
 def test_a_pod_bound_by_us_is_not_adopted() -> None:
-    """Its reservation is in the store before its Binding."""
+    """The pod's reservation is in the store before its Binding."""
     cluster = Cluster()
     cluster.replicas[1].paused = []
     cluster.create("p")
@@ -182,6 +189,6 @@ def test_a_pod_bound_by_us_is_not_adopted() -> None:
     bound = cluster.server.read_pod("default", "p")
     assert bound is not None
     assert bound.annotation(PLACEMENT)
-    # This replica has the pod but not its reservation.
+    # This replica has received the pod but not its reservation.
     assert cluster.replicas[1].ledger.charge("n", bound)
     assert cluster.node.spec.reservations["p"].flags == []

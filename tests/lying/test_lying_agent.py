@@ -1,8 +1,8 @@
-"""Checks that an agent that lies in every field changes nothing about other nodes, for any
-consumer.
+"""Checks that an agent that lies in every field does not affect what any consumer computes about
+other nodes.
 
-Node b lies, and nodes a and c are honest. Each consumer of reports must give equal results about a
-and c and the pods there, whether the agent of b lies or is silent.
+Node b lies, and nodes a and c are honest. Each consumer of reports must compute the same results
+for a, c and their pods, whether the agent of b lies or sends no report.
 """
 
 import json
@@ -68,7 +68,7 @@ WAITING = pod("6Gi", uid="waiting", name="waiting", priority=5)
 
 @dataclass
 class LiedTo:
-    """Three nodes as an extender, a console and the recorder see them."""
+    """The state that an extender, a console and the recorder have of three nodes."""
 
     asked: Asked
     reports: dict[str, GPUNodeStatus]
@@ -89,8 +89,8 @@ def reserved(name: str, gpu: str, gib: int, **of: Any) -> Reservation:
 
 
 def honest_nodes() -> list[GPUNode]:
-    """Return the honest nodes: a has a pod with a reservation, one without, and one that starts
-    alone. On c, a pod uses memory that its neighbour reserved.
+    """Return the honest nodes. Node a has a pod with a reservation, an unreserved pod, and a pod
+    that starts alone. On node c, a pod uses memory that another pod has reserved.
     """
 
     def row(uid: str, gpu: str, gib: int, **of: Any) -> Any:
@@ -165,7 +165,7 @@ SILENT = gpunode(name="b", uid="gn-b")
 
 
 def decisions(of: LiedTo) -> Any:
-    """Return the terms of each honest node, and the decisions of controllers from them."""
+    """Return the terms of each honest node, and the controllers' decisions about the node."""
     state = of.state
     nodes = [state.cluster.gpunode(name) for name in HONEST]
     found = [each for each in nodes if each is not None]
@@ -197,7 +197,7 @@ def evictions(of: LiedTo) -> Any:
 
 
 def scores(of: LiedTo) -> Any:
-    """Return the choice between the honest nodes, with every term."""
+    """Return the scores of the honest nodes, with every term."""
     snap = of.state.cluster.snapshot()
     request = of.state.cluster.understand(WAITING)
     assert isinstance(request, VramRequest)
@@ -209,7 +209,7 @@ def scores(of: LiedTo) -> Any:
 
 
 def metrics(of: LiedTo) -> Any:
-    """Return the series with a label of an honest node or of its pods."""
+    """Return the series that have a label of an honest node or of a pod on it."""
     collector = FleetCollector(of.state.cluster, of.state.cluster.snapshot, Pending, 100, 90.0)
     labels = {*HONEST, *BOUND_ON, "GPU-a-0", "GPU-a-1", "GPU-c-0"}
     return sorted(
@@ -227,7 +227,7 @@ def history(of: LiedTo) -> Any:
 
 
 def profiles(of: LiedTo) -> Any:
-    """Return the runs from which VRAMProfiles are made."""
+    """Return the runs from which the recorder makes VRAMProfiles."""
     facts = {
         uid: PodFacts("default", uid, "", None, {"main": Program("p", Family.UNKNOWN)}, node=node)
         for uid, node in BOUND_ON.items()
@@ -254,7 +254,8 @@ PATHS = (
     "/v1/costs",
     *(f"/v1/timeline/pods/default/{name}" for name in BOUND_ON),
 )
-#: Fields that differ between any two answers, or that are sums over all nodes.
+#: Fields that are not compared, because they differ between any two answers or are sums over all
+#: nodes.
 OF_ALL = {
     *("generatedAt", "snapshot_generation", "generation", "totals", "total", "nodes_by_state"),
     *("sums", "devices_without_sm_activity", "matching", "overcommitted_bytes"),
@@ -264,7 +265,7 @@ OF_ALL = {
 
 
 def views(of: LiedTo) -> Any:
-    """Return the bodies of the debug API, without node b, its pods, and sums over all nodes."""
+    """Return the bodies of the debug API without node b, its pods, and sums over all nodes."""
     answers = {path: of.asked.get(path) for path in PATHS}
     assert {answer.status_code for answer in answers.values()} == {200}
     return {path: without_b(json.loads(answer.text)) for path, answer in answers.items()}
@@ -275,7 +276,7 @@ def without_b(body: Any) -> Any:
         return {
             key: without_b(value)
             for key, value in body.items()
-            # ``fits`` is a number of nodes, or whether the pod fits on one of them.
+            # ``fits`` can be a number of nodes, or whether the pod fits on one node.
             if key not in OF_ALL and (key != "fits" or isinstance(value, bool))
         }
     if isinstance(body, list):
@@ -299,9 +300,10 @@ CONSUMERS: dict[str, Callable[[LiedTo], Any]] = {
     "history": history,
     "profiles": profiles,
 }
-#: Each takes a second.
+#: Consumers that take a second each.
 SLOW_CONSUMERS: dict[str, Callable[[LiedTo], Any]] = {"views": views}
-#: All pods of the honest nodes, on a device that is larger than any.
+#: A report that has all pods of the honest nodes on one device, which is larger than any real
+#: device.
 ABSURD = status(
     shared("GPU-a-0", memory_bytes=1 << 44, used_bytes=1 << 43, model="NVIDIA L4"),
     pods=[
@@ -327,12 +329,12 @@ def results(consumers: Mapping[str, Callable[[LiedTo], Any]], of: LiedTo) -> dic
 
 @pytest.fixture(scope="module")
 def silence() -> dict[str, Any]:
-    """Return the results while the agent of b is silent."""
+    """Return the results if the agent of b sends no report."""
     return results(CONSUMERS | SLOW_CONSUMERS, world(SILENT))
 
 
 def told(report: GPUNodeStatus, confirmation: Confirmation | None) -> LiedTo | None:
-    """Return the world in which b sends this report, or None if the report is unreadable."""
+    """Return the state after b has sent this report, or None if the report cannot be decoded."""
     try:
         lie = decode_gpunode(msgspec.json.encode(msgspec.structs.replace(SILENT, status=report)))
     except BadReport:
@@ -366,7 +368,7 @@ def test_a_lying_agent_does_not_change_console_views_of_other_nodes(
 
 
 def test_a_lying_agent_changes_values_of_its_own_node() -> None:
-    """Otherwise the test above would prove nothing."""
+    """Otherwise, the test above would prove nothing."""
     seen = []
     for pods in ([], [use("bound", "GPU-b-0", 20 * GIB)]):
         lie = gpunode(shared("GPU-b-0"), name="b", uid="gn-b", pods=pods, plugin=DISTRIBUTED)

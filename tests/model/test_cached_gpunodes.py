@@ -1,8 +1,8 @@
-"""Explores every order of writes, deletions, watch events and late responses about one GPUNode.
+"""Explores every order of writes, deletions, watch events and late responses for one GPUNode.
 
-The extender's own ledger, store and cache run over a server in memory. The response of each call
-waits until the explorer delivers it. Meanwhile other clients delete and recreate the GPUNode, and
-the watch reports that at any later time.
+The extender's ledger, store and cache run on an in-memory server. Each response waits until the
+explorer delivers it. In the meantime, other clients delete and recreate the GPUNode, and the watch
+delivers these changes at any later time.
 """
 
 import itertools
@@ -42,12 +42,15 @@ def _until_delivered() -> Generator[None]:
 
 
 class LateStore:
-    """Performs each call at once. The response arrives when the explorer continues the caller."""
+    """A store that performs each call immediately, but whose response arrives only when the
+    explorer continues the caller.
+    """
 
     def __init__(self, store: EmbeddedStore) -> None:
         self._store = store
         self.running = ""
-        #: Calls of each task with their results (uid and version, or an error), and each arrival.
+        #: For each task, its calls with their results (UID and version, or an error), and the
+        #: arrivals of responses.
         self.history: dict[str, list[object]] = {}
 
     def __getattr__(self, operation: str) -> Callable[..., Awaitable[Any]]:
@@ -74,7 +77,7 @@ def _known(answer: object) -> object:
 
 
 class Replica:
-    """An extender's cache and ledger, two tasks that write the GPUNode, and its watch."""
+    """An extender's cache, ledger and watch, and two tasks that write the GPUNode."""
 
     def __init__(self, written: Callable[[GPUNode], Event]) -> None:
         self.watch: deque[Event] = deque()
@@ -145,8 +148,8 @@ class Replica:
                 self.server.delete_gpunode("n")
 
     def wrong(self) -> str:
-        """Return how the cache differs from the server although the watch has reported
-        everything.
+        """Return how the cache differs from the server although the watch has delivered all
+        events.
         """
         held, cached = self.server.read_gpunode("n"), self.cluster.gpunode("n")
         if self.watch or held == cached:
@@ -174,7 +177,7 @@ class Replica:
 
 
 def explore(written: Callable[[GPUNode], Event]) -> tuple[int, tuple[str, ...], str]:
-    """Return the number of states, and the first story that ends with an error."""
+    """Return the number of states, and the steps and the text of the first error."""
     ahead, seen = [tuple[str, ...]()], set[bytes]()
     while ahead:
         story, replica = ahead.pop(), Replica(written)

@@ -1,8 +1,8 @@
-"""Explores every order of events, also without each rule of DESIGN section 6.
+"""Explores every order of events, with all rules of DESIGN section 6 and without each rule.
 
-Here the protocol retries at most ``attempts`` times instead of 8 times. This is its only change,
-and it bounds the exploration. Together some 400,000 states and a million steps are visited in half
-a minute.
+To limit the exploration, the protocol retries at most ``attempts`` times instead of 8 times. This
+is its only change. The exploration visits about 400,000 states and a million steps in half a
+minute.
 """
 
 import functools
@@ -24,7 +24,7 @@ from tests.model.world import World, WorldStore, changed
 
 pytestmark = pytest.mark.slow
 
-#: The explored states are logged with ``--log-cli-level=info``.
+#: Logs the number of explored states. ``--log-cli-level=info`` shows it.
 log = logging.getLogger(__name__)
 
 
@@ -190,7 +190,7 @@ RULES_DROPPED: Mapping[str, tuple[str, str]] = {
         "                gpunode = msgspec.structs.replace(gpunode, metadata=held)\n",
     ),
 }
-#: Needs a change to the list elsewhere as well.
+#: This mutant also needs a change where the pods are listed.
 _LISTS_TOO_EARLY = {
     "        # Bindings in flight have their reservations": (
         "        early = await self._store.list_pods()\n"
@@ -206,15 +206,15 @@ def test_the_model_notices_that_fit_ignores_starting_pods(monkeypatch: pytest.Mo
     assert explored.wrong == "on n1 these pods start at the same time: ['p', 'q']"
 
 
-#: Found in the scenarios of starting pods, which reveal no other rule.
+#: Rules whose absence only the scenarios of starting pods reveal.
 _OF_STARTS = (
     "a pod that starts alone is reserved like any other",
     "the end of a start is written without the resourceVersion",
 )
 
 
-#: Scenarios are explored until one reveals the dropped rule. This one comes first, because the
-#: others take long: the number of lost calls, and the scenario.
+#: Scenarios are explored until one reveals the missing rule. For these rules, the given number of
+#: lost calls and scenario are explored first, because other scenarios take long.
 _FOUND_IN = {
     "initialisation ignores a touch with an unknown outcome": (1, "the gpunode is lost"),
 }
@@ -238,7 +238,7 @@ def test_the_model_notices_a_dropped_rule(dropped: str) -> None:
 
 
 class WorldStage:
-    """The server of the model, which must pass the tests of every store."""
+    """A stage with the model's server, which must pass the tests of every store."""
 
     def __init__(self) -> None:
         self.store = self._world = WorldStore(World())

@@ -1,4 +1,4 @@
-"""Checks that the metric of the certificate expiry follows the certificate files."""
+"""Checks that the metric of the certificate's expiry follows the certificate files."""
 
 from datetime import UTC, datetime, timedelta
 from pathlib import Path

@@ -1,4 +1,6 @@
-"""Checks that docs/reference/metrics.md matches real scrapes, and that promtool finds no fault."""
+"""Checks that docs/reference/metrics.md matches real scrapes, and that promtool has no
+complaints.
+"""
 
 import http.client
 import re
@@ -14,17 +16,17 @@ from tests.monitoring.test_rules import alerts
 from tests.promtool import complaints
 from tests.waiting import PATIENCE_S, until
 
-#: Metrics that cannot occur here: of a steering agent, which needs a kubelet and a cluster; of the
-#: webhook, the recorder and the device taints controller, which need a cluster
+#: Metrics that this fleet cannot have. A steering agent needs a kubelet and a cluster. The webhook,
+#: the recorder and the device taint controller need a cluster and have their own tests
 #: (tests/admission/test_served.py, tests/recorder/test_rounds.py,
-#: tests/controllers/test_device_taints.py); and of a separate console.
+#: tests/controllers/test_device_taints.py). The fleet also has no separate console.
 ELSEWHERE = {
     *("headroom_agent_steered_total", "headroom_console_ready"),
     *documented("The webhook"),
     *documented("The recorder"),
     *documented("The controller of device taints"),
 }
-#: Events that do not happen here, or only after some time, so their labels may be missing.
+#: Metrics of events that do not occur, or occur late, in this fleet. Their labels may be missing.
 UNSEEN = {
     "headroom_unmanaged_gpu_nodes",
     "headroom_held_gpus",
@@ -43,7 +45,7 @@ _LE = {"le"}
 
 
 def text_of(world: TroubledFleet) -> tuple[str, str]:
-    """The metrics of the extender and the agent, after the first sample."""
+    """Return the metrics of the extender and the agent after the first sample."""
     connection = http.client.HTTPConnection(world.agent, timeout=PATIENCE_S)
     try:
         connection.request("GET", "/metrics")
@@ -59,7 +61,7 @@ def scrapes(world: TroubledFleet) -> tuple[str, str]:
         return lambda: line in text_of(world)[number]
 
     until(shows(0, "headroom_pod_overuse_bytes{"), "overuse is reported")
-    # Other tests of this fleet may have offered more pods that fit nowhere.
+    # Other tests of this fleet may have offered other pods that fit on no node.
     until(shows(0, 'headroom_pending_pods{reason="memory_on_any"} '), "the pending pod is shown")
     until(shows(1, "headroom_device_sm_activity_ratio{"), "the agent has two samples")
     return text_of(world)
@@ -115,7 +117,7 @@ def test_promtool_finds_no_fault(scrapes: tuple[str, str]) -> None:
 
 
 def test_devices_beyond_the_limit_of_series_are_counted(scrapes: tuple[str, str]) -> None:
-    """At most three of the four devices have series."""
+    """The limit in this fleet is three of the four devices."""
     shown = families(scrapes)
     devices = {s.labels["device"] for s in shown["headroom_ledger_device_headroom_bytes"].samples}
     assert devices == {"GPU-broken-0", "GPU-broken-1", "GPU-shared-0"}

@@ -1,5 +1,5 @@
-"""Runs a real Prometheus with the scrape configurations that the Operator makes from Headroom's
-monitors.
+"""Runs a real Prometheus with the scrape configurations that the Prometheus Operator generates from
+Headroom's monitors.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ headroom_pod_overuse_bytes{namespace="ml",pod="chat-0",node="gpu-1",device="GPU-
 headroom_held_gpus{namespace="ml",state="active"} 2
 headroom_nodes{state="open"} 3
 """
-#: The last lines come from a node that impersonates others.
+#: The body of an agent's /metrics. Its last lines come from a node that impersonates other nodes.
 AGENT = """\
 headroom_pod_peak_bytes{UUID="GPU-a",namespace="ml",pod="chat-0",container="main",pod_uid="u"} 8
 headroom_agent_sample_age_seconds 1
@@ -74,6 +74,6 @@ def test_a_node_cannot_send_metrics_of_other_programs_or_targets(
     own = {"job": "headroom-agent", "node": "gpu-1", "endpoint": "metrics-tls"}
     of_agent = found(real, '{__name__=~"headroom_(agent|device|pod)_.*"}')
     of_agent = [each for each in of_agent if each["__name__"] != "headroom_pod_overuse_bytes"]
-    assert len(of_agent) == 4  # With the device, whose time of 1970 is ignored.
+    assert len(of_agent) == 4  # The device counts too, because its timestamp from 1970 is ignored.
     assert [{name: each[name] for name in own} for each in of_agent] == [own] * 4
     assert {each["instance"] for each in of_agent} != {"i"}

@@ -20,7 +20,7 @@ from tests.waiting import until
 
 PAGE = Path(__file__).parents[2] / "headroom/console/page"
 DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
-#: Alerts about faults of this fleet that are visible at once.
+#: Alerts about faults of this fleet that fire immediately.
 ACTIVE = {
     "HeadroomOvercommitted",
     "HeadroomPodOveruse",
@@ -38,7 +38,7 @@ def panels() -> list[dict[str, Any]]:
 
 
 QUERIES = {
-    # Grafana sends this if all clusters are selected.
+    # Grafana sends this value if all clusters are selected.
     f"{panel['title']}: {target['refId']}": target["expr"].replace("$cluster", ".*")
     for panel in panels()
     for target in panel["targets"]
@@ -62,8 +62,8 @@ def real(world: TroubledFleet) -> Iterator[Prometheus]:
 
 @contextlib.contextmanager
 def webhook_metrics() -> Iterator[str]:
-    """The metrics URLs of a webhook and a console that are ready, and of a leading recorder. All
-    need a cluster.
+    """Serve the metrics of a ready webhook, a ready console and a leading recorder, which all need
+    a cluster. Yield their URLs.
     """
     telemetry = WebhookTelemetry(CollectorRegistry())
     telemetry.ready.set(1)
@@ -86,7 +86,7 @@ def answered(real: Prometheus, query: str) -> list[Any]:
 
 
 def test_every_query_of_the_dashboard_returns_data(world: TroubledFleet, real: Prometheus) -> None:
-    """kube-scheduler keeps calling meanwhile, because rates need changes."""
+    """The extender gets calls during the test, because rates need changes."""
     silent = dict(QUERIES)
 
     def all_told() -> bool:
@@ -113,7 +113,8 @@ def test_every_rule_is_evaluated_and_the_faults_raise_alerts(real: Prometheus) -
     def active() -> set[str]:
         return {rule["name"] for rule in rules() if rule["state"] != "inactive"}
 
-    # On a busy machine, a scrape is sometimes late, and its data is missing until the next one.
+    # Wait, because on a busy machine a scrape can be late, and its data is missing until the next
+    # scrape.
     until(lambda: active() - MAY_BE_ACTIVE == ACTIVE, "what is wrong is seen, and nothing else")
     assert {rule["name"] for rule in rules()} == alerts().keys()
 
@@ -128,7 +129,7 @@ def test_every_series_that_a_rule_uses_exists(real: Prometheus) -> None:
     def absent() -> set[str]:
         return {name for name in names if not answered(real, name)}
 
-    # No port uses TLS here, and all GPU resources are managed.
+    # These metrics are missing because no port uses TLS and all GPU resources are managed.
     expected = {"headroom_certificate_end_timestamp_seconds", "headroom_unmanaged_gpu_nodes"}
     until(lambda: absent() <= expected, "Prometheus has scraped every series")
     assert absent() == expected
@@ -148,7 +149,7 @@ def test_panels_do_not_overlap() -> None:
 
 def test_panels_have_descriptions_and_metrics_have_the_words_of_the_page() -> None:
     unexplained = {panel["title"] for panel in panels() if not panel.get("description")}
-    # The titles of these panels need no explanation.
+    # These panels need no description, because their titles are clear.
     assert unexplained == {
         *("Nodes that take pods", "Pending pods by reason"),
         "Age of the oldest pending pod by reason",
@@ -160,8 +161,8 @@ def test_panels_have_descriptions_and_metrics_have_the_words_of_the_page() -> No
 
 
 def test_queries_in_the_docs_are_served(world: TroubledFleet) -> None:
-    """Queries the debug API's paths in docs/operate/alerts.md, with real values for the
-    placeholders in capitals.
+    """Query the debug API paths in docs/operate/alerts.md, with real values for the placeholders in
+    capitals.
     """
     served = world.extender.get("/openapi.json").json()["paths"]
     asked = re.findall(r"`ask \"?(/[\w/]*)", DOCS.read_text())

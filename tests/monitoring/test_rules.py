@@ -1,5 +1,5 @@
-"""Checks that every alert is tested with promtool and explained in docs/operate/alerts.md, and
-links there.
+"""Checks that every alert is tested with promtool, is explained in docs/operate/alerts.md, and
+links to its explanation.
 """
 
 import re
@@ -32,7 +32,7 @@ def promtool() -> str:
 
 @pytest.mark.slow
 def test_alerts_fire_exactly_under_their_conditions(promtool: str) -> None:
-    """Runs in the folder of the tests, because their path to the rules is relative to it."""
+    """promtool runs in the folder of the tests, because their path to the rules is relative."""
     for arguments in (("check", "rules", str(RULES)), ("test", "rules", UNIT_TESTS.name)):
         done = subprocess.run(
             [promtool, *arguments],

@@ -1,8 +1,10 @@
-"""Queries one real Prometheus with two clusters, two replicas, and three setups of labels.
+"""Queries one real Prometheus that has two clusters, two replicas, and three ways to combine
+labels.
 
-Cluster ``eu`` is ours. ``us`` is larger and has nodes and pods with the same names. Scrape
-configurations honor labels, rename them, or copy them back as Headroom's PodMonitor does. Exporters
-send impossible values and repeat a shared GPU for each pod. Nodes offer renamed resources and MIG.
+Cluster ``eu`` is ours. Cluster ``us`` is larger and has nodes and pods with the same names. Scrape
+configurations honor labels, rename labels, or copy renamed labels back as Headroom's PodMonitor
+does. Exporters send impossible values and repeat a shared GPU for each pod. Nodes offer renamed
+resources and MIG.
 """
 
 import asyncio
@@ -34,19 +36,19 @@ HOUR_S, EVERY_S, MIB, GIB = 3600, 30, 1 << 20, 1 << 30
 DASHBOARD = Path(__file__).parents[2] / "deploy/components/dashboard/headroom.json"
 OURS = Queries('cluster="eu"')
 Labels = Mapping[str, str]
-#: Value by seconds until now, or None for no sample.
+#: Returns the value of a series a number of seconds ago, or None if there is no sample.
 Values = Callable[[float], float | None]
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How Prometheus combines the labels of a metric with those of its target."""
+    """How Prometheus combines the labels of a metric with the labels of its target."""
 
     target: Labels
     honors: bool = False
-    #: Whether renamed labels are copied back, as by metricRelabelings of the PodMonitor.
+    #: Whether renamed labels are copied back, as the PodMonitor's metricRelabelings do.
     copies: bool = False
-    #: Start and end of this setup's scrapes, in seconds until now.
+    #: Time range of the scrapes with this setup, in seconds before now.
     until_s: float = -HOUR_S
     since_s: float = 3 * HOUR_S
 
@@ -60,8 +62,8 @@ class Setup:
 
 @dataclass
 class Series:
-    """Samples from three hours ago to one hour ahead, because readers may query them while they
-    run.
+    """Collects samples from three hours ago to one hour in the future, because readers query them
+    while the test runs.
     """
 
     now_s: float
@@ -88,7 +90,9 @@ def before(ago_s: float, values: float | Values) -> Values:
 
 
 def odd(value: float, *impossible: float) -> Values:
-    """Return a value, and one impossible sample after the other in the third hour."""
+    """Return the values of a series that has a constant value, and impossible samples in the third
+    hour.
+    """
     at = {2 * HOUR_S + (i + 1) * 20 * EVERY_S: each for i, each in enumerate(impossible)}
     return lambda s: at.get(round(s), value)
 
@@ -125,7 +129,7 @@ def fill(series: Series, cluster: str, times: float) -> None:
     agents(series, cluster, times)
 
 
-#: Node and resource of each pod, and whether it ended an hour ago.
+#: The node and the resource of each pod, and whether the pod ended an hour ago.
 PODS = {
     "train-0": ("n1", "nvidia_com_gpu", True),
     "llm-5d4f-a": ("n2", "nvidia_com_gpu_shared", True),
@@ -136,7 +140,7 @@ PODS = {
 
 
 def kubernetes(series: Series, cluster: str) -> None:
-    """Add kube-state-metrics, which our cluster scrapes without honoring labels."""
+    """Add the series of kube-state-metrics, which our cluster scrapes without honoring labels."""
     of = target(cluster, "ksm", uid="ksm")
     setups = [Setup(of, honors=cluster == "us"), Setup({**of, "prometheus_replica": "1"})]
     for pod, (node, resource, ended) in PODS.items():
@@ -162,7 +166,7 @@ def kubernetes(series: Series, cluster: str) -> None:
 
 
 def exporters(series: Series, cluster: str, times: float) -> None:
-    """Add dcgm-exporter, as the GPU Operator scrapes it."""
+    """Add the series of dcgm-exporter, with the scrape configuration of the GPU Operator."""
 
     def gpu(
         node: str, labels: Labels, used: float | Values, free: float, sm: float | Values
@@ -193,7 +197,7 @@ def exporters(series: Series, cluster: str, times: float) -> None:
 
 
 def agents(series: Series, cluster: str, times: float) -> None:
-    """Add Headroom's agents on n2 and n3. The agent on n3 also reports pods of n2."""
+    """Add the series of Headroom's agents on n2 and n3. The agent on n3 also reports pods of n2."""
     own = {"gpu": "0", "UUID": f"GPU-2-{cluster}", "Hostname": "n2", "model_name": "L40S"}
     main = {**own, "namespace": "ml", "pod": "w0", "container": "main", "pod_uid": "u-w0"}
     side = {**main, "container": "side"}

@@ -44,7 +44,7 @@ def test_sharing_is_reported_as_the_plugin_advertises_it(
 ) -> None:
     kubelet = start_plugin(gpus, config)
     advertised = kubelet.advertised()
-    # The probe finds only the process of this plugin, and no other process of this machine.
+    # The probe must find only the process of this plugin and no other process of this machine.
     pid = kubelet._processes["nvidia-device-plugin"].pid
     (tmp_path / str(pid)).symlink_to(f"/proc/{pid}")
     probe = ConfigurationProbe(tmp_path, kubelet.plugins)

@@ -1,6 +1,6 @@
-"""Checks labels of the real GPU feature discovery, and how far a scheduler can rely on them.
+"""Checks the labels of the real GPU feature discovery, and how far a scheduler can rely on them.
 
-Its labels describe physical GPUs, not replicas, and only one model.
+The labels describe physical GPUs and not replicas, and describe only one model.
 """
 
 from collections.abc import Callable, Mapping
@@ -96,7 +96,7 @@ def test_labels_describe_shared_gpus_as_if_they_were_not_shared(
     whole = {"count": "3", "memory": str(L4_MIB), "mps.capable": "false"}
     labels = discover(L4S, config)
     assert of_gpu(labels) == whole | expected
-    # Whatever the name of the resource, its labels have the prefix nvidia.com/gpu.
+    # The labels have the prefix nvidia.com/gpu, whatever the name of the resource is.
     assert not [name for name in labels if name.startswith("nvidia.com/gpu.shared")]
 
 
@@ -107,14 +107,16 @@ def test_labels_describe_a_random_model_if_there_are_several(
     l4 = one | {"count": "3", "memory": str(L4_MIB), "product": "NVIDIA-L4-SHARED"}
     h200 = one | {"count": "2", "memory": str(H200_MIB), "product": "NVIDIA-H200-SHARED"}
     seen = []
-    while not (l4 in seen and h200 in seen):  # The same model 60 times is practically impossible.
+    while not (
+        l4 in seen and h200 in seen
+    ):  # The same model 60 times in a row is practically impossible.
         assert len(seen) < 60, f"always {seen[0]}"
         seen.append(of_gpu(discover(L4S + H200S, sharing("timeSlicing", 4))))
     assert all(each in (l4, h200) for each in seen)
 
 
 def test_memory_that_the_driver_does_not_report_has_no_label(discover: Discover) -> None:
-    # For example, GPUs that use the machine's own memory.
+    # An example is a GPU that uses the machine's memory.
     unsupported = "fail nvmlDeviceGetMemoryInfo 3"
     labels = discover(gpus(1, "NVIDIA GB10", 128 * GIB), {}, unsupported)
     assert labels["nvidia.com/gpu.product"] == "NVIDIA-GB10"
@@ -158,7 +160,7 @@ def test_labels_and_the_plugins_resources_are_read_together(
         (offered.resource, shared, replicas)
     ] * len(L4S)
     assert {d.memory_bytes for d in status.devices} == {L4_MIB * MIB}
-    # One replica fewer, of an unknown GPU.
+    # There is one replica fewer, but it is unknown on which GPU.
     fewer = msgspec.structs.replace(
         node, status=NodeStatus(allocatable={offered.resource: str(len(offered.replicas) - 1)})
     )

@@ -1,5 +1,5 @@
-"""Checks MIG devices as the real plugin advertises them and the real feature discovery labels
-them.
+"""Checks how the real plugin advertises MIG devices and how the real feature discovery
+labels them.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ def strategy(name: str) -> dict[str, Any]:
 
 ALIKE = [gpu(instance(1), instance(2), instance(3))]
 MIXED = [gpu(instance(1), instance(2), instance(3, LARGE))]
-#: Two compute instances of one GPU instance, which share its memory.
+#: A GPU with two compute instances that share the memory of one GPU instance.
 PARTS = [gpu(instance(3, PART, 0, "MIG-3a"), instance(3, PART, 1, "MIG-3b"))]
 
 
@@ -66,7 +66,7 @@ def test_with_strategy_single_an_instance_is_a_gpu_and_its_uuid_is_the_replica(
     advertised = kubelet.advertised(registered)
     assert advertised.resource == "nvidia.com/gpu"
     assert advertised.replicas == dict.fromkeys(uuids, "Healthy")
-    # The variable uses the same UUID, so a pod can use it too.
+    # The variable contains this UUID, so a pod can also use the UUID.
     answer = kubelet.allocate(registered, uuids[-1])
     assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == uuids[-1]
     shown = RegisteredReading("podresources", advertised.resource, frozenset(advertised.replicas))
@@ -108,7 +108,7 @@ def test_with_strategy_mixed_each_profile_is_a_resource(
 def test_with_strategy_mixed_compute_instances_are_offered_as_if_each_had_all_memory(
     start_plugin: Callable[..., Kubelet],
 ) -> None:
-    """There are two devices of 40 GB by their name, but they share 40 GB of memory."""
+    """The names of both devices contain 40 GB, but the devices share 40 GB of memory."""
     advertised = start_plugin(PARTS, strategy("mixed")).advertised()
     assert advertised.resource == "nvidia.com/mig-3g.40gb"
     assert sorted(advertised.replicas) == ["MIG-3a", "MIG-3b"]
@@ -159,5 +159,5 @@ def test_with_strategy_mixed_labels_describe_profiles_and_not_gpus(
     labels = discover(MIXED, strategy("mixed"))
     assert labels["nvidia.com/mig-1g.10gb.memory"] == str(10 * 1024)
     assert labels["nvidia.com/mig-1g.10gb.count"] == "2"
-    # From these labels alone nothing is certain, because there are several resources and memories.
+    # These labels alone are not enough, because there are several resources with different memory.
     assert believed(labelled(labels, **{"mig-1g.10gb": "1", "mig-3g.40gb": "1"}), Rules()) is None

@@ -1,11 +1,12 @@
-"""Compares our candidates with NVIDIA's own plugin: its answers are among them, and each occurs.
+"""Compares our candidates with NVIDIA's plugin. All of the plugin's answers must be candidates, and
+each candidate must occur.
 
 For a container with several replicas, v0.19.3 prefers the device of the previous replica among
-equal devices, because Go keeps sorted elements in order. v0.20.0 does the opposite, and no report
-shows which version runs. So our candidates allow for both versions, and there are no others.
+equal devices, because Go keeps sorted elements in order. v0.20.0 does the opposite. Our candidates
+cover exactly both versions, because no report shows which version runs.
 
-The tests run v0.19.3, which only has the policy ``distributed``. v0.20.0, which added ``packed``,
-cannot be built here, so its behaviour is transcribed from its source.
+The tests run v0.19.3, which has only the policy ``distributed``. v0.20.0, which added ``packed``,
+cannot be built here, so a model of its source code replaces it.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import pytest
 from tests.nvidia.states import answered, devices_of, modelled, states, walked
 from tests.nvidia.stock import StockPlugin
 
-#: GPUs and replicas of the tested plugins, and the number of states of each.
+#: The numbers of GPUs, replicas and states for each tested plugin.
 ASKED = [(1, 2, 20), (2, 16, 400), (3, 5, 600), (4, 4, 700), (5, 3, 500), (6, 8, 500), (8, 10, 400)]
 WALKS = 5
 
@@ -66,7 +67,9 @@ def test_the_plugins_answers_are_our_candidates() -> None:
 
 @pytest.mark.usefixtures("root", "binaries")
 def test_whole_gpus_are_all_candidates() -> None:
-    """The plugin chooses the same devices each time, by their NVLinks, but we allow for any."""
+    """The plugin always chooses the same devices because of their NVLinks, but our candidates are
+    all devices.
+    """
     with stock_plugin(4, 1) as plugin:
         for state in states(1, 4, seed=1, count=40):
             if not state.waiting and not state.aligned:

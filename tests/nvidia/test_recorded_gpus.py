@@ -1,4 +1,6 @@
-"""Compares answers of real GPUs to ``make gpu`` with the stand-in and with the agent's decoding."""
+"""Compares the answers that real GPUs gave to ``make gpu`` with the stand-in and with the agent's
+decoding.
+"""
 
 import json
 import struct
@@ -46,7 +48,7 @@ def test_the_agent_reported_the_values_of_nvidia_smi(folder: Path) -> None:
     (device,) = read(folder, "agent.json")["devices"]
     assert (gpu.memory.total_mib, gpu.memory.reserved_mib) == MODELS[folder.name]
     assert device["memory"] == gpu.memory.total_mib * MIB
-    # nvidia-smi rounds up to whole MiB.
+    # nvidia-smi rounds up to a whole number of MiB.
     assert -(-device["reserved"] // MIB) == gpu.memory.reserved_mib
     assert (device["uuid"], device["model"]) == (gpu.uuid, gpu.model)
 
@@ -57,7 +59,8 @@ def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
 
 
-#: Calls that the agent makes only since the recordings. A GPU has not answered them for us yet.
+#: Calls that the agent makes since the recordings were made. No answers of a real GPU are recorded
+#: yet.
 NOT_RECORDED = {"nvmlDeviceGetNvLinkState"}
 
 
@@ -80,7 +83,7 @@ def test_the_entries_of_the_driver_are_read_as_24_bytes_a_process(folder: Path, 
     for raw in read(folder, name)["raw"].values():
         written, count = bytes.fromhex(raw["bytes"]), raw["count"]
         expected = [struct.unpack_from("<I4xQ", written, 24 * entry) for entry in range(count)]
-        # The array was longer. The part that is not recorded has the fill pattern.
+        # The array was longer, but the rest, which is not recorded, has the fill pattern.
         assert _process_list(written + b"\xa5" * 32, count, count + 1) == expected
         found += count
     assert found >= 6
@@ -93,7 +96,7 @@ def test_mps_limits_the_memory_of_a_client_including_its_context(folder: Path) -
     assert {case: limit["limit"] >> 30 for case, limit in limits.items()} == {
         "no variable": 4,
         "2 GiB": 2,
-        "8 GiB": 4,  # A client can lower the limit but not raise it.
+        "8 GiB": 4,  # A client can lower the limit but cannot raise it.
     }
     assert all(0.9 < ratio <= 1 for ratio in listed.values()), listed
 
@@ -106,8 +109,8 @@ def test_a_plan_computes_the_measured_speed_of_two_time_slicing_processes(
     for pair in measured["time-slicing"]["pairs"]:
         first, second = pair["loads"]
         if first == second == "half of the time":
-            # Kernels of processes that start together collide each time, which means over time
-            # cannot show.
+            # Kernels of processes that start together collide each time, so a mean over time would
+            # hide this.
             assert all(0.6 < kept < 0.7 for kept in pair["kept"])
             continue
         contentions = Contentions([1.0])

@@ -1,7 +1,7 @@
-"""Checks the replicas that the real device plugin offers: every GPU of the node, as often as
-configured.
+"""Checks that the real device plugin offers each GPU of the node with the configured number of
+replicas.
 
-A shared replica is ``<uuid>::<number>``, without its own memory.
+The ID of a shared replica is ``<uuid>::<number>``. A replica has no memory of its own.
 """
 
 from collections.abc import Callable

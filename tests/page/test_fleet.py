@@ -1,4 +1,6 @@
-"""Tests the map of the fleet and the plots of a GPU in Chromium: groups, zoom, names and marks."""
+"""Tests the map of the fleet (groups, zoom, names) and the marks in the plots of a GPU, in
+Chromium.
+"""
 
 import re
 from collections.abc import Iterator
@@ -38,7 +40,7 @@ def server() -> Iterator[Server]:
 
 
 def titles(page: Page) -> list[str]:
-    """Draw the map again. Return the texts that it writes into its canvas."""
+    """Draw the map again. Return the strings that it draws on its canvas."""
     page.evaluate(
         """() => {
             window.written = [];
@@ -145,7 +147,7 @@ def test_gpus_without_an_index_and_mig_devices_are_opened_by_a_prefix_of_their_u
 
 
 def test_an_eviction_is_marked_in_the_plots_of_its_gpu(readings: Looked, server: Server) -> None:
-    """The event has the form of ``feed`` (tests/console/test_change_feed.py)."""
+    """The event has the format of ``feed`` (tests/console/test_change_feed.py)."""
     report(server, "east-0000", {"used_bytes": 6 * GIB, "unattributed_bytes": 6 * GIB}, {})
     evicted: list[dict[str, Any]] = []
 
@@ -153,7 +155,9 @@ def test_an_eviction_is_marked_in_the_plots_of_its_gpu(readings: Looked, server:
         body = route.fetch().json()
         route.fulfill(json=body | {"events": [*body["events"], *evicted]})
 
-    readings.expected = "willReadFrequently"  # The plots are read more than once.
+    readings.expected = (
+        "willReadFrequently"  # The browser warns because the plots are read more than once.
+    )
     readings.page.route("**/v1/events?*", with_eviction)
     page = readings.open("/fleet/east-0000/0")
     detail = page.get_by_role("complementary", name="east-0000 GPU 0, L4")
@@ -174,15 +178,17 @@ def test_an_eviction_is_marked_in_the_plots_of_its_gpu(readings: Looked, server:
     expect(entry).to_have_text(re.compile(r"^E \d\d:\d\d to be evicted: team-a/leaks$"))
     expect(entry.get_by_role("link")).to_have_attribute("href", "#/pod/team-a/leaks")
     for plot in (memory, detail.get_by_role("group", name="SM activity")):
-        # The plot is drawn after its list. The line and its letter are only where the event is in
-        # the last hour, which moves to the left with time.
+        # Wait, because the plot is drawn after its list. The line and its letter move to the left
+        # with time.
         until(lambda plot=plot: len(reddest(plot)) > 20, "a mark in the plot")
         share = 1 - (datetime.now(UTC) - at).total_seconds() / 3600
         assert all(each == pytest.approx(share, abs=0.03) for each in reddest(plot))
 
 
 def reddest(plot: Any) -> list[float]:
-    """Return the positions of the mark's colour in the plot, as shares of its width."""
+    """Return the horizontal positions of the mark's color in the plot, as shares of the plot's
+    width.
+    """
     shares: list[float] = plot.evaluate(
         """element => {
             const probe = element.appendChild(document.createElement("i"));

@@ -102,7 +102,8 @@ def test_the_map_works_by_keyboard_and_keeps_its_choices_in_the_url(readings: Lo
     page.get_by_role("listbox").focus()
     tile = page.get_by_role("listbox", name="GPUs").get_by_role("option")
     expect(tile).to_have_text("h100 GPU 0, H100 80.0 GiB: 0 % reserved, 0 % in use, SM unknown")
-    # The second line of the node's tiles, then the first node of the next group.
+    # The key moves to the second line of the node's tiles, and then to the first node of the next
+    # group.
     for _ in range(2):
         page.keyboard.press("ArrowDown")
     expect(tile).to_contain_text("l4-0000 GPU 0, L4 24.0 GiB: 29 % reserved")
@@ -129,14 +130,14 @@ def test_tiles_have_the_colours_of_their_states(readings: Looked) -> None:
     assert healthy == {"corner": plain, "middle": plain, "edge": plain}
     assert closed == {"corner": plain, "middle": line, "edge": plain}
     assert unhealthy == {"corner": text, "middle": text, "edge": plain}
-    # The line begins in the lower left corner. The corner mark is in the upper left.
+    # The line begins in the lower left corner, and the corner mark is in the upper left corner.
     assert cordoned == {"corner": plain, "middle": text, "edge": plain}
     assert over == {"corner": bad, "middle": plain, "edge": bad}
     assert drawn["dimmed"][3] == 0x26
     assert drawn["between"] == [0, 0, 0, 0]
 
 
-#: Draws one node for each state in a canvas with two pixels per CSS pixel. Returns the pixels.
+#: Draws a node for each state on a canvas with two pixels per CSS pixel, and returns the pixels.
 TILES = """async () => {
   const {layOut, painter} = await import("./page/tiles.js");
   const number = ([r, g, b, a]) => new Uint32Array(new Uint8Array([r, g, b, a]).buffer)[0];
@@ -188,7 +189,7 @@ def test_a_bar_has_an_accessible_description(readings: Looked) -> None:
 
 
 def test_an_unknown_use_is_not_shown_as_a_number(readings: Looked) -> None:
-    """The driver does not report the use of some devices, and the API has -1 for them."""
+    """The API has -1 for devices whose use the driver does not report."""
 
     def unmeasured(route: Route) -> None:
         answer = route.fetch()
@@ -234,7 +235,7 @@ def test_a_pod_shows_a_proven_limit_and_whether_it_is_evicted(readings: Looked) 
     page.locator("summary").click()
     expect(holders.first).to_contain_text("(may be here); capped at 7.0 GiB by the driver")
     expect(holders.first).to_contain_text("7.0 GiB; evicted within seconds")
-    expect(holders.last).not_to_contain_text("capped")  # On the other candidate device.
+    expect(holders.last).not_to_contain_text("capped")  # The pod is on the other candidate device.
     expect(holders.last).not_to_contain_text("evicted")
 
 
@@ -243,7 +244,7 @@ def test_nodes_with_faults_are_found_and_opened_by_keyboard(readings: Looked) ->
     page.get_by_label("only where something is wrong").check()
     expect(page.locator("#found")).to_have_text("1 to 1 of 1 node")
     page.get_by_label("Search").focus()
-    for _ in range(2):  # The checkbox, then the node.
+    for _ in range(2):  # Tab moves to the checkbox, and then to the node.
         page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     devices = page.get_by_role("table", name="Devices of l4-0059")

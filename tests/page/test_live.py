@@ -1,4 +1,4 @@
-"""Checks that updates of the page keep what the reader has opened, selected or scrolled."""
+"""Checks that updates of the page keep what the reader has opened, selected or scrolled to."""
 
 import re
 from typing import Any
@@ -67,7 +67,7 @@ def test_totals_follow_a_report_that_arrives_right_after_they_were_read(
 ) -> None:
     page = readings.open("/overview")
     expect(page.locator("#live")).to_contain_text("live")
-    # Without an event, the page reads again after 5 s. That timer does not run here.
+    # Disable the timer with which the page refreshes after 5 s without an event.
     page.evaluate("() => { window.started = setTimeout; }")
     page.evaluate("() => { setTimeout = (call, ms) => ms >= 5000 ? 0 : started(call, ms); }")
     try:
@@ -82,7 +82,7 @@ def test_totals_follow_a_report_that_arrives_right_after_they_were_read(
 def test_a_lost_stream_is_shown_and_the_page_refreshes_without_it(
     readings: Looked, server: Server
 ) -> None:
-    """The stream ends at once, and the browser reconnects only after a minute."""
+    """The stream ends immediately, and the browser reconnects only after a minute."""
     body = "retry: 60000\n\n"
     readings.page.route(
         "**/v1/events", lambda route: route.fulfill(content_type="text/event-stream", body=body)
@@ -104,7 +104,7 @@ def test_a_hanging_console_is_shown_and_the_page_continues_when_it_answers(
     held: list[Route] = []
     hangs = True
     page.route("**/v1/overview?*", lambda route: held.append(route) if hangs else route.continue_())
-    # The event stream stays open, as on a connection that is lost silently.
+    # The event stream stays open, as on a connection that is lost without an error.
     since = re.compile(r"Not up to date since [\d:]+ \S+: the console does not answer")
     expect(live).to_have_text(since)
     expect(live).to_have_class("bad")
@@ -146,7 +146,7 @@ def test_losing_the_console_keeps_what_the_reader_has_opened(readings: Looked) -
 def test_two_clicks_lead_from_the_overview_to_the_full_gpu_and_the_pod_at_fault(
     readings: Looked, server: Server
 ) -> None:
-    """At 3 a.m., an SRE asks which GPU is out of memory, and because of which pod."""
+    """An SRE wants to know which GPU is out of memory and which pod is the cause."""
     place(server, "victim", "7Gi", "l4-0020")
     place(server, "leaks", "7Gi", "l4-0020")
     pods = [

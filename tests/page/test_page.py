@@ -1,4 +1,4 @@
-"""Tests the page in Chromium: behaviour that all views share."""
+"""Tests the behavior that all views of the page share, in Chromium."""
 
 import re
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_bars_are_animated_only_if_the_reader_allows_motion(
 def test_a_missing_extender_is_shown_and_earlier_data_stays(
     browser: Browser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The page also shows that it was in mode observe."""
+    """The page also shows that the extender was in observe mode."""
     monkeypatch.setenv("HEADROOM_MODE", "observe")
     page: Page = browser.new_page()
     with serving("nodes: [{name: a, gpus: 1, memory: 8Gi}]") as server:

@@ -46,7 +46,7 @@ def test_a_user_finds_in_two_clicks_why_a_pod_is_pending_and_what_helps(
         "no node can take the pod: it needs 90.0 GiB, larger than any GPU that it may use "
         "(80.0 GiB)"
     )
-    # The page, the API and `kubectl headroom why` show equal sentences.
+    # The page, the API and `kubectl headroom why` show the same sentences.
     body = server.get("/v1/explain/pods/team-a/large").json()
     assert why(body)[0] == f"Pod team-a/large: {verdict.inner_text()}"
     lower = page.get_by_role("listitem").filter(has_text=body["suggestions"][0])
@@ -77,7 +77,7 @@ def test_500_pending_pods_fill_at_most_six_screens_of_a_phone(readings: Looked) 
     expect(page.get_by_role("link", name="team-a/large")).to_have_count(10)
     expect(page.get_by_role("button", name="Next")).to_be_enabled()
     assert page.evaluate("document.documentElement.scrollHeight") <= 6 * 844
-    # The reason and the link to this view are within the screen.
+    # The reason and the link to this view are visible without scrolling.
     reason = page.get_by_text("no node can take the pod").first
     for found in (reason, page.get_by_role("link", name="Pending 1")):
         box = found.bounding_box()
@@ -135,14 +135,15 @@ def test_a_pending_pod_links_to_the_arithmetic_of_the_nearest_node(readings: Loo
     box = sums.get_by_text("10.0 GiB").bounding_box()
     assert box is not None
     assert box["x"] + box["width"] <= 390
-    # Nothing reduces the memory of these devices, so there is no such column.
+    # The column about reduced memory is missing, because nothing reduces the memory of these
+    # devices.
     memory, headroom, room, needs, short = map(gib, first[1:6])
     assert memory == headroom
     assert needs - room == short == 10
 
 
 def test_the_last_decision_shows_the_extender_and_the_verb_that_ranked(readings: Looked) -> None:
-    """Another extender than filter's may have ranked the nodes."""
+    """The extender that ranked the nodes can differ from the extender that filtered them."""
     by_filter = False
 
     def ranked(route: Route) -> None:
@@ -170,7 +171,7 @@ def gib(text: str) -> float:
 
 
 def test_an_unknown_pod_is_reported(readings: Looked) -> None:
-    readings.expected = "404"  # The browser writes it to its console.
+    readings.expected = "404"  # The browser writes this error to its console.
     page = readings.open("/pod")
     page.get_by_role("textbox", name="Pod").fill("team-a/unknown")
     page.get_by_role("button", name="Why?").click()
@@ -209,7 +210,7 @@ def test_what_if_compares_the_cluster_before_and_after_each_kind_of_change(
 ) -> None:
     page = readings.open("/what-if?count=10&vram=60Gi&drain=l4-0000&replicas=l4-0002%3D8")
     rows = page.get_by_role("table", name="Before and after").get_by_role("row")
-    # Eight of the pods get a GPU each. The pods of the drained node move to another node.
+    # Eight pods get a GPU each. The pods of the drained node move to another node.
     bound = server.get("/v1/pods?state=bound").json()["matching"]
     expect(rows.nth(1).get_by_role("cell")).to_have_text(
         ["Pods placed", str(bound), str(bound + 8), "+8"]
@@ -228,7 +229,7 @@ def test_what_if_compares_the_cluster_before_and_after_each_kind_of_change(
     assert page.evaluate(CONTRASTS) == []
     page.reload()
     expect(rows.nth(2)).to_contain_text("+5")
-    # `kubectl headroom whatif` prints equal words and figures.
+    # `kubectl headroom whatif` prints the same words and figures.
     asked = {
         "pods": [{"count": 13, "vram": "60Gi", "gpus": 1}],
         **{"drain": ["l4-0000"], "replicas": {"l4-0002": 8}, "modes": {"l4-0001": "steered"}},
@@ -254,7 +255,7 @@ def test_a_group_is_one_row_of_the_pending_page(readings: Looked) -> None:
 
     readings.page.route("**/v1/pending?*", with_group)
     rows = readings.open("/pending").get_by_role("table", name="Pending pods").get_by_role("row")
-    expect(rows).to_have_count(3)  # Including the header.
+    expect(rows).to_have_count(3)  # One row is the header.
     expect(rows.last).to_contain_text("team-a/train-3")
     expect(rows.last).to_contain_text("5 pods of group train")
     expect(rows.last).to_contain_text(message)

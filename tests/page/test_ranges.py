@@ -1,4 +1,6 @@
-"""Tests the ranges of the plots in Chromium: the last hour, and longer ranges from Prometheus."""
+"""Tests the time ranges of the plots in Chromium: the last hour, and longer ranges from
+Prometheus.
+"""
 
 import itertools
 import re
@@ -27,7 +29,9 @@ def with_prometheus(page: Page) -> None:
 
 
 def recorded(route: Route, days: float, *series: dict[str, Any]) -> None:
-    """Answer like Prometheus, with three values of each series over this number of days."""
+    """Answer the request with history from Prometheus. Each series has three values over this
+    number of days.
+    """
     now_s = datetime.now(UTC).timestamp()
     body = route.fetch(url=route.request.url.partition("?")[0]).json()
     body |= {"source": "prometheus", "series": series, "resolution_s": 1680.0}
@@ -35,7 +39,7 @@ def recorded(route: Route, days: float, *series: dict[str, Any]) -> None:
 
 
 def run(server: Server, name: str, node: str, used_gib: int) -> None:
-    """Bind a pod of 7Gi, and report its use."""
+    """Bind a pod that requests 7Gi, and report its use."""
     place(server, name, "7Gi", node)
     use = PodUse(
         uid=f"uid-{name}",
@@ -58,7 +62,7 @@ def _history(server: Server) -> None:
 
 
 def in_words(page: Page, plot: str) -> Locator:
-    """Return the sentence below a plot, which describes its first line."""
+    """Return the sentence below a plot. It describes the plot's first line."""
     return page.get_by_role("group", name=plot).locator("p")
 
 
@@ -76,7 +80,7 @@ def test_the_plots_of_a_gpu_offer_longer_ranges_only_with_prometheus(readings: L
         if not asked[-1]:
             route.continue_()
             return
-        # Prometheus has no reservation and SM activity of this GPU.
+        # Prometheus has no reservations and no SM activity of this GPU.
         used = {"kind": "used", "unit": "bytes", "values": [9 * GIB, 2 * GIB, 3 * GIB]}
         recorded(route, 6, used)
 
@@ -216,7 +220,7 @@ def test_a_slow_prometheus_does_not_delay_the_rest_of_a_view(
     used = itertools.count(1)
 
     def wait_for(read: re.Pattern[str]) -> None:
-        """Wait until the page refreshes its view, which it does right after a report."""
+        """Send a report, and wait until the page refreshes its view."""
         with readings.page.expect_response(read):
             report(server, "l4-0034", {"used_bytes": next(used) * GIB}, {})
 

@@ -1,4 +1,4 @@
-"""Tests the page in Chromium: teams, quotas, idle pods, costs and recommendations."""
+"""Tests the views of teams, quotas, idle pods, costs and recommendations, in Chromium."""
 
 from playwright.sync_api import Route, expect
 
@@ -19,7 +19,7 @@ def test_teams_are_sorted_and_searched_by_the_parameters_in_the_url(readings: Lo
 
 
 def test_the_quotas_of_a_namespace_are_below_its_teams(readings: Looked) -> None:
-    """The embedded server has no quotas, so the test answers in its place."""
+    """The test answers the request, because the embedded server has no quotas."""
     row = {
         **{"namespace": "team-a", "name": "gpu-memory", "resource": "requests.headroom.gpu/vram"},
         **{"hard_bytes": 12 << 30, "used_bytes": 12 << 30, "reserved_bytes": 7 << 30},
@@ -101,7 +101,7 @@ def test_the_idle_page_shows_which_pods_hold_memory(readings: Looked) -> None:
         route.fulfill(json=body)
 
     page = readings.open("/idle")
-    # The devices of this server measure no SM activity.
+    # The devices of this server have no SM activity.
     status = page.get_by_role("status").filter(has_text="Not checked")
     expect(status).to_have_text(
         "No such pod. Not checked: 128 devices without a measurement of SM activity."
@@ -162,7 +162,7 @@ def test_the_idle_page_has_the_costs_of_a_range(readings: Looked) -> None:
 
 
 def test_the_recommendations_page_simulates_on_request(readings: Looked) -> None:
-    """The server records no runs, so the test answers in its place."""
+    """The test answers the request, because the server records no runs."""
     freed = {"namespace": "team-a", "reclaimable_bytes": 21 << 30}
     team = {**freed, "owners": [{**freed, "kind": "StatefulSet", "name": "nb", "pods": 3}]}
     row = {

@@ -1,4 +1,4 @@
-"""Converts requested amounts to bytes on a device, exactly and without overflow."""
+"""Tests that requested amounts are converted to bytes on a device exactly and without overflow."""
 
 from fractions import Fraction
 

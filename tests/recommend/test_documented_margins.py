@@ -17,7 +17,7 @@ DOCUMENTED = re.compile(r"([\d.]+) GiB\s+after (\d+)")
 
 
 def median_request_gib(lives: int) -> float:
-    """Return the median request for this number of peaks of 8 GiB that vary by 5 %."""
+    """Return the median request for ``lives`` peaks of 8 GiB that vary by 5 %."""
     requests: list[int] = []
     for seed in range(SEEDS):
         chance, track = random.Random(seed), Track()

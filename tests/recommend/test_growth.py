@@ -8,11 +8,11 @@ GIB = 1 << 30
 
 
 def followed(*peaks_gib: float) -> Growth:
-    """Return the growth of a run with these peaks at the ends of its days."""
+    """Return the growth of a run. ``peaks_gib`` are its peaks at the end of each day."""
     growth = Growth()
     for day, peak_gib in enumerate(peaks_gib, 1):
         growth = growth.until(day * DAY_S, int(peak_gib * GIB))
-        # The day has not ended.
+        # This peak does not count, because the day has not ended.
         growth = growth.until((day + 0.5) * DAY_S, int(2 * peak_gib * GIB))
     return growth
 
@@ -27,7 +27,7 @@ def test_a_run_that_reaches_its_peak_once_is_settled() -> None:
     assert not followed(8, 8, 8, 8).unsettled
     assert not followed(8, 9, 9, 9).unsettled
     assert not followed(8, 8.01, 8.02, 8.03).unsettled
-    # With equal days, two new peaks in a row after the first day are rare.
+    # If all days are alike, two consecutive new peaks after the first day are rare.
     lots, unsettled = random.Random(1), 0
     for _ in range(500):
         peaks, peak = [], 0.0
@@ -43,5 +43,5 @@ def test_a_jump_after_the_first_day_is_remembered() -> None:
     assert swapped.unsettled
     assert swapped.jumped
     assert not followed(8, 9.1, 9.1, 9.1).unsettled
-    # A recorder that begins to follow an old run has not seen it grow.
+    # A recorder that starts to follow an old run does not know how the run has grown.
     assert not Growth().until(9.2 * DAY_S, 11 * GIB).unsettled

@@ -1,4 +1,4 @@
-"""Tests recommendations from runs: the numbers, censored runs, programs, and limits."""
+"""Tests recommendations from runs: their amounts, censored runs, programs, and limits."""
 
 import random
 from dataclasses import replace
@@ -70,7 +70,7 @@ def test_fewer_than_three_runs_give_no_recommendation() -> None:
 
 
 def programs(first: list[float], second: list[float]) -> ContainerProfile:
-    """Record runs with these peaks in GiB of program o, and then of program p."""
+    """Record runs of program o and then runs of program p, with these peaks in GiB."""
     profile = ContainerProfile()
     for program, peaks in (("o", first), ("p", second)):
         for peak in peaks:
@@ -79,7 +79,7 @@ def programs(first: list[float], second: list[float]) -> ContainerProfile:
 
 
 def test_the_spread_of_other_programs_counts_for_a_new_program() -> None:
-    """One run is enough, if the other programs have shown how much peaks vary."""
+    """One run is enough if runs of other programs show how much peaks vary."""
 
     def asked(spread: float) -> list[float | None]:
         rng = random.Random(3)
@@ -165,7 +165,7 @@ def test_a_run_that_is_recorded_late_has_its_decayed_weight() -> None:
 
 
 def test_a_request_is_at_most_the_memory_of_the_device() -> None:
-    """Otherwise no node could take the pod."""
+    """Otherwise, the pod would fit on no node."""
     profile = recorded(life(4), life(11), life(5), life(9))
     found = profile.recommendation("p", 2 * DAY_S)
     assert found.request_bytes is not None
@@ -173,7 +173,8 @@ def test_a_request_is_at_most_the_memory_of_the_device() -> None:
     assert not found.whole_device
     profile.memory_bytes = 24 * GIB - MIB
     found = profile.recommendation("p", 2 * DAY_S)
-    # Rounded down to a multiple of 64 MiB, because rounding up would exceed the device's memory.
+    # The request is rounded down to a multiple of 64 MiB, because rounding up would exceed the
+    # device's memory.
     assert found.request_bytes == 24 * GIB - 64 * MIB
     assert found.whole_device
     profile.memory_bytes = 1 << 42
@@ -289,8 +290,8 @@ def test_an_estimate_from_very_different_peaks_is_finite() -> None:
 
 
 def test_a_request_below_a_recorded_peak_is_marked() -> None:
-    """Random runs of up to three programs. The request covers all peaks of its own program, and
-    higher peaks of other programs are counted.
+    """Test random runs of up to three programs. The request covers all peaks of its own program,
+    and higher peaks of other programs are counted.
     """
     said = 0
     for seed in range(300):
@@ -322,13 +323,13 @@ def test_a_program_whose_runs_grow_or_jump_late_keeps_its_request() -> None:
     late = replace(life(9, hours=120), unsettled=True)
     profile.record("p", late)
     found = profile.recommendation("p", 6 * DAY_S)
-    assert found.request_bytes is not None  # One such run can be an accident.
+    assert found.request_bytes is not None  # A single such run can be an accident.
     assert found.request_bytes > 9 * GIB
     profile.replace_running([("p", replace(late, ending=None))])
     found = profile.recommendation("p", 6 * DAY_S)
     assert (found.request_bytes, found.missing) == (None, Missing.UNSETTLED)
     assert (found.lives, found.unsettled) == (10, 2)
-    # Settled runs of a later release outweigh them.
+    # Settled runs of a later release outweigh these runs.
     for _ in range(20):
         profile.record("p", life(8))
     assert profile.recommendation("p", 6 * DAY_S).request_bytes is not None
@@ -348,10 +349,10 @@ def test_one_run_that_outgrows_all_earlier_runs_after_its_first_day_is_enough() 
     for ends in (True, False):
         assert missing(8, 8, 9.5, ends=ends) is Missing.UNSETTLED
         assert missing(8, 8, 8.7, ends=ends) is None
-        # It needed this much on its first day, or had grown before to a known peak.
+        # The run needed this much memory on its first day, or had already grown to a known peak.
         assert missing(8, 9.5, 9.6, ends=ends) is None
         assert missing(8, 5, 8, ends=ends) is None
-        assert missing(8, 0, 9.5, ends=ends) is None  # younger than a day
+        assert missing(8, 0, 9.5, ends=ends) is None  # The run is younger than a day.
         # One in many runs is an accident.
         assert missing(60, 8, 9.5, ends=ends) is None
 
@@ -363,7 +364,7 @@ def test_three_runs_that_rise_to_one_level_after_their_first_day_are_enough() ->
             replace(life(peak, hours=120, ending=None), first_day_bytes=8 * GIB)
             for peak in peaks_gib
         ]
-        for _ in range(2):  # The recorder sees running lives again and again.
+        for _ in range(2):  # The recorder receives running lives repeatedly.
             profile.replace_running([("p", each) for each in late])
         return profile
 
@@ -373,7 +374,7 @@ def test_three_runs_that_rise_to_one_level_after_their_first_day_are_enough() ->
     assert after(8.3, 8.5, 8.7).recommendation("p", 6 * DAY_S).missing is None
     assert after(8.2, 8.2, 8.2).recommendation("p", 6 * DAY_S).missing is None
     assert after(8.5, 8.5, 8.5, past=120).recommendation("p", 6 * DAY_S).missing is None
-    # They still count when they have ended.
+    # These runs still count after they have ended.
     profile = after(8.5, 8.51, 8.52)
     profile.replace_running([])
     assert profile.recommendation("p", 6 * DAY_S).missing is Missing.UNSETTLED
@@ -383,8 +384,8 @@ def test_runs_above_a_recommendation_widen_the_next_ones() -> None:
     assert [margin_after(100, missed) for missed in (0, 1, 2, 9)] == pytest.approx(
         [0.0, 0.18, 0.2, 0.2]
     )
-    assert margin_after(5000, 5) == 0.0  # 1 in 1,000 is accepted.
-    # Runs of another program also widen it, within the limits of its own runs.
+    assert margin_after(5000, 5) == 0.0  # One run in 1,000 may exceed the request.
+    # Runs of another program also widen the margin, within the limits of the program's own runs.
     for of_other, ratio in ((0, 1.02), (2, 1.2)):
         profile = recorded(*[life(8)] * 200)
         profile.record("other", life(4))
@@ -418,7 +419,7 @@ def test_a_run_above_the_recommendation_that_fitted_its_authors_request_counts_t
         assert found.request_bytes is not None
         return found.request_bytes / found.quantile_bytes
 
-    # One of 1,200 runs is accepted, and the second of them is not.
+    # One of 1,200 runs may exceed the request, but not two.
     for requested_gib, more in ((0, 0.02), (8.4, 0.02), (9, 0.16), (16, 0.16)):
         assert ratio(8.5, requested_gib, other=False) == pytest.approx(1 + more, abs=0.002)
     assert ratio(8.5, 0, other=True) == pytest.approx(1.02, abs=0.002)

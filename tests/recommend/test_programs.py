@@ -13,7 +13,8 @@ from headroom.core.recommend.programs import Family, program, repository, settin
         ("own", (), (), {"XLA_PYTHON_CLIENT_MEM_FRACTION": ".5"}, Family.JAX),
         ("tensorflow/tensorflow:2.21-gpu", (), (), {}, Family.TENSORFLOW),
         ("pytorch/pytorch", ("torchrun", "t.py"), (), {}, Family.PYTORCH),
-        # An engine, and the framework on which it is based.
+        # The image contains the names of an engine and of the framework on which the engine is
+        # based.
         ("pytorch/vllm", (), (), {}, Family.VLLM),
         # Values of variables do not count.
         ("own/model", ("python", "s.py"), (), {"MODE": "torch"}, Family.UNKNOWN),

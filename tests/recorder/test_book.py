@@ -201,7 +201,7 @@ def test_the_size_of_a_status_is_limited() -> None:
 
 
 def test_a_device_size_without_an_active_run_is_not_kept() -> None:
-    """An agent that reports a false size must not raise the limit of recommendations
+    """Otherwise, an agent that reports a false size would raise the limit of recommendations
     permanently.
     """
 

@@ -10,7 +10,7 @@ from headroom.runtime.kube.election import LEASE_S, Election
 
 
 class LeaseServer:
-    """An API server with at most one Lease, whose writes depend on its version."""
+    """A fake API server with at most one Lease. Writes of the Lease depend on its version."""
 
     def __init__(self) -> None:
         self.lease: dict[str, Any] | None = None

@@ -1,4 +1,4 @@
-"""Tests runs from reports: which are active, which ended, and how."""
+"""Tests which runs in reports are active and which have ended, and how they ended."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def test_a_run_has_the_highest_peak_of_its_devices() -> None:
     assert running.life.peak_bytes == 9 * GIB
     assert (running.life.started_s, running.life.until_s) == (NOW_S - HOUR_S, NOW_S)
     assert running.life.ending is None
-    # without the driver's part
+    # The memory does not include the driver's part.
     assert running.memory_bytes == 23 * GIB
 
 
@@ -162,7 +162,7 @@ def test_a_report_counts_only_for_pods_of_its_node() -> None:
     tracker.follow({"n1": report(use(8)), "another": lie}, pods, {}, NOW_S)
     (running,) = tracker.running
     assert running.life.peak_bytes == 8 * GIB
-    # It neither ends nor restarts the run, nor counts for a deleted pod.
+    # This report neither ends nor restarts the run, and does not count for a deleted pod.
     restarted = report(use(1, NOW_S))
     assert tracker.follow({"n1": report(use(8)), "another": restarted}, pods, {}, NOW_S) == []
     (ended,) = tracker.follow({"another": lie}, {}, {"u1": facts()}, NOW_S)

@@ -1,4 +1,6 @@
-"""Tests owners of pods: the chain of controllers, families, and names of profiles."""
+"""Tests how the owner of a pod is found through its controllers, and how families and profiles are
+named.
+"""
 
 import json
 from typing import Any
@@ -15,7 +17,7 @@ from tests.recorder.facts import REPLICA_SET, facts
 
 
 class Objects:
-    """An API server with the metadata of some objects."""
+    """A fake API server with the metadata of some objects."""
 
     def __init__(self, objects: dict[str, Any]) -> None:
         self.objects, self.asked = objects, []
@@ -60,7 +62,7 @@ def test_a_deployment_owns_the_pods_of_its_replica_sets() -> None:
 
 
 def test_a_foreign_uid_in_an_owner_reference_changes_no_owner_in_that_namespace() -> None:
-    """An author can write the uid of a controller in another namespace, and any name."""
+    """The author of a pod can write any name, and the UID of a controller in another namespace."""
     reader = OwnerReader(Objects({RS: {"uid": "rs-1"}}))  # type: ignore[arg-type]
     forged = msgspec.structs.replace(REPLICA_SET, name="forged")
     reader.owner(facts(controller=forged, namespace="evil"))
@@ -76,8 +78,9 @@ def test_an_unreadable_controller_counts_as_the_owner(status: int) -> None:
 
 
 def test_a_pod_of_another_namespace_cannot_change_the_owner_of_a_controller() -> None:
-    """The author of a pod writes the uid in its owner reference, and can copy the uid of a
-    controller in another namespace."""
+    """The author of a pod writes its owner reference, and can copy the UID of a controller in
+    another namespace.
+    """
     server = Objects(
         {RS: {"uid": "rs-1", "ownerReferences": [reference("Deployment", "llm", "apps/v1")]}}
     )
@@ -159,7 +162,7 @@ def test_the_chain_of_controllers_leads_to_the_owner(
     )
     found, to = OwnerReader(Objects(objects)).owner(facts(controller=first))  # type: ignore[arg-type]
     assert found == owner
-    # Kubernetes would delete the profile of a family with its first owner.
+    # Otherwise, Kubernetes would delete the profile of a family together with its first owner.
     assert (to is None) == owner.family
 
 

@@ -21,13 +21,15 @@ from tests.recorder.facts import GIB, HOUR_S, NOW_S, facts
 MAX_LIVES = 200
 
 GPU = {"UUID": "GPU-0", "modelName": "NVIDIA L4"}
-#: Labels of kube-state-metrics.
+#: Labels that kube-state-metrics uses.
 LLM = {"namespace": "team", "pod": "llm-5d4f-abcde"}
 REPLICA_SET = {"owner_kind": "ReplicaSet", "owner_name": "llm-5d4f"}
 
 
 def answers(**given: list[tuple[dict[str, str], float]]) -> dict[str, list[Sample]]:
-    """Return the results of all queries. ``_`` in a name stands for a space."""
+    """Return results for all queries, by default empty. ``_`` in the name of an argument stands for
+    a space.
+    """
     names = (*QUERIES.totals(14), *QUERIES.ended_lives, *QUERIES.peaks)
     found = {name: list[Sample]() for name in names}
     for name, samples in given.items():
@@ -85,7 +87,7 @@ def test_the_largest_peak_of_all_days_and_devices_counts() -> None:
 
 
 def test_a_new_dcgm_exporter_continues_the_run_in_bytes_under_another_name() -> None:
-    """The exporter was upgraded to 4.9.0 while the pod ran."""
+    """The exporter is upgraded to 4.9.0 while the pod runs."""
     began_s, upgraded_s, ended_s = (NOW_S - hours * HOUR_S for hours in (5, 4, 2))
     old = peaks("used", 6000.0, began_s, upgraded_s)
     new = peaks("used-bytes", 7000.0 * (1 << 20), upgraded_s, ended_s)
@@ -110,7 +112,7 @@ def test_labels_that_prometheus_renamed_are_read() -> None:
     [
         pytest.param({}, Ending.COMPLETED, id="deleted"),
         pytest.param({"failed": [(LLM, 1.0)]}, Ending.FAILED, id="failed"),
-        # The phase was different all the time.
+        # The pod never had this phase.
         pytest.param({"failed": [(LLM, 0.0)]}, Ending.COMPLETED, id="not failed"),
         pytest.param({"evicted": [(LLM, 1.0)], "failed": [(LLM, 1.0)]}, Ending.EVICTED),
         pytest.param({"oom": [({**LLM, "container": "main"}, 1.0)]}, Ending.OOM_KILLED),
@@ -153,7 +155,8 @@ def test_a_run_of_dcgm_exporter_that_began_before_the_window_is_partial() -> Non
     old = NOW_S - 14 * DAY_S + 60
     (found,) = past_lives(answers(**both(peaks("used", began_s=old), OWNED)), NOW_S)
     assert found.life.partial
-    # The agent's metric is the peak since the container started, so this life is complete.
+    # This life is complete, because the agent's metric is the peak since the start of the
+    # container.
     (found,) = past_lives(answers(**both(peaks(began_s=old), OWNED)), NOW_S)
     assert not found.life.partial
 

@@ -52,7 +52,8 @@ def test_the_request_of_the_author_is_kept() -> None:
 
     assert requests(vram="12Gi") == {"main": Bytes(12 << 30)}
     assert requests(vram="50%") == {"main": Share(500_000)}
-    # A recommendation, a default of the namespace and a whole replica are of no author.
+    # An amount from a recommendation, from the namespace's default or for a whole replica was not
+    # written by an author.
     assert requests(vram="12Gi", vram_from="VRAMProfile llm-1") == {}
     assert requests(vram="12Gi", vram_from="namespace team") == {}
     assert requests() == {}

@@ -1,4 +1,6 @@
-"""Reads past runs from Prometheus once, tolerating failures, and from a real Prometheus."""
+"""Tests that past runs are read from Prometheus once and despite failures, and reads them from a
+real Prometheus.
+"""
 
 import asyncio
 import os
@@ -28,7 +30,7 @@ SOURCE = Source("http://user:secret@127.0.0.1:1", 1.0)
 
 @dataclass
 class Server:
-    """Answers queries from a table, on the last day. ``error`` is raised instead if it is set."""
+    """Answers queries about the last day from a table. If ``error`` is set, queries raise it."""
 
     table: dict[str, list[Sample]] = field(default_factory=lambda: answers(**both(peaks(), OWNED)))
     error: Exception | None = None
@@ -146,7 +148,7 @@ EVERY_S = 60
 
 
 def series(name: str, labels: dict[str, str], values: list[float], end_s: float) -> Iterator[str]:
-    """Return samples a minute apart, the last of which is at ``end_s``."""
+    """Return samples with intervals of a minute. The last sample is at ``end_s``."""
     text = ",".join(f'{key}="{value}"' for key, value in labels.items())
     for number, value in enumerate(values):
         at_s = end_s - EVERY_S * (len(values) - 1 - number)
@@ -154,8 +156,8 @@ def series(name: str, labels: dict[str, str], values: list[float], end_s: float)
 
 
 def exported(now_s: float) -> list[str]:
-    """Return a pod of the agent that ended three days ago, a pod of dcgm-exporter that was killed
-    yesterday, and a running pod.
+    """Return the series of a pod from the agent that ended three days ago, of a pod from
+    dcgm-exporter that was killed yesterday, and of a running pod.
     """
     metrics: dict[str, list[str]] = {}
 
@@ -218,6 +220,6 @@ def test_past_runs_are_read_from_a_real_prometheus() -> None:
     for each, days in ((first, 3), (second, 1)):
         life = each.tracked.life
         assert each.tracked.model == "NVIDIA L4"
-        # The queries have steps of five minutes.
+        # The times are approximate, because the queries have steps of five minutes.
         assert life.until_s == pytest.approx(now_s - days * DAY_S, abs=300)
         assert life.until_s - life.started_s == pytest.approx(HOUR_S, abs=301)

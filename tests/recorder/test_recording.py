@@ -1,4 +1,4 @@
-"""Runs the recorder as a process, against a real API server with its own permissions."""
+"""Runs the recorder as a process, with a real API server and the recorder's own permissions."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 GIB = 1 << 30
 SYSTEM = "headroom-system"
 CRD = ROOT / "deploy/base/crd-vramprofile.yaml"
-#: Start of a run, a day and an hour ago.
+#: Start time of the runs.
 STARTED = stamp(1_790_000_000)
 
 
@@ -45,7 +45,7 @@ def permitted(plane: ControlPlane) -> str:
 
 
 def create(plane: ControlPlane, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Create an object. An existing object stays."""
+    """Create an object unless it already exists."""
     group = manifest["apiVersion"]
     root = "/api/v1" if group == "v1" else f"/apis/{group}"
     namespace = manifest["metadata"].get("namespace")
@@ -87,7 +87,7 @@ def started(plane: ControlPlane, token: str) -> subprocess.Popen[str]:
 
 
 class Workload:
-    """A Deployment with one ReplicaSet and pods on one node, as the API server has them."""
+    """A Deployment in the API server, with one ReplicaSet and pods on one node."""
 
     def __init__(self, plane: ControlPlane) -> None:
         self._plane = plane
@@ -136,7 +136,7 @@ class Workload:
         return self._create("v1", "Pod", metadata, spec)
 
     def report(self, *uses: tuple[dict[str, Any], int]) -> None:
-        """Write the agent's report with the peak of each of these pods."""
+        """Write a report of the agent with the peak of each pod."""
         pods = [
             {
                 "uid": pod["metadata"]["uid"],
@@ -160,7 +160,9 @@ class Workload:
         )
 
     def end(self, pod: dict[str, Any]) -> None:
-        """Let the pod's container end with exit status 0, as a kubelet reports it."""
+        """Write the status of a pod whose container ended with exit status 0, as a kubelet
+        would.
+        """
         terminated = {"exitCode": 0, "reason": "Completed", "finishedAt": stamp(1_795_000_000)}
         status = {
             "phase": "Succeeded",

@@ -1,4 +1,4 @@
-"""Tests rounds of the recorder: its calls, writes and counters, and the effect of failures."""
+"""Tests the calls, writes and counters of the recorder's rounds, and the effect of failures."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -33,14 +33,14 @@ KEY = ("team", "deployment-llm")
 
 @dataclass
 class Api:
-    """The owners and the profiles of an API server."""
+    """A fake API server with owners and profiles."""
 
     profiles: dict[tuple[str, str], VRAMProfile] = field(default_factory=dict)
     writes: list[VRAMProfile] = field(default_factory=list)
-    #: Exceptions of the next calls in order, by name of the call.
+    #: For each call, the exceptions that its next calls raise, in order.
     failures: dict[str, list[Exception]] = field(default_factory=dict)
     version: int = 0
-    #: Owner of each pod by name. All other pods have ``OWNER``.
+    #: Maps pods to their owners. The owner of all other pods is ``OWNER``.
     owners: dict[str, ProfileOwner] = field(default_factory=dict)
 
     def _fail(self, call: str) -> None:
@@ -120,7 +120,7 @@ def world() -> RecorderRounds:
 
 
 def past_days(count: int) -> list[PastLife]:
-    """Return a run of the ReplicaSet of ``facts`` for each of the last days, the oldest first."""
+    """Return a run of the ReplicaSet in ``facts`` for each of the last days, oldest first."""
     owner, hour_s = Owner("team", "ReplicaSet", "llm-5d4f"), 3600.0
     ends = [NOW_S - day * DAY_S for day in range(count, 0, -1)]
     lives = [Life(8 * GIB, end_s - hour_s, end_s, Ending.COMPLETED) for end_s in ends]
@@ -264,7 +264,7 @@ def test_a_recorder_that_leads_again_starts_from_the_stored_profiles(world: Reco
 def test_a_conflict_is_resolved_with_the_other_version(world: RecorderRounds) -> None:
     world.see(facts(ends={}), use(8))
     world.round()
-    # Another recorder wrote a run meanwhile.
+    # Another recorder has written a run in the meantime.
     other = msgspec.structs.replace(world.track, ended=5)
     status = world.api.profiles[KEY].status
     container = msgspec.structs.replace(status.containers[0], tracks=[other])
@@ -313,7 +313,7 @@ def test_a_dropped_profile_that_was_replaced_is_read_again(world: RecorderRounds
 
 
 def test_a_run_waits_while_its_owner_cannot_be_read(world: RecorderRounds) -> None:
-    # The owner cannot be read while the run is active, and again when it has ended.
+    # The owner cannot be read while the run is active, and cannot be read after it has ended.
     world.api.failures["owner"] = [NoAnswer("timeout"), NoAnswer("timeout")]
     world.see(facts(), use(8))
     world.round()
@@ -329,7 +329,7 @@ def test_a_run_waits_while_its_owner_cannot_be_read(world: RecorderRounds) -> No
 def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: RecorderRounds) -> None:
     world.see(facts(), use(8))
     world.round()
-    # No call fails, because none is made.
+    # The error does not occur, because no call is made.
     world.api.failures["owner"] = [NoAnswer("timeout")]
     world.see(facts(), use(9))
     world.round()
@@ -346,7 +346,7 @@ def test_the_owner_of_a_controller_is_read_once_while_its_pods_run(world: Record
 def test_a_pod_that_refers_to_a_controller_in_another_namespace_gets_its_own_owner(
     world: RecorderRounds,
 ) -> None:
-    """The pod's author wrote the uid of the owner reference."""
+    """The author of the pod wrote the UID in the owner reference."""
     world.see(facts(), use(8))
     world.round()
     world.api.failures["owner"] = [NoAnswer("asked again")]

@@ -27,7 +27,8 @@ from tests.controlplane import ROOT, built
 from tests.deploy.rendered import run
 from tests.release.conftest import REPOSITORY, Packages, exported
 
-#: Files that may contain any version, such as history, versions of other projects, and test data.
+#: Matches files that may contain any version, such as history, versions of other projects, and test
+#: data.
 OTHER_VERSIONS = re.compile(
     r"^(CHANGELOG\.md|tests/.*|requirements/.*|docs/design/(adr/.*|first-hour\.md))$"
 )
@@ -199,7 +200,7 @@ def test_krew_accepts_the_manifest(source: Source, tmp_path: Path) -> None:
     assert spec["version"] == f"v{source.version}"
     first = spec["platforms"][0]
     assert first["uri"] == f"{REPOSITORY}/releases/download/v{source.version}/linux_amd64.tar.gz"
-    # printf "linux amd64" | sha256sum
+    # The hash is the output of: printf "linux amd64" | sha256sum
     assert first["sha256"] == "ca40350362516cc30c839fd3e0f04e9bbb7703698fd5c57f12f3b87f07d866e9"
     path.write_text(path.read_text().replace(first["sha256"], "unknown"))
     with pytest.raises(ReleaseError, match="krew rejects"):

@@ -24,9 +24,9 @@ from tests.serving import serving
 from tests.waiting import PATIENCE_S
 
 FLEET = "nodes: [{name: gpu-a, gpus: 2, memory: 24Gi, model: L4}]\n"
-#: Packages of the servers (one of each extra) and of the tests.
+#: Packages that the client must not install: one package of each extra, and one of the tests.
 NOT_OF_THE_CLIENT = {"fastapi", "grpcio", "msgspec", "numpy", "prometheus-client", "pytest"}
-#: Modules whose import takes longer than starting a command.
+#: Modules that commands must not import at their start, because the import takes long.
 SLOW = ("kubernetes", "rich", "yaml")
 
 
@@ -52,7 +52,8 @@ def test_only_commands_of_the_extender_need_more_packages() -> None:
     assert set(group.commands) == EXTENDER_COMMANDS  # type: ignore[attr-defined]
 
 
-#: Prints the help of each command in a separate process, which is forked after the common imports.
+#: A program that prints the help of each command in its own process. It forks the processes after
+#: the common imports.
 HELP = """
 import os, sys
 from headroom.plugin import main
@@ -178,7 +179,8 @@ def test_a_command_starts_without_slow_imports(
         for _ in range(3)
     ]
     command_s, nothing_s = (statistics.median(each) for each in zip(*runs, strict=True))
-    # The kernel counts CPU in ticks of 10 ms, and an empty program may take less than one.
+    # Add a tick, because the kernel counts CPU in ticks of 10 ms, and an empty program can take
+    # less than a tick.
     record_property(
         "measured",
         f"kubectl headroom top --help: {command_s:.2f} s of CPU, python -c pass: {nothing_s:.2f} s",

@@ -1,5 +1,5 @@
-"""Checks that each program runs with only the packages of its lock, because the test environment
-has more.
+"""Checks that each program runs with only the packages in its lock file. The test environment
+contains more packages.
 """
 
 import json
@@ -12,7 +12,7 @@ import pytest
 from tests.controlplane import ROOT
 from tests.release.conftest import locked
 
-#: Imports modules while the packages of the first argument cannot be imported.
+#: A program that imports modules while the packages in its first argument cannot be imported.
 IMPORT = """
 import importlib, json, sys
 class Missing:

@@ -16,7 +16,9 @@ EXTENDER, AGENT, CHART = (f"sha256:{digit * 64}" for digit in "123")
 
 
 class Recorded:
-    """Records commands and answers like the programs. A command that contains ``fails`` fails."""
+    """Records commands and prints what the real programs would print. A command that contains
+    ``fails`` fails.
+    """
 
     def __init__(self, fails: str = "") -> None:
         self.fails = fails

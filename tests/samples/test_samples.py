@@ -1,6 +1,7 @@
-"""Checks that the samples for frameworks start with their share, and do not start without one.
+"""Checks that the samples for frameworks start with their share of the memory, and do not start
+without a share.
 
-``make samples`` gives the same values to the frameworks' own parsers (check_frameworks.py).
+``make samples`` passes these values to the frameworks' own parsers (check_frameworks.py).
 """
 
 import sys
@@ -13,10 +14,10 @@ from tests.admission.reviews import around, mutated
 from tests.builders import GIB
 from tests.samples.scripts import NAMES, RECORDER, SAMPLES, STARTS, Ran, manifest, nvidia_smi, run
 
-#: 8 GiB of a device with 24 GiB, of which other pods use 10.
+#: A share of 8 GiB on a 24 GiB device, of which other pods use 10 GiB.
 SHARE = {"HEADROOM_VRAM_BYTES": str(8 * GIB), "HEADROOM_VRAM_FRACTION": "0.3333"}
 SMI = nvidia_smi({"memory.used": 10240, "memory.free": 14336, "memory.total": 24576})
-#: Records the sample's calls in place of TensorFlow.
+#: A fake TensorFlow that records the sample's calls.
 TENSORFLOW = """
 import json
 from pathlib import Path
@@ -59,7 +60,7 @@ def test_the_webhook_sets_the_variables_of_the_sample(name: str) -> None:
     (container,) = stored["spec"]["containers"]
     added = [each["name"] for each in container["env"] if each["name"].startswith("HEADROOM")]
     assert added == ["HEADROOM_VRAM_BYTES", "HEADROOM_VRAM_FRACTION"]
-    # Kubernetes replaces $$ in arguments by $.
+    # Kubernetes replaces $$ in arguments with $.
     assert not any("$$" in text for text in [*container["command"], *container["args"]])
 
 
@@ -87,7 +88,8 @@ def test_samples_pass_the_share_as_arguments(name: str, args: list[str], tmp_pat
 @pytest.mark.parametrize(
     ("name", "variable", "value"),
     [
-        # 0.3333 minus the share of a CUDA context of 768 MiB in 8 GiB, rounded down.
+        # The value is 0.3333 minus the share of a CUDA context, which takes 768 MiB of 8 GiB,
+        # rounded down.
         ("pytorch", "PYTORCH_CUDA_ALLOC_CONF", "per_process_memory_fraction:0.3020"),
         ("jax", "XLA_CLIENT_MEM_FRACTION", "0.3020"),
         ("ollama", "LLAMA_ARG_FIT_TARGET", "6144"),

@@ -1,5 +1,5 @@
-"""Tests ``filter_best_only``, with which filter returns only the node that prioritize would rank
-first.
+"""Tests ``filter_best_only``. With this setting, filter returns only the node that prioritize would
+rank first.
 """
 
 import json
@@ -58,8 +58,8 @@ def test_filter_returns_the_node_that_prioritize_would_rank_first(
 
 
 def test_the_best_node_is_returned_only_if_it_is_offered(best_only: Server) -> None:
-    """One case offers another node with a name of equal length, so that the offered names have as
-    many bytes as the names of all nodes.
+    """In one case, another node with a name of the same length is offered, so that the offered
+    names have as many bytes as the names of all nodes.
     """
     shown = pod("p", "20Gi")
     (best,) = asked(best_only, shown)["NodeNames"]

@@ -33,7 +33,7 @@ class Recording:
 
 
 def bound(watched: dict[str, Any], *filtered: dict[str, Any]) -> Pod | None:
-    """Return the pod that the ledger gets after these filter calls."""
+    """Bind a pod after these filter calls. Return the pod that the ledger gets."""
     cluster, ledger = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S), Recording()
     cluster.apply(full_node("n", plugin=DISTRIBUTED))
     cluster.apply([PodSeen(msgspec.convert(watched, Pod))])

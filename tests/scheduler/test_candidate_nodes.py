@@ -103,7 +103,7 @@ def test_victims_are_added_to_candidates_that_have_none() -> None:
     decided = world.journal.preempted_for("uid-new")
     assert decided is not None
     assert decided[1].source == "added"
-    # With the pod of equal priority, no eviction helps on node mixed.
+    # On node mixed, evictions do not help because of the pod of equal priority.
     world = Preempting()
     assert world.preempted(important("15Gi"), {"mixed": []}) == {}
 
@@ -111,7 +111,7 @@ def test_victims_are_added_to_candidates_that_have_none() -> None:
 def test_no_pod_is_evicted_if_memory_became_free_after_filter() -> None:
     world = Preempting({"freed": [[On("a", 10, 3)]]})
     assert world.preempted(important("12Gi"), {"freed": []}) == {}
-    # This also holds if kube-scheduler offers another node, whose victims are not needed either.
+    # Nothing changes if kube-scheduler offers another node, on which no eviction is needed either.
     world = Preempting({"freed": [[On("a", 10, 3)]], "lower": [[On("b", 20, 3)]]})
     assert world.preempted(important("12Gi"), {"freed": [], "lower": []}) == {}
 
@@ -124,7 +124,7 @@ def test_a_scheduler_that_never_calls_preempt_gets_few_candidates() -> None:
     warnings = [line for line in logs if line["event"] == "preempt_for_memory_has_no_effect"]
     assert len(warnings) == 1
     assert "kube-scheduler 1.38 or newer" in warnings[0]["message"]
-    # A call with victims can come from any version.
+    # A call that contains victims can come from any version.
     world.preempted(important(), {"lower": ["a"]})
     assert world.filtered(important())["FailedNodes"] == {}
     world.now_s = NOW_S + 60.0
@@ -136,7 +136,7 @@ def test_a_scheduler_that_calls_preempt_always_gets_candidates() -> None:
     world = Preempting()
     for _ in range(20):
         assert set(world.filtered(important())["FailedNodes"]) == {"lower", "mixed"}
-        # Filter is called twice for a nominated pod, but preempt is not called while its victims
+        # For a nominated pod, filter is called twice, but preempt is not called while its victims
         # end.
         for _ in range(20):
             assert set(world.filtered(important(nominated="lower"))["FailedNodes"]) == {"lower"}
@@ -149,7 +149,7 @@ def test_a_failed_search_is_not_repeated_until_a_node_has_gained_headroom() -> N
     def candidates(shown: dict[str, Any]) -> list[str]:
         return list(world.filtered(shown, ["n"])["FailedNodes"])
 
-    # Without a, 14 GiB are free.
+    # Without pod a, 14 GiB are free.
     shown, equal, larger = important("15Gi"), important("15Gi"), important("16Gi")
     equal["metadata"] |= {"name": "equal", "uid": "uid-equal"}
     higher = important("15Gi", priority=6)

@@ -1,4 +1,4 @@
-"""Tests calls of kube-scheduler about nodes where it allocates GPUs by DRA itself."""
+"""Tests kube-scheduler's calls for nodes on which it allocates GPUs itself with DRA."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ NAMES = ["plugin", "dra-1", "dra-2"]
 
 
 def cluster(free: int) -> RecordingState:
-    """Return one node with a device plugin, and two nodes without it."""
+    """Return a cluster with one node that has a device plugin, and two nodes that have none."""
     state = state_of(node("plugin", {GPU: "4"}), class_of())
     plugin = gpunode(shared("GPU-plugin", free, 4 - free), name="plugin", plugin=DISTRIBUTED)
     state.apply([GPUNodeSeen(plugin, NOW_S)])
@@ -46,7 +46,7 @@ def scores(verbs: Verbs, of: Pod, names: list[str]) -> dict[str, int]:
 
 
 def test_the_node_with_the_device_plugin_is_preferred() -> None:
-    """This also applies to a policy that prefers empty nodes, because the use of nodes with DRA is
+    """This also holds for a policy that prefers empty nodes, because the use of nodes with DRA is
     unknown.
     """
     for policy in ("spread", "pack"):
@@ -66,7 +66,7 @@ def test_kube_scheduler_chooses_among_nodes_with_dra() -> None:
 
 
 def test_pods_without_a_memory_request_pass_while_kube_scheduler_offers_the_node() -> None:
-    """Their assumed binds hold no memory that Headroom counts."""
+    """The assumed binds of such pods hold no memory that Headroom counts."""
     verbs = verbs_on(cluster(free=0), lambda: NOW_S)
     for number in range(4):
         of = pod(None, uid=f"u{number}", name=f"p{number}")

@@ -1,4 +1,4 @@
-"""Checks that calls are decoded and that encoded answers can be decoded, whatever the names."""
+"""Checks that calls and encoded responses can be decoded, whatever names they contain."""
 
 import json
 

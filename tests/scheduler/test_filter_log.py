@@ -1,4 +1,4 @@
-"""The log event of filter."""
+"""Tests the log event of filter."""
 
 import itertools
 import json
@@ -19,7 +19,7 @@ from tests.state.states import EPOCH_S, STALE_AFTER_S
 def test_filter_logs_its_duration_in_milliseconds() -> None:
     cluster, journal = ClusterWriter(Rules(), STALE_AFTER_S, EPOCH_S), Journal()
     cluster.apply(full_node("n", plugin=DISTRIBUTED))
-    seconds = itertools.count(NOW_S)  # Each reading of the clock takes a second.
+    seconds = itertools.count(NOW_S)  # The clock advances by a second with each call.
     verbs = verbs_on(cluster, lambda: next(seconds), journal=journal, epoch_s=EPOCH_S)
     with capture_logs() as logs:
         verbs.filter(json.dumps(offer(pod("p", "8Gi"), "n")).encode())

@@ -1,5 +1,5 @@
-"""Checks that a group of pods either reaches its minimum or holds no memory. The checks read only
-the store.
+"""Checks that a group of pods either reaches its minimum or holds no memory. The checks use only
+the content of the store.
 """
 
 import asyncio
@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.examples import examples
 from tests.scheduler.group_world import DEADLINE_S, Extender, Gang, GroupWorld, Shape
 
-#: Longer than the holds of a rejected group.
+#: Seconds after which the holds of a rejected group have ended.
 AFTER_S = 0.3
-#: Longer than the holds of a group of the Coscheduling plugin that kube-scheduler itself rejects.
+#: Seconds after which the holds of a Coscheduling group have ended, if kube-scheduler itself
+#: rejected the group.
 AFTER_PLUGIN_S = 5.1
 
 NewWorld = Callable[..., GroupWorld]
@@ -82,8 +83,9 @@ def test_a_group_larger_than_the_cluster_takes_no_memory_from_single_pods(world:
 def test_no_pod_of_a_group_is_bound_if_one_loses_its_memory_before_its_bind(
     world: NewWorld,
 ) -> None:
-    """Another extender has given the memory to a pod of higher priority. The group is bound
-    later."""
+    """Another extender has given the memory to a pod with a higher priority. The group is bound
+    later.
+    """
     here, gang = world(halves(3), 2), Gang("g", [12] * 6, 6)
     here.create_gang(gang)
     here.create("rival", 24)
@@ -93,7 +95,7 @@ def test_no_pod_of_a_group_is_bound_if_one_loses_its_memory_before_its_bind(
     here.assumed.clear()
     assert here.run(here.schedule("rival", second))
     assert here.run(here.bind_all(chosen, first)) == 0
-    # The ledger has no reservation of the group any more, so another pod gets the rest.
+    # The group has no reservations any more, so another pod gets the rest of the memory.
     here.run(asyncio.sleep(AFTER_S))
     here.create("single", 24)
     assert here.run(here.schedule("single", first))
@@ -106,8 +108,9 @@ def test_no_pod_of_a_group_is_bound_if_one_loses_its_memory_before_its_bind(
 def test_the_coscheduling_plugin_may_let_pods_wait_longer_than_their_memory_is_held(
     world: NewWorld,
 ) -> None:
-    """For example, the last pod may be created late. If another pod has taken the memory meanwhile,
-    no pod of the group is bound."""
+    """For example, the last pod may be created late. If another pod has taken the memory in the
+    meantime, no pod of the group is bound.
+    """
     for rival in (False, True):
         here, gang = world(halves(3)), Gang("g", [12] * 6, 6, label=True)
         here.create_gang(gang)
@@ -147,8 +150,9 @@ def test_the_coscheduling_plugin_may_restart_a_group_with_another_pod(world: New
 def test_a_pod_whose_node_another_extender_chose_does_not_split_its_group(
     world: NewWorld,
 ) -> None:
-    """Its bind is called between the binds of the other pods. One of these has lost its memory, so
-    no pod is bound."""
+    """The bind of this pod is called between the binds of the other pods. Another pod of the group
+    has lost its memory, so no pod is bound.
+    """
     here, gang = world(halves(3), 2), Gang("g", [12] * 4, 4)
     here.create_gang(gang)
     first, second = here.extenders
@@ -163,8 +167,9 @@ def test_a_pod_whose_node_another_extender_chose_does_not_split_its_group(
 
 
 def test_a_group_is_bound_even_if_its_owner_prefers_a_node(world: NewWorld) -> None:
-    """kube-scheduler chooses that node, although memory is held on another one. So the first
-    attempt fails."""
+    """The first attempt fails, because kube-scheduler chooses the preferred node although memory is
+    held on another node.
+    """
     here, gang = world(halves(2)), Gang("g", [12] * 4, 4, prefers="n0")
     here.create_gang(gang)
     attempts = [here.run(here.schedule_gang(gang, here.extenders[0])) for _ in range(2)]
@@ -186,8 +191,9 @@ def test_a_missing_bind_delays_the_rest_of_its_group_by_half_of_its_time(world: 
 
 
 def test_a_slow_api_server_does_not_keep_a_group_from_being_bound(world: NewWorld) -> None:
-    """Reservations on one node take longer than kube-scheduler waits, so its pods are bound in the
-    next attempt."""
+    """Reservations on one node take longer than kube-scheduler waits, so the pods on this node are
+    bound in the next attempt.
+    """
     here, gang = world(halves(6)), Gang("g", [12] * 12, 12)
     here.create_gang(gang)
     here.stalls_s = [5]
@@ -222,7 +228,8 @@ def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
     world: NewWorld, seed: int
 ) -> None:
     """The next extender binds the rest of the group in the memory that the group had reserved. No
-    pod waits for memory that it has reserved itself."""
+    pod waits for memory that is reserved for itself.
+    """
     here, gang = world(halves(6), seed=seed), Gang("g", [12] * 12, 12)
     here.create_gang(gang)
     (first,) = here.extenders
@@ -247,8 +254,9 @@ def test_an_extender_killed_while_it_binds_a_group_loses_no_memory(
 def test_a_group_is_bound_completely_if_its_calls_go_to_two_extenders(
     world: NewWorld, seed: int
 ) -> None:
-    """Each extender holds memory only for the pods in its own calls. The ledger declines other
-    binds, which are retried."""
+    """Each extender holds memory only for the pods in its own calls. Other binds are declined and
+    retried.
+    """
     here, gang = world(halves(6), 2, seed), Gang("g", [12] * 12, 12)
     here.create_gang(gang)
 
@@ -278,8 +286,9 @@ def test_a_group_is_bound_completely_if_its_calls_go_to_two_extenders(
 
 @pytest.mark.parametrize("seed", range(8))
 def test_one_of_two_competing_groups_is_bound_completely(world: NewWorld, seed: int) -> None:
-    """Two schedulers, each with an extender, choose nodes for one group each and bind at the same
-    time. They try the groups again until one of the groups is bound."""
+    """Two schedulers, each with its own extender, choose nodes for one group each and bind at the
+    same time. They retry the groups until one group is bound.
+    """
     here = world(halves(3), 2, seed)
     gangs = [Gang(name, [12] * 6, 6) for name in ("g", "h")]
     for gang in gangs:
@@ -308,16 +317,14 @@ def test_one_of_two_competing_groups_is_bound_completely(world: NewWorld, seed: 
 
 
 def test_fifty_concurrent_groups_are_bound_completely_or_not_at_all(world: NewWorld) -> None:
-    """All groups that fit are bound completely, in one attempt each. The other groups hold no
-    memory.
-    """
+    """Each group that fits is bound completely in one attempt. The other groups hold no memory."""
     here = world(halves(40))
     gangs = [Gang(f"g{i}", [12] * 2, 2) for i in range(50)]
     for gang in gangs:
         here.create_gang(gang)
 
     async def all_of_them() -> None:
-        # kube-scheduler chooses nodes for the next group while the binds of the last one run.
+        # kube-scheduler chooses nodes for the next group while the binds of the last group run.
         binds = []
         for gang in gangs:
             chosen = await here.cycle(gang, here.extenders[0], pause_s=0.3)
@@ -355,8 +362,9 @@ def test_random_groups_are_bound_to_their_minimum_or_not_at_all(
     extenders: int,
     chance: random.Random,
 ) -> None:
-    """Clusters and groups are random. One or two schedulers, each with an extender, also place and
-    delete single pods in between."""
+    """Clusters and groups are random. One or two schedulers, each with its own extender, also place
+    and delete single pods in between.
+    """
     here = GroupWorld(shapes, extenders, chance.randrange(1 << 30))
     gangs = [
         Gang(f"g{i}", sizes, min(minimum, len(sizes)), gpus, label=label)
@@ -381,7 +389,7 @@ def test_random_groups_are_bound_to_their_minimum_or_not_at_all(
 
 
 async def step(here: GroupWorld, gangs: Sequence[Gang], turn: int, chance: random.Random) -> None:
-    """Let each scheduler try a group or a single pod at the same time."""
+    """Let all schedulers try a group or a single pod at the same time."""
 
     async def one(index: int) -> None:
         by = here.extenders[index]
@@ -393,7 +401,7 @@ async def step(here: GroupWorld, gangs: Sequence[Gang], turn: int, chance: rando
             here.create(f"s{turn}-{index}", chance.choice([4, 12, 24]))
             await here.schedule(f"s{turn}-{index}", by)
 
-    # A group is scheduled by one scheduler at a time.
+    # Only one scheduler schedules a group at a time.
     if len(here.extenders) > 1 and len(gangs) < 2:
         await one(0)
     else:
@@ -401,7 +409,7 @@ async def step(here: GroupWorld, gangs: Sequence[Gang], turn: int, chance: rando
 
 
 def single_pod_fits(here: GroupWorld, name: str, chance: random.Random) -> None:
-    """Assert that a pod without a group is placed if it fits, and delete it."""
+    """Check that a pod without a group is placed if it fits, and delete the pod."""
     free = max(here.free(node) for node in here.shapes)
     if free < 1:
         return

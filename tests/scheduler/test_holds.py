@@ -1,4 +1,4 @@
-"""Checks that filter holds memory for expected binds, and that cached results for a kind of pods
+"""Checks that filter holds memory for expected binds, and that cached results for similar pods
 equal new computations.
 """
 
@@ -41,7 +41,7 @@ from tests.examples import examples
 BIND_FOLLOWS_WITHIN_S = 0.25
 
 FULL = Reason.HELD
-#: The wall time at which the monotonic clock of these tests was 0.
+#: Time on the wall clock when the monotonic clock of these tests was 0.
 EPOCH_S = 1_795_219_200.0 - NOW_S
 SIZES = st.sampled_from(["4Gi", "8Gi", "12Gi", "50%", "a=8Gi"])
 
@@ -65,7 +65,9 @@ def asked(
     now_s: float = NOW_S,
     held: HeldMemory | None = None,
 ) -> Reason | None:
-    """Return the reason why the pod is rejected on the only node, on which it would fit alone."""
+    """Return the reason why the pod is rejected on the only node. Without held memory, the pod
+    would fit.
+    """
     held = held or HeldMemory(state.cluster)
     codes, snap = np.zeros(1, np.int8), state.cluster.snapshot()
     held.reject_nodes(who, wanted(state, who), np.zeros(1, np.int64), codes, snap, now_s)
@@ -105,7 +107,7 @@ def test_equal_pods_on_an_unchanged_node_are_checked_once() -> None:
             state.parts.calls.assumed.assume(who, wanted(state, who), "n", NOW_S)
         for number in range(3):
             asked(state, named("8Gi", f"q{number}"), held=held)
-        assert looked.call_count == 2  # next to one pod, then next to two
+        assert looked.call_count == 2  # first next to one pod, then next to two pods
         asked(state, named("9Gi", "another"), held=held)
         assert looked.call_count == 3
         state.apply([BindBegun(named("8Gi", "bound"), "n")])
@@ -117,7 +119,7 @@ def test_equal_pods_on_an_unchanged_node_are_checked_once() -> None:
 
 
 def test_each_further_pod_of_a_large_group_checks_only_the_last_chosen_node() -> None:
-    """The results for the other nodes are cached."""
+    """For the other nodes, results are cached."""
     state = ClusterWriter(Rules(), 90.0, EPOCH_S)
     names = [f"n{i}" for i in range(40)]
     for name in names:
@@ -204,7 +206,7 @@ MEMBERS = (member, core_member, replica)
 
 
 class Calls:
-    """Makes kube-scheduler's calls for pods of 8 GiB, on one device of 24 GiB."""
+    """Makes kube-scheduler's calls for 8 GiB pods, on a cluster with one 24 GiB device."""
 
     def __init__(self) -> None:
         self.state = cluster(gpunode(shared("A")))
@@ -228,7 +230,7 @@ class Calls:
 def test_the_memory_of_a_group_is_held_until_its_last_pod_has_a_node(
     make: Callable[..., Pod],
 ) -> None:
-    """The total time does not matter. Single pods are bound at once."""
+    """The memory is held however long this takes. Single pods are bound immediately."""
     single, grouped = Calls(), Calls()
     for at, uid in enumerate(("first", "second", "third")):
         now_s = NOW_S + 4 * at
@@ -258,7 +260,7 @@ def test_a_rejection_ends_the_holds_of_a_group_until_it_is_tried_again(
 def test_a_rejection_because_of_its_own_group_does_not_requeue_a_pod(
     make: Callable[..., Pod],
 ) -> None:
-    """Otherwise the pod would be requeued again and again although no memory is freed."""
+    """Otherwise, the pod would be requeued repeatedly although no memory is freed."""
     calls = Calls()
     calls.filter(make("16Gi", "first"), NOW_S)
     for who, may_change in ((make("16Gi", "second"), False), (named("16Gi", "single"), True)):
@@ -282,7 +284,7 @@ def test_holds_last_after_a_rejection_while_other_pods_of_the_group_are_tried() 
 
 
 def test_a_new_attempt_of_a_group_releases_the_memory_held_for_all_its_pods() -> None:
-    """For example, another plugin has rejected the group. Its pods can then get other nodes."""
+    """For example, if another plugin has rejected the group, its pods can get other nodes."""
     calls = Calls()
     for uid in ("first", "second", "third"):
         assert calls.filter(core_member("8Gi", uid), NOW_S) is None
@@ -296,7 +298,9 @@ def test_a_new_attempt_of_a_group_releases_the_memory_held_for_all_its_pods() ->
 def test_pods_with_a_node_keep_their_holds_while_another_pod_of_the_group_is_retried(
     make: Callable[..., Pod],
 ) -> None:
-    """The Coscheduling plugin and kube-scheduler 1.35 bind all of them once that pod has a node."""
+    """The Coscheduling plugin and kube-scheduler 1.35 bind all pods of the group once this pod has
+    a node.
+    """
     calls = Calls()
     for uid in ("first", "second"):
         assert calls.filter(make("8Gi", uid), NOW_S) is None
@@ -308,8 +312,9 @@ def test_pods_with_a_node_keep_their_holds_while_another_pod_of_the_group_is_ret
 
 
 def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() -> None:
-    """There is enough memory for both pods, so a pod that does not start alone is offered the
-    device."""
+    """A pod that does not start alone gets the device, because there is enough memory for both
+    pods.
+    """
     state = cluster(gpunode(shared("A")))
     annotations = {"headroom.gpu/startup": "alone"}
     first = pod("4Gi", uid="first", annotations=annotations)
@@ -320,7 +325,7 @@ def test_a_pod_that_starts_alone_is_not_offered_the_device_of_an_assumed_bind() 
     state.apply([BindBegun(first, "n")])
     assert state.cluster.holds.binding_to("n")["first"].phase == "starting"
     state.parts.calls.assumed.forget("first")
-    assert asked(state, second) is None  # The snapshot has it.
+    assert asked(state, second) is None  # The snapshot contains the bind.
     row = np.zeros(1, np.int64)
     verdict = fit(wanted(state, second), state.cluster.snapshot(), row, NOW_S)
     assert verdict.reason(0) is Reason.OTHER_STARTING

@@ -1,4 +1,4 @@
-"""Checks that no malformed body makes the server crash, hang, show internals or place a pod
+"""Checks that malformed bodies cannot make the server crash, hang, show internals or place a pod
 wrongly.
 """
 
@@ -70,8 +70,9 @@ NOT_OFFERS = [
 
 
 def error_of(reply: Reply) -> str:
-    """Return the error of an answer: the field Error of a 200 if the verb has this field, otherwise
-    the text of a 400."""
+    """Return the error in a response. It is the field Error of a response with status 200, or the
+    text of a response with status 400 if the verb has no such field.
+    """
     text = reply.body.decode()
     assert "Traceback" not in text
     assert "%" not in text
@@ -89,7 +90,7 @@ def test_a_body_without_nodes_is_rejected_with_the_reason(
     reply = server.post(f"/{verb}", body)
     too_large = len(body) > 16 << 20
     assert reply.status == (200 if verb == "filter" else 413 if too_large else 400)
-    if too_large:  # The limit and its setting.
+    if too_large:  # The error names the limit and its setting.
         assert "body is larger than 16Mi" in error_of(reply)
         assert "max_body" in error_of(reply)
     error = error_of(reply)

@@ -1,9 +1,8 @@
-"""Checks in a thousand random clusters that no pod is evicted if it could have stayed, or if the
-preemptor does not fit afterwards.
+"""Checks in a thousand random clusters that pods are evicted only if they could not have stayed,
+and only if the preemptor fits afterwards.
 
-The test simulates the known behaviour of kube-scheduler. It rejects nodes by counts, proposes the
-victims that its counts require, takes the best of the returned nodes, evicts the victims, and tries
-the pod again.
+The test simulates kube-scheduler, which rejects nodes by its counts, proposes the victims that its
+counts require, chooses the best of the returned nodes, evicts the victims, and tries the pod again.
 """
 
 import json
@@ -36,7 +35,7 @@ Layout = dict[str, list[list[On]]]
 
 
 class Full(World):
-    """One extender with this layout. The memory of deleted pods is free."""
+    """A cluster with this layout and one extender. The memory of deleted pods is free."""
 
     def __init__(self, layout: Layout, plugin: Plugin) -> None:
         super().__init__()
@@ -63,8 +62,9 @@ def pods_on(devices: list[list[On]]) -> list[On]:
 
 
 def counts_allow(devices: list[list[On]], gib: int, mirrored: bool) -> bool:
-    """Return whether a pod fits by the resources that kube-scheduler counts: free replicas and, if
-    mirrored, the memory of the whole node."""
+    """Return whether a pod fits according to kube-scheduler, which counts free replicas and, if
+    ``mirrored`` is true, the memory of the whole node.
+    """
     on = pods_on(devices)
     memory = not mirrored or sum(each.gib for each in on) + gib <= 24 * len(devices)
     return len(on) < REPLICAS * len(devices) and memory
@@ -75,8 +75,9 @@ def without(devices: list[list[On]], uids: set[str]) -> list[list[On]]:
 
 
 def proposed(devices: list[list[On]], gib: int, priority: int, mirrored: bool) -> list[str] | None:
-    """Return the victims that kube-scheduler proposes: it removes all pods of lower priority, and
-    then reprieves the most important ones as long as the counts allow it."""
+    """Return the victims that kube-scheduler proposes. It removes all pods of lower priority, and
+    then reprieves the most important pods as long as its counts allow it.
+    """
     lower = sorted(
         (on for on in pods_on(devices) if on.priority < priority), key=lambda on: -on.priority
     )
@@ -107,8 +108,9 @@ def drawn(random_: random.Random) -> Layout:
 
 
 def taken(answer: dict[str, Any], priority_of: dict[str, int]) -> str:
-    """Return the node that kube-scheduler takes. It assumes that the first victim has the highest
-    priority. All pods have started at the same time."""
+    """Return the node that kube-scheduler chooses. It assumes that the first victim has the highest
+    priority. All pods started at the same time.
+    """
 
     def rank(node: str) -> tuple[int, int, int, int]:
         uids = [each["UID"] for each in answer[node]["Pods"]]
@@ -130,7 +132,9 @@ def newcomer(gib: int, priority: int, mirrored: bool) -> dict[str, Any]:
 
 
 def play(seed: int) -> tuple[int, bool]:
-    """Return how many pods were evicted, and whether the preemptor fitted afterwards."""
+    """Play a random cluster. Return the number of evicted pods, and whether the preemptor fits
+    afterwards.
+    """
     random_ = random.Random(seed)
     layout, plugin = drawn(random_), random_.choice(PLUGINS)
     mirrored = random_.random() < 0.3
@@ -156,7 +160,7 @@ def play(seed: int) -> tuple[int, bool]:
     assert all(priority_of[uid] < priority for uid in uids)
     after = {**layout, node: without(layout[node], uids)}
     assert counts_allow(after[node], gib, mirrored), "kube-scheduler's own filters reject it"
-    # An evicted pod that could have stayed is also needless. This is checked for some of the cases.
+    # In some of the cases, also check that no evicted pod could have stayed.
     for uid in uids if seed % 5 == 0 else ():
         kept = without(layout[node], uids - {uid})
         enough = counts_allow(kept, gib, mirrored)
@@ -170,15 +174,16 @@ def test_no_pod_is_evicted_needlessly_in_a_thousand_clusters() -> None:
         played = {seed: play(seed) for seed in range(SCENARIOS)}
     in_vain = [seed for seed, (evicted, fits) in played.items() if evicted and not fits]
     assert in_vain == []
-    # Needless evictions would be possible in these clusters.
+    # Evictions occur in many clusters, so the check above is not empty.
     assert sum(evicted > 0 for evicted, _ in played.values()) > SCENARIOS / 3
 
 
 def best_by_trying_all(
     devices: list[list[On]], shown: dict[str, Any], gib: int, mirrored: bool, plugin: Plugin
 ) -> tuple[int, int, int] | None:
-    """Return (highest priority, sum, number) of the best set of victims. Each set is tried on a
-    node without its pods."""
+    """Return the highest priority, the sum of priorities and the size of the best set of victims.
+    Each set is tried on a node without the pods in the set.
+    """
     lower = [on for on in pods_on(devices) if on.priority < shown["spec"]["priority"]]
     found: list[tuple[int, int, int]] = []
     for size in range(1, len(lower) + 1):

@@ -41,7 +41,7 @@ def test_a_node_rejected_in_the_same_cycle_is_added(world: Full) -> None:
     assert world.fitting(shown, ["small"]) == []
     answer = world.preempted(shown, {"full": ["a"]})
     assert uids(answer) == {"small": ["b"], "full": ["a"]}
-    # If the rejection was long ago, or of another version of the pod, the node may be full by now.
+    # The node may be full by now if the rejection is old or was for another version of the pod.
     assert uids(world.preempted(important("new", "22Gi", version="2"), {"full": ["a"]})) == {
         "full": ["a"]
     }
@@ -57,7 +57,7 @@ def test_the_node_is_held_for_the_preemptor_after_the_answer(world: Full) -> Non
     assert world.fitting(equal, ["full"]) == []
     rejected = world.journal.of_uid("uid-equal")
     assert rejected is not None
-    assert not rejected.sure  # The preemptor is requeued when the hold ends.
+    assert not rejected.sure  # The preemptor is requeued after the hold ends.
     assert world.fitting(higher, ["full"]) == ["full"]
     assert world.fitting(shown, ["full"]) == []
     # The node is not given to another preemptor either.
@@ -88,7 +88,7 @@ def test_preemptions_are_recorded_with_their_reasons(world: Full) -> None:
         "not node full, where 1 pod would leave: a victim of higher priority",
     ]
     assert world.journal.preempted_for("uid-new") == ("uid-new.1", part)
-    # If no pod has to leave, that is recorded as well.
+    # A decision without victims is also recorded.
     world.preempted(important("huge", "90Gi"), {"full": ["a"]})
     record = world.journal.records.of_id("uid-huge.1")
     assert record is not None

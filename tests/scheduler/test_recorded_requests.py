@@ -1,5 +1,5 @@
-"""Checks that requests of real kube-schedulers are answered in their format, with offered nodes
-only.
+"""Checks that requests of real kube-schedulers are answered in their format, and only with offered
+nodes.
 """
 
 import gzip
@@ -29,7 +29,9 @@ def server() -> Iterator[Server]:
 
 
 def recorded(path: Path) -> tuple[str, dict[str, str], bytes, dict[str, Any]]:
-    """Return (path, headers, the body as bytes, the decoded body)."""
+    """Return the path, the headers, the body as bytes, and the decoded body of a recorded
+    request.
+    """
     request = json.loads(gzip.decompress(path.read_bytes()))
     first, *lines = request["request_line_and_headers"]
     skipped = ("Host", "Content-Length")
@@ -72,7 +74,7 @@ def test_filter_passes_or_rejects_each_offered_node(server: Server, path: Path) 
     names = offered_names(body)
     rejected = answer["FailedAndUnresolvableNodes"]
     if body["NodeNames"] is None:
-        # Whole nodes are returned unchanged, because kube-scheduler reads only Nodes in this form.
+        # Complete nodes are returned unchanged, because kube-scheduler then reads only Nodes.
         assert answer["NodeNames"] is None
         passed = [node["metadata"]["name"] for node in answer["Nodes"]["items"]]
         by_name = {node["metadata"]["name"]: node for node in body["Nodes"]["items"]}
@@ -104,7 +106,7 @@ def test_bind_binds_to_the_given_node(server: Server, path: Path) -> None:
     pods = server.get(f"/v1/explain/pods/default/{body['PodName']}").json()
     assert pods["bound_to"] == body["Node"]
     assert pods["uid"] == body["PodUID"]
-    # kube-scheduler calls bind again after a lost answer, and gets an equal answer.
+    # If a response is lost, kube-scheduler calls bind again and gets the same response.
     assert send(server, path)[1].json() == {"Error": ""}
 
 

@@ -27,9 +27,10 @@ MOST_BACK_OFF_S = 30.0
 
 
 class Queue:
-    """Backs off like kube-scheduler 1.36 without SchedulerPopFromBackoffQ, while pods change all
-    the time (pkg/scheduler/backend/queue). Once a second, it tries all pods whose back-off has
-    ended."""
+    """Simulates the queue of kube-scheduler 1.36 without SchedulerPopFromBackoffQ
+    (pkg/scheduler/backend/queue), while pods change continuously. Once a second, all pods whose
+    back-off has ended are tried.
+    """
 
     def __init__(self, pods: int, pace: RetrySpreader | None) -> None:
         self._pace = pace
@@ -40,7 +41,7 @@ class Queue:
         self.errors = 0
 
     def play(self, seconds: int) -> None:
-        """Continue the simulation for this time."""
+        """Continue the simulation for ``seconds``."""
         begun = len(self.tried)
         now_s = float(begun)
         for second in range(begun, begun + seconds):
@@ -53,7 +54,7 @@ class Queue:
                 now_s += TRY_S
 
     def _try(self, pod: str, now_s: float) -> float:
-        """Try the pod, and return its back-off in seconds."""
+        """Try the pod. Return its back-off in seconds."""
         if self._pace is None or self._pace.reject(pod, now_s):
             self._rejected[pod] += 1
             self._errors[pod] = 0
@@ -112,7 +113,7 @@ def test_rejections_are_remembered_for_40_s(pause_s: float, all_rejected: bool) 
 
 
 def test_a_scheduler_without_back_off_gets_the_reason_with_each_rejection() -> None:
-    """Otherwise autoscalers would rarely see that the pod is unschedulable."""
+    """Otherwise, autoscalers would rarely see that the pod is unschedulable."""
     pace, dice = RetrySpreader(), random.Random(7)
     for turn in range(2000):
         assert pace.reject(f"pod-{dice.randrange(20)}", 0.01 * turn)
@@ -125,7 +126,7 @@ def test_filter_answers_many_pods_with_errors_and_preemptors_with_the_reason() -
     crowd[-1]["status"]["nominatedNodeName"] = "full"
 
     def asked(shown: dict[str, Any]) -> str:
-        """Return the Error, or an empty string if the pod is rejected."""
+        """Call filter. Return the Error, or an empty string if the pod is rejected on each node."""
         answer = json.loads(calls.filter(json.dumps(offer(shown, "full")).encode()))
         assert not answer["NodeNames"]
         assert bool(answer["Error"]) is not bool(answer["FailedAndUnresolvableNodes"])

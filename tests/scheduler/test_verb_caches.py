@@ -1,4 +1,4 @@
-"""Checks that caches of the verbs change no answer."""
+"""Checks that the caches of the verbs do not change responses."""
 
 import json
 from datetime import datetime
@@ -17,14 +17,15 @@ from tests.examples import examples
 from tests.scheduler.verbs_on import verbs_on
 from tests.serving import pod
 
-#: Makes the reports of the builders current.
+#: Time on the wall clock when the monotonic clock was 0. It makes the reports of the builders
+#: current.
 EPOCH_S = datetime.fromisoformat(STAMP).timestamp() - NOW_S
 NAMES = ["a", "b", "c", "d", "gpu-a100-0001"]
 names = st.sampled_from(NAMES)
 
 
 class Calls(RuleBasedStateMachine):
-    """Changes nodes between calls of filter and prioritize, which may come in any order."""
+    """Changes nodes between calls of filter and prioritize. The order is random."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -61,8 +62,9 @@ class Calls(RuleBasedStateMachine):
 
     @rule(vram=st.sampled_from(["1Gi", "12Gi", "25%"]), data=st.data())
     def filter_for_the_best(self, vram: str, data: st.DataObject) -> None:
-        """Offer all names, or other names with as many bytes. Without spaces, filter does not
-        decode them."""
+        """Offer all nodes, or names with the same number of bytes. Filter does not decode a body
+        without spaces whose names have this length.
+        """
         offered = data.draw(st.permutations(list(self.state.cluster.snapshot().names)))
         has_new = bool(offered) and data.draw(st.booleans())
         if has_new:
@@ -83,8 +85,9 @@ class Calls(RuleBasedStateMachine):
             assert recorded(one) == recorded(other)
 
     def both(self, verb: str, vram: str, offered: list[str]) -> Any:
-        """Return the answer of these verbs, and assert that verbs with empty caches return an equal
-        answer."""
+        """Return the response of a verb. Check that a verb with empty caches returns the same
+        response.
+        """
         args = {"Pod": pod("p", vram), "Nodes": None, "NodeNames": offered}
         body = json.dumps(args, separators=(",", ":")).encode()
         remembered = getattr(self.verbs, verb)(body)
@@ -109,13 +112,15 @@ def test_rows_that_moved_since_filter_are_found_again() -> None:
         calls.report(name, 0)
     calls.filter("1Gi", ["a", "b", "c"])
     assert calls.last == ["a", "b", "c"]
-    calls.lose("a")  # The last node takes over its row.
+    calls.lose("a")  # The last node gets the row of a.
     calls.report("c", 20)
     calls.prioritize_what_passed("1Gi")
 
 
 def test_demand_counts_only_the_classes_of_nodes_that_were_offered() -> None:
-    """The names are as long as those of all nodes, so filter first guesses that all are offered."""
+    """Filter first guesses that all nodes are offered, because the offered names have the length of
+    all names.
+    """
     state = ClusterWriter(Rules(), 1e9, EPOCH_S)
     for name, gib in (("aa", 24), ("bb", 80), ("cc", 80)):
         report = gpunode(shared(name, memory_bytes=gib * GIB), name=name)

@@ -1,4 +1,4 @@
-"""Calls the verbs over HTTP as kube-scheduler does, until the pod is bound."""
+"""Tests the verbs over HTTP, called as kube-scheduler calls them until the pod is bound."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -67,14 +67,14 @@ def test_bind_checks_again_if_another_filter_call_came_first(server: Server) -> 
 
 
 def test_filter_holds_memory_for_the_pod_that_is_bound_next(server: Server) -> None:
-    """The hold lasts only a quarter of a second, so a busy machine may need several tries."""
+    """A busy machine may need several tries, because the hold lasts only a quarter of a second."""
     first, second = pod("first", "16Gi"), pod("second", "16Gi")
 
     def one_after_the_other() -> tuple[list[str], list[str]]:
         return passed(server, first, "shared"), passed(server, second, "shared", "large")
 
     eventually(lambda: one_after_the_other() == (["shared"], ["large"]))
-    # Its own memory does not count against it.
+    # The memory that is held for a pod does not count against this pod.
     assert passed(server, first, "shared") == ["shared"]
     assert passed(server, first, "unknown-node") == []
     assert passed(server, second, "shared") == ["shared"]  # The first bind is no longer expected.
@@ -124,7 +124,9 @@ def test_whole_nodes_that_pass_are_returned_unchanged(server: Server) -> None:
 
 
 def template(name: str, **labels: str) -> dict[str, Any]:
-    """Return an autoscaler's template of a node with two L4, each shared by four pods."""
+    """Return an autoscaler's template for a node with two L4 GPUs, each of which four pods can
+    share.
+    """
     written = {
         "count": "2",
         "replicas": "4",
@@ -203,7 +205,7 @@ def test_an_unreadable_template_stays_unknown(server: Server) -> None:
 def test_concurrent_binds_never_reserve_more_memory_than_a_device_has(server: Server) -> None:
     pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
     for shown in pods:
-        assert passed(server, shown, "large", "pair")  # Which pods fit is not known yet.
+        assert passed(server, shown, "large", "pair")  # Prioritize has not run yet.
     with ThreadPoolExecutor(24) as pool:
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
     assert errors.count("") == 4  # There is memory for 8 pods, but the plugin has 4 replicas.
@@ -234,11 +236,11 @@ def test_a_pod_without_a_gpu_prefers_full_nodes_and_is_not_recorded(
     assert result("unknown-node", "large") == [{"Host": "large", "Score": 10}]
     assert result("unknown-node", "or-that") == []
     passed(server, holder, "large")
-    # This leaves 50 of 80 GiB. Node pair has 48 GiB free.
+    # Node large then has 50 of 80 GiB free, and node pair has 48 GiB free.
     assert bind(server, holder, "large") == ""
     assert result("large", "pair", "whole") == [{"Host": "pair", "Score": 10}]
     before = {name: devices(server, name) for name in ("shared", "pair")}
-    # No bind is expected and no decision is recorded, because Headroom does not manage this pod.
+    # Headroom does not manage this pod, so it expects no bind and records no decision.
     assert passed(server, pod("next", "24Gi"), "shared") == ["shared"]
     assert server.get("/v1/explain/pods/default/plain").status == 404
     # Memory is held for the pod that filter passed, until its bind is no longer expected.
@@ -384,7 +386,7 @@ def test_preempt_keeps_only_nodes_that_the_victims_would_free(server: Server) ->
     offered = {"shared": victims("uid-holder"), "pair": victims("uid-other")}
     assert preempted(server, shown, **offered).keys() == {"shared"}
     assert preempted(server, shown, pair=victims("uid-other")) == {"pair": ["uid-other"]}
-    # The victim that kube-scheduler proposed does not help, and one that does is added.
+    # The victim that kube-scheduler proposed does not help, so a victim that helps is added.
     assert preempted(server, shown, shared=victims("uid-other"), gone=victims("x")) == {
         "shared": ["uid-holder", "uid-other"]
     }
@@ -392,7 +394,7 @@ def test_preempt_keeps_only_nodes_that_the_victims_would_free(server: Server) ->
         "pair": ["uid-other"]
     }
     assert preempted(server, important("large", "90Gi"), **offered) == {}
-    # Victims may also be sent as whole pods. The answer has uids.
+    # Victims can also be sent as complete pods. The response has UIDs.
     whole = {"shared": {"Pods": [holder], "NumPDBViolations": 0}}
     args = {"Pod": important("another", "22Gi", 6), "NodeNameToVictims": whole}
     assert server.post("/preempt", args).json() == {

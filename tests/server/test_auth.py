@@ -33,8 +33,8 @@ EXPLAIN = "/v1/explain/pods/ml/p"
 
 @dataclass
 class Played:
-    """Accepts tokens ``token-of-NAME`` and sessions ``session-of-NAME``, with the permissions of
-    each name.
+    """A fake API server that accepts tokens ``token-of-NAME`` and sessions ``session-of-NAME``.
+    Each name has its own permissions.
     """
 
     rights: dict[str, set[Permission]] = field(default_factory=dict)
@@ -155,7 +155,9 @@ def test_a_rejection_explains_how_to_authenticate(header: dict[str, str], why: s
 def test_permission_for_one_view_does_not_permit_another() -> None:
     world = GuardedApi(sre=NODES, author=OF_POD)
     assert world.get("/v1/nodes", "sre").status_code == 200
-    assert world.get(EXPLAIN, "author").status_code == 404  # Admitted, but there is no such pod.
+    assert (
+        world.get(EXPLAIN, "author").status_code == 404
+    )  # The reader is permitted, but the pod does not exist.
     rejected = world.get("/v1/nodes", "author")
     assert rejected.status_code == 403
     assert rejected.json()["detail"].startswith("author may not get path /v1/nodes; bind ")
@@ -176,7 +178,7 @@ def test_permission_for_one_view_does_not_permit_another() -> None:
 
 
 def test_a_session_takes_precedence_over_a_token_and_is_not_a_token() -> None:
-    """Otherwise a console could be tricked into confusing them."""
+    """Otherwise, a client could make a console confuse the two."""
     world = GuardedApi(sre=NODES)
 
     def get(**headers: str) -> int:
@@ -189,7 +191,7 @@ def test_a_session_takes_precedence_over_a_token_and_is_not_a_token() -> None:
     assert get(Headroom_Session="x", Authorization="Bearer token-of-sre") == 401
     assert get(Headroom_Session="token-of-sre") == 401
     assert get(Authorization="Bearer session-of-sre") == 401
-    # Headers in which other proxies name a user have no effect.
+    # Headers with which other proxies name a user have no effect.
     assert get(X_Remote_User="sre", X_Remote_Group="system:masters", Impersonate_User="sre") == 401
 
 
@@ -260,7 +262,7 @@ def test_requests_are_rejected_while_the_api_server_does_not_answer(
     assert answer.headers["retry-after"] == "5"
     assert "it did not answer a TokenReview" in answer.json()["detail"]
     world.reviews.fails = ""
-    assert world.get("/v1/nodes", "sre").status_code == 200  # No failure is cached.
+    assert world.get("/v1/nodes", "sre").status_code == 200  # The failure was not cached.
     assert [each for each in caplog.records if each.name == "asyncio" and each.exc_info] == []
 
 
@@ -293,7 +295,7 @@ def bearer(name: str) -> HTTPAuthorizationCredentials:
 
 
 class Slow(Played):
-    """Does not answer before the test allows it."""
+    """Reviews that return only when the test lets them."""
 
     def __init__(self) -> None:
         super().__init__({"sre": {NODES}})

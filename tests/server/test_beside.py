@@ -1,4 +1,4 @@
-"""Tests a port with its own thread."""
+"""Tests a port that is served by its own thread."""
 
 from pathlib import Path
 

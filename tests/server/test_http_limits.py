@@ -1,4 +1,4 @@
-"""Checks that clients that send too slowly, too much or nothing are disconnected."""
+"""Checks that the server disconnects clients that send too slowly, too much or nothing."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ HALF = b"POST /p HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{"
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
-    """The port of one server for many tests, because each server takes 0.1 s to end."""
+    """The port of a server that many tests share, because each server takes 0.1 s to end."""
     with served() as port:
         yield port
 
@@ -41,7 +41,7 @@ def served(protocol: type[LimitedProtocol] = LimitedProtocol, grace_s: int = 1) 
 
 
 class Counting(LimitedProtocol):
-    """Counts the requests that have begun to arrive."""
+    """A protocol that counts the requests that have begun to arrive."""
 
     begun = 0
 
@@ -56,7 +56,7 @@ def limited(**limits: float) -> type[Counting]:
 
 
 def everything(port: int, sent: bytes) -> bytes:
-    """Return all output of the server until it ends the connection."""
+    """Send bytes. Return all bytes that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S) as client:
         client.sendall(sent)
         answer = b""
@@ -196,7 +196,7 @@ def test_too_long_headers_are_rejected(port: int, sent: bytes) -> None:
 
 @pytest.mark.parametrize(("too_many", "status"), [(0, b"405"), (1, b"431")])
 def test_headers_may_have_exactly_the_limit(too_many: int, status: bytes) -> None:
-    others = b"Connection: close\r\nA: \r\n"  # 4 bytes for separators are counted with each.
+    others = b"Connection: close\r\nA: \r\n"  # Each header counts 4 bytes for separators.
     text = b"x" * (1000 - len(b"/p") - len(others) + too_many)
     sent = b"GET /p HTTP/1.1\r\n" + others.replace(b"A: ", b"A: " + text) + b"\r\n"
     with served(limited(max_header_bytes=1000)) as port:
@@ -220,7 +220,7 @@ def test_pipelined_requests_do_not_count_as_headers(port: int) -> None:
 
 
 def ended(*clients: socket.socket) -> bool:
-    """Return whether the server has ended any of these unanswered connections."""
+    """Return whether the server has closed any of these connections, which get no response."""
     return bool(select.select(clients, [], [], 0)[0])
 
 

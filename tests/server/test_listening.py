@@ -14,8 +14,8 @@ from tests.waiting import PATIENCE_S
 
 _V4, _V6 = "10.9.8.7", "fd00:9:8::7"
 
-#: Starts the agent's server and the ports of the extender, console and webhook with the shipped
-#: settings, and sends a request to each at each address.
+#: A program that starts the agent's server and the ports of the extender, console and webhook with
+#: the shipped settings, and sends a request to each port at each address.
 _IN_A_NETWORK = """
 import asyncio, http.client, json, sys, threading
 from pathlib import Path
@@ -146,7 +146,7 @@ def test_an_address_in_a_url_has_brackets_if_it_needs_them() -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::", "localhost"])
 def test_a_small_response_does_not_wait_for_an_acknowledgement(host: str) -> None:
-    """A client delays it by 40 ms, and a response is sent in two parts."""
+    """A response is sent in two parts, and a client delays its acknowledgement by 40 ms."""
     with listening_socket(host, 0, 1) as listening:
         with socket.create_connection(("localhost", listening.getsockname()[1])):
             connection, _ = listening.accept()

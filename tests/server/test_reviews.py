@@ -1,4 +1,6 @@
-"""Tests the console's reviews of a reader at the API server: requests, responses and failures."""
+"""Tests the requests, responses and failures of the reviews with which a console checks a
+reader.
+"""
 
 import base64
 import json
@@ -16,14 +18,14 @@ from tests.scripted import Answer, ScriptedServer, scripted_server
 
 ANN = User("ann", "u1", ("dev",), {"scopes": ["a"]})
 SECRET = "s" * 43
-#: 2026-11-20T12:00:00Z.
+#: 2026-11-20T12:00:00Z in seconds since 1970.
 NOW_S = 1795176000.0
-#: Fields that the API server wrote about the creator of a request.
+#: The fields about the creator that the API server writes into a request.
 OF_ANN = {"username": "ann", "uid": "u1", "groups": ["dev"], "extra": {"scopes": ["a"]}}
 
 
 def says(status: object) -> Answer:
-    """Answer with this status and the spec of the review."""
+    """Return a handler that answers a review with this status and the review's spec."""
     return lambda asked: asked.reply(200, json.loads(asked.body) | {"status": status})
 
 

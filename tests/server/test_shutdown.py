@@ -1,4 +1,4 @@
-"""Checks that no request fails because its client has not noticed the shutdown of the server."""
+"""Checks that requests do not fail if their client has not noticed the shutdown of the server."""
 
 import contextlib
 import socket
@@ -26,7 +26,9 @@ class QuickToClose(LimitedProtocol):
 
 @pytest.fixture(params=["HTTP", "HTTPS"])
 def served(request: pytest.FixtureRequest, tmp_path: Path, drain_s: float) -> Iterator[Served]:
-    """A client of a server, and a function that shuts the server down and waits."""
+    """Return a client of a server, and a function that shuts the server down and waits for
+    its end.
+    """
     app, tls, context = FastAPI(), None, None
 
     @app.get("/p")
@@ -50,7 +52,7 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, drain_s: float) -> It
 
 
 def connection_header(client: HTTPConnection) -> str | None:
-    """Send a request, over the client's connection if it has one."""
+    """Send a request over the client's connection. Return the header Connection of the response."""
     client.request("GET", "/p")
     answer = client.getresponse()
     assert (answer.status, answer.read()) == (200, b'"here"')
@@ -67,7 +69,7 @@ def refuses(port: int) -> bool:
 
 @pytest.mark.parametrize("drain_s", [PATIENCE_S])
 def test_a_request_during_shutdown_is_answered_with_connection_close(served: Served) -> None:
-    """For example, a call of the API server to a webhook that is upgraded."""
+    """An example is a call of the API server to a webhook that is being upgraded."""
     client, end = served
     assert connection_header(client) is None
     ending = threading.Thread(target=end)

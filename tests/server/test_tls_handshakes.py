@@ -1,4 +1,4 @@
-"""Checks that TLS handshakes are limited in time and number, and delay no other client."""
+"""Checks that TLS handshakes are limited in time and number, and do not delay other clients."""
 
 import asyncio
 import contextlib
@@ -59,7 +59,7 @@ def silent(port: int, count: int) -> Iterator[list[socket.socket]]:
 
 
 def dropped(clients: list[socket.socket]) -> list[int]:
-    """Return the numbers of the clients that the server has disconnected."""
+    """Return the indices of the clients that the server has disconnected."""
     ready, _, _ = select.select(clients, [], [], 0)
     return [number for number, client in enumerate(clients) if client in ready]
 
@@ -89,7 +89,7 @@ def test_a_port_shuts_down_during_handshakes(files: TlsFiles) -> None:
 def test_connections_are_accepted_again_after_a_failed_accept(
     monkeypatch: pytest.MonkeyPatch, files: TlsFiles
 ) -> None:
-    """For example, there were no free file descriptors for a moment."""
+    """An example of the failure is that the process temporarily has no free file descriptors."""
 
     class Taken(asyncio.Protocol):
         def connection_made(self, transport: Any) -> None:

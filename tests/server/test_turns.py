@@ -1,4 +1,4 @@
-"""Tests the turns of clients, which decide the order of their requests."""
+"""Tests the turns of clients, which determine the order of their requests."""
 
 import asyncio
 from collections.abc import Iterable
@@ -89,7 +89,7 @@ def test_a_client_that_disconnects_at_its_turn_passes_the_turn_on() -> None:
         async with turns.turn(A, "first"):
             waiting = [asyncio.create_task(request(name)) for name in ("leaves", "last")]
             await asyncio.sleep(0)
-        # The turn is granted, and its task has not run yet.
+        # The turn is granted, but its task has not run yet.
         waiting[0].cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
         return served

@@ -1,4 +1,4 @@
-"""Tests the rules about the memory of processes with made-up figures."""
+"""Tests the rules about the memory of processes with invented figures."""
 
 import os
 
@@ -7,11 +7,11 @@ import pytest
 from tests.soak.judge import MIB, Memory, findings, limits
 
 FLAT = [100.0] * 24
-#: Caches fill for ten hours.
+#: A process whose caches fill for ten hours.
 FILLING = [100.0 + min(hour, 10) for hour in range(24)]
-#: Grows by a third of a MiB per hour all day.
+#: A process that grows by a third of a MiB per hour during the whole day.
 LEAKING = [100.0 + hour / 3 for hour in range(24)]
-#: The allocator keeps 20 MiB after one hour of the second half.
+#: A process whose allocator keeps 20 MiB after one hour in the second half.
 ONE_PEAK = [100.0] * 18 + [120.0] + [100.0] * 5
 
 

@@ -1,8 +1,7 @@
-"""Runs a short day of churn, in which no process may grow with history. ``make soak`` runs a long
-day.
+"""Runs a short day of churn, in which no process may keep growing. ``make soak`` runs a long day.
 
-A second process of most components keeps data which it should discard, and gets the same inputs. So
-the same run shows that the judge works.
+Most components have a second process that gets the same inputs but keeps data that it should
+discard. This process shows that the check detects growth.
 """
 
 import pytest
@@ -17,7 +16,7 @@ from tests.soak.started import MUTANTS
 pytestmark = pytest.mark.slow
 
 HOURS = 12
-#: Few objects with long texts, so that a process that keeps them grows by MiB.
+#: Few objects with long strings, so that a process that keeps them grows by several MiB.
 SHORT = Amounts(
     nodes=3, owners=1, pods=2, agent_pods=1, agent_steps=4, requests=5, text_bytes=20_000
 )
@@ -27,15 +26,17 @@ def test_only_altered_processes_grow_with_history(
     request: pytest.FixtureRequest,
 ) -> None:
     capture = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled():  # The first build takes minutes.
+    with (
+        capture.global_and_fixture_disabled()
+    ):  # Show the progress, because the first build takes minutes.
         built("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-    # The journal is full after an hour.
+    # Limit the journal, so that it is full after an hour.
     with running(nodes=400, altered=[*MUTANTS], settings={"journal_decisions": 20}) as site:
         run_day(site, SHORT, HOURS)
         for line in table(site.memory, site.limits):
             request.node.user_properties.append(("measured", line))
         found = findings(site.memory, site.limits)
-        # The inputs arrived.
+        # The inputs have arrived.
         calls = HOURS * (SHORT.requests + 2 * SHORT.nodes)
         assert site.answered("extender verbs", 200) == calls
         assert site.answered("webhook", 200) == 2 * HOURS * SHORT.requests
