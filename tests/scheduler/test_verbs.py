@@ -205,7 +205,7 @@ def test_an_unreadable_template_stays_unknown(server: Server) -> None:
 def test_concurrent_binds_never_reserve_more_memory_than_a_device_has(server: Server) -> None:
     pods = [pod(f"burst-{i}", "10Gi") for i in range(24)]
     for shown in pods:
-        assert passed(server, shown, "large", "pair")  # Prioritize has not run yet.
+        assert passed(server, shown, "large", "pair")  # Nothing is reserved yet.
     with ThreadPoolExecutor(24) as pool:
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
     assert errors.count("") == 4  # There is memory for 8 pods, but the plugin has 4 replicas.
