@@ -20,7 +20,7 @@ as nothing.
 Another goal is that filter and prioritize together cost less than 10 % of kube-scheduler's CPU.
 Their CPU comes from ``headroom_verb_cpu_seconds_total`` while pods arrive together. This metric
 counts the extender's thread while it parses a call, and while it answers it. It does not see other
-costs, above all receiving the bytes and waking the task of the call. They are measured afterwards
+costs, above all receiving the bytes and starting the task of the call. They are measured afterwards
 and added: while kube-scheduler is down, calls of the same size are made, and the metric is
 subtracted from the CPU of the process."""
 
