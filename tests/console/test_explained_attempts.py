@@ -8,11 +8,14 @@ import msgspec
 import numpy as np
 import pytest
 
+from headroom.console.feed.feed import Feed
 from headroom.contract.decision import decision_id
 from headroom.contract.kube import Node, Pod
 from headroom.contract.reasons import Reason
-from headroom.contract.watched import NodeSeen
+from headroom.contract.watched import NodeSeen, PodGone, PodSeen
+from headroom.core.journal.decision_records import BindTried
 from headroom.core.journal.journal import Decision, NodeSets
+from headroom.kubectl.why import why
 from tests.builders import GIB, pod
 from tests.console.asking import WALL_S, Asked
 from tests.console.explained import WAITS, asked, explained, kinds, node
@@ -210,3 +213,43 @@ def test_decisions_about_an_earlier_pod_of_the_same_name_are_ignored() -> None:
     fleet = asked(*node("a", whole=20), waits=waiting_with(schedulerName="volcano"))
     body = record(fleet, "a", waits=earlier)
     assert (body["verdict"], body["last_decision"]) == ("other_scheduler", None)
+
+
+def test_a_deleted_pod_has_its_record_and_no_suggestions() -> None:
+    fleet = asked(*node("a", whole=20))
+    rejected = record(fleet, "a")
+    assert rejected["advice"]
+    fleet.writer.apply([PodGone(WAITS.metadata.uid)])
+    body = explained(fleet)
+    assert (body["verdict"], body["message"]) == ("deleted", "deleted before it was bound")
+    assert (body["advice"], body["nearest"], body["reasons"]) == ([], [], [])
+    attempts = body["attempts"]
+    assert isinstance(attempts, dict)
+    assert "it retries" not in attempts["message"]
+    assert attempts["again_by"] is None
+
+
+def test_a_deleted_pod_that_was_bound_says_where_it_was() -> None:
+    feed = Feed(lambda: WALL_S + 40, lambda: 1)
+    fleet = Asked(feed=feed)
+    fleet.writer.apply([*node("a", whole=20), PodSeen(WAITS)])
+    record(fleet, "a")
+    fleet.journal.note(WAITS, BindTried(WALL_S + 1, 1, "a", "bound", 0, ""), WALL_S + 1, "a")
+    fleet.writer.apply([PodGone(WAITS.metadata.uid)])
+    assert explained(fleet)["message"] == (
+        "deleted; it was bound to node a at 2026-11-21T00:00:01Z"
+    )
+    feed.publish("reservation_removed", node="a", uid=WAITS.metadata.uid)
+    lines = why(explained(fleet))
+    assert lines[0] == (
+        "Pod default/waits: deleted before 2026-11-21T00:00:40Z, when its reservation was "
+        "removed; it was bound to node a at 2026-11-21T00:00:01Z"
+    )
+    assert "Suggestions" not in lines
+    assert "  bind: bound to a, in 0.0 ms" in lines
+
+
+def test_a_pod_of_a_filter_call_that_the_watch_has_not_shown_yet_is_not_deleted() -> None:
+    fleet = asked(*node("a", whole=20), waits=pod("1Gi", uid="other", name="other"))
+    record(fleet, "a")
+    assert explained(fleet)["verdict"] == "rejected"

@@ -30,8 +30,13 @@ class AttemptsView(View):
     message: str
 
 
-def attempts_of(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView:
-    """Return the attempts of the last decision. ``nodes`` is the number of known nodes."""
+def attempts_of(
+    pod: Pod, last: DecisionView | None, nodes: int, deleted: bool = False
+) -> AttemptsView:
+    """Return the attempts of the last decision. ``nodes`` is the number of known nodes.
+
+    ``deleted`` is whether the pod no longer exists, so that no attempt follows.
+    """
     filtered = last.filter if last else None
     if last is None or filtered is None:
         return AttemptsView(
@@ -42,12 +47,12 @@ def attempts_of(pod: Pod, last: DecisionView | None, nodes: int) -> AttemptsView
             not_offered_nodes=None,
             again_by=None,
             message="the attempt that placed it is no longer on record"
-            if pod.node
+            if pod.node or deleted
             else _no_attempt(pod),
         )
     not_offered = max(0, nodes - filtered.offered)
     again_by = None
-    if not pod.node and not filtered.fits:
+    if not pod.node and not filtered.fits and not deleted:
         flushed_at = datetime.fromisoformat(filtered.at) + FLUSHED_AFTER
         again_by = flushed_at.isoformat(timespec="milliseconds")
     return AttemptsView(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Annotated
 
 import numpy as np
@@ -49,6 +50,7 @@ from headroom.console.views.requested_pods import pod_named
 from headroom.console.views.score_bodies import NearestView, nearest_view
 from headroom.contract.annotations import PREFIX
 from headroom.contract.kube import Pod
+from headroom.core.overuse.victims import moment
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.explain import Explanation, explain, verdict_digest
 from headroom.core.placement.fit import fit
@@ -62,6 +64,8 @@ from headroom.runtime.server.auth import Sees
 
 Namespace = Annotated[str, Path(examples=["default"])]
 PodName = Annotated[str, Path(examples=["trainer-0"])]
+#: Seconds after which a pod of a filter call is in the watch, if it still exists.
+WATCH_LAG_S = 10.0
 #: Number of the pod's latest decisions that are searched for a preemption.
 MAX_DECISIONS = 8
 
@@ -113,8 +117,8 @@ class ExplainBody(Body, Recomputed):
     """Whether its start keeps other pods waiting, and whether it has to wait when it starts again;
     null if it is not bound or does not start alone."""
     verdict: str
-    """"bound", "ended", "fits", "rejected", "gated" (scheduling gates), "other_scheduler" (the
-    scheduler of the pod does not call Headroom), "not_ours" (requests no managed GPU) or
+    """"bound", "ended", "deleted", "fits", "rejected", "gated" (scheduling gates), "other_scheduler"
+    (the scheduler of the pod does not call Headroom), "not_ours" (requests no managed GPU) or
     "unreadable"."""
     message: str
     request: list[AskView]
@@ -169,10 +173,15 @@ def explain_pod(
     sought = Sought(uid=pod.metadata.uid, offered_nodes=True)
     found, unanswered = decisions(context, sought, MAX_DECISIONS, sees)
     last, analysis = _last(found), None
-    if isinstance(request, VramRequest):
+    deleted = deletion_of(context, pod, found)
+    if isinstance(request, VramRequest) and not deleted:
         analysis = analysed(context, snap, pod, request, _offered(found))
     report = group_report(context.cluster, pod, context.seen_by(pod, snap), context.monotonic_s())
-    verdict, message = verdict_from(context, pod, request, analysis, last is not None)
+    verdict, message = (
+        ("deleted", deleted)
+        if deleted
+        else (verdict_from(context, pod, request, analysis, last is not None))
+    )
     annotations = pod.metadata.annotations or {}
     advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
     body = ExplainBody(
@@ -211,7 +220,7 @@ def explain_pod(
         nearest=[],
         suggestions=[each.sentence for each in advice],
         advice=list(map(_advice_view, advice)),
-        attempts=attempts_of(pod, last, len(snap.nodes)),
+        attempts=attempts_of(pod, last, len(snap.nodes), bool(deleted)),
         last_decision=last,
         unanswered=unanswered,
     )
@@ -219,8 +228,9 @@ def explain_pod(
         body.message += ", and uses more memory than it reserved"
     elif trouble := trouble_of(context.cluster, pod, sees):
         body.message += f"; {trouble}"
-    if analysis and isinstance(request, VramRequest):
+    if isinstance(request, VramRequest):
         body.request = list(map(ask_view, request.containers))
+    if analysis:
         body.fits = analysis.explanation.fits
         body.reasons = [reason_view(*pair) for pair in analysis.explanation.reasons]
         body.ineligible = [obstacle_view(*pair) for pair in analysis.candidates.obstacles]
@@ -275,6 +285,37 @@ def verdict_from(
     explanation = analysis.explanation if analysis else None
     candidates = analysis.candidates if analysis else None
     return verdict_of(pod, request, explanation, candidates, asked, context.schedulers())
+
+
+def deletion_of(context: Context, pod: Pod, found: Sequence[DecisionView]) -> str:
+    """Return the message for a deleted pod, or "" if the pod exists. ``found`` are its decisions.
+
+    A pod that is only known from a filter call may be newer than the watch.
+    """
+    uid = pod.metadata.uid
+    if context.cluster.pod(uid) is not None:
+        return ""
+    bound = next((each.bind for each in found if each.bind and each.bind.outcome == "bound"), None)
+    is_old = bool(found) and context.wall_s() - _unix_s(found[0].at) > WATCH_LAG_S
+    is_watched = any(True for _ in context.watches())
+    is_deleted = context.cluster.departures.seen(uid) is not None or bound is not None
+    if not is_deleted and not (is_watched and is_old):
+        return ""
+    message = "deleted"
+    if bound is None:
+        return f"{message} before it was bound"
+    removed = (
+        each
+        for each in context.feed.past()
+        if each.uid == uid and each.kind == "reservation_removed" and each.node == bound.node
+    )
+    if (last := next(removed, None)) is not None:
+        message += f" before {moment(last.at_s)}, when its reservation was removed"
+    return f"{message}; it was bound to node {bound.node} at {bound.at[:19]}Z"
+
+
+def _unix_s(stamp: str) -> float:
+    return datetime.fromisoformat(stamp).timestamp()
 
 
 def _node(snap: Snapshot, pod: Pod) -> Sequence[NodeTerms]:
