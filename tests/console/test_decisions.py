@@ -4,9 +4,13 @@ import pytest
 
 from headroom.console.feed.journals import Followed
 from headroom.console.views.decision_bodies import DecisionsBody
+from headroom.contract.annotations import PLACEMENT
+from headroom.contract.watched import PodSeen
 from headroom.core.journal.decision_records import BindTried, Filtered, Ranked
 from headroom.core.journal.journal import Journal
+from headroom.kubectl.why import why
 from headroom.runtime.follow.journal_stream import StateLine
+from tests.builders import pod
 from tests.console.asking import WALL_S, Asked
 
 
@@ -123,3 +127,65 @@ def test_decisions_of_several_extenders_are_merged(asked: Asked) -> None:
     assert asked.get("/v1/decisions/uid-8.1").json()["decision"]["name"] == "only"
     asked.followed = []
     assert "uid-8.1" not in ids(asked)
+
+
+def torn(asked: Asked, uid: str = "uid-t", at_s: float = WALL_S) -> None:
+    """Record a rejected attempt, then a filter call and a bind of two versions of the pod."""
+    none = Filtered(at_s + 20, 400, 7, 2, 0, {1: 2}, ())
+    note(asked, f"{uid}.691", "t", none, at_s + 20)
+    note(asked, f"{uid}.693", "t", Filtered(at_s + 30, 8100, 8, 2, 2, {}, ()), at_s + 30)
+    ranked = Ranked(at_s + 30.1, 9000, 8, 2, "gpu-b")
+    note(asked, f"{uid}.693", "t", ranked, at_s + 30.1, "gpu-b")
+    bound = BindTried(at_s + 30.5, 392_600, "gpu-b", "bound", 0, "")
+    note(asked, f"{uid}.733", "t", bound, at_s + 30.5, "gpu-b")
+
+
+def test_a_bind_is_joined_with_the_filter_call_of_an_earlier_version_of_its_pod() -> None:
+    asked = Asked()
+    torn(asked)
+    assert ids(asked) == ["uid-t.733", "uid-t.691"]
+    for query in ("/v1/decisions", "/v1/decisions/uid-t.733"):
+        body = asked.get(query).json()
+        one = body["decision"] if "decision" in body else body["decisions"][0]
+        assert (one["filter"]["fits"], one["prioritize"]["winner"]) == (2, "gpu-b")
+        assert (one["bind"]["outcome"], one["filter_decision_id"]) == ("bound", "uid-t.693")
+    assert asked.get("/v1/decisions/uid-t.693").json()["decision"]["filter"]["fits"] == 2
+
+
+def test_a_bind_without_a_successful_filter_call_is_joined_with_none() -> None:
+    asked = Asked()
+    none = Filtered(WALL_S + 20, 400, 7, 2, 0, {1: 2}, ())
+    note(asked, "uid-t.691", "t", none, WALL_S + 20)
+    bound = BindTried(WALL_S + 30.5, 392_600, "gpu-b", "bound", 0, "")
+    note(asked, "uid-t.733", "t", bound, WALL_S + 30.5, "gpu-b")
+    assert ids(asked) == ["uid-t.733", "uid-t.691"]
+    assert asked.get("/v1/decisions/uid-t.733").json()["decision"]["filter"] is None
+
+
+def test_pages_are_full_although_decisions_are_joined() -> None:
+    asked = Asked()
+    for number in range(4):
+        torn(asked, f"uid-{number}", WALL_S + 100 * number)
+    assert len(ids(asked, "limit=3")) == 3
+    found = pages(asked, 3)
+    assert {each for each in found if each.endswith(".733")} == {f"uid-{n}.733" for n in range(4)}
+
+
+def test_why_has_the_attempt_that_placed_a_pod_whose_version_changed() -> None:
+    asked = Asked()
+    asked.add_node("gpu-b")
+    bound = pod("4Gi", uid="uid-t", name="t", node="gpu-b", annotations={PLACEMENT: "{}"})
+    asked.writer.apply([PodSeen(bound)])
+    torn(asked)
+    lines = why(asked.get("/v1/explain/pods/default/t").json())
+    assert not [each for each in lines if "no longer on record" in each]
+    assert "  filter: 2 of 2 nodes fit, in 8.1 ms" in lines
+    assert "  bind: bound to gpu-b, in 392.6 ms" in lines
+
+
+def test_why_says_that_a_pod_with_a_node_name_had_no_attempt() -> None:
+    asked = Asked()
+    asked.add_node("gpu-b")
+    asked.writer.apply([PodSeen(pod("4Gi", uid="uid-t", name="t", node="gpu-b"))])
+    message = asked.get("/v1/explain/pods/default/t").json()["attempts"]["message"]
+    assert message == "it was bound without Headroom: by spec.nodeName or by another scheduler"

@@ -5,6 +5,7 @@ from datetime import datetime, timedelta
 from headroom.console.responses import counted
 from headroom.console.view import View
 from headroom.console.views.decision_bodies import DecisionView, FilterView
+from headroom.contract.annotations import PLACEMENT
 from headroom.contract.kube import Pod
 from headroom.core.journal.journal import scheduler_of
 
@@ -46,9 +47,7 @@ def attempts_of(
             offered_nodes=None,
             not_offered_nodes=None,
             again_by=None,
-            message="the attempt that placed it is no longer on record"
-            if pod.node or deleted
-            else _no_attempt(pod),
+            message=_placed(pod) if pod.node or deleted else _no_attempt(pod),
         )
     not_offered = max(0, nodes - filtered.offered)
     again_by = None
@@ -64,6 +63,13 @@ def attempts_of(
         again_by=again_by,
         message=_last_attempt(filtered, not_offered, again_by),
     )
+
+
+def _placed(pod: Pod) -> str:
+    """Return why no attempt is on record for a pod that was placed."""
+    if pod.node and pod.annotation(PLACEMENT) is None:
+        return "it was bound without Headroom: by spec.nodeName or by another scheduler"
+    return "the attempt that placed it is no longer on record"
 
 
 def _no_attempt(pod: Pod) -> str:

@@ -136,6 +136,9 @@ class DecisionView(View):
     source: Literal["decision"] = "decision"
     """Recorded by the extenders that decided. Nothing is recomputed."""
     decision_id: str
+    filter_decision_id: str | None = None
+    """Id of the filter call, if the pod changed between filter and bind; otherwise null. ``filter``
+    and ``prioritize`` are from this decision."""
     namespace: str
     name: str
     uid: str
@@ -312,6 +315,41 @@ def merged(views: Iterable[DecisionView]) -> list[DecisionView]:
         other = by_id.get(view.decision_id)
         by_id[view.decision_id] = view if other is None else _joined(other, view)
     return sorted(by_id.values(), key=position, reverse=True)
+
+
+def joined_by_pod(
+    views: Iterable[DecisionView], filtered: Iterable[DecisionView]
+) -> list[DecisionView]:
+    """Join each bind that has no filter call with the last filter call of the pod before it.
+
+    The id of a decision has the version of the pod, which can change between filter and bind, for
+    example when a condition of its status is written. ``filtered`` are the decisions of these pods
+    that have a filter call and no bind. A joined decision is not listed by itself.
+    """
+    of_pod: dict[str, list[DecisionView]] = {}
+    for each in sorted(filtered, key=position):
+        of_pod.setdefault(each.uid, []).append(each)
+    found, gone = list[DecisionView](), set[str]()
+    for view in views:
+        before = None
+        if view.bind is not None and view.filter is None:
+            earlier = (each for each in of_pod.get(view.uid, ()) if led_to(each, view))
+            before = max(earlier, key=position, default=None)
+        if before is not None:
+            gone.add(before.decision_id)
+            view = _joined(before, view).model_copy(
+                update={"filter_decision_id": before.decision_id}
+            )
+        found.append(view)
+    return [each for each in found if each.decision_id not in gone]
+
+
+def led_to(filtered: DecisionView, bound: DecisionView) -> bool:
+    """Return whether the bind can be the result of the filter call."""
+    call, bind = filtered.filter, bound.bind
+    if call is None or bind is None or filtered.bind is not None:
+        return False
+    return call.at <= bind.at and (call.fits > 0 or call.observed_only)
 
 
 def position(view: DecisionView) -> tuple[str, str]:

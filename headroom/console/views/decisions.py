@@ -20,6 +20,7 @@ from headroom.console.views.decision_bodies import (
     Unanswered,
     WouldRejectView,
     decision_view,
+    joined_by_pod,
     merged,
     position,
     would_reject,
@@ -27,7 +28,7 @@ from headroom.console.views.decision_bodies import (
 from headroom.contract.reasons import Reason
 from headroom.core.journal.decision_records import Record
 from headroom.core.journal.journal import Journal
-from headroom.runtime.server.auth import Sees
+from headroom.runtime.server.auth import Sees, everything
 
 USUAL_PAGE = 100
 _UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -122,24 +123,52 @@ def decisions(
     Also return the extenders whose journal cannot be read now, because their decisions may be
     missing.
     """
-    found: list[DecisionView] = []
-    journals = list(context.journal.each())
+    journals, taken = list(context.journal.each()), limit
 
     def newest_s(decision_id: str) -> float:
         parts = [journal.records.of_id(decision_id) for _, journal in journals]
         return max(part.at_s for part in parts if part is not None)
 
-    for replica, journal in journals:
-        wanted = (
-            record
-            for record in journal.records.newest_first()
-            if sought.wants(record, newest_s(record.decision_id))
+    while True:
+        found, is_cut = list[DecisionView](), False
+        for replica, journal in journals:
+            wanted = (
+                record
+                for record in journal.records.newest_first()
+                if sought.wants(record, newest_s(record.decision_id))
+            )
+            some = [
+                decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
+                for record in islice(wanted, taken)
+            ]
+            is_cut |= len(some) == taken
+            found += some
+        views = with_filters(context, merged(found), sees, sought.offered_nodes)
+        if len(views) >= limit or not is_cut:
+            return views[:limit], unread_extenders(context)
+        taken *= 2  # a joined decision takes the place of two
+
+
+def with_filters(
+    context: Context, views: list[DecisionView], sees: Sees, offered_nodes: bool = False
+) -> list[DecisionView]:
+    """Join the binds that have no filter call with the filter calls of earlier versions of their
+    pods."""
+    uids = {each.uid for each in views if each.bind is not None and each.filter is None}
+    if not uids:
+        return views
+    filtered = [
+        decision_view(
+            record,
+            replica,
+            sees,
+            _offered_nodes(journal, record, Sought(offered_nodes=offered_nodes)),
         )
-        found += [
-            decision_view(record, replica, sees, _offered_nodes(journal, record, sought))
-            for record in islice(wanted, limit)
-        ]
-    return merged(found)[:limit], unread_extenders(context)
+        for replica, journal in context.journal.each()
+        for record in journal.records.newest_first()
+        if record.uid in uids
+    ]
+    return joined_by_pod(views, [each for each in merged(filtered) if each.filter is not None])
 
 
 def would_reject_sums(context: Context, sought: Sought) -> list[WouldRejectView]:
@@ -239,7 +268,8 @@ def one(context: InContext, decision_id: DecisionId, snap: Newest) -> Response:
             f"decision {decision_id} is unknown or no longer on record{missing}; "
             "GET /v1/decisions lists the decisions on record",
         )
-    body = DecisionBody(**context.head(snap), decision=merged(found)[0], unanswered=unanswered)
+    (decision,) = with_filters(context, merged(found), everything)
+    body = DecisionBody(**context.head(snap), decision=decision, unanswered=unanswered)
     return encoded(body)
 
 

@@ -117,9 +117,9 @@ class ExplainBody(Body, Recomputed):
     """Whether its start keeps other pods waiting, and whether it has to wait when it starts again;
     null if it is not bound or does not start alone."""
     verdict: str
-    """"bound", "ended", "deleted", "fits", "rejected", "gated" (scheduling gates), "other_scheduler"
-    (the scheduler of the pod does not call Headroom), "not_ours" (requests no managed GPU) or
-    "unreadable"."""
+    """"bound", "ended", "deleted", "fits", "rejected", "gated" (scheduling gates), "not_ours"
+    (requests no managed GPU), "unreadable" or "other_scheduler" (the scheduler of the pod does not
+    call Headroom)."""
     message: str
     request: list[AskView]
     fits: int
