@@ -1,4 +1,4 @@
-"""Checks in a thousand random clusters that pods are evicted only if they could not have stayed,
+"""Checks in hundreds of random clusters that pods are evicted only if they could not have stayed,
 and only if the preemptor fits afterwards.
 
 The test simulates kube-scheduler, which rejects nodes by its counts, proposes the victims that its
@@ -169,7 +169,7 @@ def play(seed: int) -> tuple[int, bool]:
 
 
 @pytest.mark.slow
-def test_no_pod_is_evicted_needlessly_in_a_thousand_clusters() -> None:
+def test_no_pod_is_evicted_needlessly_in_random_clusters() -> None:
     with capture_logs():
         played = {seed: play(seed) for seed in range(SCENARIOS)}
     in_vain = [seed for seed, (evicted, fits) in played.items() if evicted and not fits]
