@@ -252,35 +252,42 @@ def _decoded(
 def encode_filter(
     offered: Offered,
     passed: NDArray[np.int64],
-    codes: NDArray[np.int8],
+    codes: NDArray[np.int8] | None,
     sentences: Sequence[str],
     resolvable: NDArray[np.bool_] | None = None,
 ) -> bytes:
     """Return the response to filter, with names or whole nodes as in the call.
 
     ``passed`` contains the indices of the nodes that pass. ``codes`` (n,) contains the index in
-    ``sentences`` of the reason of each rejected node. All sentences must be printable. A node with
-    code 0 that does not pass is omitted without a reason. ``resolvable`` (n,) is the mask of the
-    rejected nodes on which kube-scheduler may search for victims, or None if there are no such
-    nodes.
+    ``sentences`` of the reason of each rejected node, or is None if no node is rejected. All
+    sentences must be printable. A node with code 0 that does not pass is omitted without a reason.
+    ``resolvable`` (n,) is the mask of the rejected nodes on which kube-scheduler may search for
+    victims, or None if there are no such nodes.
     """
-
-    def with_reasons(nodes: NDArray[np.bool_]) -> dict[str, str]:
-        found = nodes.nonzero()[0]
-        reasons = zip(found.tolist(), codes[found].tolist(), strict=True)
-        return {offered.names[i]: sentences[code] for i, code in reasons}
-
-    result, rejected = FilterResult(), codes != 0
-    if resolvable is not None:
-        result.failed_nodes = with_reasons(rejected & resolvable)
-        rejected &= ~resolvable
-    if rejected.any():
-        result.failed_and_unresolvable_nodes = with_reasons(rejected)
+    result = FilterResult()
+    if codes is not None:
+        rejected = codes.nonzero()[0]
+        if resolvable is not None:
+            found = resolvable[rejected]
+            result.failed_nodes = _reasons(offered, rejected[found], codes, sentences)
+            rejected = rejected[~found]
+        result.failed_and_unresolvable_nodes = _reasons(offered, rejected, codes, sentences)
     if offered.objects is None:
         result.node_names = [offered.names[i] for i in passed.tolist()]
     else:
         result.nodes = {"items": [offered.objects[i] for i in passed.tolist()]}
     return _encoder.encode(result)
+
+
+def _reasons(
+    offered: Offered,
+    rejected: NDArray[np.int64],
+    codes: NDArray[np.int8],
+    sentences: Sequence[str],
+) -> dict[str, str]:
+    """Return the sentence of each rejected node by its name."""
+    reasons = zip(rejected.tolist(), codes[rejected].tolist(), strict=True)
+    return {offered.names[i]: sentences[code] for i, code in reasons}
 
 
 def encode_filter_error(message: str) -> bytes:

@@ -141,7 +141,7 @@ class Filter:
             unknown = np.flatnonzero(rows < 0)
             templates = [offered.objects[i] for i in unknown.tolist()]
             codes[unknown] = codes_of_new(templates, request, state.cluster.rules)
-        passed = np.flatnonzero((codes == 0) | observes)
+        passed = np.arange(len(rows)) if observes else np.flatnonzero(codes == 0)
         judged = _Judged(rows, codes, passed, sure, candidates=len(passed))
         if observes:
             return judged
@@ -175,7 +175,7 @@ class Filter:
         if managed is not None:
             state.calls.demand.see(managed, pod, snap, rows)
         if managed is None or len(passed):
-            shown = np.zeros_like(codes) if observes or judged.leaves_out else codes
+            shown = None if observes or judged.leaves_out else codes
             answer = extender_v1.encode_filter(offered, passed, shown, SENTENCES)
         elif self._is_crowded(pod, began_s):
             answer = extender_v1.encode_filter_error(TRY_AGAIN)

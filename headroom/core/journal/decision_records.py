@@ -101,8 +101,8 @@ class Candidates(msgspec.Struct, frozen=True, array_like=True, gc=False):
         cls, nodes: tuple[str, ...], scores: _Ratios, terms: Mapping[str, _Ratios]
     ) -> "Candidates":
         """Return the record of these nodes. Scores and each term have an element for each node."""
-        ratios = np.column_stack([scores, *(terms[name] for name in TERMS)])
-        return cls(nodes, np.rint(1000 * ratios).astype(_THOUSANDTHS).tobytes())
+        ratios = np.array([scores, *(terms[name] for name in TERMS)])
+        return cls(nodes, np.rint(1000 * ratios).astype(_THOUSANDTHS).tobytes("F"))
 
     def first(self, most: int | None = None) -> list[Candidate]:
         """Return the first ``most`` nodes, or all nodes. A node without numbers is left out,
