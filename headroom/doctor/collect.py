@@ -5,17 +5,20 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from urllib.parse import quote
 
 import msgspec
 import yaml
 
 from headroom.contract.dra import ResourceClaim
 from headroom.contract.kube import KubeStruct, Node, ObjectMeta, PodDisruptionBudget
+from headroom.contract.timestamps import age
 from headroom.contract.vramprofile import VRAMProfile
 from headroom.contract.watched import Relisted
 from headroom.doctor.component_pods import ComponentPod
 from headroom.doctor.environment import SELECTORS, Environment
-from headroom.doctor.scheduler_config import KIND
+from headroom.doctor.running_parts import Leader, leases_of
+from headroom.doctor.scheduler_config import KIND, calls_headroom
 from headroom.errors import NotSynced
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import KubeApi, Listing, load_configuration
@@ -102,13 +105,30 @@ def list_environment(
                     schedulers |= each
             except ApiError as err:
                 unreadable.append(f"kube-scheduler's ConfigMaps in {namespace} ({err})")
+        leaders: list[Leader] = []
+        for namespace, name in leases_of(
+            schedulers, lambda config: calls_headroom(config, settings.rules.manages)
+        ):
+            path = f"/apis/coordination.k8s.io/v1/namespaces/{quote(namespace)}/leases"
+            query = {"fieldSelector": f"metadata.name={name}"}
+            try:
+                leaders += api.list(path, _leader, page_size=PAGE, query=query).items
+            except ApiError as err:
+                unreadable.append(f"Lease {namespace}/{name} of kube-scheduler ({err})")
         try:
             profiles = _list_kind(api, profile_kind()).objects
         except ApiError as err:
             profiles = ()
             unreadable.append(f"VRAMProfiles ({err})")
     found = tuple(each for each in profiles if isinstance(each, VRAMProfile))
-    return Environment(tuple(pods.values()), nodes, schedulers, found, unreadable)
+    return Environment(
+        tuple(pods.values()),
+        nodes,
+        schedulers,
+        found,
+        [each for each in leaders if each.holder],
+        unreadable,
+    )
 
 
 def _api(kubeconfig: str | None, context: str | None) -> KubeApi:
@@ -121,6 +141,17 @@ class _ConfigMap(KubeStruct, frozen=True):
     data: Mapping[str, str] | None = None
 
 
+class _LeaseSpec(KubeStruct, frozen=True):
+    holder_identity: str = ""
+    renew_time: str = ""
+
+
+class _Lease(KubeStruct, frozen=True):
+    metadata: ObjectMeta
+    spec: _LeaseSpec = _LeaseSpec()
+
+
+_lease_decoder = msgspec.json.Decoder(_Lease)
 _pod_decoder = msgspec.json.Decoder(ComponentPod)
 _config_map_decoder = msgspec.json.Decoder(_ConfigMap)
 
@@ -130,6 +161,18 @@ def _component_pod(raw: msgspec.Raw) -> ComponentPod | None:
         return _pod_decoder.decode(raw)
     except (ValueError, RecursionError):
         return None  # rules skip pods that cannot be decoded
+
+
+def _leader(raw: msgspec.Raw) -> Leader | None:
+    try:
+        lease = _lease_decoder.decode(raw)
+    except (ValueError, RecursionError):
+        return None
+    age_s = age(lease.spec.renew_time, time.time())
+    if age_s is None:
+        return None
+    metadata = lease.metadata
+    return Leader(metadata.namespace, metadata.name, lease.spec.holder_identity, age_s)
 
 
 def _configurations(raw: msgspec.Raw) -> dict[str, object] | None:

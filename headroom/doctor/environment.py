@@ -13,6 +13,7 @@ from headroom.contract.vramprofile import VRAMProfile
 from headroom.doctor.component_pods import ComponentPod
 from headroom.doctor.findings import Finding, PartialFinding, Weight, warnings_first, with_nodes
 from headroom.doctor.node_rules import UNKNOWN
+from headroom.doctor.running_parts import Leader, examine_running
 from headroom.doctor.scheduler_config import (
     calls_headroom,
     examine_scheduler,
@@ -29,6 +30,8 @@ class Environment:
     #: "ConfigMap namespace/name, key" -> the decoded KubeSchedulerConfiguration in it.
     schedulers: Mapping[str, object] = field(default_factory=dict)
     profiles: Sequence[VRAMProfile] = ()
+    #: The leaders of the kube-schedulers that call Headroom.
+    leaders: Sequence[Leader] = ()
     #: Objects that could not be read, each with its error.
     unreadable: Sequence[str] = ()
 
@@ -89,6 +92,8 @@ def examine_environment(
     found = with_nodes({finding: sorted(set(names)) for finding, names in nodes_of.items()})
     found += _autoscaler(environment)
     found += _extenders(environment, version)
+    ours = [pod for pod in environment.pods if pod.labels.get(_NAME) == "headroom"]
+    found += examine_running(ours, environment.leaders)
     found += _recorder(environment)
     found += _schedulers(environment, settings)
     found += _preemption(environment, settings)

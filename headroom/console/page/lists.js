@@ -33,7 +33,7 @@ export function pending(view) {
       pod.request.map(asks).join(", ") || "-",
       pod.recommended ?? "-",
       pod.since ? since(pod.since) : "-",
-      pod.fits ? [el("span", {class: "good"}, pod.message), el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will retry it" : "no attempt of kube-scheduler is on record")]
+      pod.fits ? [el("span", {class: pod.verdict === "not_scheduled" ? "bad" : null}, local(pod.message)), pod.verdict === "fits" ? el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will retry it" : "kube-scheduler has not called Headroom for it yet") : null]
         : [local(pod.message), el("ul", {}, ...[...pod.reasons, ...pod.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))],
       pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes, true)} short`), ` on ${pod.nearest}`],
     ]), "cards reasons")] : []));

@@ -54,7 +54,7 @@ function riskItem(risk) {
 function waitingItem(group) {
   const name = group.owner_kind === "Pod" ? podLink(group.namespace, group.name) : el("a", {href: `#/pod/${encodeURIComponent(group.namespace)}/${encodeURIComponent(group.name)}`}, `${group.namespace}/${group.owner_name}`);
   return el("li", {}, name, el("b", {class: "tag"}, `${group.owner_kind === "Pod" ? "" : `${group.owner_kind}, `}${many(group.pods, "pod")}${group.oldest_s === null ? "" : `, ${age(group.oldest_s)}`}`),
-    el("div", {class: group.verdict === "fits" ? "good" : null}, local(group.message)), group.request ? el("div", {class: "quiet"}, `each requests ${group.request}`) : null, group.fix ? el("div", {}, el("b", {}, "Fix: "), local(group.fix)) : null);
+    el("div", {class: group.verdict === "not_scheduled" ? "bad" : null}, local(group.message)), group.request ? el("div", {class: "quiet"}, `each requests ${group.request}`) : null, group.fix ? el("div", {}, el("b", {}, "Fix: "), local(group.fix)) : null);
 }
 
 function brokenItem(fault) {

@@ -6,7 +6,7 @@ import {asks} from "./lists.js";
 import {about, plot} from "./plot.js";
 import {ranges} from "./ranges.js";
 
-const VERDICTS = {bound: "good", fits: "good", rejected: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
+const VERDICTS = {bound: "good", not_scheduled: "bad", rejected: "bad", unreadable: "bad", gated: "bad", other_scheduler: "bad"};
 
 export function pod(view, [namespace = "", name = ""]) {
   const box = el("input", {id: "pod", placeholder: "namespace/name", required: true, pattern: "[^\\/]+\\/[^\\/]+", autocomplete: "off",

@@ -2,17 +2,21 @@
 
 from datetime import datetime, timedelta
 
+from headroom.console.facts.scheduler_reports import MOST_QUOTED, reported
 from headroom.console.responses import counted
 from headroom.console.view import View
 from headroom.console.views.decision_bodies import DecisionView, FilterView
 from headroom.contract.annotations import PLACEMENT
 from headroom.contract.kube import Pod
+from headroom.contract.timestamps import age
 from headroom.core.journal.journal import scheduler_of
+from headroom.core.overuse.victims import moment
 
 #: By default, kube-scheduler retries a pod after this time even if nothing requeued it.
 FLUSHED_AFTER = timedelta(minutes=5)
-#: Maximum number of characters quoted from a scheduler's message.
-MOST_QUOTED = 500
+#: Seconds within which kube-scheduler tries a pod for the first time, and by which a retry may be
+#: late. After that, the scheduler may not be running.
+TRIED_WITHIN_S, LATE_S = 15.0, 60.0
 
 
 class AttemptsView(View):
@@ -65,6 +69,25 @@ def attempts_of(
     )
 
 
+def scheduler_silence(pod: Pod, asked_at_s: float | None, wall_s: float) -> str:
+    """Return a sentence if the pod's scheduler should have tried the pod since, otherwise "".
+
+    The pod fits on a node. ``asked_at_s`` is the time of its last filter call on record, or None if
+    there is none, and ``wall_s`` the current time, both in Unix seconds.
+    """
+    scheduler = scheduler_of(pod)
+    if asked_at_s is not None:
+        if wall_s - asked_at_s < FLUSHED_AFTER.total_seconds() + LATE_S:
+            return ""
+        return f"scheduler {scheduler} has not tried the pod since {moment(asked_at_s)}"
+    created_s = age(pod.metadata.creation_timestamp or "", wall_s)
+    if created_s is None or created_s < TRIED_WITHIN_S or reported(pod):
+        return ""
+    return f"scheduler {scheduler} has not tried the pod since it was created at " + moment(
+        wall_s - created_s
+    )
+
+
 def _placed(pod: Pod) -> str:
     """Return why no attempt is on record for a pod that was placed."""
     if pod.node and pod.annotation(PLACEMENT) is None:
@@ -74,12 +97,7 @@ def _placed(pod: Pod) -> str:
 
 def _no_attempt(pod: Pod) -> str:
     """Return why no attempt is on record, and quote the scheduler's message in the pod's status."""
-    reported = (
-        condition.message
-        for condition in (pod.status and pod.status.conditions) or ()
-        if condition.type == "PodScheduled" and condition.status == "False" and condition.message
-    )
-    if message := next(reported, ""):
+    if message := reported(pod):
         return (
             "its scheduler has not called Headroom for this pod lately. The scheduler reports: "
             f"{message[:MOST_QUOTED]}"

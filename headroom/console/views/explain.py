@@ -117,9 +117,10 @@ class ExplainBody(Body, Recomputed):
     """Whether its start keeps other pods waiting, and whether it has to wait when it starts again;
     null if it is not bound or does not start alone."""
     verdict: str
-    """"bound", "ended", "deleted", "fits", "rejected", "gated" (scheduling gates), "not_ours"
-    (requests no managed GPU), "unreadable" or "other_scheduler" (the scheduler of the pod does not
-    call Headroom)."""
+    """"bound", "ended", "deleted", "fits", "rejected", "waits" (it fits, but kube-scheduler
+    reports that it lacks something else), "not_scheduled" (it fits, but its scheduler does not try
+    it), "gated" (scheduling gates), "not_ours" (requests no managed GPU), "unreadable" or
+    "other_scheduler" (the scheduler of the pod does not call Headroom)."""
     message: str
     request: list[AskView]
     fits: int
@@ -180,7 +181,7 @@ def explain_pod(
     verdict, message = (
         ("deleted", deleted)
         if deleted
-        else (verdict_from(context, pod, request, analysis, last is not None))
+        else (verdict_from(context, pod, request, analysis, _asked_at_s(found)))
     )
     annotations = pod.metadata.annotations or {}
     advice = [unnamed(each, sees) for each in analysis.suggestions] if analysis else []
@@ -279,12 +280,19 @@ def verdict_from(
     pod: Pod,
     request: VramRequest | Unreadable,
     analysis: Analysis | None,
-    asked: bool,
+    asked_at_s: float | None,
 ) -> tuple[str, str]:
     """Return the verdict and its message like ``verdict_of``, from an analysis of the pod."""
     explanation = analysis.explanation if analysis else None
     candidates = analysis.candidates if analysis else None
-    return verdict_of(pod, request, explanation, candidates, asked, context.schedulers())
+    return verdict_of(
+        pod, request, explanation, candidates, asked_at_s, context.schedulers(), context.wall_s()
+    )
+
+
+def _asked_at_s(found: Sequence[DecisionView]) -> float | None:
+    """Return the time of the last call about the pod, or None if none is on record."""
+    return _unix_s(found[0].at) if found else None
 
 
 def deletion_of(context: Context, pod: Pod, found: Sequence[DecisionView]) -> str:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query
 from starlette.responses import Response
 
 from headroom.console.facts.group_report import MOST_PLACED, group_report
+from headroom.console.facts.scheduler_reports import waits_elsewhere
 from headroom.console.facts.suggestions import but_not_checked
 from headroom.console.responses import (
     AskedPage,
@@ -24,6 +25,7 @@ from headroom.console.responses import (
 )
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
+from headroom.console.views.attempts import scheduler_silence
 from headroom.console.views.pod_recommendation import recommended, recommended_text
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
@@ -73,6 +75,9 @@ class PendingView(Recomputed):
     reasons: list[ReasonView]
     ineligible: list[ReasonView]
     """Nodes that are not eligible because of a selector, affinity, taint or cordon."""
+    verdict: str
+    """As in the explanation of the pod: fits, waits (for something that is no GPU memory),
+    not_scheduled, rejected, gated, other_scheduler, not_ours or unreadable."""
     message: str
     """A sentence that states whether the pod fits, or why it does not."""
     nearest: str | None
@@ -201,6 +206,7 @@ def _view(
         fits=0,
         reasons=[],
         ineligible=[],
+        verdict="unreadable",
         message="",
         nearest=None,
         short_bytes=None,
@@ -222,7 +228,10 @@ def _view(
     verdicts = verdicts_on(cluster, request, snap, candidates.rows, on_all_nodes.now_s)
     found = explain(verdicts, cluster.rules.weights, nearest=1, market=cluster.market)
     nearest = next(iter(found.nearest), None)
-    _, view.message = verdict_of(pod, request, found, candidates, view.asked, context.schedulers())
+    asked_at_s = decision.at_s if decision else None
+    view.verdict, view.message = verdict_of(
+        pod, request, found, candidates, asked_at_s, context.schedulers(), context.wall_s()
+    )
     view.request = [ask_view(ask) for ask in request.containers]
     view.fits = found.fits
     view.reasons = [reason_view(*each) for each in found.reasons]
@@ -237,14 +246,15 @@ def verdict_of(
     request: VramRequest | Unreadable,
     explanation: Explanation | None,
     candidates: Feasible | None,
-    asked: bool,
+    asked_at_s: float | None,
     schedulers: Sequence[str],
+    wall_s: float,
 ) -> tuple[str, str]:
     """Return the verdict of ``ExplainBody`` and its message.
 
-    ``explanation`` and ``candidates`` are None if the request cannot be read. ``asked`` is whether
-    a filter call for the pod is on record. ``schedulers`` are the schedulers that are known to call
-    Headroom.
+    ``explanation`` and ``candidates`` are None if the request cannot be read. ``asked_at_s`` is the
+    Unix time of the last filter call for the pod, or None if none is on record. ``schedulers`` are
+    the schedulers that are known to call Headroom. ``wall_s`` is the current Unix time.
     """
     if isinstance(request, Unreadable):
         return "unreadable", request.message
@@ -255,17 +265,25 @@ def verdict_of(
         return "bound", f"bound to node {pod.node}{claim}"
     if not request.asks:
         return "not_ours", "the pod requests no GPU that Headroom manages"
-    if found := not_tried(pod, asked, schedulers):
+    if found := not_tried(pod, asked_at_s is not None, schedulers):
         return found
     if explanation is None or candidates is None:
         return "rejected", "no node can take the pod"
-    return _fits_or_not(explanation, candidates)
+    verdict, message = _fits_or_not(explanation, candidates)
+    if verdict != "fits":
+        return verdict, message
+    if elsewhere := waits_elsewhere(pod):
+        has = "1 node has" if explanation.fits == 1 else f"{explanation.fits:,} nodes have"
+        return "waits", f"{elsewhere}; {has} GPU memory for the pod"
+    if silence := scheduler_silence(pod, asked_at_s, wall_s):
+        return "not_scheduled", f"{silence}: is it running? {message[0].upper()}{message[1:]}"
+    return verdict, message
 
 
 def not_tried(pod: Pod, asked: bool, schedulers: Sequence[str]) -> tuple[str, str] | None:
     """Return verdict and message if no scheduler that calls Headroom tries the pod, otherwise None.
 
-    ``asked`` and ``schedulers`` are the same as for ``verdict_of``.
+    ``asked`` is whether a filter call for the pod is on record.
     """
     if gates := [gate.name for gate in pod.spec.scheduling_gates or ()]:
         they_are = "it is" if len(gates) == 1 else "they are"

@@ -45,7 +45,7 @@ class WaitingView(View):
     request: str
     """For example "1 x nvidia.com/gpu with 8Gi"; empty if the pods of a group differ."""
     verdict: str
-    """"fits", "rejected", "gated", "other_scheduler" or "unreadable"."""
+    """"fits", "waits", "not_scheduled", "rejected", "gated", "other_scheduler" or "unreadable"."""
     message: str
     """The cause, as a sentence."""
     fix: str | None
@@ -121,7 +121,8 @@ def _view(pods: list[Pod], context: Context, snap: Snapshot) -> WaitingView:
     found = None
     if isinstance(request, VramRequest):
         found = analysed(context, snap, pod, request, offered)
-    verdict, message = verdict_from(context, pod, request, found, decision is not None)
+    asked_at_s = decision.at_s if decision else None
+    verdict, message = verdict_from(context, pod, request, found, asked_at_s)
     if found and verdict == "rejected" and found.explanation.reasons:
         reason, nodes = found.explanation.reasons[0]
         message = f"{message}; {counted(nodes, 'node')}: {reason.sentence}"
