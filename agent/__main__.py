@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     settings = read_settings(sys.argv[1:] if argv is None else argv, os.environ)
     log_to_stderr()
     stop = threading.Event()
-    #: Set to request a sample before it is due.
+    #: This event is set to request a sample before it is due.
     requeue = threading.Event()
 
     def end() -> None:

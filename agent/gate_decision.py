@@ -76,7 +76,7 @@ def limits(reserve_bytes: int | None) -> Limits | None:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     answer: Literal["yes", "no", "not yet"]
-    #: Contains nothing about other pods, because any pod can send a request.
+    #: The reason contains nothing about other pods, because any pod can send a request.
     reason: str = ""
 
 

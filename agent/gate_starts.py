@@ -41,7 +41,7 @@ AT_GATE_S = 20.0
 class Opened(msgspec.Struct, frozen=True):
     """A pod whose gate has opened."""
 
-    #: Seconds since boot.
+    #: When the gate was opened, in seconds since boot.
     at_s: float
     #: Whether the ledger showed the pod as starting, so that this is its first start.
     is_first: bool

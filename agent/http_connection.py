@@ -21,7 +21,7 @@ _END = b"\r\n\r\n"
 class Request:
     #: The part of the target after the question mark.
     query: str
-    #: The bearer token that the client sent. Empty if it sent none.
+    #: The bearer token that the client sent. Empty if the client sent no token.
     token: str = ""
 
 
@@ -30,8 +30,8 @@ class Answer:
     status: int
     body: bytes
     content_type: str = TEXT
-    #: Sent after ``body``. Many responses refer to the same object, so slow clients do not multiply
-    #: it in memory.
+    #: A part of the response that is sent after ``body``. Many responses refer to the same object,
+    #: so many slow clients do not need more memory.
     shared: bytes = b""
     #: Whether the client may send another request on the same connection.
     keeps_open: bool = False
@@ -63,7 +63,7 @@ class Connection:
     keeps_open: bool = False
     #: The parts of the response that have not been sent.
     unsent: list[memoryview] = field(default_factory=list)
-    #: Events that the selector waits for, such as ``EVENT_READ``, or 0 if it waits for none.
+    #: Events that the selector waits for, such as ``EVENT_READ``, or 0 if it waits for no event.
     events: int = 0
 
     def read(self) -> bytes:

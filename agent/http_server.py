@@ -63,8 +63,9 @@ class Route:
     answer: Callable[[Request], Answer]
     #: Number of threads if the route may block, or 0 if it never blocks.
     threads: int = 0
-    #: Returns the response if it can do so without blocking. If it returns None, a thread computes
-    #: the response. Passing a request to a thread costs more CPU than a small response.
+    #: A function that returns the response if it can compute the response without blocking. If the
+    #: function returns None, a thread computes the response. A thread costs more CPU than a small
+    #: response.
     at_once: Callable[[Request], Answer | None] = lambda request: None
 
 

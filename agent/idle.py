@@ -33,7 +33,7 @@ class Idle(msgspec.Struct):
     uid: str
     device: str
     since_s: float
-    #: RFC 3339.
+    #: Since when the pod has been idle (RFC 3339).
     since_at: str
     #: When the pod was last known to be idle.
     known_s: float

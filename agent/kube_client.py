@@ -43,7 +43,8 @@ class ApiServer:
     #: Base URL, such as https://10.96.0.1:443.
     address: str
     pool: urllib3.PoolManager
-    #: Returns the headers that authenticate a request, such as a token. Raises ``OSError``.
+    #: A function that returns the headers that authenticate a request, such as a token. It raises
+    #: ``OSError`` if the credentials cannot be read.
     authentication: Callable[[], dict[str, str]]
 
 

@@ -37,8 +37,8 @@ _EXAMPLE = 'Example: -H "Authorization: Bearer $(kubectl create token NAME)"'
 
 _T = TypeVar("_T")
 
-#: Returns None if the bearer of a token may read the metrics, otherwise the rejection. Raises
-#: ``NotReached``.
+#: A function that returns None if the bearer of a token may read the metrics, and otherwise the
+#: rejection. It raises ``NotReached``.
 Review = Callable[[str], Answer | None]
 
 

@@ -15,8 +15,9 @@ from headroom.contract.gpunode import PodUse
 
 _log = structlog.get_logger()
 
-#: The file is written at least this often (in seconds), even if no peak has changed. It contains
-#: the time of the last sample, so that the next agent can compute how long no samples were taken.
+#: Maximum number of seconds between two writes of the file, even if no peak has changed. The file
+#: contains the time of the last sample, from which the next agent computes how long no samples were
+#: taken.
 SAVE_EVERY_S = 15.0
 
 

@@ -50,24 +50,24 @@ class Life(msgspec.Struct):
     #: Name of the container. Empty if its pod holds no replica of the memory.
     container: str
     container_id: str
-    #: RFC 3339.
+    #: When the life began (RFC 3339).
     started_at: str
     started_s: float
     #: When the life was last in the report.
     shown_s: float
-    #: When its use was last known, or None if it never was.
+    #: When the use of the life was last known, or None if it was never known.
     sampled_s: float | None = None
     #: The largest sample in bytes.
     sampled_bytes: int | None = None
-    #: High-water mark of its cgroup in bytes.
+    #: High-water mark of the container's cgroup in bytes.
     mark_bytes: int | None = None
-    #: The peak at the time when its use settled.
+    #: The peak at the time when the use settled.
     startup_bytes: int | None = None
     settled_at: str = ""
-    #: Whether no sample was missed between its start and the time when its use settled.
+    #: Whether no sample was missed between the start of the life and the time when its use settled.
     is_start_sampled: bool = True
     is_partial: bool = False
-    #: The time since when its use has hardly changed, and the range of its use since that time.
+    #: The time since when the use has hardly changed, and the range of the use since that time.
     flat_since_s: float | None = None
     flat_low_bytes: int = 0
     flat_high_bytes: int = 0

@@ -40,10 +40,12 @@ class Row:
     memory: str
     #: Whether this is the container's first row on the memory.
     is_first: bool
-    #: The newest run of the container among the pod's processes there. None if the container has no
-    #: process there, or if it is unknown which of the pod's processes belong to the container.
+    #: The newest run of the container among the pod's processes on the memory. None if the
+    #: container has no process there, or if it is unknown which of the pod's processes belong to
+    #: the container.
     container: Container | None = None
-    #: Bytes used by this run, 0 if the pod has no process there, or None if they are unknown.
+    #: Bytes used by this run, 0 if the pod has no process on the memory, or None if the bytes are
+    #: unknown.
     container_bytes: int | None = None
 
 

@@ -53,8 +53,8 @@ class Settings:
     dcgm_url: str
     dcgm_interval_s: float
     driver_timeout_s: float
-    #: Memory of the host that a GPU without its own memory may use. If it is 0, it is computed. If
-    #: it is None, it is not set.
+    #: Memory of the host that a GPU without its own memory may use. 0 means that the agent computes
+    #: the amount, and None that no amount is set.
     unified_memory_bytes: int | None
     #: The file that keeps devices unhealthy across restarts, or None for no file.
     state: Path | None

@@ -65,8 +65,9 @@ _R = TypeVar("_R")
 #: Readings by type.
 _ByKind = dict[type, list[Any]]
 
-#: Returns the rows of a sample with the peaks of their containers and the idle times of their pods,
-#: from the attributed memory, the other measurements of pods, and the time of the sample.
+#: A function that returns the rows of a sample with the peaks of their containers and the idle
+#: times of their pods. Its arguments are the attributed memory, the other measurements of pods, and
+#: the time of the sample.
 Measure = Callable[[Attributed, OfPods, datetime], list[PodUse]]
 
 #: Types of the readings that ``pod_sm`` needs.

@@ -47,7 +47,7 @@ _LATER = (408, 429)
 
 _encode = msgspec.json.Encoder().encode
 
-#: Writes an Event, and returns False if it must be tried again.
+#: A function that writes an Event, and returns False if the write must be tried again.
 Post = Callable[[Notice], bool]
 
 
@@ -123,7 +123,7 @@ class EventRecorder:
         self._post = post
         self._telemetry = telemetry
         self._recorded: Bounded[tuple[str, str, str], None] = Bounded(REMEMBERED)
-        #: Threads for work that writes Events.
+        #: These threads write Events.
         self.pool = ThreadPoolExecutor(THREADS, thread_name_prefix="events")
 
     @property

@@ -83,14 +83,15 @@ class Extender(ClusterView):
         self.scheduling = SchedulingState(
             self.cluster, self.calls, self.journal, self.telemetry, self, time
         )
-        #: None if this process must not preempt pods.
+        #: The writer of preemption attempts, or None if this process must not preempt pods.
         self._preemption_writer: PreemptionWriter | None = None
-        #: None until ``verbs`` is called.
+        #: The controller that preempts pods, or None until ``verbs`` is called.
         self.preemption_controller: PreemptionController | None = None
         self.event_recorder = EventRecorder(post, self.telemetry)
-        #: None if this process evicts no pods.
+        #: The controller that evicts overusing pods, or None if this process evicts no pods.
         self.overuse_controller: OveruseController | None = None
-        #: None if no API server is used, because groups are read from it.
+        #: The controller that evicts parts of groups. None without an API server, because groups
+        #: are read from the API server.
         self.partial_groups_controller: PartialGroupsController | None = None
         self.reconciler = ReconcileController(
             self.cluster,

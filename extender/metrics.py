@@ -13,7 +13,8 @@ from headroom.contract.reasons import Reason
 from headroom.core.placement.prediction_outcome import Result, Surprise
 from headroom.runtime.telemetry import SECONDS, ViewTelemetry, counter
 
-#: An idle kubelet takes 0.1 s, and a kubelet that waits for its disk may take 300 s.
+#: Buckets from 0.1 s, which an idle kubelet takes, to 300 s, which a kubelet may take that waits
+#: for its disk.
 _WINDOW_SECONDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 
 #: Kinds of writes that the API server rejects if another client wrote the object first.

@@ -29,7 +29,7 @@ log = structlog.get_logger()
 #: Minimum number of seconds between two explanations of a pod, and so between two changes of its
 #: Event.
 AGAIN_AFTER_S = 60.0
-#: Time budget of a round in seconds. After it, no other pod is explained in the round.
+#: Number of seconds after which a round explains no further pods.
 SPENT_S = 0.1
 
 

@@ -39,8 +39,8 @@ class PluginConfig:
     """The resources that a configuration of NVIDIA's device plugin creates on a node."""
 
     mig_strategy: str = "none"
-    #: By resource as configured, the number of replicas of each device, and the resource that is
-    #: offered.
+    #: The number of replicas of each device and the resource that is offered, by the resource as
+    #: configured.
     shared: Mapping[str, tuple[int, str]] = field(default_factory=lambda: MappingProxyType({}))
 
     def offered(self, resource: str, devices: int) -> tuple[str, int]:

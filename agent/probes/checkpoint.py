@@ -71,7 +71,7 @@ class _Entry(msgspec.Struct):
     pod_uid: str = msgspec.field(name="PodUID")
     container: str = msgspec.field(name="ContainerName")
     resource: str = msgspec.field(name="ResourceName")
-    #: Replicas by NUMA node. Before Kubernetes 1.20 it was a plain list of replicas.
+    #: Replicas by NUMA node. Kubelets before 1.20 wrote a plain list of replicas.
     replicas: dict[str, list[str] | None] | list[str] | None = msgspec.field(name="DeviceIDs")
     answer: str | None = msgspec.field(name="AllocResp", default=None)
 

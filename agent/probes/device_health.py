@@ -116,7 +116,7 @@ class Xid:
     #: UUID of the physical GPU, or None if the driver does not report it.
     uuid: str | None
     number: int
-    #: Either nvml or dcgm.
+    #: The source of the XID, which is nvml or dcgm.
     source: str
 
 
@@ -132,7 +132,7 @@ class UnhealthyDevice(msgspec.Struct, frozen=True):
 class HealthState(msgspec.Struct, frozen=True):
     """The state that survives a restart of the agent, stored in the file of ``--state``."""
 
-    #: Identifies the driver version and the module load. Empty if no driver has answered yet.
+    #: An identifier of the driver version and the module load. Empty if no driver has answered yet.
     driver: str = ""
     #: State of each unhealthy device, by UUID.
     unhealthy: dict[str, UnhealthyDevice] = msgspec.field(default_factory=dict, name="patients")
@@ -144,9 +144,9 @@ class HealthState(msgspec.Struct, frozen=True):
 class HealthSample:
     """The health data of one sample, by UUID of the physical GPU."""
 
-    #: RFC 3339.
+    #: The time of the sample (RFC 3339).
     now: str
-    #: Identifies the driver version and the module load. Empty if no driver answers.
+    #: An identifier of the driver version and the module load. Empty if no driver answers.
     driver: str
     #: Why each present device is unhealthy. Empty for a healthy device.
     causes: Mapping[str, list[str]]

@@ -52,8 +52,8 @@ class DeviceProbe:
         self._must_reopen = False
         #: Whether the driver was released for maintenance and has not answered since then.
         self._maintained = False
-        #: Why the driver must be released, or None if it need not be released. Set before each
-        #: sample.
+        #: Why the driver must be released, or None if it need not be released. The caller sets this
+        #: cause before each sample.
         self.maintenance: Cause | None = None
 
     @property

@@ -68,7 +68,8 @@ class GPUNodeWatch:
         self.device_choice: str | None = None
         #: Why ``spec.deviceChoice`` has no effect. Empty if it has an effect.
         self._obstacle = ""
-        #: The reservations. Empty if they are unknown. Replaced as a whole, never changed in place.
+        #: The reservations. Empty if they are unknown. Other threads read this object, so it is
+        #: replaced as a whole and never changed in place.
         self.ledger = GPUNodeSpec()
 
     def start(self) -> None:

@@ -92,15 +92,15 @@ class KubeletProbe:
         self._settled_after_s = settled_after_s
         self._cgroups = cgroups
         self._lost_cgroups = None if cgroups is None else LostCgroups(cgroups)
-        #: By uid, since when every response of PodResources has omitted the pod, or -infinity if
-        #: the pod has ended.
+        #: Since when every response of PodResources has omitted a pod, by the pod's uid. The time
+        #: is -infinity if the pod has ended.
         self._unlisted_since_s: dict[str, float] = {}
         #: Names of the pods in the checkpoint that PodResources lists or has listed, by uid.
         self._names: dict[str, Name] = {}
         #: Uids of the pods in the checkpoint that were never listed but had a cgroup.
         self._had_cgroup: set[str] = set()
-        #: Why pods that were never listed cannot be checked. Empty if there are none or they can be
-        #: checked.
+        #: Why pods that were never listed cannot be checked. Empty if there are no such pods, or if
+        #: they can be checked.
         self._no_cgroups = ""
         #: Inode and change time (ns) of the socket, which the kubelet creates at every start.
         self._birth: tuple[int, int] | None = None

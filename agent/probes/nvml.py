@@ -30,7 +30,8 @@ from agent.probes.nvml_errors import (
 
 T = TypeVar("T")
 
-#: Do not fail if there is no GPU. A node whose only GPU fell off the bus must still report this.
+#: With this flag, NVML does not fail if there is no GPU, so that a node whose only GPU fell off the
+#: bus can still report this fault.
 _INIT_NO_GPUS = 1
 _DRIVER_NOT_LOADED = 9
 _NOT_FOUND = 6
@@ -62,7 +63,7 @@ class Limits:
     """The driver's memory limits (r615 and newer) for one cgroup on one device, and its use."""
 
     used_bytes: int
-    #: None means no limit.
+    #: The soft limit in bytes, or None if there is no limit.
     soft_bytes: int | None
     hard_bytes: int | None
 
@@ -89,8 +90,8 @@ class Gate:
     def __init__(self, library: Any = None) -> None:  # pynvml has no types
         self._library = library
         self._started = False
-        #: The driver call that each thread is making, by thread id. Used to report calls that do
-        #: not return.
+        #: The driver call that each thread is making, by thread id. Calls that do not return are
+        #: reported with these names.
         self._calls: dict[int, str] = {}
         #: Calls that failed because a permission is missing. The caller clears the set before each
         #: sample.

@@ -117,7 +117,7 @@ class _Pod:
     """A pod in the list."""
 
     containers: Sequence[ListedContainer] = ()
-    #: Number of its parts that cannot be read.
+    #: Number of parts of the pod's entry that cannot be read.
     unread: int = 0
 
 

@@ -161,12 +161,12 @@ class HoldingReading(Reading, frozen=True):
     """A replica that a container holds, according to the kubelet."""
 
     source: str
-    #: Empty if only the name is known.
+    #: The pod's uid. Empty if only the name is known.
     uid: str
     container: str
     resource: str
     replica: str
-    #: Namespace and name are empty if only the uid is known.
+    #: The pod's namespace and name. Both are empty if only the uid is known.
     namespace: str = ""
     name: str = ""
 
@@ -184,7 +184,7 @@ class AnswerReading(Reading, frozen=True):
 
     source: str
     resource: str
-    #: Values of DEVICE_LIST_STRATEGY.
+    #: The values of DEVICE_LIST_STRATEGY in the plugin's configuration.
     strategies: frozenset[str]
     mps: bool
 
@@ -194,9 +194,9 @@ class Container(msgspec.Struct, frozen=True):
 
     #: The container runtime's id. Empty if the cgroup does not show it.
     id: str
-    #: Its name in the pod. Empty if it could not be read.
+    #: The container's name in the pod. Empty if the name could not be read.
     name: str = ""
-    #: Start in seconds since boot.
+    #: When the container started, in seconds since boot.
     started_s: float = 0.0
 
 
@@ -205,7 +205,7 @@ class ProcessReading(Reading, frozen=True):
 
     source: str
     pid: int
-    #: Empty if the process ended before it was read.
+    #: The command of the process. Empty if the process ended before its command was read.
     command: str = ""
     #: The pod's uid from the name of its cgroup. Empty if the process is in no pod, or is not
     #: ``known``.

@@ -39,7 +39,8 @@ from agent.steering.messages import (
 _log = structlog.get_logger()
 
 PREFIX = "headroom-"
-#: Separates the name of the plugin's socket from a random part, which differs at each registration.
+#: This character separates the name of the plugin's socket from a random part, which differs at
+#: each registration.
 _MARK = "~"
 
 _SERVICE = "v1beta1.DevicePlugin"
@@ -55,7 +56,8 @@ PLUGIN_S = 5.0
 #: Number of threads for ``choose``: one for the call in progress, and the others for calls that
 #: missed their deadline.
 _CHOOSING = 4
-#: Seconds for which an allocation through the proxy is remembered. By then a sample has shown it.
+#: Seconds for which an allocation through the proxy is remembered. After this time, a sample has
+#: shown the allocation.
 _REMEMBERED_S = 120.0
 #: Seconds without activity after which the event loop is considered stuck.
 _STUCK_AFTER_S = 10.0
@@ -68,7 +70,8 @@ class Rejected(Exception):
     """The container must not get a device. The text appears in the pod's status."""
 
 
-#: Returns the replicas that the container should get, or None if the plugin should choose.
+#: A function that returns the replicas that the container should get, or None if the plugin should
+#: choose.
 Choose = Callable[[ContainerRequest], Sequence[str] | None]
 
 

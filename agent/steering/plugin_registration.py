@@ -152,11 +152,12 @@ class PluginRegistration:
         self._listed = False
         #: Earliest time of the next registration.
         self._retry_at_s = 0.0
-        #: Time of the next check whether the kubelet has healthy devices.
+        #: When the agent next checks whether the kubelet has healthy devices.
         self._check_devices_at_s = 0.0
-        #: Interval between this check and the check after it, in seconds.
+        #: Seconds between this check and the next one.
         self._check_devices_every_s = check_devices_every_s
-        #: Why the kubelet does not call the proxy. Empty if it calls the proxy or will do so soon.
+        #: Why the kubelet does not call the proxy. Empty if the kubelet calls the proxy, or will
+        #: call it soon.
         self.trouble = ""
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)

@@ -34,7 +34,8 @@ class Patience:
 
 PATIENCE = Patience()
 
-#: Returns whether the kubelet has healthy devices of a resource, or None if unknown.
+#: A function that returns whether the kubelet has healthy devices of a resource, or None if this is
+#: unknown.
 Healthy = Callable[[str], bool | None]
 
 

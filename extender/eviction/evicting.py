@@ -16,7 +16,7 @@ from headroom.contract.kube import Pod
 from headroom.core.eviction.eligibility import leaves_within
 from headroom.errors import StoreConflict, StoreError, StoreNotFound, StoreTimeout
 
-#: Attempts for a pod that changes between its read and its eviction.
+#: Maximum number of attempts to evict a pod that changes between its read and its eviction.
 ATTEMPTS = 2
 
 

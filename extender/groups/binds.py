@@ -41,7 +41,8 @@ class _Attempt:
     expected: set[str]
     #: Pods whose bind was called but whose memory is not reserved yet.
     unreserved: set[str] = field(default_factory=set)
-    #: True if the pods may be bound, False if they are declined, and None until that is decided.
+    #: True if the pods may be bound, False if their binds are declined, and None before this is
+    #: decided.
     verdict: bool | None = None
     decided: asyncio.Event = field(default_factory=asyncio.Event)
 

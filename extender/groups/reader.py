@@ -33,9 +33,9 @@ class _Policy(KubeStruct, frozen=True):
 
 
 class _Spec(KubeStruct, frozen=True):
-    #: Set in groups of kube-scheduler's own API.
+    #: The policy of the group. Only groups of kube-scheduler's own API set it.
     scheduling_policy: _Policy = _Policy()
-    #: Set in groups of the Coscheduling plugin.
+    #: Minimum number of pods. Only groups of the Coscheduling plugin set it.
     min_member: int | None = None
 
 

@@ -76,7 +76,7 @@ class _PendingBind:
     done: bool = False
     #: The result of steps 1 to 3. An exception is raised to the caller of this bind.
     step: Outcome | _Reserved | _Retry | Exception = field(default_factory=_Retry)
-    #: The reservation to write for this bind, or None if it needs none.
+    #: The reservation to write for this bind, or None if the bind needs no reservation.
     reservation: Reservation | None = None
 
     def finish(self, step: Outcome | _Reserved | _Retry | Exception) -> None:

@@ -24,8 +24,8 @@ class BindRequest:
     #: Monotonic time in seconds at which kube-scheduler's call times out. After that, its
     #: assumptions about the node (CPU, ports, volumes) no longer hold.
     until_s: float = math.inf
-    #: Waits for the other pods of the group after the pod's memory was reserved. Returns whether to
-    #: bind the pod.
+    #: A function that waits for the other pods of the group after the pod's memory was reserved,
+    #: and returns whether to bind the pod.
     may_bind: Callable[[], Awaitable[bool]] | None = None
 
 
@@ -33,7 +33,7 @@ class BindRequest:
 class Bound:
     """The pod is bound to the requested node, by this call or before it."""
 
-    #: The resourceVersion of the pod that this call decided on. Empty if it made no decision.
+    #: The resourceVersion of the pod that this call decided on. Empty if the call made no decision.
     version: str = field(default="", compare=False)
     #: In mode observe, the reason for which mode enforce would have declined the bind.
     despite: Reason | None = None

@@ -33,8 +33,8 @@ from headroom.runtime.kube.api_errors import ApiError, ApiStatus, NoAnswer
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.client import JSON, METADATA_ONLY, KubeApi
 
-#: Removes the object's managedFields. Nothing reads them, but they took a third of the API server's
-#: time for each write of a reservation or report.
+#: A value that removes the object's managedFields. Nothing reads these fields, but they took a
+#: third of the API server's time for each write of a reservation or report.
 UNTRACKED = [dict[str, Any]()]
 _GPUNODES = f"/apis/{GROUP}/{VERSION}/{PLURAL}"
 _MERGE_PATCH = "application/merge-patch+json"

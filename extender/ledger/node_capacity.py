@@ -17,7 +17,7 @@ from headroom.contract.kube import Pod, Quantity
 from headroom.core.rules.bound_pods import BoundPod, bound_demands, exceeded_by
 from headroom.core.rules.pod_requests import Demands, demands
 
-#: Lists the pods on a node that have not ended. May raise a ``StoreError``.
+#: A function that lists the pods on a node that have not ended. It may raise a ``StoreError``.
 ListBound = Callable[[str], Awaitable[Iterable[BoundPod]]]
 
 

@@ -24,7 +24,7 @@ from headroom.errors import StoreConflict, StoreError, StoreNotFound
 #: Number of attempts for a step whose writes conflict with other clients' writes. After that, the
 #: pod waits for kube-scheduler's next attempt.
 ATTEMPTS = 8
-#: The resolution of ``since``.
+#: The resolution of the field ``since`` of a reservation.
 _TICK = timedelta(milliseconds=1)
 
 
@@ -48,10 +48,11 @@ class Reservations:
     adopt: Adopt
     #: A callback that receives each written GPUNode, so that the next decision is based on it.
     written: Callable[[GPUNode], None]
-    #: Returns the current time in Unix seconds.
+    #: A function that returns the current time in Unix seconds.
     wall_s: Callable[[], float]
     new_id: Callable[[], str]
-    #: Returns whether the node's devices are known, so that its pods can be charged.
+    #: A function that returns whether the node's devices are known, so that its pods can be
+    #: charged.
     known: Callable[[GPUNode], bool] = has_devices
 
     def stamped(self, reservation: Reservation, gpunode: GPUNode) -> Reservation:

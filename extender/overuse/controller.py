@@ -99,8 +99,8 @@ class OveruseController:
         #: When this process first saw a decision, by the pod's uid and the time of the decision.
         #: The clocks of two replicas are not compared.
         self._seen: Bounded[tuple[str, str], _Seen] = Bounded(DECISIONS)
-        #: In mode observe, the pods that would be selected for eviction, by node, and the pods that
-        #: were already logged.
+        #: The pods that would be selected for eviction in the mode enforce, by node, and the pods
+        #: that were already logged. Both are used only in the mode observe.
         self._observed: dict[str, dict[str, _Observed]] = {}
         self._logged: Bounded[str, None] = Bounded(REMEMBERED)
         #: The number of devices under pressure on which no pod may be evicted, by node.

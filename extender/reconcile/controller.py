@@ -77,16 +77,16 @@ class ReconcileController:
         self._writes = asyncio.Semaphore(WRITTEN_AT_ONCE)
         self.every_s, self.ready_every_s = EVERY_S, READY_EVERY_S
         self.waited_s, self.at_once = WAITED_S, AT_ONCE
-        #: Set if a reservation may be orphaned or missing.
+        #: This event is set if a reservation may be orphaned or missing.
         self._reservations_changed = asyncio.Event()
-        #: Set if a GPUNode may have to be initialised, or its finalizer removed.
+        #: This event is set if a GPUNode may have to be initialised, or its finalizer removed.
         self._nodes_changed = asyncio.Event()
         self._round_at_s = 0.0
         #: Nodes that may have an orphaned or missing reservation.
         self._unsettled: dict[str, None] = {}
         #: The task that checks the reservations of a node, by node.
         self._checks: dict[str, asyncio.Task[None]] = {}
-        #: None if this process evicts no pods.
+        #: The controller that evicts pods, or None if this process evicts no pods.
         self.eviction_controller: EvictionController | None = None
 
     def follow(self, settings: Settings) -> None:

@@ -66,8 +66,7 @@ class _Wait:
     #: another replica wrote the annotation.
     seen: str | None = None
     written: str | None = None
-    #: The time on the monotonic clock when this replica saw that another replica had requeued the
-    #: pod.
+    #: When this replica saw that another replica had requeued the pod, on the monotonic clock.
     by_another_s: float = NEVER_S
     #: The time when this replica requeued the pod, in Unix seconds like the times of decisions.
     requeued_at_s: float = 0.0

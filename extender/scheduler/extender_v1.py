@@ -104,7 +104,7 @@ class FilterResult(msgspec.Struct, rename="pascal"):
     nodes: dict[str, list[msgspec.Raw]] | None = None
     node_names: list[str] | None = None
     failed_nodes: dict[str, str] = {}
-    #: The reason as a sentence, by node.
+    #: The reason for each rejected node, as a sentence, by node.
     failed_and_unresolvable_nodes: dict[str, str] = {}
     error: str = ""
 
@@ -152,7 +152,8 @@ class Offered(msgspec.Struct):
     text: bytes = b""
     begin: int = 0
     end: int = 0
-    #: Names of the nodes. If only names were sent, empty until ``decode_names`` is called.
+    #: Names of the nodes. If kube-scheduler sent only names, this is empty until ``decode_names``
+    #: is called.
     names: Sequence[str] = ()
 
     def decode_names(self) -> None:

@@ -46,7 +46,7 @@ class _Judged:
     """The verdicts about nodes for one pod."""
 
     rows: Rows
-    #: (n,) The code of each node's reason, 0 if the pod fits.
+    #: (n,) The code of the reason of each node, or 0 if the pod fits on the node.
     codes: Codes
     #: Indices of the nodes that the answer names.
     passed: Rows

@@ -39,7 +39,7 @@ class JournalSource:
     #: Name of the extender.
     name: str
     journal: Journal
-    #: Returns the current state line, and the current line about holds.
+    #: Functions that return the current state line, and the current line about holds.
     state: Callable[[], StateLine]
     holds: Callable[[], HoldsLine] = HoldsLine
     #: True when the process ends, so that open streams end too.

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry, Histogram
 
-#: A pod with a model on the node's disk starts in 10 s. The last bound is the longest usual
+#: Buckets from 10 s, in which a pod with a model on the node's disk starts, to the longest usual
 #: timeout.
 _SECONDS = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 3600.0)
 

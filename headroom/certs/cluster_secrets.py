@@ -35,7 +35,8 @@ from headroom.runtime.kube.client import KubeApi
 
 #: The Secret with the CAs and their keys. Only this command reads it.
 AUTHORITIES = "headroom-ca"
-#: Component that serves TLS -> DNS names in its certificate, which are the names of its Services.
+#: Maps each component that serves TLS to the DNS names in its certificate, which are the names of
+#: its Services.
 SERVERS = {
     "extender": ("headroom-extender", "headroom-journal"),
     "console": ("headroom-debug",),

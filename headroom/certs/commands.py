@@ -79,8 +79,8 @@ def certs(
 
 log = structlog.get_logger()
 
-#: Files in the order in which they are copied. A client that reads between the key and the
-#: certificate finds that they do not match, and reads again.
+#: The files in the order in which they are copied. A client that reads after the key but before the
+#: certificate was copied finds that the two do not match, and reads again.
 FILES = ("ca.crt", "tls.key", "tls.crt")
 #: Seconds between two checks for changed files.
 EVERY_S = 30.0

@@ -23,7 +23,7 @@ class Status:
     """The error object of the Kubernetes API."""
 
     message: str = ""
-    #: For example AlreadyExists. Empty if the API server gives no reason.
+    #: The reason, such as AlreadyExists. Empty if the API server gives no reason.
     reason: str = ""
     #: Message of the first cause, such as the disruption budget that allows no eviction. Empty if
     #: there is no cause.

@@ -63,10 +63,10 @@ class Selected:
     """The cluster, the user and the namespace of a context, with absolute paths and without empty
     fields."""
 
-    #: Empty if the context has no namespace.
+    #: The namespace of the context. Empty if the context has no namespace.
     namespace: str
     cluster: dict[str, Any]
-    #: Empty for an anonymous user.
+    #: The user of the context as in the kubeconfig. Empty for an anonymous user.
     user: dict[str, Any]
     user_name: str
     #: Path of the kubeconfig that contains the user. Empty for an anonymous user.

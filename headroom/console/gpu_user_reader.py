@@ -41,9 +41,10 @@ class GpuUserReader:
         self._deliver = deliver
         self._pods_on = pods_on
         self._updated = UpdatedNodes()
-        #: Node -> uids of the pods in its report that the state does not contain.
+        #: For each node, the uids of the pods in its report that the state does not contain.
         self._wanted: dict[str, frozenset[str]] = {}
-        #: Uid -> number of lookups so far, and the time of the next lookup (monotonic clock).
+        #: For each pod, the number of lookups so far, and the time of the next lookup on the
+        #: monotonic clock, by uid.
         self._tries: dict[str, tuple[int, float]] = {}
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:

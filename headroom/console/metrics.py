@@ -45,7 +45,7 @@ CRASHED_FOR_S = 900.0
 #: would write the console's own pod into it.
 _UNKNOWN = "(unknown)"
 
-#: Attribute of ``Totals``, which is also part of the metric's name -> help text.
+#: Maps each attribute of ``Totals``, which is also a part of the metric's name, to the help text.
 _FLEET = {
     "capacity": "Physical memory of all devices, including the driver's reserve.",
     "allocatable": "Part of the capacity that can be reserved.",
@@ -89,7 +89,7 @@ class Scrapes:
     """
 
     def __init__(self) -> None:
-        #: None between scrapes.
+        #: The snapshot of the current scrape, or None between scrapes.
         self.snapshot: Snapshot | None = None
         self._lock = threading.Lock()
 

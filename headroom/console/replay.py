@@ -21,9 +21,10 @@ class Replayed(msgspec.Struct, frozen=True):
     """The result for one pod."""
 
     pod: str
-    #: Number of nodes on which it fits.
+    #: Number of nodes on which the pod fits.
     fits: int
-    #: Node -> code of the reason, or None if the pod fits. Empty if the request is invalid.
+    #: The code of the reason for each node, or None if the pod fits on the node. Empty if the
+    #: request is invalid.
     verdicts: dict[str, str | None]
     #: Digest of all verdicts. It does not contain node names.
     digest: str

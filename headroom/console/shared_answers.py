@@ -37,7 +37,7 @@ class SharedAnswers:
     def __init__(self, shared_s: float = SHARED_S) -> None:
         self._shared_s = shared_s
         self._lock = Lock()
-        #: (path, query, encoding) -> the latest answer.
+        #: The latest answer for each path, query and encoding.
         self._answers: Bounded[tuple[str, bytes, str], _Answer] = Bounded(MOST_ANSWERS)
 
     def of(self, request: Request, now_s: float, compute: Callable[[], Response]) -> Response:

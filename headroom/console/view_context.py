@@ -46,26 +46,28 @@ class Context:
     cluster: Cluster
     journal: Journals
     telemetry: ViewTelemetry
-    #: Returns why decisions cannot be made yet, as a sentence; "" if they can be made.
+    #: A function that returns why decisions cannot be made yet, as a sentence, or "" if they can be
+    #: made.
     unready: Callable[[], str]
     monotonic_s: Callable[[], float]
     wall_s: Callable[[], float]
     #: Name of this process. Snapshot generations of different processes cannot be compared.
     replica: str = "one"
     feed: Feed = field(default_factory=Feed.over)
-    #: Returns the state of each watch of the API server.
+    #: A function that returns the state of each watch of the API server.
     watches: Callable[[], Iterable[Health]] = tuple
     #: Authorizes readers. If it is None, every client may read.
     guard: Guard | None = None
     settings: Callable[[], SettingsView] = enforcing
-    #: Returns a sentence about loops of the process that make no progress; "" if there are none.
+    #: A function that returns a sentence about loops of the process that make no progress, or "" if
+    #: all loops make progress.
     stuck: Callable[[], str] = str
-    #: Reads the ResourceQuotas of a namespace from the API server, or of all namespaces for "". It
-    #: blocks, and returns None if they cannot be read.
+    #: A function that reads the ResourceQuotas of a namespace from the API server, or of all
+    #: namespaces for "". It blocks, and returns None if the quotas cannot be read.
     quotas: Callable[[str], Sequence[ResourceQuota] | None] = no_quotas
     #: The scheduler that calls Headroom (setting scheduler_name).
     scheduler: str = "headroom"
-    #: Returns setting gpu_hour_price, or None if it is not set.
+    #: A function that returns the setting gpu_hour_price, or None if it is not set.
     gpu_hour_price: Callable[[], float | None] = lambda: None
     #: The peaks of past lives, on which recommendations are based.
     profiles: Profiles = field(default_factory=Profiles)
@@ -73,9 +75,9 @@ class Context:
     claims: Claims = field(default_factory=Claims)
     #: The last hour of devices and pods. Only the event loop may read it.
     history: History = field(default_factory=History)
-    #: Reads history of any range; None if setting prometheus_url is missing.
+    #: The reader of history of any range. None if the setting prometheus_url is missing.
     ranges: PrometheusRanges | None = None
-    #: Returns node -> devices whose use grows.
+    #: A function that returns the devices of each node whose use grows.
     growing: Callable[[], Mapping[str, Sequence[Growing]]] = dict
     #: Answers that are the same for all readers.
     answers: SharedAnswers = field(default_factory=SharedAnswers)

@@ -15,7 +15,8 @@ import re
 #: The Service, and its name for the API server's proxy, which contains scheme, name and port.
 SERVICE = "headroom-debug"
 PROXIED = f"https:{SERVICE}:debug-tls"
-#: The signer of the CSRs, which signs nothing. Also the audience of tokens for the debug API.
+#: The signer of the CSRs, which signs nothing. Tokens for the debug API have the same name as their
+#: audience.
 SIGNER = AUDIENCE = "headroom.gpu/console"
 CSRS = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 #: Header that contains the secret, because the API server removes ``Authorization`` before it

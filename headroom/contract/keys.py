@@ -18,18 +18,18 @@ class Key:
     """The description of one name, in Markdown."""
 
     name: str
-    #: Kinds of the objects that carry it, such as "Pod, Namespace".
+    #: Kinds of the objects that have the key, such as "Pod, Namespace".
     on: str
-    #: ``YOU``, or the component of Headroom that writes it.
+    #: ``YOU``, or the component of Headroom that writes the key.
     writer: str
     meaning: str
     #: The valid values, or the format.
     values: str
     #: A valid value.
     example: str
-    #: The effect of its absence. Empty if Headroom writes it.
+    #: What applies if the key is missing. Empty if Headroom writes the key.
     default: str = ""
-    #: The components that read it.
+    #: The components that read the key.
     reader: str = "extender"
     #: One of annotation, label, resource, finalizer and taint.
     kind: str = "annotation"
@@ -345,7 +345,8 @@ POOL = _key(
     meaning="Pool of nodes whose agents have settings of their own: "
     "[helm-values.md](helm-values.md).",
 )
-#: Published if ``mirror_vram`` is set. It has the same name as the annotation ``VRAM``.
+#: The resource that nodes offer if ``mirror_vram`` is set. It has the same name as the annotation
+#: ``VRAM``.
 MIRROR = _key(
     "vram",
     kind="resource",
@@ -357,7 +358,7 @@ MIRROR = _key(
     meaning="GPU memory as an extended resource, with setting `mirror_vram`: "
     "[autoscaling.md](../how-to/autoscaling.md#the-in-tree-mirror).",
 )
-#: Counted if ``count_vram`` is set.
+#: The resource that quotas count if ``count_vram`` is set.
 COUNTED_VRAM = _key(
     "vram-bytes",
     kind="resource",

@@ -283,14 +283,14 @@ class PodCondition(KubeStruct, frozen=True):
 
 class Terminated(KubeStruct, frozen=True):
     exit_code: Int64 = 0
-    #: The reason, such as "Error" or "OOMKilled".
+    #: The reason why the container ended, such as "Error" or "OOMKilled".
     reason: str = ""
     #: When the container ended (RFC 3339).
     finished_at: str | None = None
 
 
 class Waiting(KubeStruct, frozen=True):
-    #: The reason, such as "ImagePullBackOff".
+    #: The reason why the container waits, such as "ImagePullBackOff".
     reason: str = ""
 
 
@@ -336,7 +336,8 @@ class PodStatus(KubeStruct, frozen=True):
     start_time: str | None = None
     #: The node on which other pods are preempted for this pod.
     nominated_node_name: str | None = None
-    #: Set before the pod is bound, if DRA serves an extended resource that the pod requests.
+    #: The claim for an extended resource that DRA serves. kube-scheduler sets this status before it
+    #: binds the pod.
     extended_resource_claim_status: ExtendedResourceClaimStatus | None = None
 
 
@@ -448,7 +449,7 @@ class DisruptionBudgetSpec(KubeStruct, frozen=True):
 
 class DisruptionBudgetStatus(KubeStruct, frozen=True):
     disruptions_allowed: int = 0
-    #: Pod name -> time of the eviction, for the pods whose eviction the budget has already counted.
+    #: The time of the eviction by pod name, for pods whose eviction the budget has already counted.
     disrupted_pods: Mapping[str, Any] | None = None
 
 

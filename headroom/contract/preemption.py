@@ -12,7 +12,7 @@ from headroom.contract.kube import Pod
 
 
 class Attempt(msgspec.Struct, frozen=True):
-    #: Differs from the ids of earlier attempts for the same pod.
+    #: The id of the attempt, which differs from the ids of earlier attempts for the same pod.
     id: str = ""
     node: str = ""
     #: Start of the attempt in seconds of Unix time.

@@ -15,7 +15,8 @@ import re
 
 from headroom.contract.errors import BadQuantity
 
-#: Longer texts are rejected, although Kubernetes accepts them. 2**63 nanobytes have 28 digits.
+#: Maximum length of a quantity. Longer texts are rejected, although Kubernetes accepts them. 2**63
+#: nanobytes have 28 digits.
 MAX_LENGTH = 64
 MAX_INT64 = (1 << 63) - 1
 #: More memory than any device has. A larger value is a mistake, and the limit keeps sums in int64.

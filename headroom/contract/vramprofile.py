@@ -53,7 +53,7 @@ class TrackStatus(KubeStruct, frozen=True):
 
     #: Fingerprint of image, command, arguments and environment. Empty if they differ between lives.
     program: str = ""
-    #: RFC 3339.
+    #: The time to which the weights refer (RFC 3339).
     as_of: str = ""
     complete: dict[str, int] = msgspec.field(default_factory=dict)
     censored: dict[str, int] = msgspec.field(default_factory=dict)

@@ -18,7 +18,7 @@ from headroom.contract.quantity import MAX_DEVICE_BYTES, parse_bytes
 
 GPU = "nvidia.com/gpu"
 
-#: schedulerName -> its allocator. Converted pods do not need these schedulers.
+#: Maps a schedulerName to its allocator. Converted pods do not need these schedulers.
 SCHEDULERS = {"kai-scheduler": "KAI", "hami-scheduler": "HAMi"}
 
 KAI_REQUESTS = (
@@ -33,13 +33,13 @@ HAMI_MEMORY, HAMI_PERCENT = "nvidia.com/gpumem", "nvidia.com/gpumem-percentage"
 HAMI_RESOURCES = (HAMI_MEMORY, HAMI_PERCENT, "nvidia.com/gpucores", "nvidia.com/priority")
 GPUSHARE_MEMORY = "aliyun.com/gpu-mem"
 HAMI_NODE_POLICY = "hami.io/node-scheduler-policy"
-#: HAMi's policy for nodes -> the value of headroom.gpu/policy.
+#: Maps HAMi's policy for nodes to the value of headroom.gpu/policy.
 POLICIES = {"binpack": "pack", "spread": "spread"}
 
 _NO_COMPUTE = (
     "Headroom does not divide compute; annotation headroom.gpu/max-sm keeps a pod off busy devices"
 )
-#: Resource without an equivalent -> the reason. These resources are removed.
+#: Maps each resource without an equivalent to the reason. The conversion removes these resources.
 LOST_RESOURCES = {
     "nvidia.com/gpucores": _NO_COMPUTE,
     "nvidia.com/priority": "Headroom has no priority between pods on one device",
@@ -47,7 +47,8 @@ LOST_RESOURCES = {
 }
 _NODE_SHARES = "sharing is configured in the device plugin of the node"
 _KUBELET_ALIGNS = "the kubelet's Topology Manager aligns the devices of a pod"
-#: Annotation without an equivalent -> the reason. These annotations are removed.
+#: Maps each annotation without an equivalent to the reason. The conversion removes these
+#: annotations.
 LOST_ANNOTATIONS = {
     "gpu-fraction-limit": "Headroom has no burst: a pod reserves the most memory that it uses",
     "gpu-memory-limit": "Headroom has no burst: a pod reserves the most memory that it uses",
@@ -69,13 +70,13 @@ LOST_ANNOTATIONS = {
 _EXCLUSIVE = "in Headroom, annotation headroom.gpu/vram: 100% reserves all memory of a GPU"
 #: Labels that name a queue of KAI.
 QUEUES = ("kai.scheduler/queue", "runai/queue")
-#: Keys that only one of these allocators reads, anywhere in a manifest -> the allocator.
+#: Maps keys that only one of these allocators reads, anywhere in a manifest, to the allocator.
 _OWN_KEYS = {
     re.compile(r"hami\.io/.+"): "HAMi",
     re.compile(r"(kai\.scheduler|runai|run\.ai)/.+"): "KAI",
     re.compile(r"ALIYUN_COM_GPU_.+|aliyun\.com/gpu.+"): "gpushare",
 }
-#: Groups of the allocators' own objects, such as queues -> the allocator.
+#: Maps API groups of the allocators' own objects, such as queues, to the allocator.
 _OWN_GROUPS = {"scheduling.run.ai": "KAI", "kai.scheduler": "KAI", "hami.io": "HAMi"}
 #: Variables that only HAMi's library in the container reads.
 _HAMI_VARIABLES = re.compile(
@@ -83,7 +84,8 @@ _HAMI_VARIABLES = re.compile(
     r"|CUDA_DISABLE_CONTROL|CUDA_DEVICE_MEMORY_SHARED_CACHE|GPU_CORE_UTILIZATION_POLICY"
     r"|ACTIVE_OOM_KILLER"
 )
-#: Labels that select an allocator's nodes -> the allocator. Nodes lose them in the migration.
+#: Maps labels that select an allocator's nodes to the allocator. The migration removes these labels
+#: from nodes.
 _NODE_LABELS = {("gpu", "on"): "HAMi", ("gpushare", "true"): "gpushare"}
 #: PriorityClasses that KAI installs.
 _KAI_PRIORITIES = ("train", "build-preemptible", "build", "inference")
@@ -95,14 +97,14 @@ STAMPS = re.compile(
     r"ALIYUN_COM_GPU_MEM_.*|hami\.io/(vgpu-.*|bind-.*)|runai-gpu-group(/.*)?|run\.ai/.*"
     r"|runai/shared-gpu-configmap|received-resource-type|nvidia\.com/container\..+\.gpus\.devices"
 )
-#: Prefix of a resource -> the name of an allocator that is not converted.
+#: Maps the prefix of a resource to the name of an allocator whose pods are not converted.
 _UNCONVERTED = {"volcano.sh/vgpu-": "Volcano", "tencent.com/vcuda-": "Tencent's GPU manager"}
 
 MIB = 1 << 20
 MAX_DEVICES_ASKED = 1024
 #: More memory than any device has. Such a value is in another unit, or contains a unit.
 TOO_MANY_BYTES = 1 << 40
-#: Bytes of a unit -> its name, and 8 GiB in this unit.
+#: Maps the bytes of a unit to its name, and to 8 GiB in this unit.
 _UNITS = {1 << 30: ("GiB", 8), MIB: ("MiB", 8192)}
 _DECIMAL = re.compile(r"[0-9]{0,4}(?:\.[0-9]{0,18})?", re.ASCII)
 

@@ -145,7 +145,7 @@ class ClaimTemplates:
                 self.of(_namespace(each))[str(each["metadata"].get("name"))] = each
         #: (namespace, name) of each template that a converted pod used.
         self._released: set[tuple[str, str]] = set()
-        #: Id of a workload's document -> the templates that the workload needs.
+        #: The templates that each workload needs, by the id of the workload's document.
         self._added: dict[int, list[Yaml]] = {}
 
     def of(self, namespace: str) -> dict[str, Yaml]:

@@ -7,11 +7,11 @@ from enum import Enum
 class Outcome(Enum):
     """The result of the conversion for the part of the manifest that a finding describes."""
 
-    #: Converted to something with a slightly different meaning.
+    #: The setting was converted to a setting with a slightly different meaning.
     CHANGED = "changed"
-    #: Removed, or kept without an effect, because Headroom has no equivalent.
+    #: The setting was removed, or stays but has no effect, because Headroom has no equivalent.
     LOST = "lost"
-    #: Not changed, so a person must convert it.
+    #: The setting was not changed, so a person must convert it.
     NOT_UNDERSTOOD = "not understood"
 
 

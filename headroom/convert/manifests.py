@@ -31,7 +31,7 @@ from headroom.convert.dra_claims import from_claims, to_claims
 from headroom.convert.findings import Finding, Outcome
 from headroom.convert.pod_template import Template, line_of
 
-#: Kind -> path of its pod template.
+#: Maps each kind to the path of its pod template.
 TEMPLATES = {
     "Pod": (),
     "Deployment": ("spec", "template"),

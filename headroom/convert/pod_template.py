@@ -59,7 +59,7 @@ class Template:
     name: str = ""
     namespace: str = ""
     findings: list[Finding] = field(default_factory=list)
-    #: Container name -> its request to another allocator.
+    #: The request of each container to another allocator, by the container's name.
     _requests: dict[str, ForeignRequest] = field(default_factory=dict)
     _allocators: set[str] = field(default_factory=set)
 
@@ -119,7 +119,7 @@ class Template:
 
     def _read_nv_fractions(self) -> None:
         annotations = self._annotations()
-        #: Container name -> "request" or "limit" -> the annotation's key.
+        #: The annotation's key for each container name, and then for "request" or "limit".
         keys_of: dict[str, dict[str, str]] = {}
         for key in annotations:
             match = NV_FRACTION.fullmatch(str(key))

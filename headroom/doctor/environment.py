@@ -27,7 +27,7 @@ from headroom.runtime.settings.settings import Settings
 class Environment:
     pods: Sequence[ComponentPod] = ()
     nodes: Sequence[Node] = ()
-    #: "ConfigMap namespace/name, key" -> the decoded KubeSchedulerConfiguration in it.
+    #: The decoded KubeSchedulerConfiguration of each ConfigMap, by "ConfigMap namespace/name, key".
     schedulers: Mapping[str, object] = field(default_factory=dict)
     profiles: Sequence[VRAMProfile] = ()
     #: The leaders of the kube-schedulers that call Headroom.
@@ -38,7 +38,7 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    #: Value of the label ``app`` on its pods.
+    #: Value of the label ``app`` on the part's pods.
     app: str
     #: The operator deploys the part to nodes whose label nvidia.com/gpu.deploy.NAME is "true".
     name: str

@@ -43,7 +43,7 @@ class Advice:
 
     resource: str
     count: int
-    #: The reason.
+    #: The reason for this number of replicas.
     found: str
     #: Another effect of this number of replicas, or empty.
     effect: str = ""

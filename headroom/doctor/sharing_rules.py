@@ -47,19 +47,19 @@ class NodeFacts:
 
     node: NodeTerms
     annotations: Mapping[str, str]
-    #: None if nothing is known about its devices.
+    #: The agent's report, or None if nothing is known about the node's devices.
     status: GPUNodeStatus | None
     stale: bool
-    #: Age of its newest report or heartbeat by the wall clock. Negative if it is dated in the
-    #: future, None if there is neither.
+    #: Age of the node's newest report or heartbeat by the wall clock. Negative if its time is in
+    #: the future, and None if there is neither.
     age_s: float | None
     #: Version of the doctor; empty if unknown.
     version: str
-    #: Resource -> typical requests of the existing pods. ``recent`` also counts the pods of the
-    #: last hours.
+    #: The typical requests of the existing pods for each resource. ``recent`` also counts the pods
+    #: of the last hours.
     typical: Mapping[str, Typical]
     recent: Mapping[str, Typical]
-    #: Resource -> number of GPU containers that request no amount of memory.
+    #: For each resource, the number of GPU containers that request no amount of memory.
     unannotated: Mapping[str, int]
     #: The waiting pods that may run on the node.
     waiting: Amounts
@@ -86,7 +86,7 @@ class ContainerRequest:
     #: Uid of the pod.
     uid: str
     resource: str
-    #: None if the amount is not in bytes.
+    #: The amount in bytes, or None if the pod does not request a number of bytes.
     count_bytes: int | None
     #: Whether an annotation of the pod or of its namespace sets the amount.
     is_annotated: bool

@@ -28,7 +28,7 @@ _PROCESSES_UNSEEN = "memory use cannot be attributed to pods, and unattributed u
 _HOLDERS_INCOMPLETE = "which pod holds which replica is only partly known"
 _POLICY_UNKNOWN = "the kubelet's topology manager policy is not known"
 _SM_LESS_EXACT = "SM activity may be measured less exactly"
-#: Name of a source -> the consequence of its failure, and the usual fix.
+#: Maps the name of a source to the consequence of its failure, and the usual fix.
 _FAILURES = {
     "nvml": (
         "memory or utilization of some GPUs is not measured",
@@ -69,8 +69,8 @@ _FAILURES = {
         "(HEADROOM_DCGM_URL)",
     ),
 }
-#: Cause of a failure -> the fix, if it is not the usual one. The first entry whose cause the source
-#: reports counts.
+#: Maps the cause of a failure to its fix, if this is not the usual fix. The first entry whose cause
+#: the source reports counts.
 _FIXES: Mapping[SourceCode, str] = {
     "no_host_pid": _HOST_PID,
     "gpu_not_listed": (

@@ -11,7 +11,8 @@ from typing import Any
 
 from headroom.doctor.findings import Finding, Weight
 
-#: Resource -> verbs that give access to the ports or the token of any pod of a namespace.
+#: For each resource, the verbs that give access to the ports or the token of any pod of a
+#: namespace.
 INSIDE: Mapping[str, frozenset[str]] = {
     "pods/portforward": frozenset({"create", "get"}),
     "pods/exec": frozenset({"create", "get"}),

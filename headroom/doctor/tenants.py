@@ -39,15 +39,15 @@ POLICIES = {
     "headroom-gate-port": "Services of tenants can answer the gates of others",
     "headroom-static-pods": "root on one GPU node can replace the webhook and the console",
 }
-#: Part -> the value of label app.kubernetes.io/component on its pods. A NetworkPolicy with the name
-#: of the part protects them.
+#: Maps each part to the value of the label app.kubernetes.io/component on its pods. A NetworkPolicy
+#: with the name of the part protects these pods.
 NETWORK_POLICIES = {
     "headroom-agent": "agent",
     "headroom-console": "console",
     "headroom-scheduler": "extender",
     "headroom-webhook": "webhook",
 }
-#: Setting of the profile -> its value, and what is possible with another value.
+#: Maps each setting of the profile to its value, and to what is possible with another value.
 SETTINGS: Mapping[str, tuple[object, str]] = {
     "mode": ("enforce", "nothing is rejected or evicted"),
     "count_vram": (True, "quotas do not count GPU memory"),
@@ -81,7 +81,7 @@ class Tenancy:
     network_policies: Sequence[Object]
     quotas: Sequence[Object]
     rights: Rights
-    #: Namespaces with pods that request GPUs -> their labels.
+    #: The labels of the namespaces with pods that request GPUs, by namespace.
     namespaces: Mapping[str, Mapping[str, str]]
     #: Settings that differ from their defaults, by name.
     settings: Mapping[str, object]

@@ -9,7 +9,7 @@ from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.request import VramRequest
 from headroom.core.rules.eligible_nodes import eligibility_key, eligible
 
-#: Resource -> the amounts of the GPU containers that wait for one device of it.
+#: For each resource, the amounts of the GPU containers that wait for one of its devices.
 Amounts = Mapping[str, Counter[Amount]]
 
 
@@ -21,7 +21,8 @@ class WaitingPods:
     """
 
     def __init__(self, state: Cluster) -> None:
-        #: Key of pods with the same eligible nodes -> one of these pods, and the amounts of all.
+        #: For pods with the same eligible nodes, one of these pods and the amounts of all of them,
+        #: by the key that these pods share.
         self._groups: dict[bytes, tuple[Pod, dict[str, Counter[Amount]]]] = {}
         counts: Counter[str] = Counter()
         for pod in state.unbound():

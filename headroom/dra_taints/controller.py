@@ -132,16 +132,16 @@ class DeviceTaintsController:
         self._leads, self._observes, self._now_s = leads, observes, now_s
         self._stale_after_s, self._telemetry = stale_after_s, telemetry
         self._decisions = TaintDecisions()
-        #: None until the rules have been listed.
+        #: The rules by device, or None until they have been listed.
         self._rules: dict[DraDevice, DeviceTaintRule] | None = None
         self._list_at_s = 0.0
-        #: Node -> its reported devices with their UUIDs, and node -> the excess of each device that
-        #: is used beyond its claims.
+        #: By node, its reported devices with their UUIDs, and the excess of each device that is
+        #: used beyond its claims.
         self._devices: dict[str, dict[DraDevice, str]] = {}
         self._excess_bytes: dict[str, dict[DraDevice, int]] = {}
-        #: Node -> time until which ended claims still count there.
+        #: The time until which ended claims still count on a node, by node.
         self._again_until_s: dict[str, float] = {}
-        #: Why no device can be tainted; "" if devices can be tainted.
+        #: Why no device can be tainted. Empty if devices can be tainted.
         self.obstacle = ""
 
     async def round(self) -> None:

@@ -41,7 +41,7 @@ class TaintDecisions:
 
     def __init__(self) -> None:
         self._taints: dict[DraDevice, _Taint] = {}
-        #: Device -> when its last taint ended, and for how long the excess had to stay low.
+        #: When the last taint of each device ended, and for how long the excess had to stay low.
         self._former: Bounded[DraDevice, tuple[float, float]] = Bounded(MAX_FORMER)
         #: Number of devices that the last decision left untainted because of ``MAX_TAINTS``.
         self.untainted = 0

@@ -23,8 +23,8 @@ from headroom.core.cluster.claimed_devices import DraDevice
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
 from headroom.runtime.kube.client import METADATA_ONLY, KubeApi
 
-#: Newest first. Kubernetes serves v1 by default from 1.37. It has the rules in v1alpha3 from 1.33
-#: and in v1beta2 from 1.36, but an administrator must enable these versions.
+#: The versions of the API, newest first. Kubernetes serves v1 by default from 1.37. It has v1alpha3
+#: from 1.33 and v1beta2 from 1.36, but an administrator must enable these versions.
 VERSIONS = ("v1", "v1beta2", "v1alpha3")
 NOT_SERVED = (
     "The API server serves no DeviceTaintRules. Enable feature gate DRADeviceTaintRules. Before "

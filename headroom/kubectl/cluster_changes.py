@@ -10,7 +10,8 @@ from headroom.client.kube_protocol import status_of
 from headroom.kubectl.debug_api_client import BAD_INPUT, UNREACHABLE, CommandError
 from headroom.kubectl.transport import API_TIMEOUT_S, core_api, unanswered
 
-#: Attempts to write a Node. Other clients write it too, such as its kubelet every 10 s.
+#: Maximum number of attempts to write a Node, because other clients write it too, such as the
+#: kubelet every 10 s.
 _ATTEMPTS = 5
 #: Maximum number of names in a message.
 _MOST_NAMES = 10
@@ -51,10 +52,10 @@ class PodRead:
     """The properties of a pod that decide whether it is evicted."""
 
     uid: str
-    #: Its controller, such as "DaemonSet fluentd"; empty if it has none.
+    #: The pod's controller, such as "DaemonSet fluentd". Empty if the pod has no controller.
     controller: str
     mirror: bool
-    #: Whether it was deleted, or all its containers have ended.
+    #: Whether the pod was deleted, or all its containers have ended.
     ends: bool
     controller_uid: str = ""
 
@@ -65,7 +66,7 @@ class Created:
 
     name: str
     uid: str
-    #: Empty while it is not bound.
+    #: The node of the pod. Empty while the pod is not bound.
     node: str
 
 

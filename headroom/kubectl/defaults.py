@@ -14,7 +14,8 @@ from headroom.contract.commands import command, commented
 from headroom.contract.quantity import format_bytes, gib
 from headroom.kubectl.top import age, counted
 
-#: If fewer pods than this ran this long, the command for the namespace is only a comment.
+#: If fewer than ``ENOUGH_PODS`` pods ran for ``LONG_S`` seconds, the command for the namespace is
+#: only a comment.
 ENOUGH_PODS, LONG_S = 3, 3600
 #: A suggestion is the largest use of a pod plus this percentage, rounded up to a multiple of
 #: ``STEP_BYTES``.
@@ -31,9 +32,9 @@ _HEAD = (
 @dataclass(frozen=True, slots=True)
 class _Pod:
     namespace: str
-    #: None if its use was not measured.
+    #: The use of the pod in bytes, or None if it was not measured.
     used_bytes: int | None
-    #: None if it is not known how long the pod has been on its node.
+    #: For how long the pod has been on its node, or None if this is not known.
     runs_s: float | None
 
 

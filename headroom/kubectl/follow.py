@@ -37,9 +37,9 @@ class Changes:
         wait: Callable[[float], object] = time.sleep,
     ) -> None:
         self._connect, self._note, self._wait = connect, note, wait
-        #: Id and time of the last change; empty before the first.
+        #: The id and the time of the last change. Both are empty before the first change.
         self._last_id = self._last_at = ""
-        #: Content of a change -> the console that published it last, and the time.
+        #: For the content of each change, the console that published it last, and the time.
         self._shown: OrderedDict[tuple[Any, ...], tuple[str, datetime]] = OrderedDict()
 
     def since(self, since: str | None) -> Iterator[Any]:

@@ -18,7 +18,7 @@ MAINTAIN = "Maintain GPUs"
 FOLLOW = "Follow and report"
 
 
-#: Command -> a correct command line, for error messages that contain no example.
+#: Maps each command to a correct command line, for error messages that contain no example.
 _EXAMPLES = {
     "capacity": "capacity --vram 20Gi",
     "cordon": "cordon gpu-2 0",

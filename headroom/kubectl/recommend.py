@@ -19,7 +19,7 @@ from headroom.kubectl.table import STATE, Table
 
 Body = Mapping[str, Any]
 
-#: Kinds whose pod template can be patched -> path to the annotations of the template.
+#: Maps each kind whose pod template can be patched to the path of the annotations in the template.
 _TEMPLATES: dict[str, tuple[str, ...]] = {
     "Deployment": ("spec", "template", "metadata", "annotations"),
     "StatefulSet": ("spec", "template", "metadata", "annotations"),

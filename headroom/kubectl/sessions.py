@@ -18,9 +18,11 @@ from uuid import uuid4
 
 from headroom.contract.console import LIFETIME_S, SIGNER, csr_name
 
-#: Seconds for which a session is used. It is less than its lifetime, because clocks differ.
+#: Seconds for which a session is used. This is less than the lifetime of the session, because
+#: clocks differ.
 USED_S = LIFETIME_S - 600
-#: A valid request, because the API server requires one. Its key was discarded and is never used.
+#: A valid certificate request, because the API server requires one. The key of the request was
+#: discarded and is never used.
 _REQUEST = """\
 -----BEGIN CERTIFICATE REQUEST-----
 MIHQMHkCAQAwFzEVMBMGA1UEAwwMaGVhZHJvb20uZ3B1MFkwEwYHKoZIzj0CAQYI
@@ -72,7 +74,7 @@ class Sessions:
         self._create = create
         self._folder = folder
         self._wall_s = wall_s
-        #: Hash of the credential -> (secret, time of its creation as Unix time).
+        #: The secret and the Unix time of its creation, by the hash of the credential.
         self._held: dict[str, tuple[str, float]] = {}
 
     def secret(self, *credential: bytes) -> str:

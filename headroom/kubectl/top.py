@@ -25,7 +25,8 @@ class _Part:
     """A node or a device, with the values that `top` sorts and sums. All amounts are in bytes."""
 
     name: tuple[str, int]
-    #: Equal for devices that share one memory. Each of them has the figures of the whole memory.
+    #: A name that is equal for devices that share one memory. Each of these devices has the figures
+    #: of the whole memory.
     memory: str
     allocatable: int
     reserved: int
@@ -37,7 +38,8 @@ class _Part:
     worst: int
     #: Problems, worst first.
     problems: tuple[str, ...]
-    #: 0: overcommitted, 1: takes no pods or unhealthy, 2: cordoned, 3: no problem.
+    #: 0 means overcommitted, 1 means unhealthy or closed to pods, 2 means cordoned, and 3 means no
+    #: problem.
     severity: int
     #: The lowest headroom of a device, as a fraction of its memory.
     least_ratio: float

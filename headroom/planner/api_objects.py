@@ -79,7 +79,7 @@ class Use(NamedTuple):
 
     #: Maximum memory on one of the devices.
     peak_bytes: int | None
-    #: Means over the devices that no other pod holds.
+    #: The mean SM activity and utilization over the devices that no other pod holds.
     sm_ratio: float | None
     utilization_ratio: float | None
 

@@ -35,7 +35,7 @@ REPLICAS = tuple(range(2, 9))
 _MOST_REPLICAS, _MOST_SEEDS = 64, 100
 _MOST_DAYS, _MOST_DIGITS = 366, 3
 _WINDOW = "14d"
-#: Option -> text that must occur in the first ``_BEGINNING`` bytes of its files.
+#: Maps each option to a text that must occur in the first ``_BEGINNING`` bytes of its files.
 _MARKS = {"--snapshot": b"headroom.gpu/snapshot/", "--recording": b"headroom.gpu/recording/"}
 _BEGINNING = 200
 

@@ -48,9 +48,9 @@ class Contentions:
         """``sm_shares`` has, for each machine, the fraction of a GPU's SMs that each of its devices
         has."""
         self._sm_shares = sm_shares
-        #: (machine, device) -> index of each pod on it -> (workload, fraction of time).
+        #: The pods on each (machine, device), by index, with their workload and fraction of time.
         self._there: dict[tuple[int, int], dict[int, tuple[str, float]]] = defaultdict(dict)
-        #: (machine, device) -> when a pod last started or ended on it.
+        #: When a pod last started or ended on each (machine, device).
         self._since_s: dict[tuple[int, int], float] = {}
         self._run_s = self._competing_s = self._lost_s = 0.0
         self._pairs: dict[tuple[str, str], float] = {}

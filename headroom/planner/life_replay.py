@@ -89,7 +89,7 @@ def _amounts(found: Sequence[int | None]) -> NDArray[np.int64]:
 class _Running:
     spot: Spot
     request: Request
-    #: Bytes that it holds on each of its devices; 0 after it ran out of memory.
+    #: Bytes that the pod holds on each of its devices, or 0 after it ran out of memory.
     held_bytes: int
 
 
@@ -108,9 +108,9 @@ class Replay:
         self._machines = machines
         self._free_bytes = [[machine.memory_bytes] * machine.devices for machine in machines]
         self._running: dict[int, _Running] = {}
-        #: Future ends: (time, index of the life).
+        #: The future ends of running lives, as time and index of the life.
         self._ends: list[tuple[float, int]] = []
-        #: Request -> indices of the waiting lives with this request, in the order of creation.
+        #: The indices of the waiting lives with each request, in the order of creation.
         self._waiting: dict[Request, deque[int]] = {}
         self._waits = 0
         #: Sum of the creation times of the waiting pods.

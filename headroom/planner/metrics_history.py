@@ -128,9 +128,9 @@ def _machines(
 @dataclass(slots=True)
 class _Gpu:
     model: str
-    #: Sum over its MIG devices.
+    #: The memory of the GPU. With MIG, this is the sum over its MIG devices.
     memory_bytes: int = 0
-    #: Number of its MIG devices; 1 without MIG.
+    #: Number of MIG devices of the GPU, or 1 without MIG.
     devices: int = 0
 
 

@@ -16,14 +16,14 @@ from headroom.planner.workload import Machine
 class Profile:
     """One kind of instance."""
 
-    #: Number of its instances on a GPU.
+    #: Number of instances of the profile on a GPU.
     count: int
     #: Fractions of the GPU's memory and of its SMs that an instance has.
     memory_ratio: float
     sm_ratio: float
 
 
-#: First part of a profile's name -> the profile, on GPUs with seven and with four slices.
+#: Maps the first part of a profile's name to the profile, for GPUs with seven and with four slices.
 _SEVEN = {
     "1g": Profile(7, 1 / 8, 1 / 7),
     "2g": Profile(3, 2 / 8, 2 / 7),

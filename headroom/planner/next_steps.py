@@ -26,9 +26,9 @@ class Candidate:
 
     workload: str
     pods: int
-    #: The request of its pods; None if the webhook computes it (``auto``).
+    #: The request of the workload's pods, or None if the webhook computes the request (``auto``).
     need_bytes: int | None
-    #: Mean over time of the GPU memory that its pods leave free for other pods.
+    #: Mean over time of the GPU memory that the workload's pods leave free for other pods.
     gained_bytes: int
     #: Number of pods whose measured peak is above the request.
     above: int = 0

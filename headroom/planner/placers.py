@@ -33,14 +33,14 @@ class Request:
     """The properties of a pod that decide where it is placed."""
 
     gpus: int
-    #: GPU memory on one device; None for all of the device.
+    #: GPU memory on one device, or None for the whole device.
     need_bytes: int | None
     models: frozenset[str]
     cpu_milli: int
     host_bytes: int
     #: Minimum memory of a GPU on which the pod can run, as if it selected such nodes.
     least_bytes: int = 0
-    #: Maximum SM activity of its GPU before the pod is placed, in percent; None for no limit.
+    #: Maximum SM activity of the GPU before the pod is placed, in percent, or None without a limit.
     max_sm: int | None = None
 
 
@@ -98,7 +98,7 @@ class ByHeadroom:
         self._cluster, self._simulation = simulation_of(machines, sharing, _KINDS)
         self._demand = DemandTracker(self._cluster.rules.policy is ScoringPolicy.FRAGMENTATION)
         self._plugins = _Plugins(machines, sharing.replicas, seed)
-        #: (machine, device) -> reported SM activity; missing if it is 0.
+        #: The reported SM activity of each (machine, device). Devices without activity are missing.
         self._activity: dict[tuple[int, int], float] = {}
         self._sm_ratio: dict[str, float] = {}
         self._kinds: dict[tuple[int, int | None, int | None], tuple[VramRequest, Pod]] = {}

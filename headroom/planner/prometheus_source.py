@@ -14,7 +14,7 @@ from headroom.runtime.promql import EVERY_CLUSTER, Queries
 
 #: Time limit of one query. A query for a day of a large cluster takes seconds.
 _TIMEOUT_S = 120.0
-#: Size limit of one answer. It has a series for each pod of a day.
+#: Size limit of one answer. An answer has a series for each pod of a day.
 _MOST_BYTES = 256 << 20
 #: Pauses before a query is repeated, if it failed within ``_EARLY_S``.
 _PAUSES_S, _EARLY_S = (1.0, 3.0), 30.0
@@ -22,7 +22,7 @@ _PAUSES_S, _EARLY_S = (1.0, 3.0), 30.0
 _MOST_QUOTED = 200
 
 
-#: Opens a connection to a URL, as ``connected`` does.
+#: A function that opens a connection to a URL, as ``connected`` does.
 Connect = Callable[..., AbstractContextManager[Connection]]
 
 

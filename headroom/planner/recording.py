@@ -39,13 +39,13 @@ class RecordedPod(msgspec.Struct):
     created_s: float
     started_s: float
     gpus: int
-    #: GPU memory that it requests on one device; None if it requests no amount in bytes.
+    #: GPU memory that the pod requests on one device, or None if it requests no amount in bytes.
     request_bytes: int | None = None
     cpu_milli: int = 0
     host_bytes: int = 0
-    #: None while the pod runs.
+    #: When the pod ended, or None while it runs.
     ended_s: float | None = None
-    #: Maximum memory that it used on one device; None if it was not measured.
+    #: Maximum memory that the pod used on one device, or None if it was not measured.
     peak_bytes: int | None = None
     #: Sum and number of the observed SM activities, and of the observed GPU utilizations.
     sm_sum: float = 0.0
@@ -87,7 +87,7 @@ class Recording(msgspec.Struct):
     #: The time of the last contact with the API server.
     until_s: float
     format: str = FORMAT
-    #: Uid -> pod.
+    #: The pods by uid.
     pods: dict[str, RecordedPod] = {}  # msgspec copies defaults
     nodes: dict[str, RecordedNode] = {}
     gaps: list[Gap] = []

@@ -71,9 +71,9 @@ _CAMPAIGN_GROWTH = 3.0
 class Variation:
     """How much the needs of histories similar to a given one vary."""
 
-    #: None if no range can be computed.
+    #: The reach of the ranges, or None if no range can be computed.
     reach: Reach | None = None
-    #: Why no range can be computed, as a sentence; empty if there is one.
+    #: Why no range can be computed, as a sentence. Empty if there is a range.
     missing: str = ""
 
 

@@ -42,13 +42,14 @@ _MOST_TIMES = 4
 class Configuration:
     """One way to run the cluster."""
 
-    #: exclusive, counting, predicted, steered or mig.
+    #: One of exclusive, counting, predicted, steered and mig.
     mode: str
     replicas: int
     vram: Vram
     #: With MIG, the profile of all instances, such as 1g.
     profile: str | None = None
-    #: A GPU takes another pod only if its SM activity in percent is below this; None for no limit.
+    #: A GPU takes another pod only if its SM activity in percent is below this value. None means no
+    #: limit.
     max_sm: int | None = None
 
     @property
@@ -82,7 +83,8 @@ class Pool:
 class Answer:
     """The result for one configuration and one seed."""
 
-    #: None if the pods wait longer than today, however many nodes there are.
+    #: The pools that the pods need, or None if the pods wait longer than today with any number of
+    #: nodes.
     needed: tuple[Pool, Pool] | None
     #: Mean waiting time on today's nodes, in seconds; None if the exclusive pods leave no node for
     #: the sharing pods.

@@ -44,7 +44,7 @@ class Figures:
     #: suffices.
     gpus: int | None
     nodes: int | None
-    #: Model -> number of GPUs of this model.
+    #: The number of GPUs of each model.
     models: Mapping[str, int]
     #: Mean waiting time in seconds with the needed nodes.
     wait_s: float
@@ -108,7 +108,7 @@ class _Seed:
 
     seed: int
     today: Baseline
-    #: ``_exclusive_key`` of a configuration -> the nodes of its exclusive pool.
+    #: The nodes of the exclusive pool of each configuration, by ``_exclusive_key``.
     exclusive: Mapping[Configuration, Pool | None]
 
 

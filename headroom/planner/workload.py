@@ -42,9 +42,9 @@ class Largest:
 
     pods: int
     gpus: int
-    #: None if a pod requests a whole GPU.
+    #: The largest request of a pod, or None if a pod requests a whole GPU.
     request_bytes: int | None
-    #: None if no pod has a measured peak.
+    #: The largest peak of a pod, or None if no pod has a measured peak.
     peak_bytes: int | None
     #: GPU models that each of its pods may use; empty means any model.
     models: frozenset[str]
@@ -57,27 +57,28 @@ class Life:
     name: str
     #: The name that all pods of the same owner share, such as a Deployment's name.
     workload: str
-    #: Time of its creation, in seconds since the start of the history.
+    #: When the pod was created, in seconds since the start of the history.
     created_s: float
-    #: Time for which it ran, without the time for which it waited.
+    #: Time for which the pod ran, without the time for which it waited.
     run_s: float
     gpus: int
-    #: GPU memory that it requests on one device; None if it requests a whole device.
+    #: GPU memory that the pod requests on one device, or None if it requests a whole device.
     request_bytes: int | None
-    #: Maximum GPU memory that it used on one device; None if unknown.
+    #: Maximum GPU memory that the pod used on one device, or None if unknown.
     peak_bytes: int | None = None
-    #: Its mean SM activity from 0 to 1; None if unknown.
+    #: The pod's mean SM activity from 0 to 1, or None if unknown.
     sm_ratio: float | None = None
-    #: Its mean GPU utilization from 0 to 1, which is the fraction of time in which its kernels ran;
-    #: None if unknown.
+    #: The pod's mean GPU utilization from 0 to 1, which is the fraction of time in which its
+    #: kernels ran. None if unknown.
     utilization_ratio: float | None = None
-    #: The request that Headroom would have recommended for it; None if too little was known.
+    #: The request that Headroom would have recommended for the pod, or None if too little was
+    #: known.
     recommended_bytes: int | None = None
     cpu_milli: int = 0
     host_bytes: int = 0
-    #: GPU models that it may use; empty means any model.
+    #: GPU models that the pod may use. Empty means any model.
     models: frozenset[str] = frozenset()
-    #: The largest figures of its workload; None if only its own figures count.
+    #: The largest figures of the pod's workload, or None if only the pod's own figures count.
     largest: Largest | None = None
 
     @property
@@ -112,7 +113,7 @@ class History:
     """The nodes of a cluster, and the pods that ran on them."""
 
     machines: tuple[Machine, ...]
-    #: In the order of their creation.
+    #: The lives in the order of their creation.
     lives: tuple[Life, ...]
     #: Sentences that state what the source of the history assumes.
     assumptions: tuple[str, ...]

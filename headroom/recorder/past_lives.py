@@ -53,7 +53,7 @@ class Owner:
 class PastLife:
     owner: Owner
     container: str
-    #: Empty if kube-state-metrics does not show it.
+    #: The image of the container. Empty if kube-state-metrics does not show it.
     image: str
     model: str
     life: Life

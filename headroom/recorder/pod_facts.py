@@ -75,7 +75,7 @@ class PodFacts:
     #: The node that the pod is bound to. Empty for a pending pod. Only reports of this node count
     #: for the pod.
     node: str = ""
-    #: Container -> the amount on each device that its author requests.
+    #: The amount on each device that the pod's author requests, by container.
     requests: Mapping[str, Amount] = field(default_factory=dict)
     #: The controller by which a new pod of the same owner finds the profile.
     found_by: ProfileController = field(default_factory=ProfileController)

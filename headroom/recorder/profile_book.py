@@ -41,7 +41,8 @@ class Owned:
 
     tracked: TrackedLife
     owner: ProfileOwner
-    #: None for a family of owners, because its profile outlives each of them.
+    #: A reference to the owner. None for a family of owners, because the profile outlives each
+    #: owner.
     reference: OwnerReference | None = None
 
     @property

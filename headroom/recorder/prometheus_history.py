@@ -29,16 +29,16 @@ _EXTRA_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    #: May contain a user and a password, which must not be logged.
+    #: The URL of Prometheus. It may contain a user and a password, so it must not be logged.
     url: str
     timeout_s: float
-    #: The file is read before each query, because tokens are renewed.
+    #: The file with the token. It is read before each query, because tokens are renewed.
     token_file: Path | None = None
     ca: Path | None = None
     queries: Queries = EVERY_CLUSTER
 
 
-#: Returns the samples of a query. Blocks.
+#: A function that returns the samples of a query. It blocks.
 Query = Callable[[Source, Asked], list[Sample]]
 
 

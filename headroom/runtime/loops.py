@@ -18,8 +18,8 @@ import structlog
 log = structlog.get_logger()
 
 T = TypeVar("T")
-#: Marks progress of the current loop. A round may make many calls, each with its own timeout, so
-#: clients call ``progressed`` after each call.
+#: A function that marks progress of the current loop. A round may make many calls, each with its
+#: own timeout, so clients call ``progressed`` after each call.
 _mark: ContextVar[Callable[[], None]] = ContextVar("mark", default=lambda: None)
 
 #: Seconds without progress after which a loop counts as stuck. Every call to the API server is

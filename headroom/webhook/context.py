@@ -70,7 +70,7 @@ class GpuNode:
     """A node and its agent's report."""
 
     node: Node
-    #: None if no agent reports.
+    #: The report of the node's agent, or None if no agent reports.
     status: GPUNodeStatus | None = None
 
     @property
@@ -111,7 +111,7 @@ class AdmissionContext:
     #: needs both.
     programs: Mapping[str, Program] = field(default_factory=lambda: MappingProxyType({}))
     generate_name: str = ""
-    #: Returns the profile of pods with a controller in a namespace.
+    #: A function that returns the profile of pods with a controller in a namespace.
     profile: Callable[[str, ProfileController], VRAMProfile | None] = lambda *_: None
     #: The current Unix time in seconds, which determines the weights of lives.
     now_s: float = 0.0

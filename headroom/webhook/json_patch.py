@@ -27,10 +27,10 @@ from headroom.contract.kube import (
 class Operation:
     """One operation of a JSON patch."""
 
-    #: add or remove.
+    #: The operation, which is add or remove.
     op: str
     path: str
-    #: Only for add.
+    #: The value to add. Only the operation add has a value.
     value: Any = None
 
     @property

@@ -71,13 +71,13 @@ class Advice:
 
     outcome: Literal["fits", "free", "soon", "move", "none"]
     node: str = ""
-    #: In the order of the evictions.
+    #: The moves in the order of the evictions.
     moves: tuple[Move, ...] = ()
     #: The devices that the waiting pod could get, or the devices that become free.
     devices: tuple[str, ...] = ()
     #: The memory that the waiting pod gets, or the headroom of the devices that become free.
     gain_bytes: int = 0
-    #: Reason -> number of pods that are not moved, on the nodes that were examined.
+    #: For each reason, the number of pods on the examined nodes that are not moved for this reason.
     stay: Mapping[Stays, int] = field(default_factory=dict)
 
 

@@ -32,7 +32,7 @@ class Held:
     #: Whether the pod has a reservation on the device. If not, only its measured use is charged.
     reserved: bool
     requested_bytes: int
-    #: None if nothing was measured yet.
+    #: The measured use in bytes. None if nothing was measured yet.
     measured_bytes: int | None
     #: The larger of requested and measured bytes, which is not free for reservation.
     charged_bytes: int

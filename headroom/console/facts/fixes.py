@@ -10,7 +10,7 @@ from headroom.core.cluster.idle_pods import owner_of
 
 #: Controllers that create their pods again after a change of their template.
 _ROLLED_OUT = frozenset({"Deployment", "StatefulSet", "DaemonSet"})
-#: Kind of a controller -> field of its strategy for updates.
+#: Maps each kind of controller to the field with its strategy for updates.
 _STRATEGIES = {"Deployment": "strategy", "DaemonSet": "updateStrategy"}
 
 

@@ -34,33 +34,34 @@ class GpuPod(msgspec.Struct, frozen=True, gc=False):
     #: Kind and name of the controller. Without a controller, they are "Pod" and the pod's own name.
     owner_kind: str
     owner_name: str
-    #: Empty while it is pending.
+    #: The node of the pod. Empty while the pod is pending.
     node: str
-    #: Model of its devices, or of its candidate devices; empty if it has none.
+    #: Model of the pod's devices, or of its candidate devices. Empty if the pod has neither.
     model: str
     phase: Phase
     #: Whether the pod has a reservation, and whether it is marked for eviction.
     reserved: bool
-    #: Whether it needs no reservation, because kube-scheduler allocated its GPUs by DRA.
+    #: Whether the pod needs no reservation, because kube-scheduler allocated its GPUs by DRA.
     by_dra: bool
     evicting: bool
-    #: Names of the devices on which a report shows it.
+    #: Names of the devices on which a report shows the pod.
     devices: tuple[str, ...]
     #: The reserved memory, or the memory that is charged for the pod until the ledger has its
     #: reservation.
     reserved_bytes: int
-    #: None if its use of a device is not measured, or if no report shows it yet.
+    #: The measured use in bytes. None if the pod's use of a device is not measured, or if no report
+    #: shows the pod yet.
     used_bytes: int | None
-    #: Sum of the peaks of its containers since they started.
+    #: Sum of the peaks of the pod's containers since they started.
     peak_bytes: int
-    #: Memory in use beyond the reservations, summed over its devices.
+    #: Memory that the pod uses beyond its reservations, summed over its devices.
     overuse_bytes: int
-    #: Memory that it requests while it is pending. 0 for a share of a device, because the size of
-    #: the device is not known yet.
+    #: Memory that the pod requests while it is pending. 0 for a share of a device, because the size
+    #: of the device is not known yet.
     waiting_bytes: int
-    #: When it last used an SM of any of its devices (RFC 3339); empty if it is not idle.
+    #: When the pod last used an SM of any of its devices (RFC 3339). Empty if the pod is not idle.
     idle_since: str
-    #: RFC 3339; empty if unknown.
+    #: When the pod was created (RFC 3339). Empty if this is unknown.
     created_at: str
 
     @property

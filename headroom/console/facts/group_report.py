@@ -21,14 +21,14 @@ MOST_NAMED = 3
 @dataclass(frozen=True, slots=True)
 class GroupReport:
     group: Group
-    #: Number of its pods that have not ended.
+    #: Number of pods of the group that have not ended.
     pods: int
     bound: int
-    #: Number of its waiting pods by the memory that they request.
+    #: Number of waiting pods of the group by the memory that they request.
     waiting: Mapping[str, int]
     #: Number of waiting pods for which a node was searched.
     tried: int
-    #: Node -> number of waiting pods that fit there together with the others.
+    #: For each node, the number of waiting pods that fit there together with the others.
     fits: Mapping[str, int]
 
     @property

@@ -28,7 +28,7 @@ class MemoryCap:
 
     uid: str
     device: str
-    #: None if no mechanism limits the pod.
+    #: The mechanism that limits the pod, or None if no mechanism does.
     enforcer: Literal["driver", "mig", "mps"] | None
     #: Maximum bytes of the pod on the device. With MPS, the maximum of each of its processes.
     limit_bytes: int | None

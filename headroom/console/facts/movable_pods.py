@@ -58,9 +58,9 @@ class Move:
     """A pod to evict."""
 
     pod: Pod
-    #: The memory that becomes free when its reservation ends.
+    #: The memory that becomes free when the pod's reservation ends.
     reserved_bytes: int
-    #: The nodes on which its successor fits in the simulation, best first.
+    #: The nodes on which the pod's successor fits in the simulation, best first.
     places: tuple[str, ...]
 
 
@@ -83,8 +83,8 @@ class Movers:
         self._schedulers = schedulers
         self._quota_exceeded = quota_exceeded
         self._eligible: dict[bytes, Eligible] = {}
-        #: (kind of request, eligibility key of the pod) -> rows of the snapshot on which the pod
-        #: fits now.
+        #: For each kind of request and eligibility key of a pod, the rows of the snapshot on which
+        #: the pod fits now.
         self._fitting: dict[tuple[Kind, bytes], Rows] = {}
 
     def eligible(self, pod: Pod) -> Eligible:

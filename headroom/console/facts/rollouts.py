@@ -33,7 +33,7 @@ class Replaced:
 
     node: str
     uids: Set[str]
-    #: The advice to end them first, as a sentence without a period.
+    #: The advice to end the old pods first, as a sentence without a period.
     sentence: str
     #: The command that carries out the advice; empty if there is none.
     fix: str

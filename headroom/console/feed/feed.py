@@ -62,7 +62,8 @@ EventKind = Literal[
     "node_appeared",
     "node_gone",
 ]
-#: Kind of an event -> its possible causes, or a description. The reference page lists them.
+#: Maps each kind of event to its possible causes, or to a description. The reference page lists
+#: them.
 KINDS: Mapping[EventKind, str] = {
     "reservation_made": "`bind`, `bound_without_us`; in one process with an extender also "
     "`bind_on_another_replica`",
@@ -99,7 +100,7 @@ class FeedEvent:
     """One change. Fields that do not apply are empty."""
 
     number: int
-    #: Unix time, seconds.
+    #: When the event happened, in Unix seconds.
     at_s: float
     generation: int
     kind: EventKind
@@ -237,9 +238,9 @@ class ChangeFeed:
         self._nodes = PerNode[_Seen]()
         #: The first check publishes only decisions.
         self._is_first = True
-        #: Extender -> the version of its records at the last check.
+        #: The version of the records of each extender at the last check.
         self._versions: Bounded[str, int] = Bounded(MAX_EXTENDERS)
-        #: Id of a decision on record -> its last published state.
+        #: The last published state of each recorded decision, by the decision's id.
         self._published: Bounded[str, str] = Bounded(journals.own.records.bounds.decisions)
 
     def start(self, loops: Loops, begun: asyncio.Event) -> None:

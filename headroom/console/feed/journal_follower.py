@@ -92,16 +92,18 @@ class JournalFollower:
         self._name = name
         self._bounds = bounds
         self._ca = ca
-        #: Returns the header that authenticates this process. No header is sent if it is empty.
+        #: A function that returns the header that authenticates this process. If the function
+        #: returns an empty string, no header is sent.
         self.authorization: Callable[[], str] = str
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._resolve, name="extenders", daemon=True)
-        #: Replaced as a whole, because other threads read it.
+        #: The stream of each followed extender. The dict is replaced as a whole, because other
+        #: threads read it.
         self._streams: dict[Address, _Stream] = {}
         self._own: set[Address] = set()
-        #: Place -> its last resolved addresses.
+        #: The addresses to which the name of each place was last resolved.
         self._addresses: dict[Address, list[Address]] = {}
-        #: Host of a place -> why its name could not be resolved.
+        #: The reason why the name of a place could not be resolved, by the host of the place.
         self._unresolved: dict[str, str] = {}
         #: Journals of extenders whose address another extender has taken over, the earliest first.
         self._ended: list[Followed] = []

@@ -12,17 +12,18 @@ from headroom.runtime.follow.journal_stream import HoldsLine, StateLine
 class Followed:
     """Another extender, and what this process has read of its journal."""
 
-    #: host:port, or only the host if its name does not resolve.
+    #: The address as host:port, or only the host if its name does not resolve.
     address: str
     journal: Journal
-    #: The last state that it sent; None before the first state.
+    #: The last state that the extender sent, or None before the first state.
     state: StateLine | None
-    #: Seconds since its last line; None before the first line.
+    #: Seconds since the extender's last line, or None before the first line.
     line_age_s: float | None
-    #: A sentence that states why it sends no lines; "" if it sends lines.
+    #: A sentence that states why the extender sends no lines. Empty if it sends lines.
     problem: str
-    #: Whether it has stopped: its name no longer resolves to this address, or another extender has
-    #: the address now. Then it is not an error that it sends nothing.
+    #: Whether the extender has stopped, because its name no longer resolves to this address, or
+    #: because another extender has the address now. It is no error if such an extender sends
+    #: nothing.
     is_gone: bool = False
     #: The last line about holds; None before the first such line.
     holds: HoldsLine | None = None

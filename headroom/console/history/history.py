@@ -54,14 +54,14 @@ class PodOn(msgspec.Struct, frozen=True, gc=False):
     uid: str
     namespace: str
     name: str
-    #: None if the pod has no reservation.
+    #: The pod's request in bytes. None if the pod has no reservation.
     requested_bytes: int | None = None
 
 
 class Layout(msgspec.Struct, frozen=True, gc=False):
     """The columns of a block: ``DEVICE_COLUMNS`` for each device, then one for each pod."""
 
-    #: UUIDs.
+    #: UUIDs of the pod's devices.
     devices: tuple[str, ...] = ()
     pods: tuple[PodOn, ...] = ()
 

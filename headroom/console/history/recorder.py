@@ -46,12 +46,12 @@ class HistoryRecorder:
         self._cluster = cluster
         self._wall_s = wall_s
         self.history = history
-        #: Node -> devices whose use grows. Replaced as a whole.
+        #: The devices of each node whose use grows. The mapping is replaced as a whole.
         self.growing: Mapping[str, tuple[Growing, ...]] = {}
         #: The values of ``Totals`` of each node, under one key, and the holdings of its namespaces.
         self._nodes = PerNode[tuple[Mapping[str, Sequence[int]], Held]]()
         self._sums, self._held_sums = Sums[str, int](), Sums[str, float]()
-        #: The holdings over all nodes by namespace. Replaced as a whole.
+        #: The holdings of each namespace, summed over all nodes. The dict is replaced as a whole.
         self.held: Held = {}
         self._rounds = 0
 

@@ -25,7 +25,7 @@ class Assumed:
     """A pod for which a call has chosen a node."""
 
     pod: Pod
-    #: The kind of its request, or None if the kind does not determine the device.
+    #: The kind of the pod's request, or None if the kind does not determine the device.
     kind: object | None
     node: str
     #: When the hold ends. For a pod of a group, ``groups.cycles`` decides when.

@@ -50,7 +50,7 @@ class Holding:
     claim: str
     #: Uid and name of the pods that may use the claim.
     pods: frozenset[tuple[str, str]]
-    #: None for the whole device.
+    #: The memory that the claim holds, or None for the whole device.
     memory_bytes: int | None
 
 
@@ -70,7 +70,7 @@ class ClaimedUse:
     #: Names of the claims of the pod on the device.
     claims: tuple[str, ...]
     claimed_bytes: int
-    #: None if it was not measured.
+    #: The measured use of the pod. None if it was not measured.
     used_bytes: int | None
     #: The use that no claim accounts for.
     excess_bytes: int
@@ -88,7 +88,8 @@ class ClaimedDevices:
         #: The devices and memory that each claim holds, by namespace and name.
         self._claims: dict[tuple[str, str], list[tuple[DraDevice, Holding]]] = {}
         self._holdings: dict[DraDevice, dict[tuple[str, str], list[Holding]]] = {}
-        #: By device, holdings that have ended, with the time of their end on the monotonic clock.
+        #: The holdings of each device that have ended, with the time of their end on the monotonic
+        #: clock.
         self._lingering: Bounded[DraDevice, list[tuple[float, Holding]]] = Bounded(MAX_LINGERING)
 
     def apply(self, events: Iterable[WatchEvent], now_s: float) -> set[str]:

@@ -6,7 +6,7 @@ from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.snapshot import MOST_BYTES, NodeTerms
 from headroom.core.placement.snapshot_builder import reach
 
-#: Lower than the values of any device.
+#: Figures that are lower than those of any device.
 _LOWEST = (-1, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES, -MOST_BYTES)
 
 

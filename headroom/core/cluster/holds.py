@@ -62,7 +62,7 @@ class Hold:
     """A pod that takes precedence over another pod on a node."""
 
     pod: Pod
-    #: The kind of its request, if its bind is assumed, or None for a nominee.
+    #: The kind of the pod's request if its bind is assumed, or None for a nominee.
     kind: object | None = None
     #: Latest Unix time at which the hold ends, or None if it is unknown.
     until_s: float | None = None

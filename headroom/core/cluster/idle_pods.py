@@ -47,7 +47,8 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
     #: The fraction of the GPU that no other pod can use, by memory or by replicas, whichever is
     #: larger.
     gpu_ratio: float
-    #: Since when the pod has been idle (RFC 3339). Empty if it is not idle, or if this is unknown.
+    #: Since when the pod has been idle (RFC 3339). Empty if the pod is not idle, or if the time is
+    #: unknown.
     idle_since: str
     idle_s: float
 

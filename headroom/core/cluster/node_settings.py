@@ -29,7 +29,7 @@ class NodeSettings:
     device_choice: DeviceChoice = DeviceChoice.PREDICTED
     #: UUIDs of devices that take no new pods.
     cordoned: frozenset[str] = frozenset()
-    #: Set if an annotation is invalid, in which case no pod is placed on the node.
+    #: The reason if an annotation is invalid. In that case, no pod is placed on the node.
     reason: Reason | None = None
     #: The invalid annotation, its value, and an example.
     detail: str = ""
@@ -57,7 +57,7 @@ class AgentSettings:
     so sees a change immediately.
     """
 
-    #: Device choice. Empty if the Node has no annotation.
+    #: The device choice. Empty if the Node has no annotation.
     device_choice: str
     #: UUIDs of cordoned devices, in alphabetical order.
     cordoned: tuple[str, ...]

@@ -40,7 +40,7 @@ class Notice:
     about: Subject
     reason: EventReason
     message: str
-    #: Distinguishes one occurrence from the next.
+    #: A key that differs for each occurrence.
     key: str
     #: Whether the same Event is updated when the message changes.
     follows: bool = False

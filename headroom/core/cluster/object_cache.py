@@ -11,7 +11,7 @@ from headroom.contract.annotations import DEFAULT_VRAM, MAX_SM, NO_SCHEDULER, SC
 from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Namespace, Node, Pod
 
-#: No reservations.
+#: A mapping without reservations.
 NOTHING: Mapping[str, Reservation] = MappingProxyType({})
 
 
@@ -26,7 +26,7 @@ class ObjectCache:
         #: not contain.
         self.node_specs = 0
         self.gpunodes: dict[str, GPUNode] = {}
-        #: By uid.
+        #: All pods by uid.
         self.pods: dict[str, Pod] = {}
         #: The pods that are not bound and have not ended.
         self.unbound: dict[str, Pod] = {}

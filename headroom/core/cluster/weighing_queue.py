@@ -21,7 +21,8 @@ class WeighingQueue:
 
     def __init__(self, unlisted: Iterable[type]) -> None:
         self.unlisted = set(unlisted)
-        #: Whether all these kinds are listed and all nodes have been weighed since then.
+        #: Whether all kinds in ``unlisted`` have been listed and all nodes have been weighed since
+        #: then.
         self.begun = not self.unlisted
         self._dirty: dict[str, None] = {}
         #: Nodes whose weighing raised an exception.

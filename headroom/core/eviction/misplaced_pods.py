@@ -45,17 +45,17 @@ NEW_FOR_S = 120.0
 class Idle:
     """A pod that has not started, because it waits at its gate or uses no memory yet."""
 
-    #: When its reservation was made (RFC 3339). The newest pod is evicted first.
+    #: When the pod's reservation was made (RFC 3339). The newest pod is evicted first.
     since: str
     gated: bool
-    #: Whether a controller creates a replacement after its eviction.
+    #: Whether a controller creates a replacement after the pod's eviction.
     replaced: bool
-    #: Whether the ledger already marks it for eviction.
+    #: Whether the ledger already marks the pod for eviction.
     marked: bool
-    #: Whether Headroom granted its reservation. Pods that were bound without Headroom are evicted
-    #: first.
+    #: Whether Headroom granted the pod's reservation. Pods that were bound without Headroom are
+    #: evicted first.
     granted: bool = True
-    #: UUIDs of the devices on which it may start although they are cordoned.
+    #: UUIDs of the devices on which the pod may start although they are cordoned.
     placed_on: frozenset[str] = frozenset()
 
 

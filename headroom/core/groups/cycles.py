@@ -28,12 +28,14 @@ from dataclasses import dataclass, field
 from headroom.bounded_dict import Bounded
 from headroom.core.groups.membership import Group, GroupKind
 
-#: Longer than the time between two pods that a controller creates, or between two binds. With a
-#: longer time, groups that are never complete would keep memory from other pods.
+#: The next call for a group follows within this number of seconds. It is longer than the time
+#: between two pods that a controller creates, or between two binds. If it were even longer, groups
+#: that are never complete would keep memory from other pods.
 FOLLOWS_WITHIN_S = 5.0
-#: Longer than kube-scheduler takes from the last filter call of a cycle to the first bind call.
+#: This number of seconds is longer than kube-scheduler takes from the last filter call of a cycle
+#: to the first bind call.
 ENDS_WITHIN_S = 0.25
-#: Longer than the maximum time for which a pod waits for its group.
+#: This number of seconds is longer than the maximum time for which a pod waits for its group.
 BINDS_WITHIN_S = 900.0
 #: Maximum number of groups. If there are more, no memory is held for the oldest groups.
 MAX_GROUPS = 512

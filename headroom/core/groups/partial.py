@@ -22,7 +22,7 @@ class Members:
 
     #: Minimum number of pods with which the group can work, or None if no object contains it.
     minimum: int | None
-    #: All its pods, including pods that need no GPU.
+    #: All pods of the group, including pods that need no GPU.
     pods: Sequence[Pod]
 
     @property

@@ -53,7 +53,7 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The result of a filter call."""
 
-    #: Unix time in seconds, as in all parts.
+    #: When filter was called, in Unix seconds as in all parts.
     at_s: float
     took_us: int
     generation: int
@@ -171,9 +171,9 @@ class BindTried(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at_s: float
     took_us: int
     node: str
-    #: "bound", "declined" or "failed".
+    #: The result of the bind: "bound", "declined" or "failed".
     outcome: str
-    #: Code of the reason why the bind was declined, or 0 if it was not.
+    #: The code of the reason why the bind was declined, or 0 if it was not declined.
     reason: int
     #: The error, if the bind failed.
     message: str
@@ -248,7 +248,7 @@ class Records:
     def __init__(self, bounds: Bounds) -> None:
         self.bounds = bounds
         self.size_bytes = 0
-        #: Increases with every part that is written.
+        #: A number that increases with every part that is written.
         self.version = 0
         self._records: OrderedDict[str, Record] = OrderedDict()
 

@@ -79,7 +79,8 @@ class NodeFacts(msgspec.Struct, frozen=True):
     name: str
     node: Node | None
     gpunode: GPUNode | None
-    #: Time of the agent's last heartbeat, on the clock of ``now_s``, or None if there was none.
+    #: When the agent sent its last heartbeat, on the clock of ``now_s``, or None before the first
+    #: heartbeat.
     reported_at_s: float | None
     #: Code of the reason that names the foreign allocator of its GPUs, or None if there is none.
     manager: str | None

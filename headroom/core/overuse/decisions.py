@@ -143,7 +143,7 @@ class OverusingPod:
     free_bytes: int
     needed_bytes: int
     outcome: Outcome
-    #: When its eviction was decided (RFC 3339). Empty if it was not.
+    #: When the pod's eviction was decided (RFC 3339). Empty if no eviction was decided.
     decided_at: str
     #: The outcome and its reason, as a clause.
     message: str

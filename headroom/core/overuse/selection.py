@@ -39,13 +39,13 @@ class RunningPod:
     """A pod that is bound to the node and has not ended."""
 
     priority: int
-    #: Whether its annotation and the settings allow its eviction, and none of its evictions was
-    #: rejected recently.
+    #: Whether the pod's annotation and the settings allow its eviction, and none of its evictions
+    #: was rejected recently.
     evictable: bool
     leaving: bool = False
     #: UUID of the device for which the ledger already selects the pod. Empty if there is none.
     selected_for: str = ""
-    #: Whether Headroom granted its reservation, or False if it was bound without Headroom.
+    #: Whether Headroom granted the pod's reservation. False if the pod was bound without Headroom.
     granted: bool = True
 
 
@@ -92,7 +92,7 @@ class Balance:
 
     #: The free memory that the driver measures, plus the memory of pods that are leaving.
     free_bytes: int
-    #: Memory that its pods have reserved but do not use, or the margin if the margin is larger.
+    #: Memory that the device's pods have reserved but do not use, or the margin if it is larger.
     needed_bytes: int
     #: The pods that stay on the device.
     staying: tuple[Holder, ...]

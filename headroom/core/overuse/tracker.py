@@ -60,12 +60,14 @@ class Overuses(Tracker):
         self._overcommitted: set[str] = set()
         #: Nodes on which a pod is to be evicted because of its overuse.
         self._decided: set[str] = set()
-        #: By node and uid, when the pod's eviction was rejected (RFC 3339, in the ledger), and when
-        #: the rejection was first seen on the monotonic clock. Clocks of replicas are not compared.
+        #: When the eviction of each pod was rejected according to the ledger (RFC 3339), and when
+        #: this process first saw the rejection on the monotonic clock, by node and uid. The clocks
+        #: of replicas are not compared.
         self._rejected: dict[str, dict[str, tuple[str, float]]] = {}
-        #: When ``update`` first found the overuse on the monotonic clock, by (pod, device).
+        #: When ``update`` first found the overuse of each (pod, device), on the monotonic clock.
         self._since_s: dict[tuple[str, str], float] = {}
-        #: Overuse that has lasted for at least ``lasting_s``. Replaced, never changed in place.
+        #: Overuse that has lasted for at least ``lasting_s``. The tuple is replaced and never
+        #: changed in place.
         self.lasting: tuple[Overuse, ...] = ()
 
     def node_weighed(self, node: WeighedNode) -> None:
@@ -191,7 +193,7 @@ class OvercommittedSpan:
     #: The state with the largest excess.
     worst: Overcommit
     began_s: float
-    #: None while the device is overcommitted.
+    #: When the overcommitment ended. None while the device is overcommitted.
     ended_s: float | None
     #: The uids of all pods that were on the device meanwhile, or that could get it.
     uids: frozenset[str]
@@ -206,7 +208,7 @@ class Overcommits(Tracker):
     def __init__(self) -> None:
         self._of_node: dict[str, tuple[Overcommit, ...]] = {}
         self._is_first_update = True
-        #: The last span of each (node, device). Replaced, never changed in place.
+        #: The last span of each (node, device). The mapping is replaced and never changed in place.
         self.spans: Mapping[tuple[str, str], OvercommittedSpan] = {}
 
     def node_weighed(self, node: WeighedNode) -> None:

@@ -28,7 +28,7 @@ MOST_NAMED = 2
 #: A pod in a sentence for a reader who may not read it.
 UNNAMED = "a pod that you may not read"
 
-#: Whether a reader may see the pod with this namespace and name.
+#: A function that returns whether a reader may see the pod with this namespace and name.
 MayRead = Callable[[str, str], bool]
 
 

@@ -40,7 +40,7 @@ NOT_STARTED_S = 1 << 62
 Rank = tuple[int, int, int, int, int]
 #: Rank of the empty set, which is lower than any other rank.
 NO_VICTIMS: Rank = (0, -OFFSET - 1, 0, 0, -NOT_STARTED_S)
-#: Returns whether the preemptor fits, or may fit, without the pods with these uids.
+#: A function that returns whether the preemptor fits, or may fit, without the pods with these uids.
 Helps = Callable[[frozenset[str]], bool]
 
 

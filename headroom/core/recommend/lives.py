@@ -71,17 +71,17 @@ class Life:
 
     peak_bytes: int
     started_s: float
-    #: The time when it ended, or the current time if it is running.
+    #: When the life ended, or the current time while the container runs.
     until_s: float
-    #: How it ended, or None while it is running.
+    #: How the life ended, or None while the container runs.
     ending: Ending | None = None
     #: Highest use until the use settled, or None if it was not measured.
     startup_peak_bytes: int | None = None
     #: Whether a part of the life was not measured.
     partial: bool = False
-    #: Whether its use grew or jumped after its first day.
+    #: Whether the use grew or jumped after the first day of the life.
     unsettled: bool = False
-    #: Peak at the end of its first day, or 0 if it is younger.
+    #: The peak at the end of the first day, or 0 if the life is younger than a day.
     first_day_bytes: int = 0
     #: The request per device that the author of the pod wrote, or 0 if there is none or it is
     #: unknown.

@@ -81,7 +81,8 @@ _SETTINGS = {
 class Program:
     """The program of a container."""
 
-    #: Equal for containers that run the same program. The version of the image does not count.
+    #: A hash that is equal for containers that run the same program. The version of the image does
+    #: not count.
     fingerprint: str
     family: Family
     #: The image with its tag. Programs with other tags have the same fingerprint.

@@ -33,7 +33,7 @@ class EndedStart:
     """The end of the start of one pod."""
 
     end: StartEnd
-    #: Seconds since its bind, or None if unknown.
+    #: Seconds since the pod's bind, or None if the time of the bind is unknown.
     age_s: float | None
 
 

@@ -51,14 +51,15 @@ class StartEnd(Enum):
 class Start:
     """The start of a pod."""
 
-    #: Seconds since its bind, or None if unknown, which counts as timed out.
+    #: Seconds since the pod's bind. None if the time of the bind is unknown, which counts as timed
+    #: out.
     age_s: float | None
     timeout_s: int
-    #: The pod, or None if it is deleted. Its containers may still run.
+    #: The pod, or None if it is deleted. The containers of a deleted pod may still run.
     pod: Pod | None
-    #: Names of its containers that request a GPU.
+    #: Names of the pod's containers that request a GPU.
     gpu_containers: Collection[str]
-    #: Its rows in the node's report.
+    #: The rows of the pod in the node's report.
     rows: Sequence[PodUse]
 
     @property

@@ -43,8 +43,8 @@ class HeldMemory:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        #: For each (kind of request, node), the inputs of the result and the result. The inputs are
-        #: the generation of the snapshot in which the node last changed, and the pods that take
+        #: The inputs of the result, and the result, for each (kind of request, node). The inputs
+        #: are the generation of the snapshot in which the node last changed, and the pods that take
         #: precedence.
         self._answers: Bounded[tuple[object, str], tuple[tuple[object, ...], Reason | None]]
         self._answers = Bounded(MOST_ANSWERS)

@@ -53,7 +53,7 @@ from headroom.core.whatif.simulated_reports import (
 class Placed:
     node: str
     placement: Placement
-    #: 0..1
+    #: The score of the node for the pod, from 0 to 1.
     score: float
 
 
@@ -77,7 +77,7 @@ class _SimulatedNode:
     gone: frozenset[str] = frozenset()
     added: bool = False
     repaired: bool = False
-    #: Replaces the node's annotation if it is not None.
+    #: The device choice that replaces the node's annotation, or None to keep the annotation.
     device_choice: DeviceChoice | None = None
     #: Uids of simulated pods that have their devices. In the cluster itself, they are not bound.
     confirmed: frozenset[str] = frozenset()

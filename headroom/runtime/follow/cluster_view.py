@@ -42,8 +42,7 @@ class ClusterView:
         self.telemetry = telemetry
         self.loop = asyncio.get_running_loop()
         self.clock_every_s = CLOCK_EVERY_S
-        #: Prefix of the ids that this process writes. With it, the process recognizes its own
-        #: reservations.
+        #: Prefix of the ids that this process writes, by which it recognizes its own reservations.
         self.name = uuid.uuid4().hex[:12]
         self._writer = ClusterWriter(
             settings.rules, settings.stale_after_s, time.time() - time.monotonic(), unlisted
@@ -55,9 +54,9 @@ class ClusterView:
         self._sources_unready = unready
         self.event_queue = EventQueue(self._writer, self.loops)
         self.deliver, self.enqueue = self.event_queue.deliver, self.event_queue.enqueue
-        #: Returns the state of each watch of the API server.
+        #: A function that returns the state of each watch of the API server.
         self.watches: Callable[[], Iterable[Health]] = tuple
-        #: Set when all listed objects have been processed.
+        #: This event is set when all listed objects have been processed.
         self.begun = asyncio.Event()
         self.event_queue.reactions.append(self._note_begun)
         telemetry.generation.set_function(lambda: self.cluster.generation)

@@ -53,7 +53,7 @@ class EventQueue:
         #: Events to apply again one by one, because an event of their batch raised an exception.
         self._again: deque[Event] = deque()
         self._snapshot_due = False
-        #: Set while no turn is scheduled.
+        #: This event is set while no turn is scheduled.
         self._idle = asyncio.Event()
         self._idle.set()
         self._is_scheduled = False

@@ -177,7 +177,8 @@ class Cursor:
         self._journal = journal
         self._version = after
         self._holds = holds
-        #: None before the first line, because the reader may have a line of an earlier stream.
+        #: The last line about holds that was sent. None before the first line, because the reader
+        #: may have a line of an earlier stream.
         self._holds_sent: HoldsLine | None = None
         self._sets: deque[tuple[int, NodeSet]] = deque(maxlen=MAX_NODE_SETS)
         self._next_set = 1

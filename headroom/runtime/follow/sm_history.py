@@ -40,7 +40,7 @@ _MAX_ABANDONED = 3
 _MAX_QUOTED = 200
 #: A sample may be newer than Prometheus' evaluation time by at most this number of seconds.
 _AHEAD_S = 30.0
-#: Smaller changes are ignored, because their effect on decisions is not worth the work.
+#: Changes below this ratio are ignored, because their effect on decisions is not worth the work.
 CHANGED_RATIO = 0.05
 
 

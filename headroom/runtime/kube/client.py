@@ -133,7 +133,7 @@ class KubeApi:
         self._connect_timeout_s = connect_timeout_s
         self._read_timeout_s = read_timeout_s
         configuration.retries = False  # otherwise urllib3 repeats a request up to three times
-        #: For the typed API of the ``kubernetes`` package. Use it within ``asking``.
+        #: The client of the typed API of the ``kubernetes`` package. Use it within ``asking``.
         self.client = ApiClient(configuration)
         self.client.user_agent = USER_AGENT
         self._pool: urllib3.PoolManager = self.client.rest_client.pool_manager

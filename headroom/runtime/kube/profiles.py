@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from headroom.contract.vramprofile import ProfileController, VRAMProfile
 from headroom.contract.watched import ProfileGone, ProfileSeen, Relisted, WatchEvent
 
-#: (namespace, name)
+#: Namespace and name of a profile.
 Key = tuple[str, str]
 
 

@@ -83,7 +83,7 @@ class Health:
     """The state of one kind's watch, for /readyz and the metrics."""
 
     kind: str
-    #: Whether its first complete list has been delivered.
+    #: Whether the first complete list of the kind has been delivered.
     synced: bool
     #: Seconds since the server last answered a call or sent data on a watch, or None before the
     #: first time.
@@ -94,7 +94,7 @@ class Health:
     lists: int
     #: Number of objects that are currently unreadable.
     unreadable: int
-    #: Why the last call failed. Empty if it succeeded.
+    #: Why the last call failed. Empty if the call succeeded.
     error: str = ""
 
 

@@ -32,8 +32,8 @@ from starlette.requests import Request
 from headroom.bounded_dict import Bounded
 from headroom.contract.console import AUDIENCE, HEADER
 
-#: Returns whether the caller may see the pod with a namespace and name. It can block on the API
-#: server.
+#: A function that returns whether the caller may see the pod with a namespace and name. It can
+#: block on the API server.
 Sees = Callable[[str, str], bool]
 #: Prefixes of paths of views that show a single pod. The rest of the path names the pod.
 _PODS = ("/v1/explain/pods/", "/v1/idle/pods/", "/v1/history/pods/", "/v1/timeline/pods/")
@@ -45,7 +45,7 @@ MOST_NAMESPACES = 32
 #: Attribute of ``request.state`` with the pods that the caller may see.
 _SEES = "sees"
 _EXAMPLE = f'example: -H "Authorization: Bearer $(kubectl create token NAME --audience {AUDIENCE})"'
-#: Parses a boolean query parameter as the views do.
+#: A function that parses a boolean query parameter as the views do.
 _is_true = TypeAdapter(bool).validate_python
 V = TypeVar("V")
 _Bearer = Annotated[HTTPAuthorizationCredentials | None, Security(HTTPBearer(auto_error=False))]
@@ -286,7 +286,8 @@ class _Answers(Generic[V]):
         self._pool = pool
         self._limits = limits
         self._monotonic_s = monotonic_s
-        #: By question, the answer and the monotonic time in seconds until which it is used.
+        #: The answer to each question, and the monotonic time in seconds until which the answer is
+        #: used.
         self._kept: Bounded[Any, tuple[V, float]] = Bounded(limits.most_kept)
         self._under_way: dict[Any, asyncio.Future[V]] = {}
 

@@ -66,7 +66,8 @@ class Rejections:
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
-        #: For each reason, when it was logged, and the number of failed handshakes since then.
+        #: When each reason was last logged, and the number of failed handshakes with this reason
+        #: since then.
         self._seen: Bounded[str, tuple[float, int]] = Bounded(MAX_REASONS)
 
     def log(self, err: ssl.SSLError) -> None:

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from typing import cast
 
 _Waiting = asyncio.Future[None]
-#: Maps each key to the ring of its next keys, or to its waiting requests, oldest first. The first
-#: entry is the next in turn.
+#: Maps each key to the ring of its next keys, or to its waiting requests, oldest first. The turn of
+#: the first entry comes next.
 _Ring = dict[str, "_Ring | deque[_Waiting]"]
 
 

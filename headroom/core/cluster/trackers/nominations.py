@@ -42,7 +42,7 @@ class _Hold:
     #: receiver's clock at which a pod was leaving the node.
     for_s: float
     since_s: float | None = None
-    #: Id of Headroom's preemption attempt. Empty if kube-scheduler nominated the pod.
+    #: The id of Headroom's preemption attempt. Empty if kube-scheduler nominated the pod.
     by: str = ""
     #: Whether the nomination is expected but not yet seen on the pod.
     expected: bool = False

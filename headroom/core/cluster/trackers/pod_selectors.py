@@ -85,7 +85,7 @@ def selects(selector: LabelSelector, labels: Mapping[str, str] | None) -> bool:
     )
 
 
-#: Stands for all namespaces, in a term that selects its namespaces by label.
+#: In a term that selects its namespaces by label, this stands for all namespaces.
 _ANY = ""
 #: A namespace, and the JSON of a label selector for pods in it.
 _Key = tuple[str, bytes]

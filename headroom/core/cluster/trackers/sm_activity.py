@@ -30,9 +30,9 @@ class Activities(Tracker):
 
     def __init__(self) -> None:
         self._history: Mapping[Key, Activity] = {}
-        #: UUID of a GPU -> its node.
+        #: The node of each GPU, by the GPU's UUID.
         self._node_of: dict[str, str] = {}
-        #: Node -> UUIDs of its GPUs.
+        #: The UUIDs of the GPUs of each node.
         self._gpus_of: dict[str, tuple[str, ...]] = {}
 
     def replace(self, history: Mapping[Key, Activity]) -> None:
