@@ -27,7 +27,7 @@ class Key:
     values: str
     #: A valid value.
     example: str
-    #: What applies if the key is missing. Empty if Headroom writes the key.
+    #: The effect of a missing key. Empty if Headroom writes the key.
     default: str = ""
     #: The components that read the key.
     reader: str = "extender"
