@@ -57,6 +57,8 @@ class AskVerdict:
     rows: Rows
     #: (nodes,) code of the first reason, or 0 if the ask fits.
     all_codes: Codes
+    #: (nodes, slots) whether the device is advertised as the resource of the ask.
+    all_slots: Mask
     #: (nodes, slots)
     all_candidates: Mask
     all_need_bytes: Bytes2D
@@ -120,8 +122,8 @@ class Verdicts:
         large = np.ones(len(self.rows), bool)
         if self.request.visible is Visible.BY_PLUGIN:
             for verdict in self.asks:
-                slots = self.snap.slots_of(verdict.ask.resource)
-                enough = slots & (self.snap.columns.allocatable_bytes >= verdict.all_need_bytes)
+                large_devices = self.snap.columns.allocatable_bytes >= verdict.all_need_bytes
+                enough = verdict.all_slots & large_devices
                 found = np.asarray(enough.any(axis=1))
                 if verdict.ask.widest > 1:
                     found &= ~verdict.all_ours | at_least(enough, verdict.ask.widest)
@@ -257,7 +259,9 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         # replicas.
         replaced = (codes == 0) | (codes == CODE_OF[Reason.MEMORY_ON_SOME])
         codes[stuck & replaced] = CODE_OF[Reason.NO_REPLICA]
-    return AskVerdict(ask, rows, codes, candidates, need_bytes, free_bytes, steered, rejected)
+    return AskVerdict(
+        ask, rows, codes, slots, candidates, need_bytes, free_bytes, steered, rejected
+    )
 
 
 def _usable(ask: Ask, columns: Columns, candidates: Mask) -> Mask:

@@ -175,9 +175,7 @@ def _price_terms(
 def standing(verdicts: Verdicts, weights: Weights) -> Standing:
     """Compute the cached part of the score for each node of the verdicts' snapshot."""
     found = terms(verdicts)
-    parts, score = weights.parts, np.zeros(len(found.values))
-    for name, value in zip(KEPT, found.values.T, strict=True):
-        score += parts[name] * value
+    score = (found.values * [weights.parts[name] for name in KEPT]).sum(axis=1)
     by_dra = np.zeros(len(score), bool)
     by_dra[verdicts.rows] = verdicts.by_dra
     return Standing(score, found.node_left_bytes, found.device_left_bytes, found.values, by_dra)

@@ -169,7 +169,7 @@ def _fits_on_every_device(verdict: AskVerdict, snap: Snapshot) -> Nodes:
     # The plugin gives an allocated unshared device to no other pod. Avoiding nodes with such
     # devices would leave no empty node for pods that request all devices of a node.
     short = short & (snap.columns.replicas > 1)
-    return ~np.asarray((snap.slots_of(verdict.ask.resource) & short).any(axis=1))
+    return ~np.asarray((verdict.all_slots & short).any(axis=1))
 
 
 def newly_stranded(verdict: AskVerdict, snap: Snapshot) -> Rows:
