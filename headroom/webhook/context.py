@@ -158,6 +158,10 @@ class AdmissionContext:
         """
         return [each for each in self.nodes if _could_run(pod, resources, each)]
 
+    def may_run(self, pod: Pod, resource: str, on: GpuNode) -> bool:
+        """Return whether this node is one of the pod's ``candidates``."""
+        return _could_run(pod, [resource], on)
+
     def has_gated_node(self, pod: Pod, resources: Sequence[str]) -> bool:
         """Return whether a gated node is eligible for the pod."""
         annotated = self.nodes if self.annotated is None else self.annotated

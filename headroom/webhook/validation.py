@@ -49,6 +49,7 @@ from headroom.webhook.automatic import problem, requests_auto
 from headroom.webhook.context import AdmissionContext
 from headroom.webhook.counted_vram import miscounted
 from headroom.webhook.mutation import NO_IMAGE
+from headroom.webhook.unplaceable import needs_attention
 
 _POD_PARSERS: Mapping[str, Callable[[str], object]] = {GATED: parse_gated, SHARE: parse_share}
 _NAMESPACE_PARSERS: Mapping[str, Callable[[str], object]] = {
@@ -281,6 +282,7 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
             f"annotation {VRAM} has no effect: no container requests a GPU. Example: "
             f"resources.limits {context.rules.resources[0]}: 1 ({named:.120})"
         )
+    yield from needs_attention(pod, context)
     if VRAM in (pod.metadata.labels or {}):
         yield f"label {VRAM} has no effect; set an annotation of that name"
 

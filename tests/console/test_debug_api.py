@@ -72,7 +72,9 @@ def test_a_rejected_pod_is_explained_with_numbers_and_suggestions(server: Server
     assert (whole["node"], whole["short_bytes"]) == ("whole", 11 * GI)
     assert (shared["node"], shared["short_bytes"]) == ("shared", 46 * GI)
     assert shared["candidates"][0]["device"]["holders"][0]["name"] == "holder"
-    assert told["suggestions"] == ["lower headroom.gpu/vram to 39Gi or less: that fits now"]
+    assert told["suggestions"] == [
+        "if the program needs no more than 39Gi, lower headroom.gpu/vram to it: that fits now"
+    ]
     assert told["last_decision"]["filter"]["offered"] == 2
     assert told["last_decision"]["decision_id"] == "uid-waits.1"
     assert server.post("/filter", offer(pod("lower", "39936Mi"), "whole")).json()["NodeNames"]

@@ -145,8 +145,8 @@ def test_each_group_has_its_cause_and_one_fix() -> None:
     assert group["verdict"] == "rejected"
     assert group["message"].endswith("1 node: insufficient GPU memory on any device")
     assert group["fix"] == (
-        "lower headroom.gpu/vram to 24Gi or less: that much is free now (not checked: CPU, memory "
-        "and other resources)"
+        "if the program needs no more than 24Gi, lower headroom.gpu/vram to it: that much is free "
+        "now (not checked: CPU, memory and other resources)"
     )
 
 

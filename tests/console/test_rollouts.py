@@ -105,7 +105,7 @@ def test_memory_held_for_another_pod_is_not_offered_to_the_new_pod() -> None:
 
 def test_the_new_pod_waits_for_an_old_pod_that_is_being_deleted() -> None:
     body = of("ReplicaSet", "llm-{}", HASH, "aaa", "bbb", deleted=True)
-    assert kinds(body) == ["lower", "wait"]
+    assert kinds(body) == ["wait", "lower"]
 
 
 def test_a_pod_does_not_wait_for_another_pod_of_its_revision() -> None:
@@ -115,7 +115,7 @@ def test_a_pod_does_not_wait_for_another_pod_of_its_revision() -> None:
 
 
 def test_pods_of_one_job_wait_for_each_other() -> None:
-    assert kinds(of("Job", "train", "job-name", "train", "train")) == ["lower", "wait"]
+    assert kinds(of("Job", "train", "job-name", "train", "train")) == ["wait", "lower"]
 
 
 def test_an_old_pod_that_would_not_free_enough_memory_is_not_suggested() -> None:
@@ -130,7 +130,7 @@ def test_an_old_pod_that_would_not_free_enough_memory_is_not_suggested() -> None
         for event in node("a", old=1, other=18)
     ]
     waits = owned(pod("20Gi", uid="uw", name="waits"), "ReplicaSet", "llm-bbb", **{HASH: "bbb"})
-    assert kinds(explained(asked(*events, waits=waits))) == ["lower", "wait"]
+    assert kinds(explained(asked(*events, waits=waits))) == ["wait", "lower"]
 
 
 def test_the_old_pod_is_found_although_other_nodes_lack_less_memory() -> None:

@@ -12,7 +12,7 @@ from extender.reconcile.queue import Orphan, Unmarked, orphans
 from headroom.contract.annotations import DEVICE_CHOICE
 from headroom.contract.device_choice import STEERING_NOT_PERMITTED
 from headroom.contract.gpunode import Reservation, SmActivity
-from headroom.contract.kube import Node, NodeStatus, ObjectMeta, PodStatus
+from headroom.contract.kube import EnvVar, Node, NodeStatus, ObjectMeta, PodStatus
 from headroom.contract.reasons import Reason
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodGone, PodSeen
 from headroom.core.cluster.changes import DepartureMarked
@@ -22,6 +22,7 @@ from tests.builders import (
     DISTRIBUTED,
     GIB,
     GPU,
+    choosing,
     container,
     gpunode,
     kube_node,
@@ -38,8 +39,8 @@ from tests.console.test_devices import SINCE
 def test_the_suggestion_is_to_wait_for_the_smallest_pod_that_frees_enough() -> None:
     fleet = asked(*node("a", tiny=2, large=13), *node("b", whole=20))
     body = explained(fleet)
-    assert kinds(body) == ["lower", "wait"]
-    lower, wait = body["advice"]  # type: ignore[misc]
+    assert kinds(body) == ["wait", "lower"]
+    wait, lower = body["advice"]  # type: ignore[misc]
     # The end of pod tiny would leave only 11 GiB, and pod whole is larger.
     assert (wait["node"], wait["wait_for"]["name"]) == ("a", "large")
     assert wait["wait_for"]["priority"] == 5
@@ -61,7 +62,7 @@ def test_the_pod_fits_after_following_a_suggestion() -> None:
     gone = asked(*node("a", free=3, **left), *node("b", whole=20), PodGone(f"u-{name}"))
     assert explained(gone)["verdict"] == "fits"
     (lower,) = (one for one in body["advice"] if one["kind"] == "lower")  # type: ignore[attr-defined]
-    text = re.search(r"to (\w+) or less", lower["sentence"])
+    text = re.search(r"no more than (\w+), lower", lower["sentence"])
     assert text is not None
     lowered = pod(text.group(1), uid="uw", name="waits")
     assert explained(asked(*events, waits=lowered))["verdict"] == "fits"
@@ -178,7 +179,7 @@ def test_a_suggestion_has_the_yaml_that_applies_it() -> None:
     fixes = {each["kind"]: each["fix"] for each in body["advice"]}  # type: ignore[attr-defined]
     assert fixes["lower"].startswith("metadata:\n  annotations:\n    headroom.gpu/vram: ")
     text = fixes["lower"].rpartition(" ")[2].strip('"')
-    assert f"lower headroom.gpu/vram to {text} or less" in str(body["suggestions"])
+    assert f"needs no more than {text}, lower headroom.gpu/vram to it" in str(body["suggestions"])
     assert fixes["wait"] is None
 
 
@@ -211,9 +212,9 @@ def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> Re
 @pytest.mark.parametrize(
     ("quotas", "first"),
     [
-        pytest.param([], "lower headroom.gpu/vram to 4Gi or less", id="none"),
+        pytest.param([], "if the program needs no more than 4Gi, lower", id="none"),
         pytest.param(
-            [quota("2", "2")], "lower headroom.gpu/vram to 4Gi or less", id="exactly used up"
+            [quota("2", "2")], "if the program needs no more than 4Gi", id="exactly used up"
         ),
         pytest.param(
             [quota("1", "2")],
@@ -222,7 +223,7 @@ def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> Re
             id="lowered",
         ),
         pytest.param([quota("300m", "400m", "requests.cpu")], "raise the quota", id="thousandths"),
-        pytest.param([quota("1", "2", "services")], "lower headroom.gpu/vram", id="of other pods"),
+        pytest.param([quota("1", "2", "services")], "if the program needs", id="of other pods"),
     ],
 )
 def test_a_change_that_a_quota_would_reject_is_not_suggested(
@@ -240,7 +241,7 @@ def test_unreadable_quotas_are_not_checked() -> None:
     fleet = Asked(quotas=lambda namespace: None)
     fleet.writer.apply([*node("a", some=20), PodSeen(WAITS)])
     body = explained(fleet)
-    assert "not checked: ResourceQuotas" in body["suggestions"][0]  # type: ignore[index]
+    assert "not checked: ResourceQuotas" in body["suggestions"][-1]  # type: ignore[index]
 
 
 def test_waiting_is_suggested_on_a_node_without_an_agent() -> None:
@@ -306,7 +307,7 @@ def test_steering_is_suggested_if_only_the_plugins_choice_rejects_the_pod(
     assert steer["sentence"] == (
         f"steer node a: the pod would fit there if Headroom chose the device{unchecked}; {to_do}"
     )
-    assert kinds(body) == ["lower", "steer"]
+    assert kinds(body) == ["steer", "lower"]
     # The pod fits after the suggestion is followed.
     steered = msgspec.structs.replace(plugin, steered=[GPU])
     fleet.writer.apply(
@@ -390,10 +391,29 @@ def test_a_pod_that_starts_alone_shows_the_pod_that_it_waits_for() -> None:
     ]
     assert "  pod default/loads holds 8.0 GiB since" in "\n".join(nearest["lines"])
     assert (
-        body["suggestions"][-1]
+        body["suggestions"][0]
         == (  # type: ignore[index]
             "wait for pod default/loads, which is starting on node a since "
             f"{SINCE[:19]}Z: when it has started, the pod fits"
             " (not checked: CPU, memory and other resources)"
         )
     )
+
+
+def test_a_pod_larger_than_any_gpu_is_not_told_to_request_a_fraction_of_its_need() -> None:
+    body = explained(asked(*node("a", some=20), waits=pod("500Gi", uid="uw", name="waits")))
+    assert "lower" not in kinds(body)
+    assert "larger than any GPU that it may use (24.0 GiB)" in str(body["message"])
+    near = explained(asked(*node("a"), waits=pod("25Gi", uid="uw", name="waits")))
+    assert kinds(near) == ["lower"]
+
+
+def test_a_pod_that_chooses_its_gpus_itself_is_told_to_remove_the_variable() -> None:
+    chooses = choosing(container(), EnvVar("NVIDIA_VISIBLE_DEVICES", "all"))
+    waits = pod("4Gi", chooses, uid="uw", name="waits")
+    body = explained(asked(*node("a"), waits=waits))
+    assert kinds(body) == ["variable"]
+    assert body["suggestions"] == [
+        "remove NVIDIA_VISIBLE_DEVICES from the env of the pod's containers, and from their "
+        "envFrom: without it the pod fits on node a (not checked: CPU, memory and other resources)"
+    ]

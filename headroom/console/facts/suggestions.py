@@ -1,9 +1,9 @@
 """Suggests what to change so that a pod fits that now fits on no node.
 
-Suggestions are: end the old pod of a rolling update first, request less, wait for a pod, limit pods
-that use more than they reserved, make more nodes eligible, steer or repair a node, raise the
-replicas, or raise the limit of SM activity. A suggestion is made only if the pod fits with it in a
-simulation on the snapshot.
+Suggestions are: end the old pod of a rolling update first, wait for a pod, limit pods that use more
+than they reserved, make more nodes eligible, steer or repair a node, raise the replicas, raise the
+limit of SM activity, remove NVIDIA_VISIBLE_DEVICES, or request less. A suggestion is made only if
+the pod fits with it in a simulation on the snapshot.
 """
 
 from collections import Counter
@@ -19,6 +19,7 @@ from headroom.console.facts import fixes
 from headroom.console.facts.device_occupants import Held
 from headroom.console.facts.rollouts import replaced, same_workload
 from headroom.contract.annotations import MAX_SM, VRAM
+from headroom.contract.foreign_keys import VISIBLE_DEVICES
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib, parse_bytes, quantity_up_to
 from headroom.contract.reasons import Reason
@@ -27,6 +28,7 @@ from headroom.core.placement.explain import Explanation, failing
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
 from headroom.core.placement.snapshot import CODE_OF
+from headroom.core.placement.visible_devices import Visible
 from headroom.core.rules.eligible_nodes import Feasible, Obstacle
 from headroom.core.whatif.node_whatif import rejection_beside
 from headroom.core.whatif.simulation import Simulation
@@ -44,6 +46,7 @@ Kind = Literal[
     "repair",
     "replicas",
     "activity",
+    "variable",
     "quota",
 ]
 #: Faults of a node whose memory is known, so that a repair can be simulated.
@@ -92,7 +95,6 @@ def suggest(
         return []
     return [
         *_rollout(cluster, pod, verdicts, where),
-        *_lower(cluster, pod, verdicts, explanation.largest_fitting_bytes, where.not_checked()),
         *_wait(cluster, pod, verdicts, explanation, holding, where),
         *_overuse(explanation, holding),
         *_eligible(verdicts, where),
@@ -100,6 +102,9 @@ def suggest(
         *_repair(cluster, verdicts, where),
         *_more_replicas(cluster, verdicts, where.not_modeled),
         *_without_max_sm(verdicts, explanation, where.not_modeled),
+        *_remove_variable(verdicts, where),
+        # The last, because it helps only if the pod requests more than it needs.
+        *_lower(cluster, pod, verdicts, explanation, where.not_checked()),
     ]
 
 
@@ -152,12 +157,16 @@ def _lower(
     cluster: Cluster,
     pod: Pod,
     verdicts: Verdicts,
-    largest_bytes: int | None,
+    explanation: Explanation,
     not_checked: Sequence[str],
 ) -> Iterator[Suggestion]:
-    text = quantity_up_to(largest_bytes or 0)
+    """Suggest the largest amount that fits now, unless the pod is larger than any GPU and would
+    have to run with less than half of what it requests."""
+    text = quantity_up_to(explanation.largest_fitting_bytes or 0)
     lower_bytes = parse_bytes(text)
     if not lower_bytes:
+        return
+    if explanation.too_large is not None and lower_bytes * 2 < explanation.too_large[0]:
         return
     annotations = {**(pod.metadata.annotations or {}), VRAM: text}
     metadata = msgspec.structs.replace(pod.metadata, annotations=annotations)
@@ -167,7 +176,10 @@ def _lower(
     nodes = int(fit(request, verdicts.snap, verdicts.rows, verdicts.now_s).fits.sum())
     if nodes:
         now = "that much is free now" if not_checked else "that fits now"
-        sentence = f"lower {VRAM} to {text} or less: {now}{but_not_checked(not_checked)}"
+        sentence = (
+            f"if the program needs no more than {text}, lower {VRAM} to it: {now}"
+            f"{but_not_checked(not_checked)}"
+        )
         fix = fixes.request_memory(pod, text)
         yield Suggestion("lower", sentence, "", None, lower_bytes, nodes, True, fix)
 
@@ -362,6 +374,23 @@ def _without_max_sm(
     node = first if nodes == 1 else ""
     sentence += but_not_checked(not_checked)
     yield Suggestion("activity", sentence, node, nodes=nodes, recreates=True)
+
+
+def _remove_variable(verdicts: Verdicts, where: Feasible) -> Iterator[Suggestion]:
+    """Suggest removing NVIDIA_VISIBLE_DEVICES if only this variable keeps the pod off some node."""
+    if verdicts.request.visible is not Visible.REJECTED:
+        return
+    request = replace(verdicts.request, visible=Visible.BY_PLUGIN)
+    fitting = fit(request, verdicts.snap, verdicts.rows, verdicts.now_s).fits
+    if not (nodes := int(fitting.sum())):
+        return
+    first = _name(verdicts, int(np.flatnonzero(fitting)[0]))
+    sentence = (
+        f"remove {VISIBLE_DEVICES} from the env of the pod's containers, and from their envFrom: "
+        f"without it the pod fits on {_nodes(nodes, first)}{but_not_checked(where.not_checked())}"
+    )
+    node = first if nodes == 1 else ""
+    yield Suggestion("variable", sentence, node, nodes=nodes, recreates=True)
 
 
 def _name(verdicts: Verdicts, i: int) -> str:

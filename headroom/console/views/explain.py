@@ -45,7 +45,7 @@ from headroom.console.views.overcommitted import (
     trouble_of,
 )
 from headroom.console.views.pending import verdict_of
-from headroom.console.views.pod_recommendation import lower_as_recommended, with_recorded_peaks
+from headroom.console.views.pod_recommendation import above_recorded_peaks, lower_as_recommended
 from headroom.console.views.requested_pods import pod_named
 from headroom.console.views.score_bodies import NearestView, nearest_view
 from headroom.contract.annotations import PREFIX
@@ -78,7 +78,8 @@ class SuggestionsView(View):
     recommendation from past lives), wait (for a pod), overuse (limit a pod that uses more than it
     reserved), eligible (change where the pod may run), steer (let Headroom choose the device),
     replicas (add some), repair (a node or its device), activity (change the limit of SM activity),
-    or quota (raise it first, because it could reject the pod when it is created again)."""
+    variable (remove NVIDIA_VISIBLE_DEVICES), or quota (raise it first, because it could reject the
+    pod when it is created again)."""
     sentence: str
     node: str | None
     """The affected node; null if there are several, which ``nodes`` counts."""
@@ -265,7 +266,7 @@ def analysed(
     suggestions: list[Suggestion] = []
     if not pod.node:
         suggestions = lower_as_recommended(context, pod, verdicts, candidates)
-        suggestions += with_recorded_peaks(
+        suggestions += above_recorded_peaks(
             context, pod, suggest(cluster, pod, verdicts, explanation, blocking, candidates)
         )
     if any(each.recreates for each in suggestions):

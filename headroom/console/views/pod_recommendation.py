@@ -1,7 +1,6 @@
 """The recommended request of one pod, and whether the pod would fit with it."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from headroom.console.facts.fixes import request_memory
 from headroom.console.facts.request_whatif import Amounts, with_amounts
@@ -9,7 +8,6 @@ from headroom.console.facts.suggestions import Suggestion, but_not_checked
 from headroom.console.view_context import Context
 from headroom.contract.annotations import VRAM, Bytes, VramAnnotation, render_vram
 from headroom.contract.kube import Pod
-from headroom.contract.quantity import gib
 from headroom.core.placement.capacity import largest_devices
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
@@ -62,19 +60,15 @@ def lower_as_recommended(
     return [Suggestion("recommended", sentence, nodes=nodes, recreates=True, fix=fix)]
 
 
-def with_recorded_peaks(
+def above_recorded_peaks(
     context: Context, pod: Pod, suggestions: Sequence[Suggestion]
 ) -> list[Suggestion]:
-    """Add a warning to each suggestion to request less than recorded lives of the workload used,
-    and remove its command."""
+    """Leave out suggestions to request less than recorded lives of the workload used."""
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     containers = restored(profile.status).containers.values() if profile else ()
-    peak_bytes, lives = max((each.highest() for each in containers), default=(0, 0))
-    used = f"of {'1 recorded life' if lives == 1 else f'{lives:,} recorded lives'} of this workload"
-    found: list[Suggestion] = []
-    for each in suggestions:
-        if each.lower_to_bytes is not None and each.lower_to_bytes < peak_bytes:
-            sentence = f"{each.sentence}; {used}, some used up to {gib(peak_bytes, up=True)}"
-            each = replace(each, sentence=sentence, fix="")
-        found.append(each)
-    return found
+    peak_bytes, _ = max((each.highest() for each in containers), default=(0, 0))
+    return [
+        each
+        for each in suggestions
+        if each.lower_to_bytes is None or each.lower_to_bytes >= peak_bytes
+    ]
