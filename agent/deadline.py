@@ -37,7 +37,7 @@ class Hanging(Exception):
 
 
 class Worker(Generic[T]):
-    """A thread that runs one job at a time. Not thread-safe."""
+    """A thread that runs one job at a time. The class is not thread-safe."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -57,7 +57,7 @@ class OpenGates(msgspec.Struct):
 
 
 class GateStarts:
-    """The open gates of a node. Not thread-safe.
+    """The open gates of a node. The class is not thread-safe.
 
     They survive restarts of the agent in a file beside ``state``, the agent's state file. If
     ``state`` is None, they are not stored. ``boot_s`` returns the seconds since boot. Gates from

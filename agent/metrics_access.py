@@ -88,7 +88,9 @@ class MetricsAccess:
         return None, False
 
     def ask(self, token: str) -> Answer | None:
-        """Return None if the bearer may read the metrics, otherwise the rejection. Blocks."""
+        """Return None if the bearer may read the metrics, and otherwise the rejection. The call can
+        block on the API server.
+        """
         rejection, known = self.at_once(token)
         if known:
             return rejection

@@ -27,7 +27,7 @@ def lives_path(state: Path) -> Path:
 
 
 class PeakRecorder:
-    """Measures peaks, and saves them when they change. Not thread-safe.
+    """Measures peaks, and saves them when they change. The class is not thread-safe.
 
     ``file`` is None if peaks need not survive a restart. ``boot_s`` returns the seconds since boot.
     """

@@ -94,7 +94,7 @@ class Scraped:
 
 
 class Exposition:
-    """Reads an exposition in parts. Keeps only figures of devices, never the text.
+    """Reads an exposition in parts. It keeps only figures of devices, never the text.
 
     Lines that cannot be used are counted. Values that DCGM uses for a missing figure are skipped
     and not counted.

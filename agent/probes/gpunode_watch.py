@@ -76,7 +76,9 @@ class GPUNodeWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Make the thread end after the next line of the watch. Does not wait for it."""
+        """Make the thread end after the next line of the watch. The call does not wait for
+        the end.
+        """
         self._end.set()
 
     def follow(self, readings: Sequence[Reading]) -> Iterable[Reading]:

@@ -192,7 +192,7 @@ class Gate:
         )
 
     def has(self, name: str) -> bool:
-        """Return whether the driver library exports a call. Does not make the call."""
+        """Return whether the driver library exports a call, without making the call."""
         return name not in self._missing and bool(
             self._made(name, lambda: bool(self._library._nvmlGetFunctionPointer(name)))
         )

@@ -1,4 +1,4 @@
-"""Gives each error code of NVML exactly one meaning. Pure.
+"""Gives each error code of NVML exactly one meaning. The functions are pure.
 
 NVML has about thirty error codes. A failed call of ``Gate`` returns ``None`` if the driver or the
 device does not support the call, or if the agent lacks the permission. Otherwise it raises one of

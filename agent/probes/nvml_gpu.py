@@ -95,7 +95,7 @@ class GpuReadings:
 
 
 class GpuReader:
-    """Reads the GPU at one index. Not thread-safe.
+    """Reads the GPU at one index. The class is not thread-safe.
 
     ``cgroup`` is the full path of the agent's own cgroup directory. It is empty if it is unknown,
     and None if the machine has no cgroups that could have limits.

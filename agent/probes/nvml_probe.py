@@ -88,7 +88,7 @@ class NvmlProbe:
         self._released_for = ""
 
     def read(self) -> Found:
-        """Read every device of the node. Takes at most two deadlines and raises nothing.
+        """Read every device of the node. The call takes at most two deadlines, and raises nothing.
 
         If the driver cannot be read, return the devices seen last with a fault.
         """

@@ -78,7 +78,7 @@ class _Pair:
 
 
 class Meter:
-    """Measures one physical GPU and its instances. Not thread-safe."""
+    """Measures one physical GPU and its instances. The class is not thread-safe."""
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ class Console:
         self.following.stop()
 
     def take(self, events: Sequence[WatchEvent]) -> None:
-        """Apply events on which decisions and views depend. May be called from any thread."""
+        """Apply events on which decisions and views depend. Any thread may call this method."""
         self._claims.apply(events)
         self.view.enqueue(events)
 

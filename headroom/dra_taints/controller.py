@@ -53,7 +53,7 @@ class Reports:
         self._changed: set[str] = set()
 
     def apply(self, events: Sequence[WatchEvent]) -> None:
-        """Apply the events of watches. May be called from any thread."""
+        """Apply the events of watches. Any thread may call this method."""
         changed = self._claims.apply(events)
         with self._lock:
             for event in events:

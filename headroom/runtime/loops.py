@@ -85,7 +85,7 @@ class Loops:
         self._tasks.add(asyncio.create_task(kept(), name=name))
 
     def failing(self, name: str) -> None:
-        """Log and count the exception that is being handled. Never raise."""
+        """Log and count the exception that is being handled. This function never raises."""
         with contextlib.suppress(Exception):  # the log may be closed
             log.error("loop_failed", loop=name, exc_info=sys.exc_info())
         with contextlib.suppress(Exception):
@@ -101,7 +101,8 @@ class Loops:
 
     def stuck(self) -> dict[str, float]:
         """Return the stuck loops by name, with the seconds since their last progress. A loop is
-        stuck after ``STUCK_AFTER_S`` seconds without progress. May be called from any thread."""
+        stuck after ``STUCK_AFTER_S`` seconds without progress. Any thread may call this method.
+        """
         now_s = self._monotonic_s()
         return {
             name: now_s - at_s

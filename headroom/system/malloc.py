@@ -17,7 +17,8 @@ def keep_small(mapped_from_bytes: int, trimmed_from_bytes: int) -> None:
 
     Call it before other threads start. Blocks of at least ``mapped_from_bytes`` are mapped
     separately. The heap shrinks when ``trimmed_from_bytes`` are free at its end; if the value is
-    too small, the process requests the same memory again and again. Does nothing without glibc.
+    too small, the process requests the same memory again and again. Without glibc, this function
+    does nothing.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -29,7 +29,7 @@ _WAITS_FOR = {
 class Report:
     """The reasons of kube-scheduler's last attempt, except Headroom's reasons."""
 
-    #: Such as "3 Insufficient cpu".
+    #: One part of kube-scheduler's message, such as "3 Insufficient cpu".
     reasons: tuple[str, ...]
     #: Whether Headroom rejected a node in this attempt.
     has_ours: bool

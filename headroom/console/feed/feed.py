@@ -161,7 +161,8 @@ class Feed:
 
     def past(self, after: int = 0, since_s: float = float("-inf")) -> list[FeedEvent]:
         """Return the kept events, oldest first, whose number is above ``after`` and whose time is
-        at least ``since_s`` (Unix time). May be called from any thread."""
+        at least ``since_s`` (Unix time). Any thread may call this method.
+        """
         return [each for each in list(self._past) if each.number > after and each.at_s >= since_s]
 
     def join(self) -> Follower:

@@ -84,7 +84,7 @@ class ClusterWriter:
         self.parts.adoption.rules = rules
 
     def set_epoch(self, epoch_s: float) -> None:
-        """Set the Unix time at which the monotonic clock was 0. May be called from any thread."""
+        """Set the Unix time at which the monotonic clock was 0. Any thread may call this method."""
         self._heartbeats.epoch_s = epoch_s
 
     def apply(self, events: Iterable[Event]) -> Effects:
