@@ -13,7 +13,7 @@ _OF_TARGETS = {"namespace", "pod", "container", "node"}
 
 
 def complaints(text: str) -> list[str]:
-    """Return the complaints of promtool about the body of /metrics, and problems of series that
+    """Return the problems that promtool finds in the body of /metrics, and problems of series that
     promtool does not check.
 
     Raise ``tests.debian.Unavailable`` if promtool cannot be downloaded.

@@ -39,7 +39,7 @@ NOT_MEASURED = {
 
 
 def sections(page: str) -> list[tuple[str, str, str]]:
-    """Return the title and the text of each section, and the text of the section with its enclosing
+    """Return the title of each section, its text, and its text together with the enclosing
     sections.
     """
     unquoted = FENCE.sub(lambda code: re.sub(r"(?m)^[#|]", " ", code[0]), page)

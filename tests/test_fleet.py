@@ -1,4 +1,6 @@
-"""Checks that a fleet file is read, or rejected with the position, the error and an example."""
+"""Checks that a valid fleet file is read, and that an invalid file is rejected with the position,
+the error and an example.
+"""
 
 from datetime import UTC, datetime
 from pathlib import Path

@@ -197,7 +197,7 @@ def _cause(err: Exception) -> str:
 def ignores_environment(toolkit: Mapping[str, Any]) -> bool:
     """Return whether the toolkit ignores NVIDIA_VISIBLE_DEVICES of unprivileged pods.
 
-    ``toolkit`` is the content of its config.toml. By default the toolkit honours the variable.
+    ``toolkit`` is the content of its config.toml. By default, the toolkit reads the variable.
     """
     return toolkit.get("accept-nvidia-visible-devices-envvar-when-unprivileged", True) is not True
 

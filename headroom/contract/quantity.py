@@ -91,7 +91,7 @@ def format_bytes(count: int) -> str:
 def quantity_up_to(most_bytes: int) -> str:
     """Return the largest easily readable quantity that is at most ``most_bytes`` (``79.5Gi``).
 
-    The result is a multiple of 0.1 Gi, or of 1 Mi below 0.1 Gi. It is ``0Mi`` below 1 Mi.
+    The result is a multiple of 0.1 Gi, or of 1 Mi below 0.1 Gi. Amounts below 1 Mi become ``0Mi``.
     """
     tenths = most_bytes * 10 >> 30
     if not tenths:

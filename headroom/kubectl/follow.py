@@ -23,7 +23,7 @@ OVERLAP = timedelta(seconds=5)
 #: the message of a decision.
 _CONTENT = "kind", "node", "device", "uid", "cause", "message"
 _DECISION = "decision_id", "cause"
-#: Events that contain no change, only the number of a new snapshot.
+#: The kind of events that contain only the number of a new snapshot, and no change.
 _SNAPSHOT = "snapshot"
 
 

@@ -140,9 +140,10 @@ _OF_DEVICE = f"({', '.join((*UUIDS, *INSTANCES))}, {_by(*HOSTS, *MODELS)[1:]}"
 class Queries:
     """Creates the queries for one cluster.
 
-    ``matchers`` select that cluster's series, such as ``cluster="eu-1"``. They are empty if
+    ``matchers`` select that cluster's series, such as ``cluster="eu-1"``. The matchers are empty if
     Prometheus has no other cluster. ``resources`` are extended resources of GPUs; a trailing *
-    marks a prefix."""
+    marks a prefix.
+    """
 
     matchers: str = ""
     resources: Sequence[str] = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-*")

@@ -1,5 +1,5 @@
-"""Tests the benchmark that compares placement methods: its judge, its rules, and small simulated
-fleets.
+"""Tests the benchmark that compares placement methods. It checks the judge, the rules, and small
+simulated fleets.
 """
 
 import pytest

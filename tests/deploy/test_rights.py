@@ -47,8 +47,8 @@ OTHERS = {
 VERBS = ("get", "list", "watch", "create", "update", "patch", "delete", "deletecollection")
 OWN_KINDS = ("gpunodes", "gpunodes/status", "vramprofiles")
 
-#: A possible permission: API group, resource with subresource, verb, name and namespace, or a path
-#: and a verb.
+#: A possible permission. It consists of an API group, a resource with a subresource, a verb, a name
+#: and a namespace, or of a path and a verb.
 Question = tuple[str, str, str, str, str] | tuple[str, str]
 
 

@@ -23,8 +23,8 @@ NO_MEMORY = "insufficient GPU memory on any device"
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of GPU. Its ``devices`` offer ``resource``, and each device has ``device_gib`` GiB and
-    ``replicas`` replicas.
+    """A kind of GPU. The ``devices`` of the node offer ``resource``. Each device has ``device_gib``
+    GiB and ``replicas`` replicas.
     """
 
     resource: str

@@ -140,7 +140,7 @@ def test_a_node_that_is_not_slot_safe_can_be_overcommitted() -> None:
 
 
 def test_instances_that_share_memory_are_judged_together() -> None:
-    """Each of two pods fits on the compute instances alone, but not both."""
+    """Each of the two pods fits on the compute instances alone, but the two do not fit together."""
     instances = [mig("a", 1, memory_bytes=20 * GIB), mig("b", 1, memory_bytes=20 * GIB)]
     for gib, expected in ((10, "slot-safe"), (15, "predicted")):
         on_its_way = {"p": reservation({"a": gib * GIB, "b": gib * GIB})}

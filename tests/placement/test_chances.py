@@ -191,8 +191,8 @@ def test_a_small_pod_is_rejected_if_it_could_displace_a_large_pod_to_a_full_devi
 
 
 def test_a_pod_with_two_containers_advances_the_choice_by_two() -> None:
-    """D0 is the first choice, then D1 or D0. With one container on D1, the other one can be the
-    third on D0.
+    """D0 is the first choice, then D1 or D0. If one container is on D1, the other container can be
+    the third on D0.
     """
     devices = held("D0", 0), held("D1", 1)
     both = {f"u{n}": reservation({"D0": 12 * GIB, "D1": 12 * GIB}) for n in range(2)}

@@ -97,7 +97,9 @@ def test_the_replicas_of_an_init_container_do_not_confirm_later_containers() -> 
 
 
 def test_a_container_counts_with_all_its_replicas() -> None:
-    """The report shows only one of its two replicas, so the other one can be on either device."""
+    """The report shows only one of the container's two replicas, so the other replica can be on
+    either device.
+    """
     containers = [ContainerCharge("main", 1, GIB), ContainerCharge("helper", 2, 3 * GIB)]
     charge = msgspec.structs.replace(CHARGE, count=3, containers=containers)
     assert [charge.bytes_on(uuid, APART) for uuid in ("a", "b")] == [4 * GIB, 4 * GIB]

@@ -330,7 +330,7 @@ def test_pods_missing_from_a_report_release_their_memory() -> None:
 
 
 def test_a_pod_that_uses_a_device_without_a_replica_frees_no_replica() -> None:
-    """It chose its device itself, or the kubelet has already taken its replica back."""
+    """The pod chose its device itself, or the kubelet has already taken the pod's replica back."""
     device_ = shared("D0", free=3, allocated=1, used_bytes=6 * GIB)
     rows = [use("u1", "D0", 2 * GIB, replica=""), use("u2", "D0", 4 * GIB, replica="1")]
     (d,) = without(status(device_, pods=rows), {"u1"}).devices
@@ -338,7 +338,9 @@ def test_a_pod_that_uses_a_device_without_a_replica_frees_no_replica() -> None:
 
 
 def test_devices_that_share_memory_all_lose_the_use_of_a_deleted_pod() -> None:
-    """Otherwise the other device would report the freed bytes as unattributed use."""
+    """If only one device lost the use, the other device would report the freed bytes as
+    unattributed.
+    """
     mates = [
         device(uuid, kind="mig", parent="GPU-0", gpu_instance=1, used_bytes=9 * GIB)
         for uuid in ("M0", "M1")

@@ -1,4 +1,4 @@
-"""Compares the explanation of one node with the others."""
+"""Tests that the explanation of a node compares it with other nodes."""
 
 import msgspec
 import pytest

@@ -84,8 +84,8 @@ def test_the_bounds_match_the_enumeration_on_random_nodes(
 
 
 def test_packed_returns_to_a_full_device_after_one_of_its_pods_ends() -> None:
-    """With one allocated replica less, the plugin chooses it after a device that other pods fill
-    meanwhile.
+    """After the pod has ended, the device has one allocated replica less. The plugin chooses it
+    after the device that other pods fill in the meantime.
     """
     for waiting in range(4):
         check(Node((Gpu(1, allocated=1, leaving=1), Gpu(4, allocated=1)), "packed"), waiting)

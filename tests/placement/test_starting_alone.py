@@ -344,7 +344,7 @@ def test_a_start_lasts_until_each_engine_of_the_pod_has_settled() -> None:
 
 
 def test_the_use_of_a_device_that_the_pod_chose_itself_counts_for_each_container() -> None:
-    """Its replica belongs to device a, and shows no use."""
+    """The kubelet gave the pod a replica of device a, but the pod uses device b."""
     idle = msgspec.structs.replace(NOT_STARTED, device="a")
     of = of_kubelet(running=True)
     assert end_of(of, idle, row("", "b")) is StartEnd.SETTLED

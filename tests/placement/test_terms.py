@@ -148,7 +148,7 @@ class TestPrediction:
         )
 
     def test_a_full_device_that_could_become_the_next_choice_lowers_the_term(self) -> None:
-        """It is not the next choice, but becomes it when one of its replicas is released."""
+        """The full device becomes the plugin's next choice when one of its replicas is released."""
         safe = weighed(shared("a", 4, 0), shared("b", 3, 1), name="safe", plugin=DISTRIBUTED)
         risky = weighed(
             shared("c", 4, 0),

@@ -52,9 +52,9 @@ class TestPossibleDevices:
 
     @pytest.mark.parametrize("how", ["stays", "is being deleted", "is gone", "has ended"])
     def test_the_plugin_can_choose_the_device_of_an_ending_pod(self, how: str) -> None:
-        """Without its pod, D1 has two allocated replicas, like D0, and enough memory.
+        """Without the pod that ends, D1 has two allocated replicas, as D0 has, and enough memory.
 
-        A pod on D0 does not change the result, whether it has one replica more or not.
+        The number of replicas of a pod on D0 does not change the result.
         """
         pods = self.sitting("2026-11-21T00:00:00Z" if how == "is being deleted" else None)
         if how == "is gone":
@@ -107,8 +107,7 @@ class TestPossibleDevices:
         )
 
     def test_a_device_that_is_no_longer_a_candidate_frees_memory(self) -> None:
-        """D1 is full. The plugin chooses it after D0 as soon as one more of its replicas is in
-        use."""
+        """D1 is full. If one more replica of D1 is in use, the plugin chooses D1 only after D0."""
         even = [shared("D0", free=2, allocated=2), shared("D1", free=2, allocated=2)]
         one_more = [even[0], shared("D1", free=1, allocated=3)]
         full = {"u": reservation({"D1": 24 * GIB})}

@@ -80,7 +80,7 @@ def test_a_wrong_clock_of_the_node_has_no_effect(skew: Skew, fresh_after_s: floa
     play = Play(skew)
     while play.at_s < 3600.0:
         play.cycle()
-        # The first timestamp of a wrong clock proves nothing, but the second one does.
+        # The first timestamp of a wrong clock proves nothing, but the second timestamp does.
         assert (play.reason is None) == (play.at_s > fresh_after_s), play.at_s
     silent_since_s = play.at_s
     while play.at_s < silent_since_s + STALE_AFTER_S + 30.0:

@@ -248,7 +248,7 @@ def test_an_implausible_report_affects_only_its_device() -> None:
 
 
 def test_nodes_are_weighed_when_every_required_kind_is_listed() -> None:
-    """They are not weighed after each list, because the terms of a node are unknown without its
+    """Nodes are not weighed after each list, because the terms of a node are unknown without its
     pods.
     """
     state = RecordingState(Rules(), STALE_AFTER_S, EPOCH_S, unlisted=(Node, GPUNode, Pod))

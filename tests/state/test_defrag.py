@@ -121,7 +121,9 @@ def test_a_pod_that_fits_on_only_one_other_node_is_not_moved() -> None:
 
 
 def test_memory_used_by_an_earlier_move_no_longer_counts() -> None:
-    """Two pods of 10 GiB must leave n. Each fits on b and on c, but not both on one of them."""
+    """Two pods of 10 GiB must leave n. Each pod fits on b and on c, but neither node has space for
+    both pods.
+    """
     full = node("n", [On("n-1", 10), On("n-2", 10)])
     small = [node(name, [On(f"{name}-13", 13)]) for name in ("b", "c")]
     pair = advised(world(full, *small), newcomer(24))

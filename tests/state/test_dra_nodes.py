@@ -224,8 +224,8 @@ class TestBoundPods:
         assert unreserved_pods(state.cluster) == []
 
     def test_a_pod_with_a_memory_request_is_not_charged_before_it_has_a_claim(self) -> None:
-        """Mode observe binds it although it does not fit. It is not charged for the devices that a
-        plugin would allocate.
+        """In the mode observe, the pod is bound although it does not fit. The pod is not charged
+        for the devices that a plugin would allocate.
         """
         state = by_dra()
         plugins = gpunode(shared("GPU-0"), shared("GPU-1"), plugin=DISTRIBUTED, version="2")

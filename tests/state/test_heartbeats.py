@@ -37,7 +37,7 @@ def test_the_first_timestamp_counts_only_if_it_is_recent(stamp: str, moved_at_s:
 
 
 def test_a_changed_timestamp_counts_whatever_its_value() -> None:
-    """So a wrong clock on the node has no effect."""
+    """Because the value does not count, a wrong clock on the node has no effect."""
     assert pulse(("1999-01-01T00:00:00Z", 1000.0), ("1999-01-01T00:00:10Z", 1010.0)) == 1010.0
 
 

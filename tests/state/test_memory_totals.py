@@ -135,7 +135,7 @@ def test_the_limited_list_of_devices_is_sorted_by_node(most: int) -> None:
 
 
 def test_every_sum_is_tested() -> None:
-    """Each field of the sums is not 0 in some test above."""
+    """For each field of the sums, a test above has a value other than 0."""
     fields = {field.name for field in dataclasses.fields(Totals)}
     shown = totals(build([FULL]))
     waits = weighed(shared("a"), reservations={"u": reservation({"a": 30 * GIB})})

@@ -79,7 +79,9 @@ def test_the_alarm_ends_when_the_node_is_deleted() -> None:
 
 
 def test_assumed_binds_raise_no_alarm() -> None:
-    """They are charged on every device, so that filter keeps enough memory for them on each."""
+    """An assumed bind is charged on every device of the node, so that filter keeps enough memory
+    for the pod on each device.
+    """
     state = state_of(*seen(kube_node(), HALF_FULL))
     state.apply([BindBegun(pod("20Gi"), "n")])
     assert figures(state) == []

@@ -279,7 +279,7 @@ class TestExemptions:
         assert selected(node, pod("p"), pod("q", "evict"), pod("r"), rules=Rules()) == {"q"}
 
     def test_an_unreserved_pod_claims_no_memory_that_others_reserved(self) -> None:
-        """Its author wrote 80 GiB, so it stays within its charge. q uses 0.6 GiB more than it
+        """The author of p wrote 80 GiB, so p stays within its charge. q uses 0.6 GiB more than it
         reserved, and r lacks 3 GiB.
         """
         held = {

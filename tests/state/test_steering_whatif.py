@@ -103,7 +103,9 @@ def wide(each: Pod, gpus: int = 2) -> Pod:
 
 @pytest.mark.parametrize("choice", ["", "gated"])
 def test_a_pod_with_several_gpus_is_counted_with_the_memory_of_all(choice: str) -> None:
-    """A steered node gives it different GPUs, so it fits on the second and the third one."""
+    """A steered node gives the pod different GPUs, so the pod fits on the second and the
+    third GPU.
+    """
     pods = waiting("9Gi", "16Gi")
     gain = gain_of(cluster(wide(pods[0]), choice=choice))
     assert gain is not None

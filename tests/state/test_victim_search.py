@@ -349,7 +349,7 @@ def test_memory_held_for_a_pod_is_not_given_to_another_preemptor() -> None:
     first = newcomer(14, name="first", nominated="n", created="2026-11-21T00:30:00Z")
     second = newcomer(12, name="second")
     state = state_of(*events, PodSeen(first))
-    # The second pod does not fit next to the first one, whatever pods leave.
+    # No eviction makes the second pod fit on the node together with the first pod.
     assert shown(found(state=state, of=second, offered={"n": ["a"]})) == {}
     assert shown(found(state=state, of=second, rejected=["n"])) == {}
     assert shown(found(state=state, of=newcomer(10, name="third"), offered={"n": ["a"]})) == {

@@ -245,8 +245,9 @@ def _all_memory(pod: Pod, devices: Sequence[Device], rules: Rules) -> list[Charg
 def _charges(request: VramRequest, node: AdoptingNode, by_environment: bool) -> list[Charge]:
     """Return one charge for each resource that the pod requests.
 
-    With ``by_environment``, the pod may use every device of the node, whatever replicas it holds.
-    Otherwise the device plugin chooses, and all devices of the resource are candidates.
+    With ``by_environment``, the pod may use every device of the node, independently of the replicas
+    that it holds. Otherwise the device plugin chooses, and all devices of the resource are
+    candidates.
     """
     charges: list[Charge] = []
     devices, places = node.devices, node.arrays

@@ -245,7 +245,8 @@ class Simulation:
         return [like + suffix for suffix in suffixes]
 
     def set_replicas(self, name: str, count: int) -> None:
-        """Give every device of the node ``count`` replicas. One replica disables sharing.
+        """Give every device of the node ``count`` replicas. With one replica, a device is not
+        shared.
 
         Raises ``KeyError`` if there is no such node or its devices are unknown, and ``ValueError``
         if more than ``count`` replicas are in use or unhealthy.

@@ -67,7 +67,7 @@ _HEADERS_TOO_LONG = (
 
 
 class _HeadersTooLong(Exception):
-    """Ends parsing before the application sees the request."""
+    """An error that ends parsing before the application gets the request."""
 
 
 class LimitedProtocol(HttpToolsProtocol):
