@@ -46,7 +46,7 @@ from tests.builders import (
     weighed,
 )
 from tests.examples import examples
-from tests.placement.set_worlds import run
+from tests.model.device_sets import run
 
 STEERED = Plugin(
     allocation_policy="distributed",
@@ -402,7 +402,7 @@ def test_the_number_of_chosen_replicas_never_exceeds_the_count() -> None:
 
 @pytest.mark.parametrize("toggles", [False, True], ids=["always steered", "steered now and then"])
 def test_no_random_world_overcommits_or_gives_one_device_twice(toggles: bool) -> None:
-    """The judge is independent of the product (``tests/placement/set_worlds.py``)."""
+    """The judge is independent of the product (``tests/model/device_sets.py``)."""
     counts: Counter[str] = Counter()
     for seed in range(examples(500)):
         problems, counted = run(seed, toggles)
