@@ -13,6 +13,8 @@ from tests.kubelet.steered_node import StartSteered, SteeredNode, start_steered
 __all__ = ["start_steered"]
 
 GPUS = [f"GPU-{n}" for n in range(4)]
+#: Policies of the kubelet's topology manager.
+POLICIES = ["none", "best-effort", "restricted", "single-numa-node"]
 
 
 def wide_pod(name: str, gpus: int, **spec: Any) -> dict[str, Any]:
@@ -41,7 +43,7 @@ def admitted(
     return devices(steered, name)
 
 
-@pytest.mark.parametrize("policy", ["none", "best-effort", "restricted", "single-numa-node"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_pods_with_1_2_and_4_gpus_get_exactly_their_gpus(
     start_steered: StartSteered, policy: str
 ) -> None:
@@ -108,18 +110,39 @@ def test_several_containers_use_the_devices_of_one_set(start_steered: StartSteer
     assert set(found["side"]) < set(where)
 
 
-def test_agent_and_kubelet_may_restart_between_pods(start_steered: StartSteered) -> None:
-    steered = start_steered(len(GPUS), 3)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_agent_plugin_and_kubelet_may_restart_between_pods(
+    start_steered: StartSteered, policy: str
+) -> None:
+    """Pods with a part of a GPU, with two, with four and with eight GPUs come in between."""
+    gpus = [f"GPU-{n}" for n in range(8)]
+    numa = {} if policy == "none" else {"numa": (0,) * len(gpus)}
+    steered = start_steered(len(gpus), 4, topologyManagerPolicy=policy, **numa)
     node = steered.node
-    assert admitted(steered, wide_pod("a", 2), ["GPU-2", "GPU-3"]) == {"main": ["GPU-2", "GPU-3"]}
+    part, pair, four = ["GPU-5"], ["GPU-2", "GPU-7"], ["GPU-1", "GPU-3", "GPU-5", "GPU-6"]
+    assert admitted(steered, gpu_pod("part"), part) == {"main": part}
+    assert admitted(steered, wide_pod("pair", 2), pair) == {"main": pair}
     node.end("agent")
     steered.start_agent()
-    assert admitted(steered, wide_pod("b", 2), ["GPU-2", "GPU-3"]) == {"main": ["GPU-2", "GPU-3"]}
+    assert admitted(steered, wide_pod("four", 4), four) == {"main": four}
+    # The kubelet rejects pods until the plugin has registered again, and the plugin chooses until
+    # the agent has.
+    registrations = node.log("agent").count("steering_registered")
+    node.kill("nvidia-device-plugin")
+    node.start_plugin()
+    node.wait(
+        lambda: node.log("agent").count("steering_registered") > registrations, "a registration"
+    )
+    node.wait(lambda: node.allocatable() == 4 * len(gpus), "every replica")
+    steered.until_steered()
+    assert admitted(steered, wide_pod("eight", 8), gpus) == {"main": gpus}
     # The plugin chooses until the agent has registered with the restarted kubelet.
     with node.kubelet_restarts():
         pass
     steered.until_steered()
-    assert admitted(steered, wide_pod("c", 3), GPUS[:3]) == {"main": GPUS[:3]}
+    assert admitted(steered, wide_pod("again", 4), four) == {"main": four}
+    assert admitted(steered, gpu_pod("last"), pair[1:]) == {"main": pair[1:]}
+    assert devices(steered, "four") == {"main": four}
 
 
 def test_the_plugin_rejects_several_replicas_if_configured(start_steered: StartSteered) -> None:

@@ -20,6 +20,7 @@ def test_a_node_with_the_newest_kubelet_is_not_steered_and_reports_why(
     node.wait(steered.obstacle, "an obstacle")
     assert steered.obstacle().startswith("steering needs a kubelet older than 1.37")
     assert not steered.steered()
+    assert not steered.reported().plugin.steers_several
     assert {steered.device(f"p{number}") for number in range(2)} == {"GPU-0", "GPU-1"}
     assert node.allocatable() == 6
     assert node.log("kubelet").count("Got registration request") == 1  # The plugin's own choice.
