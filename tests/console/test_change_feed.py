@@ -85,6 +85,13 @@ def test_a_new_reservation_has_its_cause(looking: Looking, held: Reservation, ca
     assert latest.message == "2.0 GiB on each of 2 GPUs that the pod could get"
 
 
+def test_a_reservation_names_the_gpus_that_headroom_chose(looking: Looking) -> None:
+    held = reservation(dict.fromkeys(("A", "B"), GIB), 2, choices=["A", "B"], name="p")
+    looking.report(p=msgspec.structs.replace(held, attempt="another-1"))
+    assert looking.told() == [("reservation_made", "uid-p", "bind_on_another_replica")]
+    assert looking.feed.past()[-1].message == "1.0 GiB on each of 2 GPUs: A, B"
+
+
 def test_an_assumed_reservation_is_reported_when_it_is_written(looking: Looking) -> None:
     held = looking.state.cluster.gpunode("n")
     assert held is not None

@@ -346,6 +346,38 @@ def test_steering_is_suggested_with_the_gpus_that_a_container_with_several_would
     )
 
 
+def test_overuse_on_one_gpu_of_the_best_set_is_named() -> None:
+    """Two GPUs would have 16 GiB without the overuse of pod over. Pod full has the third GPU."""
+    plugin = msgspec.structs.replace(
+        DISTRIBUTED, steered=[GPU], steers_several=True, fail_requests_greater_than_one=False
+    )
+    devices = (
+        shared("a", 3, 1, used_bytes=12 * GIB),
+        shared("b", 3, 1),
+        shared("c"),
+    )
+    reservations = {
+        "u-over": reservation({"a": 4 * GIB}, name="over", choices=["a"]),
+        "u-full": reservation({"b": 22 * GIB}, name="full", choices=["b"]),
+    }
+    rows = [use("u-over", "a", 12 * GIB, replica="a::0"), use("u-full", "b", replica="b::0")]
+    held = gpunode(*devices, name="n", reservations=reservations, pods=rows, plugin=plugin)
+    fleet = asked(
+        NodeSeen(kube_node("n", {DEVICE_CHOICE: "steered"})),
+        GPUNodeSeen(held, 0.0),
+        PodSeen(pod("4Gi", uid="u-over", name="over", node="n", phase="Running")),
+        PodSeen(pod("22Gi", uid="u-full", name="full", node="n", phase="Running")),
+        waits=pod("16Gi", container(gpus=2), uid="uw", name="waits"),
+    )
+    body = explained(fleet)
+    (reason,) = body["reasons"]  # type: ignore[misc]
+    assert reason["reason"] == Reason.TOO_FEW_DEVICES.code
+    (overuse,) = (one for one in body["advice"] if one["kind"] == "overuse")  # type: ignore[attr-defined]
+    assert overuse["sentence"].startswith(
+        "limit pod default/over on node n, which uses 8.0 GiB more than it reserved"
+    )
+
+
 def test_the_list_of_pending_pods_shows_pods_that_steering_would_place() -> None:
     plugin = msgspec.structs.replace(DISTRIBUTED, steering_permitted=True)
     full = {"used_bytes": 20 * GIB, "unattributed_bytes": 20 * GIB}

@@ -376,6 +376,20 @@ class TestAWholeDevice:
         assert reason_for(several(1, "100%"), alone) is Reason.NO_REPLICA
         assert reason_for(several(1, "24Gi"), alone) is None
 
+    def test_the_reason_is_memory_if_pods_use_it_and_replicas_if_they_only_hold_them(self) -> None:
+        """Pods hold a replica of the first three GPUs. The first pod reserves no memory."""
+        busy = [shared(f"G{i}", 3, 1) for i in range(3)]
+        full = node(*busy, shared("G3"), **holding(G0=1, G1=1, G2=1))
+        assert reason_for(several(2, "100%"), full) is Reason.TOO_FEW_DEVICES
+        idle = [use(f"s{i}", f"G{i}", 0, replica=f"G{i}::0") for i in range(3)]
+        held = node(*busy, shared("G3"), pods=idle)
+        _, verdicts = judged(several(2, "100%"), held)
+        assert verdicts.reason(0) is Reason.NO_REPLICA
+        assert explain(verdicts, Weights()).nearest[0].detail == (
+            "the pod takes whole GPUs, on which no other pod may hold a replica; "
+            "1 of 4 GPUs is empty"
+        )
+
     def test_the_default_of_a_namespace_can_be_a_whole_device(self) -> None:
         asked = request(pod(None), default_vram="100%")
         assert [ask.takes_whole_devices for ask in asked.asks] == [True]

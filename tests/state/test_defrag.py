@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from headroom.console.facts.defrag import Advice, Effort, for_node, for_pod
-from headroom.console.facts.movable_pods import Movers, Stays
+from headroom.console.facts.movable_pods import Movers, Stays, charged_bytes
 from headroom.contract.annotations import CORDON, ON_OVERUSE
+from headroom.contract.gpunode import Charge, ContainerCharge
 from headroom.contract.kept_fields import kept_pod
 from headroom.contract.kube import (
     DisruptionBudgetSpec,
@@ -92,6 +93,15 @@ def test_one_pod_is_moved_if_two_other_nodes_could_take_it() -> None:
     assert moved(advice) == [("b-6", "b", ("n", "c"))]
     assert (advice.devices, advice.gain_bytes) == (("b-0",), 20 * GIB)
     assert advice.moves[0].reserved_bytes == 6 * GIB
+
+
+def test_containers_on_one_device_are_counted_once() -> None:
+    both = [ContainerCharge("a", 1, 4 * GIB), ContainerCharge("b", 1, 6 * GIB)]
+    assert (
+        charged_bytes(Charge(GPU, 2, {"G": 10 * GIB}, choices=["G"], containers=both)) == 10 * GIB
+    )
+    pair = Charge(GPU, 2, dict.fromkeys("GH", 8 * GIB), choices=["G", "H"])
+    assert charged_bytes(pair) == 16 * GIB
 
 
 def test_the_search_can_be_limited_to_a_node() -> None:

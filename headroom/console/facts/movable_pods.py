@@ -168,7 +168,11 @@ def charged_bytes(charge: Charge) -> int:
     device."""
     beyond = set(charge.beyond)
     counted = [amount for uuid, amount in charge.candidates.items() if uuid not in beyond]
-    return charge.count * max(counted, default=0)
+    most_bytes = charge.count * max(counted, default=0)
+    if not charge.containers:
+        return most_bytes
+    # Containers on one device have one candidate together.
+    return min(most_bytes, sum(each.device_bytes * each.count for each in charge.containers))
 
 
 def only(rows: Sequence[int]) -> Eligible:

@@ -233,7 +233,10 @@ def _overuse(explanation: Explanation, holding: Sequence[Sequence[Held]]) -> Ite
     """Name pods that exceed their reservations if only their overuse makes a nearest node too
     full."""
     for node, occupants in zip(explanation.nearest, holding, strict=True):
-        short = [each for each in node.candidates if each.short_bytes]
+        # If Headroom chooses, devices that lack more memory than the best set do not matter.
+        most_bytes = max((each.short_bytes for each in node.candidates), default=0)
+        decisive_bytes = most_bytes if node.short_bytes is None else node.short_bytes
+        short = [each for each in node.candidates if 0 < each.short_bytes <= decisive_bytes]
         over = {
             holder.uid: holder.charged_bytes - holder.requested_bytes
             for each in short

@@ -365,12 +365,14 @@ def _pod(reservation: Reservation | None) -> dict[str, str]:
 
 
 def _amount(reservation: Reservation) -> str:
-    """Describe the charge: the largest amount on one device, and the device or the number of
-    candidates."""
+    """Describe the charge: the largest amount on one device, and the device, the devices that
+    Headroom chose, or the number of candidates."""
     devices = sorted({uuid for charge in reservation.charges for uuid in charge.candidates})
     most = max((max(c.candidates.values(), default=0) for c in reservation.charges), default=0)
     if len(devices) == 1:
         return f"{gib(most)} on {devices[0]}"
+    if all(charge.choices for charge in reservation.charges):
+        return f"{gib(most)} on each of {len(devices)} GPUs: {', '.join(devices)}"
     return f"{gib(most)} on each of {len(devices)} GPUs that the pod could get"
 
 

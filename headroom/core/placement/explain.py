@@ -238,6 +238,12 @@ def _detail(request: VramRequest, node: NodeTerms, reason: Reason | None) -> str
             if ask.count > total:
                 return f"the pod requests {ask.count} {ask.resource}; the node has {total} in total"
             steered = any(t.policy == "steered" for t in of_resource)
+            if steered and ask.takes_whole_devices:
+                empty = sum(t.device.replicas.free == t.device.replicas.total for t in of_resource)
+                return (
+                    "the pod takes whole GPUs, on which no other pod may hold a replica; "
+                    f"{empty} of {len(of_resource)} GPUs {'is' if empty == 1 else 'are'} empty"
+                )
             if steered and ask.widest > len(of_resource):
                 return (
                     f"a container requests {ask.widest} {ask.resource}, each on a GPU of its own; "

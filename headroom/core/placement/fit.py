@@ -230,7 +230,11 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         for fault in faults.values():
             usable &= ~fault
         left_bytes = free_bytes - need_bytes
-        by_headroom = _choose(request, snap, width, candidates, usable, left_bytes, meets_starting)
+        #: A pod without a reservation may hold a replica and use no memory yet.
+        alone = columns.replicas_free == columns.replicas if ask.takes_whole_devices else None
+        by_headroom = _choose(
+            request, snap, width, candidates, usable, alone, left_bytes, meets_starting
+        )
         candidates = np.where(steered[:, None], by_headroom.candidates, candidates)
         relevant = np.where(steered[:, None], candidates, relevant)
     rejected = {
@@ -246,7 +250,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         rejected[Reason.OTHERS_ARRIVING] = arriving
     rejected[Reason.MEMORY_ON_ANY] = ~(relevant & enough_memory).any(axis=1)
     if by_headroom is not None and width > 1:
-        rejected[Reason.TOO_FEW_DEVICES] = stuck & by_headroom.enough_usable
+        rejected[Reason.TOO_FEW_DEVICES] = steered & by_headroom.too_few_large
     rejected[Reason.MEMORY_ON_SOME] = (candidates & ~enough_memory).any(axis=1)
     # This reason comes last, because it resolves by itself.
     if meets_starting is not None:
@@ -273,9 +277,6 @@ def _usable(ask: Ask, columns: Columns, candidates: Mask) -> Mask:
         usable &= columns.steered <= 2
     else:
         usable &= (columns.steered == 1) | (columns.steered == 1 + ask.widest)
-    if ask.takes_whole_devices:
-        # A pod without a reservation may hold a replica and use no memory yet.
-        usable &= columns.replicas_free == columns.replicas
     return usable
 
 
@@ -286,8 +287,9 @@ class _ByHeadroom:
     candidates: Mask
     #: (nodes,) whether a node has too few devices with enough memory and free replicas.
     stuck: Nodes
-    #: (nodes,) whether enough devices have free replicas and no fault.
-    enough_usable: Nodes
+    #: (nodes,) whether enough devices have free replicas and no fault, but too few of them have
+    #: enough memory.
+    too_few_large: Nodes
 
 
 def _choose(
@@ -296,11 +298,21 @@ def _choose(
     width: int,
     could: Mask,
     usable: Mask,
+    alone: Mask | None,
     left_bytes: Bytes2D,
     meets_starting: Mask | None,
 ) -> _ByHeadroom:
-    """Choose ``width`` devices on each steered node."""
+    """Choose ``width`` devices on each steered node.
+
+    If ``alone`` is given, the pod takes only devices of this mask, because no other pod holds them.
+    """
     fitting = usable & (left_bytes >= 0)
+    # With one device, MEMORY_ON_ANY covers this case.
+    too_few_large = np.zeros(len(usable), bool)
+    if width > 1:
+        too_few_large = at_least(usable, width) & ~at_least(fitting, width)
+    if alone is not None:
+        usable, fitting = usable & alone, fitting & alone
     stuck = ~at_least(fitting, width)
     open_to_pod = usable if meets_starting is None else usable & ~meets_starting
     chosen = steered_candidates(request, snap, width, could, open_to_pod, left_bytes)
@@ -308,7 +320,7 @@ def _choose(
         # The pod fits, but must wait for the devices on which it fits.
         waits = ~stuck & ~at_least(open_to_pod & (left_bytes >= 0), width)
         chosen = np.where(waits[:, None], fitting, chosen)
-    return _ByHeadroom(chosen, stuck, at_least(usable, width))
+    return _ByHeadroom(chosen, stuck, too_few_large)
 
 
 def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:
