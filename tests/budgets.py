@@ -43,7 +43,7 @@ BUDGETS_S = {
     "kubelet": 500,
     "ledger": 35,
     "lying": 20,
-    "model": 70,
+    "model": 45,
     "monitoring": 45,
     "nvidia": 40,
     "page": 240,

@@ -220,9 +220,16 @@ class World:
             return number * GIB
         return whole * number // 100 if kind == "percent" else whole // self.node.replicas
 
-    def _used(self, job: Job, each: Container, uuid: str) -> int:
-        """Return the bytes that a container uses on a device. Init containers have ended."""
-        return 0 if each.init else self._bytes(each, uuid) * job.used_percent // 100
+    def _used(self, job: Job, each: Container, replica: str) -> int:
+        """Return the bytes that a container uses, on its first replica of each device.
+
+        Init containers have ended.
+        """
+        uuid = gpu_of(replica)
+        first = next(other for other in job.held[each.name] if gpu_of(other) == uuid)
+        if each.init or replica != first:
+            return 0
+        return self._bytes(each, uuid) * job.used_percent // 100
 
     # The values that the agent reports.
 
@@ -231,7 +238,7 @@ class World:
             use(
                 job.uid,
                 gpu_of(replica),
-                self._used(job, each, gpu_of(replica)),
+                self._used(job, each, replica),
                 container=each.name,
                 replica=replica,
             )
