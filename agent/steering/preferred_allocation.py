@@ -104,9 +104,9 @@ class PreferredAllocation:
         mode: Callable[[], DeviceChoice | None],
         kubelet_version: Callable[[], str],
         changed: Callable[[], object],
-        patience_s: float = PATIENCE_S,
+        patience_s: float | None = None,
     ) -> None:
-        self._patience_s = patience_s
+        self._patience_s = PATIENCE_S if patience_s is None else patience_s
         self._checkpoint = checkpoint
         self._folder = checkpoint.parent
         self._kubelet = PodResources(str(pod_resources))

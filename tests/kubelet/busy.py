@@ -81,6 +81,7 @@ def main() -> int:
         gpus = [Gpu(f"GPU-{index}") for index in range(GPUS)]
         settings = {"registryPullQPS": 0, "kubelet": STEERED_KUBELET}
         own = stack.enter_context(node(plane, "busy", gpus, REPLICAS, **settings))
+        own.answer_s = None
         steered = SteeredNode(own, ("--device-choice=steered", f"--interval={INTERVAL_S}"))
         steered.until_steered()
         stack.enter_context(busy())

@@ -30,11 +30,11 @@ from tests.kubelet.node_objects import (
     PCI,
     RESOURCE,
     forget,
+    inside_node,
     is_ready,
     kubelet_configuration,
     numa_files,
     plugin_configuration,
-    see_only,
     write_mounts,
 )
 from tests.kubelet.pod_resources import Held, answer, podresources
@@ -64,6 +64,10 @@ class Node(Processes):
     ``devices`` are the devices that offer it, by default all. ``kubelet`` is the name of the
     kubelet's binary, such as kubelet-1.36. ``settings`` override the kubelet's configuration.
     """
+
+    #: Time limit in seconds of the agent's answers to the kubelet. On a busy machine, the agent
+    #: often exceeds the shipped limit (None), and then the kubelet rejects the pod.
+    answer_s: float | None = 10.0
 
     def __init__(
         self,
@@ -255,7 +259,7 @@ class Node(Processes):
             "--local-port=0",
             *flags,
             env=self._driver_environment() | {"KUBECONFIG": str(kubeconfig)},
-            inside=partial(see_only, self.folder),
+            inside=partial(inside_node, self.folder, self.answer_s),
         )
 
     def _show(self, process: str) -> None:

@@ -5,6 +5,7 @@ import ctypes
 import os
 import subprocess
 from collections.abc import Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,21 @@ def see_only(folder: Path) -> None:
     if libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _PRIVATE_AND_BELOW, None):
         raise OSError(ctypes.get_errno(), "the process gets no mount namespace of its own")
     subprocess.run(["sh", "-c", INSIDE, "sh", str(folder), "true"], check=True)
+
+
+def inside_node(folder: Path, answer_s: float | None) -> None:
+    """Let the agent of this process see the node in ``folder`` as its machine, and answer the
+    kubelet within ``answer_s`` instead of the shipped time.
+    """
+    see_only(folder)
+    if answer_s is not None:
+        # Tests without an agent use this module too, and the agent is not one of their inputs
+        # (tests/tiers).
+        proxy, allocation = map(
+            import_module, ("agent.steering.plugin_proxy", "agent.steering.preferred_allocation")
+        )
+        proxy.ANSWER_S = allocation.ANSWER_S = answer_s
+        allocation.PATIENCE_S = 0.8 * answer_s
 
 
 def gpu_pod(name: str, resource: str = RESOURCE, **spec: Any) -> dict[str, Any]:
