@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from reference.markdown import ROOT, code, head, table
 
@@ -31,33 +31,46 @@ Each program imports only the shared packages that it needs, and never another p
 lines of these modules.
 
 """
-#: A program that imports the module in its argument, and prints the number of lines of each module
-#: of Headroom that this import loads.
-_CLOSURE = """
-import importlib, json, sys
-importlib.import_module(sys.argv[1])
-ours = {
-    name: module.__file__
-    for name, module in sys.modules.items()
-    if name.partition(".")[0] in ("agent", "extender", "headroom") and module.__file__
-}
-print(json.dumps({n: sum(1 for _ in open(f, encoding="utf-8")) for n, f in ours.items()}))
+#: Libraries that the programs import. They are imported once, for all programs.
+_LIBRARIES = (
+    *("aiohttp", "cryptography.x509", "fastapi", "grpc", "kubernetes.client", "numpy"),
+    *("prometheus_client", "pydantic_settings", "rich.console", "typer", "uvicorn"),
+)
+#: A program that imports each module in its arguments in a process of its own, and prints the
+#: number of lines of each module of Headroom that this import loads.
+_CLOSURES = """
+import contextlib, importlib, json, os, sys
+libraries, *modules = sys.argv[1:]
+for library in libraries.split():
+    with contextlib.suppress(ImportError):
+        importlib.import_module(library)
+for module in modules:
+    if os.fork() == 0:
+        importlib.import_module(module)
+        ours = {
+            name: module.__file__
+            for name, module in sys.modules.items()
+            if name.partition(".")[0] in ("agent", "extender", "headroom") and module.__file__
+        }
+        lines = {n: sum(1 for _ in open(f, encoding="utf-8")) for n, f in ours.items()}
+        print(json.dumps(lines), flush=True)
+        os._exit(0)
+    assert os.wait()[1] == 0, module
 """
 
 
-def closure(module: str) -> dict[str, int]:
-    """Return the modules of Headroom that an import of the module loads, with their lines."""
-    command = [sys.executable, "-c", _CLOSURE, module]
+def closures(modules: Sequence[str]) -> list[dict[str, int]]:
+    """Return for each module the modules of Headroom that its import loads, with their lines."""
+    command = [sys.executable, "-c", _CLOSURES, " ".join(_LIBRARIES), *modules]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def page() -> str:
     """Return docs/reference/programs.md."""
     rows = []
-    for program, module in PROGRAMS.items():
-        found = closure(module)
+    modules = closures([*PROGRAMS.values()])
+    for program, found in zip(PROGRAMS, modules, strict=True):
         rooms = Counter(map(_room, found))
         names = ", ".join(f"{code(room)} {count}" for room, count in sorted(rooms.items()))
         size = str(len(found)), str(round(sum(found.values()) / 1000))

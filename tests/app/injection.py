@@ -33,7 +33,7 @@ RESUME = bytes([opcode.opmap["RESUME"], 0])
 #: Number of lives that run at the same time, because every life waits half of its time.
 PROCESSES = 2
 #: Number of coroutines that raise in one life.
-TOGETHER = 4
+TOGETHER = 8
 
 
 class Injected(Exception):
