@@ -24,6 +24,8 @@ GPU_BYTES = 24 * GIB
 REAL_PATIENCE_S = 240.0
 #: Status reason of a pod that its kubelet rejected because no replica was free.
 TURNED_AWAY = "UnexpectedAdmissionError"
+#: Parts of a kubelet's message about a pod whose agent did not answer in time.
+LATE = "the ledger cannot be read", "the agent did not choose a GPU within"
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +183,14 @@ class RealCluster(Cluster):
 
     def gpus(self) -> list[Gpu]:
         return [gpu for machine in self.machines.values() for gpu in machine.driver.gpus]
+
+    def late_answers(self) -> list[str]:
+        """Return the kubelets' messages about pods whose agent did not answer in time.
+
+        A kubelet rejects a pod if the agent has not read the ledger and chosen a GPU within a
+        second. On a busy machine, the API server or the agent may take longer.
+        """
+        return [each for each in self.turned_away() if any(late in each for late in LATE)]
 
     def turned_away(self) -> list[str]:
         """Return the kubelets' messages about the pods that they rejected."""
