@@ -80,15 +80,14 @@ def test_an_internal_error_is_logged_and_answered_without_details(fleet: Asked) 
 def parameters(fleet: Asked) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each parameter with a request path that has all required parameters."""
     for path, operations in fleet.get("/openapi.json").json()["paths"].items():
-        for operation in operations.values():
-            given = operation.get("parameters", ())
-            needed = [
-                f"{one['name']}={one['schema']['examples'][0]}"
-                for one in given
-                if one["required"] and one["in"] == "query"
-            ]
-            for parameter in given:
-                yield f"{path}?{'&'.join(needed)}", parameter
+        given = [one for each in operations.values() for one in each.get("parameters", ())]
+        needed = {
+            f"{one['name']}={one['schema']['examples'][0]}"
+            for one in given
+            if one["required"] and one["in"] == "query"
+        }
+        for parameter in given:
+            yield f"{path}?{'&'.join(sorted(needed))}", parameter
 
 
 def test_the_example_of_every_parameter_is_valid(fleet: Asked) -> None:
@@ -289,7 +288,7 @@ def test_memory_shared_by_compute_instances_counts_once_in_fleet_totals() -> Non
         pytest.param(Plugin(steering_permitted=True), "", None, id="permitted"),
         pytest.param(Plugin(steering_permitted=False), "", STEERING_NOT_PERMITTED, id="read-only"),
         pytest.param(Plugin(), "", STEERING_UNKNOWN, id="not reported"),
-        pytest.param(Plugin(), "gated", None, id="gated, so steering is not suggested"),
+        pytest.param(Plugin(), "gated", STEERING_UNKNOWN, id="gated"),
         pytest.param(
             Plugin(choice_obstacle="no GPU is shared"), "steered", "no GPU is shared", id="obstacle"
         ),

@@ -276,12 +276,19 @@ def without_b(body: Any) -> Any:
         return {
             key: without_b(value)
             for key, value in body.items()
-            # ``fits`` can be a number of nodes, or whether the pod fits on one node.
-            if key not in OF_ALL and (key != "fits" or isinstance(value, bool))
+            if key not in OF_ALL and not is_count(key, value)
         }
     if isinstance(body, list):
         return [without_b(each) for each in body if not is_of_b(each)]
     return body
+
+
+def is_count(key: str, value: Any) -> bool:
+    """Return whether the field counts nodes. Some fields of nodes have the same names."""
+    of_ranking = (
+        key == "reasons" and isinstance(value, list) and all("nodes" in one for one in value)
+    )
+    return of_ranking or (key == "fits" and not isinstance(value, bool))
 
 
 def is_of_b(body: Any) -> bool:
