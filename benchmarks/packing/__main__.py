@@ -64,6 +64,9 @@ def main(
         str | None, typer.Option("--mix", help=f"{', '.join(MIXES)}, or random-1, random-2 ...")
     ] = None,
     churn: Annotated[bool, typer.Option("--churn", help="Let pods end again.")] = False,
+    pool_size: Annotated[
+        float, typer.Option(min=0.0, help="Unshared memory, as a multiple of the demand for it.")
+    ] = 1.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     against: Annotated[
         Path | None, typer.Option("--golden", help="Folder with golden.json to compare with.")
@@ -119,6 +122,7 @@ def main(
             order,
             winners.get(number, ()),
             churn,
+            pool_size,
         )
         for each in policy or known
         for number, order in orders.items()
@@ -157,8 +161,9 @@ def check_mix(given: str) -> None:
         )
 
 
-def in_turn(runs: list[Run]) -> list[dict[str, Any]]:
-    with multiprocessing.Pool(min(len(runs), os.cpu_count() or 1)) as pool:
+def in_turn(runs: list[Run], processes: int | None = None) -> list[dict[str, Any]]:
+    """Return the results of the runs. By default, there is a process for each CPU."""
+    with multiprocessing.Pool(min(len(runs), processes or os.cpu_count() or 1)) as pool:
         return pool.map(play, runs, chunksize=1)
 
 

@@ -12,6 +12,7 @@ only nodes that pass."""
 
 import heapq
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,6 +34,8 @@ READ_AT = (90, 95, 100, 130)
 #: The trace is repeated until it requests this multiple of the capacity.
 UNTIL = 1.3
 CHURN_LOAD, CHURN_LIVES = 0.95, 3.5
+#: Length of a day in mean lives, and the relative change of arrivals by day and by night.
+DAY_LIVES, SWING = 0.875, 0.5
 
 
 class Scheduler(Protocol):
@@ -172,8 +175,11 @@ class Play:
         found.overcommits = self._judge.overcommits
         return found
 
-    def churn(self, asks: Sequence[Ask], seed: int) -> Churn:
-        """Run the churn. Lives are drawn and last one unit of time on average."""
+    def churn(self, asks: Sequence[Ask], seed: int, daily: bool = False) -> Churn:
+        """Run the churn. Lives are drawn and last one unit of time on average.
+
+        With ``daily``, as many pods arrive on average, but more of them by day than by night.
+        """
         lots = random.Random(seed)
         worth = [self._demand.of(ask) for ask in asks]
         every = sum(worth) / len(worth) / (CHURN_LOAD * self._demand.capacity)
@@ -183,6 +189,9 @@ class Play:
         now = running = 0.0
         for number in itertools.count():
             comes = now + lots.expovariate(1 / every)
+            if daily:
+                # Time since the last arrival, stretched by night and shortened by day.
+                comes = now + (comes - now) / (1 + SWING * math.sin(2 * math.pi * now / DAY_LIVES))
             while leaving and leaving[0][0] <= min(comes, CHURN_LIVES):
                 then, name, index = heapq.heappop(leaving)
                 found.goes_by(now, then, running)

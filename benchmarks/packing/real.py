@@ -36,7 +36,8 @@ from benchmarks.packing.judge import Judge
 from benchmarks.packing.play import READ_AT, Filters, Inflation, Placed, Play, Rows, shuffled
 from benchmarks.packing.real_cluster import Fleetful, manifest
 from benchmarks.packing.rules import RULES, Fleet, Rule
-from benchmarks.packing.runs import Aside, places, unshared
+from benchmarks.packing.pools import unshared
+from benchmarks.packing.runs import Aside, places
 from benchmarks.packing.workload import (
     REPLICAS,
     Ask,
@@ -309,7 +310,7 @@ def main(
     if arrivals is not None:
         orders = read_arrivals(arrivals, len(asks), "vram", cluster, seed or ())
     demand = Demand(there, "vram")
-    pools = unshared(there, asks)
+    pools = unshared(there, asks, "vram")
     typer.echo(f"{nodes.name}, {pods.name}, {len(pools)} nodes unshared; {machine_line()}\n")
     columns = [*(f"admitted % @{at}" for at in READ_AT), "idle % @100", "overcommits", "pods", "s"]
     typer.echo(f"| policy | pods without a GPU | seed | {' | '.join(columns)} |")

@@ -18,6 +18,7 @@ from benchmarks.packing.play import (
     Scheduler,
     shuffled,
 )
+from benchmarks.packing.pools import unshared
 from benchmarks.packing.product import Headroom
 from benchmarks.packing.rules import RULES, BestFit, Fleet, Rule
 from benchmarks.packing.workload import Ask, Demand, Mode, Node, device_amount, replicas
@@ -44,29 +45,36 @@ class Run:
     #: Ranks that decide between equal nodes. If it is empty, the order of the nodes decides.
     ranks: tuple[int, ...] = ()
     churn: bool = False
+    #: The memory of the unshared nodes, as a multiple of the demand of the pods that need them.
+    pool_size: float = 1.0
+    #: In the churn, let more pods arrive by day than by night.
+    daily: bool = False
 
 
 def play(run: Run) -> dict[str, Any]:
     """Return the results of the run. Percentages refer to the capacity."""
     demand = Demand(run.nodes, run.mode)
-    pools = [] if run.choice in ONE_POOL else unshared(run.nodes, run.asks)
+    pools = []
+    if run.choice not in ONE_POOL:
+        pools = unshared(run.nodes, run.asks, run.mode, run.pool_size)
     judge = Judge(places(run.nodes, run.mode, replicas(run.mode)))
     order = run.order or tuple(
         shuffled([demand.of(ask) for ask in run.asks], demand.capacity, run.seed)
     )
     scheduler = _scheduler(run, demand, pools)
-    play = Play(Filters(run.nodes, pools), demand, judge, scheduler)
+    scene = Play(Filters(run.nodes, pools), demand, judge, scheduler)
     told: dict[str, Any] = {
         "policy": run.policy,
         "mode": run.mode,
         "choice": run.choice,
         "others": run.others,
         "seed": run.seed,
+        "pool_size": run.pool_size,
         "unshared_nodes": len(pools),
     }
     if run.churn:
-        return told | _churned(play.churn(run.asks, run.seed))
-    return told | _inflated(play.inflate(run.asks, order))
+        return told | _churned(scene.churn(run.asks, run.seed, run.daily))
+    return told | _inflated(scene.inflate(run.asks, order))
 
 
 def places(nodes: Sequence[Node], mode: Mode, most: int) -> list[Place]:
@@ -76,24 +84,6 @@ def places(nodes: Sequence[Node], mode: Mode, most: int) -> list[Place]:
         size = device_amount(node, mode)
         devices = [Device(size, size, most) for _ in range(node.gpus)]
         found.append(Place(node.cpu_milli, node.memory_mib, node.model, devices))
-    return found
-
-
-def unshared(nodes: Sequence[Node], asks: Sequence[Ask]) -> list[int]:
-    """Return the nodes that stay unshared, for pods that request several whole devices. Among the
-    nodes with the most devices, choose evenly until they match these pods' share of all
-    requests."""
-    several = sum(ask.gpus for ask in asks if ask.gpus > 1)
-    asked = sum(ask.gpus for ask in asks)
-    if not several:
-        return []
-    most = max(ask.gpus for ask in asks)
-    large = [place for place, node in enumerate(nodes) if node.gpus >= most]
-    wanted = sum(node.gpus for node in nodes) * several / asked
-    every = max(1.0, sum(nodes[place].gpus for place in large) / wanted)
-    found: list[int] = []
-    while sum(nodes[place].gpus for place in found) < wanted and len(found) * every < len(large):
-        found.append(large[int(len(found) * every)])
     return found
 
 
