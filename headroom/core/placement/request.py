@@ -150,16 +150,6 @@ class VramRequest:
         )
 
     @property
-    def by_prices(self) -> bool:
-        """Whether the score depends on the prices of device classes.
-
-        Pods that request several devices are packed instead, because they compete with later pods
-        of that kind for whole nodes, which the prices of memory do not reflect.
-        """
-        several = sum(ask.count for ask in self.asks) > 1
-        return self.policy is ScoringPolicy.FRAGMENTATION and not several
-
-    @property
     def decision_id(self) -> str:
         """The decision id, which is the same on every replica and in every verb."""
         return decision_id(self.uid, self.resource_version)

@@ -153,7 +153,7 @@ def named_terms(
 def prices_decide(request: VramRequest, market: Market) -> bool:
     """Return whether prices change the score. If all prices are equal, the score equals the score
     of policy pack."""
-    return request.by_prices and not market.uniform
+    return request.policy is ScoringPolicy.FRAGMENTATION and not market.uniform
 
 
 def _price_terms(
