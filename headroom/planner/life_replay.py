@@ -43,6 +43,10 @@ class Outcome:
     most_running: int
     contention: Contention
 
+    #: Mean waiting times of the pods that share a GPU, and of the pods with GPUs of their own. A
+    #: kind without pods is left out.
+    mean_waits_s: tuple[float, ...] = ()
+
     @property
     def mean_wait_s(self) -> float:
         return sum(self.waited_s) / len(self.waited_s) if self.waited_s else 0.0
@@ -117,6 +121,8 @@ class Replay:
         self._waiting_created_s = 0.0
         self._waited_s = array("d")
         self._waited_total_s = 0.0
+        #: Whether a pod shares its GPU -> number of pods that ran, and their total waiting time.
+        self._waits_by_kind: dict[bool, tuple[int, float]] = {}
         self._never = self._out_of_memory = self._most_running = 0
         self._now_s = self._until_s = 0.0
         self._used_bytes, self._used_sm = 0, 0.0
@@ -192,6 +198,9 @@ class Replay:
         waited_s = self._now_s - life.created_s
         self._waited_s.append(waited_s)
         self._waited_total_s += waited_s
+        shares = request.need_bytes is not None
+        pods, total_s = self._waits_by_kind.get(shares, (0, 0.0))
+        self._waits_by_kind[shares] = pods + 1, total_s + waited_s
         heapq.heappush(self._ends, (self._now_s + life.run_s, index))
         return True
 
@@ -247,4 +256,5 @@ class Replay:
             sm_ratio=self._sm_s / (gpus * span_s) if span_s and gpus else 0.0,
             most_running=self._most_running,
             contention=self._contentions.result(),
+            mean_waits_s=tuple(total_s / pods for pods, total_s in self._waits_by_kind.values()),
         )

@@ -3,7 +3,9 @@
 A configuration splits the pods into two pools, each with its own nodes. The *exclusive* pool has
 unshared GPUs, for pods that need several GPUs or almost a whole GPU. The *shared* pool has all
 other pods. For each pool, a search finds the fewest nodes with which its pods wait, on average, no
-longer than on today's unshared cluster.
+longer than on today's unshared cluster. With one pool, all pods are on shared, steered nodes, where
+the pods of the exclusive pool get GPUs of their own. The limit of the waiting time then applies to
+both kinds of pods.
 
 Nodes are added in an order that keeps about today's mix of shapes for any number of nodes.
 """
@@ -51,6 +53,8 @@ class Configuration:
     #: A GPU takes another pod only if its SM activity in percent is below this value. None means no
     #: limit.
     max_sm: int | None = None
+    #: Whether pods that need GPUs of their own run on the shared nodes, too.
+    one_pool: bool = False
 
     @property
     def text(self) -> str:
@@ -63,7 +67,8 @@ class Configuration:
                 return f"{self.replicas} replicas, counted only"
             case _:
                 limit = "" if self.max_sm is None else f", max-sm {self.max_sm} %"
-                return f"{self.replicas} replicas, {self.mode}{limit}"
+                pool = ", one pool" if self.one_pool else ""
+                return f"{self.replicas} replicas, {self.mode}{pool}{limit}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,9 @@ class Pool:
     @property
     def gpus(self) -> int:
         return sum(machine.gpus for machine in self.machines)
+
+
+_NO_POOL = Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +176,10 @@ def exclusive_pool(
     seed: int,
     today: Baseline,
 ) -> Pool | None:
-    """Return the fewest unshared nodes for the pods that stay exclusive in this configuration."""
+    """Return the fewest unshared nodes for the pods that stay exclusive in this configuration. With
+    one pool, there are no such nodes."""
+    if configuration.one_pool:
+        return _NO_POOL
     machines = mixed_order(history.machines)
     stay, _ = split(lives, machines, configuration)
     return _fewest_exclusive(stay, machines, seed, today.target_s)
@@ -189,10 +200,18 @@ def answer(
     today_machines = mixed_order(history.machines)
     machines = shared_machines(today_machines, configuration)
     vram = configuration.vram
-    _, share = split(lives, today_machines, configuration)
+    stay, share = split(lives, today_machines, configuration)
     sharing = Sharing(configuration.replicas, configuration.mode == "steered")
     by = ByCounting if configuration.mode == "counting" else ByHeadroom
-    requests = [_request(life, vram.need_bytes(life), configuration.max_sm) for life in share]
+    needs = [(life, vram.need_bytes(life)) for life in share]
+    if configuration.one_pool:
+        needs += [(life, None) for life in stay]
+        needs.sort(key=lambda need: need[0].created_s)
+        share = [life for life, _ in needs]
+    requests = [
+        _request(life, need_bytes, configuration.max_sm if need_bytes else None)
+        for life, need_bytes in needs
+    ]
 
     def replay(some: Sequence[Machine]) -> Replay:
         placer: Placer = by(some, sharing, seed)
@@ -327,7 +346,7 @@ def _fewest(
     """Return the fewest machines, in the given order, with which the pods wait at most ``target_s``
     on average, or None if no number of machines suffices."""
     if not lives:
-        return Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
+        return _NO_POOL
     # Count devices, because with MIG an instance takes one pod.
     size = sum(machine.devices for machine in ordered) / len(ordered)
     most, mean = demand(lives, replicas, vram, mean_gpu_bytes(ordered))
@@ -339,7 +358,7 @@ def _fewest(
         if not all(_has_machine(life, vram.need_bytes(life), shapes) for life in widest):
             return False
         outcome = replay(machines).run(target_s)
-        if outcome is None or outcome.never_ran or outcome.mean_wait_s > target_s:
+        if outcome is None or outcome.never_ran or max(outcome.mean_waits_s) > target_s:
             return False
         found[count] = outcome
         return True

@@ -52,6 +52,7 @@ def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
             found += _money(study, best, prices)
     rows = study.unshared, best
     found += [row.variation.missing for row in rows if row and row.variation.missing][:1]
+    found += _one_pool(study)
     found += _other_vram(study)
     found += _mig(study)
     found += _counting(study, best)
@@ -110,6 +111,14 @@ def _best_sentence(study: Study, row: Row) -> str:
         else:
             text += f", between {max(0, low)} and {high} % fewer"
     return text + "."
+
+
+def _one_pool(study: Study) -> Iterator[str]:
+    for row in study.rows:
+        if row.configuration.one_pool:
+            nodes = f"With all pods on the same steered nodes ({row.configuration.replicas} replicas)"
+            needed = f"the work needs {_gpus(row.gpus_text)}"
+            yield f"{nodes}, {needed if row.gpus_text else 'no number of nodes suffices'}."
 
 
 def _other_vram(study: Study) -> Iterator[str]:
@@ -298,6 +307,12 @@ def assumptions(study: Study) -> list[str]:
             f"Ranges {kind}. They come from {study.seeds} replays: the unchanged history, and "
             f"{study.seeds - 1} variants with resampled days and numbers of pods a day."
         )
+    one_pool = ""
+    if any(row.configuration.one_pool for row in study.rows):
+        one_pool = (
+            " With one pool, they get GPUs of their own on the shared nodes, and neither they nor "
+            "the other pods wait longer on average than today."
+        )
     found += [
         ranges,
         *_need_assumption(study),
@@ -305,7 +320,8 @@ def assumptions(study: Study) -> list[str]:
         "Each pod arrives when it was created, runs as long as it did, and uses its peak memory "
         "all the time. Sharing a GPU does not slow a pod down.",
         "Workloads with several GPUs per pod, and workloads that need more than "
-        f"{100 * EXCLUSIVE_ABOVE:.0f} % of the largest GPU that they may use, keep unshared nodes.",
+        f"{100 * EXCLUSIVE_ABOVE:.0f} % of the largest GPU that they may use, keep unshared nodes."
+        + one_pool,
         "Nodes are added and removed in today's mix of GPU models and sizes.",
         "A pod runs only on GPUs with at least the memory of its peak.",
         "Unshared nodes are packed as Headroom packs them. A scheduler that spreads pods needs "

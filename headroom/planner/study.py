@@ -24,7 +24,7 @@ from headroom.planner.scenarios import (
     variation_of,
 )
 from headroom.planner.wording import need_ends, span
-from headroom.planner.workload import History, Machine, Vram
+from headroom.planner.workload import History, Machine, Vram, largest_bytes, stays_exclusive
 
 #: If pods compete for more than this ratio of their running time, the study also tries limits of SM
 #: activity: values of the annotation headroom.gpu/max-sm, in percent.
@@ -145,6 +145,8 @@ def run_study(
         best = best_row(rows)
         if best is not None:
             more = [replace(best.configuration, vram=other) for other in others]
+            if _any_exclusive(history, vram):
+                more.append(replace(best.configuration, mode="steered", one_pool=True))
             if any(each.contention.competing_ratio > COMPETING for each in best.figures):
                 more += [replace(best.configuration, max_sm=max_sm) for max_sm in LIMITS]
             rows += _rows(history, workers, more, bases, progress)
@@ -173,15 +175,22 @@ def _rows(
     ]
 
 
+def _any_exclusive(history: History, vram: Vram) -> bool:
+    """Return whether a pod needs GPUs of its own."""
+    sizes = largest_bytes(history.machines)
+    return any(stays_exclusive(life, vram, sizes) for life in history.lives)
+
+
 def best_row(rows: Sequence[Row]) -> Row | None:
     """Return the configuration with Headroom that needs the fewest GPUs in its worst replay. Among
-    equals, fewer replicas win. Configurations that limit SM activity, or do not use the first
-    source of requests, do not count."""
+    equals, fewer replicas win. Configurations that limit SM activity, have one pool, or do not use
+    the first source of requests, do not count."""
     known = [
         row
         for row in rows
         if row.configuration.mode in WITH_HEADROOM
         and row.configuration.max_sm is None
+        and not row.configuration.one_pool
         and row.configuration.vram == rows[0].configuration.vram
         and all(gpus is not None for gpus in row.gpus)
     ]
@@ -244,7 +253,7 @@ def _exclusive_key(configuration: Configuration) -> Configuration:
 
 def _demand_key(configuration: Configuration) -> Configuration:
     """Return a key that is equal for configurations in which pods take the same GPUs."""
-    return replace(configuration, mode="", max_sm=None)
+    return replace(configuration, mode="", max_sm=None, one_pool=False)
 
 
 def _prepare(task: tuple[Sequence[Configuration], int]) -> _Seed:
@@ -263,7 +272,10 @@ def _play(task: tuple[Configuration, _Seed]) -> Figures:
     if configuration.mode == "exclusive":
         pool = unshared_pool(history, lives, base.seed, base.today)
         return _unshared(base.today, pool)
-    exclusive = base.exclusive[_exclusive_key(configuration)]
+    if configuration.one_pool:
+        exclusive = exclusive_pool(history, lives, configuration, base.seed, base.today)
+    else:
+        exclusive = base.exclusive[_exclusive_key(configuration)]
     found = answer(history, lives, configuration, base.seed, base.today, exclusive)
     return _figures(found)
 
