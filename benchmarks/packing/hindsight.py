@@ -41,7 +41,9 @@ def hindsight(nodes: Sequence[Node], asks: Sequence[Ask], seed: int) -> tuple[fl
             scheduler = RULES[rule](fleet, demand, asks, ranks)
             judge = Judge(places(nodes, "vram", replicas("vram")))
             play = Play(Filters(nodes), demand, judge, scheduler)
-            found = play.inflate(arrived, sorted(range(len(arrived)), key=lambda i: key(arrived[i])))
+            found = play.inflate(
+                arrived, sorted(range(len(arrived)), key=lambda i: key(arrived[i]))
+            )
             assert not found.overcommits
             reached = max(reached, found.admitted(100))
     return reached, 100 * bound(nodes, arrived) / demand.capacity

@@ -34,9 +34,9 @@ import urllib3
 from benchmarks.packing.__main__ import OPENB, machine_line
 from benchmarks.packing.judge import Judge
 from benchmarks.packing.play import READ_AT, Filters, Inflation, Placed, Play, Rows, shuffled
+from benchmarks.packing.pools import unshared
 from benchmarks.packing.real_cluster import Fleetful, manifest
 from benchmarks.packing.rules import RULES, Fleet, Rule
-from benchmarks.packing.pools import unshared
 from benchmarks.packing.runs import Aside, places
 from benchmarks.packing.workload import (
     REPLICAS,

@@ -116,7 +116,9 @@ def _best_sentence(study: Study, row: Row) -> str:
 def _one_pool(study: Study) -> Iterator[str]:
     for row in study.rows:
         if row.configuration.one_pool:
-            nodes = f"With all pods on the same steered nodes ({row.configuration.replicas} replicas)"
+            nodes = (
+                f"With all pods on the same steered nodes ({row.configuration.replicas} replicas)"
+            )
             needed = f"the work needs {_gpus(row.gpus_text)}"
             yield f"{nodes}, {needed if row.gpus_text else 'no number of nodes suffices'}."
 

@@ -1,14 +1,16 @@
 """Tests the ConfigMap of docs/how-to/one-pool.md with NVIDIA's real device plugin."""
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 import pytest
 
 from tests.driver import Gpu
-from tests.nvidia.conftest import StartPlugin
+from tests.nvidia.conftest import Kubelet
 from tests.samples.test_one_pool import plugin
 
+StartPlugin = Callable[..., Kubelet]
 GPUS = [Gpu("GPU-0"), Gpu("GPU-1")]
 
 

@@ -23,8 +23,7 @@ def history(trains: int = 2, webs: int = 12) -> History:
         Life(f"train-{n}", "train", 60.0 * n, 3600.0, 4, None, 20 * GIB) for n in range(trains)
     ]
     lives += [
-        Life(f"web-{n}", "web", DAY_S / 2 + 60.0 * n, 3600.0, 1, None, 5 * GIB)
-        for n in range(webs)
+        Life(f"web-{n}", "web", DAY_S / 2 + 60.0 * n, 3600.0, 1, None, 5 * GIB) for n in range(webs)
     ]
     machines = tuple(Machine(f"n{n}", "L4", 4, 24 * GIB) for n in range(5))
     return History(machines, tuple(lives), ())
