@@ -1,5 +1,7 @@
 """Tests the prices of device classes, which depend on the demand of pods."""
 
+import itertools
+
 import msgspec
 import numpy as np
 import pytest
@@ -334,9 +336,9 @@ def test_pods_with_two_devices_leave_a_node_empty_for_a_pod_with_eight(policy: s
     assert rank(verdicts, Weights()).winner == 1
 
 
-def test_prices_do_not_affect_pods_with_several_devices() -> None:
-    """The partly used node has the class that others need. A pod with one device avoids it. A pod
-    with two devices uses it, so that the empty nodes stay whole for the next pod of its kind.
+def test_prices_affect_pods_with_several_devices_too() -> None:
+    """The partly used node has the class that others need, so pods with one and with two devices
+    avoid it. If all pods can use every class, both use it, and the empty nodes stay whole.
     """
     dear, cheap = 25 * GIB, 24 * GIB
     gone = Replicas(free=0, allocated=1)
@@ -348,9 +350,10 @@ def test_prices_do_not_affect_pods_with_several_devices() -> None:
     small = [device(f"GPU-{i}", memory_bytes=cheap) for i in range(8)]
     snap = build([begun, *(weighed(*small, name=f"empty{i}") for i in range(4))])
     rows = np.arange(5)
-    found = of(snap, {(cheap, dear): 1.0, (dear,): 20.0})
+    needed = of(snap, {(cheap, dear): 1.0, (dear,): 20.0})
+    equal = of(snap, {(cheap, dear): 1.0})
     winners = []
-    for gpus in (1, 2):
+    for gpus, found in itertools.product((1, 2), (needed, equal)):
         asked = request(pod("100%", container(gpus=gpus), annotations=FRAGMENTATION))
         verdicts = fit(asked, snap, rows, NOW_S)
         assert verdicts.fits.all()
@@ -358,4 +361,4 @@ def test_prices_do_not_affect_pods_with_several_devices() -> None:
         cached = FitCache(Weights()).weigh(asked, snap)
         assert cached.rank(asked, snap, rows, NOW_S, found).winner == shown.winner
         winners.append(shown.winner == 0)
-    assert winners == [False, True]
+    assert winners == [False, True, False, True]
