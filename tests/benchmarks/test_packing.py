@@ -150,9 +150,7 @@ def test_one_pool_and_two_pools_play_the_same_pods() -> None:
     nodes, pods = fleets.fleet("training")
     asks = tuple(ask(pod, "vram") for pod in pods)
     for daily in (False, True):
-        run = Run(
-            tuple(nodes), asks, "vram", "bestfit", "mixed", "own", 1, churn=True, daily=daily
-        )
+        run = Run(tuple(nodes), asks, "vram", "bestfit", "mixed", "own", 1, churn=True, daily=daily)
         found = play(run)
         assert found["overcommits"] == found["unshared_nodes"] == 0
         assert 70 < found["running_pct"] <= 100
