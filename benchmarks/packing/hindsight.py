@@ -10,6 +10,7 @@ the nodes of a model are one node. It takes into account that devices cannot be 
 example that no device of 22 GiB holds two pods of 12 GiB, by rounding the requests of a model
 (dual feasible functions). It is valid for any prices. A search improves the prices."""
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
@@ -131,27 +132,38 @@ def _rounded(amount: int, size: int, parts: int) -> float:
 
 
 def _least(worth: Floats, count: Floats, use: Floats, limit: Floats) -> float:
-    """Return the least Lagrangian bound that subgradient steps find."""
-    # Relative to the limits, so that one step length suits all constraints.
-    scale = np.maximum(limit, 1.0)
-    use, total = use / scale, float((worth * count).sum())
-    prices = np.zeros(limit.shape)
-    prices[:, 0] = limit[:, 0]
-    best = total
-    for step in range(ROUNDS):
+    """Return the least Lagrangian bound that subgradient steps find.
+
+    The search starts at the best prices of a single constraint of each model.
+    """
+    use = use / np.maximum(limit, 1.0)
+    there = limit > 0
+    each = np.arange(len(worth))
+
+    def evaluate(prices: Floats) -> tuple[float, Floats]:
         with np.errstate(invalid="ignore"):
             cost = np.where(np.isinf(use), np.inf, use * prices).sum(axis=2)
         gain = worth[:, None] - cost
         where = gain.argmax(axis=1)
-        taken = np.maximum(gain[np.arange(len(worth)), where], 0.0)
-        value = float(prices[limit > 0].sum() + (count * taken).sum())
-        best = min(best, value)
+        taken = np.maximum(gain[each, where], 0.0)
         placed = np.zeros(limit.shape)
         chosen = taken > 0
         np.add.at(placed, where[chosen], count[chosen, None] * use[chosen, where[chosen]])
-        direction = (limit > 0) - placed
+        return float(prices[there].sum() + (count * taken).sum()), there - placed
+
+    starts = []
+    for column, part in itertools.product(range(1 + len(PARTS)), np.linspace(0.3, 1.0, 15)):
+        prices = np.zeros(limit.shape)
+        prices[:, column] = part * limit[:, 0]
+        starts.append(prices)
+    prices = min(starts, key=lambda start: evaluate(start)[0])
+    best = float((worth * count).sum())
+    for step in range(ROUNDS):
+        value, direction = evaluate(prices)
+        best = min(best, value)
         length = float((direction**2).sum())
         if not length:
             break
-        prices = np.maximum(prices - 0.3 * total / (10 + step) * direction / length**0.5, 0.0)
+        target = best * (1 - 0.02 / (1 + step / 30))
+        prices = np.maximum(prices - (value - target) / length * direction, 0.0)
     return best
