@@ -29,7 +29,7 @@ CATALOGUE: dict[str, tuple[int, tuple[tuple[int, int, int], ...]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """Who uses a fleet."""
+    """The nodes of a fleet, and the proportions of its pods."""
 
     #: Model -> number of nodes of each of its shapes.
     nodes: dict[str, tuple[int, ...]]

@@ -1,9 +1,8 @@
-"""Shows what is possible @100: what packers admit that know all pods in advance, and a bound.
+"""Shows what is possible @100: what packers admit that see all pods in advance, and a bound.
 
-The packers place the pods that arrive before 100 % of the capacity is requested, in an order of
+The packers place the pods that arrive until 100 % of the capacity is requested, in an order of
 their own choice: pods with many devices, and pods that can use little of the cluster, come first.
-The best of several orders and rules counts. No placement in the order of arrival can be expected to
-reach it.
+The best of several orders and rules counts, also if it is the order of arrival.
 
 The bound is a Lagrangian bound of a relaxed problem, in which pods of one kind can be divided and
 the nodes of a model are one node. It takes into account that devices cannot be divided at will, for
@@ -28,16 +27,16 @@ Floats = NDArray[np.float64]
 BY = ("bestfit", "gpubest")
 #: Requests of a model are rounded to multiples of the device divided by these numbers.
 PARTS = (1, 2, 3, 4, 5, 7, 9)
-ROUNDS = 600
+ROUNDS = 400
 
 
 def hindsight(nodes: Sequence[Node], asks: Sequence[Ask], seed: int) -> tuple[float, float]:
-    """Return the admitted percentage of the best packer that knows all pods, and the bound."""
+    """Return the percentage that the best packer admits in hindsight, and the bound."""
     demand = Demand(nodes, "vram")
     arrived = list(_arrived(asks, demand, seed))
     reached = 0.0
     for rule in BY:
-        for key in _orders(nodes, demand):
+        for key in [lambda ask: (), *_orders(nodes, demand)]:
             fleet, ranks = Fleet(nodes, "vram"), np.arange(len(nodes))
             scheduler = RULES[rule](fleet, demand, asks, ranks)
             judge = Judge(places(nodes, "vram", replicas("vram")))
@@ -51,11 +50,11 @@ def hindsight(nodes: Sequence[Node], asks: Sequence[Ask], seed: int) -> tuple[fl
 
 
 def _arrived(asks: Sequence[Ask], demand: Demand, seed: int) -> Iterator[Ask]:
-    """Yield the pods that arrive before 100 % of the capacity is requested."""
+    """Yield the pods up to the last arrival at which the rounded percentage is 100."""
     requested = 0.0
     for index in shuffled([demand.of(each) for each in asks], demand.capacity, seed):
         requested += demand.of(asks[index])
-        if requested > demand.capacity:
+        if round(100 * requested / demand.capacity) > 100:
             return
         yield asks[index]
 
@@ -134,7 +133,8 @@ def _rounded(amount: int, size: int, parts: int) -> float:
 def _least(worth: Floats, count: Floats, use: Floats, limit: Floats) -> float:
     """Return the least Lagrangian bound that subgradient steps find.
 
-    The search starts at the best prices of a single constraint of each model.
+    One search starts at the best prices of a single constraint of each model, and another one at
+    the memory of each model.
     """
     use = use / np.maximum(limit, 1.0)
     there = limit > 0
@@ -156,14 +156,16 @@ def _least(worth: Floats, count: Floats, use: Floats, limit: Floats) -> float:
         prices = np.zeros(limit.shape)
         prices[:, column] = part * limit[:, 0]
         starts.append(prices)
-    prices = min(starts, key=lambda start: evaluate(start)[0])
+    whole = np.zeros(limit.shape)
+    whole[:, 0] = limit[:, 0]
     best = float((worth * count).sum())
-    for step in range(ROUNDS):
-        value, direction = evaluate(prices)
-        best = min(best, value)
-        length = float((direction**2).sum())
-        if not length:
-            break
-        target = best * (1 - 0.02 / (1 + step / 30))
-        prices = np.maximum(prices - (value - target) / length * direction, 0.0)
+    for prices in (min(starts, key=lambda start: evaluate(start)[0]), whole):
+        for step in range(ROUNDS):
+            value, direction = evaluate(prices)
+            best = min(best, value)
+            length = float((direction**2).sum())
+            if not length:
+                break
+            target = best * (1 - 0.02 / (1 + step / 30))
+            prices = np.maximum(prices - (value - target) / length * direction, 0.0)
     return best

@@ -1,7 +1,7 @@
 """Divides a cluster into two pools: unshared nodes for pods with several devices, and shared nodes.
 
-An operator who knows the demand exactly would size the pools like this. A factor shows what a wrong
-estimate costs."""
+With exact figures of the demand, an operator would size the pools like this. A factor shows the
+cost of a wrong estimate."""
 
 from collections import Counter
 from collections.abc import Sequence
