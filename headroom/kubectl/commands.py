@@ -35,7 +35,7 @@ from headroom.kubectl.options import (
     Limit,
     Namespace,
     Options,
-    PodName,
+    PodOrWorkload,
     Since,
     note_implausible,
     set_options,
@@ -58,6 +58,7 @@ from headroom.kubectl.score_command import score
 from headroom.kubectl.top_command import NO_NODES, no_pods, top
 from headroom.kubectl.whatif import whatif
 from headroom.kubectl.why import why as explained
+from headroom.kubectl.workload import explain_workload, workload_of
 
 app = typer.Typer(
     cls=GroupedHelp,
@@ -137,10 +138,23 @@ app.command(rich_help_panel=MEMORY)(quota)
 
 @app.command(rich_help_panel=EXPLAIN)
 def why(
-    context: typer.Context, pod: PodName, namespace: Namespace = None, output: Format = None
+    context: typer.Context, pod: PodOrWorkload, namespace: Namespace = None, output: Format = None
 ) -> None:
-    """Explain why a pod waits, or why it is on its node, and suggest what to change."""
+    """Explain why a pod waits, or why it is on its node, and suggest what to change.
+
+    For a workload, such as deploy/llama or job/train, its pods are listed, and a waiting pod is
+    explained.
+    """
     options: Options = context.obj
+    if workload := workload_of(pod):
+        of = options.namespace(namespace) or ""
+        lines, bodies = explain_workload(options.api(), of, *workload)
+        for body in bodies:
+            if print_data(body, output):
+                return
+            lines += ["", *explained(body, output is Output.WIDE)]
+        show_lines(lines)
+        return
     body = options.api().get("explain", "pods", *options.pod(pod, namespace))
     if not print_data(body, output):
         show_lines(explained(body, output is Output.WIDE))

@@ -134,4 +134,9 @@ Format = Annotated[
 DataFormat = Annotated[
     Data | None, typer.Option("-o", "--output", help="json, yaml: the whole answer.")
 ]
-PodName = Annotated[str, typer.Argument(help="Name of the pod, or namespace/name.")]
+PodOrWorkload = Annotated[
+    str,
+    typer.Argument(
+        help="Name of the pod, namespace/name, or a workload: deploy/NAME, sts/NAME, job/NAME."
+    ),
+]

@@ -1,0 +1,80 @@
+"""Tests `kubectl headroom why deploy/NAME`, for authors who know only the workload."""
+
+from typing import Any, cast
+
+import pytest
+
+from headroom.contract.watched import PodSeen
+from headroom.kubectl.debug_api_client import CommandError, DebugApi
+from headroom.kubectl.why import why
+from headroom.kubectl.workload import explain_workload, workload_of
+from tests.builders import pod
+from tests.console.asking import Asked
+from tests.console.explained import node, owned
+
+
+class Api:
+    """Calls the debug API in this process."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+
+    def get(self, *path: str, **query: str | int) -> Any:
+        asked = "&".join(f"{name}={value}" for name, value in query.items())
+        answer = self._asked.get(f"/v1/{'/'.join(path)}?{asked}")
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+
+def explained(asked: Asked, written: str) -> tuple[list[str], list[str]]:
+    """Return the list of pods, and the explanation of one pod."""
+    found = workload_of(written)
+    assert found is not None
+    lines, bodies = explain_workload(cast(DebugApi, Api(asked)), "default", *found)
+    return lines, [line for body in bodies for line in why(body)]
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [
+        ("deploy/d2", ("Deployment", "d2")),
+        ("deployments/d2", ("Deployment", "d2")),
+        ("deployments.apps/d2", ("Deployment", "d2")),
+        ("Job/train", ("Job", "train")),
+        ("sts/llm", ("StatefulSet", "llm")),
+        ("rs/d2-5f7", ("ReplicaSet", "d2-5f7")),
+        ("ds/agent", ("DaemonSet", "agent")),
+        ("d2", None),
+        ("ml/d2", None),
+        ("pod/d2", None),
+        ("deploy/", None),
+    ],
+)
+def test_a_workload_is_written_as_in_kubectl(written: str, found: tuple[str, str] | None) -> None:
+    assert workload_of(written) == found
+
+
+def test_why_of_a_deployment_lists_its_pods_and_explains_one_that_waits() -> None:
+    asked = Asked()
+    asked.writer.apply(node("a", full=20))
+    for name, on in (("d2-5f7-a", "a"), ("d2-5f7-b", None), ("d2-5f7-c", None)):
+        made = pod("8Gi", uid=name, name=name, node=on)
+        asked.writer.apply([PodSeen(owned(made, "ReplicaSet", "d2-5f7", pod_template_hash="5f7"))])
+    lines, explanation = explained(asked, "deploy/d2")
+    assert lines == [
+        "Deployment default/d2: 3 pods",
+        "  d2-5f7-a: unconfirmed, unreserved on node a",
+        "  d2-5f7-b: waiting",
+        "  d2-5f7-c: waiting",
+    ]
+    assert explanation[0] == "Pod default/d2-5f7-b: no node can take the pod"
+
+
+def test_a_deployment_without_pods_shows_where_the_rejection_is() -> None:
+    with pytest.raises(CommandError) as caught:
+        explained(Asked(), "deploy/d2")
+    assert str(caught.value) == (
+        "Deployment default/d2 has no pod that requests a GPU. If it exists, the API server may "
+        "have rejected its pods when they were created: kubectl -n default get events "
+        "--field-selector reason=FailedCreate"
+    )
