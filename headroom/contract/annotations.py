@@ -14,6 +14,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import TypeVar
 
+from headroom.contract.corrections import with_example
 from headroom.contract.errors import BadAnnotation, BadQuantity
 from headroom.contract.keys import *  # noqa: F403
 from headroom.contract.keys import (
@@ -161,6 +162,22 @@ _CONTAINER = re.compile(r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?", re.ASCII)
 def parse_vram(text: str, key: str = VRAM) -> VramAnnotation:
     """Parse ``8Gi``, ``25%`` or ``main=8Gi,cache=2Gi``. ``key`` is the annotation that errors
     name."""
+    try:
+        return _vram(text, key)
+    except BadAnnotation as err:
+        raise with_example(err, text, _is_valid) from err
+
+
+def _is_valid(text: str, key: str) -> bool:
+    try:
+        if key == VRAM and is_auto(text):
+            return bool(_auto(text))
+        return bool(_vram(text, key))
+    except BadAnnotation:
+        return False
+
+
+def _vram(text: str, key: str) -> VramAnnotation:
     if is_auto(text):
         why = "was not replaced, because Headroom's webhook does this only when a pod is created"
         raise BadAnnotation(key, text, why, "8Gi")
@@ -191,6 +208,13 @@ def is_auto(text: str) -> bool:
 def parse_auto(text: str) -> Auto:
     """Parse a text for which ``is_auto`` is true: ``auto`` or
     ``auto,min=2Gi,max=20Gi,default=8Gi``."""
+    try:
+        return _auto(text)
+    except BadAnnotation as err:
+        raise with_example(err, text, _is_valid) from err
+
+
+def _auto(text: str) -> Auto:
     options: dict[str, Bytes | Share] = {}
     for part in text.split(",")[1:]:
         name, _, amount = (piece.strip() for piece in part.partition("="))

@@ -41,8 +41,7 @@ def explain_workload(
 
     Raises ``CommandError`` if it has no pods.
     """
-    query = {"namespace": namespace, "owner": f"{kind}/{name}", "limit": MOST_LISTED}
-    body = api.get("pods", **query)
+    body = api.get("pods", namespace=namespace, owner=f"{kind}/{name}", limit=MOST_LISTED)
     pods: Sequence[Mapping[str, Any]] = body["pods"]
     if not pods:
         events = command(

@@ -219,3 +219,29 @@ def test_cordoned_devices_are_listed_by_uuid() -> None:
     for too_much in (",".join(f"GPU-{i}" for i in range(129)), "g" * 129):
         with pytest.raises(BadAnnotation, match=r"Example: headroom\.gpu/cordon: GPU-5fd9a1c4-"):
             an.parse_cordon(too_much)
+
+
+@pytest.mark.parametrize(
+    ("written", "example"),
+    [
+        ("8GB", "8Gi"),
+        ("20gb", "20Gi"),
+        ("16 GiB", "16Gi"),
+        ("8,5Gi", "8.5Gi"),
+        ("50 %", "50%"),
+        ("Auto", "auto"),
+        ("auto default=4Gi", "auto,default=4Gi"),
+        ("auto,default=8GB", "auto,default=8Gi"),
+        ("main:4Gi", "main=4Gi"),
+        ("main=4GB,cache=2gi", "main=4Gi,cache=2Gi"),
+        # Without a likely correction, the example is the usual one.
+        ("lots", "8Gi"),
+        ("120%", "25%"),
+        ("x" * 1000, "8Gi"),
+    ],
+)
+def test_the_example_of_an_error_repeats_what_was_written(written: str, example: str) -> None:
+    parse = an.parse_auto if an.is_auto(written) else an.parse_vram
+    with pytest.raises(BadAnnotation) as caught:
+        parse(written)
+    assert str(caught.value).endswith(f"Example: headroom.gpu/vram: {example}")
