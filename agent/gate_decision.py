@@ -317,7 +317,8 @@ def missing(
 
 def certain(spec: GPUNodeSpec, memory: Iterable[Device]) -> set[str]:
     """Return the uids of pods that use one of these devices because they set NVIDIA_VISIBLE_DEVICES
-    themselves, whatever replicas they hold."""
+    themselves. The replicas that these pods hold do not matter.
+    """
     uuids = {device.uuid for device in memory}
     return {
         uid

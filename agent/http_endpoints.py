@@ -96,7 +96,7 @@ class LatestSample:
 class _Metrics:
     """Renders the metrics.
 
-    The metrics of a sample are rendered only once, however often they are scraped, because
+    The metrics of a sample are rendered only once, even if they are scraped several times, because
     rendering takes most of a response's time.
     """
 

@@ -306,8 +306,9 @@ class HttpPort:
         connection.sock.close()
 
     def _take_answer(self, connection: Connection) -> None:
-        """Pass a response to the server's thread, which sends it. Called by the threads of
-        routes."""
+        """Pass a response to the server's thread, which sends it. The threads of routes call this
+        method.
+        """
         self._answered.put(connection)
         self._wake()
 

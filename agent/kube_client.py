@@ -105,7 +105,7 @@ def request(
     accept: str = "application/json",
     body: object = None,
 ) -> urllib3.BaseHTTPResponse:
-    """Send one request and return the response, whatever its status. Raises ``NotReached``."""
+    """Send one request and return the response with any status. Raises ``NotReached``."""
     headers = {"Accept": accept}
     if body is not None:
         headers["Content-Type"] = _MERGE_PATCH if method == "PATCH" else "application/json"

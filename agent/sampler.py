@@ -28,8 +28,8 @@ from headroom.contract.gpunode import GPUNodeStatus
 if TYPE_CHECKING:
     from agent.probes.node_probe import NodeApi
 
-#: Minimum number of seconds between the starts of two samples, however often the checkpoint
-#: changes. ``apart_s`` can return more.
+#: Minimum number of seconds between the starts of two samples, even if the checkpoint changes more
+#: often. ``apart_s`` can return more.
 SAMPLES_APART_S = 0.5
 #: Share of one core that samples may take while pods arrive continuously.
 CORE_SHARE = 0.02

@@ -316,8 +316,9 @@ def _smoothed(
 ) -> SmActivity | None:
     """Return SM activity with its exponential average, or None if it was not measured.
 
-    A sample's weight falls to 1/e in ``SMOOTHED_OVER_S`` seconds, whatever the sampling interval.
-    The average starts again if the source changes. ``last`` is the device as last reported.
+    A sample's weight falls to 1/e in ``SMOOTHED_OVER_S`` seconds, independently of the sampling
+    interval. The average starts again if the source changes. ``last`` is the device as last
+    reported.
     """
     if activity is None or activity.sm_ratio is None:
         return None

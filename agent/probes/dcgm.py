@@ -160,7 +160,7 @@ class Exporter:
         return f"no complete answer within {self._timeout_s:g} s"
 
     def _scrape(self) -> Scraped:
-        """Read the exporter's response. Called in the worker's thread.
+        """Read the exporter's response. The worker's thread calls this method.
 
         The response is parsed while it arrives, so a large response neither fills memory nor delays
         the sampling thread. Raises ``Unreadable``, ``OSError`` and ``http.client.HTTPException``.

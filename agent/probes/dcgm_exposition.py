@@ -120,7 +120,7 @@ class Exposition:
             self._rest = None
 
     def end(self) -> Scraped:
-        """Return what was read. Called after the last part."""
+        """Return what was read. Call this method after the last part."""
         self._end_lines(b"")
         readings = []
         for (uuid, instance), series in self._found.items():

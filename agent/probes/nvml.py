@@ -124,7 +124,7 @@ class Gate:
             raise NoDriver(f"NVML cannot be initialised: {err}") from err
         except DriverGone as err:
             if getattr(err.__cause__, "value", None) == _DRIVER_NOT_LOADED:
-                raise NoDriver(str(err)) from err  # not loaded yet, but may be loaded later
+                raise NoDriver(str(err)) from err  # The driver may be loaded later.
             raise
         if not self._started:
             why = "permission to open /dev/nvidiactl" if self.forbidden else "nvmlInitWithFlags"

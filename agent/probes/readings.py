@@ -298,7 +298,7 @@ class ObstacleReading(Reading, frozen=True):
 
 
 class PermissionReading(Reading, frozen=True):
-    """Whether the agent has the permission to steer, whatever the node's device choice is."""
+    """Whether the agent has the permission to steer, independently of the node's device choice."""
 
     permitted: bool
 

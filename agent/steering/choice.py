@@ -316,7 +316,7 @@ class _Candidate:
     occupied: int
 
     def fits_any_of(self, pods: Sequence[_Unconfirmed]) -> bool:
-        """Return whether the request fits, whichever of ``pods`` it is for.
+        """Return whether the request fits if it is for any of ``pods``.
 
         The device must be healthy and have enough free memory for the largest pod. A pod whose
         reservation is already counted here needs no additional memory.

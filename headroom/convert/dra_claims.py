@@ -277,8 +277,9 @@ def _check_alone(pod: Yaml) -> None:
 
 
 def _containers(pod: Yaml) -> Iterator[tuple[Yaml, bool]]:
-    """Yield the containers in their order, each with whether it still runs when later containers
-    run."""
+    """Yield the containers in their order, and for each container whether it still runs when later
+    containers run.
+    """
     for container in pod["spec"].get("initContainers") or ():
         yield container, container.get("restartPolicy") == "Always"
     for container in pod["spec"]["containers"]:

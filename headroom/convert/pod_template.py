@@ -191,8 +191,9 @@ class Template:
                 )
 
     def _add(self, allocator: str, name: str, request: ForeignRequest) -> None:
-        """Record the request of container ``name``. Raise ``BadValue`` if it has another
-        request."""
+        """Record the request of container ``name``. Raise ``BadValue`` if the container already has
+        a request.
+        """
         if name in self._requests:
             raise BadValue(f"container {name!r:.80} has two requests for memory")
         own = next(c for c in self._containers() if c["name"] == name)

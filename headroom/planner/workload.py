@@ -153,7 +153,7 @@ class Vram:
     margin_ratio: float = 0.0
 
     def largest(self, life: Life) -> Largest | Life:
-        """Return the pod or its workload, whichever has the figures that decide the request."""
+        """Return the pod if its own figures decide the request, and otherwise its workload."""
         if life.largest is not None and self.source in ("requests", "peaks"):
             return life.largest
         return life

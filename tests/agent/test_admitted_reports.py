@@ -1,5 +1,5 @@
-"""Checks that the API server admits every report, whatever the driver, the plugin or the kubelet
-returns.
+"""Checks that the API server admits every report, for any response of the driver, the plugin and
+the kubelet.
 
 One value outside a limit of the CRD would hide all GPUs of the node, because the API server would
 reject the complete report.

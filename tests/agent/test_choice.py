@@ -256,8 +256,8 @@ def test_a_pod_without_a_reserved_device_gets_the_plugins_choice(
 
 
 def test_each_possible_device_of_differently_reserved_pods_has_memory_for_the_largest() -> None:
-    # The extender would not make these reservations on a steered node. They remain from the time
-    # before steering.
+    # The extender would not make these reservations on a steered node. Such reservations can exist
+    # from the time before the node was steered.
     reservations = {"p": reservation(20, "GPU-1"), "q": reservation(2)}
     assert chosen(BOTH, reservations, (held("other", "GPU-0::3"),)) == "GPU-1"
 
@@ -435,7 +435,7 @@ def test_messages_are_valid_in_the_device_plugin_api() -> None:
 
 
 class TestCordonedDevices:
-    """Tests that the cordoned GPU-1 takes no new pods, whichever scheduler has bound them."""
+    """Tests that the cordoned GPU-1 takes no new pods of any scheduler."""
 
     CORDON = ("GPU-1",)
 

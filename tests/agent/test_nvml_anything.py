@@ -1,5 +1,5 @@
-"""Checks that the probe raises no error and reports no device twice, whatever the driver
-returns.
+"""Checks that for any response of the driver, the probe raises no error and reports no device
+twice.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
-"""Checks that the events that the driver has queued reach the agent, whatever happens to other
-devices.
+"""Checks that the events that the driver has queued reach the agent, even if other devices fail or
+disappear.
 """
 
 import threading

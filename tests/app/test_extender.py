@@ -195,7 +195,7 @@ def test_requeues_leave_connections_for_binds() -> None:
 def test_other_tasks_run_between_any_two_parts_of_the_fleet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A call of kube-scheduler waits for at most one part, whichever reconciler checks it."""
+    """A call of kube-scheduler waits for at most one part of the work of any reconciler."""
     names = [f"n{number}" for number in range(7)]
     tasks = ("unreserved_pods", "being_deleted", "orphans", "uninitialised")
     looked_at: dict[int, set[str]] = {}

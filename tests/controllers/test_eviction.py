@@ -1,6 +1,4 @@
-"""Tests the eviction of a pod. The pod is marked before it is evicted, whatever happens in
-between.
-"""
+"""Tests the eviction of a pod. The pod is always marked before it is evicted."""
 
 import asyncio
 from collections.abc import Callable

@@ -44,7 +44,7 @@ class Api:
         self.posted: list[Notice] = []
         #: Pods whose eviction is rejected.
         self.protected: set[str] = set()
-        #: Called when the API server has answered the dry run of an eviction.
+        #: This method is called when the API server has answered the dry run of an eviction.
         self.asked: Callable[[], None] = lambda: None
         self._versions = itertools.count(1)
         self.telemetry = Telemetry(CollectorRegistry())

@@ -24,7 +24,9 @@ def neighbour(
     tag: str = "v0.20.0",
     labels: dict[str, str] | None = None,
 ) -> ComponentPod:
-    """Return a ready pod. If ``waits`` is a reason, its container waits instead."""
+    """Return a ready pod. If ``waits`` is a reason, the pod is not ready, and its container waits
+    for this reason.
+    """
     waiting = {"state": {"waiting": {"reason": waits}}}
     return msgspec.convert(
         {

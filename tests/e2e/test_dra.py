@@ -231,7 +231,7 @@ def test_namespaces_without_headroom_can_use_dra(cluster: DraCluster) -> None:
 def test_a_node_with_plugin_and_slices_is_also_closed_for_an_implicit_resource_name(
     cluster: DraCluster,
 ) -> None:
-    """Headroom's own scheduler calls Headroom for each pod, whatever the name of the resource."""
+    """Headroom's own scheduler calls Headroom for each pod, with any name of the resource."""
     cluster.bring_up()
     cluster.ask("by-dra", IMPLICIT)
     assert cluster.placed("by-dra") == DRA_NODE

@@ -48,7 +48,7 @@ class Calls(Service):
     def __init__(self, url: str) -> None:
         super().__init__({url: Wire()})
         self.count: Counter[str] = Counter()
-        #: Called once, before the next bind after ``after_binds`` binds.
+        #: This function is called once, before the next bind after ``after_binds`` binds.
         self.before_bind: Callable[[], None] = lambda: None
         self.after_binds = 0
         self._passed = 0

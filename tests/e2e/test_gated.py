@@ -1,5 +1,4 @@
-"""Checks on real nodes that gated pods never start on a GPU without enough memory, whatever
-happens.
+"""Checks on real nodes that gated pods never start on a GPU without enough memory.
 
 The simulated driver's memory table shows whether the requests on a device ever exceeded its memory.
 The tests' container runtime runs the real gate command. The real ReplicaSet controller replaces

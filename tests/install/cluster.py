@@ -99,7 +99,7 @@ def start_default_scheduler(plane: ControlPlane, config: Path, *flags: str) -> N
 def make_machines(plane: ControlPlane, count: int) -> list[Machine]:
     """Return nodes that are not started yet. Each node has two GPUs, and four pods can share a GPU.
 
-    Headroom's images run the code of the working tree, whatever their tag is.
+    Headroom's images run the code of the working tree, even if they have another tag.
     """
     forks.without_main()
     scheduler = built("kube-scheduler")["kube-scheduler"]

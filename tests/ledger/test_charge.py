@@ -1,5 +1,5 @@
-"""Checks that a pod that another scheduler bound gets exactly one reservation, whatever happens
-concurrently.
+"""Checks that a pod that another scheduler bound gets exactly one reservation, even if other
+clients write concurrently.
 """
 
 from collections.abc import Callable

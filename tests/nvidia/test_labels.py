@@ -96,7 +96,7 @@ def test_labels_describe_shared_gpus_as_if_they_were_not_shared(
     whole = {"count": "3", "memory": str(L4_MIB), "mps.capable": "false"}
     labels = discover(L4S, config)
     assert of_gpu(labels) == whole | expected
-    # The labels have the prefix nvidia.com/gpu, whatever the name of the resource is.
+    # The labels have the prefix nvidia.com/gpu, even if the resource has another name.
     assert not [name for name in labels if name.startswith("nvidia.com/gpu.shared")]
 
 

@@ -39,7 +39,7 @@ class Running:
     where: list[int] = field(default_factory=list)
     #: Whether the API server shows that it is ending or has ended.
     ending: bool = False
-    #: GPUs named by its own variable, whatever the plugin allocated, or None if the plugin decides.
+    #: GPUs that the pod's own variable names, or None if the plugin decides.
     sees: frozenset[int] | None = None
 
     def loads(self) -> Iterator[tuple[int, int]]:

@@ -330,7 +330,7 @@ class TestExplanations:
 
     @pytest.mark.parametrize("allocated", [0, 3])
     def test_on_a_predicted_node_the_plugin_can_give_one_gpu_twice(self, allocated: int) -> None:
-        """The explanation shows this whether the pod fits or not."""
+        """The explanation shows this even if the pod does not fit."""
         used = dict.fromkeys(("used_bytes", "unattributed_bytes"), allocated * 6 * GIB)
         devices = gpus(2, free=4 - allocated, allocated=allocated, **used)
         hint = (

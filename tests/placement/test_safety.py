@@ -1,4 +1,4 @@
-"""Tests the main guarantee that no device is ever overcommitted, whatever the plugin chooses.
+"""Tests the main guarantee that no device is ever overcommitted, for any choice of the plugin.
 
 Pods are bound one after the other as the code allows. A plugin that ignores memory gives each pod
 devices with a free replica, at any time and in any order. Reports are late and incomplete. After

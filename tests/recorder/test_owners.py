@@ -58,7 +58,7 @@ def test_a_deployment_owns_the_pods_of_its_replica_sets() -> None:
     )
     assert profile_name(owner) == "deployment-llm"
     reader.owner(facts(name="another-pod"))
-    assert server.asked == [RS]  # once for each ReplicaSet
+    assert server.asked == [RS]  # Each ReplicaSet is read once.
 
 
 def test_a_foreign_uid_in_an_owner_reference_changes_no_owner_in_that_namespace() -> None:

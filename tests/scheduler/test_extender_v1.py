@@ -1,4 +1,4 @@
-"""Checks that calls and encoded responses can be decoded, whatever names they contain."""
+"""Checks that calls and encoded responses with any names can be decoded."""
 
 import json
 

@@ -35,7 +35,7 @@ from tests.standin.topology import TopologyPolicy
 class DeviceManager:
     policy: TopologyPolicy = "none"
     numa_nodes: Sequence[int] = (0,)
-    #: Called with the checkpoint after every write.
+    #: This function is called with the checkpoint after every write.
     save: Callable[[Checkpoint], None] = lambda checkpoint: None
     #: Calls that the plugin has received, oldest first.
     calls: list[Call] = field(default_factory=list)

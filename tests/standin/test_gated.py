@@ -1,4 +1,4 @@
-"""Checks that no gated pod starts on a device without enough memory, whatever happens before.
+"""Checks that no gated pod starts on a device without enough memory, after any sequence of events.
 
 Both the node and the judge are stand-ins: the judge counts what the node's processes hold or may
 still allocate, because they requested it. Ledger, eviction and gate are real, over a store in

@@ -239,7 +239,7 @@ def test_a_returned_snapshot_does_not_change() -> None:
 
 
 def test_an_implausible_report_affects_only_its_device() -> None:
-    """Events are still applied, whatever the agent reports."""
+    """Events are still applied after a report with impossible figures."""
     absurd = shared("b", memory_bytes=1 << 90, used_bytes=1 << 90)
     state = state_of(*seen(kube_node(), gpunode(shared("a"), absurd), pod(None, node="n")))
     assert reason(state) is Reason.CONTRADICTORY_REPORT

@@ -1,5 +1,5 @@
-"""Checks that the state keeps no data of deleted nodes and pods, however many are created and
-deleted.
+"""Checks that the state keeps no data of deleted nodes and pods, even if many nodes and pods are
+created and deleted.
 """
 
 import gc

@@ -2,8 +2,8 @@
 
 To move a pod means to evict it. Its controller then creates a successor, and the scheduler places
 the successor on a node that is not known in advance. So a pod counts as movable only if its
-successor fits on at least ``LEAST_PLACES`` other nodes, whichever of their devices the plugin
-chooses.
+successor fits on at least ``LEAST_PLACES`` other nodes, on every device that the plugin could
+choose there.
 """
 
 from collections.abc import Callable, Iterable, Sequence

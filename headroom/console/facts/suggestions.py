@@ -103,7 +103,7 @@ def suggest(
         *_more_replicas(cluster, verdicts, where.not_modeled),
         *_without_max_sm(verdicts, explanation, where.not_modeled),
         *_remove_variable(verdicts, where),
-        # The last, because it helps only if the pod requests more than it needs.
+        # A lower request comes last, because it helps only if the pod requests more than it needs.
         *_lower(cluster, pod, verdicts, explanation, where.not_checked()),
     ]
 

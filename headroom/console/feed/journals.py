@@ -52,7 +52,7 @@ class Journals:
                 yield replica, record
 
     def of_uid(self, uid: str) -> Decision | None:
-        """Return the last filter call about the pod, whichever extender answered it."""
+        """Return the last filter call about the pod. Any extender may have answered it."""
         return _newest(journal.of_uid(uid) for _, journal in self.each())
 
     def of_pod(self, namespace: str, name: str) -> Decision | None:

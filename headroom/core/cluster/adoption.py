@@ -209,7 +209,7 @@ def claimed(pod: Pod, held: Mapping[str, int | None], node: AdoptingNode) -> Res
         if device.uuid in held:
             held_bytes = held[device.uuid]
             candidates[device.uuid] = whole_bytes if held_bytes is None else held_bytes
-    # The pod is certain to have these devices, whatever the device plugin chooses.
+    # The pod is certain to have these devices, because the device plugin's choice does not matter.
     charge = Charge(
         resource=DRIVER, count=len(candidates), candidates=candidates, by_environment=True
     )

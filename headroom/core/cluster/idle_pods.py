@@ -88,8 +88,9 @@ def idle_pods(
 def devices_of_pod(
     cluster: Cluster, snap: Snapshot, now_s: float, wall_s: float, namespace: str, name: str
 ) -> list[IdlePod]:
-    """Return an entry for each device of a pod, idle or not. The result is empty if no fresh report
-    shows the pod."""
+    """Return an entry for each device of a pod, even if the pod is not idle. The result is empty if
+    no fresh report shows the pod.
+    """
     return [
         each
         for row, gpunode in _fresh(cluster, snap, now_s)

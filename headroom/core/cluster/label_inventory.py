@@ -104,7 +104,7 @@ def believed(node: Node, rules: Rules) -> GPUNodeStatus | None:
     """Return the report derived from labels, or None if they are incomplete or contradictory.
 
     With ``require_report`` only labels of unshared GPUs are used, because an unshared GPU belongs
-    to a single pod whatever else is unknown.
+    to a single pod even if everything else is unknown.
     """
     found = _read(node, rules)
     return None if isinstance(found, str) else _status(*found, node.metadata.labels or {})

@@ -27,7 +27,7 @@ def unmanaged_gpus(state: Cluster) -> dict[str, list[str]]:
 
 
 def unmanaged_on(node: Node, reported: Iterable[str], manages: Callable[[str], bool]) -> set[str]:
-    """Return the GPU resources that the node offers and that are not managed.
+    """Return the GPU resources of the node that Headroom does not manage.
 
     ``reported`` contains the resources under which the device plugin offers the GPUs that the
     node's agent reports. A node without a managed resource has no report. If its label shows that

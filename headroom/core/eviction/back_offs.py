@@ -2,8 +2,8 @@
 
 During its backoff, a node accepts no pods, and no pod is evicted from it. Otherwise, if the device
 plugin chooses devices that Headroom did not predict, the next pod would most likely be evicted too.
-Every replica follows the eviction marks in the ledger, whichever replica set them. After a restart,
-a replica begins with the shortest backoff.
+Every replica follows all eviction marks in the ledger, including the marks of other replicas. After
+a restart, a replica begins with the shortest backoff.
 """
 
 from collections.abc import Set

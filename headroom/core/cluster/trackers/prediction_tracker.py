@@ -4,7 +4,7 @@ Each reservation is compared once, either when a report shows the pod with all i
 the reservation is removed before any report has shown the pod. If a report already shows a pod when
 this replica first sees it, for example after a start, the pod is never compared, because this
 replica did not see the facts on which the prediction was based. A compared pod is not compared
-again while its reservation exists, whatever later or older reports contain.
+again while its reservation exists, even if later or older reports differ.
 """
 
 from collections import Counter, deque
