@@ -19,6 +19,7 @@ from headroom.contract.gpunode import (
     Replicas,
 )
 from headroom.contract.reasons import Reason
+from headroom.core.placement.capacity import largest_fitting
 from headroom.core.placement.explain import explain, failing
 from headroom.core.placement.explanation_text import explanation_lines
 from headroom.core.placement.fit import fit
@@ -327,6 +328,14 @@ class TestExplanations:
             found = explain(verdicts, Weights())
             assert found.nearest[0].short_bytes == missing_gib * GIB
             assert found.largest_fitting_bytes == (22 - missing_gib) * GIB
+
+    def test_the_largest_request_that_fits_does_not_depend_on_the_size_of_the_pod(self) -> None:
+        """The four devices have 20, 16, 12 and 24 GiB free."""
+        on = node(*gpus(4), **holding(G0=4, G1=8, G2=12))
+        for vram in ("1Gi", "8Gi", "23Gi"):
+            for count, largest_gib in ((1, 24), (2, 20), (3, 16)):
+                _, verdicts = judged(several(count, vram), on)
+                assert largest_fitting(verdicts) == largest_gib * GIB
 
     @pytest.mark.parametrize("allocated", [0, 3])
     def test_on_a_predicted_node_the_plugin_can_give_one_gpu_twice(self, allocated: int) -> None:

@@ -136,8 +136,8 @@ def _class(
 ) -> DeviceClass:
     """Return the device class. ``at`` contains (index of the node in ``verdicts``, slot) for each
     device."""
-    candidates = verdicts.asks[0].candidates
-    nodes = sorted({i for i, slot in at if candidates[i, slot]})
+    choosable = verdicts.asks[0].choosable
+    nodes = sorted({i for i, slot in at if choosable[i, slot]})
     return DeviceClass(
         resource=verdicts.asks[0].ask.resource,
         model=model,
@@ -212,11 +212,11 @@ def decisive(verdict: AskVerdict, values: Rows) -> Rows:
     ``values`` (n, slots) are larger on devices that suit the pod less. If the plugin chooses, the
     worst candidate decides. If Headroom chooses, the worst device of the best set decides.
     """
-    candidates, width = verdict.candidates, verdict.ask.widest
-    worst: Rows = np.where(candidates, values, -INT64_MAX).max(axis=1, initial=-INT64_MAX)
-    by_headroom = verdict.all_ours[verdict.rows] & at_least(candidates, width)
+    choosable, width = verdict.choosable, verdict.ask.widest
+    worst: Rows = np.where(choosable, values, -INT64_MAX).max(axis=1, initial=-INT64_MAX)
+    by_headroom = verdict.all_ours[verdict.rows] & at_least(choosable, width)
     if by_headroom.any():
-        ordered = np.sort(np.where(candidates, values, INT64_MAX), axis=1)
+        ordered = np.sort(np.where(choosable, values, INT64_MAX), axis=1)
         worst = np.where(by_headroom, ordered[:, width - 1], worst)
     return worst
 

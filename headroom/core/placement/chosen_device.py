@@ -117,14 +117,14 @@ def at_least(mask: Mask, count: int) -> Nodes:
 
 def steered_candidates(
     request: VramRequest, snap: Snapshot, count: int, could: Mask, usable: Mask, left_bytes: Bytes2D
-) -> Mask:
+) -> tuple[Mask, Mask]:
     """Return the mask (nodes, slots) of the ``count`` devices that Headroom chooses on each steered
-    node.
+    node, and the mask of the devices from which it chooses.
 
     ``could`` selects the devices that the plugin could give to the pod, and ``usable`` the devices
     without a fault that have enough free replicas. ``left_bytes`` is the free memory of each device
-    after placement. If the pod fits on too few devices, the mask selects all usable devices, or all
-    of ``could`` if too few are usable.
+    after placement. If the pod fits on too few devices, both masks select all usable devices, or
+    all of ``could`` if too few are usable.
     """
     fitting = usable & (left_bytes >= 0)
     cost = _cost(request, snap, left_bytes)
@@ -134,8 +134,7 @@ def steered_candidates(
     else:
         chosen = _cheapest_set(snap, fitting & fits, cost, count)
     rest = np.where(at_least(usable, count)[:, None], usable, could)
-    narrowed: Mask = np.where(fits, chosen, rest)
-    return narrowed
+    return np.where(fits, chosen, rest), rest
 
 
 def _cost(request: VramRequest, snap: Snapshot, left_bytes: Bytes2D) -> Bytes2D:

@@ -61,6 +61,9 @@ class AskVerdict:
     all_slots: Mask
     #: (nodes, slots)
     all_candidates: Mask
+    #: (nodes, slots) the devices from which Headroom chooses the candidates. They equal the
+    #: candidates if the plugin or the pod chooses.
+    all_choosable: Mask
     all_need_bytes: Bytes2D
     all_free_bytes: Bytes2D
     #: (nodes,) whether Headroom chooses the device instead of the plugin.
@@ -73,6 +76,11 @@ class AskVerdict:
     def candidates(self) -> Mask:
         """The candidate devices, (n, slots)."""
         return self.all_candidates[self.rows]
+
+    @property
+    def choosable(self) -> Mask:
+        """The devices from which the candidates are chosen, (n, slots)."""
+        return self.all_choosable[self.rows]
 
     @property
     def need_bytes(self) -> Bytes2D:
@@ -165,6 +173,7 @@ def fit(request: VramRequest, snap: Snapshot, rows: Rows, now_s: float) -> Verdi
         codes = np.where((codes == 0) & ours, verdict.all_codes.take(rows), codes)
         if by_dra.any():
             verdict.all_candidates[rows[by_dra]] = False
+            verdict.all_choosable[rows[by_dra]] = False
     return Verdicts(request, snap, rows, codes, asks, now_s, closed, by_dra)
 
 
@@ -224,7 +233,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
     #: (nodes, slots) whether another pod is starting alone on the device, or None if the pod need
     #: not wait.
     meets_starting = _meets_starting(ask, request, columns.starting)
-    by_headroom = None
+    by_headroom, choosable = None, candidates
     if any_steered:
         usable = _usable(ask, columns, candidates)
         for fault in faults.values():
@@ -235,6 +244,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         by_headroom = _choose(
             request, snap, width, candidates, usable, alone, left_bytes, meets_starting
         )
+        choosable = np.where(steered[:, None], by_headroom.choosable, candidates)
         candidates = np.where(steered[:, None], by_headroom.candidates, candidates)
         relevant = np.where(steered[:, None], candidates, relevant)
     rejected = {
@@ -264,7 +274,7 @@ def _fit_one(ask: Ask, request: VramRequest, snap: Snapshot, rows: Rows) -> AskV
         replaced = (codes == 0) | (codes == CODE_OF[Reason.MEMORY_ON_SOME])
         codes[stuck & replaced] = CODE_OF[Reason.NO_REPLICA]
     return AskVerdict(
-        ask, rows, codes, slots, candidates, need_bytes, free_bytes, steered, rejected
+        ask, rows, codes, slots, candidates, choosable, need_bytes, free_bytes, steered, rejected
     )
 
 
@@ -285,6 +295,8 @@ class _ByHeadroom:
     """The devices that Headroom chooses on steered nodes. Rows of other nodes are arbitrary."""
 
     candidates: Mask
+    #: The devices from which it chooses them.
+    choosable: Mask
     #: (nodes,) whether a node has too few devices with enough memory and free replicas.
     stuck: Nodes
     #: (nodes,) whether enough devices have free replicas and no fault, but too few of them have
@@ -315,12 +327,13 @@ def _choose(
         usable, fitting = usable & alone, fitting & alone
     stuck = ~at_least(fitting, width)
     open_to_pod = usable if meets_starting is None else usable & ~meets_starting
-    chosen = steered_candidates(request, snap, width, could, open_to_pod, left_bytes)
+    chosen, choosable = steered_candidates(request, snap, width, could, open_to_pod, left_bytes)
     if meets_starting is not None:
         # The pod fits, but must wait for the devices on which it fits.
         waits = ~stuck & ~at_least(open_to_pod & (left_bytes >= 0), width)
         chosen = np.where(waits[:, None], fitting, chosen)
-    return _ByHeadroom(chosen, stuck, too_few_large)
+        choosable = np.where(waits[:, None], fitting, choosable)
+    return _ByHeadroom(chosen, choosable, stuck, too_few_large)
 
 
 def _meets_starting(ask: Ask, request: VramRequest, starting: Int2D) -> Mask | None:
