@@ -3,13 +3,14 @@ memory.
 
 Sandboxes and containers pass through the states that the kubelet expects, and keep the
 configuration that it sent. A container runs until the kubelet stops it or a test ends it with
-``exit``. There are two exceptions: the command ``["exit", "3"]`` ends immediately with code 3, and
-``["stubborn"]`` uses its whole grace period to stop. A running container holds GPU memory. The
-variable ``TAKES_VRAM`` has the bytes that it uses on each of its devices, and ``use`` changes them
-later. The devices are in ``NVIDIA_VISIBLE_DEVICES`` or are CDI devices, which are resolved with the
-specs in ``cdi``. The container's process is an ID in the driver's table and a cgroup in a folder
-like ``/proc``. Each pod has a directory in ``cgroups`` from the start of its sandbox to the stop. A
-kubelet that manages cgroups creates the directory slightly earlier and removes it slightly later.
+``exit``. There are three exceptions: the command ``["exit", "3"]`` ends immediately with code 3,
+``["stubborn"]`` uses its whole grace period to stop, and ``["hangs"]`` does not stop. A running
+container holds GPU memory. The variable ``TAKES_VRAM`` has the bytes that it uses on each of its
+devices, and ``use`` changes them later. The devices are in ``NVIDIA_VISIBLE_DEVICES`` or are CDI
+devices, which are resolved with the specs in ``cdi``. The container's process is an ID in the
+driver's table and a cgroup in a folder like ``/proc``. Each pod has a directory in ``cgroups`` from
+the start of its sandbox to the stop. A kubelet that manages cgroups creates the directory slightly
+earlier and removes it slightly later.
 
 The runtime runs the commands of Headroom, which begin with ``headroom`` or ``python -I -m``, as
 real processes. ``reach`` has the variables with which they find the node on loopback.
@@ -37,6 +38,7 @@ from tests.driver import Driver
 from tests.forks import Forked
 from tests.kubelet.cri_objects import Container, Sandbox, cri, services
 from tests.processes import DIE_WITH_PARENT
+from tests.waiting import PATIENCE_S
 
 FIRST_PID = 100_000
 
@@ -261,9 +263,12 @@ class Runtime(services.RuntimeServiceServicer, services.ImageServiceServicer):  
     def StopContainer(self, request: Any, context: Any) -> Any:
         container = self.containers.get(request.container_id)
         if container is not None:
-            if list(container.config.command) == ["stubborn"]:
-                container.ended.wait(request.timeout)
-                self._end(container, 137)
+            match list(container.config.command):
+                case ["stubborn"]:
+                    container.ended.wait(request.timeout)
+                    self._end(container, 137)
+                case ["hangs"]:
+                    container.ended.wait(PATIENCE_S)
             self._end(container, 143)
         return cri.StopContainerResponse()
 

@@ -229,8 +229,9 @@ def test_force_deletion_frees_a_replica_while_its_memory_is_in_use(
     start_node: StartNode,
 ) -> None:
     node = start_node(gpus=1, replicas=1)
-    stubborn = gpu_container("main", "stubborn", takes_bytes=GIB)
-    node.run(gpu_pod("old", terminationGracePeriodSeconds=600, containers=[stubborn]))
+    # After a force deletion, the kubelet ends other containers after 2 s.
+    hanging = gpu_container("main", "hangs", takes_bytes=GIB)
+    node.run(gpu_pod("old", containers=[hanging]))
     runs_on = node.runtime.running("old")["main"]
     node.delete("old", by_force=True)
     assert node.is_gone("old")

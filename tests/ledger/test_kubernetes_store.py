@@ -25,7 +25,7 @@ from tests.blocking import Blocking, Loop
 from tests.controlplane import STRANGER_TOKEN, ControlPlane
 from tests.ledger.client import over, reservation
 from tests.ledger.store_behaviour import Stage, StoreBehaviour, binding
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 NAMESPACE = "store-tests"
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
@@ -396,9 +396,12 @@ def test_a_user_without_rights_is_rejected(
 
 
 def test_an_object_too_large_for_etcd_is_a_permanent_error(
-    store: Blocking, plane: ControlPlane
+    loop: Loop, plane: ControlPlane, api: KubeApi
 ) -> None:
     """The API server returns 409 for a Binding and 500 for a write of the GPUNode."""
+    # A busy machine needs long for the largest objects.
+    patience = {"read_timeout_s": PATIENCE_S, "total_timeout_s": PATIENCE_S}
+    store = loop.store(plane.configuration(), api, **patience)
     env = [{"name": "FILLS", "value": "x" * 1_000} for _ in range(1_515)]
     containers = [{"name": "main", "image": "none", "env": env}]
     large = msgspec.convert(

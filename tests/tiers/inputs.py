@@ -28,6 +28,11 @@ DRIVER = "tests/fake_nvml.c"
 #: These files must be declared here, because a C++ library reads them, which the check of reads
 #: cannot detect.
 PROTOCOLS = "tests/kubelet/*.proto"
+#: The agent, and what it may import of Headroom (pyproject.toml).
+AGENT = (
+    *("agent/*", "headroom/*.py", "headroom/client/*", "headroom/contract/*", "headroom/system/*"),
+    "deploy/base/rbac.yaml",
+)
 #: Maps each test module that hardly depends on the product's code to patterns of the files that it
 #: reads, in addition to the Python modules that it imports. ``*`` also matches slashes.
 DECLARED: dict[str, tuple[str, ...]] = {
@@ -57,6 +62,19 @@ DECLARED: dict[str, tuple[str, ...]] = {
         ),
         (DRIVER, PROTOCOLS, BINARIES, "deploy/base/crd.yaml"),
     ),
+    # These are not about the rest of the product, and take long.
+    **dict.fromkeys(
+        (
+            "tests/kubelet/test_device_sets.py",
+            "tests/kubelet/test_init_containers.py",
+            "tests/kubelet/test_steering.py",
+            "tests/kubelet/test_steering_states.py",
+            "tests/kubelet/test_steering_without_rights.py",
+            "tests/kubelet/test_unsteered_kubelet.py",
+        ),
+        (DRIVER, PROTOCOLS, BINARIES, "deploy/base/crd.yaml", *AGENT),
+    ),
+    "tests/nvidia/test_preferred.py": (DRIVER, PROTOCOLS, BINARIES),
     "tests/tiers/test_tiers.py": ("tests/tiers/*.py", "tests/gobin/build.py"),
 }
 
