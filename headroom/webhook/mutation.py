@@ -26,6 +26,7 @@ from headroom.contract.annotations import (
     SHARE,
     VRAM,
     VRAM_FROM,
+    Bytes,
     DeviceChoice,
     ShareMode,
     VramAnnotation,
@@ -52,9 +53,11 @@ FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
 CAP_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
 MPS_VARIABLE = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
 
-UNLIMITED = (
-    f"{SHARE} is limit, but nothing can limit the pod: it needs an amount, for example '8Gi', and"
-    " every eligible node must be able to enforce it (docs/how-to/limit-memory.md)"
+_UNLIMITED = f"{SHARE} is limit, but nothing can limit the pod: "
+NO_AMOUNT = f"{_UNLIMITED}it needs an amount, for example '8Gi' (docs/how-to/limit-memory.md)"
+NOT_ENFORCED = (
+    f"{_UNLIMITED}not every eligible node can enforce it; set a nodeSelector "
+    "(docs/how-to/limit-memory.md)"
 )
 #: Maximum CPU and memory of the gate. The CPU manager would assign whole cores to the gate, and so
 #: choose a NUMA node before the GPU is chosen.
@@ -66,7 +69,10 @@ _SKIPPED_PORTS = (
     "traffic.sidecar.istio.io/excludeOutboundPorts",
     "config.linkerd.io/skip-outbound-ports",
 )
-NO_IMAGE = "the gate has no image; set gate_image in Headroom's settings to the agent's image"
+NO_IMAGE = (
+    "the gate has no image; ask your administrator to set gate_image in Headroom's settings to the "
+    "agent's image"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +227,8 @@ def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) ->
             if not _has_variable(draft, where, MPS_VARIABLE):
                 draft.variable(where, EnvVar(name=MPS_VARIABLE, value=f"0={mib}M"))
     if not is_limited:
-        yield UNLIMITED
+        asks = [ask for found in _gpu_containers(draft, request).values() for ask in found]
+        yield NOT_ENFORCED if all(isinstance(ask.amount, Bytes) for ask in asks) else NO_AMOUNT
 
 
 # The in-tree mirror.
