@@ -26,6 +26,7 @@ NAMED = re.compile(
 TARGETS = frozenset(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 #: Sections whose figures are settings, limits or examples and not results of a run.
 NOT_MEASURED = {
+    ("admission.md", "Errors and warnings"): "texts that tests compare with the webhook's",
     ("admission.md", "Limits on one pod"): "limits of the webhook",
     ("agent.md", "When something fails"): "texts that tests compare with the agent's",
     ("api-load.md", "Writes"): "calls and reports, which tests count",
