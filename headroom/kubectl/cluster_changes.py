@@ -185,7 +185,7 @@ class Cluster:
                         return Outcome.GONE, ""
                     case 429:
                         return Outcome.LATER, message_of(err)
-                    case 500:  # for example if several disruption budgets select the pod
+                    case 500:  # Several disruption budgets can select the pod.
                         return Outcome.FAILED, message_of(err)
                 raise
         return Outcome.ACCEPTED, ""

@@ -139,8 +139,8 @@ class TestQueuedJobs:
 
 
 class TestUncounted:
-    """Tests amounts that cannot be counted. The mutating webhook rejects them, because it fails
-    closed, unlike the validating webhook.
+    """Tests amounts that cannot be counted. The mutating webhook rejects pods with such amounts,
+    because it fails closed, unlike the validating webhook.
     """
 
     @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def test_all_lists_of_gpu_memory_by_pod_contain_the_pod() -> None:
 
 
 def test_a_pod_with_an_unmanaged_resource_counts_for_its_own_namespace() -> None:
-    """The kubelet gave it a replica, so its agent reports its name."""
+    """The kubelet gave the pod a replica, so the agent reports the pod's name."""
     other = pod(None, container(resource="nvidia.com/a100"), uid="o", name="other", node="n")
     asked = fleet(report(use("o", "a", GIB, name="other", replica="a::0")))
     round_of(reader_of(asked, ApiServer(other)), 1.0)
