@@ -272,7 +272,7 @@ def _outcome(cluster: PlayedCluster, there: ModeNodes, nodes: int) -> Outcome:
 
     with httpx.Client(base_url=cluster.debug_url(), timeout=60.0) as console:
         for pod in sorted(pending, key=size_of):
-            answer = console.get(f"/v1/explain/pods/e2e/{pod['metadata']['name']}")
+            answer = console.get(f"/v1/explain?pod=e2e/{pod['metadata']['name']}")
             body = answer.raise_for_status().json()
             example = example or why(body)
             reasons[", ".join(reason_lines(body["reasons"]))] += 1

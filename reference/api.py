@@ -22,14 +22,19 @@ _INTRO = """\
 [debug-api.md](debug-api.md) shows who may read it, and how consoles and extenders answer together.
 `GET /openapi.json` of a console describes the same endpoints for programs.
 
-- Each JSON body also has `apiVersion` (`headroom.gpu/v1`), `generatedAt` (RFC 3339) and
+- Each JSON body also has `api_version` (`headroom.gpu/v1`), `generated_at` and
   `snapshot_generation`, which grows with every change that this replica has applied.
+- Times are RFC 3339 in UTC with whole seconds, as in Kubernetes (`2026-11-28T17:52:28Z`), so that
+  jq can parse them.
+- A pod is always named by the parameter `pod=NAMESPACE/NAME`, and `GET /v1` lists all views. A
+  parameter that a view does not have is an error.
+- Views answer `HEAD`, and compress JSON for clients that accept gzip.
 - The name of a quantity ends with its unit: `_bytes`, `_s` (seconds), `_ms` (milliseconds),
   `_ratio` (0 to 1). A value that is not known is `null`, never 0.
 - Long lists have pages: set `limit`, and set `continue` to the value of `continue` in the previous
   body. The next page starts after the previous one, even if objects were added or removed.
 - An answer with a weak `ETag` can be revalidated: a request with this value in `If-None-Match` is
-  answered with 304 and no body while only `generatedAt` and ages have changed.
+  answered with 304 and no body while only `generated_at` and ages have changed.
 - Each answer has the headers `Headroom-Replica`, the name of the replica, and `Headroom-Mode`,
   `enforce` or `observe`.
 
@@ -58,7 +63,7 @@ _USUAL = {
     "503": "The API server cannot be asked whether you may read this, so the request is denied.",
 }
 #: Fields of every body, which the text above describes, so tables omit them.
-_OF_EVERY_BODY = ("apiVersion", "generatedAt", "snapshot_generation")
+_OF_EVERY_BODY = ("api_version", "generated_at", "snapshot_generation")
 _LEFT_OUT = ("ProblemBody",)
 #: Part of a field's name -> its unit.
 _UNITS = (("_bytes", "bytes"), ("_s", "s"), ("_ms", "ms"), ("_ratio", "0..1"))

@@ -240,7 +240,7 @@ class _Run:
 
     def _explain(self, body: bytes, turn: int) -> None:
         metadata = msgspec.json.decode(body)["Pod"]["metadata"]
-        path = f"v1/explain/pods/{metadata['namespace']}/{metadata['name']}"
+        path = f"v1/explain?pod={metadata['namespace']}/{metadata['name']}"
         took = self._debug.get(path)[1]
         if turn >= 0:
             self._took.setdefault("explain", []).append(took)

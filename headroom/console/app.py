@@ -11,6 +11,7 @@ from functools import cache
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Security
+from fastapi.routing import APIRoute
 from fastapi.security import APIKeyHeader, HTTPAuthorizationCredentials, HTTPBearer
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
@@ -32,6 +33,7 @@ from headroom.console.views import (
     fleet_map,
     history,
     idle,
+    index,
     nodes,
     overview,
     page_files,
@@ -47,10 +49,11 @@ from headroom.console.views import (
     whatif,
 )
 from headroom.contract.console import HEADER
+from headroom.runtime.server.known_parameters import known_parameters
 from headroom.runtime.server.problem_details import use_problem_details
 
 _VIEWS = (
-    *(page_files, overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
+    *(overview, fleet, fleet_map, nodes, devices, pending, explain, score, capacity),
     *(
         costs,
         pods,
@@ -131,8 +134,15 @@ def console_app(context: Context, more: APIRouter | None = None) -> FastAPI:
     guarded = context.guard is not None
     app.router.routes += _routes(guarded, context.open_metrics)
     if more is not None:
-        app.include_router(more, **(_CHECKED if guarded else {}))
-    use_problem_details(app, context.replica, lambda: context.settings().mode)
+        app.include_router(more, **_views(guarded))
+    app.state.views = [
+        route
+        for router in (*(m.routes for m in (index, *_VIEWS)), _probes, _metrics, more)
+        for route in (router.routes if router else ())
+        if isinstance(route, APIRoute)
+    ]
+    views = app.state.views
+    use_problem_details(app, context.replica, lambda: context.settings().mode, views)
     describe_answers(app)
     return app
 
@@ -141,16 +151,19 @@ def console_app(context: Context, more: APIRouter | None = None) -> FastAPI:
 def _routes(guarded: bool, open_metrics: bool) -> Sequence[BaseRoute]:
     """Return the routes of probes and views, which all applications of a process share.
 
-    The guard checks every route except the probes and the page, which contain no cluster data. With
+    The guard checks every route except the probes, the page and the list of views, which contain no
+    cluster data. With
     ``open_metrics``, it does not check the metrics either. Applications share the routes because
     FastAPI prepares them at the first request, which takes 0.1 s.
     """
     router = APIRouter()
     checked = _CHECKED if guarded else {}
     router.include_router(_probes)
+    router.include_router(index.routes, dependencies=[_KNOWN])
     router.include_router(_metrics, **({} if open_metrics else checked))
+    router.include_router(page_files.routes)
     for module in _VIEWS:
-        router.include_router(module.routes, **({} if module is page_files else checked))
+        router.include_router(module.routes, **_views(guarded))
     return router.routes
 
 
@@ -166,3 +179,12 @@ async def _check(context: InContext, request: Request, bearer: _Bearer, session:
 
 #: Arguments of ``include_router`` for routes that only authorized callers may read.
 _CHECKED: dict[str, Any] = {"dependencies": [Depends(_check)], "responses": _REJECTIONS}
+_KNOWN = Depends(known_parameters)
+
+
+def _views(guarded: bool) -> dict[str, Any]:
+    """Return the arguments of ``include_router`` for views. The guard runs first, so that its
+    answer does not depend on the parameters."""
+    if not guarded:
+        return {"dependencies": [_KNOWN]}
+    return {**_CHECKED, "dependencies": [*_CHECKED["dependencies"], _KNOWN]}

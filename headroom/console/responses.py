@@ -14,6 +14,7 @@ from pydantic import Field
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response, StreamingResponse
 
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.contract.printable import printable_json
 from headroom.contract.reasons import Reason
@@ -35,7 +36,7 @@ IfNoneMatch = Annotated[
 AcceptEncoding = Annotated[str | None, Header(alias="Accept-Encoding", include_in_schema=False)]
 #: Additional responses of views with an ETag, for /openapi.json.
 TAGGED: dict[int | str, dict[str, Any]] = {
-    304: {"description": "Only generatedAt and ages have changed"}
+    304: {"description": "Only generated_at and ages have changed"}
 }
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
 
@@ -43,8 +44,8 @@ UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is 
 class Body(View):
     """The fields that every body has."""
 
-    apiVersion: str = "headroom.gpu/v1"
-    generatedAt: str
+    api_version: str = "headroom.gpu/v1"
+    generated_at: Time
     snapshot_generation: int
 
 
@@ -152,6 +153,24 @@ def _page(
 
 
 AskedPage = Annotated[Page, Depends(_page)]
+PodKey = Annotated[
+    str,
+    Query(
+        pattern="^[^/]+/[^/]+$",
+        max_length=512,
+        description="Namespace and name of the pod.",
+        examples=["default/trainer-0"],
+    ),
+]
+
+
+def _of_pod(pod: PodKey) -> tuple[str, str]:
+    namespace, _, name = pod.partition("/")
+    return namespace, name
+
+
+#: Parameter of views about a pod: its namespace and name, from the query parameter ``pod``.
+OfPod = Annotated[tuple[str, str], Depends(_of_pod)]
 InNamespace = Annotated[
     str, Query(max_length=253, description="Only this namespace; default: all.", examples=["ml"])
 ]

@@ -96,7 +96,7 @@ class Context:
 
     def head(self, snap: Snapshot) -> dict[str, Any]:
         """Return the fields of ``Body`` for an answer from this snapshot."""
-        return {"generatedAt": stamp(self.wall_s()), "snapshot_generation": snap.generation}
+        return {"generated_at": stamp(self.wall_s()), "snapshot_generation": snap.generation}
 
     def overcommitted_bytes(self) -> int:
         return sum(over.excess_bytes for over in self.cluster.overcommits.now())
@@ -113,7 +113,7 @@ class Context:
     def tag(self, snap: Snapshot, *more: object) -> str:
         """Return the weak ETag of a view of this snapshot. ``more`` are the view's other inputs.
 
-        The tag is weak because bodies with the same tag can differ in ``generatedAt`` and in ages.
+        The tag is weak because bodies with the same tag can differ in ``generated_at`` and in ages.
         A report can become stale without a new snapshot, so the tag depends on which reports are
         fresh.
         """

@@ -55,7 +55,7 @@ def recent_requests(
     for _ in range(most // page):
         query: dict[str, Any] = {"since": f"{HOURS}h", "limit": page, "continue": more}
         body = console.get("decisions", **query)
-        now = datetime.fromisoformat(body["generatedAt"])
+        now = datetime.fromisoformat(body["generated_at"])
         for decision in body["decisions"]:  # newest first
             if decision["uid"] not in of_pod:
                 of_pod[decision["uid"]] = [

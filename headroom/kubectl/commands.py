@@ -155,7 +155,7 @@ def why(
             lines += ["", *explained(body, output is Output.WIDE)]
         show_lines(lines)
         return
-    body = options.api().get("explain", "pods", *options.pod(pod, namespace))
+    body = options.api().get("explain", pod="/".join(options.pod(pod, namespace)))
     if not print_data(body, output):
         show_lines(explained(body, output is Output.WIDE))
 

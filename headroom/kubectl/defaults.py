@@ -43,7 +43,7 @@ def lines(body: Mapping[str, Any], namespace: str | None) -> list[str]:
 
     ``namespace`` restricts the result to one namespace; None includes all. The script is empty if
     no pod has a GPU there."""
-    now_s = _seconds(body["generatedAt"])
+    now_s = _seconds(body["generated_at"])
     pods: dict[str, list[_Pod]] = {}
     for each in body["pods"]:
         if namespace in (None, each["namespace"]):

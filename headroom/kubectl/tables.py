@@ -283,7 +283,7 @@ def _age_of(since: str | None, body: Body) -> str:
     """Return the age that a timestamp had when the body was created."""
     if since is None:
         return "-"
-    at = datetime.fromisoformat(since), datetime.fromisoformat(body["generatedAt"])
+    at = datetime.fromisoformat(since), datetime.fromisoformat(body["generated_at"])
     return age((at[1] - at[0]).total_seconds())
 
 

@@ -16,7 +16,7 @@ NEAREST = 3
 
 
 def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
-    """Format the body of /v1/explain/pods."""
+    """Format the body of /v1/explain."""
     lines = [f"Pod {body['namespace']}/{body['name']}: {body['message']}"]
     if body["group"]:
         lines.append(f"  {body['group']}")

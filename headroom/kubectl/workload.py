@@ -61,4 +61,4 @@ def explain_workload(
     if body["remaining"]:
         lines.append(f"  {body['remaining']:,} more: kubectl headroom top pod -n {namespace}")
     chosen = sorted(pods, key=lambda each: each["node"] is not None)[:MOST_EXPLAINED]
-    return lines, [api.get("explain", "pods", namespace, each["name"]) for each in chosen]
+    return lines, [api.get("explain", pod=f"{namespace}/{each['name']}") for each in chosen]

@@ -53,7 +53,7 @@ def asked(*events: Event, waits: Pod = WAITS) -> Asked:
 
 
 def explained(fleet: Asked) -> dict[str, object]:
-    answer = fleet.get("/v1/explain/pods/default/waits")
+    answer = fleet.get("/v1/explain?pod=default/waits")
     assert answer.status_code == 200, answer.text
     body: dict[str, object] = answer.json()
     return body

@@ -27,9 +27,9 @@ def fleet() -> Asked:
     ("method", "path", "status", "message"),
     [
         pytest.param("GET", "/v1/nodes/nowhere", 404, "GET /v1/nodes lists", id="unknown node"),
-        pytest.param("GET", "/v1/explain/pods/a/b", 404, "is not known", id="unknown pod"),
+        pytest.param("GET", "/v1/explain?pod=a/b", 404, "is not known", id="unknown pod"),
         pytest.param(
-            "GET", "/v1/nothing", 404, "/v1/nothing is not a view; GET /open", id="unknown view"
+            "GET", "/v1/nothing", 404, "/v1/nothing is not a view; GET /v1 ", id="unknown view"
         ),
         pytest.param("POST", "/v1/nodes", 405, "does not support POST; use GET", id="wrong method"),
         pytest.param("GET", "/v1/nodes?limit=0", 422, "query limit: ", id="too small"),
@@ -37,7 +37,7 @@ def fleet() -> Asked:
             "GET",
             "/v1/nodes?limit=x",
             422,
-            "not 'x'. Example: limit=100",
+            "query limit: 'x' is not a whole number. Example: limit=100",
             id="not a number",
         ),
         pytest.param("GET", "/v1/nodes?order=best", 422, "query order: ", id="unknown word"),

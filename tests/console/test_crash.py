@@ -93,7 +93,7 @@ class Incident:
         self.asked.writer.apply([PodSeen(crashed(running("chat"), at, **how))])
 
     def why(self, who: str) -> list[str]:
-        answer = self.asked.get(f"/v1/explain/pods/ml/{who}")
+        answer = self.asked.get(f"/v1/explain?pod=ml/{who}")
         assert answer.status_code == 200, answer.text
         return why(answer.json())
 
@@ -199,7 +199,7 @@ def test_the_timeline_of_the_victim_has_the_overcommitment_and_the_crash(
 ) -> None:
     incident.crash("2026-11-21T00:01:12Z")
     incident.at(200, llm=7, chat=0)
-    body = incident.asked.get("/v1/timeline/pods/ml/chat").json()
+    body = incident.asked.get("/v1/timeline?pod=ml/chat").json()
     found = [(each["at"][11:19], each["kind"], each["message"]) for each in body["entries"]]
     who = "pod ml/llm used 17.5 GiB, 9.5 GiB more than it reserved"
     assert found[-3:] == [

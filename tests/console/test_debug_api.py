@@ -57,8 +57,8 @@ def test_a_rejected_pod_is_explained_with_numbers_and_suggestions(server: Server
     server.post("/filter", offer(holder, "shared"))
     server.post("/bind", binding(holder, "shared"))
     server.post("/filter", offer(pod("waits", "50Gi"), "shared", "whole"))
-    told = server.get("/v1/explain/pods/default/waits").json()
-    assert told["apiVersion"] == "headroom.gpu/v1"
+    told = server.get("/v1/explain?pod=default/waits").json()
+    assert told["api_version"] == "headroom.gpu/v1"
     assert (told["verdict"], told["bound_to"], told["fits"]) == ("rejected", None, 0)
     assert told["reasons"] == [
         {
@@ -95,7 +95,7 @@ def test_every_term_of_the_equation_is_shown_and_adds_up(server: Server) -> None
 
 
 def test_unknown_pod_and_node_are_404_with_a_hint(server: Server) -> None:
-    for path in ("/v1/explain/pods/default/nobody", "/v1/nodes/nowhere"):
+    for path in ("/v1/explain?pod=default/nobody", "/v1/nodes/nowhere"):
         reply = server.get(path)
         assert reply.status == 404
         assert "detail" in reply.json()
@@ -119,7 +119,7 @@ def test_probes_and_metrics_are_served(server: Server) -> None:
 
 def test_the_api_serves_its_openapi_document(server: Server) -> None:
     paths = server.get("/openapi.json").json()["paths"]
-    assert {"/v1/nodes", "/v1/nodes/{name}", "/v1/explain/pods/{namespace}/{name}"} <= set(paths)
+    assert {"/v1/nodes", "/v1/nodes/{name}", "/v1/explain"} <= set(paths)
 
 
 def test_embedded_routes_reject_invalid_requests_and_change_nothing(server: Server) -> None:
@@ -151,7 +151,7 @@ class Owned(Cluster):
 
 @pytest.mark.parametrize(
     "path",
-    ["/metrics", "/v1/nodes", "/v1/nodes/n", "/v1/drift", "/v1/explain/pods/default/p"],
+    ["/metrics", "/v1/nodes", "/v1/nodes/n", "/v1/drift", "/v1/explain?pod=default/p"],
 )
 def test_only_the_event_loop_builds_snapshots(path: str) -> None:
     """A snapshot built by another thread during a change would hide the changed nodes forever."""

@@ -177,7 +177,7 @@ def test_why_has_the_attempt_that_placed_a_pod_whose_version_changed() -> None:
     bound = pod("4Gi", uid="uid-t", name="t", node="gpu-b", annotations={PLACEMENT: "{}"})
     asked.writer.apply([PodSeen(bound)])
     torn(asked)
-    lines = why(asked.get("/v1/explain/pods/default/t").json())
+    lines = why(asked.get("/v1/explain?pod=default/t").json())
     assert not [each for each in lines if "no longer on record" in each]
     assert "  filter: 2 of 2 nodes fit, in 8.1 ms" in lines
     assert "  bind: bound to gpu-b, in 392.6 ms" in lines
@@ -187,5 +187,5 @@ def test_why_says_that_a_pod_with_a_node_name_had_no_attempt() -> None:
     asked = Asked()
     asked.add_node("gpu-b")
     asked.writer.apply([PodSeen(pod("4Gi", uid="uid-t", name="t", node="gpu-b"))])
-    message = asked.get("/v1/explain/pods/default/t").json()["attempts"]["message"]
+    message = asked.get("/v1/explain?pod=default/t").json()["attempts"]["message"]
     assert message == "it was bound without Headroom: by spec.nodeName or by another scheduler"

@@ -90,12 +90,12 @@ def test_every_pod_on_a_device_is_shown_with_its_phase(fleet: Asked) -> None:
         ("gone", "gone", True, 2, 0),
     ]
     runs = body["holders"][1]
-    assert (runs["since"], runs["priority"]) == (SINCE, 9)
+    assert (runs["since"], runs["priority"]) == ("2026-11-20T23:00:00Z", 9)
     assert runs["containers"][0]["replica"] == "A::0"
     assert body["unattributed_processes"] == [
         {"pid": 4711, "command": "python3", "used_bytes": GIB}
     ]
-    assert body["health"] == {"healthy": False, "detail": "XID 79", "since": SINCE}
+    assert body["health"] == {"healthy": False, "detail": "XID 79", "since": "2026-11-20T23:00:00Z"}
     assert (body["limits"][0]["hard_bytes"], body["limits"][0]["used_bytes"]) == (8 * GIB, None)
     assert body["device"]["unhealthy"] == "unhealthy_device"
 
@@ -137,7 +137,7 @@ def capped(
     annotations = {} if share is None else {"headroom.gpu/share": share}
     bound = pod("4Gi", uid=uid, name="p", node="n", phase="Running", annotations=annotations)
     asked.writer.apply([NodeSeen(kube_node("n")), PodSeen(bound), GPUNodeSeen(node, 0.0)])
-    explained = asked.get("/v1/explain/pods/default/p").json()["caps"]
+    explained = asked.get("/v1/explain?pod=default/p").json()["caps"]
     body = asked.get(f"/v1/nodes/n/devices/{devices[0].uuid}").json()
     assert [holder["cap"] for holder in body["holders"]] == explained[:1]
     (listed,) = asked.get("/v1/nodes").json()["nodes"]

@@ -46,7 +46,7 @@ def asked() -> Asked:
 
 
 def explained(asked: Asked, name: str) -> dict[str, Any]:
-    answer: dict[str, Any] = asked.get(f"/v1/explain/pods/default/{name}").json()
+    answer: dict[str, Any] = asked.get(f"/v1/explain?pod=default/{name}").json()
     return answer
 
 

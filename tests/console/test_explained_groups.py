@@ -38,7 +38,7 @@ def fleet() -> Asked:
 
 
 def explained(fleet: Asked, name: str) -> str | None:
-    body = fleet.get(f"/v1/explain/pods/default/{name}").json()
+    body = fleet.get(f"/v1/explain?pod=default/{name}").json()
     group: str | None = body["group"]
     assert (f"  {group}" in why(body)) == (group is not None)
     return group

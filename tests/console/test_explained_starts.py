@@ -77,4 +77,4 @@ def test_the_explanation_shows_whether_a_pod_that_starts_alone_waits(
     fleet = Asked()
     report = gpunode(shared("a"), name="n", reservations={"u": held})
     fleet.writer.apply([NodeSeen(kube_node("n")), GPUNodeSeen(report, 0.0), PodSeen(engine(gate))])
-    assert fleet.get("/v1/explain/pods/default/llm").json()["start"] == start
+    assert fleet.get("/v1/explain?pod=default/llm").json()["start"] == start

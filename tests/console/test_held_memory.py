@@ -135,7 +135,7 @@ def test_views_agree_with_filter_and_a_pod_that_follows_a_suggestion_passes_filt
     asked = waiting("asked", gib, priority)
     cluster.apply(PodSeen(asked))
 
-    explained = cluster.get("/v1/explain/pods/default/asked")
+    explained = cluster.get("/v1/explain?pod=default/asked")
     live = {n: cluster.get(f"/v1/score?pod=default/asked&node={n}")["live"] for n in NODES}
     views = {each["name"]: each for each in cluster.get("/v1/pending")["pods"]}
     capacity = cluster.get(f"/v1/capacity?vram={gib}Gi")
@@ -181,7 +181,7 @@ def test_a_pods_own_reservation_does_not_count_against_it_in_views() -> None:
     cluster.apply(PodSeen(asked), PodSeen(waiting("other", 20)))
     cluster.apply(GPUNodeSeen(_with(gpunode, own, []), cluster.fleet.now_s))
     for name, fits in (("asked", 1), ("other", 0)):
-        explained = cluster.get(f"/v1/explain/pods/default/{name}")
+        explained = cluster.get(f"/v1/explain?pod=default/{name}")
         assert explained["fits"] == fits
         score = cluster.get(f"/v1/score?pod=default/{name}&node=a")["live"]
         assert score["node"]["fits"] == bool(fits)
@@ -210,7 +210,7 @@ def test_a_pod_passes_filter_after_the_suggested_old_pods_have_ended(
         return cluster
 
     old = [f"u-a-{number}" for number in range(len(sizes))]
-    for advice in without().get("/v1/explain/pods/default/asked")["advice"]:
+    for advice in without().get("/v1/explain?pod=default/asked")["advice"]:
         if advice["kind"] == "rollout":
             all_end = "Recreate in" in advice["sentence"]
             ways = [old] if all_end else [[uid] for uid in old]
@@ -221,14 +221,14 @@ def test_the_pod_for_which_memory_is_held_is_reported_with_the_end_of_the_hold()
     cluster = Cluster([[], [22]])
     cluster.hold("nominated", "held", 20, 5, "a")
     cluster.apply(PodSeen(waiting("asked", 10)))
-    explained = cluster.get("/v1/explain/pods/default/asked")
+    explained = cluster.get("/v1/explain?pod=default/asked")
     assert explained["message"] == (
         "no node can take the pod now: GPU memory of 1 node is held for other pods, which go first"
     )
     nearest, _ = explained["nearest"]
     assert (nearest["node"], nearest["reason"], nearest["short_bytes"]) == ("a", "held", 6 * GIB)
     hold = {"namespace": "default", "name": "held", "uid": "u-held"}
-    assert nearest["holds"] == [hold | {"until": "2026-11-21T00:01:00.000+00:00"}]
+    assert nearest["holds"] == [hold | {"until": "2026-11-21T00:01:00Z"}]
     assert (
         "  memory is held for pod default/held until it is bound, at the latest until "
         "2026-11-21T00:01:00Z" in nearest["lines"]
@@ -238,15 +238,15 @@ def test_the_pod_for_which_memory_is_held_is_reported_with_the_end_of_the_hold()
     (device,) = cluster.get("/v1/nodes/a")["node"]["devices"]
     assert device["headroom_bytes"] == 4 * GIB
     cluster.fleet.now_s = 61.0
-    assert cluster.get("/v1/explain/pods/default/asked")["verdict"] == "fits"
+    assert cluster.get("/v1/explain?pod=default/asked")["verdict"] == "fits"
 
 
 def test_a_pod_that_precedes_the_nominated_pod_is_not_asked_to_wait() -> None:
     cluster = Cluster([[], [22]])
     cluster.hold("nominated", "held", 20, 0, "a")
     cluster.apply(PodSeen(waiting("asked", 10, priority=5)))
-    assert cluster.get("/v1/explain/pods/default/asked")["verdict"] == "fits"
-    own = cluster.get("/v1/explain/pods/default/held")
+    assert cluster.get("/v1/explain?pod=default/asked")["verdict"] == "fits"
+    own = cluster.get("/v1/explain?pod=default/held")
     assert (own["verdict"], own["nearest"][0]["holds"]) == ("fits", [])
 
 

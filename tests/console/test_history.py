@@ -63,7 +63,7 @@ class Recorded(Asked):
             pass
 
     def history(self, path: str) -> dict[str, Any]:
-        answer = self.get(f"/v1/history/{path}")
+        answer = self.get(f"/v1/history{path}")
         assert answer.status_code == 200, answer.text
         body: dict[str, Any] = answer.json()
         return body
@@ -81,7 +81,7 @@ def test_a_device_has_a_value_for_each_report_that_changed_it() -> None:
     asked.report(6.0, 5.0)
     asked.report(6.0, 5.0)
     asked.report(9.5, 7.5, sm=0.5)
-    body = asked.history("nodes/n/devices/GPU-0")
+    body = asked.history("/nodes/n/devices/GPU-0")
     assert (body["source"], body["resolution_s"], body["resolution_bytes"]) == (
         "console",
         10.0,
@@ -101,7 +101,7 @@ def test_a_stale_report_leaves_a_gap() -> None:
     asked.report(6.0, 5.0)
     asked.now_s += STALE_AFTER_S + 1
     asked.record()
-    body = asked.history("nodes/n/devices/GPU-0")
+    body = asked.history("/nodes/n/devices/GPU-0")
     assert series(body, "used") == [6.0 * GIB, None, None]
     assert series(body, "pod") == [5.0 * GIB, None, None]
 
@@ -110,7 +110,7 @@ def test_a_deleted_pod_keeps_its_history() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
     asked.report(1.0, None)
-    body = asked.history("pods/ml/a")
+    body = asked.history("?pod=ml/a")
     assert series(body, "pod") == [5.0 * GIB, None, None]
 
 
@@ -119,7 +119,7 @@ def test_the_history_of_the_fleet_has_sums_and_the_number_of_pending_pods() -> N
     asked.report(6.0, 5.0)
     asked.writer.apply([PodSeen(pod("8Gi", uid="uid-b", name="b"))])
     asked.report(9.0, 8.0)
-    body = asked.history("fleet")
+    body = asked.history("/fleet")
     assert body["at_s"] == [WALL_S + 10, WALL_S + 20]
     assert series(body, "used") == [6.0 * GIB, 9.0 * GIB]
     assert series(body, "allocatable") == [48.0 * GIB] * 2
@@ -130,7 +130,7 @@ def test_the_history_of_the_fleet_has_sums_and_the_number_of_pending_pods() -> N
 def test_a_known_device_or_pod_without_a_value_has_no_series() -> None:
     asked = Recorded()
     asked.add_node("m")
-    for path in ("nodes/m/devices/GPU-m-0", "pods/ml/a"):
+    for path in ("/nodes/m/devices/GPU-m-0", "?pod=ml/a"):
         body = asked.history(path)
         assert (body["at_s"], body["series"]) == ([], [])
 
@@ -139,11 +139,11 @@ def test_unknown_devices_and_pods_are_404() -> None:
     asked = Recorded()
     asked.report(6.0, 5.0)
     for path, message in (
-        ("nodes/m/devices/GPU-0", "node m is not known"),
-        ("nodes/n/devices/GPU-9", "no history of device GPU-9 of node n"),
-        ("pods/ml/other", "no history of pod ml/other"),
+        ("/nodes/m/devices/GPU-0", "node m is not known"),
+        ("/nodes/n/devices/GPU-9", "no history of device GPU-9 of node n"),
+        ("?pod=ml/other", "no history of pod ml/other"),
     ):
-        answer = asked.get(f"/v1/history/{path}")
+        answer = asked.get(f"/v1/history{path}")
         assert answer.status_code == 404
         assert message in answer.json()["detail"]
 
@@ -154,7 +154,7 @@ def test_a_deleted_node_keeps_its_history_for_an_hour() -> None:
     asked.writer.apply([GPUNodeGone("n"), NodeGone("n")])
     asked.now_s += ROUND_S
     asked.record()
-    body = asked.history("nodes/n/devices/GPU-0")
+    body = asked.history("/nodes/n/devices/GPU-0")
     assert series(body, "used") == [6.0 * GIB, None, None]
 
 
@@ -182,7 +182,7 @@ def test_a_loaded_model_does_not_count_as_growth() -> None:
 def test_a_caller_that_may_get_a_pod_may_read_only_the_history_of_that_pod() -> None:
     world = GuardedApi()
     world.reviews.rights["owner"] = {GetPod("ml", "a")}
-    answer = world.get("/v1/history/pods/ml/a", "owner")
+    answer = world.get("/v1/history?pod=ml/a", "owner")
     assert (answer.status_code, "no history of pod ml/a" in answer.text) == (404, True)
-    for path in ("pods/ml/b", "fleet", "nodes/n/devices/GPU-n-0"):
-        assert world.get(f"/v1/history/{path}", "owner").status_code == 403
+    for path in ("?pod=ml/b", "/fleet", "/nodes/n/devices/GPU-n-0"):
+        assert world.get(f"/v1/history{path}", "owner").status_code == 403

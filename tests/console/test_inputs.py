@@ -75,7 +75,7 @@ def test_recorded_and_recomputed_results_have_different_sources() -> None:
     waiting = pod("90Gi")
     asked.writer.apply([PodSeen(waiting)])
     asked.journal.record(Decision(waiting, "uid-p.1", WALL_S, 7, 1, 0, {}))
-    explained = asked.get("/v1/explain/pods/default/p").json()
+    explained = asked.get("/v1/explain?pod=default/p").json()
     assert explained["source"] == "recomputed"
     assert explained["last_decision"]["source"] == "decision"
     assert explained["last_decision"]["filter"]["snapshot_generation"] == 7

@@ -241,7 +241,7 @@ def test_each_replica_answers_for_both() -> None:
         assert ids(two) == ["uid-p.1", "uid-other.1"]
         assert one.get("/v1/decisions").json()["unanswered"] == []
 
-        explained = two.get("/v1/explain/pods/default/p").json()
+        explained = two.get("/v1/explain?pod=default/p").json()
         assert explained["last_decision"] == reported
         placement = json.loads(explained["annotations"]["headroom.gpu/placement"])
         assert placement["decision"] == "uid-p.1"

@@ -8,6 +8,7 @@ from fastapi.routing import APIRoute
 from hypothesis import HealthCheck
 
 from headroom.console.app import _VIEWS, _metrics, _probes
+from headroom.console.views import index
 from tests.examples import examples
 from tests.fuzz.world import Attacked
 
@@ -16,7 +17,11 @@ _app = _world.console
 #: The list is a constant, because computing the document takes each worker 1 s of CPU.
 OPERATIONS = [
     (method.lower(), route.path)
-    for group in (_probes, _metrics, *(module.routes for module in _VIEWS), _world.journal_routes)
+    for group in (
+        *(_probes, _metrics, index.routes),
+        *(module.routes for module in _VIEWS),
+        _world.journal_routes,
+    )
     for route in group.routes
     if isinstance(route, APIRoute) and route.include_in_schema
     for method in sorted(route.methods)

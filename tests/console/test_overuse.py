@@ -65,7 +65,7 @@ def test_overuse_is_not_the_cause_if_the_pod_would_not_fit_without_it() -> None:
 
 def test_why_and_the_node_show_whether_an_overusing_pod_is_evicted() -> None:
     fleet = asked(*leaking_node(13))
-    body = fleet.get("/v1/explain/pods/default/leaky").json()
+    body = fleet.get("/v1/explain?pod=default/leaky").json()
     (over,) = body["overuse"]
     assert body["message"] == "bound to node a, and uses more memory than it reserved"
     assert (over["outcome"], over["used_bytes"], over["reserved_bytes"]) == (
@@ -75,7 +75,7 @@ def test_why_and_the_node_show_whether_an_overusing_pod_is_evicted() -> None:
     )
     assert over["decided_at"] is None
     assert fleet.get("/v1/nodes").json()["nodes"][0]["overuse"] == [over]
-    other = fleet.get("/v1/explain/pods/default/other").json()
+    other = fleet.get("/v1/explain?pod=default/other").json()
     assert (other["overuse"], other["message"]) == ([], "bound to node a")
     assert explained(fleet)["overuse"] == []
 

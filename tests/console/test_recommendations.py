@@ -315,7 +315,7 @@ def test_a_pending_pod_gets_the_recommendation_with_which_it_fits(asked: Asked) 
     text = format_bytes(row["request_bytes"])
     (waits,) = asked.get("/v1/pending").json()["pods"]
     assert waits["recommended"] == text
-    body = asked.get("/v1/explain/pods/ml/waits").json()
+    body = asked.get("/v1/explain?pod=ml/waits").json()
     assert body["advice"][0]["kind"] == "recommended"
     # The annotation names the container, because a pod can have several containers.
     assert body["suggestions"][0] == (
@@ -328,7 +328,7 @@ def test_a_recommended_request_that_does_not_fit_is_not_suggested(asked: Asked) 
     asked.context.profiles.apply([ProfileSeen(profile())])
     bind(asked, "a", "20Gi", "GPU-n-0", reserved=20 * GIB)
     add_pod(asked, "waits", "16Gi")
-    body = asked.get("/v1/explain/pods/ml/waits").json()
+    body = asked.get("/v1/explain?pod=ml/waits").json()
     assert body["verdict"] == "rejected"
     assert "recommended" not in [each["kind"] for each in body["advice"]]
     # Runs that used 8 GiB are recorded, so no lower request is suggested.

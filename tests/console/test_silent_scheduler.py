@@ -37,7 +37,7 @@ def at(now_s: float, waits: Pod) -> Asked:
 
 
 def headline(asked: Asked) -> str:
-    return why(asked.get("/v1/explain/pods/default/p").json())[0]
+    return why(asked.get("/v1/explain?pod=default/p").json())[0]
 
 
 SILENT = (

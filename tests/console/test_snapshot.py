@@ -209,7 +209,7 @@ def test_a_replay_gives_the_same_verdicts_for_every_pod_and_node(
             for node, reason in live(fleet, name).items()
         }
         assert shown[key]["verdicts"] == expected, name
-        explained = fleet.get(f"/v1/explain/pods/{key}").json()
+        explained = fleet.get(f"/v1/explain?pod={key}").json()
         assert shown[key]["digest"] == explained["verdict_digest"]
         reasons |= set(expected.values())
         if name in ("held", "forged"):

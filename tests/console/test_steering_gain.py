@@ -34,7 +34,7 @@ def hold(fleet: Asked, kind: str, gib: int, priority: int) -> None:
 
 
 def suggests_steering(fleet: Asked) -> bool:
-    advice = fleet.get("/v1/explain/pods/default/asked").json()["advice"]
+    advice = fleet.get("/v1/explain?pod=default/asked").json()["advice"]
     return "steer" in [each["kind"] for each in advice]
 
 

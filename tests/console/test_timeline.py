@@ -1,4 +1,4 @@
-"""Tests /v1/timeline/pods, which lists the events of a pod's life, oldest first."""
+"""Tests /v1/timeline, which lists the events of a pod's life, oldest first."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ CREATED = "2026-11-20T23:00:00Z"
 
 
 def entries(asked: Asked, name: str = "p") -> list[tuple[str, str]]:
-    answer = asked.get(f"/v1/timeline/pods/default/{name}")
+    answer = asked.get(f"/v1/timeline?pod=default/{name}")
     assert answer.status_code == 200, answer.text
     body: dict[str, Any] = answer.json()
     assert "4,096 changes" in body["kept"]
@@ -73,7 +73,7 @@ def test_a_pod_without_records_has_only_its_creation() -> None:
     asked = Asked()
     asked.writer.apply([PodSeen(pod(created=CREATED))])
     assert entries(asked) == [("created", "the pod was created")]
-    assert asked.get("/v1/timeline/pods/default/none").status_code == 404
+    assert asked.get("/v1/timeline?pod=default/none").status_code == 404
 
 
 def test_attempts_binds_and_changes_are_sorted_by_time() -> None:

@@ -17,7 +17,7 @@ from tests.server.test_auth import GuardedApi
 
 MOST_NAMESPACES = 32
 
-EXPLAIN = "/v1/explain/pods/ml/waits"
+EXPLAIN = "/v1/explain?pod=ml/waits"
 VIEWS = (EXPLAIN, "/v1/decisions?pod=ml/waits", "/v1/score?pod=ml/waits&node=n")
 OWN, OWN_NAMESPACE = GetPod("ml", "waits"), GetPod("ml", "")
 WAITS = pod("14Gi", uid="u-waits", name="waits", namespace="ml")

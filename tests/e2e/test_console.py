@@ -75,7 +75,7 @@ def test_the_console_shows_the_extenders_decisions_and_each_runs_without_the_oth
     cluster.create_pod("large", "30Gi")
     cluster.until(lambda: bool(cluster.rejection("large")), "the large one waits")
     cluster.until(lambda: "large" in apart.decisions(), "its decision is known")
-    explained = apart.get("/v1/explain/pods/e2e/large")
+    explained = apart.get("/v1/explain?pod=e2e/large")
     assert explained["verdict"] == "rejected"
     assert explained["last_decision"]["filter"]["offered"] == 2
     assert explained["unanswered"] == []

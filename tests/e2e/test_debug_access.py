@@ -16,8 +16,8 @@ from tests.reverse_proxy import proxy_to
 VIEWER_TOKEN = "viewer-of-the-tests"
 NAMESPACE = f"{RBAC}/namespaces/e2e"
 DEFAULT_PODS = "/api/v1/namespaces/default/pods"
-OF_A_POD = ("/v1/explain/pods/e2e/p", "/v1/decisions?pod=e2e/p")
-OF_ALL = ("/v1/nodes", "/metrics", "/v1/decisions", "/v1/explain/pods/other/p")
+OF_A_POD = ("/v1/explain?pod=e2e/p", "/v1/decisions?pod=e2e/p")
+OF_ALL = ("/v1/nodes", "/metrics", "/v1/decisions", "/v1/explain?pod=other/p")
 
 
 def status(cluster: Cluster, path: str, token: str | None) -> int:
@@ -86,7 +86,7 @@ def test_a_reader_of_one_namespace_gets_no_pod_of_another(may_get_pods: Cluster)
     try:
         cluster.create_pod("neighbour", "2Gi", nodeName=node)
         cluster.create_pod("p", "1000Gi")
-        for path in ("/v1/explain/pods/e2e/p", f"/v1/score?pod=e2e/p&node={node}"):
+        for path in ("/v1/explain?pod=e2e/p", f"/v1/score?pod=e2e/p&node={node}"):
 
             def shown(token: str, path: str = path) -> str:
                 headers = {"Authorization": f"Bearer {token}"}

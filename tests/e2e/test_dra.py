@@ -107,7 +107,7 @@ class DraCluster(PlayedCluster):
         }
 
     def explain(self, name: str) -> dict[str, Any]:
-        url = f"{self.debug_url()}/v1/explain/pods/{NAMESPACE}/{name}"
+        url = f"{self.debug_url()}/v1/explain?pod={NAMESPACE}/{name}"
         answer: dict[str, Any] = LOOPBACK.get(url).json()
         return answer
 

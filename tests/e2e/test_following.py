@@ -227,7 +227,7 @@ def once_tried(cluster: PlayedCluster) -> Mapping[str, Any]:
         if cluster.node_of(WAITS):
             body = {}
             return True
-        answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/{WAITS}")
+        answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain?pod=e2e/{WAITS}")
         if answer.status_code == 404:
             return False  # The extender's watch has not delivered the pod yet.
         body = answer.raise_for_status().json()
@@ -408,7 +408,7 @@ def test_no_suggestion_exceeds_the_quota_of_the_api_server(
         )
         # The earlier suggestion would now lead to the loss of the pod.
         cluster.until(lambda: "exceeded quota: team" in rejection(), "the quota is enforced")
-        body = ask(cluster, f"/v1/explain/pods/e2e/{WAITS}")
+        body = ask(cluster, f"/v1/explain?pod=e2e/{WAITS}")
         assert {one["kind"] for one in body["advice"]} == {"wait", "quota"}
         shown = next(one["sentence"] for one in body["advice"] if one["kind"] == "quota")
         assert f"ResourceQuota team is exceeded for {counted}" in shown

@@ -64,7 +64,7 @@ def test_preemption_is_reported_and_no_other_pod_takes_the_freed_memory(stage: S
     cluster.until(lambda: {leaves, others_leave} <= shown().keys(), "both have an Event")
     assert shown()[leaves].endswith("needs the memory of this pod's GPU.")
     assert shown()[others_leave].startswith("1 pod leaves node gpu-1 for this pod")
-    body = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain/pods/e2e/new-0").json()
+    body = LOOPBACK.get(f"{cluster.debug_url()}/v1/explain?pod=e2e/new-0").json()
     preempt = body["last_decision"]["preempt"]
     assert (preempt["node"], preempt["choice"]) == ("gpu-1", "controller")
     assert preempt["lines"][0] == "e2e/a (priority 0) leaves node gpu-1"

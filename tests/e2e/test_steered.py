@@ -171,7 +171,7 @@ def test_following_the_suggestion_to_steer_a_node_binds_the_pod(cluster: RealClu
 
     def suggested() -> bool:
         nonlocal steer
-        url = f"{cluster.debug_url()}/v1/explain/pods/e2e/waits"
+        url = f"{cluster.debug_url()}/v1/explain?pod=e2e/waits"
         answer = LOOPBACK.get(url)
         advice = answer.json()["advice"] if answer.status_code == 200 else []
         steer = next((each for each in advice if each["kind"] == "steer"), None)

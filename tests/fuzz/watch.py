@@ -31,8 +31,8 @@ _KINDS = {**KINDS, "vramprofiles": profile_kind()}
 _PATHS = (
     *("overview", "fleet", "map", "nodes", f"nodes/{BAD}", "pods", "pending", "teams"),
     *("drift", "recommendations?accepted=true", "capacity?vram=2Gi", "idle", "status", "snapshot"),
-    *("decisions", "defrag", f"explain/pods/bad/{BAD}", "explain/pods/default/large"),
-    *(f"timeline/pods/bad/{BAD}", f"score?pod=bad/{BAD}&node={BAD}"),
+    *("decisions", "defrag", f"explain?pod=bad/{BAD}", "explain?pod=default/large"),
+    *(f"timeline?pod=bad/{BAD}", f"score?pod=bad/{BAD}&node={BAD}"),
 )
 _WHATIFS: tuple[object, ...] = (
     {"pods": [{"vram": "2Gi", "count": 9}, {"vram": "25%"}], "replicas": {BAD: 2}},

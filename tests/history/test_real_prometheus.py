@@ -127,7 +127,7 @@ class SteeredFleet:
             each["Host"]: each["Score"]
             for each in self.server.post("/prioritize", offer(asking, *nodes)).json()
         }
-        body = self.server.get("/v1/explain/pods/default/asking").json()
+        body = self.server.get("/v1/explain?pod=default/asking").json()
         of = {each["node"]: each for each in body["nearest"]}
         (candidate,) = of[max(scores, key=lambda node: scores[node])]["candidates"]
         found: dict[str, Any] = candidate["device"]
@@ -172,7 +172,7 @@ def report(server: Server) -> None:
 
 
 def chosen(server: Server, name: str) -> str:
-    body = server.get(f"/v1/explain/pods/default/{name}").json()
+    body = server.get(f"/v1/explain?pod=default/{name}").json()
     (container,) = json.loads(body["annotations"]["headroom.gpu/placement"])["containers"].values()
     (uuid,) = container["bytes"]
     return str(uuid)
@@ -280,7 +280,7 @@ def test_the_sm_limit_uses_history_and_the_explanation_shows_it(shown: SteeredFl
     asking["metadata"]["annotations"]["headroom.gpu/max-sm"] = "50%"
     answer = shown.server.post("/filter", offer(asking, "left", "right")).json()
     assert answer["NodeNames"] == ["right"]
-    body = shown.server.get("/v1/explain/pods/default/calm").json()
+    body = shown.server.get("/v1/explain?pod=default/calm").json()
     lines = [line.strip() for node in body["nearest"] for line in node["lines"]]
     over = "the 0.95 quantile of 15 minutes in DCGM's history; the pod requires less than 50 %"
     assert f"SM activity 20 %, {over}" in lines

@@ -263,11 +263,11 @@ def test_a_redacted_snapshot_contains_no_names(server: Server) -> None:
 
 
 def test_json_and_yaml_output_is_the_body_of_the_response(server: Server) -> None:
-    answered = server.get("/v1/explain/pods/team-a/large").json()
+    answered = server.get("/v1/explain?pod=team-a/large").json()
     as_json = json.loads(run(server.debug, "why", "team-a/large", "-o", "json").stdout)
     as_yaml = yaml.safe_load(run(server.debug, "why", "team-a/large", "-o", "yaml").stdout)
     for body in (answered, as_json, as_yaml):
-        del body["generatedAt"]
+        del body["generated_at"]
     assert answered == as_json == as_yaml
 
 

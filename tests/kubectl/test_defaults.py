@@ -20,7 +20,7 @@ def on_device(measured: int | None, peak: int | None = None) -> Any:
 
 
 def body(*pods: Any) -> Any:
-    return {"generatedAt": "2026-11-22T03:00:00.500+00:00", "pods": list(pods)}
+    return {"generated_at": "2026-11-22T03:00:00.500+00:00", "pods": list(pods)}
 
 
 def commands(shown: list[str]) -> list[str]:

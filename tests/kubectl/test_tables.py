@@ -105,7 +105,7 @@ WAITS: dict[str, Any] = {
 
 def test_pending_shows_the_age_like_kubectl() -> None:
     unknown = {"since": None, "request": [], "nearest": None, "short_bytes": None}
-    body = {"generatedAt": "2026-11-22T05:30:00.5+00:00", "pods": [WAITS, WAITS | unknown]}
+    body = {"generated_at": "2026-11-22T05:30:00.5+00:00", "pods": [WAITS, WAITS | unknown]}
     assert tables.pending(body).rows == [
         ("team-a", "p", "2h", "20Gi, 2 x 25%", "3.0 GiB", "n", "no node can take the pod"),
         ("team-a", "p", "-", "-", "-", "-", "no node can take the pod"),
@@ -119,7 +119,7 @@ def test_pending_shows_a_group_in_one_row() -> None:
     group = {"name": "train", "waiting": 5, "requests": "5 x 12Gi", "message": "3 of 8 are bound"}
     pods = [WAITS, *(WAITS | {"name": f"train-{i}", "group": group} for i in range(3, 8))]
     others = [WAITS | {"namespace": "team-b", "group": group | {"waiting": 1}}]
-    body = {"generatedAt": "2026-11-22T05:30:00.5+00:00", "pods": pods + others}
+    body = {"generated_at": "2026-11-22T05:30:00.5+00:00", "pods": pods + others}
     assert tables.pending(body).rows[1:] == [
         ("team-a", "train (5 pods)", "2h", "5 x 12Gi", "-", "-", "3 of 8 are bound"),
         ("team-b", "train (1 pod)", "2h", "5 x 12Gi", "-", "-", "3 of 8 are bound"),

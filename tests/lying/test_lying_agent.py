@@ -252,12 +252,12 @@ PATHS = (
     "/v1/score?pod=default/waiting",
     "/v1/score?pod=default/waiting&node=a",
     "/v1/costs",
-    *(f"/v1/timeline/pods/default/{name}" for name in BOUND_ON),
+    *(f"/v1/timeline?pod=default/{name}" for name in BOUND_ON),
 )
 #: Fields that are not compared, because they differ between any two answers or are sums over all
 #: nodes.
 OF_ALL = {
-    *("generatedAt", "snapshot_generation", "generation", "totals", "total", "nodes_by_state"),
+    *("generated_at", "snapshot_generation", "generation", "totals", "total", "nodes_by_state"),
     *("sums", "devices_without_sm_activity", "matching", "overcommitted_bytes"),
     # The rank of a node among all nodes.
     *("rank", "difference", "winner", "winner_score_ratio", "tied", "wins"),

@@ -47,7 +47,7 @@ def test_a_user_finds_in_two_clicks_why_a_pod_is_pending_and_what_helps(
         "(80.0 GiB)"
     )
     # The page, the API and `kubectl headroom why` show the same sentences.
-    body = server.get("/v1/explain/pods/team-a/large").json()
+    body = server.get("/v1/explain?pod=team-a/large").json()
     assert why(body)[0] == f"Pod team-a/large: {verdict.inner_text()}"
     lower = page.get_by_role("listitem").filter(has_text=body["suggestions"][0])
     assert f"  {body['suggestions'][0]}" in why(body)
@@ -95,7 +95,7 @@ def test_times_in_sentences_are_in_the_zone_of_the_reader(browser: Browser, serv
         expect(attempts).to_have_text(
             re.compile(r"at the latest at \d+ \w+, \d\d:\d\d:\d\d (GMT\+9|JST)$")
         )
-        body = server.get("/v1/explain/pods/team-a/large").json()
+        body = server.get("/v1/explain?pod=team-a/large").json()
         assert re.search(r"at the latest at [\dT:.-]+Z$", body["attempts"]["message"])
     finally:
         context.close()
@@ -151,13 +151,13 @@ def test_the_last_decision_shows_the_extender_and_the_verb_that_ranked(readings:
         body = response.json()
         body["last_decision"]["filter"]["replica"] = "ext-filter"
         body["last_decision"]["prioritize"] = {
-            **{"replica": "ext-ranks", "snapshot_generation": 4711, "at": body["generatedAt"]},
+            **{"replica": "ext-ranks", "snapshot_generation": 4711, "at": body["generated_at"]},
             **{"took_ms": 0.5, "times": 1, "offered": 2, "winner": "h100", "candidates": []},
             "by_filter": by_filter,
         }
         route.fulfill(response=response, json=body)
 
-    readings.page.route("**/v1/explain/pods/**", ranked)
+    readings.page.route(re.compile(r"/v1/explain\?pod="), ranked)
     answer = readings.open("/pod/team-a/large").locator("#details")
     expect(answer).to_contain_text("source: decision, generation 4711 of extender ext-ranks")
     expect(answer).to_contain_text("prioritize: h100 of 2 nodes (0.5 ms)")

@@ -58,7 +58,7 @@ def _history(server: Server) -> None:
     report(server, "l4-0030", {"used_bytes": 6 * GIB, "unattributed_bytes": 6 * GIB}, {})
     run(server, "ranged", "l4-0031", 5)
     run(server, "slowed", "l4-0033", 3)
-    until(lambda: server.get("/v1/history/pods/team-a/slowed").json()["at_s"], "the first values")
+    until(lambda: server.get("/v1/history?pod=team-a/slowed").json()["at_s"], "the first values")
 
 
 def in_words(page: Page, plot: str) -> Locator:
@@ -137,7 +137,7 @@ def test_the_plots_of_a_pod_show_the_last_hour_and_with_prometheus_longer_ranges
             recorded(route, 6, {**use, "requested_bytes": None, "values": values})
 
     with_prometheus(page)
-    page.route("**/v1/history/pods/**", history)
+    page.route(re.compile(r"/v1/history\?pod="), history)
     page.reload()
     expect(chosen).to_be_visible()
     expect(chosen.get_by_role("option")).to_have_text(
@@ -156,7 +156,7 @@ def test_the_plots_of_a_pod_show_the_last_hour_and_with_prometheus_longer_ranges
         page.get_by_text("Source: prometheus. SM activity is shown for the last hour only.")
     ).to_be_visible()
     # The choice stays while the page refreshes the pod.
-    with page.expect_response("**/v1/explain/pods/**"):
+    with page.expect_response(re.compile(r"/v1/explain\?pod=")):
         pass
     expect(memory).to_contain_text("at most 9.0 GiB")
     assert asked.count("7d") == 1
@@ -235,7 +235,7 @@ def test_a_slow_prometheus_does_not_delay_the_rest_of_a_view(
     readings.page.route("**/v1/history/**", history)
     for where, read in (
         ("/fleet/l4-0033/0", re.compile(r"/v1/nodes/l4-0033$")),
-        ("/pod/team-a/slowed", re.compile(r"/v1/explain/pods/")),
+        ("/pod/team-a/slowed", re.compile(r"/v1/explain\?pod=")),
         ("/overview", re.compile(r"/v1/overview")),
     ):
         waiting.clear()

@@ -191,7 +191,7 @@ def test_an_invalid_annotation_is_rejected_on_all_nodes_with_one_sentence(
     sentence = "annotation headroom.gpu/vram is not valid (example: 8Gi)"
     assert answer["NodeNames"] == []
     assert answer["FailedAndUnresolvableNodes"] == {"gpu-a": sentence, "nowhere": sentence}
-    reported = server.get("/v1/explain/pods/default/bad").json()
+    reported = server.get("/v1/explain?pod=default/bad").json()
     assert reported["verdict"] == "unreadable"
     assert reported["message"].startswith("annotation headroom.gpu/vram: ")
     assert ". Example: headroom.gpu/vram: " in reported["message"]

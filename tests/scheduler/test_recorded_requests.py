@@ -103,7 +103,7 @@ def test_bind_binds_to_the_given_node(server: Server, path: Path) -> None:
     send(server, path.with_name(path.name.replace("bind-", "filter-")))
     body, reply = send(server, path)
     assert reply.json() == {"Error": ""}
-    pods = server.get(f"/v1/explain/pods/default/{body['PodName']}").json()
+    pods = server.get(f"/v1/explain?pod=default/{body['PodName']}").json()
     assert pods["bound_to"] == body["Node"]
     assert pods["uid"] == body["PodUID"]
     # If a response is lost, kube-scheduler calls bind again and gets the same response.

@@ -242,7 +242,7 @@ def test_a_pod_without_a_gpu_prefers_full_nodes_and_is_not_recorded(
     before = {name: devices(server, name) for name in ("shared", "pair")}
     # Headroom does not manage this pod, so it expects no bind and records no decision.
     assert passed(server, pod("next", "24Gi"), "shared") == ["shared"]
-    assert server.get("/v1/explain/pods/default/plain").status == 404
+    assert server.get("/v1/explain?pod=default/plain").status == 404
     # Memory is held for the pod that filter passed, until its bind is no longer expected.
     eventually(lambda: before == {name: devices(server, name) for name in ("shared", "pair")})
 
@@ -342,7 +342,7 @@ def test_placement_is_written_on_the_pod_with_its_binding(server: Server) -> Non
     shown = pod("placed", "25%")
     passed(server, shown, "shared")
     bind(server, shown, "shared")
-    explained = server.get("/v1/explain/pods/default/placed").json()
+    explained = server.get("/v1/explain?pod=default/placed").json()
     placement = json.loads(explained["annotations"]["headroom.gpu/placement"])
     assert placement == {
         "node": "shared",

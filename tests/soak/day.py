@@ -203,11 +203,11 @@ class Hour:
         """Send queries to the console that no viewer has sent before."""
         for path in (
             f"nodes?search={new}&limit=5",
-            f"explain/pods/{new}/{new}",
+            f"explain?pod={new}/{new}",
             f"decisions?pod={self._name}/{new}",
             f"decisions/{new}.1",
-            f"history/pods/{new}/{new}",
-            f"timeline/pods/{self._name}/{new}",
+            f"history?pod={new}/{new}",
+            f"timeline?pod={self._name}/{new}",
             f"nodes/{new}/devices/{new}",
         ):
             self._ask("GET", f"{url}/v1/{path}", VIEWER)

@@ -148,7 +148,7 @@ function printable(text) {
 /** Return the answer to a GET, or to a POST if there is a body. Throws an Error whose message is a sentence; isLost is set if there was no answer. The browser handles ETags. */
 export async function ask(path, query = {}, body = undefined) {
   const parameters = Object.entries(query).filter(([, value]) => value !== "" && value !== null && value !== undefined && value !== false);
-  const address = parameters.length ? `${path}?${new URLSearchParams(parameters)}` : path;
+  const address = parameters.length ? `${path}${path.includes("?") ? "&" : "?"}${new URLSearchParams(parameters)}` : path;
   let reply;
   try {
     reply = await fetch(address, {cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS), ...(body === undefined ? {}

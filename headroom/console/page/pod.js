@@ -26,7 +26,7 @@ export function pod(view, [namespace = "", name = ""]) {
   async function load() {
     let body;
     try {
-      body = await ask(`v1/explain/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`);
+      body = await ask(`v1/explain?pod=${encodeURIComponent(`${namespace}/${name}`)}`);
     } catch (err) {
       if (err.isLost) throw err; // keep what is shown
       swap(answer, el("p", {class: "bad"}, err.message));
@@ -38,7 +38,7 @@ export function pod(view, [namespace = "", name = ""]) {
     await Promise.all([showLife(), body.bound_to ? plots() : null]);
   }
 
-  const plots = () => range.show(`v1/history/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`, showHistory, withoutHistory);
+  const plots = () => range.show(`v1/history?pod=${encodeURIComponent(`${namespace}/${name}`)}`, showHistory, withoutHistory);
 
   /** Show the use of each device of the pod, if any report has shown the pod on one. */
   async function showHistory(history) {
@@ -59,7 +59,7 @@ export function pod(view, [namespace = "", name = ""]) {
   }
   /** Show what happened to the pod, the latest first. */
   async function showLife() {
-    const found = await ask(`v1/timeline/pods/${encodeURIComponent(namespace)}/${encodeURIComponent(name)}`).catch(() => null);
+    const found = await ask(`v1/timeline?pod=${encodeURIComponent(`${namespace}/${name}`)}`).catch(() => null);
     if (!found) return;
     const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
     swap(life, ...(found.entries.length ? [el("h3", {}, "Timeline, the latest first"), el("ol", {class: "timeline", reversed: true, "aria-label": "Timeline"}, ...found.entries.toReversed().map(each =>

@@ -4,6 +4,7 @@ from datetime import datetime, timedelta
 
 from headroom.console.facts.scheduler_reports import MOST_QUOTED, reported
 from headroom.console.responses import counted
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.views.decision_bodies import DecisionView, FilterView
 from headroom.contract.annotations import PLACEMENT
@@ -22,8 +23,8 @@ TRIED_WITHIN_S, LATE_S = 15.0, 60.0
 class AttemptsView(View):
     """The attempts of kube-scheduler to place the pod that any replica has on record."""
 
-    first_at: str | None
-    last_at: str | None
+    first_at: Time | None
+    last_at: Time | None
     times: int
     """Number of filter calls of the last decision."""
     offered_nodes: int | None

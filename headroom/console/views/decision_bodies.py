@@ -7,6 +7,7 @@ import msgspec
 from pydantic import ConfigDict, Field
 
 from headroom.console.responses import AskView, Body, ReasonView, reason_view, stamp
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.contract.reasons import Reason
 from headroom.core.journal.decision_records import (
@@ -30,7 +31,7 @@ class PhaseView(View):
 
     replica: str
     """The replica that served it."""
-    at: str
+    at: Time
     took_ms: float
     times: int
     """Number of calls of the verb for this version of the pod."""
@@ -142,9 +143,9 @@ class DecisionView(View):
     namespace: str
     name: str
     uid: str
-    first_at: str
+    first_at: Time
     """Times of the first and of the last call."""
-    at: str
+    at: Time
     node: str | None
     """The node that the pod was bound to, otherwise the winner of prioritize, otherwise the only
     node that filter returned; null if there is none."""
@@ -185,7 +186,7 @@ class DecisionsBody(Body):
     would_reject: list[WouldRejectView] | None = None
     """How many pods mode enforce would have rejected, in all matching decisions, most pods first;
     null unless ``would_reject=true`` is requested."""
-    on_record_since: str | None = None
+    on_record_since: Time | None = None
     """Time of the oldest decision on record (setting journal_age_s); null if there is none."""
     continue_: str | None = Field(serialization_alias="continue", validation_alias="continue")
     """Value of the query parameter ``continue`` for the next page; null on the last page."""

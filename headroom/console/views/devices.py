@@ -9,6 +9,7 @@ from starlette.responses import Response
 from headroom.console.facts.device_occupants import Held, holders
 from headroom.console.facts.memory_caps import MemoryCap
 from headroom.console.responses import UNKNOWN, Body, encoded, rounded_s, unknown_node
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, NewestWithHolds
 from headroom.console.views.risks import RiskView, risk_of
@@ -151,7 +152,7 @@ class OveruseView(View):
     evicted, but the mode is observe), ending, other (another pod of the device is evicted
     first), rejected (by the API server), protected (may not be evicted) or none (the other pods
     do not lack memory)."""
-    decided_at: str | None
+    decided_at: Time | None
     """When its eviction was decided; null if it is not to be evicted."""
     message: str
 
@@ -173,7 +174,7 @@ class HeldView(View):
     """Memory that counts for the pod on the device."""
     exceeds_by_bytes: int
     """Use above the request; 0 for a pod without a reservation."""
-    since: str | None
+    since: Time | None
     """When the reservation was made (RFC 3339)."""
     priority: int | None
     containers: list[UseView]
@@ -202,7 +203,7 @@ class LimitView(View):
 class HealthView(View):
     healthy: bool
     detail: str | None
-    since: str | None
+    since: Time | None
 
 
 class DeviceBody(Body):

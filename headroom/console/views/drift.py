@@ -16,6 +16,7 @@ from headroom.console.responses import (
     stamp,
     unchanged,
 )
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
 from headroom.contract.gpunode import ADOPTED, GPUNode, Reservation
@@ -54,7 +55,7 @@ class DriftView(View):
     surprise: str | None
     """Why the prediction was missed, as a code and as a sentence; null if it was not missed."""
     message: str | None
-    since: str | None
+    since: Time | None
     """When the reservation was made."""
     window_s: float | None
     """Seconds from the reservation to the report that showed the pod."""
@@ -94,7 +95,7 @@ class MissView(View):
     name: str
     uid: str
     node: str
-    at: str
+    at: Time
     predicted: list[str]
     choice: list[str]
     observed: list[str]

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from headroom.console.feed.feed import MOST_FOLLOWERS, FeedEvent, Follower, TooManyFollowers
 from headroom.console.responses import Body, listed, stamp
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.view_context import InContext, Newest
 from headroom.console.views.decisions import AskedSince, moment_s
@@ -42,7 +43,7 @@ class EventView(View):
 
     id: str
     """Unique on this replica. Send it as Last-Event-ID to continue after this event."""
-    at: str
+    at: Time
     snapshot_generation: int
     kind: str
     node: str | None

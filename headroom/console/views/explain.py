@@ -17,6 +17,7 @@ from headroom.console.responses import (
     UNKNOWN,
     AskView,
     Body,
+    OfPod,
     ReasonView,
     Recomputed,
     ask_view,
@@ -163,12 +164,11 @@ class Analysis:
 routes = APIRouter()
 
 
-@routes.get("/v1/explain/pods/{namespace}/{name}", response_model=ExplainBody, responses=UNKNOWN)
-def explain_pod(
-    context: InContext, namespace: Namespace, name: PodName, snap: Newest, sees: Visible
-) -> Response:
+@routes.get("/v1/explain", response_model=ExplainBody, responses=UNKNOWN)
+def explain_pod(context: InContext, of_pod: OfPod, snap: Newest, sees: Visible) -> Response:
     """Explain why the pod is pending, or where it is placed: its request, the reasons with node
     counts, the nearest nodes with their devices, suggestions, and the last decision."""
+    namespace, name = of_pod
     pod = pod_named(context, namespace, name)
     request = context.cluster.understand(pod)
     # Search by uid, because a StatefulSet reuses the names of its pods.

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headroom.console.responses import AcceptEncoding, Body, compressed
+from headroom.console.responses import AcceptEncoding, Body, compressed, stamp
+from headroom.console.times import whole_second
 from headroom.console.view_context import Context, InContext, Newest
 from headroom.console.views.risks import risk_levels
 from headroom.contract.printable import printable_json
@@ -123,8 +124,9 @@ def _answer(
     devices = [each for node in nodes for each in node.devices]
     levels = risk_levels(context, snap)
     body = {
-        "apiVersion": "headroom.gpu/v1",
+        "api_version": "headroom.gpu/v1",
         **context.head(snap),
+        "generated_at": whole_second(stamp(context.wall_s())),
         "version": f"{base}{snap.generation}",
         "complete": complete,
         **_of_nodes(context, nodes, label),

@@ -27,12 +27,11 @@ from headroom.console.history.history import (
 )
 from headroom.console.history.ranges import PrometheusRanges, Range
 from headroom.console.responses import UNKNOWN as NOT_KNOWN
-from headroom.console.responses import Body, encoded, unknown_node
+from headroom.console.responses import Body, OfPod, encoded, unknown_node
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
 from headroom.console.views.decisions import moment_s
 from headroom.console.views.devices import NodeName, Uuid
-from headroom.console.views.explain import Namespace, PodName
 from headroom.core.placement.snapshot import Snapshot
 from headroom.errors import PrometheusUnreadable
 from headroom.runtime.promql import RangeQuery
@@ -147,16 +146,15 @@ _KINDS = (("reserved", RESERVED), ("used", USED), ("sm", SM))
 
 
 @routes.get(
-    "/v1/history/pods/{namespace}/{name}",
+    "/v1/history",
     response_model=HistoryBody,
     responses=NOT_KNOWN | _UNANSWERED,
 )
-async def pod(
-    context: InContext, namespace: Namespace, name: PodName, snap: Newest, since: Since = None
-) -> Response:
+async def pod(context: InContext, of_pod: OfPod, snap: Newest, since: Since = None) -> Response:
     """Return the history of a pod for the last hour or since a time: its use of each of its
     devices, and for the last hour also their SM activity. Each caller that may ``get`` the pod may
     read it."""
+    namespace, name = of_pod
     if within := _range(context, since):
         queries = [ranges_of(context).queries.pod(namespace, name)]
         return await _from_prometheus(context, snap, queries, within)

@@ -4,12 +4,13 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from fastapi import APIRouter, HTTPException, Path, Query
+from fastapi import APIRouter, HTTPException, Query
 from starlette.responses import Response
 
 from headroom.console.responses import UNKNOWN, Body, InNamespace, encoded, listed
+from headroom.console.times import Time
 from headroom.console.view import View
-from headroom.console.view_context import InContext, Newest
+from headroom.console.view_context import Context, InContext, Newest
 from headroom.contract.errors import BadQuantity
 from headroom.contract.quantity import parse_bytes
 from headroom.core.cluster.idle_pods import (
@@ -62,7 +63,7 @@ class IdleView(View):
     reservation_bytes: int
     held_bytes: int
     gpu_ratio: float
-    idle_since: str
+    idle_since: Time
     idle_s: float
     gpu_days: float
     cost: float | None
@@ -89,7 +90,7 @@ class IdlePodBody(Body):
     idle: bool | None
     """Whether it has been idle on all its devices for at least ``after_s``; null if unknown."""
     after_s: float
-    idle_since: str | None
+    idle_since: Time | None
     """When it became idle on the last of its devices; null unless it is idle on all of them."""
     idle_s: float | None
     held_bytes: int
@@ -107,20 +108,34 @@ Held = Annotated[
         examples=["4Gi"],
     ),
 ]
+AskedPod = Annotated[
+    str | None,
+    Query(
+        pattern="^[^/]+/[^/]+$",
+        max_length=512,
+        description="Return whether this pod is idle, instead of the list.",
+        examples=["default/notebook-0"],
+    ),
+]
 
 routes = APIRouter()
 
 
-@routes.get("/v1/idle", response_model=IdleBody)
+@routes.get("/v1/idle", response_model=IdleBody | IdlePodBody, responses=UNKNOWN)
 def idle(
     context: InContext,
     snap: Newest,
     hours: Hours = IDLE_AFTER_S / _HOUR_S,
     held: Held = "1Gi",
     namespace: InNamespace = "",
+    pod: AskedPod = None,
 ) -> Response:
     """List the pods that hold memory of a device and have not used its SMs for some time, with sums
-    by namespace and owner. No pod is evicted because it is idle."""
+    by namespace and owner. No pod is evicted because it is idle. With ``pod``, return whether this
+    pod is idle, for tools that stop idle notebooks: ``idle`` is true only if this is known for all
+    its devices."""
+    if pod is not None:
+        return _one_pod(context, snap, pod, hours * _HOUR_S)
     least_bytes = _bytes(held)
     found = [
         each
@@ -162,16 +177,8 @@ def idle(
     return listed(body, "pods", (_view(each, price) for each in found))
 
 
-@routes.get("/v1/idle/pods/{namespace}/{name}", response_model=IdlePodBody, responses=UNKNOWN)
-def idle_pod(
-    context: InContext,
-    snap: Newest,
-    namespace: Annotated[str, Path(examples=["ml"])],
-    name: Annotated[str, Path(examples=["notebook-0"])],
-    hours: Hours = IDLE_AFTER_S / _HOUR_S,
-) -> Response:
-    """Return whether one pod has not used the SMs of its devices for some time, for tools that stop
-    idle notebooks. ``idle`` is true only if this is known for all its devices."""
+def _one_pod(context: Context, snap: Snapshot, pod: str, after_s: float) -> Response:
+    namespace, _, name = pod.partition("/")
     now_s, wall_s = context.monotonic_s(), context.wall_s()
     devices = devices_of_pod(context.cluster, snap, now_s, wall_s, namespace, name)
     if not devices:
@@ -188,8 +195,8 @@ def idle_pod(
             namespace=namespace,
             name=name,
             uid=last.uid,
-            idle=_is_idle(devices, snap, hours * _HOUR_S),
-            after_s=hours * _HOUR_S,
+            idle=_is_idle(devices, snap, after_s),
+            after_s=after_s,
             idle_since=last.idle_since if is_idle else None,
             idle_s=round(last.idle_s, 1) if is_idle else None,
             held_bytes=sum(each.held_bytes for each in devices),

@@ -28,6 +28,7 @@ from headroom.console.responses import (
     unchanged,
     unknown_node,
 )
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, NewestWithHolds
 from headroom.console.views.device_view_cache import DeviceViews, shared_views
@@ -94,7 +95,7 @@ class NodeView(View):
     message: str | None
     detail: str | None
     """Evidence for the message, if the message does not include any."""
-    observed_at: str | None
+    observed_at: Time | None
     """When the agent took the newest sample (RFC 3339), by the clock of the node."""
     report_age_s: float | None
     fresh: bool

@@ -1,6 +1,7 @@
 """The overcommitted devices of a pod, who takes the memory, and how its containers ended."""
 
 from headroom.console.responses import stamp
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.contract.kube import Pod
 from headroom.core.cluster.cluster import Cluster
@@ -18,8 +19,8 @@ class OvercommittedView(View):
     """Name of the device, as in the list of nodes."""
     excess_bytes: int
     """The largest excess meanwhile."""
-    since: str
-    until: str | None
+    since: Time
+    until: Time | None
     """Null while the device is overcommitted."""
     own: bool
     """Whether the pod itself uses more than it reserved on the device."""
@@ -34,7 +35,7 @@ class FailedContainerView(View):
     exit_code: int
     reason: str
     """The reason of Kubernetes, such as Error or OOMKilled."""
-    at: str | None
+    at: Time | None
     restarts: int
     out_of_memory: bool
     """Whether its device was overcommitted when the container ended, so that CUDA probably

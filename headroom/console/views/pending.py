@@ -23,6 +23,7 @@ from headroom.console.responses import (
     obstacle_view,
     reason_view,
 )
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest
 from headroom.console.views.attempts import scheduler_silence
@@ -66,7 +67,7 @@ class PendingView(Recomputed):
     namespace: str
     name: str
     uid: str
-    since: str | None
+    since: Time | None
     """When the pod was created; null if that is not known."""
     request: list[AskView]
     """Empty if the request cannot be read. Then ``message`` has the reason."""

@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from headroom.console.facts.gpu_pods import GpuPod, GpuPods
 from headroom.console.responses import AskedPage, Page, Paged, joined
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.core.cluster.cluster import Cluster
@@ -111,9 +112,9 @@ class PodView(View):
     """Memory that is reserved and not in use."""
     overuse_bytes: int
     """Memory in use beyond the reservations."""
-    created_at: str | None
+    created_at: Time | None
     """When the pod was created; null if that is not known."""
-    idle_since: str | None
+    idle_since: Time | None
     """When it last used an SM of its devices; null if it is not idle, or if that is not known."""
 
 

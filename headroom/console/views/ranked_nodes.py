@@ -10,6 +10,7 @@ import numpy as np
 from fastapi import HTTPException
 
 from headroom.console.responses import Page, Paged, ReasonView, obstacle_view, reason_view
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
@@ -52,7 +53,7 @@ class RankingBody(Paged):
     """"recomputed": computed now. "decision": recorded by the extender that decided; nothing is
     recomputed."""
     decision_id: str | None
-    decided_at: str | None
+    decided_at: Time | None
     """Id and time of the decision; null if the ranking is recomputed."""
     namespace: str
     name: str

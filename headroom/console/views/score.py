@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 from starlette.responses import Response
 
 from headroom.console.facts.device_occupants import blockers
-from headroom.console.responses import UNKNOWN, AskedPage, Page, encoded, unknown_node
+from headroom.console.responses import UNKNOWN, AskedPage, Page, PodKey, encoded, unknown_node
 from headroom.console.view_context import Context, InContext, Newest, Visible
 from headroom.console.views.decision_bodies import DecisionView, Unanswered
 from headroom.console.views.decisions import Sought, decisions
@@ -47,15 +47,6 @@ from headroom.core.whatif.held_memory import verdicts_on
 from headroom.core.whatif.simulation import Simulation
 from headroom.runtime.server.auth import Sees
 
-PodKey = Annotated[
-    str,
-    Query(
-        pattern="^[^/]+/[^/]+$",
-        max_length=512,
-        description="Namespace and name of the pod.",
-        examples=["default/trainer-0"],
-    ),
-]
 NodeName = Annotated[
     str,
     Query(

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from headroom.console.facts.device_occupants import Held
 from headroom.console.responses import Body, Recomputed, stamp
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.views.decision_bodies import DecisionView, Unanswered
 from headroom.console.views.devices import Aged, DeviceView, HeldView, device_view, held_view
@@ -30,7 +31,7 @@ class HoldView(View):
     namespace: str
     name: str
     uid: str
-    until: str | None
+    until: Time | None
     """Latest time at which the hold ends, or null if the time is unknown."""
 
 

@@ -7,12 +7,12 @@ from fastapi import APIRouter, Depends, HTTPException
 from starlette.responses import Response
 
 from headroom.console.feed.feed import FeedEvent
-from headroom.console.responses import UNKNOWN, Body, counted, encoded, stamp, stamp_again
+from headroom.console.responses import UNKNOWN, Body, OfPod, counted, encoded, stamp, stamp_again
+from headroom.console.times import Time
 from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, Visible
 from headroom.console.views.decision_bodies import DecisionView, Unanswered
 from headroom.console.views.decisions import Sought, decisions
-from headroom.console.views.explain import Namespace, PodName
 from headroom.console.views.history import SeriesView, pod_series
 from headroom.console.views.overcommitted import failed_container_views
 from headroom.contract.kube import Pod
@@ -34,7 +34,7 @@ KEPT = (
 
 
 class EntryView(View):
-    at: str
+    at: Time
     kind: str
     """created; filtered, requeued (tried again after a rejection), preempting; bound, declined
     or failed (a bind); reserved, confirmed (a report shows it on its device), missed (on another
@@ -69,25 +69,25 @@ _CHANGES = {
 routes = APIRouter()
 
 
-async def _grown(context: InContext, namespace: Namespace, name: PodName) -> list[EntryView]:
+async def _grown(context: InContext, of_pod: OfPod) -> list[EntryView]:
     """Return the growth of the pod. Runs on the event loop, because only it may read the
     history."""
-    at_s, series = pod_series(context, namespace, name)
+    at_s, series = pod_series(context, *of_pod)
     uses = [each for each in series if each.kind == "pod"]
     return [entry for each in uses for entry in growth(at_s, each)[-MOST_GROWTH:]]
 
 
-@routes.get("/v1/timeline/pods/{namespace}/{name}", response_model=TimelineBody, responses=UNKNOWN)
+@routes.get("/v1/timeline", response_model=TimelineBody, responses=UNKNOWN)
 def timeline(
     context: InContext,
-    namespace: Namespace,
-    name: PodName,
+    of_pod: OfPod,
     snap: Newest,
     sees: Visible,
     grown: Annotated[list[EntryView], Depends(_grown)],
 ) -> Response:
     """Return what happened to the pod, oldest first. Each caller that may ``get`` the pod may read
     it."""
+    namespace, name = of_pod
     pod = context.cluster.pod_named(namespace, name)
     sought = Sought(pod=(namespace, name), uid=pod.metadata.uid if pod else None)
     found, unanswered = decisions(context, sought, MOST_DECISIONS, sees)

@@ -35,10 +35,10 @@ from headroom.contract.console import AUDIENCE, HEADER
 #: A function that returns whether the caller may see the pod with a namespace and name. It can
 #: block on the API server.
 Sees = Callable[[str, str], bool]
-#: Prefixes of paths of views that show a single pod. The rest of the path names the pod.
-_PODS = ("/v1/explain/pods/", "/v1/idle/pods/", "/v1/history/pods/", "/v1/timeline/pods/")
 #: Views that show a single pod, named by the query parameter ``pod``.
-_OF_A_POD = frozenset({"/v1/decisions", "/v1/score"})
+_OF_A_POD = frozenset(
+    f"/v1/{view}" for view in ("decisions", "explain", "history", "idle", "score", "timeline")
+)
 THREADS = 4
 #: Maximum number of namespaces that are reviewed for one view. Pods of other namespaces are hidden.
 MOST_NAMESPACES = 32
@@ -127,13 +127,9 @@ class Reviews(Protocol):
     def authorize(self, user: User, permission: Permission) -> bool: ...
 
 
-def sufficient_permissions(
-    method: str, path: str, path_params: Mapping[str, str], query: Mapping[str, str]
-) -> list[Permission]:
+def sufficient_permissions(method: str, path: str, query: Mapping[str, str]) -> list[Permission]:
     """Return the permissions that allow reading the view. Any one of them is sufficient."""
     of_path = ReadPath(method.lower(), path)
-    if path.startswith(_PODS) and {"namespace", "name"} <= path_params.keys():
-        return [GetPod(path_params["namespace"], path_params["name"]), of_path]
     namespace, slash, name = query.get("pod", "").partition("/")
     if path in _OF_A_POD and slash and namespace and name:
         return [GetPod(namespace, name), of_path]
@@ -193,9 +189,7 @@ class Guard:
         the view, and 503 if the API server does not answer.
         """
         token = shown.credentials if shown is not None else ""
-        asked = sufficient_permissions(
-            request.method, routed_path(request), request.path_params, request.query_params
-        )
+        asked = sufficient_permissions(request.method, routed_path(request), request.query_params)
         try:
             user, key = await (self._creator(session) if session else self._bearer(token))
             may = partial(self._may, user, key)

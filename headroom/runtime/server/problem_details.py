@@ -6,13 +6,12 @@ route, and internal errors. ``detail`` states what is wrong and where, and gives
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
 import structlog
 from fastapi import FastAPI
-from fastapi.dependencies.models import Dependant
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -23,6 +22,10 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headroom.contract.printable import printable_json
+from headroom.runtime.server.encoding import Encoding
+from headroom.runtime.server.known_parameters import with_dependencies
+from headroom.runtime.server.rejected_values import sentence_of
+from headroom.runtime.server.similar_paths import nearest_path
 
 log = structlog.get_logger()
 #: Headers of every answer: the name of the replica, and its mode (enforce or observe). Answers with
@@ -65,17 +68,23 @@ def problem(status: int, detail: str, headers: dict[str, str] | None = None) -> 
     return Response(printable_json(text), status, headers, PROBLEM_JSON)
 
 
-def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> None:
-    """Make the application return all errors as problem details.
+def use_problem_details(
+    app: FastAPI, replica: str, mode: Callable[[], str], views: Sequence[APIRoute] = ()
+) -> None:
+    """Make the application return all errors as problem details. One of ``views`` is suggested for
+    an unknown path.
 
-    Also limit request bodies, and add the name of the replica and its mode to every answer.
+    Also answer HEAD, compress JSON, limit request bodies, and add the name of the replica and its
+    mode to every answer.
     """
 
     async def rejected(request: Request, err: Exception) -> Response:
         assert isinstance(err, HTTPException)
         detail, path = err.detail, request.scope["path"]
         if err.status_code == 404 and "route" not in request.scope:
-            detail = f"{path} is not a view; GET /openapi.json describes all views"
+            near = nearest_path(path, views)
+            hint = f"did you mean {near}?" if near else "GET /v1 lists all views"
+            detail = f"{path[:_MOST_CHARS]} is not a view; {hint}"
         if err.status_code == 405:
             allowed = (err.headers or {}).get("Allow", "another method")
             detail = f"{path} does not support {request.method}; use {allowed}"
@@ -86,10 +95,13 @@ def use_problem_details(app: FastAPI, replica: str, mode: Callable[[], str]) -> 
         examples = _examples(request.scope.get("route"))
         if "json" not in request.headers.get("content-type", "json").lower():
             return problem(422, _NO_JSON)
-        return problem(422, "; ".join(_detail(finding, examples) for finding in err.errors()))
+        fields = _fields(request.scope.get("route"))
+        found = (_detail(finding, examples, fields) for finding in err.errors())
+        return problem(422, "; ".join(found))
 
     app.add_exception_handler(HTTPException, rejected)
     app.add_exception_handler(RequestValidationError, malformed)
+    app.add_middleware(Encoding)
     app.add_middleware(_Edge, replica=replica, mode=mode)
 
 
@@ -146,13 +158,16 @@ def _rejected_body(scope: Scope) -> Response | None:
     return None
 
 
-def _detail(finding: dict[str, Any], examples: dict[str, object]) -> str:
-    """Describe one error of pydantic: its place, the mistake, the value and an example."""
+def _detail(
+    finding: dict[str, Any], examples: dict[str, object], fields: Sequence[str] = ()
+) -> str:
+    """Describe one error of pydantic: its place, the value, the mistake and an example.
+
+    ``fields`` are the names of all fields of the request body.
+    """
     kind, *where = [str(part) for part in finding["loc"]]
     name = where[0] if where else kind
-    detail = f"{kind} {'.'.join(where)}".strip() + f": {finding['msg']}"
-    if kind != "body" and finding["type"] != "missing":
-        detail += f", not {str(finding['input'])[:_MOST_CHARS]!r}"
+    detail = f"{kind} {'.'.join(where)}".strip() + f": {sentence_of(finding, fields)}"
     example = examples.get("body" if kind == "body" else name)
     if example is None:
         return f"{detail}; GET /openapi.json describes the parameters"
@@ -165,7 +180,7 @@ def _examples(route: object) -> dict[str, object]:
     if not isinstance(route, APIRoute):
         return {}
     found: dict[str, object] = {}
-    for each in _with_dependencies(route.dependant):
+    for each in with_dependencies(route.dependant):
         for field in (*each.path_params, *each.query_params, *each.header_params):
             if field.field_info.examples:
                 found[field.alias] = field.field_info.examples[0]
@@ -179,7 +194,15 @@ def _examples(route: object) -> dict[str, object]:
     return found
 
 
-def _with_dependencies(dependant: Dependant) -> Iterator[Dependant]:
-    yield dependant
-    for each in dependant.dependencies:
-        yield from _with_dependencies(each)
+def _fields(route: object) -> list[str]:
+    """Return the names of all fields of the route's body and of the objects in it."""
+    if not isinstance(route, APIRoute):
+        return []
+    names = dict[str, None]()
+    for field in route.dependant.body_params:
+        model = field.field_info.annotation
+        if isinstance(model, type) and issubclass(model, BaseModel):
+            schema = model.model_json_schema()
+            for each in (schema, *schema.get("$defs", {}).values()):
+                names |= dict.fromkeys(each.get("properties", ()))
+    return list(names)
