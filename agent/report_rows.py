@@ -141,7 +141,7 @@ def _parts(containers: Sequence[str], uid: str, use: MemoryUse | None) -> dict[s
 
 
 def _named_part(runs: Sequence[Run]) -> _Part:
-    """Return the part of a container that has these runs. All their bytes are known."""
+    """Return the report's part about a container with these runs, whose bytes are all known."""
     if not runs:
         return _Part(0, None, 0)
     container, run_bytes = max(runs, key=lambda run: run[0].started_s)

@@ -75,7 +75,7 @@ class Counting(metrics.AgentCollector):
 
 
 def accelerate(interval_s: float) -> None:
-    """Move the clocks that the agent reads on by one interval with every sample."""
+    """Advance the clocks that the agent reads by one interval with every sample."""
     monotonic, clock = time.monotonic, time.clock_gettime
 
     def ahead_s() -> float:

@@ -5,7 +5,7 @@
 Short jobs come and go all the time on nodes with time-sliced GPUs. Only time is simulated. State,
 fit, score and ledger are the extender's own. Kubelet and plugin of each node are the models of
 ``tests/standin``, which are compared with the real ones. The delays from bind to admission and from
-admission to report are those of a kubelet and of an agent. The extender learns of the end or
+admission to report are the delays of a kubelet and of an agent. The extender learns of the end or
 failure of a pod later than the kubelet. Memory use is added up from the processes on each simulated
 device, independently of predictions.
 

@@ -89,7 +89,8 @@ class ProcessProbe:
         pids = {pid for r in readings if isinstance(r, DeviceReading) for pid in r.processes or ()}
         if why := self._why_hidden():
             return [SourceReading(SOURCE, "degraded", why)]
-        # The first process shows in which pods the node itself runs, usually in none.
+        # The cgroup of process 1 names the pods that contain the node itself, as with kind. Most
+        # nodes run in no pod.
         self._around = pods(_read(self._root / "1/cgroup") or "")
         known = self._last
         if listed_at_s - self._checked_s >= self._check_again_s:

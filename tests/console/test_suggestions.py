@@ -79,7 +79,7 @@ def test_pods_that_block_the_nearest_nodes_are_listed_by_size() -> None:
 
 
 def test_a_pod_with_a_replica_but_without_memory_does_not_block_memory() -> None:
-    """A pod that chooses its devices itself may use another device than the device of its
+    """A pod that chooses its devices itself may use a different device than the device of its
     replica.
     """
     *others, last = node("a", small=9)

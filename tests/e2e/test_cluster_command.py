@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S, until
 
 #: The last line of the output.
 UP = "Ctrl-C ends all of it"
-#: A Deployment in another namespace than the default namespace of the kubeconfig.
+#: A Deployment in a different namespace than the default namespace of the kubeconfig.
 TEAM = """\
 apiVersion: apps/v1
 kind: Deployment

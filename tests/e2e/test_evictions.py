@@ -237,7 +237,7 @@ def nodes_of(cluster: PlayedCluster, name: str) -> list[str]:
 
 
 def victims_of(cluster: PlayedCluster) -> dict[str, Pod]:
-    """Return the pod on each node that got another device than the predicted device."""
+    """Return the pod on each node that got a different device than the predicted device."""
     return {
         pod["spec"]["nodeName"]: pod
         for pod in cluster.bound()

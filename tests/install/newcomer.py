@@ -265,7 +265,7 @@ def wait_for(cluster: Path, process: "subprocess.Popen[bytes]") -> None:
 
 
 def in_the_network(pid: int) -> int:
-    """Return the ID of a descendant of ``pid`` that uses another network than this process."""
+    """Return the ID of a descendant of ``pid`` that uses a different network than this process."""
     ours = os.readlink("/proc/self/ns/net")
     found = [pid]
     while found:

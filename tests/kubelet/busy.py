@@ -6,7 +6,7 @@ The kubelet, the device plugin and the API server are real. The driver and the c
 simulated. Two processes per CPU use all CPU time that they get. A quota in periods of 10 ms limits
 the agent to the CPU time that its request guarantees (``--cpu``, in millicores). On a real node,
 the agent gets at least this CPU time. Needs root and cgroup v1. The exit status is 1 if a pod is
-rejected or gets another device than the reserved device.
+rejected or gets a different device than the reserved device.
 """
 
 import argparse

@@ -239,7 +239,7 @@ class Node(Processes):
         """Start our agent with short intervals. The agent sees the node as an agent of the
         DaemonSet does.
 
-        Of the machine's processes, the agent sees only the processes of this node.
+        The agent sees only the processes of this node, not all processes of the machine.
         """
         proc = self.runtime.proc
         (proc / "2").mkdir(parents=True, exist_ok=True)

@@ -46,7 +46,8 @@ def plugin_starts(node: Node, count: int) -> bool:
 def test_the_relay_chooses_the_device_and_the_plugin_allocates_it(start_node: StartNode) -> None:
     node = start_node(gpus=2, replicas=3, kubelet=STEERED_KUBELET)
     with relay(node) as running:
-        # The plugin would alternate between the devices, but the pods get the relay's choice.
+        # The plugin would alternate between the devices, but the pods get the devices that the
+        # relay chooses.
         assert [device(node, f"p{number}") for number in range(4)] == ["GPU-1"] * 3 + ["GPU-0"]
         assert running.calls[-2:] == ["GetPreferredAllocation", "Allocate"]
         node.wait(lambda: node.runtime.running("p2"), "a container")

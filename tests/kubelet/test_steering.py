@@ -223,7 +223,7 @@ def test_the_agent_steers_again_after_plugin_or_kubelet_restart_with_the_same_re
 def test_gpus_on_several_numa_nodes_are_not_steered_if_the_kubelet_aligns_devices(
     start_steered: StartSteered,
 ) -> None:
-    """The node is not steered because the kubelet could take another device than the reserved
+    """The node is not steered because the kubelet could take a different device than the reserved
     device.
     """
     steered = start_steered(

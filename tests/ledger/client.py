@@ -1,5 +1,5 @@
-"""Provides a Kubernetes store that tests call from their own thread, and writes of other
-clients.
+"""Provides a Kubernetes store that tests call from their own thread, and functions that
+write as other clients.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""Checks that the judge decides on the same object that the conditional write uses."""
+"""Checks that the judge decides with the same version of the object as the conditional write."""
 
 import pytest
 

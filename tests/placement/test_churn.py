@@ -1,8 +1,9 @@
 """Simulates a node on which pods are bound, admitted in any order, reported late, and end.
 
-Kubelet and plugin are those of ``brute``. The extender sees only the last report and which pods the
-API server shows as running. If devices are predicted, unexpected events happen only while no pod is
-unconfirmed. If the pod must fit on every device, they can happen at any time.
+The tests use the kubelet and the device plugin from ``brute``. The extender sees only the last
+report and which pods the API server shows as running. If devices are predicted, unexpected events
+happen only while no pod is unconfirmed. If the pod must fit on every device, they can happen at any
+time.
 """
 
 from collections import Counter

@@ -167,7 +167,7 @@ class TestGains:
 
 
 class TestJudge:
-    """Bind decides on the version of the GPUNode that it is going to write."""
+    """Bind makes its decision with the same version of the GPUNode that it then writes."""
 
     def test_bind_is_judged_on_the_given_version_of_the_gpunode(self) -> None:
         state = state_of(*seen(kube_node(), gpunode(shared("a"))))

@@ -10,7 +10,8 @@ from headroom.contract.watched import GPUNodeGone, NodeGone, PodGone, PodSeen
 from headroom.core.cluster.changes import BindBegun
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.cluster.notices import Notice, notices
-from headroom.core.overuse.tracker import Overcommit
+from headroom.core.overuse.tracker import MAX_SPAN_PODS, Overcommit, Overcommits
+from headroom.core.placement.device_accounting import Holder
 from headroom.core.placement.policy import Rules
 from tests.builders import GIB, gpunode, kube_node, pod, reservation, shared, use
 from tests.state.states import seen, state_of
@@ -122,3 +123,26 @@ def test_the_view_shows_the_terms_of_an_overcommitted_device() -> None:
     (terms,) = state.cluster.snapshot().nodes[0].devices
     assert over == Overcommit("n", "a", 4 * GIB, 24 * GIB, terms.holders)
     assert isinstance(next(notices(state.cluster)), Notice)
+
+
+class Churning(Overcommits):
+    """A device that stays overcommitted while its pods change."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def now(self) -> list[Overcommit]:
+        holders = tuple(Holder(name, "default", name, GIB, 2 * GIB, True) for name in self.names)
+        return [Overcommit("n", "a", GIB, 24 * GIB, holders)]
+
+
+def test_a_device_that_stays_overcommitted_remembers_a_limited_number_of_pods() -> None:
+    overcommits = Churning()
+    for hour in range(2 * MAX_SPAN_PODS):
+        overcommits.names = ["service", f"job-{hour}"]
+        overcommits.update(3600.0 * hour)
+        (span,) = overcommits.spans.values()
+        assert {"service", f"job-{hour}"} <= span.uids
+        assert len(span.uids) <= MAX_SPAN_PODS + 2
+    assert (span.began_s, span.ended_s) == (0.0, None)

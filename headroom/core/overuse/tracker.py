@@ -21,6 +21,8 @@ from headroom.core.tracker import Tracker, WeighedNode
 REJECTED_FOR_S = 30.0
 #: Seconds for which the end of an overcommitment is remembered, and the maximum number of ends.
 ENDED_FOR_S, MAX_ENDED = 3600.0, 1000
+#: Maximum number of pods that a span names. Above it, the span forgets the pods that have left.
+MAX_SPAN_PODS = 1000
 #: A device that becomes overcommitted again within this number of seconds was overcommitted all the
 #: time. A pod that crashes and starts again frees memory for a moment.
 MERGED_WITHIN_S = 60.0
@@ -248,7 +250,9 @@ class Overcommits(Tracker):
         if span is None or (span.ended_s is not None and now_s - span.ended_s > MERGED_WITHIN_S):
             return OvercommittedSpan(over, now_s, None, uids, self._is_first_update)
         worst = over if over.excess_bytes > span.worst.excess_bytes else span.worst
-        return replace(span, worst=worst, ended_s=None, uids=span.uids | uids)
+        if len(span.uids) < MAX_SPAN_PODS:
+            uids |= span.uids
+        return replace(span, worst=worst, ended_s=None, uids=uids)
 
 
 def _excess_bytes(holder: Holder) -> int:

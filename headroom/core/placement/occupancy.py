@@ -135,8 +135,8 @@ def occupy(
             occupants = occupants_of(memory, devices, reservations, report, by_environment)
             tenancies[memory] = _tenancy(
                 occupants,
-                # A pod that chooses its devices may hold a replica of another device than it uses,
-                # so the release of its replica frees nothing here.
+                # A pod that chooses its own devices may hold a replica of a device that it does not
+                # use, so the release of this replica frees nothing here.
                 tuple(
                     index
                     for index, occupant in enumerate(occupants)

@@ -7,7 +7,8 @@ possible results:
 
 * *hit*: all its devices are candidates.
 * *shifted*: not all its devices are candidates, but later pods can displace it to these devices.
-* *miss*: its devices were not possible, because of an unpredictable change before admission.
+* *miss*: the pod got devices that the prediction had ruled out, because something unpredictable
+  changed before admission.
 
 It is not enough to compare the devices of each pod separately. For example, if two pods have the
 candidates A and B, perhaps only one of them can get A. In this case, if both are on A, one of them
