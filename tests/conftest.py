@@ -52,28 +52,7 @@ def plane(request: pytest.FixtureRequest) -> Iterator[ControlPlane]:
     with capture.global_and_fixture_disabled():
         built("etcd", "kube-apiserver")
     with control_plane() as running:
-        request.config.pluginmanager.register(_Rests(running, request.session))
         yield running
-
-
-class _Rests:
-    """Pauses the session's API server during modules that do not use it."""
-
-    def __init__(self, running: ControlPlane, session: pytest.Session) -> None:
-        self._running = running
-        self._users = {item.path for item in session.items if _uses_session_plane(item)}
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        (self._running.wake if item.path in self._users else self._running.rest)()
-
-
-def _uses_session_plane(item: pytest.Item) -> bool:
-    if not isinstance(item, pytest.Function):
-        return False
-    # The last definition overrides the others: e2e has a fixture of the same name.
-    *_, plane = item._fixtureinfo.name2fixturedefs.get("plane", [None])
-    return plane is not None and plane.baseid == "tests"
 
 
 @pytest.fixture(autouse=True)

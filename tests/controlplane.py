@@ -102,7 +102,6 @@ class ControlPlane(Processes):
         super().__init__("headroom-plane-")
         self.etcd_port, self._peer_port, self.port = free_ports(3)
         self._http = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(PATIENCE_S))
-        self.rests = False
 
     @cached_property
     def binaries(self) -> dict[str, Path]:
@@ -194,21 +193,6 @@ class ControlPlane(Processes):
             *apiserver_flags(),
             *flags,
         )
-
-    def rest(self) -> None:
-        """Pause all processes until ``wake``, because they use 1.5 % of a core while idle."""
-        if not self.rests:
-            self.rests = True
-            for name in self._processes:
-                self.pause(name)
-
-    def wake(self) -> None:
-        """End a pause. Return when the API server answers."""
-        if self.rests:
-            self.rests = False
-            for name in self._processes:
-                self.resume(name)
-            self._wait_ready(START_TIMEOUT_S)
 
     def kubeconfig(
         self, token: str = ADMIN_TOKEN, namespace: str = "default", port: int | None = None

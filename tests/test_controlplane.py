@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import urllib3
 
 from tests.controlplane import ROOT, ControlPlane
 from tests.processes import alive, free_ports
@@ -85,15 +84,6 @@ def test_the_folder_of_a_running_session_is_not_deleted(
     monkeypatch.setattr("tempfile.tempdir", str(plane.folder.parent))
     ControlPlane().stop()
     assert plane.folder.exists()
-
-
-@pytest.mark.slow
-def test_a_control_plane_answers_after_a_rest(plane: ControlPlane) -> None:
-    plane.rest()
-    with pytest.raises(urllib3.exceptions.TimeoutError):
-        plane.call("GET", "/api/v1/nodes", timeout_s=0.5)
-    plane.wake()
-    assert "items" in plane.call("GET", "/api/v1/nodes")
 
 
 def test_a_port_is_not_chosen_again_soon() -> None:

@@ -39,6 +39,10 @@ TAGGED: dict[int | str, dict[str, Any]] = {
     304: {"description": "Only generated_at and ages have changed"}
 }
 UNKNOWN: dict[int | str, dict[str, Any]] = {404: {"description": "The object is not known"}}
+BAD_BODY: dict[int | str, dict[str, Any]] = {
+    400: {"description": "The body is not JSON in UTF-8"},
+    413: {"description": "The body is too large"},
+}
 
 
 class Body(View):

@@ -72,7 +72,9 @@ def test_score_shows_every_term_or_every_failed_check(server: Server) -> None:
         assert float(value) * float(part) == pytest.approx(float(contribution), abs=0.01)
     assert re.search(r"rank \d of 3 nodes that fit", shown.stdout)
     assert re.search(
-        r"\nDecided at \S+ \(decision \S+, source: decision\)\n  bind: bound", shown.stdout
+        r"\nDecided at \S+ \(decision \S+, source: decision\)\n  filter: 3 of 3 nodes fit, .*\n"
+        r"  bind: bound",
+        shown.stdout,
     )
     rejected = run(server.debug, "score", "large", "-n", "team-a", "--node", "whole").stdout
     assert "fails: insufficient GPU memory on any device" in rejected

@@ -29,6 +29,7 @@ ELSEWHERE = {
 #: Metrics of events that do not occur, or occur late, in this fleet. Their labels may be missing.
 UNSEEN = {
     "headroom_unmanaged_gpu_nodes",
+    "headroom_crashed_on_overcommitted_bytes",
     "headroom_held_gpus",
     "headroom_held_bytes",
     "headroom_idle_gpus",

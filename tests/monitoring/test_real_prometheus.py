@@ -129,8 +129,13 @@ def test_every_series_that_a_rule_uses_exists(real: Prometheus) -> None:
     def absent() -> set[str]:
         return {name for name in names if not answered(real, name)}
 
-    # These metrics are missing because no port uses TLS and all GPU resources are managed.
-    expected = {"headroom_certificate_end_timestamp_seconds", "headroom_unmanaged_gpu_nodes"}
+    # These metrics are missing because no port uses TLS, all GPU resources are managed, and no
+    # container has crashed on an overcommitted GPU.
+    expected = {
+        "headroom_certificate_end_timestamp_seconds",
+        "headroom_unmanaged_gpu_nodes",
+        "headroom_crashed_on_overcommitted_bytes",
+    }
     until(lambda: absent() <= expected, "Prometheus has scraped every series")
     assert absent() == expected
 

@@ -10,7 +10,15 @@ from pydantic import ConfigDict
 from starlette.responses import Response
 
 from headroom.console.facts.device_occupants import blockers
-from headroom.console.responses import UNKNOWN, AskedPage, Page, PodKey, encoded, unknown_node
+from headroom.console.responses import (
+    BAD_BODY,
+    UNKNOWN,
+    AskedPage,
+    Page,
+    PodKey,
+    encoded,
+    unknown_node,
+)
 from headroom.console.view_context import Context, InContext, Newest, Visible
 from headroom.console.views.decision_bodies import DecisionView, Unanswered
 from headroom.console.views.decisions import Sought, decisions
@@ -156,7 +164,7 @@ def score(
     return _scored(context, asked, snap, sees, page, node, against)
 
 
-@routes.post("/v1/score", response_model=ScoreBody | RankingBody, responses=UNKNOWN)
+@routes.post("/v1/score", response_model=ScoreBody | RankingBody, responses=UNKNOWN | BAD_BODY)
 def score_of_new_pod(
     context: InContext,
     asked: NewPodAsked,
