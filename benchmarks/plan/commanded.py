@@ -191,6 +191,8 @@ def _planned(rows: list[generated.Row], nodes: int, options: Sequence[str] = _OP
 
 
 def _contained(one: Any, other: Any) -> tuple[bool, bool, bool] | None:
+    # A third row compares one pool, if some pods need GPUs of their own.
+    one, other = one[:2], other[:2]
     ranges = [each["gpus_range"] for each in one]
     if None in ranges:
         return None
