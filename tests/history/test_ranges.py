@@ -109,7 +109,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
                 assert sum(filter(None, seconds.values[1:])) == HOUR_S
 
             def read(path: str) -> dict[str, Any]:
-                answer = asked.get(f"/v1/history/{path}?since=6h")
+                answer = asked.get(f"/v1/history{path}since=6h")
                 assert answer.status_code == 200, answer.text
                 body: dict[str, Any] = answer.json()
                 assert body["source"] == "prometheus"
@@ -117,7 +117,7 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
                 assert len(body["at_s"]) == 361
                 return body
 
-            device = read("nodes/n/devices/GPU-%220")
+            device = read("/nodes/n/devices/GPU-%220?")
             series = {each["kind"]: each for each in device["series"]}
             assert series.keys() == {"used", "sm", "pod"}
             used = [each for each in series["used"]["values"] if each is not None]
@@ -126,9 +126,9 @@ def test_a_device_a_pod_and_the_fleet_are_read_for_six_hours() -> None:
             assert (series["pod"]["namespace"], series["pod"]["name"]) == ("ml", "a")
             assert series["pod"]["device"] == 'GPU-"0'
             assert series["pod"]["values"][-1] is None  # The pod left after three hours.
-            (of_pod,) = read("pods/ml/a")["series"]
+            (of_pod,) = read("?pod=ml/a&")["series"]
             assert (of_pod["device"], of_pod["uid"]) == ('GPU-"0', "u")
-            fleet = {each["kind"]: each["values"] for each in read("fleet")["series"]}
+            fleet = {each["kind"]: each["values"] for each in read("/fleet?")["series"]}
             assert set(fleet["used"]) - {None} == {40.0}
 
             costs = asked.get("/v1/costs?since=6h").json()

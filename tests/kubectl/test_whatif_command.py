@@ -104,7 +104,7 @@ def test_whatif_changes_replicas_and_modes(server: Server) -> None:
         (
             ("--pods", "1", "--vram", "20GB"),
             "--vram: '20GB' is not valid: 'GB' is not a unit; units are like Mi, Gi, M and G. "
-            "Example: --vram 8Gi",
+            "Example: --vram 20Gi",
         ),
         (("--pods", "-1"), "Invalid value for '--pods': "),
     ],

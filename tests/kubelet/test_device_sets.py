@@ -137,8 +137,12 @@ def test_agent_plugin_and_kubelet_may_restart_between_pods(
     steered.until_steered()
     assert admitted(steered, wide_pod("eight", 8), gpus) == {"main": gpus}
     # The plugin chooses until the agent has registered with the restarted kubelet.
+    registrations = node.log("agent").count("steering_registered")
     with node.kubelet_restarts():
         pass
+    node.wait(
+        lambda: node.log("agent").count("steering_registered") > registrations, "a registration"
+    )
     steered.until_steered()
     assert admitted(steered, wide_pod("again", 4), four) == {"main": four}
     assert admitted(steered, gpu_pod("last"), pair[1:]) == {"main": pair[1:]}

@@ -129,7 +129,7 @@ def test_a_console_without_the_api_server_shows_since_when(readings: Looked) -> 
 def test_losing_the_console_keeps_what_the_reader_has_opened(readings: Looked) -> None:
     readings.expected = "Failed to load resource"
     for where, content, read in (
-        ("/pod/team-a/large", "no node can take the pod", "/v1/explain/"),
+        ("/pod/team-a/large", "no node can take the pod", r"/v1/explain\?"),
         ("/fleet/l4-0015/0", "24.0 GiB free for reservation", "/v1/map"),
     ):
         page = readings.open(where)

@@ -133,6 +133,8 @@ def test_a_report_is_computed_from_prometheus(filled: Filled) -> None:
         "4 replicas, steered",
         "4 replicas, steered, vram from each pod's own peak + 10 %",
         "4 replicas, steered, vram from recommendations",
+        # The trainers need four GPUs a pod.
+        "4 replicas, steered, one pool",
         # The history has SM activity.
         "4 replicas, steered, max-sm 70 %",
         "4 replicas, steered, max-sm 40 %",
