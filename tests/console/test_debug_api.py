@@ -95,7 +95,7 @@ def test_every_term_of_the_equation_is_shown_and_adds_up(server: Server) -> None
 
 
 def test_unknown_pod_and_node_are_404_with_a_hint(server: Server) -> None:
-    for path in ("/v1/explain?pod=default/nobody", "/v1/nodes/nowhere"):
+    for path in ("/v1/explain?pod=default/unknown", "/v1/nodes/nowhere"):
         reply = server.get(path)
         assert reply.status == 404
         assert "detail" in reply.json()
