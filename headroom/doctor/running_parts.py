@@ -1,6 +1,6 @@
 """Rules of the doctor about parts of Headroom that do not run: no ready pod, or no leader.
 
-A process that hangs keeps its pod ready for a while, but stops to renew its Lease.
+The pod of a process that hangs stays ready for a while, but the process no longer renews its Lease.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from headroom.doctor.component_pods import ComponentPod
 from headroom.doctor.findings import Finding, Weight
 
 _COMPONENT = "app.kubernetes.io/component"
-#: Component -> the consequence if no pod of it is ready.
+#: Maps each component to the consequence if none of its pods is ready.
 IMPACTS: Mapping[str, str] = {
     "extender": "pods that request GPUs stay pending",
     "webhook": "pods that request GPUs are not created",

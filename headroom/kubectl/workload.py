@@ -8,7 +8,7 @@ from headroom.contract.commands import command
 from headroom.kubectl.debug_api_client import CommandError, DebugApi
 from headroom.kubectl.top import counted
 
-#: Name of a kind, as in kubectl -> the kind. Plurals and capitals are accepted too.
+#: Maps the names of kinds in kubectl to the kinds. Plurals and capitals are accepted too.
 KINDS: Mapping[str, str] = {
     "deploy": "Deployment",
     "deployment": "Deployment",
@@ -60,5 +60,5 @@ def explain_workload(
     ]
     if body["remaining"]:
         lines.append(f"  {body['remaining']:,} more: kubectl headroom top pod -n {namespace}")
-    chosen = sorted(pods, key=lambda each: each["node"] is not None)[:MOST_EXPLAINED]
+    chosen = sorted(pods, key=lambda each: bool(each["node"]))[:MOST_EXPLAINED]
     return lines, [api.get("explain", pod=f"{namespace}/{each['name']}") for each in chosen]

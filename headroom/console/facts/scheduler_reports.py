@@ -16,7 +16,7 @@ _REST = re.compile(
 )
 _COUNTED = re.compile(r"(?P<nodes>\d+) (?P<reason>.+)", re.DOTALL)
 _OURS = frozenset(reason.sentence for reason in Reason)
-#: The reason of kube-scheduler -> what the pod waits for.
+#: Maps reasons of kube-scheduler to what the pod waits for.
 _WAITS_FOR = {
     "Insufficient cpu": "CPU",
     "Insufficient memory": "memory",
