@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.packing.workload import WHOLE_MILLI, Demand, Node, Pod, ask
 
-#: Model -> MiB of a device, and the usual shapes: (devices, milli-CPU, MiB).
+#: Maps each model to the MiB of a device and to the usual nodes, as (devices, milli-CPU, MiB).
 CATALOGUE: dict[str, tuple[int, tuple[tuple[int, int, int], ...]]] = {
     "H100": (81559, ((8, 192_000, 2_000_000),)),
     "A100-80": (81920, ((8, 128_000, 1_000_000), (4, 64_000, 500_000))),
@@ -31,7 +31,7 @@ CATALOGUE: dict[str, tuple[int, tuple[tuple[int, int, int], ...]]] = {
 class Users:
     """The nodes of a fleet, and the proportions of its pods."""
 
-    #: Model -> number of nodes of each of its shapes.
+    #: Maps each model to the number of nodes of each of its usual kinds.
     nodes: dict[str, tuple[int, ...]]
     #: Parts of all pods: without a GPU, with one whole device, with several devices.
     no_gpu: float

@@ -121,7 +121,8 @@ class Replay:
         self._waiting_created_s = 0.0
         self._waited_s = array("d")
         self._waited_total_s = 0.0
-        #: Whether a pod shares its GPU -> number of pods that ran, and their total waiting time.
+        #: Number of pods that ran, and their total waiting time, for pods that share GPUs (True)
+        #: and for the others (False).
         self._waits_by_kind: dict[bool, tuple[int, float]] = {}
         self._never = self._out_of_memory = self._most_running = 0
         self._now_s = self._until_s = 0.0
