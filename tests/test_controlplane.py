@@ -1,6 +1,5 @@
 """Checks that the tests' control plane leaves no processes or files, however its session ends."""
 
-import json
 import os
 import signal
 import subprocess
@@ -75,33 +74,6 @@ def test_an_ended_session_leaves_no_process_or_folder(
     # A killed session cannot delete the folder of multiprocessing's socket.
     left = [each.name for each in tmp_path.iterdir() if tidy or not each.name.startswith("pymp-")]
     assert left == []
-
-
-def test_the_folder_of_a_running_session_is_not_deleted(
-    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tests.processes._YOUNG_S", -1.0)
-    monkeypatch.setattr("tempfile.tempdir", str(plane.folder.parent))
-    ControlPlane().stop()
-    assert plane.folder.exists()
-
-
-def test_a_port_is_not_chosen_again_soon() -> None:
-    ports = [port for _ in range(150) for port in free_ports(5)]
-    assert len({*ports}) == 750
-
-
-def test_a_kubeconfig_is_replaced_atomically(tmp_path: Path) -> None:
-    plane, path = ControlPlane(), tmp_path / "kubeconfig"
-    try:
-        plane.write_kubeconfig(path, {"token": "first"})
-        with path.open() as reader:
-            plane.write_kubeconfig(path, {"token": "second"})
-            assert json.load(reader)["users"][0]["user"] == {"token": "first"}
-        assert "second" in path.read_text()
-        assert list(tmp_path.iterdir()) == [path]
-    finally:
-        plane.stop()
 
 
 #: Prints ports from the small range that starts at its argument, and waits until it is killed.

@@ -7,15 +7,6 @@ import pytest
 from tests.debian import Unavailable, prometheus
 
 
-def test_without_apt_the_error_names_the_missing_program(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", "")
-    with pytest.raises(Unavailable, match="no prometheus on PATH, and no apt-get"):
-        prometheus()
-
-
 def test_an_error_of_apt_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     folder = tmp_path / "bin"
     folder.mkdir()

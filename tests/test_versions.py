@@ -28,14 +28,6 @@ def test_failures_and_errors_are_recorded_with_their_first_line() -> None:
     }
 
 
-def test_a_result_has_only_the_tests_of_its_component() -> None:
-    assert outcome_of(REPORT, ["tests/e2e/test_b.py"])["passed"] == 0
-    assert list(outcome_of(REPORT, ["tests/e2e/test_b.py"])["failed"]) == [
-        "tests/e2e/test_b.py::test_breaks"
-    ]
-    assert outcome_of(REPORT, ["tests/e2"])["failed"] == {}
-
-
 def test_the_readme_lists_the_versions_on_which_all_tests_passed() -> None:
     assert kubernetes_versions.support_row() in (ROOT / "README.md").read_text().splitlines()
 
@@ -69,10 +61,3 @@ def test_a_component_without_a_version_is_that_of_the_minor_under_test(
     name: str, minor: str, expected: str
 ) -> None:
     assert kubernetes_version.of_version(name, minor) == expected
-
-
-def test_the_backoff_gate_is_set_only_if_the_scheduler_has_it() -> None:
-    gate = ("--feature-gates=SchedulerPopFromBackoffQ=false",)
-    assert kubernetes_version.scheduler_flags("kube-scheduler") == gate
-    assert kubernetes_version.scheduler_flags("kube-scheduler-1.33") == gate
-    assert kubernetes_version.scheduler_flags("kube-scheduler-1.32") == ()

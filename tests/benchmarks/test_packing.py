@@ -20,10 +20,7 @@ from benchmarks.packing.workload import (
     Ask,
     Node,
     ask,
-    read_nodes,
-    read_pods,
 )
-from headroom.errors import BadSettings
 from tests.controlplane import ROOT
 from tests.waiting import PATIENCE_S
 
@@ -72,37 +69,6 @@ def gpu_node(gpus: int, mib: int, model: str = "A100") -> Node:
 
 def asked(gpus: int, amount: int | None = None, *models: str) -> Ask:
     return Ask(1, 1, gpus, amount, frozenset(models))
-
-
-@pytest.mark.parametrize(
-    ("times", "small", "expected"),
-    [
-        # 8 of 16 devices' memory is requested by pods with 8 devices.
-        pytest.param(1.0, 16, 5, id="half of ten nodes"),
-        pytest.param(0.8, 16, 4, id="20 % too small"),
-        pytest.param(1.2, 16, 6, id="20 % too large"),
-        # Pods that share count with their memory and not as whole devices.
-        pytest.param(1.0, 8, 7, id="two thirds"),
-        pytest.param(1.0, 0, 10, id="no other pods"),
-    ],
-)
-def test_the_unshared_pool_has_the_size_of_the_demand(
-    times: float, small: int, expected: int
-) -> None:
-    nodes = [gpu_node(8, 100)] * 10
-    asks = [asked(8)] * 2 + [asked(1, 100)] * small
-    assert len(unshared(nodes, asks, "vram", times)) == expected
-    halves = [asked(8)] * 2 + [asked(1, 50)] * (2 * small)
-    assert len(unshared(nodes, halves, "vram", times)) == expected
-
-
-def test_each_model_has_its_own_part_of_the_unshared_pool() -> None:
-    nodes = [gpu_node(8, 100)] * 4 + [gpu_node(4, 100, "L4")] * 4 + [gpu_node(1, 100, "L4")] * 2
-    asks = [asked(8)] * 2 + [asked(1, 100, "A100")] * 16 + [asked(1, 10)] * 3
-    # Only the first nodes have 8 devices. Half of their memory is requested by pods with 8.
-    assert unshared(nodes, asks, "vram") == [0, 1]
-    assert unshared(nodes, [asked(2, None, "L4"), *[asked(1, 100, "L4")] * 2], "vram") == [4, 5]
-    assert unshared(nodes, [asked(1, 50)] * 9, "vram") == []
 
 
 def test_no_placement_exceeds_the_bound() -> None:
@@ -160,60 +126,6 @@ def test_one_pool_and_two_pools_play_the_same_pods() -> None:
 
 NODE_COLUMNS = "name,cpu_milli,memory_mib,gpu,model,gpu_mem_mib"
 POD_COLUMNS = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,vram_mib"
-
-
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        pytest.param(
-            "name,cpu_milli\n", "line 1: column memory_mib is missing. Example", id="no column"
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1,2,9,T4,5\n",
-            "line 2, column gpu: '9' is not a whole number from 0 to 8. Example: 8",
-            id="too many devices",
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1e3,2,1,T4,5\n",
-            "line 2, column cpu_milli: '1e3' is not a whole number. Example: 96000",
-            id="no whole number",
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1,2,1,T4\n",
-            "line 2: the number of cells is not 6, as in line 1",
-            id="cell missing",
-        ),
-        pytest.param(
-            f"{NODE_COLUMNS}\nn,1,2,1,T4,{'9' * 5000}\n", "column gpu_mem_mib: '9999", id="digits"
-        ),
-        pytest.param("\0\xff", "is not a CSV file in UTF-8", id="not text"),
-    ],
-)
-def test_bad_files_are_rejected_with_the_place_and_an_example(
-    text: str, shown: str, tmp_path: Path
-) -> None:
-    path = tmp_path / "nodes.csv"
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.raises(BadSettings, match=r"nodes\.csv") as caught:
-        read_nodes(path)
-    assert shown in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("row", "shown"),
-    [
-        pytest.param("p,1,2,1,1001,,5", "column gpu_milli: '1001'", id="more than a device"),
-        pytest.param("p,1,2,1,500,,0", "column vram_mib: '0' is not more than 0", id="no memory"),
-        pytest.param("p,1,2,2,1000,,7", "'7' is not -1 for a pod with several", id="several"),
-        pytest.param(",1,2,0,0,,0", "column name: '' is not a name", id="no name"),
-    ],
-)
-def test_bad_pods_are_rejected(row: str, shown: str, tmp_path: Path) -> None:
-    path = tmp_path / "pods.csv"
-    path.write_text(f"{POD_COLUMNS}\n{row}\n")
-    with pytest.raises(BadSettings) as caught:
-        read_pods(path)
-    assert shown in str(caught.value)
 
 
 def told_by(*arguments: str) -> subprocess.CompletedProcess[str]:

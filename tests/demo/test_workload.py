@@ -26,14 +26,6 @@ def test_the_whole_workload_has_the_published_counts() -> None:
     assert len({pod.name for pod in pods}) == len({pod.uid for pod in pods}) == 7064
 
 
-def test_requests_follow_the_published_quantiles() -> None:
-    sizes = sorted(published(PUBLISHED_PODS).sharing_mib)
-    assert sizes[0] >= 755
-    assert sizes[-1] <= 65813
-    for percent, mib in ((5, 4834), (25, 7595), (50, 10683), (75, 18412), (95, 26333)):
-        assert abs(sizes[len(sizes) * percent // 100] - mib) < mib // 50
-
-
 def test_the_fleet_has_the_published_counts() -> None:
     shapes = fleets.PUBLISHED
     assert sum(shape.nodes for shape in shapes) == 1213

@@ -52,52 +52,6 @@ def test_each_version_of_kubernetes_is_pinned_in_its_own_folder(build: ModuleTyp
         assert packages == expected
 
 
-def test_a_component_without_a_version_is_the_newest_released_version(
-    build: ModuleType,
-) -> None:
-    targets = build.targets()
-    assert targets["kubelet"] == targets["kubelet-1.37"]
-    assert "kubelet-1.38" not in targets
-    assert targets["kube-scheduler"] == targets["kube-scheduler-1.37"]
-    assert targets["kube-scheduler-1.38"].module.name == "kubernetes-1.38"
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        pytest.param("kubelet", True, id="the newest version"),
-        pytest.param("kubelet-1.36", True, id="a version that also runs"),
-        pytest.param("kubelet-1.37", False, id="the newest version, by its number"),
-        pytest.param("kubelet-1.33", False, id="another version"),
-        pytest.param("helm", True, id="not of Kubernetes"),
-        pytest.param("kube-proxy", False, id="for manual checks"),
-    ],
-)
-def test_the_default_targets_are_the_binaries_that_make_test_runs(
-    build: ModuleType, name: str, expected: bool
-) -> None:
-    assert build.in_default_set(name) is expected
-    assert name in build.targets()
-
-
-def test_a_version_is_pinned_from_the_go_mod_of_kubernetes() -> None:
-    replaced = "".join(
-        f"\tk8s.io/{n} => ./staging/src/k8s.io/{n}\n" for n in ("api", "endpointslice")
-    )
-    upstream = f"module k8s.io/kubernetes\n\ngo 1.23.0\n\nreplace (\n{replaced})\n"
-    lines = kubernetes.go_mod("1.32.13", upstream).splitlines()
-    assert lines[:3] == [
-        "module headroom.gpu/tests/gobin/kubernetes-1.32",
-        "go 1.23.0",
-        "tool k8s.io/kubernetes/cmd/kube-apiserver",
-    ]
-    assert lines[-3:] == [
-        "require k8s.io/kubernetes v1.32.13",
-        "replace k8s.io/api => k8s.io/api v0.32.13",
-        "replace k8s.io/endpointslice => k8s.io/endpointslice v0.32.12",
-    ]
-
-
 #: A go.mod without dependencies, so that the build needs no network.
 GO_MOD = "module small\n\ngo 1.24.0\n\ntool small\n"
 MAIN_GO = 'package main\n\nfunc main() { println("small") }\n'

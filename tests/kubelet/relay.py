@@ -1,8 +1,5 @@
-"""Runs a device plugin that forwards the kubelet's calls to the real plugin, but answers
-GetPreferredAllocation itself.
-
-It is a minimal version of the agent on `steered` nodes. Tests use it to observe how a kubelet
-reacts.
+"""Runs a device plugin that forwards the kubelet's calls to the real plugin, and registers device
+plugins.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,34 +14,32 @@ from tests.waiting import PATIENCE_S
 api, api_services = grpc.protos_and_services("tests/kubelet/deviceplugin.proto")
 
 SERVICE = "v1beta1.DevicePlugin"
-Choose = Callable[[list[str]], str]
 
 
 class Relay:
-    """A relay whose ``choose`` selects a replica from the free replicas that the kubelet offers.
+    """Forwards calls to the plugin. It listens as soon as it is created. The kubelet calls it after
+    ``register``.
 
-    The relay listens as soon as it is created. The kubelet calls it after ``register``.
+    ``seen`` gets the method, the request, and the response, which is None before the plugin has
+    answered.
     """
 
-    def __init__(self, folder: Path, plugin: str, resource: str, choose: Choose) -> None:
-        self.folder = folder
-        self.plugin = plugin
-        self.resource = resource
-        self.choose = choose
-        #: The methods that the kubelet has called, in order.
-        self.calls: list[str] = []
+    def __init__(
+        self,
+        folder: Path,
+        plugin: str,
+        resource: str,
+        seen: Callable[[str, bytes, bytes | None], None],
+    ) -> None:
+        self.folder, self.resource, self._seen = folder, resource, seen
         self._channel = grpc.insecure_channel(f"unix:{folder / plugin}")
         self._server = grpc.server(futures.ThreadPoolExecutor(8))
-        handlers = {
-            "GetPreferredAllocation": grpc.unary_unary_rpc_method_handler(
-                self._prefer,
-                api.PreferredAllocationRequest.FromString,
-                api.PreferredAllocationResponse.SerializeToString,
-            ),
-            "ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch),
-        } | {
+        handlers = {"ListAndWatch": grpc.unary_stream_rpc_method_handler(self._watch)} | {
             method: grpc.unary_unary_rpc_method_handler(self._pass(method))
-            for method in ("GetDevicePluginOptions", "Allocate", "PreStartContainer")
+            for method in (
+                *("GetDevicePluginOptions", "GetPreferredAllocation"),
+                *("Allocate", "PreStartContainer"),
+            )
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler(SERVICE, handlers),)
@@ -59,27 +54,21 @@ class Relay:
         self._server.stop(grace=None).wait()
         self._channel.close()
 
-    def _prefer(self, request: Any, context: Any) -> Any:
-        self.calls.append("GetPreferredAllocation")
-        return api.PreferredAllocationResponse(
-            container_responses=[
-                {"deviceIDs": [self.choose(list(each.available_deviceIDs))]}
-                for each in request.container_requests
-            ]
-        )
-
     def _watch(self, request: bytes, context: Any) -> Iterator[bytes]:
-        self.calls.append("ListAndWatch")
         stream = self._channel.unary_stream(f"/{SERVICE}/ListAndWatch")(request)
         context.add_callback(stream.cancel)
         yield from stream
 
     def _pass(self, method: str) -> Callable[[bytes, Any], bytes]:
         def call(request: bytes, context: Any) -> bytes:
-            self.calls.append(method)
-            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(
-                request, timeout=PATIENCE_S
-            )
+            self._seen(method, request, None)
+            try:
+                answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(
+                    request, timeout=PATIENCE_S
+                )
+            except grpc.RpcError as refused:
+                context.abort(refused.code(), refused.details())
+            self._seen(method, request, answer)
             return answer
 
         return call

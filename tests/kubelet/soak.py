@@ -2,6 +2,7 @@
 kubelet.
 
     python -m tests.kubelet.soak [--pods 2000] [--restarts 50] [--seed 1] [--kubelet kubelet-1.36]
+    python -m tests.kubelet.soak --pods 100 --restarts 0 --cpu 100
 
 The kubelet, the device plugin and the API server are real. The driver and the containers are
 simulated. The agent, the plugin and the kubelet are each restarted ``--restarts`` times, in random
@@ -14,16 +15,23 @@ order. The program prints a report. The exit status is 1 if one of these conditi
   counts as a bypass of the agent,
 * restarts and pods do not increase the number of the agent's threads and file descriptors.
 
+With ``--cpu``, two processes per CPU use all CPU time that they get, and a quota in periods of
+10 ms limits the agent to the CPU time that its request guarantees, in millicores. On a real node,
+the agent gets at least this CPU time. This needs root and cgroup v1.
+
 Kubelet 1.37 and newer cannot be steered.
 """
 
 import argparse
 import contextlib
+import json
 import os
 import random
+import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from tests.controlplane import control_plane
@@ -40,6 +48,8 @@ TOGETHER = 12
 DEADLINES_S = 6.0
 #: The logs of a pod that takes longer are printed.
 SLOW_S = 5.0
+CPU = Path("/sys/fs/cgroup/cpu")
+PERIOD_US = 10_000
 #: Maximum growth of the agent's threads and file descriptors between its start and its end.
 MAX_GROWN_THREADS, MAX_GROWN_DESCRIPTORS = 3, 8
 
@@ -56,6 +66,8 @@ class Soak:
         self.alone_s: list[float] = []
         self.beside_s: list[float] = []
         self.gpu_s: list[float] = []
+        #: Durations of the agent's answers to the kubelet.
+        self.answers_s: list[float] = []
         self.bypassed = 0
         #: Names of the pods that have a reservation.
         self.reserved: set[str] = set()
@@ -222,6 +234,8 @@ class Soak:
         self.node.wait(lambda: not self.node.held(), "that every replica is free")
         self.life_ended()
         log = self.node.log("agent").splitlines()
+        answered = (json.loads(line) for line in log if "preference_answered" in line)
+        self.answers_s = [each["took_ms"] / 1000 for each in answered]
         for number, line in enumerate(log):
             if "steering_bypassed" in line:
                 self.bypassed += 1
@@ -230,12 +244,36 @@ class Soak:
                 )
         if self.bypassed:
             self.failures.append(f"{self.bypassed} pods count as bypassing the agent")
-        most_s = max(self.alone_s) + DEADLINES_S
+        most_s = max(self.alone_s, default=0.0) + DEADLINES_S
         if late := [each for each in self.beside_s if each > most_s]:
             self.failures.append(f"{len(late)} pods without a GPU took more than {most_s:.1f} s")
         for threads, descriptors in self.grown:
             if threads > MAX_GROWN_THREADS or descriptors > MAX_GROWN_DESCRIPTORS:
                 self.failures.append(f"{threads} threads, {descriptors} descriptors more in a life")
+
+
+@contextlib.contextmanager
+def starved(pid: int, milli: int) -> Iterator[None]:
+    """Keep all CPUs busy, and limit the CPU time of a process to ``milli`` millicores."""
+    group = CPU / f"headroom-soak-{os.getpid()}"
+    group.mkdir()
+    command = [sys.executable, "-c", "while True: pass"]
+    running = [subprocess.Popen(command) for _ in range(2 * (os.cpu_count() or 1))]
+    try:
+        # The kernel's minimum quota is 1 ms.
+        period_us = max(PERIOD_US, 1_000_000 // milli)
+        (group / "cpu.shares").write_text("20480")
+        (group / "cpu.cfs_period_us").write_text(str(period_us))
+        (group / "cpu.cfs_quota_us").write_text(str(period_us * milli // 1000))
+        (group / "cgroup.procs").write_text(str(pid))
+        yield
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+        for moved in (group / "cgroup.procs").read_text().split():
+            (CPU / "cgroup.procs").write_text(moved)
+        group.rmdir()
 
 
 def say(line: str) -> None:
@@ -250,6 +288,7 @@ def main() -> int:
     parser.add_argument("--restarts", type=int, default=50, help="of each process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kubelet", default=STEERED_KUBELET, help="its binary")
+    parser.add_argument("--cpu", type=int, default=0, help="the agent's request; 0: no limit")
     args = parser.parse_args()
     lots = random.Random(args.seed)
     work: list[str] = ["pod"] * args.pods
@@ -264,8 +303,12 @@ def main() -> int:
         # succession ("pull QPS exceeded").
         settings = {"registryPullQPS": 0, "kubelet": args.kubelet}
         soaked = stack.enter_context(node(plane, "soaked", gpus, REPLICAS, **settings))
+        if args.cpu:
+            soaked.answer_s = None
         steered = SteeredNode(soaked)
         soak = Soak(steered, lots)
+        if args.cpu:
+            stack.enter_context(starved(soaked.pid("agent"), args.cpu))
         for number, each in enumerate(work):
             if each == "pod":
                 soak.pod()
@@ -291,10 +334,11 @@ def _report(soak: Soak, args: argparse.Namespace, took_s: float) -> None:
         ("without a GPU, alone, until a container runs", soak.alone_s),
         ("without a GPU, right after one with a GPU, the same", soak.beside_s),
         ("with a GPU, until they hold a device", soak.gpu_s),
+        ("with a GPU, for the agent's answer", soak.answers_s),
     ):
-        ordered = sorted(times)
-        p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
-        say(f"pods {what}: p50 {p50:.2f} s, p99 {p99:.2f} s, at most {ordered[-1]:.2f} s")
+        if ordered := sorted(times):
+            p50, p99 = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+            say(f"pods {what}: p50 {p50:.3f} s, p99 {p99:.3f} s, at most {ordered[-1]:.3f} s")
     say(f"bypassed: {soak.bypassed}; rejected when a kubelet started: {soak.lost}")
     threads = max(each[0] for each in soak.grown)
     descriptors = max(each[1] for each in soak.grown)

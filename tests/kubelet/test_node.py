@@ -4,23 +4,15 @@ Each test checks a sentence in sections 4, 5 and 8 of DESIGN.md.
 """
 
 import collections
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from pathlib import Path
 
 import pytest
 
-from tests.controlplane import ROOT, ControlPlane
 from tests.kubelet.conftest import StartNode
 from tests.kubelet.node import Node
-from tests.kubelet.node_objects import RESOURCE, forget, gpu_container, gpu_pod
+from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod
 from tests.kubelet.pod_resources import Held
 from tests.kubernetes_version import is_at_least
-from tests.processes import alive
-from tests.waiting import until
 
 GIB = 1 << 30
 
@@ -263,54 +255,6 @@ def test_an_xid_makes_only_one_replica_of_the_device_unhealthy(start_node: Start
     time.sleep(2.5)  # The kubelet updates its status twice in this time.
     # Because of a bug in the plugin, seven replicas are healthy, three of them on GPU-0.
     assert node.allocatable() == 7
-
-
-def test_a_node_leaves_the_machines_mounts_and_settings_unchanged(start_node: StartNode) -> None:
-    node = start_node(gpus=1, replicas=1)
-    own = Path("/proc/self/mounts").read_text()
-    assert "/var/lib/kubelet" not in own
-    assert " /proc/sys/" not in own
-    for name in ("kubelet", "nvidia-device-plugin"):
-        inside = Path(f"/proc/{node.pid(name)}/mounts").read_text()
-        assert "/var/lib/kubelet" in inside, name
-        assert inside.count(" /proc/sys/") == 6, name
-
-
-#: A program that starts a node of the API server with the given folder and port, and waits until it
-#: is killed.
-SESSION = """
-import signal, sys
-from pathlib import Path
-from tests.controlplane import ControlPlane
-from tests.driver import Gpu
-from tests.kubelet.node import node
-plane = ControlPlane()
-plane.folder, plane.port = Path(sys.argv[1]), int(sys.argv[2])
-assert plane._ready()
-with node(plane, sys.argv[3], [Gpu("GPU-0")], 2) as n:
-    sys.stdout.write(" ".join(str(process.pid) for process in n._processes.values()) + "\\n")
-    sys.stdout.flush()
-    signal.pause()
-"""
-
-
-def test_a_killed_session_leaves_no_process(start_node: StartNode, plane: ControlPlane) -> None:
-    """``tests/test_controlplane.py`` checks this for the processes of a control plane."""
-    name = f"killed-{os.urandom(4).hex()}"
-    command = [sys.executable, "-c", SESSION, str(plane.folder), str(plane.port), name]
-    with (
-        tempfile.TemporaryDirectory() as short,  # The path of a socket has at most 107 characters.
-        subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"TMPDIR": short}, stdout=subprocess.PIPE, text=True
-        ) as session,
-    ):
-        assert session.stdout is not None
-        pids = session.stdout.readline().split()
-        assert len(pids) == 2
-        assert all(alive(int(pid)) for pid in pids)
-        session.kill()
-        until(lambda: not any(alive(int(pid)) for pid in pids), "no process outlives its session")
-    forget(plane, name)
 
 
 def test_after_a_reboot_the_kubelet_rejects_pods_that_it_sees_before_its_plugin(

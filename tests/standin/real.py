@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import grpc
-
 from tests.kubelet.node import PLUGIN_HEARD, Node
 from tests.kubelet.node_objects import RESOURCE, gpu_container, gpu_pod, plugin_configuration
-from tests.kubelet.relay import SERVICE, Relay, api
+from tests.kubelet.relay import Relay, api
 from tests.standin.allocations import Allocated, Call, Container, Ids, Pod, Preferred, Verdict
 from tests.standin.plugin import Plugin, Settings
-from tests.waiting import PATIENCE_S
 
 PLUGIN = "nvidia-gpu.sock"
 #: A part of the line that the kubelet logs when it receives pods from the API server.
@@ -37,37 +34,22 @@ class Recorder(Relay):
 
     def __init__(self, node: Node) -> None:
         self.recorded: list[Recorded] = []
-        super().__init__(node.root / "device-plugins", PLUGIN, RESOURCE, max)
+        super().__init__(node.root / "device-plugins", PLUGIN, RESOURCE, self._record)
 
-    def _prefer(self, request: Any, context: Any) -> Any:
-        (asked,) = request.container_requests
-        available, must = asked.available_deviceIDs, asked.must_include_deviceIDs
-        call = Preferred(frozenset(available), frozenset(must), asked.allocation_size)
-        assert len(call.available) == len(available)
-        self.recorded.append(Recorded(call))
-        answer = self._forward("GetPreferredAllocation", request.SerializeToString(), context)
-        decoded = api.PreferredAllocationResponse.FromString(answer)
-        (response,) = decoded.container_responses
-        self.recorded[-1] = Recorded(call, frozenset(response.deviceIDs))
-        return decoded
-
-    def _pass(self, method: str) -> Any:
-        def call(request: bytes, context: Any) -> bytes:
-            if method == "Allocate":
-                (asked,) = api.AllocateRequest.FromString(request).container_requests
-                self.recorded.append(Recorded(Allocated(frozenset(asked.devices_ids))))
-            return self._forward(method, request, context)
-
-        return call
-
-    def _forward(self, method: str, request: bytes, context: Any) -> bytes:
-        try:
-            answer: bytes = self._channel.unary_unary(f"/{SERVICE}/{method}")(
-                request, timeout=PATIENCE_S
-            )
-        except grpc.RpcError as refused:
-            context.abort(refused.code(), refused.details())
-        return answer
+    def _record(self, method: str, request: bytes, answer: bytes | None) -> None:
+        if method == "Allocate" and answer is None:
+            (asked,) = api.AllocateRequest.FromString(request).container_requests
+            self.recorded.append(Recorded(Allocated(frozenset(asked.devices_ids))))
+        if method == "GetPreferredAllocation":
+            (asked,) = api.PreferredAllocationRequest.FromString(request).container_requests
+            available, must = asked.available_deviceIDs, asked.must_include_deviceIDs
+            call = Preferred(frozenset(available), frozenset(must), asked.allocation_size)
+            assert len(call.available) == len(available)
+            if answer is None:
+                self.recorded.append(Recorded(call))
+                return
+            (given,) = api.PreferredAllocationResponse.FromString(answer).container_responses
+            self.recorded[-1] = Recorded(call, frozenset(given.deviceIDs))
 
 
 class Fed:

@@ -4,50 +4,20 @@ sources.
 
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import grpc
 import pytest
 
 from tests.driver import Gpu
-from tests.kubelet.conftest import StartNode
-from tests.kubelet.node import Node
-from tests.kubelet.relay import SERVICE, api
+from tests.nvidia.conftest import binaries, root
+from tests.nvidia.stock import StockPlugin
 from tests.standin.plugin import Counts, Plugin, PluginRefused, Settings, by_device, device_of
-from tests.waiting import PATIENCE_S
+
+__all__ = ["binaries", "root"]
 
 T = TypeVar("T")
-
-
-class Asked:
-    """The real plugin of a node."""
-
-    def __init__(self, node: Node) -> None:
-        self._channel = grpc.insecure_channel(f"unix:{node.root}/device-plugins/nvidia-gpu.sock")
-        self._call = self._channel.unary_unary(f"/{SERVICE}/GetPreferredAllocation")
-
-    def prefer(
-        self, available: Collection[str], must: Collection[str], size: int
-    ) -> frozenset[str]:
-        request = api.PreferredAllocationRequest(
-            container_requests=[
-                {
-                    "available_deviceIDs": available,
-                    "must_include_deviceIDs": must,
-                    "allocation_size": size,
-                }
-            ]
-        )
-        try:
-            answer = self._call(request.SerializeToString(), timeout=PATIENCE_S)
-        except grpc.RpcError as rejected:
-            raise PluginRefused(rejected.details()) from None
-        (response,) = api.PreferredAllocationResponse.FromString(answer).container_responses
-        return frozenset(response.deviceIDs)
-
-    def close(self) -> None:
-        self._channel.close()
 
 
 GPUS = [Gpu(f"GPU-{number}") for number in range(4)]
@@ -83,21 +53,28 @@ def outcome(ask: Callable[..., T], *arguments: object) -> T | str:
 
 
 @pytest.fixture
-def real(start_node: StartNode) -> Iterator[Asked]:
-    asked = Asked(start_node(gpus=4, replicas=4))
-    yield asked
-    asked.close()
+def real(root: None, binaries: object) -> Iterator[StockPlugin]:
+    plugin = StockPlugin(4, 4)
+    yield plugin
+    plugin.stop()
 
 
-def test_the_real_plugin_makes_exactly_the_choices_of_the_model(real: Asked) -> None:
+def preferred(real: StockPlugin, available: list[str], must: list[str], size: int) -> list[str]:
+    try:
+        return real.prefer(available, must, size)[0]
+    except grpc.RpcError as rejected:
+        raise PluginRefused(rejected.details()) from None
+
+
+def test_the_real_plugin_makes_exactly_the_choices_of_the_model(real: StockPlugin) -> None:
     model = Plugin(GPUS, Settings(4))
     for available, must, size, count in STATES.values():
         options = model.options(available, must, size)
         assert len(options) == count
         seen: set[Counts] = set()
         replicas: Counter[str] = Counter()
-        for _ in range(300):  # The chance that 300 calls miss the rarest of six choices is 10^-20.
-            answer = real.prefer(available, must, size)
+        # The chance that 300 answers miss the rarest of six choices is 10^-20.
+        for answer in map(frozenset, real.prefer(available, must, size, 300)):
             assert model.allows(answer, available, must, size)
             seen.add(by_device(answer - set(must)))
             replicas.update(answer)
@@ -106,7 +83,7 @@ def test_the_real_plugin_makes_exactly_the_choices_of_the_model(real: Asked) -> 
         assert {r for r in available if device_of(r) in chosen} <= replicas.keys()
 
 
-def test_the_real_plugin_answers_and_fails_as_the_model_allows(real: Asked) -> None:
+def test_the_real_plugin_answers_and_fails_as_the_model_allows(real: StockPlugin) -> None:
     lots = random.Random(7)
     model = Plugin(GPUS, Settings(4))
     every = ids(4, 4, 4, 4)
@@ -115,13 +92,13 @@ def test_the_real_plugin_answers_and_fails_as_the_model_allows(real: Asked) -> N
         available = lots.sample([*every, "GPU-9::0"], lots.randint(0, 17))
         must = lots.sample(available, lots.randint(0, min(2, len(available))))
         size = lots.randint(len(must), 6)
-        answer = outcome(real.prefer, available, must, size)
+        answer = outcome(preferred, real, available, must, size)
         options = outcome(model.options, available, must, size)
         if isinstance(options, str) or isinstance(answer, str):
             assert answer == options
             rejected += 1
         else:
-            assert model.allows(answer, available, must, size), options
+            assert model.allows(frozenset(answer), available, must, size), options
     assert 30 < rejected < 300
 
 

@@ -54,7 +54,6 @@ DECLARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
             "tests/kubelet/test_node.py",
-            "tests/kubelet/test_relay.py",
             "tests/nvidia/test_replicas.py",
             "tests/standin/test_conformance.py",
             "tests/standin/test_fleet.py",
