@@ -163,7 +163,7 @@ class _Debug:
         except CommandError as err:
             if err.exit_code != NOT_THERE:
                 raise
-            names = (each["name"] for each in self.api.get("nodes")["nodes"])
+            names = (each["name"] for each in self.api.all_pages("nodes")["nodes"])
             raise CommandError(
                 f"Headroom has no node {self.node}. {nodes_listed(names)}", BAD_INPUT
             ) from err

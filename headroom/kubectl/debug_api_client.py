@@ -83,6 +83,16 @@ class DebugApi:
         """Return the body of a GET request to the path under /v1/. Raises ``CommandError``."""
         return self._call("GET", _target(path, query), None)
 
+    def all_pages(self, view: str, **query: str | int | bool | None) -> Any:
+        """Return the body of a view whose list has the name of the view, with the items of all
+        pages. Raises ``CommandError``."""
+        body = page = self.get(view, **query)
+        while page["continue"]:
+            page = self.get(view, **query, **{"continue": page["continue"]})
+            body[view] += page[view]
+            body["remaining"], body["continue"] = page["remaining"], page["continue"]
+        return body
+
     def post(self, *path: str, body: object, **query: str | int | bool | None) -> Any:
         """Return the body of a POST request to the path under /v1/. Raises ``CommandError``."""
         return self._call("POST", _target(path, query), json.dumps(body, default=str).encode())

@@ -79,7 +79,7 @@ def top(
         if what is Subject.MODEL:
             body = api.get("fleet")
             return body, top_tables.models(body, wide)
-        body = api.get("nodes", search=search, troubled=troubled or None)
+        body = api.all_pages("nodes", search=search, troubled=troubled or None)
         match what:
             case Subject.GPU:
                 return body, top_tables.devices(body, sort_by, wide)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from headroom.console.views import nodes
 from headroom.contract.annotations import DEVICE_CHOICE
 from headroom.contract.device_choice import STEERING_NOT_PERMITTED, STEERING_UNKNOWN
 from headroom.contract.gpunode import Plugin
@@ -153,6 +154,24 @@ def test_pages_contain_every_node_even_if_nodes_disappear_meanwhile(fleet: Asked
     # A page continues after a name, even if the node with this name was deleted.
     page = fleet.get("/v1/nodes?limit=2&continue=gpu-bb").json()
     assert [node["name"] for node in page["nodes"]] == ["gpu-c", "gpu-d"]
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"),
+    [("", 3), ("?limit=4", 4), ("?limit=9", 5)],
+    ids=["default", "a limit", "at most"],
+)
+def test_a_page_has_a_default_and_a_maximum_number_of_nodes(
+    monkeypatch: pytest.MonkeyPatch, query: str, shown: int
+) -> None:
+    monkeypatch.setattr(nodes, "NODES", 3)
+    monkeypatch.setattr(nodes, "MOST_NODES", 5)
+    asked = Asked()
+    for number in range(7):
+        asked.add_node(f"n{number}")
+    body = asked.get(f"/v1/nodes{query}").json()
+    assert (len(body["nodes"]), body["remaining"]) == (shown, 7 - shown)
+    assert body["continue"] == body["nodes"][-1]["name"]
 
 
 def test_nodes_that_take_no_pods_come_first_and_then_the_fullest_across_pages(

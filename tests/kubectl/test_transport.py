@@ -4,12 +4,18 @@ session.
 
 import base64
 import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from typing import cast
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
+import urllib3
 
 from headroom.contract.console import AUDIENCE, HEADER
-from headroom.kubectl.debug_api_client import CommandError
+from headroom.kubectl.debug_api_client import CommandError, DebugApi, Response, Transport
 from headroom.kubectl.transport import Proxied, transport_for
 from tests.answering import Answer, Request, answering
 from tests.certificates import Authority
@@ -96,3 +102,43 @@ def test_users_of_one_machine_share_no_session(
     assert opened_by == ["Bearer admin", "Bearer tenant"]
     first, second, again = used
     assert first == again != second
+
+
+class Pages:
+    """Serves a list of five nodes in pages of two, and records what is requested."""
+
+    name, hint = "pages", ""
+
+    def __init__(self) -> None:
+        self.targets: list[str] = []
+
+    @contextmanager
+    def open(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[Response]:
+        self.targets.append(target)
+        begin = int(dict(parse_qsl(urlsplit(target).query)).get("continue", 0))
+        remaining = max(0, 3 - begin)
+        answer = {
+            "nodes": [{"name": f"n{n}"} for n in range(begin, min(begin + 2, 5))],
+            "remaining": remaining,
+            "continue": str(begin + 2) if remaining else None,
+        }
+        yield cast(
+            Response,
+            urllib3.HTTPResponse(
+                BytesIO(json.dumps(answer).encode()), status=200, preload_content=False
+            ),
+        )
+
+
+def test_a_list_in_several_pages_is_read_to_its_end() -> None:
+    pages = Pages()
+    body = DebugApi(cast(Transport, pages)).all_pages("nodes", search="a b")
+    assert [each["name"] for each in body["nodes"]] == ["n0", "n1", "n2", "n3", "n4"]
+    assert (body["remaining"], body["continue"]) == (0, None)
+    assert pages.targets == [
+        "/v1/nodes?search=a+b",
+        "/v1/nodes?search=a+b&continue=2",
+        "/v1/nodes?search=a+b&continue=4",
+    ]

@@ -83,6 +83,8 @@ AskedOrder = Annotated[
 ]
 #: Pages of at most this many nodes are shared between readers.
 MOST_SHARED = 100
+#: Default and maximum number of nodes in a page. 5,000 nodes have 40 MB and take 1.5 s.
+NODES, MOST_NODES = 500, 1000
 _PPM = 1_000_000
 #: Maximum value of a device's fullness. Positions are sorted as text with keys of 16 digits.
 _MOST_PPM = 10**15
@@ -145,8 +147,9 @@ def nodes(
     order: AskedOrder = Order.NAME,
     etag: IfNoneMatch = None,
 ) -> Response:
-    """List all nodes with the memory accounting of every device. The next page continues after
-    the last node of this page, even if nodes appeared or disappeared meanwhile."""
+    """List all nodes with the memory accounting of every device. A page has 500 nodes by default,
+    and at most 1,000. The next page continues after the last node of this page, even if nodes
+    appeared or disappeared meanwhile."""
     tag = context.tag(snap)
     if is_current(etag, tag):
         return unchanged(tag)
@@ -190,7 +193,7 @@ def _page_of(
     positions = _Sorting(snap) if order is Order.NAME else _by_fullness(snap, now_s)
     ordered = positions.sorted(rows)
     begin = bisect_right(ordered, page.after, key=positions.of) if page.after else 0
-    end = len(ordered) if page.limit is None else min(begin + page.limit, len(ordered))
+    end = min(begin + min(page.limit or NODES, MOST_NODES), len(ordered))
     shown, remaining = ordered[begin:end], len(ordered) - end
     more = positions.of(shown[-1]) if remaining else None
     body = NodesBody(

@@ -86,14 +86,33 @@ class Space:
         return "fragmented" if self.headroom_bytes >= self.need_bytes else "full"
 
 
-def space(verdicts: Verdicts) -> Space:
-    """Compute the free capacity for a request for one resource."""
+@dataclass(frozen=True, slots=True)
+class NodeSpaces:
+    """The free capacity of each node for pods of one size. All arrays are (n,)."""
+
+    #: Whether the node accepts pods.
+    is_open: Nodes
+    #: Whether the node has a device of the resource.
+    has_any: Nodes
+    #: Headroom of the healthy devices of the resource.
+    headroom_bytes: Rows
+    #: Part of the headroom of an open node that no such pod can use; 0 on a closed node.
+    stranded_bytes: Rows
+    #: Free replicas of an open node, and how many of them are on devices with too little free
+    #: memory; 0 on a closed node.
+    replicas_free: Rows
+    replicas_stranded: Rows
+    #: The least memory that one pod takes on a healthy device of the node, or ``INT64_MAX``.
+    need_bytes: Rows
+
+
+def node_spaces(verdicts: Verdicts) -> NodeSpaces:
+    """Compute the free capacity of each node for a request for one resource."""
     snap, rows, columns = verdicts.snap, verdicts.rows, verdicts.snap.columns
     verdict = verdicts.asks[0]
     slots = snap.slots_of(verdict.ask.resource)
     healthy: Mask = slots & (columns.health_issue == 0)
     is_open: Nodes = ~np.isin(verdicts.codes, _CLOSED_CODES)
-    has_any = np.asarray(slots.any(axis=1))[rows]
     # Devices that share a memory all show the headroom of the whole memory, so divide it among
     # them.
     headroom_bytes = np.maximum(columns.headroom_bytes, 0) // np.maximum(columns.sharers, 1)
@@ -104,17 +123,35 @@ def space(verdicts: Verdicts) -> Space:
     too_few: Nodes = free_replicas.sum(axis=1) - unconfirmed < verdict.ask.count
     no_replica: Mask = (free_replicas == 0) | too_few[:, None]
     small = verdict.free_bytes < verdict.need_bytes
-    needs = verdict.need_bytes[is_open][healthy[rows][is_open]]
+    stranded_bytes = np.where(no_replica, headroom_bytes, 0).sum(axis=1)
+    replicas_stranded = np.where(small, free_replicas, 0).sum(axis=1)
+    needs = np.where(healthy[rows], verdict.need_bytes, INT64_MAX)
+    return NodeSpaces(
+        is_open=is_open,
+        has_any=np.asarray(slots.any(axis=1))[rows],
+        headroom_bytes=headroom_bytes.sum(axis=1),
+        stranded_bytes=np.where(is_open, stranded_bytes, 0),
+        replicas_free=np.where(is_open, free_replicas.sum(axis=1), 0),
+        replicas_stranded=np.where(is_open, replicas_stranded, 0),
+        need_bytes=needs.min(axis=1, initial=INT64_MAX),
+    )
+
+
+def space(verdicts: Verdicts) -> Space:
+    """Compute the free capacity of all nodes for a request for one resource."""
+    nodes = node_spaces(verdicts)
+    is_open = nodes.is_open
+    need_bytes = int(nodes.need_bytes[is_open].min(initial=INT64_MAX))
     return Space(
-        open_nodes=int((is_open & has_any).sum()),
-        closed_nodes=int((~is_open & has_any).sum()),
+        open_nodes=int((is_open & nodes.has_any).sum()),
+        closed_nodes=int((~is_open & nodes.has_any).sum()),
         fitting_nodes=int(verdicts.fits.sum()),
-        need_bytes=int(needs.min()) * verdict.ask.count if len(needs) else None,
-        headroom_bytes=int(headroom_bytes[is_open].sum()),
-        closed_bytes=int(headroom_bytes[~is_open].sum()),
-        stranded_bytes=int(np.where(no_replica, headroom_bytes, 0)[is_open].sum()),
-        replicas_free=int(free_replicas[is_open].sum()),
-        replicas_stranded=int(np.where(small, free_replicas, 0)[is_open].sum()),
+        need_bytes=need_bytes * verdicts.asks[0].ask.count if need_bytes < INT64_MAX else None,
+        headroom_bytes=int(nodes.headroom_bytes[is_open].sum()),
+        closed_bytes=int(nodes.headroom_bytes[~is_open].sum()),
+        stranded_bytes=int(nodes.stranded_bytes.sum()),
+        replicas_free=int(nodes.replicas_free.sum()),
+        replicas_stranded=int(nodes.replicas_stranded.sum()),
         largest_fitting_bytes=largest_fitting(verdicts),
     )
 

@@ -11,7 +11,6 @@ templates. A new node is empty and no agent can have measured it, so its labels 
 ``require_report``. After the node has been created, a bind requires the agent's report.
 """
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -47,6 +46,8 @@ from headroom.core.whatif.simulated_reports import chosen_replicas, with_pod
 
 #: Maximum number of templates that one call examines. Other templates count as unknown nodes.
 MOST_NODES = 100
+#: Maximum number of nodes whose pods are counted together.
+_MOST_AT_ONCE = 500
 
 
 def rejection_beside(
@@ -104,34 +105,36 @@ def pod_counts(
 
     At least one pod must fit at each position.
     """
+    request, now_s = verdicts.request, verdicts.now_s
+    found: dict[int, _Search] = {}
     for i in positions:
         node = verdicts.snap.nodes[int(verdicts.rows[i])].name
         gpunode = cluster.gpunode(node)
-        if gpunode is not None:
-            if held := verdicts.snap.held.get(node):
-                reservations = {**held, **gpunode.spec.reservations}
-                spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
-                gpunode = msgspec.structs.replace(gpunode, spec=spec)
-            limit = _replicas(verdicts, i) // verdicts.asks[0].ask.count
-            guess = _guess(verdicts, i)
-            yield i, count_pods(cluster, gpunode, verdicts.request, limit, verdicts.now_s, guess)
+        if gpunode is None:
+            continue
+        if held := verdicts.snap.held.get(node):
+            reservations = {**held, **gpunode.spec.reservations}
+            spec = msgspec.structs.replace(gpunode.spec, reservations=reservations)
+            gpunode = msgspec.structs.replace(gpunode, spec=spec)
+        limit = _replicas(verdicts, i) // verdicts.asks[0].ask.count
+        made = charges(request, verdicts.snap, verdicts, i)
+        first = Reservation(request.namespace, request.name, list(made))
+        if _depends_on_previous(first):
+            yield i, count_pods(cluster, gpunode, request, limit, now_s)
+            continue
+        found[i] = _Search(gpunode, first, limit, _guess(verdicts, i))
+        if len(found) == _MOST_AT_ONCE:
+            yield from _counts(cluster, request, found, now_s)
+            found.clear()
+    yield from _counts(cluster, request, found, now_s)
 
 
 def count_pods(
-    cluster: Cluster,
-    gpunode: GPUNode,
-    request: VramRequest,
-    limit: int,
-    now_s: float,
-    guess: int = 0,
+    cluster: Cluster, gpunode: GPUNode, request: VramRequest, limit: int, now_s: float
 ) -> int:
     """Return how many pods fit on this version of the GPUNode.
 
-    ``limit`` is the maximum that the free replicas allow, and ``guess`` the number to try first.
-
-    Equal pods have equal reservations, so many of them are added at once, and a binary search finds
-    the number. But if Headroom or the pod chooses the devices, a reservation depends on the
-    previous reservations, so they are added one after another.
+    ``limit`` is the maximum that the free replicas allow.
     """
     first = _fitted(cluster, gpunode, request, now_s)
     if first is None or limit < 1:
@@ -139,23 +142,79 @@ def count_pods(
     reservation = first.reservation
     if any(charge.choices for charge in reservation.charges):
         return _count_chosen(cluster, gpunode, request, limit, now_s)
-    if any(charge.by_environment for charge in reservation.charges):
+    if _depends_on_previous(reservation):
         more: _Fitted | None = first
         count, current = 0, gpunode
         while more is not None and count < limit:
             current, count = _with(current, [more.reservation], count), count + 1
             more = _fitted(cluster, current, request, now_s)
         return count
+    search = {0: _Search(gpunode, reservation, limit, 0)}
+    return next(count for _, count in _counts(cluster, request, search, now_s))
 
-    def fits(count: int) -> bool:
-        before = _with(gpunode, [reservation] * (count - 1), 0)
-        return _fitted(cluster, before, request, now_s) is not None
 
-    low, high = 1, limit
-    for count in (min(guess, limit), guess + 1):
-        if low < count <= high:
-            low, high = (count, high) if fits(count) else (low, count - 1)
-    return low + bisect_left(range(low + 1, high + 1), True, key=lambda count: not fits(count))
+def _depends_on_previous(reservation: Reservation) -> bool:
+    """Return whether an equal pod would have another reservation after this pod was placed,
+    because Headroom or the pod chooses its devices."""
+    return any(charge.choices or charge.by_environment for charge in reservation.charges)
+
+
+class _Search:
+    """A binary search for the number of equal pods that fit on a node.
+
+    Equal pods have equal reservations, so many of them are added at once.
+    """
+
+    def __init__(self, gpunode: GPUNode, reservation: Reservation, limit: int, guess: int) -> None:
+        """Begin with a node on which one pod fits.
+
+        ``limit`` is the maximum that the free replicas allow, and ``guess`` the number to try
+        first.
+        """
+        self._gpunode, self._reservation = gpunode, reservation
+        #: The largest number that is known to fit, and the largest that could fit.
+        self._low, self._high = min(1, limit), limit
+        #: Numbers to try before the middle, the first last.
+        self._guesses = [guess + 1, min(guess, limit)]
+
+    def next_count(self) -> int | None:
+        """Return the number to try next, or None if the result is known."""
+        while self._guesses:
+            count = self._guesses.pop()
+            if self._low < count <= self._high:
+                return count
+        return (self._low + self._high + 1) // 2 if self._low < self._high else None
+
+    def before(self, count: int) -> GPUNode:
+        """Return the GPUNode with one pod less than ``count``."""
+        return _with(self._gpunode, [self._reservation] * (count - 1), 0)
+
+    def tried(self, count: int, fits: bool) -> None:
+        self._low, self._high = (count, self._high) if fits else (self._low, count - 1)
+
+    @property
+    def result(self) -> int:
+        return self._low
+
+
+def _counts(
+    cluster: Cluster, request: VramRequest, searches: Mapping[int, _Search], now_s: float
+) -> Iterator[tuple[int, int]]:
+    """Yield (key, number of pods that fit). All searches try their next number together, because
+    fitting many nodes in one call takes hardly longer than fitting one."""
+    remaining = [*searches.values()]
+    while tries := [(s, count) for s in remaining if (count := s.next_count()) is not None]:
+        terms = []
+        for search, count in tries:
+            gpunode = search.before(count)
+            assumed = cluster.holds.binding_to(gpunode.name)
+            terms.append(cluster.terms_of(gpunode.name, gpunode, assumed=assumed))
+        verdicts = fit(request, build(terms), np.arange(len(terms)), now_s)
+        for (search, count), fits in zip(tries, verdicts.fits.tolist(), strict=True):
+            search.tried(count, fits)
+        remaining = [search for search, _ in tries]
+    for key, search in searches.items():
+        yield key, search.result
 
 
 def _count_chosen(
