@@ -66,4 +66,4 @@ def node(name: str, *devices: Any, **others: Any) -> Any:
 
 
 def nodes(*found: Any) -> Any:
-    return {"nodes": list(found)}
+    return {"nodes": list(found), "continue": None, "remaining": 0}

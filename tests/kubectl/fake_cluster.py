@@ -95,7 +95,7 @@ class FakeCluster:
 
     def _debug(self, path: list[str]) -> Reply:
         if len(path) == 1:
-            return 200, {"nodes": [*self.debug.values()]}
+            return 200, {"nodes": [*self.debug.values()], "continue": None}
         if len(path) == 4:
             return 200, {"mig_parent": self.mig_parents.get(path[3])}
         if path[1] not in self.debug:
