@@ -13,31 +13,6 @@ def test_the_product_has_no_findings() -> None:
     assert [str(each) for each in language.product_findings()] == []
 
 
-def test_only_files_without_findings_are_cached(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HEADROOM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(language, "ROOT", tmp_path)
-    clean, wrong = tmp_path / "clean.py", tmp_path / "wrong.py"
-    clean.write_text("x = 1  # the pod waits\n")
-    wrong.write_text("x = 1  # nobody waits\n")
-    monkeypatch.setattr(language, "product", lambda: [clean, wrong])
-    parsed: list[str] = []
-    original = language.findings
-    monkeypatch.setattr(
-        language, "findings", lambda path: (parsed.append(path.name), original(path))[1]
-    )
-
-    def files_with_findings() -> list[str]:
-        parsed.clear()
-        return [each.file for each in language.product_findings()]
-
-    assert (files_with_findings(), parsed) == (["wrong.py"], ["clean.py", "wrong.py"])
-    assert (files_with_findings(), parsed) == (["wrong.py"], ["wrong.py"])
-    clean.write_text("x = 1  # whoever waits\n")
-    assert (files_with_findings(), parsed) == (["clean.py", "wrong.py"], ["clean.py", "wrong.py"])
-
-
 @pytest.mark.parametrize(
     ("source", "rules"),
     [
@@ -66,14 +41,6 @@ def test_whole_manifests_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     file.write_text("# Alerts.\nsummary: what was promised\n")
     (found,) = language.findings(file)
     assert str(found) == "rules.yaml:2: write reserve, reservation: promised"
-
-
-def test_manifests_benchmarks_and_build_files_belong_to_the_product() -> None:
-    names = {str(path.relative_to(language.ROOT)) for path in language.product()}
-    assert names >= {
-        *("Makefile", "Dockerfile", "deploy/base/agent.yaml", "benchmarks/storm.py"),
-        "deploy/components/dashboard/headroom.json",
-    }
 
 
 @pytest.mark.slow

@@ -45,20 +45,6 @@ def test_repository_paths_on_the_pages_exist() -> None:
     } == set()
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_have_a_target(page: str) -> None:
-    for target in re.findall(r"\]\(([^)]+)\)", read(page)):
-        name, _, anchor = target.partition("#")
-        linked = ROOT / "docs" / page if not name else (ROOT / "docs" / page).parent / name
-        text = linked.read_text()
-        headings = {
-            re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-            for line in text.splitlines()
-            if line.startswith("#")
-        }
-        assert not anchor or anchor in headings, target
-
-
 def test_every_component_and_platform_is_on_the_page_with_its_value() -> None:
     page = read("get-started/kustomize.md")
     platforms = read("get-started/platforms.md")

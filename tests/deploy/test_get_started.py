@@ -92,12 +92,3 @@ def test_outputs_may_differ_only_in_names_ages_restarts_and_widths() -> None:
     assert not matches("a\nd\n", "a\n...\nc\n")
     assert not matches("ab\n", "a\n...\n")
     assert matches("node gpu-2 is full\n", "node ... is full\n")
-
-
-def test_an_executed_part_is_found_only_with_a_literal_page_and_mark(tmp_path: Path) -> None:
-    (tmp_path / "test_a.py").write_text(
-        'play("get-started/helm.md", "install", run)\n'
-        'commands("get-started/helm.md", "top")\n'
-        'other("get-started/helm.md", "check")\n'
-    )
-    assert played(tmp_path) == {("helm.md", "install"), ("helm.md", "top")}

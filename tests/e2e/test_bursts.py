@@ -1,17 +1,15 @@
-"""Checks that memory is not reserved twice in bursts, after crashes and with two replicas.
+"""Checks two extenders behind one address, and an extender that has lost its connections.
 
-The referee sees only which pods were bound to which nodes. Pods arrive faster than agents report,
-so most pods are placed on nodes with unconfirmed pods. After a crash and with two replicas, no
-agent reports, so that only the reservations prevent overcommitment.
+No agent reports, so that only the reservations prevent overcommitment. test_real_nodes.py has
+bursts on real nodes and a killed extender.
 """
 
-import random
 from typing import Any
 
 import urllib3
 
-from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, scheduling_message
-from tests.e2e.conftest import ONE_GPU, NewCluster, Tell
+from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster
+from tests.e2e.conftest import ONE_GPU, NewCluster
 from tests.e2e.nodes import GIB, Shape
 from tests.processes import free_ports
 from tests.reverse_proxy import proxy_to, round_robin
@@ -24,40 +22,6 @@ http = urllib3.PoolManager(retries=False, timeout=PATIENCE_S).request
 MANY_REPLICAS = Shape(replicas=16)
 #: Eight requests of 3 GiB fill a device completely.
 PODS_THAT_FIT = 36
-MIXED = ("2Gi", "3Gi", "4Gi", "6Gi", "8Gi", "12Gi")
-
-
-def test_a_burst_of_a_hundred_pods_overcommits_no_device(
-    new_cluster: NewCluster, tell: Tell
-) -> None:
-    cluster = new_cluster(10, Shape(gpus=2))
-    cluster.bring_up()
-    chance = random.Random(7)
-    for i in range(100):
-        cluster.create_pod(f"p{i}", chance.choice(MIXED))
-    cluster.until(
-        lambda: watch(cluster) and settled(cluster) and len(cluster.bound()) > 60,
-        "most pods are bound, all others rejected",
-    )
-    # Filter counts assumed binds, so few binds are declined. The number is not checked, because on
-    # a busy machine a bind can arrive later than filter assumes.
-    declined = cluster.metric('headroom_binds_total{outcome="declined"}')
-    tell(f"a burst: {declined:.0f} binds declined for {len(cluster.bound())} bound pods")
-    assert_no_memory_is_reserved_twice(cluster)
-
-
-def test_an_extender_killed_in_a_burst_keeps_each_reservation_once(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(5, MANY_REPLICAS)
-    cluster.bring_up()
-    for i in range(PODS_THAT_FIT):
-        cluster.create_pod(f"p{i}", "3Gi")
-        if i == PODS_THAT_FIT // 2:
-            cluster.until(lambda: bool(cluster.bound()), "the burst is under way")
-            cluster.kill("extender")
-    assert len(cluster.bound()) < PODS_THAT_FIT
-    cluster.start_extender()
-    cluster.until(lambda: len(cluster.bound()) == PODS_THAT_FIT, "every pod is bound")
-    assert_no_memory_is_reserved_twice(cluster)
 
 
 def test_two_replicas_behind_one_address_reserve_no_memory_twice(new_cluster: NewCluster) -> None:
@@ -196,20 +160,6 @@ def test_a_replica_without_connection_decides_nothing_until_it_is_reconnected(
         assert cluster.node_of("second") == node
     reserved = cluster.gpunode(node).spec.reservations.values()
     assert {reservation.name for reservation in reserved} == {"first", "second", "meanwhile"}
-
-
-def watch(cluster: PlayedCluster) -> bool:
-    """Act as the kubelets, which admit the bound pods, and as the agents, which report them."""
-    cluster.nodes.observe(cluster.pods())
-    return True
-
-
-def settled(cluster: PlayedCluster) -> bool:
-    """Return whether every pod is bound or was rejected by all nodes."""
-    return all(
-        pod["spec"].get("nodeName") or scheduling_message(pod).startswith("0/")
-        for pod in cluster.pods()
-    )
 
 
 def assert_no_memory_is_reserved_twice(cluster: PlayedCluster) -> None:

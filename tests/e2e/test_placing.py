@@ -176,24 +176,6 @@ def test_pods_of_headrooms_scheduler_wait_while_the_extender_is_down(
     assert "annotations" not in cluster.pod("plain")["metadata"]
 
 
-def test_the_pods_of_a_deployment_are_bound(new_cluster: NewCluster) -> None:
-    cluster = new_cluster(2)
-    cluster.bring_up()
-    cluster.start_controller_manager()
-    cluster.create_deployment("web", "8Gi", replicas=7)
-    cluster.until(lambda: len(cluster.bound()) == 6, "all pods that fit are bound")
-    (waiting,) = (p["metadata"]["name"] for p in cluster.pods() if not p["spec"].get("nodeName"))
-    rejected = "0/2 nodes are available: 2 insufficient GPU memory on any device."
-    cluster.until(lambda: cluster.rejection(waiting).startswith(rejected), "one is rejected")
-    # A pending pod or the replacement pod gets the freed memory soon.
-    gone = cluster.bound()[0]["metadata"]["name"]
-    cluster.delete_pod(gone)
-    cluster.until(
-        lambda: len(bound := names(cluster.bound())) == 6 and gone not in bound,
-        "another pod is bound in its place",
-    )
-
-
 def test_a_force_deleted_pod_keeps_its_reservation_until_a_later_sample_does_not_show_it(
     new_cluster: NewCluster,
 ) -> None:
@@ -300,10 +282,6 @@ def node_reason(cluster: Cluster) -> str | None:
     answer = LOOPBACK.get(f"{cluster.debug_url()}/v1/nodes")
     reason: str | None = answer.json()["nodes"][0]["reason"]
     return reason
-
-
-def names(pods: list[dict[str, Any]]) -> set[str]:
-    return {pod["metadata"]["name"] for pod in pods}
 
 
 def filter_calls(cluster: Cluster) -> float:
