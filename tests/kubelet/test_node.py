@@ -3,7 +3,6 @@
 Each test checks a sentence in sections 4, 5 and 8 of DESIGN.md.
 """
 
-import collections
 import time
 
 import pytest
@@ -15,11 +14,6 @@ from tests.kubelet.pod_resources import Held
 from tests.kubernetes_version import is_at_least
 
 GIB = 1 << 30
-
-
-def devices(node: Node) -> list[str]:
-    """Return the device of each held replica, ordered by pod."""
-    return [held.device for held in node.held()]
 
 
 def processes(node: Node) -> int:
@@ -80,29 +74,6 @@ def test_the_status_of_a_pod_contains_its_replica_and_its_health(start_node: Sta
     )
 
 
-def test_distributed_chooses_a_device_with_the_fewest_allocated_replicas(
-    start_node: StartNode,
-) -> None:
-    node = start_node(gpus=4, replicas=4)
-    counts = collections.Counter[str]({f"GPU-{gpu}": 0 for gpu in range(4)})
-    for number in range(16):
-        fewest = {device for device, count in counts.items() if count == min(counts.values())}
-        (held,) = node.admit(gpu_pod(f"p{number}"))
-        assert held.device in fewest
-        counts[held.device] += 1
-
-
-def test_a_tie_between_devices_is_broken_at_random(start_node: StartNode) -> None:
-    node = start_node(gpus=2, replicas=2)
-    seen = set()
-    for number in range(20):  # The chance that all choices are equal is one in half a million.
-        (held,) = node.admit(gpu_pod(f"p{number}"))
-        seen.add(held.device)
-        node.delete(f"p{number}", by_force=True)
-        node.wait(lambda: not node.held(), "its end")
-    assert seen == {"GPU-0", "GPU-1"}
-
-
 @pytest.mark.parametrize("policy", ["best-effort", "restricted", "single-numa-node"])
 def test_a_topology_policy_fills_the_lowest_numa_node_first(
     start_node: StartNode, policy: str
@@ -142,22 +113,6 @@ def test_a_bound_pod_without_a_free_replica_is_rejected(start_node: StartNode) -
     assert (status["phase"], status["reason"]) == ("Failed", "UnexpectedAdmissionError")
     assert "Requested: 1, Available: 0" in status["message"]
     assert [held.pod for held in node.held()] == ["a", "b"]
-
-
-def test_an_unshared_device_holds_one_pod(start_node: StartNode) -> None:
-    node = start_node(gpus=2, replicas=1)
-    for name in ("a", "b"):
-        node.admit(gpu_pod(name))
-    assert sorted(held.replica for held in node.held()) == ["GPU-0", "GPU-1"]
-
-
-def test_two_replicas_are_on_two_devices_while_both_have_free_replicas(
-    start_node: StartNode,
-) -> None:
-    node = start_node(gpus=2, replicas=2)
-    node.run(gpu_pod("p", containers=[gpu_container("main", gpus=2, takes_bytes=GIB)]))
-    assert sorted(devices(node)) == ["GPU-0", "GPU-1"]
-    assert processes(node) == 2
 
 
 def test_a_container_reuses_the_replica_of_a_finished_init_container(start_node: StartNode) -> None:

@@ -73,7 +73,6 @@ DECLARED: dict[str, tuple[str, ...]] = {
         ),
         (DRIVER, PROTOCOLS, BINARIES, "deploy/base/crd.yaml", *AGENT),
     ),
-    "tests/nvidia/test_preferred.py": (DRIVER, PROTOCOLS, BINARIES),
     "tests/tiers/test_tiers.py": ("tests/tiers/*.py", "tests/gobin/build.py"),
 }
 
