@@ -29,7 +29,7 @@ demo: $(VENV)/demo.stamp  ## show what Headroom does, in a minute: no cluster, n
 check: $(VENV)/test.stamp  ## quick checks, in a minute: style, types, imports, unit and property tests
 	@$(MAKE) --no-print-directory -j 2 lint quick
 
-test: $(VENV)/test.stamp  ## all tests; the first run also builds a real API server: ALL=1 for tests of other programs whose files did not change
+test: $(VENV)/test.stamp  ## all tests; the first run also builds a real API server: ALL=1 also for slow tests whose inputs did not change
 	@$(RUN) -m tests.gobin.build
 	@$(MAKE) --no-print-directory -j 2 lint all
 
@@ -47,8 +47,7 @@ quick: $(VENV)/test.stamp
 	$(COMPILED)
 	TEST_QUICK=1 $(RUN) -m pytest -q -n $(shell expr $$(nproc) + 1) --maxprocesses 8 $(LOADFILE) -m "not slow" $(ARGS)
 
-# Without modules that do not depend on the product's code, if they passed with the same inputs
-# (tests/tiers): make test ALL=1 runs them.
+# Without slow modules that passed with the same inputs (tests/tiers): make test ALL=1 runs them.
 all: $(VENV)/test.stamp
 	$(COMPILED)
 	$(RUN) -m pytest -q -n $(WORKERS) $(LOADFILE) -p tests.tiers.plugin --unchanged=$(if $(ALL),run,skip) $(ARGS)

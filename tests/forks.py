@@ -88,7 +88,8 @@ class Forked:
         stdout and stderr are appended to ``log``. If ``stdout`` is given, standard output goes
         there instead. The process calls ``inside`` before it runs the command.
         """
-        sys.audit("tests.forked", module)  # tests/tiers records which programs a test starts.
+        # tests/tiers records which programs a test starts.
+        sys.audit("tests.forked", module, *arguments)
         parameters = (module, list(arguments), log, dict(env), stdout, stdin, inside)
         # A daemonic process does not keep this process from ending.
         self._process = _forks.Process(target=_run, args=parameters, daemon=True)

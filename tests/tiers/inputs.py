@@ -1,13 +1,15 @@
-"""Finds and hashes the inputs of test modules that hardly depend on the product's code.
+"""Finds and hashes the inputs of test modules.
 
 The inputs of a test module are all Python modules that it imports directly or indirectly, the
-``conftest.py`` of its folders, and the files that ``DECLARED`` declares.
+``conftest.py`` of its folders, what it read when it passed (tests/tiers/reads.py), and the files
+that ``DECLARED`` declares.
 """
 
 import ast
 import functools
 import hashlib
 import importlib.metadata
+import itertools
 import os
 import platform
 import subprocess
@@ -33,8 +35,12 @@ AGENT = (
     *("agent/*", "headroom/*.py", "headroom/client/*", "headroom/contract/*", "headroom/system/*"),
     "deploy/base/rbac.yaml",
 )
-#: Maps each test module that hardly depends on the product's code to patterns of the files that it
-#: reads, in addition to the Python modules that it imports. ``*`` also matches slashes.
+#: The product. A module that starts a Python program has all of it as inputs, unless ``DECLARED``
+#: contains the module.
+PRODUCT = ("agent/*", "extender/*", "headroom/*", "deploy/*")
+#: Maps test modules that start programs, but hardly depend on the product's code, to patterns of
+#: the files that these programs read. ``*`` also matches slashes. A pattern that ends with a slash
+#: matches only the files directly in the folder.
 DECLARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (
@@ -73,6 +79,18 @@ DECLARED: dict[str, tuple[str, ...]] = {
         ),
         (DRIVER, PROTOCOLS, BINARIES, "deploy/base/crd.yaml", *AGENT),
     ),
+    "tests/benchmarks/test_gpu.py": (
+        *(*AGENT, DRIVER, "tests/fake_cuda.c"),
+        *("benchmarks/gpu/*", "tests/benchmarks/gpu/*"),
+    ),
+    # The pages are followed in shells, and the package is made of these files.
+    **dict.fromkeys(
+        ("tests/deploy/test_installed.py", "tests/install/test_install.py"),
+        (
+            *(*PRODUCT, DRIVER, PROTOCOLS, BINARIES, "tests/deploy/*", "tests/install/*"),
+            *("docs/get-started/*", "docs/operate/*", "release/*", "requirements/*", "*.md"),
+        ),
+    ),
     "tests/tiers/test_tiers.py": ("tests/tiers/*.py", "tests/gobin/build.py"),
 }
 
@@ -107,8 +125,23 @@ class Repository:
         """
         parents = [str(parent) for parent in Path(module).parents if str(parent) != "."]
         settings = {f"{parent}/conftest.py" for parent in parents} & self.files
-        declared = {each for each in self.files for glob in reads if fnmatchcase(each, glob)}
-        return self.closure(module, *settings, *COMMON) | declared
+        return self.closure(module, *settings, *COMMON) | self.matching(reads)
+
+    def matching(self, patterns: Iterable[str]) -> frozenset[str]:
+        """Return the files that match one of the patterns of ``DECLARED``, and the files that
+        Python imports if a pattern is ``-m`` and the name of a module.
+        """
+        names = frozenset(patterns)
+        programs = {each.removeprefix("-m ") for each in names if each.startswith("-m ")}
+        imported = (self.modules(f"{each}{end}") for each in programs for end in ("", ".__main__"))
+        globs = [each for each in names if "*" in each]
+        folders = {each[:-1] for each in names if each.endswith("/")}
+        return (self.closure(*itertools.chain(*imported)) | names & self.files).union(
+            each
+            for each in self.files
+            if (each.rpartition("/")[0] or ".") in folders
+            or any(fnmatchcase(each, glob) for glob in globs)
+        )
 
     def closure(self, *files: str) -> frozenset[str]:
         """Return these files and all files of the repository that they import, including imports in
@@ -148,8 +181,12 @@ class Repository:
         for each in sorted(self.inputs(module, reads)):
             path = self.root / each
             digest.update(f"\0{each}\0{path.is_file()}\0{os.path.islink(path)}\0".encode())
-            digest.update(hashlib.sha256(_content(path)).digest())
+            digest.update(self._hash(each))
         return digest.hexdigest()
+
+    @functools.cache  # noqa: B019 -- a session has one
+    def _hash(self, file: str) -> bytes:
+        return hashlib.sha256(_content(self.root / file)).digest()
 
 
 def _content(path: Path) -> bytes:
@@ -162,7 +199,7 @@ def _content(path: Path) -> bytes:
 def _names(tree: ast.AST, file: str) -> Iterator[str]:
     """Yield the names that a module imports, and the names of its pytest plugins."""
     package = Path(file).parent.parts
-    for node in ast.walk(tree):
+    for node in _statements(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -172,6 +209,15 @@ def _names(tree: ast.AST, file: str) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Assign) and "pytest_plugins" in ast.dump(node.targets[0]):
             yield from ast.literal_eval(node.value)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield all statements of a module, but no expressions, because they are most of it."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        below = getattr(node, name, ())
+        for each in below if isinstance(below, list) else ():
+            yield each
+            yield from _statements(each)
 
 
 @functools.cache

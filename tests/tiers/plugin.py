@@ -1,20 +1,19 @@
-"""A pytest plugin that skips test modules that hardly depend on the product's code if their inputs
-are unchanged.
+"""A pytest plugin that skips slow test modules whose inputs are unchanged since they passed.
 
-``make test`` loads this plugin. ``--unchanged=skip`` skips a module in ``DECLARED`` if it has
+``make test`` loads this plugin. ``--unchanged=skip`` skips a module with slow tests if it has
 passed with the same inputs before. ``--unchanged=run`` runs all modules. Both options record
 modules that pass, outside the clone. A module is not recorded if one of its tests failed, was
-skipped or did not run, if its inputs changed during the run, or if it read an undeclared file of
-the repository.
+skipped or did not run, or if one of its inputs changed during the run. Modules without slow tests
+always run.
 """
 
 import contextlib
-import functools
+import json
 import os
 import subprocess
-import sys
+import time
 from collections import Counter, defaultdict
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +24,15 @@ from tests.tiers import reads
 from tests.tiers.inputs import DECLARED, NOT_FOLLOWED, Repository
 
 #: Maximum number of files in the folder that records passed modules. The oldest files are deleted.
-MOST_RECORDS = 500
+MOST_RECORDS = 2_000
+#: Fixtures of these scopes also serve tests of later modules.
+_SHARED = ("session", "package")
 
+#: Maps each file of the repository to what its import and its functions with caches read. Such
+#: reads happen once, and count for all modules that import the file.
+_once: defaultdict[str, set[reads.Read]] = defaultdict(set)
 
-#: Maps each file of the repository to the files and directories that its import reads.
-_imports: defaultdict[str, set[reads.Read]] = defaultdict(set)
+Patterns = dict[str, list[str]]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--unchanged",
         choices=("skip", "run"),
         default="run",
-        help="skip or run test modules that passed with the same inputs (tests/tiers/inputs.py)",
+        help="skip or run slow test modules that passed with the same inputs (tests/tiers)",
     )
 
 
@@ -48,8 +51,9 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
 
 def _record_imports(root: Path) -> None:
     def sink(read: reads.Read) -> None:
-        if (reader := reads.reader(root)) is not None:
-            _imports[reader].add(read)
+        for reader, _ in reads.readers(root):
+            _once[reader].add(read)
+            break
 
     reads.record(sink)
 
@@ -63,71 +67,91 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class Tier:
-    """The modules that a session skips, and the modules that pass."""
+    """The modules that a session skips, and the modules that pass. Workers of xdist send what they
+    read to the session that started them, which records it.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
-        self.config = config
-        self.repository = Repository(config.rootpath)
+        self.config, self.root = config, config.rootpath
+        self.repository = Repository(self.root)
         self.folder = default_cache().parent / "passed"
         given: Mapping[str, Any] = getattr(config, "workerinput", {})
-        #: Hash of the inputs of each module.
-        self.hashes: dict[str, str] = given.get("hashes") or self._hashes()
         #: Number of skipped tests of each skipped module.
         self.left_out: dict[str, int] = given.get("left_out", {})
         if not given and config.getoption("unchanged") == "skip":
             self.left_out = self._passed_before()
-        #: Files that each module read but does not declare.
-        self.undeclared: dict[str, list[str]] = {}
+        self._began_s = time.time()
         self._collected: Counter[str] = Counter()
+        self._slow: set[str] = set()
         self._passed: Counter[str] = Counter()
         self._incomplete: set[str] = set()
-        #: The module whose test ran last.
-        self._current = ""
         self._reads: defaultdict[str, set[reads.Read]] = defaultdict(set)
-
-    def _hashes(self) -> dict[str, str]:
-        return {
-            module: self.repository.fingerprint(module, DECLARED[module]) for module in DECLARED
-        }
+        #: Maps each folder to what its fixtures read that are shared by modules.
+        self._shared: defaultdict[str, set[reads.Read]] = defaultdict(set)
 
     def _passed_before(self) -> dict[str, int]:
         found = {}
-        for module, digest in self.hashes.items():
-            record = self.folder / digest
-            if record.exists():
-                found[module] = int(record.read_text().split()[0])
-                os.utime(record)
+        for path in self.folder.glob("*"):
+            # Ignore records of other versions of this plugin.
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                record = json.loads(path.read_text())
+                module, read = record["module"], record["read"]
+                if self.repository.fingerprint(module, read) == path.name:
+                    found[module] = record["passed"]
+                    os.utime(path)
         return found
 
     def pytest_ignore_collect(self, collection_path: Path) -> bool | None:
         return True if self._module(collection_path) in self.left_out else None
 
     def _module(self, path: Path) -> str:
-        return os.path.relpath(path, self.config.rootpath)
+        return os.path.relpath(path, self.root)
 
     def pytest_deselected(self, items: list[pytest.Item]) -> None:
         self._incomplete |= {self._module(item.path) for item in items}
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         reads.record(None)
-        self._collected.update(self._module(item.path) for item in session.items)
+        for item in session.items:
+            module = self._module(item.path)
+            self._collected[module] += 1
+            if item.get_closest_marker("slow") or module in DECLARED:
+                self._slow.add(module)
         if any("::" in argument for argument in self.config.args):
-            self._incomplete |= {*DECLARED}
+            self._incomplete |= self._slow
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        module = self._module(item.path)
-        if module not in DECLARED:
-            self._current = module
-            return (yield)
-        if module != self._current:
-            _clear_caches()
-        self._current = module
-        reads.record(self._reads[module].add)
+        reads.record(self._sink(self._reads[self._module(item.path)].add))
         try:
             return (yield)
         finally:
             reads.record(None)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_fixture_setup(
+        self, fixturedef: pytest.FixtureDef[Any]
+    ) -> Generator[None, object, object]:
+        if fixturedef.scope not in _SHARED:
+            return (yield)
+        before = reads.record(self._sink(self._shared[fixturedef.baseid].add))
+        try:
+            return (yield)
+        finally:
+            reads.record(before)
+
+    def _sink(self, add: Callable[[reads.Read], None]) -> Callable[[reads.Read], None]:
+        root = str(self.root)
+
+        def sink(read: reads.Read) -> None:
+            add(read)
+            if read[0] in ("file", "folder") and not read[1][0].startswith(root):
+                return
+            for reader, has_cache in reads.readers(self.root):
+                if has_cache:
+                    _once[reader].add(read)
+
+        return sink
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         module = report.nodeid.partition("::")[0]
@@ -136,64 +160,74 @@ class Tier:
         elif report.when == "call":
             self._passed[module] += 1
 
-    @pytest.hookimpl(tryfirst=True)  # Run before the worker sends its output.
+    @pytest.hookimpl(tryfirst=True)  # Run before a worker sends its output.
     def pytest_sessionfinish(self) -> None:
-        for module in DECLARED.keys() & self._reads.keys() - self._incomplete:
-            if self._passed[module] == self._collected[module]:
-                self._record(module)
+        found = {
+            module: self._reads[module]
+            for module in self._reads.keys() & self._slow - self._incomplete
+            if self._passed[module] == self._collected[module]
+        }
+        if not found:
+            return
+        output = [
+            {key: reads.patterns(self.repository, each) for key, each in read.items()}
+            for read in (found, self._shared, _once)
+        ]
         if hasattr(self.config, "workeroutput"):
-            self.config.workeroutput["undeclared"] = self.undeclared
+            self.config.workeroutput["tier"] = output
+        else:
+            self._record(*output)
 
-    def _record(self, module: str) -> None:
-        now = Repository(self.config.rootpath)
-        if now.fingerprint(module, DECLARED[module]) != self.hashes[module]:
-            return
-        inputs = now.inputs(module, DECLARED[module])
-        importers = inputs & _imports.keys() - NOT_FOLLOWED
-        read = self._reads[module].union(*(_imports[file] for file in importers))
-        if found := reads.undeclared(now, inputs, read):
-            self.undeclared[module] = found
-            return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        unfinished = self.folder / f"{self.hashes[module]}.{os.getpid()}"
-        unfinished.write_text(f"{self._passed[module]} {module}\n")
-        unfinished.replace(self.folder / self.hashes[module])
+    def _record(self, found: Patterns, shared: Patterns, once: Patterns) -> None:
+        now = Repository(self.root)
+        for module, patterns in found.items():
+            read = {*patterns}.union(*(shared[each] for each in shared if module.startswith(each)))
+            for file in now.inputs(module, ()) & once.keys() - NOT_FOLLOWED:
+                read |= {*once[file]}
+            if module in DECLARED:
+                read = {each for each in read if not each.startswith("?")} | {*DECLARED[module]}
+            read = {each.removeprefix("?") for each in read}
+            if any(self._changed(each) for each in now.inputs(module, read)):
+                continue
+            digest = now.fingerprint(module, read)
+            record = {"module": module, "passed": self._passed[module], "read": sorted(read)}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            unfinished = self.folder / f"{digest}.{os.getpid()}"
+            unfinished.write_text(json.dumps(record))
+            unfinished.replace(self.folder / digest)
         _prune(self.folder)
+
+    def _changed(self, file: str) -> bool:
+        """Return whether an input changed since the session began."""
+        with contextlib.suppress(FileNotFoundError):
+            return (self.root / file).lstat().st_mtime > self._began_s
+        return False
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
-        node.workerinput |= {"hashes": self.hashes, "left_out": self.left_out}
+        node.workerinput |= {"left_out": self.left_out}
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        self.undeclared |= getattr(node, "workeroutput", {}).get("undeclared", {})
+        if output := getattr(node, "workeroutput", {}).get("tier"):
+            self._record(*output)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        if self.left_out or self.undeclared:
-            terminalreporter.section("unchanged since they passed")
-        for module, count in sorted(self.left_out.items()):
+        if not self.left_out:
+            return
+        terminalreporter.section("unchanged since they passed")
+        modules: defaultdict[str, list[str]] = defaultdict(list)
+        for module in sorted(self.left_out):
+            modules[str(Path(module).parent)].append(module)
+        for folder, names in modules.items():
+            tests = sum(self.left_out[each] for each in names)
             terminalreporter.line(
-                f"{count} tests of {module} not run: inputs unchanged since they passed "
-                "(ALL=1 runs them)"
+                f"{tests} tests of {folder} not run: inputs unchanged since they passed (ALL=1 "
+                f"runs them): {', '.join(Path(each).stem.removeprefix('test_') for each in names)}"
             )
-        for module, files in sorted(self.undeclared.items()):
-            terminalreporter.line(
-                f"WARNING: {module} will run again, because it read files that "
-                f"tests/tiers/inputs.py does not declare: {', '.join(files[:5])}"
-                + (f" and {len(files) - 5} more" if len(files) > 5 else "")
-            )
-
-
-def _clear_caches() -> None:
-    """Clear the caches of test functions, because calls of another module may have filled them."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("tests."):
-            for each in vars(module).values():
-                if isinstance(each, functools._lru_cache_wrapper):
-                    each.cache_clear()
 
 
 def _prune(folder: Path) -> None:
-    records = sorted(folder.iterdir(), key=lambda each: each.stat().st_mtime)
+    records = sorted(folder.glob("*"), key=lambda each: each.stat().st_mtime)
     for each in records[:-MOST_RECORDS]:
         each.unlink(missing_ok=True)

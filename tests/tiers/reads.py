@@ -1,37 +1,57 @@
-"""Records which files of the repository a test module reads, so that its declared inputs can be
-checked.
+"""Records which files of the repository a test module reads, because they are its inputs.
 
 A Python audit hook records the files that this process opens, the folders that it lists, and the
-programs that it starts. It cannot detect the reads of other programs or of C libraries. Therefore a
-Python program counts as reading all modules that it imports, and every program counts as reading
-its arguments. A program that starts in another folder also counts as reading this folder. An
-argument that is a folder counts as all files below it.
+programs that it starts. It cannot detect the reads of other programs or of C libraries. Therefore
+every program counts as reading its arguments, and all files below an argument that is a folder. A
+program that starts in a folder of the repository also counts as reading all files below it, unless
+it is one of ``ONLY_ARGUMENTS``. A shell counts as reading all files. A Python program counts as
+reading all modules that it imports and all files of the product, or of its own packages if it is a
+program of Headroom.
+
+Neither a program's own folder nor the product counts for modules in ``DECLARED``, which declares
+what their programs read.
 """
 
+import functools
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from tests.tiers.inputs import Repository
+from tests.tiers.inputs import BINARIES, MANIFESTS, PRODUCT, Repository
 
 #: A read. It consists of an event and the event's arguments, with absolute paths.
 Read = tuple[str, tuple[str, ...]]
 
+#: Programs that read no file of the folder in which they start, except for their arguments.
+ONLY_ARGUMENTS = {
+    *("chrome", "containerd", "etcd", "gcc", "cc", "helm", "ip", "kube-apiserver", "kubectl"),
+    *("kubelet", "mount", "node", "openssl", "promtool", "sleep", "true", "umount"),
+}
+#: The program that builds the binaries.
+BUILD = "tests/gobin/build.py"
+
 _OWN = (__file__, str(Path(__file__).with_name("plugin.py")))
 _IMPORTLIB = "<frozen importlib"
-_sink: Callable[[Read], None] | None = None
+
+
+Sink = Callable[[Read], None]
+_sink: Sink | None = None
 _installed = False
 
 
-def record(sink: Callable[[Read], None] | None) -> None:
-    """Pass each read to ``sink`` until the next call of this function. None ends the recording."""
+def record(sink: Sink | None) -> Sink | None:
+    """Pass each read to ``sink`` until the next call of this function. None ends the recording.
+    Return the sink that was used before.
+    """
     global _sink, _installed
     if not _installed:
         sys.addaudithook(_hook)  # An audit hook cannot be removed.
         _installed = True
-    _sink = sink
+    before, _sink = _sink, sink
+    return before
 
 
 def _hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -40,17 +60,26 @@ def _hook(event: str, arguments: tuple[Any, ...]) -> None:
             sink(read)
 
 
-def reader(root: Path) -> str | None:
-    """Return the innermost file of the repository on the stack, except the files of this
-    recording.
+def readers(root: Path) -> Iterator[tuple[str, bool]]:
+    """Yield the files of the repository on the stack, innermost first, except the files of this
+    recording, and whether the function on the stack has a cache.
     """
     prefix, frame = f"{root}{os.sep}", sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
         if name.startswith(prefix) and "/site-packages/" not in name and name not in _OWN:
-            return name.removeprefix(prefix)
+            yield name.removeprefix(prefix), _has_cache(frame)
         frame = frame.f_back  # type: ignore[assignment]
-    return None
+
+
+def _has_cache(frame: FrameType) -> bool:
+    """Return whether ``functools.cache`` wraps the function of a frame."""
+    found: Any = None
+    above: Any = frame.f_globals
+    for name in frame.f_code.co_qualname.split("."):
+        found = above.get(name)
+        above = getattr(found, "__dict__", {})
+    return isinstance(found, functools._lru_cache_wrapper)
 
 
 def _opened(_: str, arguments: tuple[Any, ...]) -> Iterator[Read]:
@@ -77,6 +106,12 @@ def _started(_: str, arguments: tuple[Any, ...]) -> Iterator[Read]:
     yield "program", (here, inside, *(os.fsdecode(each) for each in words))
 
 
+def _forked(_: str, __: tuple[Any, ...]) -> Iterator[Read]:
+    # The child can read any file.
+    here = os.getcwd()
+    yield "program", (here, here, "fork")
+
+
 def _executed(_: str, arguments: tuple[Any, ...]) -> Iterator[Read]:
     here = os.getcwd()
     yield "program", (here, here, *(os.fsdecode(each) for each in arguments[1]))
@@ -89,38 +124,58 @@ _HANDLERS: dict[str, Callable[[str, tuple[Any, ...]], Iterator[Read]]] = {
     "subprocess.Popen": _started,
     "os.posix_spawn": _executed,
     "os.exec": _executed,
+    "os.fork": _forked,
+    "os.forkpty": _forked,
     # tests/forks.py
-    "tests.forked": lambda _, arguments: iter([("module", (str(arguments[0]),))]),
+    "tests.forked": lambda _, arguments: iter([("module", tuple(map(str, arguments)))]),
 }
 
 
-def undeclared(repository: Repository, inputs: frozenset[str], reads: Iterable[Read]) -> list[str]:
-    """Return the files of the repository that were read but are not inputs."""
-    found = {each for read in reads for each in _files(repository, *read)}
-    return sorted(found - inputs)
+def patterns(repository: Repository, reads: Iterable[Read]) -> list[str]:
+    """Return what was read as patterns of inputs (tests/tiers/inputs.py). A question mark precedes
+    those that do not apply to modules in ``DECLARED``.
+    """
+    return sorted({each for read in reads for each in _patterns(repository, *read)})
 
 
-def _files(repository: Repository, kind: str, words: Sequence[str]) -> Iterator[str]:
-    """Yield the files of the repository that a read can depend on."""
+def _patterns(repository: Repository, kind: str, words: Sequence[str]) -> Iterator[str]:
     if kind == "file":
         yield from _file(repository, words[0])
     elif kind == "folder":
         if (inside := _inside(repository, words[0])) is not None:
-            yield from (each for each in repository.files if str(Path(each).parent) == inside)
+            yield f"{inside}/"
     elif kind == "module":
-        yield from _python(repository, ("-m", *words))
+        module, *arguments = words
+        yield from _python(repository, ("-m", module))
+        yield from _arguments(repository, "/", arguments)
     else:
         here, folder, *command = words
-        if folder != here:
-            yield from _below(repository, folder)
+        if any(word.endswith(f"/{BUILD}") for word in command):
+            yield BINARIES  # These programs depend on nothing else.
+            return
+        name = Path(command[0]).name
+        if name in ("bash", "sh"):
+            yield "?*"  # Its commands can read any file.
+        if name not in ONLY_ARGUMENTS:
+            yield from (
+                f"{'?' if folder == here else ''}{each}" for each in _below(repository, folder)
+            )
         for index, word in enumerate(command):
             if Path(word).name.startswith("python"):
                 yield from _python(repository, command[index + 1 :])
-            path = word.rpartition("=")[2]
-            if "/" in path and "\n" not in path:
-                path = os.path.join(folder, path)
-                yield from _file(repository, path)
-                yield from _below(repository, path)
+        yield from _arguments(repository, folder, command)
+
+
+def _arguments(repository: Repository, folder: str, words: Sequence[str]) -> Iterator[str]:
+    for word in words:
+        path = word.rpartition("=")[2]
+        if "/" in path and "\n" not in path:
+            path = os.path.join(folder, path)
+            yield from _file(repository, path)
+            yield from _below(repository, path)
+            # Kustomizations refer to other folders of the manifests.
+            if (_inside(repository, path) or "").startswith("deploy/"):
+                yield MANIFESTS
 
 
 def _inside(repository: Repository, path: str) -> str | None:
@@ -145,22 +200,25 @@ def _file(repository: Repository, path: str) -> Iterator[str]:
 def _below(repository: Repository, path: str) -> Iterator[str]:
     inside = _inside(repository, path)
     if inside is not None and os.path.isdir(path):
-        prefix = "" if inside == "." else f"{inside}/"
-        yield from (each for each in repository.files if each.startswith(prefix))
+        yield "*" if inside == "." else f"{inside}/*"
 
 
 def _python(repository: Repository, words: Sequence[str]) -> Iterator[str]:
-    """Yield the modules that Python imports when it starts with these arguments."""
+    """Yield what Python reads when it starts with these arguments. A program of Headroom reads the
+    files of its own packages. Other programs may run any program of Headroom.
+    """
     options = iter(words)
     for word in options:
         if word == "-m":
             name = next(options, "")
-            main = [*repository.modules(name), *repository.modules(f"{name}.__main__")]
-            yield from repository.closure(*main)
-        elif word == "-c":
-            yield from repository.closure(*repository.imported(next(options, "")))
-        elif not word.startswith("-"):
-            yield from repository.closure(*_file(repository, word))
-        else:
-            continue
-        return
+            yield f"-m {name}"
+            owner = name.partition(".")[0]
+            own = {"agent": ("agent/*",), "headroom": ("headroom/*", "extender/*")}
+            yield from (f"?{each}" for each in own.get(owner, PRODUCT))
+            return
+        if word == "-c" or not word.startswith("-"):
+            source = next(options, "") if word == "-c" else ""
+            own_files = repository.imported(source) if word == "-c" else _file(repository, word)
+            yield from repository.closure(*own_files)
+            break
+    yield from (f"?{each}" for each in PRODUCT)

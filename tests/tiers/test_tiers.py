@@ -1,4 +1,4 @@
-"""Checks that a module is left out only if it passed with the same inputs and read nothing else."""
+"""Checks that a module is left out only if it passed and nothing that it read has changed."""
 
 import os
 import re
@@ -40,12 +40,7 @@ PLUGIN = (
     "tests/gobin/build.py",
 )
 MODULE = "tests/it/test_it.py"
-NOT_RUN = f"2 tests of {MODULE} not run: inputs unchanged since they passed (ALL=1 runs them)"
-
-UNDECLARED = (
-    f"WARNING: {MODULE} will run again, because it read files that tests/tiers/inputs.py does not "
-    "declare: data/other"
-)
+NOT_RUN = "2 tests of tests/it not run: inputs unchanged since they passed (ALL=1 runs them): it"
 
 
 @pytest.fixture
@@ -110,7 +105,21 @@ def test_workers_record_and_leave_out_the_same_modules(clone: Path) -> None:
     assert count(second) == 1
     assert NOT_RUN in second.splitlines()
     append("def test_other():\n    (DATA / 'other').read_text()\n")(clone)
-    assert UNDECLARED in run(clone, *workers)
+    assert count(run(clone, *workers)) == 4
+    assert count(run(clone, *workers)) == 1
+    (clone / "data/other").write_text("changed")
+    assert count(run(clone, *workers)) == 4
+
+
+@pytest.mark.slow
+def test_only_modules_with_slow_tests_are_left_out(clone: Path) -> None:
+    with (clone / "tests/conftest.py").open("a") as file:
+        file.write("DECLARED.clear()\n")
+    for left_out in (0, 0):
+        assert count(run(clone)) == 3 - left_out
+    append("import pytest\n@pytest.mark.slow\ndef test_slow():\n    pass\n")(clone)
+    assert count(run(clone)) == 4
+    assert count(run(clone)) == 1
 
 
 @pytest.mark.slow
@@ -168,8 +177,14 @@ def test_a_module_without_all_tests_passed_is_not_recorded(
     assert not (clone.parent / "cache/passed").exists()
 
 
-CACHED = "import functools\n@functools.cache\ndef other():\n    (DATA / 'other').read_text()\n"
+READS_OTHER = "    return (DATA / 'other').read_text()\n"
+CACHED = f"import functools\n@functools.cache\ndef other():\n{READS_OTHER}"
 USES_CACHE = "from tests.it.kit import other\ndef test_cache():\n    other()\n"
+SHARED = (
+    "import pytest\nfrom tests.it.kit import DATA\n"
+    f"@pytest.fixture(scope='session')\ndef other():\n{READS_OTHER}"
+)
+USES_SHARED = "def test_shared(other):\n    pass\n"
 
 
 @pytest.mark.slow
@@ -182,16 +197,27 @@ USES_CACHE = "from tests.it.kit import other\ndef test_cache():\n    other()\n"
             {"tests/it/kit.py": CACHED, "tests/it/test_before.py": USES_CACHE, MODULE: USES_CACHE},
             id="cached by another module",
         ),
+        pytest.param(
+            {
+                "tests/it/conftest.py": SHARED,
+                "tests/it/test_before.py": USES_SHARED,
+                MODULE: USES_SHARED,
+            },
+            id="a fixture that another module uses first",
+        ),
     ],
 )
-def test_a_module_that_reads_another_file_is_not_recorded(
+def test_a_module_runs_again_if_a_file_that_it_read_has_changed(
     clone: Path, changes: dict[str, str]
 ) -> None:
     for name, text in changes.items():
         with (clone / name).open("a") as file:
             file.write(text)
-    assert UNDECLARED in run(clone).splitlines()
-    assert not (clone.parent / "cache/passed").exists()
+    total = count(run(clone))
+    left_out = total - count(run(clone))
+    assert left_out > 0
+    (clone / "data/other").write_text("changed")
+    assert count(run(clone)) == total
 
 
 def started(*command: str) -> Callable[[], object]:
@@ -204,13 +230,15 @@ def started(*command: str) -> Callable[[], object]:
         (lambda: Path("data/other").read_text(), ["data/other"]),
         (lambda: os.open("data/other", os.O_RDONLY), ["data/other"]),
         (lambda: Path("link/other").read_text(), ["data/other"]),
-        (lambda: list(Path("data").glob("*")), ["data/other"]),
-        (started("cat", "data/declared"), []),
+        (lambda: list(Path("data").glob("*")), ["data/declared", "data/other"]),
+        (started("cat", "data/declared"), ["data/declared"]),
         (started("cat", "data/other"), ["data/other"]),
         (started("cat", "--", f"{os.curdir}/data/other"), ["data/other"]),
-        (started("ls", "./data"), ["data/other"]),
+        (started("ls", "./data"), ["data/declared", "data/other"]),
         (started("ls", "--hide=./data/other"), ["data/other"]),
-        (lambda: subprocess.run(["ls"], cwd="data", check=True), ["data/other"]),
+        (lambda: subprocess.run(["cat", "/dev/null"], cwd="data", check=True), [
+            "data/declared", "data/other",
+        ]),
         (
             started(sys.executable, "-m", "product"),
             ["product/__init__.py", "product/__main__.py"],
@@ -225,17 +253,59 @@ def started(*command: str) -> Callable[[], object]:
 def test_reads_are_found(
     clone: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[], object], found: list[str]
 ) -> None:
-    monkeypatch.chdir(clone)
+    assert found_in(clone, monkeypatch, read, declared=True) == found
+
+
+@pytest.mark.parametrize(
+    ("read", "found"),
+    [
+        (started("sleep", "0"), []),
+        (lambda: sys.audit("tests.forked", "agent"), ["agent/data"]),
+        (started("true", "data/declared"), ["data/declared"]),
+        (started("true", "deploy/overlay"), ["deploy/base", "deploy/overlay"]),
+        (started("true", f"--file={os.curdir}/data/other"), ["data/other"]),
+        (started("true", "./tests/gobin/build.py"), ["tests/gobin/build.py"]),
+        (lambda: sys.audit("tests.forked", "product", os.path.abspath("data/other")), [
+            *("agent/data", "data/other", "deploy/base", "deploy/overlay"),
+            *("product/__init__.py", "product/__main__.py"),
+        ]),
+    ],
+)  # fmt: skip
+def test_programs_of_other_modules_read_their_arguments_and_the_product(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, read: Callable[[], object], found: list[str]
+) -> None:
+    assert found_in(clone, monkeypatch, read, declared=False) == found
+
+
+@pytest.mark.parametrize("command", [("cat", "/dev/null"), ("sh", "-c", "")])
+def test_an_unknown_program_in_a_folder_reads_all_of_its_files(
+    clone: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    read = started(*command)
+    assert found_in(clone, monkeypatch, read, declared=False) == sorted(Repository(clone).files)
+
+
+def found_in(
+    clone: Path, patch: pytest.MonkeyPatch, read: Callable[[], object], declared: bool
+) -> list[str]:
+    """Return the files that a call reads in a clone, as the plugin records them."""
+    patch.chdir(clone)
     (clone / "link").symlink_to("data")
+    (clone / "agent").mkdir()
+    (clone / "agent/data").touch()
+    (clone / "deploy").mkdir()
+    (clone / "deploy/base").touch()
+    (clone / "deploy/overlay").touch()
     repository = Repository(clone)
-    inputs = repository.inputs(MODULE, ["data/declared"])
     seen: set[reads.Read] = set()
     reads.record(seen.add)
     try:
         read()
     finally:
         reads.record(None)
-    assert reads.undeclared(repository, inputs, seen) == found
+    found = reads.patterns(repository, seen)
+    kept = [each.removeprefix("?") for each in found if not (declared and each.startswith("?"))]
+    return sorted(repository.matching(kept))
 
 
 def test_imports_in_functions_and_of_imported_modules_are_inputs(clone: Path) -> None:
