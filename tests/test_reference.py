@@ -28,6 +28,7 @@ from headroom.contract.annotations import (
     parse_vram,
 )
 from headroom.contract.keys import KEYS, YOU
+from headroom.contract.vram_limit import parse_max_vram_limit, parse_vram_limit
 from headroom.runtime.settings.settings import Settings
 from reference import api, cli, metrics, policies, values_schema
 from reference.__main__ import FOLDER, PAGES
@@ -101,6 +102,7 @@ def test_every_name_in_code_and_manifests_is_described() -> None:
 
 _PARSERS: dict[str, Callable[[str], object]] = {
     "vram": parse_vram,
+    "vram-limit": parse_vram_limit,
     "policy": parse_policy,
     "max-sm": parse_max_sm,
     "processes": parse_processes,
@@ -110,6 +112,8 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "gated": parse_gated,
     "share": parse_share,
     "default-vram": parse_vram,
+    "default-vram-limit": parse_vram_limit,
+    "max-vram-limit": lambda text: parse_max_vram_limit(text, "max-vram-limit"),
     "device-choice": parse_device_choice,
     "reserve": parse_reserve,
     "cordon": parse_cordon,

@@ -1,5 +1,5 @@
 """Evicts pods that use more memory than they reserved while other pods lack memory that they
-reserved.
+reserved, and pods that use more memory than their limit.
 
 Each eviction has two steps. First the decision is written into the GPUNode by compare-and-swap, and
 an Event warns the pod's owner. After the grace period, the pod is evicted if a newer sample of the
@@ -183,14 +183,17 @@ class OveruseController:
                 return
             gpunode = written
         for uid, reservation in gpunode.spec.reservations.items():
-            if reservation.overuse and self._is_due(gpunode, uid, reservation.overuse, grace_s):
-                await self._evict(gpunode.name, uid, reservation, reservation.overuse)
+            if not reservation.overuse:
+                continue
+            if over := self._due(gpunode, uid, reservation.overuse, grace_s):
+                await self._evict(gpunode.name, uid, reservation, reservation.overuse, over)
 
-    def _is_due(
+    def _due(
         self, gpunode: GPUNode, uid: str, decision: OveruseEviction, grace_s: float
-    ) -> bool:
-        """Return whether the grace period is over and a sample that was taken after the decision
-        shows that the pod must be evicted, according to this version of the GPUNode.
+    ) -> Overusing | None:
+        """Return the overuse of the pod if the grace period is over and a sample that was taken
+        after the decision shows that the pod must be evicted, according to this version of the
+        GPUNode. Otherwise return None.
 
         This sample differs from the sample of the decision, and from the newest sample when this
         replica saw the decision first. So neither the node's clock nor a late watch decides which
@@ -199,11 +202,9 @@ class OveruseController:
         now_s, sample = self._monotonic_s(), latest_sample(self._cluster, gpunode)
         key = uid, decision.since
         first = self._seen[key] = self._seen.get(key) or _Seen(now_s, sample)
-        return (
-            now_s - first.at_s >= grace_s
-            and sample not in (decision.observed_at, first.sample)
-            and uid in self._evictions(gpunode).selected
-        )
+        if now_s - first.at_s < grace_s or sample in (decision.observed_at, first.sample):
+            return None
+        return self._evictions(gpunode).selected.get(uid)
 
     async def _decide(self, node: str) -> GPUNode | None:
         """Write the decisions according to the newest version of the GPUNode, and return it."""
@@ -252,26 +253,25 @@ class OveruseController:
         self._metrics.evictions.labels("decided").inc()
         log.warning("overuse_eviction_decided", node=node, pod_uid=uid, **_figures(over))
         if (pod := self._cluster.pod(uid)) is not None:
-            message = (
-                f"This pod uses {gib(over.used_bytes, up=True)} of device {over.device}, and has "
-                f"reserved {gib(over.reserved_bytes)}. Only {gib(max(0, over.free_bytes))} are "
-                f"free there, and {gib(over.needed_bytes, up=True)} are needed for the other pods. "
-                "It is evicted within seconds unless memory becomes free. Request more in "
-                "annotation headroom.gpu/vram, or reduce its use."
-            )
+            message = _warning(over)
             await self._event_recorder.write(
                 pod_notice(pod, EventReason.GPU_MEMORY_OVERUSE_EVICTION, message, key="")
             )
 
     async def _evict(
-        self, node: str, uid: str, reservation: Reservation, decision: OveruseEviction
+        self,
+        node: str,
+        uid: str,
+        reservation: Reservation,
+        decision: OveruseEviction,
+        over: Overusing,
     ) -> None:
         async def is_required() -> bool:
             gpunode = await self._store.read_gpunode(node)
             held = gpunode.spec.reservations.get(uid) if gpunode else None
             if gpunode is None or held is None or held.overuse != decision:
                 return False
-            return self._is_due(gpunode, uid, decision, 0.0)
+            return self._due(gpunode, uid, decision, 0.0) is not None
 
         victim = Victim(reservation.namespace, reservation.name, uid, node)
         made = await evict(
@@ -288,19 +288,45 @@ class OveruseController:
             return
         self._metrics.evictions.labels("evicted").inc()
         log.warning("pod_evicted", node=node, pod_uid=uid, reason="overuse of GPU memory")
-        message = (
-            "This pod used more GPU memory than it reserved, and other pods on its GPU lacked "
-            "memory that they had reserved. It was evicted, so that its controller creates a new "
-            "one. To keep it, request more in annotation headroom.gpu/vram."
-        )
         await self._event_recorder.write(
-            pod_notice(made.pod, EventReason.EVICTED_FOR_GPU_MEMORY_OVERUSE, message, key="")
+            pod_notice(made.pod, EventReason.EVICTED_FOR_GPU_MEMORY_OVERUSE, _reason(over), key="")
         )
 
 
 def _kept(reservation: Reservation, over: Overusing) -> OveruseEviction | None:
     decision = reservation.overuse or None
     return decision if decision and decision.device == over.device else None
+
+
+def _warning(over: Overusing) -> str:
+    """Return the message of the Event before the eviction."""
+    uses = f"This pod uses {gib(over.used_bytes, up=True)} of device {over.device}"
+    if over.exceeded_limit_bytes is not None:
+        return (
+            f"{uses}, and its limit is {gib(over.exceeded_limit_bytes)}. It is evicted within "
+            "seconds unless it uses less. Raise annotation headroom.gpu/vram-limit, or reduce its "
+            "use."
+        )
+    return (
+        f"{uses}, and has reserved {gib(over.reserved_bytes)}. Only "
+        f"{gib(max(0, over.free_bytes))} are free there, and {gib(over.needed_bytes, up=True)} are "
+        "needed for the other pods. It is evicted within seconds unless memory becomes free. "
+        "Request more in annotation headroom.gpu/vram, or reduce its use."
+    )
+
+
+def _reason(over: Overusing) -> str:
+    """Return the message of the Event after the eviction."""
+    if over.exceeded_limit_bytes is not None:
+        return (
+            "This pod used more GPU memory than its limit. It was evicted, so that its controller "
+            "creates a new one. To keep it, raise annotation headroom.gpu/vram-limit."
+        )
+    return (
+        "This pod used more GPU memory than it reserved, and other pods on its GPU lacked memory "
+        "that they had reserved. It was evicted, so that its controller creates a new one. To keep "
+        "it, request more in annotation headroom.gpu/vram."
+    )
 
 
 def _figures(over: Overusing) -> dict[str, object]:
@@ -310,4 +336,5 @@ def _figures(over: Overusing) -> dict[str, object]:
         "used_bytes": over.used_bytes,
         "free_bytes": over.free_bytes,
         "needed_bytes": over.needed_bytes,
+        "exceeded_limit_bytes": over.exceeded_limit_bytes,
     }

@@ -40,13 +40,14 @@ from headroom.contract.keys import (
     UNIFIED_MEMORY,
     VRAM,
     VRAM_FROM,
+    VRAM_LIMIT,
     VRAM_REQUESTED,
 )
 from headroom.contract.quantity import MAX_DEVICE_BYTES, format_bytes, parse_bytes
 
 #: Pod annotations that users may write. The webhook writes ``VRAM_FROM`` and may write ``VRAM``.
 USER_ANNOTATIONS = (
-    *(VRAM, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE),
+    *(VRAM, VRAM_LIMIT, POLICY, MAX_SM, PROCESSES, ON_OVERUSE, GATED, SHARE),
     *(STARTUP, STARTUP_TIMEOUT, VRAM_FROM, VRAM_REQUESTED),
 )
 #: Pod annotations that only extenders write.

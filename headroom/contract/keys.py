@@ -57,6 +57,18 @@ VRAM = _key(
     reader="webhook, extender",
     meaning="GPU memory that each GPU container needs on each of its GPUs.",
 )
+VRAM_LIMIT = _key(
+    "vram-limit",
+    on="Pod",
+    writer=YOU,
+    values="`20Gi`: an amount; `50%`: a share; `main=20Gi,cache=2Gi`: amounts by container; `none`",
+    example="20Gi",
+    default="`headroom.gpu/default-vram-limit` or `headroom.gpu/max-vram-limit` of the namespace; "
+    "without them no limit",
+    reader="webhook, extender",
+    meaning="Maximum GPU memory that each GPU container may use on each of its GPUs. A pod that "
+    "uses more is evicted. See [bursts.md](../how-to/bursts.md).",
+)
 POLICY = _key(
     "policy",
     on="Pod",
@@ -150,6 +162,28 @@ DEFAULT_VRAM = _key(
     default="none",
     reader="webhook, extender",
     meaning="`headroom.gpu/vram` for GPU pods of the namespace that do not set it.",
+)
+DEFAULT_VRAM_LIMIT = _key(
+    "default-vram-limit",
+    on="Namespace",
+    writer=YOU,
+    values="the same as `headroom.gpu/vram-limit`",
+    example="20Gi",
+    default="none",
+    reader="webhook",
+    meaning="`headroom.gpu/vram-limit` for GPU pods of the namespace that request an amount and "
+    "set no limit. A pod that requests more gets its request as its limit.",
+)
+MAX_VRAM_LIMIT = _key(
+    "max-vram-limit",
+    on="Namespace",
+    writer=YOU,
+    values="an amount or a share",
+    example="40Gi",
+    default="none",
+    reader="webhook",
+    meaning="Maximum `headroom.gpu/vram` and `headroom.gpu/vram-limit` of a container in the "
+    "namespace, and the limit of pods without a limit. Pods without an amount are rejected.",
 )
 SCHEDULER = _key(
     "scheduler",

@@ -40,6 +40,11 @@ class Reason(Enum):
         _ANNOTATION,
         _FIX_POD,
     )
+    BAD_VRAM_LIMIT = (
+        "annotation headroom.gpu/vram-limit is not valid (example: 20Gi)",
+        "The value cannot be parsed, or contradicts the request. The webhook's message quotes it.",
+        _FIX_POD,
+    )
     BAD_POLICY = (
         "annotation headroom.gpu/policy is not valid (example: pack)",
         _ANNOTATION,

@@ -12,6 +12,7 @@ import msgspec
 from headroom.contract.annotations import (
     VRAM,
     VRAM_FROM,
+    VRAM_LIMIT,
     VRAM_REQUESTED,
     Auto,
     Bytes,
@@ -25,6 +26,7 @@ from headroom.contract.annotations import (
 from headroom.contract.errors import BadAnnotation
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
+from headroom.contract.vram_limit import parse_vram_limit
 from headroom.contract.vramprofile import VRAMProfile
 from headroom.core.cluster.label_inventory import believed
 from headroom.core.cluster.node_settings import node_settings
@@ -109,16 +111,17 @@ def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
     names = list(dict.fromkeys(ask.name for ask in request.containers))
     profile = context.profile_of(pod)
     largest = _largest(pod, request, context) if profile is not None else {}
+    limits = _limits(pod)
     own = _recommended(profile, names, largest, context, others=False)
     if profile is not None and own.keys() == set(names):
-        return Automatic(_text(own, auto), f"VRAMProfile {profile.metadata.name}")
+        return Automatic(_text(own, auto, limits), f"VRAMProfile {profile.metadata.name}")
     if (default := _default(auto, context, names)) is not None:
         return default
     near = _recommended(profile, names, largest, context, others=True)
     if profile is not None and near.keys() == set(names):
         name = profile.metadata.name
         return Automatic(
-            _text(near, auto),
+            _text(near, auto, limits),
             f"VRAMProfile {name}, other programs",
             f"annotation {VRAM} is auto, and no lives of this program (image, command, arguments,"
             f" environment) are recorded: the amount is from other programs in VRAMProfile {name}",
@@ -127,8 +130,10 @@ def automatic(pod: Pod, context: AdmissionContext) -> Automatic | None:
 
 
 def _bare_request(pod: Pod, context: AdmissionContext) -> VramRequest | None:
-    """Return the request of the pod without its memory annotation, or None if it cannot be read."""
-    annotations = {k: v for k, v in (pod.metadata.annotations or {}).items() if k != VRAM}
+    """Return the request of the pod without its memory annotations, or None if it cannot be
+    read."""
+    written = pod.metadata.annotations or {}
+    annotations = {k: v for k, v in written.items() if k not in (VRAM, VRAM_LIMIT)}
     bare = _annotated(pod, annotations)
     request = understand(bare, None, replace(context.rules, reject_unannotated=False))
     return request if isinstance(request, VramRequest) else None
@@ -222,15 +227,31 @@ def _above(pod: Pod, text: str, context: AdmissionContext) -> str | None:
     return None
 
 
-def _text(amounts: Mapping[str, int], auto: Auto) -> str:
-    limited = {name: _limited(amount, auto) for name, amount in amounts.items()}
+def _text(amounts: Mapping[str, int], auto: Auto, limits: VramAnnotation | None) -> str:
+    limited = {name: _limited(amount, auto, limits, name) for name, amount in amounts.items()}
     if len(limited) == 1:
         return render_vram(VramAnnotation(everywhere=next(iter(limited.values()))))
     return render_vram(VramAnnotation(by_container=limited))
 
 
-def _limited(amount_bytes: int, auto: Auto) -> Bytes | Share:
-    return Bytes(min(max(amount_bytes, auto.min_bytes), auto.max_bytes))
+def _limited(
+    amount_bytes: int, auto: Auto, limits: VramAnnotation | None, container: str
+) -> Bytes | Share:
+    """Return the amount within the options of ``auto`` and the limit of the container."""
+    limit = limits.of(container) if limits else None
+    most_bytes = auto.max_bytes
+    if isinstance(limit, Bytes):
+        most_bytes = min(most_bytes, limit.count_bytes)
+    return Bytes(min(max(amount_bytes, auto.min_bytes), most_bytes))
+
+
+def _limits(pod: Pod) -> VramAnnotation | None:
+    """Return the pod's own limit, or None if it has none or if it is invalid."""
+    text = pod.annotation(VRAM_LIMIT)
+    try:
+        return None if text is None else parse_vram_limit(text)
+    except BadAnnotation:
+        return None
 
 
 def _default(auto: Auto, context: AdmissionContext, names: list[str]) -> Automatic | None:

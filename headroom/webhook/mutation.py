@@ -3,7 +3,8 @@
 The steps, in this order:
 
 1. Remove annotations that only extenders may write.
-2. Write the namespace's default as the pod's annotation, and record its origin.
+2. Write the namespace's default as the pod's annotation, and record its origin. Write the
+   namespace's limit as the pod's annotation.
 3. Set the scheduler that calls Headroom, if the pod names none.
 4. Add the extended resources of the in-tree mirror and of quotas.
 5. For pods that Headroom places, add the variables that expose and limit the share, and the gate.
@@ -45,6 +46,7 @@ from headroom.webhook.context import STOCK_SCHEDULER, AdmissionContext, GpuNode
 from headroom.webhook.counted_vram import count, declared_amount
 from headroom.webhook.json_patch import Draft, Operation, Where, following
 from headroom.webhook.mib import cap_mib, mirrored_mib, mps_mib
+from headroom.webhook.namespace_limits import write_limit
 
 BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
 FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
@@ -103,6 +105,8 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     warnings += replace_auto(draft, context)
     warnings += _scheduler(draft, context)
     request = understand(draft.pod, context.namespace.default_vram, context.rules)
+    if isinstance(request, VramRequest):
+        write_limit(draft, request, context)
     placed = not pod.node and context.asks_headroom(draft.pod.spec.scheduler_name)
     if isinstance(request, VramRequest):
         if context.settings.mirror:

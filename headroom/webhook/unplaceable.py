@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from headroom.contract.annotations import VRAM, Bytes, ReplicaShare
+from headroom.contract.annotations import VRAM, VRAM_LIMIT, Bytes, ReplicaShare
 from headroom.contract.foreign_keys import VISIBLE_DEVICES
 from headroom.contract.gpunode import Device
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
-from headroom.core.placement.request import ContainerAsk, VramRequest, asks_for_gpu, understand
+from headroom.core.placement.request import VramRequest, asks_for_gpu, understand
 from headroom.core.placement.visible_devices import Visible
 from headroom.webhook.automatic import requests_auto
 from headroom.webhook.context import AdmissionContext, GpuNode
@@ -22,8 +22,16 @@ def needs_attention(pod: Pod, context: AdmissionContext) -> Iterator[str]:
         return
     waits = "in mode enforce, the pod would wait" if context.settings.observes else "the pod waits"
     for ask in request.containers:
-        if isinstance(ask.amount, Bytes) and (why := _too_large(pod, ask, context)):
+        if isinstance(ask.amount, Bytes) and (
+            why := _too_large(pod, ask.resource, ask.amount, context)
+        ):
             yield f"annotation {VRAM}: container {ask.name:.80} needs {why}, so {waits}"
+            break
+        if isinstance(ask.limit, Bytes) and (
+            why := _too_large(pod, ask.resource, ask.limit, context)
+        ):
+            limits = f"annotation {VRAM_LIMIT}: container {ask.name:.80} may use {why}"
+            yield f"{limits}, so the limit has no effect"
             break
     forgotten = [ask for ask in request.containers if isinstance(ask.amount, ReplicaShare)]
     if forgotten and (share_bytes := _share(forgotten[0].resource, context)):
@@ -38,20 +46,19 @@ def needs_attention(pod: Pod, context: AdmissionContext) -> Iterator[str]:
         )
 
 
-def _too_large(pod: Pod, ask: ContainerAsk, context: AdmissionContext) -> str:
+def _too_large(pod: Pod, resource: str, amount: Bytes, context: AdmissionContext) -> str:
     """Return why no GPU has the amount, or "" if one may have it.
 
     The search usually ends at the first node, because most requests fit on any GPU. It finds
     nothing as long as no node reports a GPU of the resource.
     """
-    assert isinstance(ask.amount, Bytes)
-    needs_bytes = ask.amount.count_bytes
+    needs_bytes = amount.count_bytes
     for node in context.nodes:
-        room_bytes = _largest(node, ask.resource)
+        room_bytes = _largest(node, resource)
         is_enough = room_bytes is None or room_bytes >= needs_bytes
-        if is_enough and context.may_run(pod, ask.resource, node):
+        if is_enough and context.may_run(pod, resource, node):
             return ""
-    rooms = [_largest(node, ask.resource) for node in context.candidates(pod, [ask.resource])]
+    rooms = [_largest(node, resource) for node in context.candidates(pod, [resource])]
     if not (largest_bytes := max((each or 0 for each in rooms), default=0)):
         return ""  # no node may take the pod, or no agent reports
     return (

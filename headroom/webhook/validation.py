@@ -14,9 +14,11 @@ from headroom.contract.annotations import (
     CORDON,
     CORDON_EXAMPLE,
     DEFAULT_VRAM,
+    DEFAULT_VRAM_LIMIT,
     DEVICE_CHOICE,
     GATED,
     MAINTENANCE,
+    MAX_VRAM_LIMIT,
     PREFIX,
     RESERVE,
     SCHEDULER,
@@ -25,7 +27,9 @@ from headroom.contract.annotations import (
     USER_ANNOTATIONS,
     VRAM,
     VRAM_FROM,
+    VRAM_LIMIT,
     Bytes,
+    VramAnnotation,
     is_auto,
     is_extender_annotation,
     parse_auto,
@@ -44,16 +48,20 @@ from headroom.contract.gate import GATE, is_gated
 from headroom.contract.kube import ObjectMeta, Pod
 from headroom.contract.pod_limits import exceeded
 from headroom.contract.quantity import below_context, implausible
+from headroom.contract.vram_limit import parse_max_vram_limit, parse_vram_limit
 from headroom.core.placement.request import Unreadable, asks_for_gpu, understand
 from headroom.webhook.automatic import problem, requests_auto
 from headroom.webhook.context import AdmissionContext
 from headroom.webhook.counted_vram import miscounted
 from headroom.webhook.mutation import NO_IMAGE
+from headroom.webhook.namespace_limits import violation
 from headroom.webhook.unplaceable import needs_attention
 
 _POD_PARSERS: Mapping[str, Callable[[str], object]] = {GATED: parse_gated, SHARE: parse_share}
 _NAMESPACE_PARSERS: Mapping[str, Callable[[str], object]] = {
     DEFAULT_VRAM: lambda text: parse_vram(text, DEFAULT_VRAM),
+    DEFAULT_VRAM_LIMIT: lambda text: parse_vram_limit(text, DEFAULT_VRAM_LIMIT),
+    MAX_VRAM_LIMIT: lambda text: parse_max_vram_limit(text, MAX_VRAM_LIMIT),
     **_POD_PARSERS,
 }
 _NODE_PARSERS: Mapping[str, Callable[[str], object]] = {
@@ -229,8 +237,16 @@ def _rejection(pod: Pod, context: AdmissionContext, *, is_template: bool = False
                 parse(text)
         except BadAnnotation as err:
             return str(err)
+    if wrong := _too_small_limit(pod) or violation(pod, request, context):
+        return wrong
     counts = context.counts and not (is_template or implicit)
     return miscounted(pod, request) if counts else ""
+
+
+def _too_small_limit(pod: Pod) -> str:
+    """Return why the pod's limit lacks its unit, or an empty string if it does not."""
+    text = pod.annotation(VRAM_LIMIT)
+    return "" if text is None else _too_small(VRAM_LIMIT, text)
 
 
 def _too_small_request(pod: Pod, context: AdmissionContext) -> str:
@@ -282,6 +298,8 @@ def _warnings(pod: Pod, context: AdmissionContext) -> Iterator[str]:
             f"annotation {VRAM} has no effect: no container requests a GPU. Example: "
             f"resources.limits {context.rules.resources[0]}: 1 ({named:.120})"
         )
+    if VRAM_LIMIT in user_keys and not asks_for_gpu(pod, context.rules):
+        yield f"annotation {VRAM_LIMIT} has no effect: no container requests a GPU"
     yield from needs_attention(pod, context)
     if VRAM in (pod.metadata.labels or {}):
         yield f"label {VRAM} has no effect; set an annotation of that name"
@@ -333,9 +351,12 @@ def _amounts(key: str, text: str) -> list[int]:
     try:
         if key == RESERVE:
             return [parse_reserve(text)]
-        if key not in (VRAM, DEFAULT_VRAM):
+        if key in (VRAM_LIMIT, DEFAULT_VRAM_LIMIT, MAX_VRAM_LIMIT):
+            limit = parse_vram_limit(text, key) or VramAnnotation()
+            amounts = [limit.everywhere, *limit.by_container.values()]
+        elif key not in (VRAM, DEFAULT_VRAM):
             return []
-        if is_auto(text):
+        elif is_auto(text):
             auto = parse_auto(text)
             amounts = [Bytes(auto.max_bytes), auto.default]
         else:

@@ -110,6 +110,14 @@ def test_limits_of_the_author_bound_the_recommendation(text: str, written: str) 
     assert annotations(stored)["vram-requested"] == text
 
 
+@pytest.mark.parametrize("limit", ["4Gi", "main=4Gi"])
+def test_the_recommendation_is_at_most_the_limit(limit: str) -> None:
+    obj = owned("auto", **{"headroom.gpu/vram-limit": limit})
+    stored, _ = mutated(obj, known(obj, profile()))
+    assert annotations(stored)["vram"] == "4Gi"
+    assert validate_pod(pod(stored), None, known(obj, profile())).rejection == ""
+
+
 @pytest.mark.parametrize(
     ("text", "default", "written", "source"),
     [

@@ -120,6 +120,14 @@ class TestAnnotations:
             reply, self.POLICY, "annotation headroom.gpu/vram of a bound pod cannot be changed"
         )
 
+    def test_the_limit_of_a_bound_pod_cannot_be_changed(self, site: Site) -> None:
+        rejected(
+            site.send("PATCH", f"{PODS}/{BOUND}", noted("headroom.gpu/vram-limit", "20Gi")),
+            self.POLICY,
+            "annotation headroom.gpu/vram-limit of a bound pod cannot be changed, from '' to "
+            "'20Gi'",
+        )
+
     def test_a_pending_pod_may_reduce_its_request(self, site: Site) -> None:
         path = f"{PODS}/{WAITING}"
         assert site.send("PATCH", path, noted("headroom.gpu/vram", "4Gi")).status == 200

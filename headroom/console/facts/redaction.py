@@ -23,6 +23,7 @@ from headroom.contract.annotations import (
     STARTUP,
     STARTUP_TIMEOUT,
     VRAM,
+    VRAM_LIMIT,
     parse_cordon,
 )
 from headroom.contract.errors import BadAnnotation
@@ -122,8 +123,9 @@ class Redaction:
         annotations = {
             key: text for key in _POD_ANNOTATIONS if (text := _word(original.annotation(key)))
         }
-        if (vram := original.annotation(VRAM)) is not None:
-            annotations[VRAM] = self._amount(vram)
+        for key in (VRAM, VRAM_LIMIT):
+            if (amount := original.annotation(key)) is not None:
+                annotations[key] = self._amount(amount)
         owners = [
             OwnerReference(kind=owner.kind, controller=owner.controller)
             for owner in metadata.owner_references or ()

@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import msgspec
-import numpy as np
 
 from headroom.contract.dra import DRIVER
 from headroom.contract.gpunode import (
@@ -35,9 +34,9 @@ from headroom.core.cluster.node_settings import NodeSettings, has_allocatable
 from headroom.core.cluster.object_cache import Namespaces, ObjectCache
 from headroom.core.cluster.trackers.foreign_allocators import ForeignAllocators
 from headroom.core.cluster.trackers.request_drift import as_bound, asked
-from headroom.core.placement.amounts import DeviceArrays, device_arrays, needed
+from headroom.core.placement.amounts import DeviceArrays, device_arrays
 from headroom.core.placement.dra_nodes import suits_dra
-from headroom.core.placement.placement_record import container_charges
+from headroom.core.placement.placement_record import possible_charges
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import (
     Unreadable,
@@ -192,7 +191,9 @@ def adopt(
     if isinstance(request, VramRequest):
         start_timeout_s = request.start_timeout_s
         by_environment = node.obeys_environment and request.visible is not Visible.BY_PLUGIN
-        charges = _charges(request, node, by_environment)
+        charges = possible_charges(
+            request, node.devices, node.reserve_bytes, node.arrays, by_environment
+        )
     return _adopted(pod, charges, start_timeout_s)
 
 
@@ -239,45 +240,4 @@ def _all_memory(pod: Pod, devices: Sequence[Device], rules: Rules) -> list[Charg
             if device.resource == resource
         }
         charges.append(Charge(resource=resource, count=count, candidates=candidates))
-    return charges
-
-
-def _charges(request: VramRequest, node: AdoptingNode, by_environment: bool) -> list[Charge]:
-    """Return one charge for each resource that the pod requests.
-
-    With ``by_environment``, the pod may use every device of the node, independently of the replicas
-    that it holds. Otherwise the device plugin chooses, and all devices of the resource are
-    candidates.
-    """
-    charges: list[Charge] = []
-    devices, places = node.devices, node.arrays
-    if by_environment:
-        # All containers of the pod may use the device, and the devices that share its memory.
-        places = replace(places, common=np.ones_like(places.common))
-    for ask in request.asks:
-        need = needed(ask, request.asks, places)
-        if by_environment:
-            need = need * np.maximum(places.sharers, 1)
-        needs = np.minimum(need, MAX_DEVICE_BYTES).tolist()
-        candidates = {
-            device.uuid: needed_bytes
-            for device, needed_bytes in zip(devices, needs, strict=True)
-            if by_environment or device.resource == ask.resource
-        }
-        charges.append(
-            Charge(
-                resource=ask.resource,
-                count=ask.count,
-                candidates=candidates,
-                by_environment=by_environment,
-                containers=[]
-                if by_environment
-                else container_charges(
-                    request,
-                    ask.resource,
-                    [each for each in devices if each.resource == ask.resource],
-                    node.reserve_bytes,
-                ),
-            )
-        )
     return charges

@@ -1,16 +1,17 @@
 """Decides which pods of a node to evict because of their overuse, from one version of its GPUNode.
 
 ``selection`` contains the rule. Pods are evicted only if the setting ``on_overuse`` or their
-annotation allows it. Static pods are never evicted, because the API server has only a copy of them.
+annotation allows it. A limit (``headroom.gpu/vram-limit``) allows the eviction of a pod that
+exceeds it. Static pods are never evicted, because the API server has only a copy of them.
 No other field exempts a pod, such as its priority, its scheduler, its owner or its grace period.
 With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headroom.contract.annotations import ON_OVERUSE, OnOveruse, parse_on_overuse
+from headroom.contract.annotations import ON_OVERUSE, VRAM_LIMIT, OnOveruse, parse_on_overuse
 from headroom.contract.errors import BadAnnotation
 from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
 from headroom.contract.heartbeat import Confirmation
@@ -28,8 +29,11 @@ from headroom.core.overuse.selection import (
     overuse_evictions,
 )
 from headroom.core.overuse.tracker import REJECTED_FOR_S
+from headroom.core.placement.chosen_device import by_environment
 from headroom.core.placement.device_accounting import first_of_each_memory
+from headroom.core.placement.placement_record import limit_charges
 from headroom.core.placement.policy import Rules
+from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import NodeTerms
 
 #: Maximum grace period in seconds of a pod that is evicted for its overuse. Without a maximum, its
@@ -63,6 +67,8 @@ class Cluster(Protocol):
 
     def terms_of(self, name: str, gpunode: GPUNode | None) -> NodeTerms: ...
 
+    def understand(self, pod: Pod) -> VramRequest | Unreadable: ...
+
 
 def overuse_evictions_on(cluster: Cluster, gpunode: GPUNode, now_s: float) -> OveruseEvictions:
     """Return the pods to evict from the node. The result is empty if its report is missing or
@@ -74,35 +80,73 @@ def overuse_evictions_on(cluster: Cluster, gpunode: GPUNode, now_s: float) -> Ov
     if gpunode.status is None or terms.fresh_until_s < now_s:
         return NONE
     devices = first_of_each_memory(terms.devices)
-    pods = _running_pods(cluster, gpunode, now_s)
+    pods = _running_pods(cluster, gpunode, terms, now_s)
     return overuse_evictions(devices, pods, cluster.rules.overuse_margin_bytes)
 
 
-def _running_pods(cluster: Cluster, gpunode: GPUNode, now_s: float) -> dict[str, RunningPod]:
+def _running_pods(
+    cluster: Cluster, gpunode: GPUNode, node: NodeTerms, now_s: float
+) -> dict[str, RunningPod]:
     """Return the pods that are bound to the node and have a reservation there, by uid."""
     reservations = gpunode.spec.reservations
-    return {
-        pod.metadata.uid: RunningPod(
-            priority=pod.priority,
-            evictable=not _protected(pod, cluster.rules)
-            and not (
-                reservation.overuse
-                and cluster.overuses.rejected_lately(
-                    gpunode.name, pod.metadata.uid, reservation.overuse, now_s
-                )
-            ),
-            leaving=leaves_within(pod, MOST_GRACE_S),
-            selected_for=reservation.overuse.device if reservation.overuse else "",
-            granted=ADOPTED not in reservation.flags,
+    found: dict[str, RunningPod] = {}
+    for pod in cluster.pods_on(gpunode.name):
+        uid = pod.metadata.uid
+        if (reservation := reservations.get(uid)) is None:
+            continue
+        decision = reservation.overuse or None
+        rejected = decision is not None and cluster.overuses.rejected_lately(
+            gpunode.name, uid, decision, now_s
         )
-        for pod in cluster.pods_on(gpunode.name)
-        if (reservation := reservations.get(pod.metadata.uid)) is not None
-    }
+        found[uid] = RunningPod(
+            priority=pod.priority,
+            evictable=not rejected and not _protected(pod, cluster.rules),
+            leaving=leaves_within(pod, MOST_GRACE_S),
+            selected_for=decision.device if decision else "",
+            granted=ADOPTED not in reservation.flags,
+            limits_bytes=_limits_bytes(cluster, pod, gpunode, node),
+            evictable_above_limit=not rejected
+            and not _protected(pod, cluster.rules, is_above_limit=True),
+        )
+    return found
 
 
-def _protected(pod: Pod, rules: Rules) -> str:
+def _limits_bytes(
+    cluster: Cluster, pod: Pod, gpunode: GPUNode, node: NodeTerms
+) -> Mapping[str, int]:
+    """Return the pod's limit on each device of the node, in bytes by UUID.
+
+    The limit of a pod with several containers is the sum of the limits of the containers that are
+    on the device, like its reservation. The result is empty if the pod has no valid limit.
+    """
+    if pod.annotation(VRAM_LIMIT) is None or gpunode.status is None:
+        return {}
+    request = cluster.understand(pod)
+    if not isinstance(request, VramRequest) or not request.limit_asks or not node.devices:
+        return {}
+    charges = limit_charges(
+        request,
+        [terms.device for terms in node.devices],
+        node.devices[0].reserve_bytes,
+        by_environment(request, node),
+    )
+    rows = [row for row in gpunode.status.pods if row.uid == pod.metadata.uid]
+    found: dict[str, int] = {}
+    for terms in first_of_each_memory(node.devices):
+        device = terms.device
+        matching = [each for each in charges if device.uuid in each.candidates] or charges
+        # If several devices share the memory, all containers are assumed to use it.
+        shown = rows if terms.sharers == 1 else ()
+        found[device.uuid] = max(each.bytes_on(device.uuid, shown) for each in matching)
+    return found
+
+
+def _protected(pod: Pod, rules: Rules, is_above_limit: bool = False) -> str:
     """Return why the pod is never evicted for its overuse, or an empty string if it may be
-    evicted."""
+    evicted.
+
+    ``is_above_limit`` states whether the pod exceeds its limit, and not only its reservation.
+    """
     if is_static(pod):
         return "it is a static pod"
     text = pod.annotation(ON_OVERUSE)
@@ -110,7 +154,7 @@ def _protected(pod: Pod, rules: Rules) -> str:
         wish = None if text is None else parse_on_overuse(text)
     except BadAnnotation:  # the pod was bound before the annotation was edited
         wish = None
-    if rules.evict_overuse:
+    if rules.evict_overuse or is_above_limit:
         excluded = rules.overuse_opt_out and wish is OnOveruse.REPORT
         return f"it has the annotation {ON_OVERUSE}: report" if excluded else ""
     if wish is OnOveruse.EVICT:
@@ -142,6 +186,8 @@ class OverusingPod:
     #: Measured free memory of the device, and the memory that must stay free for its other pods.
     free_bytes: int
     needed_bytes: int
+    #: The pod's limit on the device, or None if it has no limit.
+    limit_bytes: int | None
     outcome: Outcome
     #: When the pod's eviction was decided (RFC 3339). Empty if no eviction was decided.
     decided_at: str
@@ -161,7 +207,7 @@ def overusing_pods(
     measured = any(h.observed and h.measured_bytes for each in devices for h in each.holders)
     if not measured or gpunode is None or gpunode.status is None or node.fresh_until_s < now_s:
         return
-    pods = _running_pods(cluster, gpunode, now_s)
+    pods = _running_pods(cluster, gpunode, node, now_s)
     margin_bytes = cluster.rules.overuse_margin_bytes
     evictions = overuse_evictions(devices, pods, margin_bytes)
     for each in devices:
@@ -182,6 +228,7 @@ def overusing_pods(
                 used_bytes,
                 found.free_bytes,
                 found.needed_bytes,
+                found.exceeded_limit_bytes(holder),
             )
             outcome, why = _outcome(pod, reservation, over, found, evictions, cluster, now_s)
             if observes and outcome in ("evicting", "next"):
@@ -196,6 +243,7 @@ def overusing_pods(
                 used_bytes,
                 found.free_bytes,
                 found.needed_bytes,
+                found.limits_bytes.get(holder.uid),
                 outcome,
                 reservation.overuse.since if reservation.overuse else "",
                 why,
@@ -203,6 +251,10 @@ def overusing_pods(
 
 
 def _lacking(over: Overusing) -> str:
+    """Return why the pod has to be evicted, as a clause."""
+    if over.exceeded_limit_bytes is not None:
+        used = gib(over.used_bytes, up=True)
+        return f"it uses {used}, and its limit is {gib(over.exceeded_limit_bytes)}"
     free, needed = gib(max(0, over.free_bytes)), gib(over.needed_bytes, up=True)
     return f"only {free} of its GPU are free, and the other pods there need {needed}"
 
@@ -222,7 +274,8 @@ def _outcome(
         if decision and not decision.rejected_at:
             return "ending", "it was evicted for its overuse, and is terminating"
         return "ending", "it is being deleted"
-    if not found.under_pressure:
+    is_above_limit = over.exceeded_limit_bytes is not None
+    if not found.under_pressure and not is_above_limit:
         if len(found.staying) < 2:
             return "none", "not evicted, because no other pod is on its GPU"
         free, needed = gib(over.free_bytes), gib(over.needed_bytes, up=True)
@@ -235,7 +288,7 @@ def _outcome(
             f"not evicted, because it uses at most {gib(TOLERANCE_BYTES)} more than it reserved; "
             f"{lacking}"
         )
-    if why := _protected(pod, cluster.rules):
+    if why := _protected(pod, cluster.rules, is_above_limit):
         return "protected", f"not evicted, because {why}; {lacking}"
     if decision and cluster.overuses.rejected_lately(pod.node, over.uid, decision, now_s):
         return "rejected", (

@@ -1,4 +1,8 @@
-"""Selects the pods to evict because they use more memory than they reserved.
+"""Selects the pods to evict because they use more memory than they reserved, or than their limit.
+
+A pod whose use exceeds its limit (``headroom.gpu/vram-limit``) by more than ``TOLERANCE_BYTES`` is
+evicted whether or not other pods lack memory. It is selected before all other pods of its device.
+The following rules are for pods within their limits, and pods without a limit.
 
 A pod is not evicted because of overuse alone. The device must also be under *pressure*, according
 to the driver's measurements. It is under pressure if its free memory is less than
@@ -25,6 +29,7 @@ would delay their evictions. Memory of pods that are leaving counts as free.
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
+from types import MappingProxyType
 
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.occupancy import Holder
@@ -47,11 +52,15 @@ class RunningPod:
     selected_for: str = ""
     #: Whether Headroom granted the pod's reservation. False if the pod was bound without Headroom.
     granted: bool = True
+    #: The pod's limit on each device, in bytes by UUID. Empty if the pod has no limit.
+    limits_bytes: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    #: Whether the pod may be evicted if its use exceeds its limit.
+    evictable_above_limit: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Overusing:
-    """A pod that uses more than it reserved on a device under pressure."""
+    """A pod that uses more than its limit, or more than it reserved on a device under pressure."""
 
     uid: str
     device: str
@@ -61,6 +70,8 @@ class Overusing:
     free_bytes: int
     #: Memory of the device that must stay free for its pods.
     needed_bytes: int
+    #: The pod's limit on the device if the pod uses more, and otherwise None.
+    exceeded_limit_bytes: int | None = None
 
     @property
     def excess_bytes(self) -> int:
@@ -100,6 +111,9 @@ class Balance:
     over: tuple[Holder, ...]
     #: The bytes that count as reserved for each pod that stays, by uid.
     reserved_bytes: Mapping[str, int]
+    #: The limit of each pod that stays and has a limit, by uid. A limit is at least the reserved
+    #: bytes, so a pod within its reservation never exceeds its limit.
+    limits_bytes: Mapping[str, int]
 
     @property
     def under_pressure(self) -> bool:
@@ -110,6 +124,13 @@ class Balance:
 
     def is_offender(self, holder: Holder) -> bool:
         return self.excess_bytes(holder) > TOLERANCE_BYTES
+
+    def exceeded_limit_bytes(self, holder: Holder) -> int | None:
+        """Return the pod's limit if its use exceeds the limit by more than the tolerance."""
+        limit_bytes = self.limits_bytes.get(holder.uid)
+        if limit_bytes is None:
+            return None
+        return limit_bytes if (holder.measured_bytes or 0) > limit_bytes + TOLERANCE_BYTES else None
 
 
 def balance(
@@ -134,12 +155,18 @@ def balance(
         for holder in staying
         if holder.measured_bytes is not None and pods[holder.uid].granted
     )
+    limits_bytes = {
+        holder.uid: max(limit_bytes, reserved_bytes[holder.uid], holder.requested_bytes)
+        for holder in staying
+        if (limit_bytes := pods[holder.uid].limits_bytes.get(device.uuid)) is not None
+    }
     return Balance(
         memory_bytes - device.used_bytes + leaving_bytes,
         max(margin_bytes, unused_bytes),
         staying,
         tuple(h for h in staying if (h.measured_bytes or 0) > reserved_bytes[h.uid]),
         reserved_bytes,
+        limits_bytes,
     )
 
 
@@ -174,19 +201,26 @@ def overuse_evictions(
     unresolved: list[str] = []
     for terms in devices:
         found = balance(terms, pods, margin_bytes)
-        if found is None or not found.under_pressure:
+        if found is None:
             continue
         uuid = terms.device.uuid
+        above_limit = [h for h in found.over if found.exceeded_limit_bytes(h) is not None]
+        if not found.under_pressure and not above_limit:
+            continue
         offenders = sorted(
-            filter(found.is_offender, found.over), key=lambda h: _eviction_order(h, found, pods)
+            filter(found.is_offender, found.over) if found.under_pressure else above_limit,
+            key=lambda h: _eviction_order(h, found, pods),
         )
-        first = _first_to_evict(offenders, pods)
-        if first is None:
-            unresolved.append(uuid)
+        first = next((h for h in offenders if _may_evict_above_limit(h, found, pods)), None)
+        if first is None and found.under_pressure:
+            first = _first_to_evict(offenders, pods)
+            if first is None:
+                unresolved.append(uuid)
         for holder in offenders:
             uid = holder.uid
+            evictable = pods[uid].evictable or _may_evict_above_limit(holder, found, pods)
             is_first, is_warned = holder is first, pods[uid].selected_for == uuid
-            if uid not in selected and (is_first or (is_warned and pods[uid].evictable)):
+            if uid not in selected and (is_first or (is_warned and evictable)):
                 (selected if is_first else warned)[uid] = Overusing(
                     uid,
                     uuid,
@@ -194,18 +228,35 @@ def overuse_evictions(
                     holder.measured_bytes or 0,
                     found.free_bytes,
                     found.needed_bytes,
+                    found.exceeded_limit_bytes(holder),
                 )
     warned = {uid: over for uid, over in warned.items() if uid not in selected}
     return OveruseEvictions(selected, warned, tuple(unresolved))
 
 
+def _may_evict_above_limit(holder: Holder, found: Balance, pods: Mapping[str, RunningPod]) -> bool:
+    """Return whether the pod exceeds its limit and may be evicted for it.
+
+    Another pod that may not be evicted does not protect it, unlike among the pods that only exceed
+    their reservations: the limit of a pod does not depend on other pods.
+    """
+    is_above = found.exceeded_limit_bytes(holder) is not None
+    return is_above and pods[holder.uid].evictable_above_limit
+
+
 def _eviction_order(
     holder: Holder, found: Balance, pods: Mapping[str, RunningPod]
-) -> tuple[Fraction, int, str]:
-    """Return a sort key. The pod with the smallest key is evicted first."""
-    excess_bytes = found.excess_bytes(holder) - TOLERANCE_BYTES
-    relative = Fraction(excess_bytes, max(1, found.reserved_bytes[holder.uid]))
-    return -relative, pods[holder.uid].priority, holder.uid
+) -> tuple[bool, Fraction, int, str]:
+    """Return a sort key. The pod with the smallest key is evicted first.
+
+    Pods above their limits come first, by their excess relative to the limit. The others follow, by
+    their excess relative to the reservation.
+    """
+    limit_bytes = found.exceeded_limit_bytes(holder)
+    allowed_bytes = found.reserved_bytes[holder.uid] if limit_bytes is None else limit_bytes
+    excess_bytes = (holder.measured_bytes or 0) - allowed_bytes - TOLERANCE_BYTES
+    relative = Fraction(excess_bytes, max(1, allowed_bytes))
+    return limit_bytes is None, -relative, pods[holder.uid].priority, holder.uid
 
 
 def _first_to_evict(offenders: Iterable[Holder], pods: Mapping[str, RunningPod]) -> Holder | None:

@@ -2,7 +2,7 @@
 annotations."""
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from headroom.contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
 from headroom.contract.gpunode import STARTING, Charge, ContainerCharge, Device, Reservation
 from headroom.contract.quantity import MAX_DEVICE_BYTES
-from headroom.core.placement.amounts import bytes_of, device_arrays
+from headroom.core.placement.amounts import DeviceArrays, bytes_of, device_arrays, needed
 from headroom.core.placement.chosen_device import by_environment
 from headroom.core.placement.device_accounting import DeviceTerms
 from headroom.core.placement.fit import AskVerdict, Verdicts
@@ -122,6 +122,72 @@ def _charge(
             apart=steered,
         ),
     )
+
+
+def possible_charges(
+    request: VramRequest,
+    devices: Sequence[Device],
+    reserve_bytes: int,
+    arrays: DeviceArrays,
+    by_environment: bool,
+) -> list[Charge]:
+    """Return one charge for each resource that the pod requests, on all devices of a node.
+
+    ``arrays`` describes ``devices``, which have ``reserve_bytes`` each. With ``by_environment``,
+    the pod may use every device of the node, independently of the replicas that it holds. Otherwise
+    the device plugin chooses, and all devices of the resource are candidates.
+    """
+    charges: list[Charge] = []
+    if by_environment:
+        # All containers of the pod may use the device, and the devices that share its memory.
+        arrays = replace(arrays, common=np.ones_like(arrays.common))
+    for ask in request.asks:
+        need = needed(ask, request.asks, arrays)
+        if by_environment:
+            need = need * np.maximum(arrays.sharers, 1)
+        needs = np.minimum(need, MAX_DEVICE_BYTES).tolist()
+        candidates = {
+            device.uuid: needed_bytes
+            for device, needed_bytes in zip(devices, needs, strict=True)
+            if by_environment or device.resource == ask.resource
+        }
+        charges.append(
+            Charge(
+                resource=ask.resource,
+                count=ask.count,
+                candidates=candidates,
+                by_environment=by_environment,
+                containers=[]
+                if by_environment
+                else container_charges(
+                    request,
+                    ask.resource,
+                    [each for each in devices if each.resource == ask.resource],
+                    reserve_bytes,
+                ),
+            )
+        )
+    return charges
+
+
+def limit_charges(
+    request: VramRequest, devices: Sequence[Device], reserve_bytes: int, by_environment: bool
+) -> list[Charge]:
+    """Return the limits of the pod as ``possible_charges`` would charge requests of these amounts.
+
+    The list is empty if the pod has no limit.
+    """
+    if not request.limit_asks:
+        return []
+    limits = replace(
+        request,
+        asks=request.limit_asks,
+        containers=tuple(
+            replace(ask, amount=ask.limit) for ask in request.containers if ask.limit is not None
+        ),
+    )
+    arrays = device_arrays(devices, reserve_bytes)
+    return possible_charges(limits, devices, reserve_bytes, arrays, by_environment)
 
 
 def container_charges(

@@ -7,8 +7,9 @@ containers that hold GPUs at the same time. A pod never takes more of one device
 phase.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from enum import Enum
 from itertools import islice
 
 import msgspec
@@ -25,10 +26,13 @@ from headroom.contract.annotations import (
     STARTUP_TIMEOUT_S,
     VRAM,
     VRAM_FROM,
+    VRAM_LIMIT,
     Amount,
+    Bytes,
     ReplicaShare,
     ScoringPolicy,
     Share,
+    VramAnnotation,
     parse_max_sm,
     parse_on_overuse,
     parse_policy,
@@ -45,6 +49,7 @@ from headroom.contract.kube import Container, Pod
 from headroom.contract.pod_limits import exceeded
 from headroom.contract.quantity import parse_bytes
 from headroom.contract.reasons import Reason
+from headroom.contract.vram_limit import compared, parse_vram_limit
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.visible_devices import Visible, visible
 
@@ -67,11 +72,24 @@ class ContainerAsk:
     amount: Amount
     #: The source of the amount, which is "annotation", "namespace", "recommendation" or "replica".
     source: str
+    #: Maximum VRAM that it may use on each device, or None if it has no limit.
+    limit: Bytes | Share | None = None
 
     @property
     def amount_text(self) -> str:
         """The amount as users write it, or "1 replica" without an annotation."""
         return "1 replica" if isinstance(self.amount, ReplicaShare) else render_amount(self.amount)
+
+
+class MemoryClass(Enum):
+    """The class of a pod by its limit, like Kubernetes' classes of quality of service."""
+
+    #: Its limit equals its request.
+    GUARANTEED = "guaranteed"
+    #: Its limit is higher than its request.
+    BURSTABLE = "burstable"
+    #: It has no limit.
+    UNLIMITED = "unlimited"
 
 
 class Portion(msgspec.Struct, frozen=True, gc=False):
@@ -131,6 +149,16 @@ class VramRequest:
     start_timeout_s: int = 0
     #: Whether it may go to nodes on which kube-scheduler allocates its GPUs by DRA.
     may_use_dra: bool = False
+    #: ``asks`` with the limits of the containers instead of their amounts. Empty without a limit.
+    limit_asks: tuple[Ask, ...] = ()
+
+    @property
+    def memory_class(self) -> "MemoryClass":
+        """The class of the pod, which docs/how-to/bursts.md explains."""
+        if not self.limit_asks:
+            return MemoryClass.UNLIMITED
+        is_guaranteed = all(ask.limit == ask.amount for ask in self.containers)
+        return MemoryClass.GUARANTEED if is_guaranteed else MemoryClass.BURSTABLE
 
     @property
     def starts_alone(self) -> bool:
@@ -171,6 +199,7 @@ class Unreadable:
 
 _REASON_OF_KEY = {
     VRAM: Reason.BAD_VRAM,
+    VRAM_LIMIT: Reason.BAD_VRAM_LIMIT,
     DEFAULT_VRAM: Reason.BAD_DEFAULT_VRAM,
     POLICY: Reason.BAD_POLICY,
     MAX_SM: Reason.BAD_MAX_SM,
@@ -209,6 +238,7 @@ def understand(
         annotated_processes = relevant.get(PROCESSES)
         processes = 1 if annotated_processes is None else parse_processes(annotated_processes)
         containers = _container_asks(relevant, found, default_vram, processes)
+        containers = _limited(relevant, containers)
         if rules.reject_unannotated and any(ask.source == "replica" for ask in containers):
             return Unreadable(
                 Reason.UNANNOTATED,
@@ -228,6 +258,7 @@ def understand(
             gated=is_gated(pod, rules.gate_image),
             annotated=annotations.get(VRAM),
             start_timeout_s=_start_timeout_s(relevant, rules),
+            limit_asks=_limit_asks(pod, containers),
         )
     except BadAnnotation as err:
         return Unreadable(_REASON_OF_KEY[err.key], str(err))
@@ -349,15 +380,7 @@ def _container_asks(
     if own is not None:
         vram = parse_vram(own)
         origin = _origin(annotations.get(VRAM_FROM, ""))
-        names = {container.name for container in found}
-        if unknown := [name for name in vram.by_container if name not in names]:
-            raise BadAnnotation(
-                VRAM,
-                own,
-                f"names container {shortened(unknown[0])}, but the GPU containers are: "
-                f"{', '.join(sorted(names))}",
-                f"{min(names)}=8Gi",
-            )
+        _check_names(VRAM, own, vram, {container.name for container in found})
     elif default_vram is not None:
         vram = parse_vram(default_vram, DEFAULT_VRAM)
     asks: list[ContainerAsk] = []
@@ -368,6 +391,51 @@ def _container_asks(
             amount, source = ReplicaShare(processes), "replica"
         asks.append(ContainerAsk(each.index, each.name, each.resource, each.count, amount, source))
     return tuple(asks)
+
+
+def _check_names(key: str, text: str, vram: VramAnnotation, names: Set[str]) -> None:
+    """Raise ``BadAnnotation`` if the annotation names a container that requests no GPU."""
+    if unknown := [name for name in vram.by_container if name not in names]:
+        raise BadAnnotation(
+            key,
+            text,
+            f"names container {shortened(unknown[0])}, but the GPU containers are: "
+            f"{', '.join(sorted(names))}",
+            f"{min(names)}=8Gi",
+        )
+
+
+def _limited(
+    annotations: Mapping[str, str], containers: tuple[ContainerAsk, ...]
+) -> tuple[ContainerAsk, ...]:
+    """Return the containers with their limits. Raises ``BadAnnotation``.
+
+    If one container had no limit, the use of the pod on a device would have no limit. So a limit
+    must name all GPU containers.
+    """
+    text = annotations.get(VRAM_LIMIT)
+    limits = None if text is None else parse_vram_limit(text)
+    if text is None or limits is None:
+        return containers
+    _check_names(VRAM_LIMIT, text, limits, {container.name for container in containers})
+    limited: list[ContainerAsk] = []
+    for ask in containers:
+        if isinstance(ask.amount, ReplicaShare):
+            why = f"needs a request for container {ask.name}: add {VRAM}, for example {VRAM}: 8Gi"
+            raise BadAnnotation(VRAM_LIMIT, text, why, "20Gi")
+        if (limit := limits.of(ask.name)) is None:
+            why = f"names no limit for container {ask.name}"
+            raise BadAnnotation(VRAM_LIMIT, text, why, f"{text},{ask.name}={ask.amount_text}")
+        if (difference := compared(limit, ask.amount)) is not None and difference < 0:
+            why = f"is less than the request of container {ask.name}, {ask.amount_text}"
+            raise BadAnnotation(VRAM_LIMIT, text, why, ask.amount_text)
+        limited.append(replace(ask, limit=limit))
+    return tuple(limited)
+
+
+def _limit_asks(pod: Pod, containers: Sequence[ContainerAsk]) -> tuple[Ask, ...]:
+    limits = [replace(ask, amount=ask.limit) for ask in containers if ask.limit is not None]
+    return _asks(pod, limits) if limits else ()
 
 
 def _origin(written_from: str) -> str:
