@@ -6,14 +6,15 @@ from html import escape
 
 from headroom.planner.intervals import interval, need_interval
 from headroom.planner.prices import monthly
-from headroom.planner.report import next_step_lines, table, table_rows
+from headroom.planner.report import Shown, next_step_lines, shown_rows, table
 from headroom.planner.sentences import assumptions, sentences
-from headroom.planner.study import Figures, Study
+from headroom.planner.study import Figures, Row, Study
 
 _STYLE = """
-:root { color-scheme: light dark; --bar: #3b74b8; --text: #1c1c1c; --line: #c8c8c8; --page: #fff; }
+:root { color-scheme: light dark; --bar: #3b74b8; --bad: #b3261e; --text: #1c1c1c; --line: #c8c8c8;
+  --page: #fff; }
 @media (prefers-color-scheme: dark) {
-  :root { --bar: #6fa3e0; --text: #e8e8e8; --line: #555; --page: #181818; }
+  :root { --bar: #6fa3e0; --bad: #f2857c; --text: #e8e8e8; --line: #555; --page: #181818; }
 }
 body { font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page);
   max-width: 68rem; margin: 2rem auto; padding: 0 1rem; }
@@ -28,17 +29,20 @@ figure { margin: 1.5rem 0; } figcaption { font-weight: 600; }
 .name { text-align: right; }
 svg { width: 100%; height: 1rem; border-left: 1px solid var(--line); display: block; }
 svg .low { fill: var(--bar); } svg .range { fill: var(--bar); opacity: .45; }
+svg.bad rect { fill: var(--bad); } .bad { color: var(--bad); }
 @media (max-width: 45rem) {
   .bars { grid-template-columns: 1fr max-content; }
   .name { grid-column: 1 / -1; text-align: left; margin-bottom: -.4rem; }
 }
 """
+_RED = " Red configurations are no choice: pods run out of memory."
 
 
 def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str:
     """Return the page with its sentences, charts, table and assumptions."""
     first, *rest = sentences(study, prices)
     heading, *rows = table(study, prices)
+    shown = shown_rows(study, prices)
     parts = [
         "<!doctype html>",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -49,15 +53,17 @@ def as_html(study: Study, prices: Mapping[str, float] | None, title: str) -> str
         "<ul>",
         *(f"<li>{escape(each)}</li>" for each in rest),
         "</ul>",
-        "<p>Bars are dark up to the low end of a range, and pale up to its high end.</p>",
-        *_pictures(study, dict(zip(heading, zip(*rows, strict=True), strict=True)), prices),
+        "<p>Bars are dark up to the low end of a range, and pale up to its high end."
+        + (_RED if any(each.row.loses_pods for each in shown) else "")
+        + "</p>",
+        *_pictures(shown, dict(zip(heading, zip(*rows, strict=True), strict=True)), prices),
         '<h2>All configurations</h2><div class="wide"><table><thead><tr>',
         *(f'<th scope="col">{escape(cell)}</th>' for cell in heading),
         "</tr></thead><tbody>",
     ]
-    for row in rows:
+    for each, row in zip(shown, rows, strict=True):
         cells = "".join(f"<td>{escape(cell)}</td>" for cell in row)
-        parts.append(f"<tr>{cells}</tr>")
+        parts.append(f"<tr{_bad(each.row)}>{cells}</tr>")
     parts.append("</tbody></table></div>")
     if steps := next_step_lines(study):
         parts.append(f"<h2>Next steps</h2><pre>{escape(_text_of(steps))}</pre>")
@@ -72,12 +78,18 @@ def _text_of(steps: Sequence[str]) -> str:
     return "\n".join(steps[2:])
 
 
+def _bad(row: Row) -> str:
+    return ' class="bad"' if row.loses_pods else ""
+
+
 def _pictures(
-    study: Study, cells: Mapping[str, Sequence[str]], prices: Mapping[str, float] | None
+    shown: Sequence[Shown], cells: Mapping[str, Sequence[str]], prices: Mapping[str, float] | None
 ) -> Iterator[str]:
     """Yield the charts. ``cells`` maps the heading of a table column to its cells, which the charts
     repeat next to the bars."""
-    rows = table_rows(study)
+    rows = [each.row for each in shown]
+    bad = [each.row.loses_pods for each in shown]
+    picture, texts = partial(_picture, bad), partial(_with_lost, shown, cells)
 
     def of(get: Callable[[Figures], float | None]) -> list[list[float | None]]:
         return [[get(each) for each in row.figures] for row in rows]
@@ -94,24 +106,24 @@ def _pictures(
 
     names = cells["configuration"]
     gpus, memory = of(lambda each: each.gpus), of(_if_any(lambda each: each.memory_ratio))
-    yield _picture("GPUs for the same waiting time", names, needs(gpus), cells["GPUs"])
-    yield _picture(
+    yield picture("GPUs for the same waiting time", names, needs(gpus), texts("GPUs"))
+    yield picture(
         "GPU memory in use on these GPUs, mean over time", names, figures(memory), cells["memory"]
     )
     if prices is not None:
         costs = of(_if_any(lambda each: monthly(each.models, prices)))
-        yield _picture("Cost of these GPUs a month", names, needs(costs), cells["a month"])
+        yield picture("Cost of these GPUs a month", names, needs(costs), texts("a month"))
     competing = of(_if_any(lambda each: each.contention.competing_ratio))
     if any(map(any, competing)):
         caption = "Running time in which pods that share a GPU compete for it"
-        yield _picture(caption, names, figures(competing), cells["competing"])
+        yield picture(caption, names, figures(competing), cells["competing"])
     lost = of(lambda each: each.out_of_memory)
     if any(map(any, lost)):
-        yield _picture("Pods that run out of memory", names, figures(lost), cells["out of memory"])
+        yield picture("Pods that run out of memory", names, figures(lost), cells["out of memory"])
     waits = of(lambda each: each.today_wait_s)
     if any(wait_s is not None and wait_s >= 1 for some in waits for wait_s in some):
         ends = [_range(some, lambda found: (min(found), max(found))) for some in waits]
-        yield _picture("Mean waiting time on today's GPUs", names, ends, cells["wait today"])
+        yield picture("Mean waiting time on today's GPUs", names, ends, cells["wait today"])
 
 
 _Ends = tuple[float, float]
@@ -132,18 +144,33 @@ def _range(values: Sequence[float | None], of: Callable[[Sequence[float]], _Ends
 
 
 def _picture(
-    caption: str, names: Sequence[str], ranges: Sequence[_Ends | None], texts: Sequence[str]
+    bad: Sequence[bool],
+    caption: str,
+    names: Sequence[str],
+    ranges: Sequence[_Ends | None],
+    texts: Sequence[str],
 ) -> str:
     """Return a chart with one bar for each configuration, which is dark up to the lowest value and
-    pale up to the highest."""
+    pale up to the highest, and red if the configuration is ``bad``."""
     largest = max((high for ends in ranges if ends for high in ends), default=0.0) or 1.0
     lines = [f'<figure><figcaption>{escape(caption)}</figcaption><div class="bars">']
-    for name, ends, text in zip(names, ranges, texts, strict=True):
+    for name, ends, text, is_bad in zip(names, ranges, texts, bad, strict=True):
         low, high = (round(100 * each / largest, 1) for each in ends or (0.0, 0.0))
+        red = ' class="bad"' if is_bad else ""
         lines += [
             f'<span class="name">{escape(name)}</span>',
-            f'<svg aria-hidden="true"><rect class="low" width="{low}%" height="100%"/>'
+            f'<svg aria-hidden="true"{red}><rect class="low" width="{low}%" height="100%"/>'
             f'<rect class="range" x="{low}%" width="{round(high - low, 1)}%" height="100%"/></svg>',
-            f"<span>{escape(text)}</span>",
+            f"<span{red}>{escape(text)}</span>",
         ]
     return "\n".join([*lines, "</div></figure>"])
+
+
+def _with_lost(
+    shown: Sequence[Shown], cells: Mapping[str, Sequence[str]], column: str
+) -> list[str]:
+    """Return the cells of a column, with the number of pods that the configuration loses."""
+    return [
+        f"{text}; {lost} pods run out of memory" if each.row.loses_pods else text
+        for each, text, lost in zip(shown, cells[column], cells["out of memory"], strict=True)
+    ]

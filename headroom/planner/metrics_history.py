@@ -15,7 +15,7 @@ from itertools import chain
 
 from headroom.contract.dcgm import SM_ACTIVITY, USED_BYTES, USED_MIB, Key, key_of_series
 from headroom.errors import BadSettings
-from headroom.planner.wording import plural
+from headroom.planner.wording import plural, skipped
 from headroom.planner.workload import DAY_S, History, Life, Machine, workload_name
 from headroom.runtime.metric_history import Answers, Asked, Reading, Sample, measurements, read_days
 from headroom.runtime.promql import HOSTS, MIB, MODELS, MOST_RATIO, TOTALS, Queries, own_label
@@ -52,7 +52,8 @@ def history_of(
     """
     notes: list[str] = []
     machines, shared_nodes = _machines(answers, labels, notes)
-    lives = list(_Lives(answers, start_s, end_s, {m.name for m in machines}, shared_nodes, notes))
+    found = _Lives(answers, start_s, end_s, {m.name for m in machines}, shared_nodes, notes)
+    lives = list(found)
     if not lives:
         raise BadSettings(
             "Prometheus has no pod that requests a GPU in the window: the metric "
@@ -63,7 +64,7 @@ def history_of(
     lives.sort(key=lambda life: (life.created_s, life.name))
     first_s = lives[0].created_s
     lives = [replace(life, created_s=life.created_s - first_s) for life in lives]
-    return History(tuple(machines), tuple(lives), tuple(notes))
+    return History(tuple(machines), tuple(lives), tuple(notes), skipped=found.skipped)
 
 
 def _machines(
@@ -82,7 +83,7 @@ def _machines(
     }
     found: list[Machine] = []
     shared: set[str] = set()
-    without = 0
+    without: list[str] = []
     for name, resources in sorted(amounts.items()):
         offered = {each: int(resources[each]) for each in resources.keys() - _OF_HOSTS}
         count = sum(offered.values())
@@ -90,7 +91,7 @@ def _machines(
             continue
         devices = gpus.get(name)
         if not devices:
-            without += 1
+            without.append(name)
             continue
         if count > sum(gpu.devices for gpu in devices):
             shared.add(name)
@@ -107,10 +108,7 @@ def _machines(
                 None if memory is None else int(memory),
             )
         )
-    if without:
-        notes.append(
-            f"Skipped {plural(without, 'node')} with GPUs but without metrics of dcgm-exporter."
-        )
+    notes += skipped("node", "with GPUs but without metrics of dcgm-exporter", without)
     if not found:
         selected = f" with {_selector(labels)}" if labels else ""
         how = (
@@ -193,6 +191,8 @@ class _Lives:
         notes: list[str],
     ) -> None:
         self._start_s, self._end_s, self._notes = start_s, end_s, notes
+        #: Sentences about the pods that were left out, after the iteration.
+        self.skipped: tuple[str, ...] = ()
         self._nodes, self._shared = nodes, shared
         self._gpus: dict[_Pod, dict[str, int]] = defaultdict(dict)
         self._node: dict[_Pod, str] = {}
@@ -239,15 +239,23 @@ class _Lives:
 
     def __iter__(self) -> Iterator[Life]:
         counts: dict[str, int] = defaultdict(int)
+        never: list[str] = []
+        elsewhere: list[str] = []
         for pod in sorted(self._gpus):
+            namespace, name, _ = pod
             if pod not in self._node:
-                counts["never"] += 1
+                never.append(f"{namespace}/{name}")
             elif self._node[pod] not in self._nodes:
-                counts["elsewhere"] += 1
+                elsewhere.append(f"{namespace}/{name} on {self._node[pod]}")
             else:
                 counts["lives"] += 1
                 yield self._life(pod, counts)
         self._notes += _notes(counts)
+        gone = "on nodes that are not selected, are gone or have no metrics of GPUs"
+        self.skipped = (
+            *skipped("pod", "with a GPU that never started", never),
+            *skipped("pod", gone, elsewhere),
+        )
 
     def _owner_name(self, pod: _Pod) -> str:
         """Return the name of the pod's controller, or the pod's own name if it has none."""
@@ -296,13 +304,6 @@ class _Lives:
 
 def _notes(counts: Mapping[str, int]) -> Iterator[str]:
     lives = counts["lives"]
-    if counts["never"]:
-        yield f"Skipped {plural(counts['never'], 'pod')} with a GPU that were never bound."
-    if counts["elsewhere"]:
-        yield (
-            f"Skipped {plural(counts['elsewhere'], 'pod')} on nodes that are not selected, are "
-            "gone or have no metrics of GPUs."
-        )
     if counts["no creation"]:
         yield (
             f"{counts['no creation']:,} pods have no creation time, so the time of their first "

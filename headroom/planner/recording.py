@@ -15,7 +15,7 @@ from headroom.contract.kube import Node, Pod
 from headroom.core.journal.dump import Inputs
 from headroom.errors import BadSettings
 from headroom.planner.api_objects import Use, gpu_pod, machine_of, uses_of
-from headroom.planner.wording import plural
+from headroom.planner.wording import plural, skipped
 from headroom.planner.workload import History, Life, Machine
 
 FORMAT = "headroom.gpu/recording/v1alpha1"
@@ -175,11 +175,14 @@ def history_of(recording: Recording, moment: bool = False) -> History:
     if not pods:
         raise BadSettings("it has no pod with a GPU on these nodes")
     lives = sorted((_life(pod, recording, moment) for pod in pods), key=lambda each: each.created_s)
-    elsewhere = len(recording.pods) - len(pods)
-    notes = [*_notes(recording, pods, moment)]
-    if elsewhere and not moment:
-        notes.append(f"Skipped {plural(elsewhere, 'pod')} on nodes whose GPUs are unknown.")
-    return History(machines, tuple(lives), tuple(notes))
+    elsewhere = [
+        f"{pod.name} on {pod.node}"
+        for pod in recording.pods.values()
+        if pod.node not in names and not (moment and pod.ended_s is not None)
+    ]
+    left_out = skipped("pod", "on nodes whose GPUs are unknown", elsewhere)
+    notes = tuple(_notes(recording, pods, moment))
+    return History(machines, tuple(lives), notes, skipped=left_out)
 
 
 def history_of_snapshot(inputs: Inputs) -> History:

@@ -2,6 +2,7 @@
 
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from headroom.planner.next_steps import (
@@ -14,8 +15,8 @@ from headroom.planner.next_steps import (
 from headroom.planner.prices import monthly
 from headroom.planner.savings import saved_month_cost, saved_ratio
 from headroom.planner.sentences import assumptions, sentences
-from headroom.planner.study import Figures, Row, Study, best_row, models_of
-from headroom.planner.wording import need_range, number_range, percent_range, wait_range
+from headroom.planner.study import WITH_HEADROOM, Figures, Row, Study, best_row, models_of
+from headroom.planner.wording import need_range, number_range, percent_range, runs, wait_range
 
 #: Maximum number of workloads that a report lists.
 _MOST_LISTED = 10
@@ -28,28 +29,77 @@ def table(study: Study, prices: Mapping[str, float] | None) -> list[list[str]]:
     """Return the rows of the table, beginning with the heading."""
     heading = ["configuration", "GPUs", "nodes", "wait today", "memory", "SM", "competing"]
     heading.append("out of memory")
-    rows = [heading + (["a month"] if prices else [])]
-    for row in table_rows(study):
-        figures = row.figures
-        has_sm = any(life.sm_ratio is not None for life in study.history.lives)
-        has_activity = any(life.has_activity for life in study.history.lives)
-        active = [each.sm_ratio for each in figures if each.gpus]
-        competing = [each.contention.competing_ratio for each in figures if each.gpus]
-        cells = [
-            row_name(study, row),
-            row.gpus_text or "no number suffices",
-            need_range([each.nodes for each in figures], row.variation.reach) or "-",
-            wait_range([each.today_wait_s for each in figures]),
-            percent_range([each.memory_ratio for each in figures if each.gpus]),
-            percent_range(active) if has_sm else "unknown",
-            percent_range(competing) if has_activity else "unknown",
-            number_range([each.out_of_memory for each in figures]) or "-",
-        ]
-        if prices:
-            costs = [round(monthly(each.models, prices)) for each in figures if each.gpus]
-            cells.append(need_range(costs, row.variation.reach) or "-")
-        rows.append(cells)
-    return rows
+    shown = shown_rows(study, prices)
+    return [
+        heading + (["a month"] if prices else []),
+        *([each.name, *each.cells] for each in shown),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A row of the table, which stands for all configurations with equal cells."""
+
+    name: str
+    cells: list[str]
+    #: The first of the configurations.
+    row: Row
+
+
+def shown_rows(study: Study, prices: Mapping[str, float] | None) -> list[Shown]:
+    """Return the rows of the table: unshared GPUs first, and configurations in which pods run out
+    of memory last."""
+    alike: dict[tuple[object, ...], list[Row]] = {}
+    for number, row in enumerate(table_rows(study)):
+        kind = row.configuration
+        # Counting is compared with Headroom, so the two are never in one row.
+        plain = kind.mode in (*WITH_HEADROOM, "counting") and not (kind.one_pool or kind.max_sm)
+        key = (kind.mode == "counting", kind.vram) if plain else (number,)
+        alike.setdefault((row.loses_pods, *key, *_cells(study, row, prices)), []).append(row)
+    found = [
+        Shown(_names(study, rows), _cells(study, rows[0], prices), rows[0])
+        for rows in alike.values()
+    ]
+    return sorted(found, key=lambda each: each.row.loses_pods)
+
+
+def _names(study: Study, rows: Sequence[Row]) -> str:
+    """Return one name for configurations with equal figures."""
+    if len(rows) == 1:
+        return row_name(study, rows[0])
+    replicas: dict[str, list[int]] = {}
+    for row in rows:
+        replicas.setdefault(row.configuration.mode, []).append(row.configuration.replicas)
+    modes: dict[str, list[str]] = {}
+    for mode, counts in replicas.items():
+        modes.setdefault(runs(sorted(counts)), []).append(mode)
+    text = "; ".join(
+        f"{counts} replicas, {' or '.join(names).replace('counting', 'counted only')}"
+        for counts, names in modes.items()
+    )
+    return text + _other_vram(study, rows[0])
+
+
+def _cells(study: Study, row: Row, prices: Mapping[str, float] | None) -> list[str]:
+    """Return the cells of a row behind its name."""
+    figures = row.figures
+    has_sm = any(life.sm_ratio is not None for life in study.history.lives)
+    has_activity = any(life.has_activity for life in study.history.lives)
+    active = [each.sm_ratio for each in figures if each.gpus]
+    competing = [each.contention.competing_ratio for each in figures if each.gpus]
+    cells = [
+        row.gpus_text or "no number suffices",
+        need_range([each.nodes for each in figures], row.variation.reach) or "-",
+        wait_range([each.today_wait_s for each in figures]),
+        percent_range([each.memory_ratio for each in figures if each.gpus]),
+        percent_range(active) if has_sm else "unknown",
+        percent_range(competing) if has_activity else "unknown",
+        number_range([each.out_of_memory for each in figures]) or "-",
+    ]
+    if prices:
+        costs = [round(monthly(each.models, prices)) for each in figures if each.gpus]
+        cells.append(need_range(costs, row.variation.reach) or "-")
+    return cells
 
 
 def table_rows(study: Study) -> list[Row]:
@@ -59,9 +109,12 @@ def table_rows(study: Study) -> list[Row]:
 
 def row_name(study: Study, row: Row) -> str:
     """Return the name of a configuration in the report."""
+    return row.configuration.text + _other_vram(study, row)
+
+
+def _other_vram(study: Study, row: Row) -> str:
     vram = row.configuration.vram
-    other = "" if vram == study.vram else f", vram from {vram.text}"
-    return row.configuration.text + other
+    return "" if vram == study.vram else f", vram from {vram.text}"
 
 
 def as_text(study: Study, prices: Mapping[str, float] | None) -> str:
@@ -119,8 +172,9 @@ def _annotations(share: Sequence[Candidate]) -> list[str]:
 
 
 def saves(study: Study, row: Row) -> bool:
-    """Return whether a configuration needs fewer GPUs than unshared GPUs in each replay."""
-    return all(
+    """Return whether a configuration needs fewer GPUs than unshared GPUs in each replay, and no pod
+    runs out of memory."""
+    return not row.loses_pods and all(
         gpus is not None and (unshared is None or gpus < unshared)
         for gpus, unshared in zip(row.gpus, study.unshared.gpus, strict=True)
     )

@@ -38,6 +38,7 @@ _RESOLUTION = 50
 #: The search stops at today's nodes plus this multiple of the peak number of nodes in use when no
 #: pod waits.
 _MOST_TIMES = 4
+_REQUESTS = Vram("requests")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +100,6 @@ class Answer:
     today_wait_s: float | None
     #: Number of pods that run out of memory on today's nodes.
     today_out_of_memory: int
-    #: Number of pods that are left out because they are too large for every node.
-    left_out: int
 
     @property
     def gpus(self) -> int | None:
@@ -144,19 +143,17 @@ class Baseline:
     wait_s: float
     #: Maximum mean waiting time that counts as unchanged.
     target_s: float
-    #: Number of pods that are too large for every node.
-    left_out: int
 
 
 def baseline(history: History, lives: Sequence[Life], seed: int) -> Baseline:
     """Replay today's cluster with unshared GPUs."""
     machines = mixed_order(history.machines)
     shapes = shapes_of(machines)
-    fitting = [life for life in lives if _has_machine(life, None, shapes)]
+    fitting = [life for life in lives if has_machine(life, None, shapes)]
     today = _exclusive(fitting, machines, seed).run()
     assert today is not None, "without a limit the replay ends"
     target_s = max(NO_WAIT_S, today.mean_wait_s)
-    return Baseline(today.mean_wait_s, target_s, len(lives) - len(fitting))
+    return Baseline(today.mean_wait_s, target_s)
 
 
 def unshared_pool(
@@ -165,7 +162,7 @@ def unshared_pool(
     """Return the fewest unshared nodes for all pods, or None if no number suffices."""
     machines = mixed_order(history.machines)
     shapes = shapes_of(machines)
-    fitting = [life for life in lives if _has_machine(life, None, shapes)]
+    fitting = [life for life in lives if has_machine(life, None, shapes)]
     return _fewest_exclusive(fitting, machines, seed, today.target_s)
 
 
@@ -231,7 +228,7 @@ def answer(
             out_of_memory = rest.out_of_memory
         wait_s = sum(pods * each_s for pods, each_s in waits) / max(1, sum(p for p, _ in waits))
     needed = None if exclusive is None or pool is None else (exclusive, pool)
-    return Answer(needed, wait_s, out_of_memory, today.left_out)
+    return Answer(needed, wait_s, out_of_memory)
 
 
 def shared_machines(machines: Sequence[Machine], configuration: Configuration) -> list[Machine]:
@@ -255,12 +252,12 @@ class Pools:
         need_bytes = self._vram.need_bytes(life)
         if self._mig:
             stays = self._vram.largest(life).gpus > 1 or need_bytes is None
-            stays = stays or not _has_machine(life, need_bytes, self._shared)
+            stays = stays or not has_machine(life, need_bytes, self._shared)
         else:
             stays = stays_exclusive(life, self._vram, self._sizes)
         if stays:
-            return False if _has_machine(life, None, self._shapes) else None
-        return True if _has_machine(life, need_bytes, self._shared) else None
+            return False if has_machine(life, None, self._shapes) else None
+        return True if has_machine(life, need_bytes, self._shared) else None
 
 
 def split(
@@ -304,7 +301,9 @@ def _request(life: Life, need_bytes: int | None, max_sm: int | None = None) -> R
     )
 
 
-def _has_machine(life: Life, need_bytes: int | None, machines: Sequence[Machine]) -> bool:
+def has_machine(life: Life, need_bytes: int | None, machines: Sequence[Machine]) -> bool:
+    """Return whether the pod fits on one of the machines if it is idle. ``need_bytes`` is None for
+    whole GPUs."""
     least_bytes = max(life.known_bytes or 0, need_bytes or 0)
     return any(
         machine.gpus >= life.gpus
@@ -332,7 +331,7 @@ def _fewest_exclusive(
     def replay(some: Sequence[Machine]) -> Replay:
         return _exclusive(lives, some, seed)
 
-    return _fewest(replay, lives, machines, 1, Vram("requests"), target_s)
+    return _fewest(replay, lives, machines, 1, None, target_s)
 
 
 def _fewest(
@@ -340,22 +339,25 @@ def _fewest(
     lives: Sequence[Life],
     ordered: Sequence[Machine],
     replicas: int,
-    vram: Vram,
+    vram: Vram | None,
     target_s: float,
 ) -> Pool | None:
     """Return the fewest machines, in the given order, with which the pods wait at most ``target_s``
-    on average, or None if no number of machines suffices."""
+    on average, or None if no number of machines suffices.
+
+    ``vram`` is None if the pods get whole GPUs.
+    """
     if not lives:
         return _NO_POOL
     # Count devices, because with MIG an instance takes one pod.
     size = sum(machine.devices for machine in ordered) / len(ordered)
-    most, mean = demand(lives, replicas, vram, mean_gpu_bytes(ordered))
+    most, mean = demand(lives, replicas, vram or _REQUESTS, mean_gpu_bytes(ordered))
     widest, found = _widest(lives, vram), dict[int, Outcome]()
 
     def suffices(count: int) -> bool:
         machines = first_machines(ordered, count)
         shapes = shapes_of(machines)
-        if not all(_has_machine(life, vram.need_bytes(life), shapes) for life in widest):
+        if not all(has_machine(life, _need_bytes(life, vram), shapes) for life in widest):
             return False
         outcome = replay(machines).run(target_s)
         if outcome is None or outcome.never_ran or max(outcome.mean_waits_s) > target_s:
@@ -379,11 +381,16 @@ def _fewest(
     return Pool(tuple(first_machines(ordered, high)), found[high])
 
 
-def _widest(lives: Sequence[Life], vram: Vram) -> list[Life]:
+def _need_bytes(life: Life, vram: Vram | None) -> int | None:
+    return None if vram is None else vram.need_bytes(life)
+
+
+def _widest(lives: Sequence[Life], vram: Vram | None) -> list[Life]:
     """Return the pod that needs the most memory for each number of GPUs and set of models."""
     found: dict[tuple[int, frozenset[str]], tuple[int, Life]] = {}
     for life in lives:
-        key, need = (life.gpus, life.models), max(life.known_bytes or 0, vram.need_bytes(life) or 0)
+        key, need = (life.gpus, life.models), _need_bytes(life, vram) or 0
+        need = max(life.known_bytes or 0, need)
         if key not in found or found[key][0] < need:
             found[key] = need, life
     return [life for _, life in found.values()]

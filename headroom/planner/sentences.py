@@ -7,12 +7,14 @@ from collections.abc import Iterator, Mapping
 from headroom.contract.annotations import MAX_SM
 from headroom.planner.intervals import GROWTH, LEAST_FIGURES
 from headroom.planner.mig import PROFILES, USABLE, profile_of
+from headroom.planner.misfits import misfits
 from headroom.planner.next_steps import advice
 from headroom.planner.rhythm import LONG_DAYS
 from headroom.planner.savings import saved_month_cost, saved_ratio
 from headroom.planner.scenarios import NO_WAIT_S
 from headroom.planner.study import COMPETING, WITH_HEADROOM, Row, Study, best_row, models_of
 from headroom.planner.wording import (
+    first_few,
     percent_range,
     plural,
     seconds_text,
@@ -27,7 +29,7 @@ _MOST_LISTED = 10
 
 def sentences(study: Study, prices: Mapping[str, float] | None) -> list[str]:
     """Return the answer in plain sentences, most important first."""
-    history, found = study.history, [_scope(study)]
+    history, found = study.history, [_scope(study), *_left_out(study)]
     unshared = study.unshared.gpus_text
     work = "this work"
     if history.days > 1:
@@ -82,13 +84,18 @@ def _scope(study: Study) -> str:
             f". With the changes of --nodes it has {plural(history.gpus, 'GPU')} "
             f"({plural(len(history.machines), 'node')}), which count as today's"
         )
-    if study.left_out:
-        are = ("fits", "is") if study.left_out == 1 else ("fit", "are")
-        text += (
-            f". {plural(study.left_out, 'pod')} {are[0]} on no node of the cluster and {are[1]} "
-            "left out"
-        )
     return text + "."
+
+
+def _left_out(study: Study) -> Iterator[str]:
+    """Yield which pods do not count, and why."""
+    yield from study.history.skipped
+    if count := len(study.left_out):
+        are = ("fits", "is") if count == 1 else ("fit", "are")
+        yield (
+            f"{plural(count, 'pod')} {are[0]} on no node of the cluster and {are[1]} left out: "
+            f"{first_few(misfits(study.history))}."
+        )
 
 
 def _gpus(needed: str | None) -> str:
@@ -110,7 +117,16 @@ def _best_sentence(study: Study, row: Row) -> str:
             text += ": sharing saves none"
         else:
             text += f", between {max(0, low)} and {high} % fewer"
-    return text + "."
+    return f"{text}{_lost(row)}."
+
+
+def _lost(row: Row) -> str:
+    """Return the end of a sentence about pods that run out of memory, or nothing."""
+    if not row.loses_pods:
+        return ""
+    if (pods := span(*whole(row.out_of_memory))) == "1":
+        return ", and 1 pod that uses more than it requests runs out of memory"
+    return f", and {pods} pods that use more than they request run out of memory"
 
 
 def _one_pool(study: Study) -> Iterator[str]:
@@ -133,18 +149,30 @@ def _other_vram(study: Study) -> Iterator[str]:
                 text += ", which is a lower bound, because pods of one template have one request"
             elif not needed:
                 text = f"With vram from {vram.text} no number of nodes suffices"
-            elif max(row.out_of_memory):
-                lost = span(*whole(row.out_of_memory))
-                text += f", and {lost} pods that use more than they request run out of memory"
+            else:
+                text += _lost(row)
             if needed and row.variation.missing and not study.unshared.variation.missing:
                 text += ", without a range"
-            yield text + "."
+            late = _unrecommended(study) if vram.source == "recommendations" else ""
+            yield f"{text}.{late}"
+
+
+def _unrecommended(study: Study) -> str:
+    """Return a sentence with the reason why recommendations may need more GPUs than peaks."""
+    lives = study.history.lives
+    without = sum(life.recommended_bytes is None for life in lives)
+    if not without:
+        return ""
+    return (
+        f" {without:,} of {plural(len(lives), 'pod')} came before there was a recommendation, and "
+        "keep their request."
+    )
 
 
 def _mig(study: Study) -> Iterator[str]:
     rows = [row for row in study.rows if row.configuration.profile is not None]
     known = [row for row in rows if None not in row.gpus]
-    best = min(known, key=lambda row: max(gpus or 0 for gpus in row.gpus), default=None)
+    best = min(known, key=lambda row: row.rank, default=None)
     if best is None:
         if rows:
             yield "No MIG layout gives the same waiting time with any number of nodes."
@@ -154,7 +182,7 @@ def _mig(study: Study) -> Iterator[str]:
     yield (
         f"With all shared GPUs split into MIG instances {best.configuration.profile}, which keep "
         f"pods apart, it needs {_gpus(needed)}, and pods lose {lost} of their running time because "
-        "an instance has only a part of the SMs."
+        f"an instance has only a part of the SMs{_lost(best)}."
     )
 
 
@@ -247,13 +275,11 @@ def _need_assumption(study: Study) -> Iterator[str]:
 
 def _recommendations(study: Study) -> str:
     lives = study.history.lives
-    without = sum(life.recommended_bytes is None for life in lives)
     below = sum((life.recommended_bytes or math.inf) < (life.peak_bytes or 0) for life in lives)
     return (
         "Recommendations are what Headroom's recorder would have computed from the lives that had "
         "ended before, if all pods of a workload ran the same program and succeeded. "
-        f"{without:,} of {plural(len(lives), 'pod')} came before there was a recommendation, and "
-        f"keep their request. {below:,} used more than was recommended."
+        f"{below:,} of {plural(len(lives), 'pod')} used more than was recommended."
     )
 
 

@@ -9,7 +9,9 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from headroom.errors import BadSettings
 from headroom.planner.contention import NONE, Contention
+from headroom.planner.misfits import misfits, too_large
 from headroom.planner.resampling import resampled
 from headroom.planner.rhythm import Variation
 from headroom.planner.scenarios import (
@@ -23,8 +25,8 @@ from headroom.planner.scenarios import (
     unshared_pool,
     variation_of,
 )
-from headroom.planner.wording import need_ends, span
-from headroom.planner.workload import History, Machine, Vram, largest_bytes, stays_exclusive
+from headroom.planner.wording import first_few, need_ends, span
+from headroom.planner.workload import History, Life, Machine, Vram, largest_bytes, stays_exclusive
 
 #: If pods compete for more than this ratio of their running time, the study also tries limits of SM
 #: activity: values of the annotation headroom.gpu/max-sm, in percent.
@@ -89,6 +91,16 @@ class Row:
     def out_of_memory(self) -> list[int]:
         return [each.out_of_memory for each in self.figures if each.gpus is not None]
 
+    @property
+    def loses_pods(self) -> bool:
+        """Whether pods run out of memory in a replay."""
+        return any(self.out_of_memory)
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Key that orders configurations from the best to the worst."""
+        return self.loses_pods, max(gpus or 0 for gpus in self.gpus)
+
 
 @dataclass(frozen=True, slots=True)
 class Study:
@@ -99,7 +111,8 @@ class Study:
     seeds: int
     unshared: Row
     rows: list[Row]
-    left_out: int
+    #: The pods that fit on no node of the cluster.
+    left_out: list[Life]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +136,14 @@ def run_study(
     """Replay each configuration with each seed. Report each finished step to ``progress``.
 
     The first of ``vrams`` is the source of requests for all configurations. Only the best
-    configuration is also replayed with the other sources.
+    configuration is also replayed with the other sources. Raises ``BadSettings`` if no pod fits on
+    a node of the cluster.
     """
+    left_out = too_large(history)
+    if len(left_out) == len(history.lives):
+        raise BadSettings(
+            f"no pod of the history fits on a node of the cluster: {first_few(misfits(history))}"
+        )
     vram, *others = vrams
     kinds = [*configurations, *(replace(configurations[0], vram=other) for other in others)]
     exclusive = list(dict.fromkeys(map(_exclusive_key, kinds)))
@@ -150,7 +169,7 @@ def run_study(
             if any(each.contention.competing_ratio > COMPETING for each in best.figures):
                 more += [replace(best.configuration, max_sm=max_sm) for max_sm in LIMITS]
             rows += _rows(history, workers, more, bases, progress)
-    return Study(history, vram, seeds, unshared, rows, bases[0].today.left_out)
+    return Study(history, vram, seeds, unshared, rows, left_out)
 
 
 def _rows(
@@ -182,9 +201,12 @@ def _any_exclusive(history: History, vram: Vram) -> bool:
 
 
 def best_row(rows: Sequence[Row]) -> Row | None:
-    """Return the configuration with Headroom that needs the fewest GPUs in its worst replay. Among
+    """Return the configuration with Headroom that needs the fewest GPUs in its worst replay.
+
+    A configuration in which pods run out of memory wins only if they do in all others, too. Among
     equals, fewer replicas win. Configurations that limit SM activity, have one pool, or do not use
-    the first source of requests, do not count."""
+    the first source of requests, do not count.
+    """
     known = [
         row
         for row in rows
@@ -194,11 +216,7 @@ def best_row(rows: Sequence[Row]) -> Row | None:
         and row.configuration.vram == rows[0].configuration.vram
         and all(gpus is not None for gpus in row.gpus)
     ]
-    return min(
-        known,
-        key=lambda row: (max(gpus or 0 for gpus in row.gpus), row.configuration.replicas),
-        default=None,
-    )
+    return min(known, key=lambda row: (*row.rank, row.configuration.replicas), default=None)
 
 
 class _Workers:

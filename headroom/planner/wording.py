@@ -1,5 +1,6 @@
 """Formats figures as text: ranges, percentages and waiting times."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -68,3 +69,25 @@ def seconds_text(seconds: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def first_few(names: Sequence[str], most: int = 5) -> str:
+    """Return the first names, and the number of the others."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def skipped(noun: str, why: str, names: Sequence[str]) -> tuple[str, ...]:
+    """Return a sentence that names what a plan does not use, or nothing if there are no names."""
+    if not names:
+        return ()
+    return (f"Skipped {plural(len(names), noun)} {why}: {first_few(names)}.",)
+
+
+def runs(numbers: Sequence[int]) -> str:
+    """Return increasing numbers as text, with three or more successive numbers as a range."""
+    parts: list[str] = []
+    for _, same in itertools.groupby(enumerate(numbers), lambda each: each[1] - each[0]):
+        run = [number for _, number in same]
+        parts += [f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run)
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))

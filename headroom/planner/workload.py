@@ -119,6 +119,8 @@ class History:
     assumptions: tuple[str, ...]
     #: The nodes before the user added or removed some; None if they are unchanged.
     before: tuple[Machine, ...] | None = None
+    #: Sentences about pods with a GPU that the source left out.
+    skipped: tuple[str, ...] = ()
 
     @property
     def gpus(self) -> int:

@@ -158,6 +158,10 @@ def test_the_page_has_all_figures_and_loads_no_other_file(
     data = json.loads(run(files, *few, "--html", str(html))[1])
     page = _Page(html.read_text())
     assert page.open == []
+    # The configuration that loses pods has short bars, but they are red and say so.
+    assert [a.get("class") for tag, a in page.elements if tag == "svg"][:2] == [None, "bad"]
+    assert "4; 24 pods run out of memory" in page.words
+    assert any("Red configurations are no choice" in words for words in page.words)
     for sentence in [*data["sentences"], *data["assumptions"]]:
         assert sentence in page.words
     assert any("<b>train (2 GPUs a pod)" in words for words in page.words)
@@ -310,13 +314,13 @@ def test_requests_from_other_sources_are_compared(files: tuple[Path, Path]) -> N
     # three nodes. The others share a node.
     recommended = found["4 replicas, steered, vram from recommendations"]
     assert (recommended["gpus"], recommended["out_of_memory_pods"]) == (8, 0)
-    assert "With vram from recommendations it needs 8 GPUs." in data["sentences"]
-    (note,) = [each for each in data["assumptions"] if each.startswith("Recommendations are")]
     # Both trainers also start too early for a recommendation.
     assert (
-        "6 of 50 pods came before there was a recommendation, and keep their request. 0 used more"
-        in note
+        "With vram from recommendations it needs 8 GPUs. 6 of 50 pods came before there was a "
+        "recommendation, and keep their request." in data["sentences"]
     )
+    (note,) = [each for each in data["assumptions"] if each.startswith("Recommendations are")]
+    assert note.endswith("0 of 50 pods used more than was recommended.")
     default = json.loads(run(files, *few)[1])
     assert [each["vram"] for each in default["configurations"]] == [
         "peaks + 10 %",  # unshared

@@ -16,9 +16,28 @@ __all__ = ["files"]
     [
         ("5120", "much", "line 2, column peak_mib: 'much' is not a whole number. Example: 6144"),
         (",0.25,", ",1.5,", "column sm_ratio: '1.5' is not a number from 0 to 1. Example: 0.35"),
-        ("workload,num_gpu", "workload,gpus", "line 1: column num_gpu is missing. Example of a"),
-        ("web-0-0,web,1", "web-0-0,web,1,1", "line 2: the number of cells is not 9, as in line 1"),
-        (",0,0,3000", ",9,0,3000", "column scheduled_time: '0' is not between creation_time and"),
+        (
+            "workload,num_gpu",
+            "workload,gpus",
+            "line 1: column num_gpu is missing. The line has the columns name, workload, gpus",
+        ),
+        (
+            "web-0-0,web,1",
+            "web-0-0,web,1,1",
+            "line 2: the number of cells is 10, not 9 as in line 1: name,workload,num_gpu",
+        ),
+        (
+            ",0,0,3000",
+            ",9,0,3000",
+            "line 2: the times are not in this order: creation_time is '9', scheduled_time is '0', "
+            "deletion_time is '3000'. Example: 0, 5, 3600",
+        ),
+        (
+            ",0,0,3000",
+            ",0,28.11.2026 18:30,3000",
+            "column scheduled_time: '28.11.2026 18:30' is not a number of seconds or a time such "
+            "as 2026-11-28T18:30:00Z. Example: 5",
+        ),
     ],
 )
 def test_errors_in_files_name_file_line_and_column(

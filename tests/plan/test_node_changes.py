@@ -111,7 +111,10 @@ def test_an_added_node_copies_existing_nodes_or_the_given_values(
     larger = f"larger,larger,,1,-1,{mib + 200},0.1,0,0,60"
     pods.write_text(pods.read_text() + f"{large}\n{larger}\n")
     data = planned(files, "--nodes", given)
-    assert "1 pod fits on no node of the cluster and is left out." in data["sentences"][0]
+    assert data["sentences"][1].startswith(
+        "1 pod fits on no node of the cluster and is left out: larger "
+        f"({(mib + 200) / 1024:.1f} GiB on a GPU, but the largest has"
+    )
 
 
 def test_prices_cover_a_new_model(files: tuple[Path, Path], tmp_path: Path) -> None:
