@@ -158,7 +158,7 @@ def test_the_page_has_all_figures_and_loads_no_other_file(
     data = json.loads(run(files, *few, "--html", str(html))[1])
     page = _Page(html.read_text())
     assert page.open == []
-    # The configuration that loses pods has short bars, but they are red and say so.
+    # The configuration that loses pods has short bars, but they are red and name the lost pods.
     assert [a.get("class") for tag, a in page.elements if tag == "svg"][:2] == [None, "bad"]
     assert "4; 24 pods run out of memory" in page.words
     assert any("Red configurations are no choice" in words for words in page.words)
