@@ -151,13 +151,19 @@ def _agent(shown: Sample) -> Iterator[Metric]:
     )
 
 
-#: Descriptions of metrics that are named after a field of ``Device``, by the name of the field.
+#: Metric of a device -> the field of ``Device`` that it shows, and its description.
 _DEVICE_FIGURES = {
-    "memory_bytes": "Physical memory of the device, including the driver's reserve",
-    "reserved_bytes": "Memory of the device that the driver reserves",
-    "used_bytes": "Used memory of the device: memory - free - reserved",
-    "sm_occupancy_ratio": "Share of the SMs' warp slots in use",
-    "utilization_ratio": "Share of time in which any kernel ran, which is not SM activity",
+    "memory_bytes": (
+        "memory_bytes",
+        "Physical memory of the device, including the driver's reserve",
+    ),
+    "driver_reserve_bytes": ("reserved_bytes", "Memory of the device that the driver reserves"),
+    "used_bytes": ("used_bytes", "Used memory of the device: memory - free - driver reserve"),
+    "sm_occupancy_ratio": ("sm_occupancy_ratio", "Share of the SMs' warp slots in use"),
+    "utilization_ratio": (
+        "utilization_ratio",
+        "Share of time in which any kernel ran, which is not SM activity",
+    ),
 }
 
 
@@ -180,8 +186,8 @@ def _devices(shown: Sample) -> Iterator[Metric]:
     def of_first(field: str) -> Callable[[list[Device]], _Series]:
         return lambda devices: [((), getattr(devices[0], field))]
 
-    for name, text in _DEVICE_FIGURES.items():
-        yield gauge(name, text, of_first(name))
+    for name, (attribute, text) in _DEVICE_FIGURES.items():
+        yield gauge(name, text, of_first(attribute))
     yield gauge(
         "unattributed_bytes",
         "Used memory that belongs to no known pod; absent if it cannot be attributed",

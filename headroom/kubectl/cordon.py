@@ -47,11 +47,11 @@ def gpus_of(node: Body, parents: Mapping[str, str]) -> list[Gpu]:
     of_parent: dict[str, list[Body]] = {}
     for device in node["devices"]:
         parent = parents.get(device["uuid"])
-        found.append(Gpu(device["uuid"], device["index"], (device,), parent))
+        found.append(Gpu(device["uuid"], device["driver_index"], (device,), parent))
         if parent is not None:
             of_parent.setdefault(parent, []).append(device)
     for parent, devices in of_parent.items():
-        found.append(Gpu(parent, devices[0]["index"], tuple(devices)))
+        found.append(Gpu(parent, devices[0]["driver_index"], tuple(devices)))
     return found
 
 

@@ -170,7 +170,9 @@ class _Debug:
 
     def gpus(self) -> list[Gpu]:
         """Return everything that can be cordoned, including the physical GPUs of MIG devices."""
-        first = {each["index"]: each for each in self.body["devices"] if each["kind"] == "mig"}
+        first = {
+            each["driver_index"]: each for each in self.body["devices"] if each["kind"] == "mig"
+        }
         parent_of = {
             index: self.api.get("nodes", self.node, "devices", each["uuid"])["mig_parent"]
             for index, each in first.items()
@@ -178,9 +180,9 @@ class _Debug:
         return gpus_of(
             self.body,
             {
-                each["uuid"]: parent_of[each["index"]]
+                each["uuid"]: parent_of[each["driver_index"]]
                 for each in self.body["devices"]
-                if each["kind"] == "mig" and parent_of[each["index"]]
+                if each["kind"] == "mig" and parent_of[each["driver_index"]]
             },
         )
 

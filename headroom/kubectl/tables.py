@@ -39,7 +39,7 @@ def drift(body: Body, namespace: str | None, wide: bool = False) -> Table:
         more = ", ".join(predicted) or "-", ", ".join(actual) or "-"
         table.add(
             *(pod["namespace"], pod["name"], pod["node"], pod["result"] or "-"),
-            _sum_of_known(each["reservation_bytes"] for each in observed),
+            _sum_of_known(each["reserved_bytes"] for each in observed),
             _sum_of_known(each["measured_bytes"] for each in observed),
             *((*more, pod["since"] or "-", pod["uid"]) if wide else ()),
             "; ".join(state) or "ok",

@@ -152,7 +152,14 @@ def percent(ratio: float | None) -> str:
 
 def number(device: Body) -> str:
     """Return the index of a device, or its UUID if the agent reports no index."""
-    return str(device["index"]) if device["index"] >= 0 else str(device["uuid"])
+    index = device["driver_index"]
+    return str(device["uuid"] if index is None else index)
+
+
+def place(device: Body) -> int:
+    """Return a number that sorts devices by their index, and devices without an index first."""
+    index: int | None = device["driver_index"]
+    return -1 if index is None else index
 
 
 def counted(count: int, noun: str) -> str:
@@ -184,10 +191,10 @@ def _of_device(node: Body, device: Body) -> _Part:
     cordoned = "cordoned" if node["cordoned"] or device["cordoned"] else ""
     problems, severity = _judged(headroom < 0, (reason_of(node), unhealthy), cordoned)
     return _Part(
-        name=(node["name"], device["index"]),
+        name=(node["name"], place(device)),
         memory=device["memory_id"],
         allocatable=allocatable,
-        reserved=_sum(device, "reservation_bytes", "unconfirmed_bytes"),
+        reserved=device["reserved_total_bytes"],
         unattributed=_sum(device, "unattributed_bytes", "unreserved_pods_bytes"),
         used=max(0, device["used_bytes"]),
         headroom=0 if problems else headroom,
@@ -252,7 +259,7 @@ def _of_model(model: Body) -> _Part:
         name=(model["model"], 0),
         memory=model["model"],
         allocatable=model["allocatable_bytes"],
-        reserved=model["reservation_bytes"],
+        reserved=model["reserved_total_bytes"],
         unattributed=model["unattributed_bytes"],
         used=model["used_bytes"],
         headroom=model["headroom_bytes"],

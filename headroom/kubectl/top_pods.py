@@ -6,7 +6,7 @@ from typing import Any
 
 from headroom.contract.quantity import gib
 from headroom.kubectl.table import STATE, Table
-from headroom.kubectl.top import SortBy, joined, number
+from headroom.kubectl.top import SortBy, joined, number, place
 
 Body = Mapping[str, Any]
 #: Maximum number of GPUs of a pod without a report that are listed by number.
@@ -81,7 +81,7 @@ def pods(
 def _pod_key(order: SortBy) -> Callable[[_Held], Any]:
     def key(held: _Held) -> Any:
         pod = held.entries[0]
-        name = pod["namespace"], pod["name"], held.devices[0]["index"]
+        name = pod["namespace"], pod["name"], place(held.devices[0])
         amounts = {
             SortBy.WORST: (-held.overuse, -held.used),
             SortBy.RESERVED: (-held.requested,),

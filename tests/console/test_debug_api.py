@@ -84,13 +84,13 @@ def test_every_term_of_the_equation_is_shown_and_adds_up(server: Server) -> None
     for node in server.get("/v1/nodes").json()["nodes"]:
         for d in node["devices"]:
             assert d["allocatable_bytes"] == (
-                d["memory_bytes"] - d["reserved_bytes"] - d["reserve_bytes"]
+                d["memory_bytes"] - d["driver_reserve_bytes"] - d["node_reserve_bytes"]
+            )
+            assert d["reserved_total_bytes"] == (
+                d["pods_reserved_bytes"] + d["pods_unconfirmed_bytes"]
             )
             assert d["headroom_bytes"] == d["allocatable_bytes"] - (
-                d["reservation_bytes"]
-                + d["unconfirmed_bytes"]
-                + d["unreserved_pods_bytes"]
-                + d["unattributed_bytes"]
+                d["reserved_total_bytes"] + d["unreserved_pods_bytes"] + d["unattributed_bytes"]
             )
 
 

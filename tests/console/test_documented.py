@@ -80,7 +80,7 @@ def test_docstrings_of_fields_are_descriptions_in_the_openapi_document() -> None
 
     # The cases are docstrings with one and several lines, fields whose type is a model, inherited
     # fields, and fields with an alias.
-    assert message("DeviceView", "free_bytes").startswith("Memory free for the next pod")
+    assert message("DeviceView", "next_pod_free_bytes").startswith("Memory free for the next pod")
     assert message("DeviceView", "sm_activity_ratio").endswith("It is not the device utilization.")
     assert message("ExplainBody", "last_decision").startswith("The last decision")
     assert message("FilterView", "replica") == "The replica that served it."

@@ -95,7 +95,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
         assert a["observed"] == [
             {
                 "uuid": "GPU-shared-0",
-                "reservation_bytes": 8 * GI,
+                "reserved_bytes": 8 * GI,
                 "measured_bytes": GI,
                 "peak_bytes": 3 * GI,
             }
@@ -104,7 +104,7 @@ def test_drift_lists_predicted_and_actual_devices_of_each_pod() -> None:
         assert b["observed"] == [
             {
                 "uuid": "GPU-shared-0",
-                "reservation_bytes": None,
+                "reserved_bytes": None,
                 "measured_bytes": GI,
                 "peak_bytes": None,
             }
@@ -161,7 +161,7 @@ def test_drift_sums_the_reservations_of_a_pods_containers_on_a_device() -> None:
     cluster = ClusterWriter(Rules(), 90.0, 0.0)
     cluster.apply([GPUNodeSeen(GPUNode(ObjectMeta(name="n"), spec=spec, status=status), 0.0)])
     (shown,) = drift_views(cluster.cluster)
-    assert {on.uuid: on.reservation_bytes for on in shown.observed} == {"A": 10 * GI, "B": 8 * GI}
+    assert {on.uuid: on.reserved_bytes for on in shown.observed} == {"A": 10 * GI, "B": 8 * GI}
 
 
 def test_drift_shows_claims_of_dra_next_to_measured_use() -> None:

@@ -84,7 +84,7 @@ def test_idle_pods_are_listed_with_the_memory_that_they_hold(team: Asked) -> Non
         "owner_kind": None,
         "owner_name": None,
         "used_bytes": 4 * GIB,
-        "reservation_bytes": 12 * GIB,
+        "reserved_bytes": 12 * GIB,
         "held_bytes": 12 * GIB,
         "gpu_ratio": 0.5,
         "idle_since": TWO_DAYS,

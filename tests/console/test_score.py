@@ -91,7 +91,7 @@ def test_a_bound_pod_does_not_block_itself(fleet: Asked) -> None:
     live = body["live"]
     assert live["failing"] == []
     device = live["node"]["candidates"][0]["device"]
-    assert (device["reservation_bytes"], device["replicas_free"]) == (0, 4)
+    assert (device["pods_reserved_bytes"], device["replicas_free"]) == (0, 4)
 
 
 def test_without_a_node_all_nodes_are_ranked_with_every_term_and_reason(fleet: Asked) -> None:

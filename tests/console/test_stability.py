@@ -56,3 +56,31 @@ def test_times_have_the_promised_form(document: dict[str, Any]) -> None:
     assert example is not None
     shown = Asked().get("/v1/status").json()["generated_at"]
     assert re.sub(r"\d", "0", shown) == re.sub(r"\d", "0", example[1])
+
+
+def test_nothing_is_deprecated_as_the_page_states(document: dict[str, Any]) -> None:
+    """If this fails, send the header Deprecation, and change the page."""
+    described = [
+        *fields(document).values(),
+        *(operation for each in document["paths"].values() for operation in each.values()),
+    ]
+    assert not [each for each in described if each.get("deprecated")]
+    assert "nothing is deprecated" in PAGE.read_text(encoding="utf-8")
+
+
+def test_amounts_of_a_device_have_names_that_cannot_be_confused(document: dict[str, Any]) -> None:
+    """Only an object about a pod, or a sum over pods, has ``reserved_bytes``."""
+    found = fields(document)
+    for confusing in ("reserve_bytes", "reservation_bytes", "free_bytes", "unconfirmed_bytes"):
+        assert not [name for name in found if name.endswith(f".{confusing}")]
+    of_devices = {name.partition(".")[0] for name in found if name.endswith(".allocatable_bytes")}
+    assert {"DeviceView", "ModelView"} <= of_devices
+    assert not [model for model in of_devices if f"{model}.reserved_bytes" in found]
+
+
+def test_the_table_of_amounts_names_fields_of_a_device(document: dict[str, Any]) -> None:
+    page = (PAGE.parent / "debug-api.md").read_text(encoding="utf-8")
+    section = page.split("## Names of amounts")[1].split("\n## ")[0]
+    listed = re.findall(r"^\| `(\w+_bytes)` \|", section, re.MULTILINE)
+    assert len(listed) == 7
+    assert {f"DeviceView.{name}" for name in listed} <= set(fields(document))

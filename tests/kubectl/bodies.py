@@ -24,15 +24,14 @@ def device(index: int = 0, memory: float = 80, reserved: float = 0, **others: An
     """
     used, unattributed = others.pop("used", 0), others.pop("unattributed", 0)
     return {
-        "index": index,
+        "driver_index": None if index < 0 else index,
         "uuid": f"GPU-{index}",
         "memory_id": f"GPU-{index}",
         "model": "NVIDIA H100 80GB HBM3",
         "sharing": "time-slicing",
         "resource": "nvidia.com/gpu",
         "allocatable_bytes": int(memory * GIB),
-        "reservation_bytes": int(reserved * GIB),
-        "unconfirmed_bytes": 0,
+        "reserved_total_bytes": int(reserved * GIB),
         "unreserved_pods_bytes": 0,
         "unattributed_bytes": int(unattributed * GIB),
         "used_bytes": int(used * GIB),

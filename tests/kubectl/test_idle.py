@@ -17,7 +17,7 @@ POD: dict[str, Any] = {
     "owner_kind": "StatefulSet",
     "owner_name": "notebook",
     "used_bytes": 4 * GIB,
-    "reservation_bytes": 12 * GIB,
+    "reserved_bytes": 12 * GIB,
     "held_bytes": 12 * GIB,
     "gpu_ratio": 0.5,
     "idle_since": "2026-11-19T00:00:00Z",

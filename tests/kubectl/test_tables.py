@@ -8,7 +8,7 @@ from headroom.kubectl import tables
 from headroom.kubectl.table import Table
 
 GIB = 1 << 30
-ON_A = {"uuid": "GPU-a", "reservation_bytes": 8 * GIB, "measured_bytes": 10 * GIB}
+ON_A = {"uuid": "GPU-a", "reserved_bytes": 8 * GIB, "measured_bytes": 10 * GIB}
 MISSED: dict[str, Any] = {
     "namespace": "team-a",
     "name": "p",

@@ -156,7 +156,7 @@ def test_memory_that_gpus_share_counts_once() -> None:
 def test_models_show_how_many_gpus_have_a_problem() -> None:
     model = {
         **{"model": "NVIDIA L4", "devices": 3, "replicas_free": 5},
-        **{"allocatable_bytes": 72 * GIB, "reservation_bytes": 36 * GIB},
+        **{"allocatable_bytes": 72 * GIB, "reserved_total_bytes": 36 * GIB},
         **{"unattributed_bytes": 0, "used_bytes": 9 * GIB, "headroom_bytes": 18 * GIB},
     }
     table = models({"models": [model | {"unhealthy": 1, "overcommitted": 2, "cordoned": 0}]})

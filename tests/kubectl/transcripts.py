@@ -75,7 +75,7 @@ def fleet() -> Iterator[Server]:
         _listed(server, 6)
         reported = server.debug_post("/embedded/v1/reports", reports)
         assert reported.status == 204, reported.body
-        _listed(server, 9)
+        _listed(server, 10)
         yield server
 
 
@@ -118,15 +118,16 @@ def _report(
     """
     devices = []
     for device in node["devices"]:
-        here = device["index"] == 0
+        here = device["driver_index"] == 0
         pods = 1 if use and here else 0
         used = (use["used"] if use else 0) + unattributed * GIB if here else 0
         replicas = device["replicas_free"] + device["replicas_allocated"]
         devices.append(
             {
-                **{key: device[key] for key in ("uuid", "index", "model", "resource", "sharing")},
+                "index": device["driver_index"],
+                **{key: device[key] for key in ("uuid", "model", "resource", "sharing")},
                 "memory": device["memory_bytes"],
-                "reserved": device["reserved_bytes"],
+                "reserved": device["driver_reserve_bytes"],
                 "used": used,
                 "unattributed": unattributed * GIB if here else 0,
                 "replicas": {"free": replicas - pods, "allocated": pods},

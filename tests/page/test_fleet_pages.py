@@ -68,7 +68,7 @@ def test_a_gpu_shows_modes_taints_cordons_and_unattributed_memory(readings: Look
     def changed(route: Route) -> None:
         body = route.fetch().json()
         if "device" in body:
-            body["device"] |= {"kind": "mig", "cordoned": True, "reserved_bytes": 1 << 30}
+            body["device"] |= {"kind": "mig", "cordoned": True, "driver_reserve_bytes": 1 << 30}
             body["device"] |= {"unattributed_bytes": 3 << 30}
         else:
             more = {"cordoned": True, "certainty": "steered", "taints": ["gpu=only:NoSchedule"]}

@@ -32,7 +32,7 @@ def _nothing_was_promised(server: Server) -> Iterator[None]:
 
     def is_free() -> bool:
         (device,) = server.get("/v1/nodes/gpu-a").json()["node"]["devices"]
-        held = device["reservation_bytes"], device["unconfirmed_bytes"], device["holders"]
+        held = device["pods_reserved_bytes"], device["pods_unconfirmed_bytes"], device["holders"]
         return held == (0, 0, [])
 
     until(is_free, "nothing is held once the assumed bind of the last filter call is over")

@@ -210,7 +210,7 @@ def test_concurrent_binds_never_reserve_more_memory_than_a_device_has(server: Se
         errors = list(pool.map(lambda shown: bind(server, shown, "large"), pods))
     assert errors.count("") == 4  # There is memory for 8 pods, but the plugin has 4 replicas.
     (device,) = devices(server, "large")
-    assert device["unconfirmed_bytes"] == 40 * GI
+    assert device["pods_unconfirmed_bytes"] == 40 * GI
 
 
 def test_only_the_best_node_gets_the_maximum_score(server: Server) -> None:
@@ -311,14 +311,14 @@ def test_a_pod_without_an_annotation_requests_its_replicas_share(server: Server)
     shown = pod("plain")
     assert passed(server, shown, "shared", "whole") == ["shared", "whole"]
     bind(server, shown, "shared")
-    assert devices(server, "shared")[0]["unconfirmed_bytes"] == 6 * GI
+    assert devices(server, "shared")[0]["pods_unconfirmed_bytes"] == 6 * GI
 
 
 def test_the_namespace_default_applies_to_pods_without_an_annotation(server: Server) -> None:
     shown = pod("plain", namespace="team")
     passed(server, shown, "large")
     bind(server, shown, "large")
-    assert devices(server, "large")[0]["unconfirmed_bytes"] == 6 * GI
+    assert devices(server, "large")[0]["pods_unconfirmed_bytes"] == 6 * GI
 
 
 def test_pods_without_gpus_pass_on_all_nodes_and_are_bound_without_a_reservation(

@@ -110,7 +110,7 @@ function facts(totals, pendingPods) {
     [totals.nodes.toLocaleString("en"), totals.nodes === 1 ? "node" : "nodes"],
     [sum("devices").toLocaleString("en"), "devices"],
     [gib(sum("allocatable_bytes")), "allocatable"],
-    [gib(sum("reservation_bytes")), "reserved by pods"],
+    [gib(sum("reserved_total_bytes")), "reserved by pods"],
     [gib(sum("unattributed_bytes")), "unattributed"],
     [gib(sum("used_bytes")), "measured in use"],
     [gib(sum("headroom_bytes")), "headroom"],

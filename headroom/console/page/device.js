@@ -99,7 +99,7 @@ function present(node, {device: d, risk, holders, health, report_age_s: reportAg
 /** The memory of the GPU in segments: one for each pod, outlined as far as it is reserved and filled as far as it is in use. */
 function bar(d, holders) {
   const colours = coloursOf(holders);
-  const unattributed = d.unattributed_bytes, system = Math.max(0, d.reserved_bytes), reserve = d.reserve_bytes;
+  const unattributed = d.unattributed_bytes, system = Math.max(0, d.driver_reserve_bytes), reserve = d.node_reserve_bytes;
   const charged = holders.reduce((all, held) => all + held.charged_bytes, 0), whole = Math.max(1, d.memory_bytes, charged + unattributed + system + reserve);
   const segment = (className, bytes, words, ...inside) => {
     const part = el("span", {class: `segment ${className}`, role: "listitem", title: words, "aria-label": words}, ...inside);

@@ -77,7 +77,7 @@ const reportAge = node => node.report_age_s === null ? "no report" : `report ${a
 function legend() {
   const key = (className, text) => el("span", {}, el("i", {class: className, "aria-hidden": "true"}), text);
   return el("p", {class: "key"}, "Memory of a device: ",
-    key("reservations", "reserved by pods"), key("unattributed", "unattributed: used without a reservation"), key("system", "system reserve"),
+    key("reservations", "reserved by pods"), key("unattributed", "unattributed: used without a reservation"), key("system", "driver and node reserve"),
     key("free", "free"), key("used", "measured in use (the line below)"), key("unhealthy", "unhealthy: takes no pods"));
 }
 
@@ -101,11 +101,11 @@ function row(node, opened) {
   return el("div", {role: "listitem"}, details);
 }
 
-/** A bar with the shares of the device's memory: reserved by pods, unattributed, free and system reserve. */
+/** A bar with the shares of the device's memory: reserved by pods, unattributed, free, and driver and node reserve. */
 function bar(device) {
   const whole = Math.max(1, device.memory_bytes), over = device.headroom_bytes < 0;
-  const reservations = device.reservation_bytes + device.unconfirmed_bytes, unattributed = device.unattributed_bytes + device.unreserved_pods_bytes;
-  const system = device.reserved_bytes + device.reserve_bytes;
+  const reservations = device.reserved_total_bytes, unattributed = device.unattributed_bytes + device.unreserved_pods_bytes;
+  const system = device.driver_reserve_bytes + device.node_reserve_bytes;
   const parts = [["reservations", reservations], ["unattributed", unattributed], ["free", Math.max(0, device.headroom_bytes)], ["system", system]];
   const sum = Math.max(whole, parts.reduce((all, [, bytes]) => all + bytes, 0));
   const line = el("span", {class: "bar"}, ...parts.filter(([, bytes]) => bytes > 0).map(([name, bytes]) => {
@@ -131,7 +131,7 @@ function inside(node) {
     node.message && node.cordoned ? "cordoned" : null, node.taints.length ? `taints: ${node.taints.join(", ")}` : null,
     node.certainty && !node.message ? `next pod's device is ${node.certainty}: ${NEXT[node.certainty] ?? ""}` : null,
   ].filter(Boolean);
-  const terms = d => [["system reserve", d.reserved_bytes + d.reserve_bytes], ["reserved by pods", d.reservation_bytes], ["unconfirmed", d.unconfirmed_bytes],
+  const terms = d => [["driver reserve", d.driver_reserve_bytes], ["node reserve", d.node_reserve_bytes], ["reserved by pods", d.pods_reserved_bytes], ["unconfirmed", d.pods_unconfirmed_bytes],
     ["unreserved pods", d.unreserved_pods_bytes], ["unattributed", d.unattributed_bytes]];
   const sum = d => `${gib(d.memory_bytes)}${terms(d).filter(([, bytes]) => bytes).map(([words, bytes]) => ` - ${gib(bytes, true)} ${words}`).join("")} = ${gib(d.headroom_bytes)}`;
   return el("div", {class: "inside"},

@@ -148,15 +148,16 @@ function placement(body) {
 function alike(candidates) {
   const kinds = new Map();
   for (const each of candidates) {
-    const {uuid, index, gpu, memory_id, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
-    const key = JSON.stringify([same, each.need_bytes, each.free_bytes, each.short_bytes]);
+    const {uuid, driver_index, gpu, memory_id, holders, sm_activity_ratio, sm_activity_age_s, ...same} = each.device;
+    const key = JSON.stringify([same, each.need_bytes, each.free_for_pod_bytes, each.short_bytes]);
     if (kinds.has(key)) kinds.get(key).which.push(gpu); else kinds.set(key, {...each, which: [gpu]});
   }
   return [...kinds.values()].map(each => ({...each, which: each.which.join(", ")}));
 }
 
 /** Amounts that are subtracted from the memory of a device. */
-const LESS = [["- system reserve", d => d.reserved_bytes + d.reserve_bytes], ["- reserved by pods", d => d.reservation_bytes], ["- unconfirmed", d => d.unconfirmed_bytes],
+const LESS = [["- driver reserve", d => d.driver_reserve_bytes], ["- node reserve", d => d.node_reserve_bytes], ["- reserved by pods", d => d.pods_reserved_bytes],
+  ["- unconfirmed", d => d.pods_unconfirmed_bytes],
   ["- unreserved pods", d => d.unreserved_pods_bytes], ["- unattributed", d => d.unattributed_bytes]];
 
 /** Return the memory accounting of each candidate device. An amount is left out if it is 0 on all of them. */
@@ -164,7 +165,7 @@ function candidateTable(node) {
   const less = LESS.filter(([, of]) => node.candidates.some(each => of(each.device)));
   return table(`Candidate devices of ${node.node}`, ["GPU", "Memory", ...less.map(([name]) => name), "= headroom", "Free for this pod", "Needs", "Short by", "Reason"],
     alike(node.candidates).map(({device: d, which, ...c}) => [`${which} ${d.model}`, gib(d.memory_bytes), ...less.map(([, of]) => gib(of(d), true)), gib(d.headroom_bytes),
-      gib(c.free_bytes), gib(c.need_bytes, true), [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes, true) : "nothing")], d.candidate_because]), "sums cards");
+      gib(c.free_for_pod_bytes), gib(c.need_bytes, true), [el("b", {class: c.short_bytes ? "bad" : "good"}, c.short_bytes ? gib(c.short_bytes, true) : "nothing")], d.candidate_because]), "sums cards");
 }
 
 function nearest(node, i) {

@@ -40,17 +40,19 @@ class HolderView(View):
 
 
 class DeviceView(View):
-    """The memory accounting of one device, in bytes: allocatable = memory - reserved - reserve, and
-    headroom = allocatable - reservation - unconfirmed - unreserved_pods - unattributed.
-    ``reservation`` counts pods observed on the device. ``unconfirmed`` is the worst case of bound
-    pods that no report shows yet. ``unreserved_pods`` is the use of pods without a reservation."""
+    """The memory accounting of one device, in bytes: allocatable = memory - driver_reserve -
+    node_reserve, and headroom = allocatable - reserved_total - unreserved_pods - unattributed.
+    ``reserved_total`` is pods_reserved + pods_unconfirmed. ``pods_reserved`` counts pods observed
+    on the device. ``pods_unconfirmed`` is the worst case of bound pods that no report shows yet.
+    ``unreserved_pods`` is the use of pods without a reservation."""
 
     uuid: str
-    index: int
-    """The driver's index; -1 if unknown."""
+    driver_index: int | None
+    """The index of the GPU in nvidia-smi; null if unknown. MIG devices have the index of their
+    GPU."""
     gpu: str
-    """Short name, unique on the node. It is the index, or the start of the UUID for a MIG
-    device or if the index is unknown."""
+    """Short name for people, unique on the node: the driver's index, or the start of the UUID for
+    a MIG device or if the index is unknown. Paths and other views name a device by its UUID."""
     model: str
     kind: str
     """gpu or mig."""
@@ -62,13 +64,12 @@ class DeviceView(View):
     Each of them has the figures of the whole memory, so a sum must count only one of them."""
     memory_bytes: int
     """Physical memory."""
-    reserved_bytes: int
-    """Memory reserved by the driver."""
-    reserve_bytes: int
-    """The node's reserve, which Headroom keeps free on each device."""
+    driver_reserve_bytes: int
+    node_reserve_bytes: int
     allocatable_bytes: int
-    reservation_bytes: int
-    unconfirmed_bytes: int
+    pods_reserved_bytes: int
+    pods_unconfirmed_bytes: int
+    reserved_total_bytes: int
     unreserved_pods_bytes: int
     """Use of pods without a reservation."""
     unattributed_bytes: int
@@ -93,7 +94,7 @@ class DeviceView(View):
     replicas_unhealthy: int
     replicas_leaving: int
     """Number of allocated replicas that terminating pods hold."""
-    free_bytes: int
+    next_pod_free_bytes: int
     """Memory free for the next pod that requests one replica, if it gets this device."""
     policy: str
     """Policy by which the device plugin is assumed to choose a device: distributed, packed or
@@ -144,7 +145,7 @@ class OveruseView(View):
     device: str
     reserved_bytes: int
     used_bytes: int
-    free_bytes: int
+    measured_free_bytes: int
     """Measured free memory of the device, and how much must stay free for its other pods."""
     needed_bytes: int
     outcome: str
@@ -302,7 +303,7 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
     activity = terms.activity
     return DeviceView(
         uuid=device.uuid,
-        index=device.index,
+        driver_index=device.index if device.index >= 0 else None,
         gpu=device.name,
         model=device.model,
         kind=device.kind,
@@ -310,11 +311,12 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         sharing=device.sharing,
         memory_id=_memory_id(terms),
         memory_bytes=device.memory_bytes,
-        reserved_bytes=device.reserved_bytes,
-        reserve_bytes=terms.reserve_bytes,
+        driver_reserve_bytes=device.reserved_bytes,
+        node_reserve_bytes=terms.reserve_bytes,
         allocatable_bytes=terms.allocatable_bytes,
-        reservation_bytes=terms.reservation_bytes,
-        unconfirmed_bytes=terms.unconfirmed_bytes,
+        pods_reserved_bytes=terms.reservation_bytes,
+        pods_unconfirmed_bytes=terms.unconfirmed_bytes,
+        reserved_total_bytes=terms.reservation_bytes + terms.unconfirmed_bytes,
         unreserved_pods_bytes=terms.unreserved_pods_bytes,
         unattributed_bytes=terms.unattributed_bytes,
         attributed=terms.attributed,
@@ -329,7 +331,7 @@ def device_view(terms: DeviceTerms, aged: Aged, sees: Sees = everything) -> Devi
         replicas_allocated=device.replicas.allocated,
         replicas_unhealthy=device.replicas.unhealthy,
         replicas_leaving=terms.leaving,
-        free_bytes=terms.free_bytes,
+        next_pod_free_bytes=terms.free_bytes,
         policy=terms.policy,
         candidate=reach(terms) == 1,
         candidate_because=because(terms),
@@ -362,7 +364,7 @@ def overuse_views(
     observes = context.settings().mode == "observe"
     for each in overusing_pods(context.cluster, node, context.monotonic_s(), observes):
         if sees(each.namespace, each.name):
-            yield OveruseView.of(each)
+            yield OveruseView.of(each, measured_free_bytes=each.free_bytes)
 
 
 def cap_view(cap: MemoryCap) -> CapView:

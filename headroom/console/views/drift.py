@@ -28,7 +28,7 @@ from headroom.core.placement.prediction_outcome import Result, chosen, observed,
 
 class PodOnDeviceView(View):
     uuid: str
-    reservation_bytes: int | None
+    reserved_bytes: int | None
     """Memory that the pod reserved on the device; null if it has no reservation there."""
     measured_bytes: int | None
     """Null if the use of some container was not measured."""
@@ -231,9 +231,7 @@ def _devices(gpunode: GPUNode, uid: str, reservation: Reservation) -> Iterator[P
         uses = [use for use in rows if use.device == uuid]
         yield PodOnDeviceView(
             uuid=uuid,
-            reservation_bytes=sum(each.bytes_on(uuid, rows) for each in charged)
-            if charged
-            else None,
+            reserved_bytes=sum(each.bytes_on(uuid, rows) for each in charged) if charged else None,
             measured_bytes=_sum(use.used_bytes for use in uses),
             peak_bytes=_sum(use.peak_bytes for use in uses),
         )

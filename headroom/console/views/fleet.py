@@ -39,7 +39,7 @@ class ModelView(View):
     model: str
     devices: int
     allocatable_bytes: int
-    reservation_bytes: int
+    reserved_total_bytes: int
     unattributed_bytes: int
     """Use by no known pod and by pods without a reservation."""
     used_bytes: int
@@ -144,11 +144,11 @@ def _sums(cluster: Cluster, node: NodeTerms, is_open: bool) -> _NodeSums:
     for terms in first_of_each_memory(node.devices):
         sums = found[terms.device.model]
         sums["allocatable_bytes"] += terms.allocatable_bytes
-        sums["reservation_bytes"] += terms.reservation_bytes
+        sums["reserved_total_bytes"] += terms.reservation_bytes
         sums["unattributed_bytes"] += terms.unattributed_bytes + terms.unreserved_pods_bytes
         sums["used_bytes"] += max(0, terms.device.used_bytes)
     for model, unconfirmed_bytes in unconfirmed_by_model(cluster, node).items():
-        found[model]["reservation_bytes"] += unconfirmed_bytes
+        found[model]["reserved_total_bytes"] += unconfirmed_bytes
     for terms in _taking_pods(node, is_open):
         found[terms.device.model]["headroom_bytes"] += max(0, terms.headroom_bytes)
     return {model: list(sums.values()) for model, sums in found.items()}

@@ -60,7 +60,7 @@ class IdleView(View):
     owner_name: str | None
     used_bytes: int | None
     """Memory in use; null if it is not measured."""
-    reservation_bytes: int
+    reserved_bytes: int
     held_bytes: int
     gpu_ratio: float
     idle_since: Time

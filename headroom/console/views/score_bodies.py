@@ -21,7 +21,7 @@ MOST_BLOCKERS = 10
 class CandidateView(View):
     device: DeviceView
     need_bytes: int
-    free_bytes: int
+    free_for_pod_bytes: int
     short_bytes: int
 
 
@@ -155,7 +155,7 @@ def nearest_view(
             CandidateView(
                 device=device_view(device.terms, aged, sees),
                 need_bytes=device.need_bytes,
-                free_bytes=device.free_bytes,
+                free_for_pod_bytes=device.free_bytes,
                 short_bytes=device.short_bytes,
             )
             for device in node.candidates

@@ -43,7 +43,7 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
     #: Measured use of the device by the pod, or None if it is unknown.
     used_bytes: int | None
     #: Memory reserved for the pod on the device, or 0 without a reservation.
-    reservation_bytes: int
+    reserved_bytes: int
     #: The fraction of the GPU that no other pod can use, by memory or by replicas, whichever is
     #: larger.
     gpu_ratio: float
@@ -54,7 +54,7 @@ class IdlePod(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def held_bytes(self) -> int:
-        return max(self.reservation_bytes, self.used_bytes or 0)
+        return max(self.reserved_bytes, self.used_bytes or 0)
 
     @property
     def gpu_s(self) -> float:
@@ -143,7 +143,7 @@ def on_node(
             owner_kind=kind,
             owner_name=owner,
             used_bytes=used_bytes,
-            reservation_bytes=reserved_bytes,
+            reserved_bytes=reserved_bytes,
             gpu_ratio=_gpu_ratio(
                 terms, gpu_bytes[_gpu(terms)], max(reserved_bytes, used_bytes or 0), replicas
             ),
