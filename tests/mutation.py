@@ -5,14 +5,15 @@ the place.
     python -m tests.mutation --seed 1 --count 40 --only 7
 
 The seed selects the places at random, each with the same probability. For each mutant, the quick
-tests that import the mutated module run first, and then the other quick tests of its suite, until a
-test fails. If no test fails, the mutant is printed with its line. Read the line, and write a test
-if the difference matters. Mutants are made in a copy, so the working tree does not change. The exit
-status is the number of mutants that no test detects.
+tests that import the mutated module run first, and then all other quick tests, until a test fails.
+If no test fails, the mutant is printed with its line. Read the line, and write a test if the
+difference matters. Mutants are made in a copy, so the working tree does not change. The exit status
+is the number of mutants that no test detects.
 """
 
 import argparse
 import ast
+import os
 import random
 import shutil
 import subprocess
@@ -23,11 +24,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import grimp
+
 ROOT = Path(__file__).resolve().parents[1]
+TESTS = ROOT / "tests"
 PACKAGES = ("agent", "extender", "headroom")
 #: Files that are not copied, because tests do not need them.
 LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
-TIMEOUT_S = 600.0
+TIMEOUT_S = 1800.0
+#: More test files than this run on two workers.
+SEVERAL = 8
 _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -146,27 +152,24 @@ def drawn(seed: int, count: int) -> list[Mutant]:
     return random.Random(seed).sample(everything, count)
 
 
-def tests_of(module: str) -> list[list[str]]:
-    """Return two groups of test files: the files that import the module, and the other files of its
-    suite.
+def tests_of(module: str, imports: grimp.ImportGraph) -> list[list[str]]:
+    """Return groups of test files, the nearest first: the files that import the module, the files
+    that import it through other modules, and all other files, because they can start a program that
+    uses it.
     """
-    parent, _, name = module.rpartition(".")
-    direct, suite = [], []
-    folders = {path.name for path in (ROOT / "tests").iterdir() if path.is_dir()}
-    own = next((part for part in reversed(module.split(".")) if part in folders), "")
-    for path in sorted((ROOT / "tests").rglob("test_*.py")):
-        text, file = path.read_text(), str(path.relative_to(ROOT))
-        imports = f"{module} import" in text or (
-            f"from {parent} import" in text and f"{name}" in text
+    tests = {
+        f"tests.{'.'.join(path.relative_to(TESTS).with_suffix('').parts)}": str(
+            path.relative_to(ROOT)
         )
-        if imports or f"import {module}" in text:
-            direct.append(file)
-        elif path.parent.name == own:
-            suite.append(file)
-    return [direct, suite]
+        for path in sorted(TESTS.rglob("test_*.py"))
+    }
+    direct = imports.find_modules_that_directly_import(module) & tests.keys()
+    indirect = imports.find_downstream_modules(module) & tests.keys() - direct
+    others = tests.keys() - direct - indirect
+    return [sorted(tests[each] for each in group) for group in (direct, indirect, others)]
 
 
-def killer(mutant: Mutant, copy: Path) -> str | None:
+def killer(mutant: Mutant, copy: Path, imports: grimp.ImportGraph) -> str | None:
     """Return the first test that fails with the mutant, "timeout" after the time limit, or None if
     no test fails.
     """
@@ -174,13 +177,15 @@ def killer(mutant: Mutant, copy: Path) -> str | None:
     source = path.read_bytes()
     path.write_bytes(source[: mutant.begin] + mutant.becomes.encode() + source[mutant.end :])
     try:
-        for files in filter(None, tests_of(mutant.module)):
+        for files in filter(None, tests_of(mutant.module, imports)):
             command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+            command += ["-n", "2", "--dist", "loadfile"] if len(files) > SEVERAL else []
             command += ["-m", "not slow", "--no-header", *files]
             try:
                 done = subprocess.run(
                     command,
                     cwd=copy,
+                    env=os.environ | {"TEST_QUICK": "1"},
                     capture_output=True,
                     text=True,
                     timeout=TIMEOUT_S,
@@ -203,6 +208,7 @@ def main() -> int:
     parser.add_argument("--only", type=int, help="only the mutant of this number, from 0")
     args = parser.parse_args()
     survivors = 0
+    imports = grimp.build_graph(*PACKAGES, "tests", cache_dir=None)
     with tempfile.TemporaryDirectory(prefix="headroom-mutation-") as folder:
         copy = Path(folder, "copy")
         shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
@@ -210,7 +216,7 @@ def main() -> int:
             if args.only not in (None, number):
                 continue
             began_s = time.monotonic()
-            found = killer(mutant, copy)
+            found = killer(mutant, copy, imports)
             survivors += found is None
             verdict = "SURVIVED" if found is None else f"killed by {_short(found)}"
             took_s = time.monotonic() - began_s
