@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 PACKAGES = ("agent", "extender", "headroom")
 #: Files that are not copied, because tests do not need them.
-LEFT_OUT = (".git", ".venv", ".*_cache", ".hypothesis", "__pycache__")
+LEFT_OUT = (".venv", ".*_cache", ".hypothesis", "__pycache__")
 TIMEOUT_S = 1800.0
 #: More test files than this run on two workers.
 SEVERAL = 8
