@@ -194,7 +194,11 @@ def killer(mutant: Mutant, copy: Path, imports: grimp.ImportGraph) -> str | None
             except subprocess.TimeoutExpired:
                 return "timeout"
             if done.returncode not in (0, 5):  # 5 means that there is no quick test.
-                failed = [x for x in done.stdout.splitlines() if x.startswith(("FAILED", "ERROR"))]
+                failed = [
+                    x
+                    for x in done.stdout.splitlines()
+                    if x.startswith(("FAILED tests", "ERROR tests"))
+                ]
                 return (failed or [done.stdout[-300:] + done.stderr[-300:]])[0]
         return None
     finally:
