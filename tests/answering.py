@@ -11,7 +11,7 @@ from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from tests.certificates import Certificate
+from tests.certificates import Authority, Certificate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,7 @@ Answer = tuple[int, Any] | tuple[int, Any, dict[str, str]] | None
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
+    request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore clients that disconnect or fail the TLS handshake."""
@@ -40,15 +41,25 @@ class _Server(ThreadingHTTPServer):
 
 @contextmanager
 def answering(
-    answer: Callable[[Request], Answer], certificate: Certificate | None = None
+    answer: Callable[[Request], Answer],
+    certificate: Certificate | None = None,
+    clients: Authority | None = None,
+    opened: Callable[[], object] = lambda: None,
 ) -> Iterator[str]:
     """Yield the URL of a server that calls ``answer`` for each request, on one thread per
     connection.
+
+    If ``clients`` is given, clients need a certificate of this authority. ``opened`` is called for
+    each connection.
     """
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True  # Otherwise each body waits 40 ms for an ACK.
+
+        def setup(self) -> None:
+            opened()
+            super().setup()
 
         def _answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -75,6 +86,9 @@ def answering(
         if certificate is not None:
             tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             tls.load_cert_chain(certificate.cert, certificate.key)
+            if clients is not None:
+                tls.load_verify_locations(clients.cert)
+                tls.verify_mode = ssl.CERT_REQUIRED
             server.socket = tls.wrap_socket(
                 server.socket, server_side=True, do_handshake_on_connect=False
             )

@@ -35,8 +35,14 @@ gc.set_threshold(5_000, 20, 100)
 # Format tracebacks without rich, which takes 0.1 s of CPU to show all variables of a traceback.
 structlog.dev.ConsoleRenderer.get_active().exception_formatter = structlog.dev.plain_traceback
 
-# Set no deadline per example, because the time depends on the machine. Benchmarks measure time.
-hypothesis.settings.register_profile("headroom", deadline=None, max_examples=examples(250))
+# Limit neither the time of an example nor the time to draw it, because both depend on the machine.
+# Benchmarks measure time.
+hypothesis.settings.register_profile(
+    "headroom",
+    deadline=None,
+    max_examples=examples(250),
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("headroom")
 watch_states()
 

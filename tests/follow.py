@@ -1,5 +1,6 @@
 """Watches one kind of object directly in the API server, and continues after each outage."""
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -34,6 +35,7 @@ class Follower:
         #: An exception that a listener raised. It is a bug in the tests.
         self.failure: Exception | None = None
         self._objects: dict[str, Object] = {}
+        self._watching: urllib3.BaseHTTPResponse | None = None
 
     def objects(self) -> list[Object]:
         return list(self._objects.values())
@@ -44,6 +46,9 @@ class Follower:
 
     def stop(self) -> None:
         self._stopping.set()
+        if self._watching is not None:
+            with contextlib.suppress(OSError, ValueError):  # The watch has just ended.
+                self._watching.shutdown()
         self._thread.join(PATIENCE_S)
 
     def _run(self) -> None:
@@ -72,10 +77,12 @@ class Follower:
         which is cheap.
         """
         answer, rest = self._get(f"?watch=1&resourceVersion={version}"), b""
+        self._watching = answer
         try:
             if answer.status == 410:
                 yield {"type": "ERROR"}
-            while not self._stopping.is_set() and (chunk := answer.read1()):
+            # After a shutdown, ``read1`` returns raw TLS records.
+            while (chunk := answer.read1()) and not self._stopping.is_set():
                 *lines, rest = (rest + chunk).split(b"\n")
                 yield from map(_decode, lines)
         except urllib3.exceptions.ReadTimeoutError:

@@ -334,7 +334,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(ANYTHING)
 def test_the_probe_reports_or_gives_a_reason_whatever_the_files_contain(
     tmp_path: Path, content: object

@@ -70,14 +70,13 @@ REVIEWS: dict[str, set[Right]] = {
 
 #: Maps each module and function to the permissions that it needs.
 EXTENDER: dict[str, set[Right]] = {
+    **REVIEWS,
     "headroom.runtime.kube.client:KubeApi.stream": set(),  # See its callers.
     "headroom.runtime.kube.client:KubeApi._list": set(),
     # Server-side apply needs create and patch, because it creates missing objects.
     "extender.event_recorder:KubeEvents._write": rights("", "events", "create", "patch"),
     # An extender has no sessions of users, so it never calls this function.
     "headroom.runtime.server.reviews:KubeReviews.creator": set(),
-    "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "extender.ledger.kube_store:KubernetesEvictor._evict": rights("", "pods/eviction", "create"),
     "extender.ledger.kube_store:": set(),
     "extender.ledger.kube_store:_pod_path": set(),
@@ -103,12 +102,11 @@ EXTENDER: dict[str, set[Right]] = {
     "headroom.runtime.kube.resources:watched_kinds": WATCHED,
 }
 CONSOLE: dict[str, set[Right]] = {
+    **REVIEWS,
     "headroom.runtime.kube.resources:_dra": set(),  # See its callers.
     "headroom.console.quota_reader:KubeQuotas.of": rights("", "resourcequotas", "list"),
     "headroom.console.node_pods:NodePods.on": rights("", "pods", "list"),
     "headroom.runtime.server.reviews:KubeReviews.creator": CSRS,
-    "headroom.runtime.server.reviews:KubeReviews.authenticate": TOKEN_REVIEWS,
-    "headroom.runtime.server.reviews:KubeReviews.authorize": ACCESS_REVIEWS,
     "headroom.runtime.kube.resources:watched_kinds": WATCHED,
     "headroom.runtime.kube.resources:profile_kind": rights(*PROFILES, "list", "watch"),
 }
@@ -119,8 +117,17 @@ WEBHOOK: set[Right] = (
     | rights("", "namespaces", "list", "watch")
     | rights(*GPUNODES, "list", "watch")
 )
+ELECTION: dict[str, set[Right]] = {
+    "headroom.runtime.kube.election:Election.__init__": set(),
+    "headroom.runtime.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
+    "headroom.runtime.kube.election:Election.attempt": (
+        rights(*LEASES, "create", "update", where=NAMESPACE)
+    ),
+    "headroom.runtime.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
+}
 RECORDER: dict[str, set[Right]] = {
     **REVIEWS,
+    **ELECTION,
     # The recorder watches two of the kinds in ``watched_kinds``.
     "headroom.runtime.kube.resources:watched_kinds": (
         rights("", "pods", "list", "watch") | rights(*GPUNODES, "list", "watch")
@@ -136,16 +143,11 @@ RECORDER: dict[str, set[Right]] = {
     "headroom.recorder.kube_profiles:ProfileStore.read": rights(*PROFILES, "get"),
     "headroom.recorder.kube_profiles:ProfileStore.delete": rights(*PROFILES, "delete"),
     "headroom.recorder.kube_profiles:ProfileStore._folder": set(),  # See its callers.
-    "headroom.runtime.kube.election:Election.__init__": set(),
-    "headroom.runtime.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
-    "headroom.runtime.kube.election:Election.attempt": (
-        rights(*LEASES, "create", "update", where=NAMESPACE)
-    ),
-    "headroom.runtime.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
 RULES = "resource.k8s.io", "devicetaintrules"
 DEVICE_TAINTS: dict[str, set[Right]] = {
     **REVIEWS,
+    **ELECTION,
     # This component watches four of the kinds in ``watched_kinds``.
     "headroom.runtime.kube.resources:watched_kinds": (
         rights(*GPUNODES, "list", "watch")
@@ -164,12 +166,6 @@ DEVICE_TAINTS: dict[str, set[Right]] = {
     "headroom.dra_taints.taint_rules:TaintRules._owned_by": rights(
         WEBHOOKS, "validatingadmissionpolicies", "get"
     ),
-    "headroom.runtime.kube.election:Election.__init__": set(),
-    "headroom.runtime.kube.election:Election._read": rights(*LEASES, "get", where=NAMESPACE),
-    "headroom.runtime.kube.election:Election.attempt": (
-        rights(*LEASES, "create", "update", where=NAMESPACE)
-    ),
-    "headroom.runtime.kube.election:Election.release": rights(*LEASES, "update", where=NAMESPACE),
 }
 AGENT: dict[str, set[Right]] = {
     "agent.probes.gpunode_watch:GPUNodeWatch.__init__": rights(*GPUNODES, "watch"),

@@ -24,8 +24,8 @@ from tests.certificates import Authority, Certificate
 from tests.controlplane import ADMIN_TOKEN, ApiRefused, ControlPlane, built
 from tests.e2e.cluster import PlayedCluster
 from tests.e2e.nodes import SYSTEM_NAMESPACE, Shape
-from tests.e2e.plugin import Shown, headroom
 from tests.egress import ProxyingPlane, proxying_plane
+from tests.kubectl.transcripts import Shown, run
 from tests.loopback import LOOPBACK
 from tests.processes import free_ports, starts_processes
 from tests.waiting import PATIENCE_S, until
@@ -149,7 +149,7 @@ def csrs(plane: ControlPlane) -> dict[str, dict[str, Any]]:
 def top(plane: ControlPlane, folder: Path, user: Mapping[str, Any], *options: str) -> Shown:
     file = folder / "kubeconfig"
     plane.write_kubeconfig(file, user)
-    return headroom("--kubeconfig", file, *options, "top")
+    return run("", "--kubeconfig", file, *options, "top")
 
 
 def test_users_with_any_kind_of_credential_read_with_one_session(
@@ -174,7 +174,7 @@ def test_users_with_any_kind_of_credential_read_with_one_session(
             by_plugin(tmp_path, credentials)
         for _ in range(2):
             answered = top(plane, tmp_path, user)
-            assert (answered.status, answered.stderr) == (0, "")
+            assert (answered.returncode, answered.stderr) == (0, "")
             assert cluster.names[0] in answered.stdout
         created = {key: spec for key, spec in csrs(plane).items() if key not in before}
         assert [spec["username"] for spec in created.values()] == [name] * is_new
@@ -186,7 +186,7 @@ def test_a_user_reads_what_the_api_server_permits(cluster: PlayedCluster, tmp_pa
     let_connect(plane, "tenant", "--user=tenant")
     tenant = by_certificate(plane.clients_ca.sign("tenant"))
     rejected = top(plane, tmp_path, tenant)
-    assert rejected.status == 3
+    assert rejected.returncode == 3
     assert "tenant may not get path /v1/nodes; bind ClusterRole headroom-viewer" in rejected.stderr
 
 
@@ -209,7 +209,7 @@ def test_a_missing_permission_is_reported_with_the_commands_that_grant_it(
         else 'cannot get resource "services/proxy"'
     )
     shown = top(plane, tmp_path, user)
-    assert shown.status == 3
+    assert shown.returncode == 3
     assert missing in shown.stderr
     commands = re.findall(r"kubectl [^;\n]+--user=NAME", shown.stderr)
     assert len(commands) == 2
@@ -238,8 +238,8 @@ def test_other_errors_report_their_cause(
     assert "port 8889" in away.stderr
     file = tmp_path / "kubeconfig"
     plane.write_kubeconfig(file, {"token": ADMIN_TOKEN}, port=nobody)
-    gone = headroom("--kubeconfig", file, "top")
-    assert gone.status == 3
+    gone = run("", "--kubeconfig", file, "top")
+    assert gone.returncode == 3
     assert "the API server does not answer: " in gone.stderr
 
 
@@ -384,7 +384,7 @@ def test_an_administrator_can_end_a_session(
     plane = cluster.plane
     name = f"watcher-{ends}"
     user = by_certificate(plane.clients_ca.sign(name, [GROUP]))
-    assert top(plane, tmp_path, user).status == 0
+    assert top(plane, tmp_path, user).returncode == 0
     (file,) = (tmp_path / "cache/headroom").iterdir()
     (secret, _) = json.loads(file.read_text())
     if ends == "deleted":
@@ -395,7 +395,7 @@ def test_an_administrator_can_end_a_session(
     cluster.until(lambda: attacker.read(secret) == 401, "the console rejects the session")
     # The user still has permission, so the client gets a new session automatically.
     again = top(plane, tmp_path, user)
-    assert (again.status, again.stderr) == (0, "")
+    assert (again.returncode, again.stderr) == (0, "")
     assert json.loads(next((tmp_path / "cache/headroom").iterdir()).read_text())[0] != secret
 
 
@@ -442,7 +442,7 @@ def test_the_console_gets_no_credential_of_the_user(plane: ProxyingPlane, tmp_pa
 
     def answer(request: Request) -> Answer:
         seen.append({name.lower(): value for name, value in request.headers.items()})
-        return 200, {"nodes": []}
+        return 200, {"nodes": [], "continue": None}
 
     with answering(answer, Authority(tmp_path, "of-it").sign("console")) as url:
         plane.call("POST", "/api/v1/namespaces", {"metadata": {"name": "compromised"}})
@@ -469,9 +469,9 @@ def test_the_api_server_rejects_a_token_of_the_debug_api(
     token = token_of_account(plane, "reader", f"--audience={AUDIENCE}")
     url = cluster.debug_url().replace("http://", "https://")
     trusts = "--server", url, "--certificate-authority", plane.folder / "served-by.crt"
-    assert headroom(*trusts, "--token", token, "top").status == 0
-    rejected = headroom(*trusts, "--token", ADMIN_TOKEN, "top")
-    assert rejected.status == 2
+    assert run("", *trusts, "--token", token, "top").returncode == 0
+    rejected = run("", *trusts, "--token", ADMIN_TOKEN, "top")
+    assert rejected.returncode == 2
     assert ADMIN_TOKEN not in rejected.stderr
     http = urllib3.PoolManager(ca_certs=str(plane.ca_file), retries=False)
     for path in ("/api/v1/pods", f"{PROXY}/v1/nodes"):

@@ -66,13 +66,14 @@ def test_a_user_of_the_issuer_reads_with_one_session_for_each_token(
 ) -> None:
     token = plane.issuer.token("jane", groups=["gpu-watchers"])
     cluster.until(
-        lambda: top(plane, tmp_path, {"token": token}).status == 0, "the API server has the keys"
+        lambda: top(plane, tmp_path, {"token": token}).returncode == 0,
+        "the API server has the keys",
     )
     # The cloud provider's command or kubelogin prints another token each time.
     renewed = plane.issuer.token("jane", groups=["gpu-watchers"], jti="2")
     for _ in range(2):
         shown = top(plane, tmp_path, by_plugin(tmp_path, {"token": renewed}))
-        assert (shown.status, shown.stderr) == (0, "")
+        assert (shown.returncode, shown.stderr) == (0, "")
         assert cluster.names[0] in shown.stdout
     sessions = csrs(plane).values()
     assert [each["username"] for each in sessions] == ["oidc:jane"] * 2
@@ -90,7 +91,7 @@ def test_a_token_that_the_api_server_rejects_opens_no_session(
     before = csrs(plane)
     token = plane.issuer.token("eve", groups=["gpu-watchers"], **claims)  # type: ignore[arg-type]
     shown = top(plane, tmp_path, by_plugin(tmp_path, {"token": token}))
-    assert shown.status == 3
+    assert shown.returncode == 3
     assert "rejects the kubeconfig's credentials" in shown.stderr
     assert token not in shown.stderr + shown.stdout
     assert csrs(plane) == before
@@ -101,6 +102,6 @@ def test_a_user_of_the_issuer_without_rights_gets_the_missing_rights(
     cluster: PlayedCluster, plane: OidcPlane, tmp_path: Path
 ) -> None:
     shown = top(plane, tmp_path, {"token": plane.issuer.token("newcomer")})
-    assert shown.status == 3
+    assert shown.returncode == 3
     assert 'User "oidc:newcomer" cannot create' in shown.stderr
     assert "--clusterrole=headroom-user --user=NAME" in shown.stderr

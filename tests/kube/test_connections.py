@@ -2,10 +2,8 @@
 
 import asyncio
 import contextlib
-import ssl
 import threading
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,61 +15,12 @@ from headroom.runtime.kube import client as kube_client
 from headroom.runtime.kube.api_errors import NoAnswer
 from headroom.runtime.kube.async_client import AsyncKubeApi
 from headroom.runtime.kube.client import KubeApi
+from tests.answering import Answer, Request, answering
 from tests.certificates import Authority, Certificate
 from tests.scripted import Exchange, scripted_server
 from tests.waiting import PATIENCE_S
 
 CONNECTIONS = 32
-
-
-@contextlib.contextmanager
-def answering(
-    opened: Callable[[], object],
-    asked: Callable[[], object],
-    context: ssl.SSLContext | None = None,
-) -> Iterator[int]:
-    """Yield the port of a server that answers ``{}``. It calls ``opened`` for each connection and
-    ``asked`` for each request.
-    """
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-        disable_nagle_algorithm = True  # Otherwise, each body waits 40 ms for an ACK.
-
-        def setup(self) -> None:
-            opened()
-            super().setup()
-
-        def do_GET(self) -> None:
-            asked()
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-        request_queue_size = 2 * CONNECTIONS
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """Ignore clients that fail the TLS handshake."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    if context is not None:
-        server.socket = context.wrap_socket(
-            server.socket, server_side=True, do_handshake_on_connect=False
-        )
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def get(configuration: Configuration, times: int = 1, rounds: int = 1, **how: float) -> list[bytes]:
@@ -102,8 +51,13 @@ def at(host: str, **settings: Any) -> Configuration:
 def test_connections_of_concurrent_calls_are_reused() -> None:
     opened: list[object] = []
     all_here = threading.Barrier(CONNECTIONS)
-    with answering(lambda: opened.append(1), lambda: all_here.wait(PATIENCE_S)) as port:
-        get(at(f"http://127.0.0.1:{port}"), CONNECTIONS, rounds=3)
+
+    def answer(request: Request) -> Answer:
+        all_here.wait(PATIENCE_S)
+        return 200, {}
+
+    with answering(answer, opened=lambda: opened.append(1)) as url:
+        get(at(url), CONNECTIONS, rounds=3)
     assert len(opened) == CONNECTIONS
 
 
@@ -181,22 +135,18 @@ def client(authority: Authority) -> Certificate:
 
 
 @pytest.fixture(scope="module")
-def port(authority: Authority) -> Iterator[int]:
-    """The port of a server that requests a client certificate."""
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=authority.cert)
-    server = authority.sign("server")
-    context.load_cert_chain(server.cert, server.key)
-    context.verify_mode = ssl.CERT_REQUIRED
-    with answering(lambda: None, lambda: None, context) as port:
-        yield port
+def url(authority: Authority) -> Iterator[str]:
+    """The URL of a server that requests a client certificate."""
+    with answering(lambda _: (200, {}), authority.sign("server"), authority) as url:
+        yield url
 
 
 def test_tls_uses_server_and_client_certificates(
-    port: int, folder: Path, authority: Authority, client: Certificate
+    url: str, folder: Path, authority: Authority, client: Certificate
 ) -> None:
     def called(**settings: Any) -> list[bytes]:
         mine = {"ssl_ca_cert": authority.cert, "cert_file": client.cert, "key_file": client.key}
-        return get(at(f"https://127.0.0.1:{port}", **(mine | settings)))
+        return get(at(url, **(mine | settings)))
 
     outsider = Authority(folder, "outsider").cert
     assert called() == [b"{}"]

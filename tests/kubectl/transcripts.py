@@ -12,6 +12,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -150,7 +151,7 @@ class Shown:
     stderr: str
 
 
-def run(address: str, *arguments: str, width: int | None = None) -> Shown:
+def run(address: str, *arguments: str | Path, width: int | None = None) -> Shown:
     """Run the plugin in this process, because a new process takes longer to start.
 
     ``width`` is the number of terminal columns, or None for output that is not a terminal.
@@ -159,7 +160,7 @@ def run(address: str, *arguments: str, width: int | None = None) -> Shown:
     returncode = 0
     with (
         mock.patch.dict(os.environ, {"HEADROOM_SERVER": address, "HOME": "/nonexistent"}),
-        mock.patch.object(sys, "argv", ["kubectl-headroom", *arguments]),
+        mock.patch.object(sys, "argv", ["kubectl-headroom", *map(str, arguments)]),
         mock.patch("headroom.kubectl.output.terminal_width", return_value=width),
         contextlib.redirect_stdout(stdout),
         contextlib.redirect_stderr(stderr),

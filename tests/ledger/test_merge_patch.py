@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from extender.ledger.kube_store import merge_patch, spec_patch
 from headroom.contract.gpunode import GPUNodeSpec
+from tests.agent.scripted import merged
 from tests.ledger.client import reservation
 
 _documents = st.recursive(
@@ -18,25 +19,12 @@ _documents = st.recursive(
 _objects = st.dictionaries(st.sampled_from("abcd"), _documents)
 
 
-def applied(target: Any, patch: Any) -> Any:
-    """Apply a merge patch (RFC 7386, section 2)."""
-    if not isinstance(patch, dict):
-        return patch
-    result = dict(target) if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            result.pop(name, None)
-        else:
-            result[name] = applied(result.get(name), value)
-    return result
-
-
 @given(before=_objects, after=_objects)
 def test_a_merge_patch_turns_before_into_after(
     before: dict[str, Any], after: dict[str, Any]
 ) -> None:
     patch = merge_patch(before, after)
-    assert applied(before, patch) == after
+    assert merged(before, patch) == after
     assert (patch == {}) == (before == after)
 
 
@@ -61,6 +49,6 @@ def test_a_patch_omits_unchanged_reservations(
     same = {uid: held for uid, held in before.reservations.items() if uid in kept}
     after = msgspec.structs.replace(changes, reservations={**changes.reservations, **same})
     patch = spec_patch(before, after)
-    assert msgspec.convert(applied(msgspec.to_builtins(before), patch), GPUNodeSpec) == after
+    assert msgspec.convert(merged(msgspec.to_builtins(before), patch), GPUNodeSpec) == after
     assert not patch.get("reservations", {}).keys() & same.keys()
     assert patch.get("reservations", {}) is not None
