@@ -59,9 +59,10 @@ def ledger_over(
     epoch_s: float = 0.0,
     wall_s: Callable[[], float] | None = None,
     written: Callable[[GPUNode], None] = lambda gpunode: None,
+    ids: str = "id",
 ) -> Ledger:
     """Return a ledger that checks whether pods fit with the state. Its attempts have the IDs id-0,
-    id-1 and so on.
+    id-1 and so on, or another prefix than ``id``.
 
     ``wall_s`` is the wall clock. Without it, the wall clock showed ``epoch_s`` when ``now_s`` was
     0.
@@ -73,7 +74,7 @@ def ledger_over(
         state.cluster.adopt,
         written,
         wall_s=wall_s or (lambda: epoch_s + now_s()),
-        new_id=lambda: f"id-{next(numbers)}",
+        new_id=lambda: f"{ids}-{next(numbers)}",
     )
 
 

@@ -30,7 +30,7 @@ from headroom.core.placement.fit import fit
 from headroom.core.placement.placement_record import Placement
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import VramRequest
-from tests.blocking import Ledger
+from tests.blocking import Ledger, ledger_over
 from tests.builders import GPU, pod, shared
 from tests.store import PlayedStore
 
@@ -46,15 +46,14 @@ class Replica:
         #: While this list exists, it collects changes instead of delivering them to the replica.
         self.paused: list[Event] | None = None
 
-    def over(self, server: PlayedStore, wall_s: "Clock") -> None:
-        numbers = itertools.count(1)
-        self.ledger = Ledger(
+    def over(self, server: PlayedStore, clock: "Clock") -> None:
+        self.ledger = ledger_over(
+            self.state,
             server,
-            lambda pod, gpunode: self.state.cluster.judge(pod, gpunode, wall_s.passed_s),
-            self.state.cluster.adopt,
-            written=lambda gpunode: self.hear([GPUNodeSeen(gpunode, wall_s.passed_s)]),
-            wall_s=lambda: WALL_S + wall_s.passed_s,
-            new_id=lambda: f"{self.name}-{next(numbers)}",
+            lambda: clock.passed_s,
+            epoch_s=WALL_S,
+            written=lambda gpunode: self.hear([GPUNodeSeen(gpunode, clock.passed_s)]),
+            ids=self.name,
         )
 
     def hear(self, events: Sequence[Event]) -> None:

@@ -35,7 +35,7 @@ from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.placement.policy import Rules
 from headroom.errors import OutcomeUnknown
-from tests.blocking import Ledger
+from tests.blocking import ledger_over
 from tests.builders import shared
 from tests.examples import examples
 from tests.judge import excess
@@ -67,16 +67,9 @@ class Cluster(RuleBasedStateMachine):
         self.being_bound = ("p1", "n1")
         self.store = EmbeddedStore(self.untold.extend, lambda: 0.0, self.on_the_way)
         self.state = ClusterWriter(Rules(), stale_after_s=90.0, epoch_s=0.0)
-        self.ledger, self.rival = self.new_ledger(), self.new_ledger()
-
-    def new_ledger(self) -> Ledger:
-        return Ledger(
-            self.store,
-            lambda pod, gpunode: self.state.cluster.judge(pod, gpunode, 0.0),
-            self.state.cluster.adopt,
-            written=lambda gpunode: None,
-            wall_s=lambda: self.wall_s,
-            new_id=lambda: f"id-{next(self.numbers)}",
+        self.ledger, self.rival = (
+            ledger_over(self.state, self.store, lambda: 0.0, wall_s=lambda: self.wall_s, ids=ids)
+            for ids in ("id", "rival")
         )
 
     def on_the_way(self, operation: str, when: str) -> None:

@@ -66,7 +66,7 @@ class Towards:
 
 class Predicted(World):
     """A cluster with one replica of the extender. ``choice`` is the device-choice annotation of the
-    nodes. ``twin`` is another replica, which binds no pods.
+    nodes.
     """
 
     def __init__(self, nodes: Mapping[str, StandIn], choice: str = "predicted") -> None:
