@@ -15,6 +15,7 @@ from prometheus_client import Metric
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from headroom.console.facts.pod_limits import pods_by_class
 from headroom.console.history.holdings import Held
 from headroom.contract.timestamps import age
 from headroom.core.cluster.cluster import Cluster
@@ -147,6 +148,15 @@ class FleetCollector(Collector):
         yield from _fleet(fleet)
         yield from self._idle(snap)
         yield from self._holdings()
+        classes = GaugeMetricFamily(
+            "headroom_reserved_pods",
+            "Pods that have a reservation, by class: guaranteed (limit equals request), burstable "
+            "(limit above request) or unlimited.",
+            labels=["class"],
+        )
+        for each, count in pods_by_class(self._cluster, snap).items():
+            classes.add_metric([each.value], count)
+        yield classes
         yield from self._nodes(snap)
         yield from self._devices(snap, fleet.devices)
 

@@ -82,6 +82,8 @@ class AskView(View):
     annotation."""
     source: str
     """"annotation", "namespace", "recommendation" or "replica"."""
+    limit: str | None
+    """Its limit as written, such as 20Gi or 50%; null if it has none."""
 
 
 class ReasonView(View):
@@ -101,6 +103,7 @@ def ask_view(ask: ContainerAsk) -> AskView:
         count=ask.count,
         amount=ask.amount_text,
         source=ask.source,
+        limit=ask.limit_text or None,
     )
 
 

@@ -48,6 +48,17 @@ class _Held:
         return f"uses {gib(self.overuse)} more than reserved{next(messages, '')}"
 
     @property
+    def limit(self) -> Body | None:
+        """The limit of the pod, or None if it has none. An older console reports no limits."""
+        uuids, uid = {device["uuid"] for device in self.devices}, self.entries[0]["uid"]
+        found = (
+            each
+            for each in self.node.get("pod_limits", ())
+            if each["uid"] == uid and each["device"] in uuids
+        )
+        return max(found, key=lambda each: int(each["limit_bytes"]), default=None)
+
+    @property
     def devices(self) -> list[Body]:
         return [device for place in self.places for device in place]
 
@@ -59,18 +70,24 @@ def pods(
 
     A pod that no report shows yet has one row for all GPUs on which it may be. If several GPUs
     share the memory, the row has the numbers of all of them. ``wide`` adds the model and the uids.
+    If a pod has a limit, the limits and classes of all pods are shown.
     """
-    columns = ["NAMESPACE", "POD", "NODE", "GPU", "RESERVED", "USED"]
+    shown = sorted(_held(body, namespace), key=_pod_key(order))
+    has_limits = any(each.limit for each in shown)
+    columns = ["NAMESPACE", "POD", "NODE", "GPU", "RESERVED"]
+    columns += ["LIMIT", "USED", "CLASS"] if has_limits else ["USED"]
     columns += ["MODEL", "GPU UUID", "POD UID"] if wide else []
     table = Table((*columns, STATE))
-    for each in sorted(_held(body, namespace), key=_pod_key(order)):
+    for each in shown:
         pod, models = each.entries[0], {str(device["model"]) for device in each.devices}
         state = "ok" if pod["observed"] else "unconfirmed"
-        uuids = ", ".join(device["uuid"] for device in each.devices)
+        uuids, limit = ", ".join(device["uuid"] for device in each.devices), each.limit
         table.add(
             *(pod["namespace"], pod["name"], each.node["name"], _numbers(each.places)),
             gib(each.requested),
+            *((gib(limit["limit_bytes"]) if limit else "-",) if has_limits else ()),
             "-" if pod["measured_bytes"] is None else gib(each.used),
+            *((limit["memory_class"] if limit else "unlimited",) if has_limits else ()),
             *((joined(models), uuids, pod["uid"]) if wide else ()),
             each.overuse_text if each.overuse else state,
             bad=bool(each.overuse),

@@ -23,6 +23,8 @@ def why(body: Mapping[str, Any], wide: bool = False) -> list[str]:
     if body["changed"]:
         lines.append(f"  {body['changed']}")
     lines += _request(body["request"])
+    if (of_memory := body.get("memory_class")) not in (None, "unlimited"):
+        lines.append(f"  class {of_memory}: {_CLASSES.get(str(of_memory), '')}")
     lines += [f"  {line}" for line in unread(body)]
     if body["bound_to"]:
         lines += [f"  on {nouns(body['devices'])}"] if body["devices"] else []
@@ -102,10 +104,23 @@ def _request(asks: list[Mapping[str, Any]]) -> list[str]:
     }
     return [
         f"  requests {ask['count']} {ask['resource']} with {for_people(ask['amount'])}"
-        f"{' each' if ask['count'] > 1 else ''} "
+        f"{' each' if ask['count'] > 1 else ''}{_limit(ask)} "
         f"(container {ask['container']}; {source.get(ask['source'], ask['source'])})"
         for ask in asks
     ]
+
+
+#: The meanings of the classes of pods with a limit.
+_CLASSES = {
+    "guaranteed": "it is evicted if it uses more than it requests",
+    "burstable": "it may use memory up to its limit while other pods do not need it, and is "
+    "evicted if it uses more",
+}
+
+
+def _limit(ask: Mapping[str, Any]) -> str:
+    limit = ask.get("limit")
+    return f", limit {for_people(limit)}" if limit else ""
 
 
 def _attempts(body: Mapping[str, Any], wide: bool) -> list[str]:

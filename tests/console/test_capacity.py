@@ -46,6 +46,7 @@ def test_the_count_is_not_free_memory_divided_by_the_size(fleet: Asked) -> None:
         "count": 1,
         "amount": "8Gi",
         "source": "annotation",
+        "limit": None,
     }
 
 

@@ -93,7 +93,7 @@ function present(node, {device: d, risk, holders, health, report_age_s: reportAg
   ].filter(Boolean);
   const key = el("p", {class: "key"}, "Each pod: ", ...[["outlined", "reserved"], ["filled", "in use"], ["beyond", "in use, not reserved"], ["system", "driver and node reserve"]].map(([name, words]) => el("span", {}, el("i", {class: name, "aria-hidden": "true"}), words)));
   const atRisk = risk && el("p", {class: "verdict bad"}, `${RISKS[risk.kind]}: ${risk.message}`, ...(risk.kind === "growing" ? risk.pods.slice(0, 1).flatMap(each => ["; mostly ", podLink(each.namespace, each.name)]) : []));
-  return [atRisk, el("ul", {class: "badges"}, ...state), bar(d, holders), key, podList(holders, d, node.overuse), processList(processes)].filter(Boolean);
+  return [atRisk, el("ul", {class: "badges"}, ...state), bar(d, holders), key, podList(holders, d, node.overuse, node.pod_limits), processList(processes)].filter(Boolean);
 }
 
 /** The memory of the GPU in segments: one for each pod, outlined as far as it is reserved and filled as far as it is in use. */
@@ -121,16 +121,17 @@ function bar(d, holders) {
     system + reserve > 0 ? segment("system", system + reserve, `${gib(system)} driver reserve, ${gib(reserve)} reserve of the node`) : null);
 }
 
-/** Return the pods of the GPU. overuse: the pods that use more than they reserved, and whether they are evicted. */
-function podList(holders, d, overuse) {
+/** Return the pods of the GPU. overuse: the pods that use more than they reserved, and whether they are evicted. limits: the pods with a limit. */
+function podList(holders, d, overuse, limits) {
   const colours = coloursOf(holders), hidden = d.hidden_holders ? el("p", {class: "quiet"}, `${many(d.hidden_holders, "more pod")} that you may not read`) : null;
   if (!holders.length) return hidden ?? el("p", {class: "quiet"}, "No pod holds memory of this GPU.");
   return el("div", {}, el("ul", {class: "pods"}, ...holders.map(held => {
     const swatch = el("i", {"aria-hidden": "true"});
     swatch.style.background = colours.get(held.uid) ?? "var(--quiet)";
     const eviction = overuse.find(each => each.uid === held.uid && each.device === d.uuid);
+    const limit = limits.find(each => each.uid === held.uid && each.device === d.uuid);
     const over = held.exceeds_by_bytes > 0 ? el("span", {class: "bad"}, el("b", {}, ` ${gib(held.exceeds_by_bytes)} more than reserved`), eviction ? `; ${eviction.message}` : null) : null;
-    return el("li", {}, swatch, podLink(held.namespace, held.name), ` ${held.reserved ? `${gib(held.requested_bytes)} reserved` : "no reservation"}, ${held.measured_bytes === null ? "use unknown" : `${gib(held.measured_bytes)} in use`}${held.phase === "running" ? "" : `, ${held.phase}`}`, over, held.cap?.capped ? `; ${held.cap.message}` : null);
+    return el("li", {}, swatch, podLink(held.namespace, held.name), ` ${held.reserved ? `${gib(held.requested_bytes)} reserved${limit ? `, limit ${gib(limit.limit_bytes)} (${limit.memory_class})` : ""}` : "no reservation"}, ${held.measured_bytes === null ? "use unknown" : `${gib(held.measured_bytes)} in use`}${held.phase === "running" ? "" : `, ${held.phase}`}`, over, held.cap?.capped ? `; ${held.cap.message}` : null);
   })), hidden);
 }
 

@@ -44,7 +44,7 @@ export function pending(view) {
 const ORIGIN = {namespace: " (the namespace's default)", recommendation: " (its recommendation)", replica: " (the share of a replica)"};
 
 /** Return the request of one container, with the source of its amount unless it is an annotation. */
-export const asks = a => `${a.count} x ${a.resource} with ${a.amount}${ORIGIN[a.source] ?? ""}`;
+export const asks = a => `${a.count} x ${a.resource} with ${a.amount}${a.limit ? `, limit ${a.limit}` : ""}${ORIGIN[a.source] ?? ""}`;
 
 export function drift(view) {
   const status = el("p", {role: "status"}), rows = el("div");

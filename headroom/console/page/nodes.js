@@ -145,14 +145,14 @@ function inside(node) {
         `${d.replicas_free} of ${d.replicas_free + d.replicas_allocated + d.replicas_unhealthy}`,
         d.unhealthy ? [el("span", {class: "bad"}, `unhealthy: ${d.unhealthy_detail ?? d.unhealthy}`)]
           : d.cordoned ? [el("b", {}, "cordoned: takes no new pods")] : `${d.candidate ? "yes" : "no"}: ${d.candidate_because}`,
-        d.holders.length ? [el("ul", {}, ...d.holders.map(h => holder(h, node.caps.find(cap => cap.uid === h.uid && cap.device === d.uuid), node.overuse.find(over => over.uid === h.uid && over.device === d.uuid))))] : "no pod",
+        d.holders.length ? [el("ul", {}, ...d.holders.map(h => holder(h, node.caps.find(cap => cap.uid === h.uid && cap.device === d.uuid), node.overuse.find(over => over.uid === h.uid && over.device === d.uuid), node.pod_limits.find(each => each.uid === h.uid && each.device === d.uuid))))] : "no pod",
       ])));
 }
 
-/** Return the entry of a pod on a device. cap: its proven memory limit. eviction: whether it is evicted because of its overuse. */
-function holder(h, cap, eviction) {
+/** Return the entry of a pod on a device. cap: its proven memory limit. eviction: whether it is evicted because of its overuse. limit: its limit, if any. */
+function holder(h, cap, eviction, limit) {
   const uses = h.measured_bytes === null ? "" : `, uses ${gib(h.measured_bytes)}`;
   const over = h.measured_bytes !== null && h.measured_bytes > h.requested_bytes;
   return el("li", {class: over ? "bad" : null}, podLink(h.namespace, h.name),
-    ` ${gib(h.requested_bytes)}${uses}${over ? `; ${gib(h.measured_bytes - h.requested_bytes)} more than reserved` : ""}${eviction ? `; ${eviction.message}` : ""}${h.observed ? "" : " (may be here)"}${cap ? `; ${cap.message}` : ""}`);
+    ` ${gib(h.requested_bytes)}${limit ? `, limit ${gib(limit.limit_bytes)} (${limit.memory_class})` : ""}${uses}${over ? `; ${gib(h.measured_bytes - h.requested_bytes)} more than reserved` : ""}${eviction ? `; ${eviction.message}` : ""}${h.observed ? "" : " (may be here)"}${cap ? `; ${cap.message}` : ""}`);
 }

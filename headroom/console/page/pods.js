@@ -41,7 +41,7 @@ export function pods(view, _, state) {
     swap(rows, ...(body.pods.length ? [table("All pods", ["Pod", "State", "Reserved", "In use", "Peak", "Unused", "Age", "Node and GPU"], body.pods.map(pod => [
       [podLink(pod.namespace, pod.name), el("div", {class: "quiet"}, link({namespace: pod.namespace, owner: `${pod.owner_kind}/${pod.owner_name}`}, `${pod.owner_kind} ${pod.owner_name}`))],
       pod.states.flatMap((each, i) => [i ? ", " : "", el("span", {class: BAD.has(each) ? "bad" : ""}, STATES[each])]).concat(pod.states.includes("idle") ? el("div", {class: "quiet"}, `for ${since(pod.idle_since)}`) : []),
-      pod.node ? gib(pod.reserved_bytes) : [el("span", {class: "quiet"}, pod.request || "unreadable request")],
+      pod.node ? [gib(pod.reserved_bytes), pod.memory_class && pod.memory_class !== "unlimited" ? el("div", {class: "quiet"}, pod.memory_class) : null] : [el("span", {class: "quiet"}, pod.request || "unreadable request")],
       pod.used_bytes === null ? "-" : [gib(pod.used_bytes), meter(pod.used_bytes, pod.reserved_bytes)], pod.peak_bytes === null ? "-" : gib(pod.peak_bytes),
       pod.overuse_bytes ? [el("span", {class: "bad"}, `${gib(pod.overuse_bytes)} too much`)] : pod.used_bytes === null ? "-" : gib(pod.unused_bytes),
       pod.created_at ? since(pod.created_at) : "-",

@@ -136,6 +136,16 @@ class CapView(View):
     message: str
 
 
+class PodLimitView(View):
+    """The limit of a pod on a device (headroom.gpu/vram-limit), beyond which it is evicted."""
+
+    uid: str
+    device: str
+    limit_bytes: int
+    memory_class: str
+    """guaranteed (limit equals request) or burstable (limit above request)."""
+
+
 class OveruseView(View):
     """A pod that uses more memory than it reserved on a device, and whether it is evicted."""
 
@@ -148,6 +158,8 @@ class OveruseView(View):
     measured_free_bytes: int
     """Measured free memory of the device, and how much must stay free for its other pods."""
     needed_bytes: int
+    limit_bytes: int | None
+    """The limit of the pod on the device; null if it has none."""
     outcome: str
     """evicting (its grace period runs), next (selected but not decided yet), observed (would be
     evicted, but the mode is observe), ending, other (another pod of the device is evicted

@@ -125,6 +125,9 @@ class ExplainBody(Body, Recomputed):
     "other_scheduler" (the scheduler of the pod does not call Headroom)."""
     message: str
     request: list[AskView]
+    memory_class: str | None
+    """guaranteed (limit equals request), burstable (limit above request) or unlimited; null if its
+    request cannot be read, or if it requests no managed GPU."""
     fits: int
     """Number of eligible nodes that can take the pod, on the newest snapshot. If the nodes of its
     last filter call are on record, only these nodes count."""
@@ -213,6 +216,7 @@ def explain_pod(context: InContext, of_pod: OfPod, snap: Newest, sees: Visible) 
         verdict=verdict,
         message=message,
         request=[],
+        memory_class=None,
         fits=0,
         reasons=[],
         ineligible=[],
@@ -232,6 +236,7 @@ def explain_pod(context: InContext, of_pod: OfPod, snap: Newest, sees: Visible) 
         body.message += f"; {trouble}"
     if isinstance(request, VramRequest):
         body.request = list(map(ask_view, request.containers))
+        body.memory_class = request.memory_class.value if request.asks else None
     if analysis:
         body.fits = analysis.explanation.fits
         body.reasons = [reason_view(*pair) for pair in analysis.explanation.reasons]

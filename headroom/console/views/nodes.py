@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from headroom.console.facts.memory_caps import caps_on
+from headroom.console.facts.pod_limits import pod_limits
 from headroom.console.responses import (
     TAGGED,
     UNKNOWN,
@@ -37,6 +38,7 @@ from headroom.console.views.devices import (
     DeviceView,
     NodeName,
     OveruseView,
+    PodLimitView,
     cap_view,
     overuse_views,
 )
@@ -118,6 +120,9 @@ class NodeView(View):
     """Memory limits of pods that a reading proves."""
     overuse: list[OveruseView]
     """The pods that use more memory than they reserved."""
+    pod_limits: list[PodLimitView]
+    """The pods that have a limit, on each device that they hold or could get. All other pods are
+    unlimited."""
 
 
 class NodesBody(Paged):
@@ -325,4 +330,5 @@ def node_view(node: NodeTerms, context: Context, kept: DeviceViews) -> NodeView:
             if cap.capped
         ],
         overuse=list(overuse_views(context, node)),
+        pod_limits=[PodLimitView.of(each) for each in pod_limits(cluster, node)],
     )

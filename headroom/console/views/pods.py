@@ -17,7 +17,7 @@ from headroom.console.view import View
 from headroom.console.view_context import Context, InContext, Newest, shared
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
-from headroom.core.placement.request import VramRequest
+from headroom.core.placement.request import ContainerAsk, VramRequest
 from headroom.core.placement.snapshot import Snapshot
 
 #: Default page size, and maximum page size.
@@ -99,8 +99,11 @@ class PodView(View):
     states: list[str]
     """All states that apply to it. The phase comes first."""
     request: str
-    """Its request, such as "1 x nvidia.com/gpu with 8Gi"; "none" if it uses GPUs without a request;
-    empty if the request cannot be read."""
+    """Its request, such as "1 x nvidia.com/gpu with 8Gi, limit 20Gi"; "none" if it uses GPUs
+    without a request; empty if the request cannot be read."""
+    memory_class: str | None
+    """guaranteed (limit equals request), burstable (limit above request) or unlimited; null if that
+    is not known."""
     reserved_bytes: int
     """Sum over its devices. Until it has a reservation, the memory charged for it; 0 while it is
     pending."""
@@ -293,10 +296,15 @@ def _view(context: Context, wanted: _Filter, pod: GpuPod) -> PodView:
     return PodView.of(
         pod,
         states=[each.value for each in wanted.states_of(pod)],
-        request=", ".join(f"{a.count} x {a.resource} with {a.amount_text}" for a in asks)
-        or _unmanaged_request(context.cluster, pod.uid),
+        request=", ".join(map(_request_text, asks)) or _unmanaged_request(context.cluster, pod.uid),
+        memory_class=asked.memory_class.value if asks and isinstance(asked, VramRequest) else None,
         peak_bytes=None if pod.used_bytes is None else pod.peak_bytes,
     )
+
+
+def _request_text(ask: ContainerAsk) -> str:
+    limit = f", limit {ask.limit_text}" if ask.limit_text else ""
+    return f"{ask.count} x {ask.resource} with {ask.amount_text}{limit}"
 
 
 def _unmanaged_request(cluster: Cluster, uid: str) -> str:

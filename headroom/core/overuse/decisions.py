@@ -7,17 +7,18 @@ No other field exempts a pod, such as its priority, its scheduler, its owner or 
 With the setting ``overuse_opt_out`` an administrator lets authors exempt their pods.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from headroom.contract.annotations import ON_OVERUSE, VRAM_LIMIT, OnOveruse, parse_on_overuse
+from headroom.contract.annotations import ON_OVERUSE, OnOveruse, parse_on_overuse
 from headroom.contract.errors import BadAnnotation
 from headroom.contract.gpunode import ADOPTED, GPUNode, OveruseEviction, Reservation
 from headroom.contract.heartbeat import Confirmation
 from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib
 from headroom.core.eviction.eligibility import is_static, leaves_within
+from headroom.core.overuse.limits import limits_bytes
 from headroom.core.overuse.selection import (
     NONE,
     TOLERANCE_BYTES,
@@ -29,9 +30,7 @@ from headroom.core.overuse.selection import (
     overuse_evictions,
 )
 from headroom.core.overuse.tracker import REJECTED_FOR_S
-from headroom.core.placement.chosen_device import by_environment
 from headroom.core.placement.device_accounting import first_of_each_memory
-from headroom.core.placement.placement_record import limit_charges
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.request import Unreadable, VramRequest
 from headroom.core.placement.snapshot import NodeTerms
@@ -104,40 +103,10 @@ def _running_pods(
             leaving=leaves_within(pod, MOST_GRACE_S),
             selected_for=decision.device if decision else "",
             granted=ADOPTED not in reservation.flags,
-            limits_bytes=_limits_bytes(cluster, pod, gpunode, node),
+            limits_bytes=limits_bytes(cluster, pod, gpunode, node),
             evictable_above_limit=not rejected
             and not _protected(pod, cluster.rules, is_above_limit=True),
         )
-    return found
-
-
-def _limits_bytes(
-    cluster: Cluster, pod: Pod, gpunode: GPUNode, node: NodeTerms
-) -> Mapping[str, int]:
-    """Return the pod's limit on each device of the node, in bytes by UUID.
-
-    The limit of a pod with several containers is the sum of the limits of the containers that are
-    on the device, like its reservation. The result is empty if the pod has no valid limit.
-    """
-    if pod.annotation(VRAM_LIMIT) is None or gpunode.status is None:
-        return {}
-    request = cluster.understand(pod)
-    if not isinstance(request, VramRequest) or not request.limit_asks or not node.devices:
-        return {}
-    charges = limit_charges(
-        request,
-        [terms.device for terms in node.devices],
-        node.devices[0].reserve_bytes,
-        by_environment(request, node),
-    )
-    rows = [row for row in gpunode.status.pods if row.uid == pod.metadata.uid]
-    found: dict[str, int] = {}
-    for terms in first_of_each_memory(node.devices):
-        device = terms.device
-        matching = [each for each in charges if device.uuid in each.candidates] or charges
-        # If several devices share the memory, all containers are assumed to use it.
-        shown = rows if terms.sharers == 1 else ()
-        found[device.uuid] = max(each.bytes_on(device.uuid, shown) for each in matching)
     return found
 
 

@@ -80,6 +80,11 @@ class ContainerAsk:
         """The amount as users write it, or "1 replica" without an annotation."""
         return "1 replica" if isinstance(self.amount, ReplicaShare) else render_amount(self.amount)
 
+    @property
+    def limit_text(self) -> str:
+        """The limit as users write it, or an empty string without a limit."""
+        return render_amount(self.limit) if self.limit is not None else ""
+
 
 class MemoryClass(Enum):
     """The class of a pod by its limit, like Kubernetes' classes of quality of service."""
