@@ -8,6 +8,7 @@ from headroom.console.metrics import FleetCollector
 from headroom.contract.kube import Pod
 from headroom.contract.watched import GPUNodeSeen, NodeSeen, PodSeen
 from headroom.core.cluster.changes import Event
+from headroom.core.placement.policy import Rules
 from headroom.core.whatif.pending_pods import Pending
 from headroom.kubectl.top_pods import pods
 from headroom.kubectl.why import why
@@ -105,7 +106,7 @@ def test_the_list_of_pods_shows_limit_and_class() -> None:
 
 
 def test_the_metric_counts_reserved_pods_by_class() -> None:
-    state = RecordingState()
+    state = RecordingState(Rules(), 90.0, 0.0)
     state.apply(node())
     registry = CollectorRegistry()
     registry.register(FleetCollector(state.cluster, state.cluster.snapshot, Pending, 10, 90.0))
