@@ -1,9 +1,9 @@
 """Amounts in MiB that limit a container or are counted for it.
 
 Before the pod has a device, the amount is known only for a request in bytes, and not for a share of
-a device or a replica. Limits are rounded down, so that the limits on a device never exceed its
-reservations. The mirrored resource is rounded up, so that it never allows more memory than there
-is.
+a device or a replica. Limits are rounded down, so that the limits of pods without
+``headroom.gpu/vram-limit`` never exceed their reservations. The mirrored resource is rounded up, so
+that it never allows more memory than there is.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,22 @@ def mirrored_mib(requests: Sequence[ContainerAsk]) -> int | None:
     return total
 
 
-def cap_mib(requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]) -> int | None:
-    """Return the driver's memory limit in MiB for each device of a container.
+def cap_mib(
+    requests: Sequence[ContainerAsk], candidates: Sequence[GpuNode]
+) -> tuple[int, int] | None:
+    """Return the driver's hard and soft memory limits in MiB for each device of a container.
 
-    Return None unless the container has exactly one request in bytes and all candidate nodes can
-    enforce it.
+    The hard limit is the container's limit, or its request if it has no limit. The soft limit is
+    its request. Return None unless both are in bytes, the container has exactly one of each, and
+    all candidate nodes can enforce them.
     """
-    amount_bytes = _single_amount_bytes(requests)
-    if amount_bytes is None or not candidates:
+    hard_bytes, soft_bytes = _most_bytes(requests), _single_amount_bytes(requests)
+    if hard_bytes is None or soft_bytes is None or not candidates:
         return None
     if not all(_enforces(candidate, requests[0].resource) for candidate in candidates):
         return None
-    return amount_bytes // MIB or None
+    hard_mib, soft_mib = hard_bytes // MIB, soft_bytes // MIB
+    return (hard_mib, soft_mib) if soft_mib else None
 
 
 def mps_mib(
@@ -48,10 +52,11 @@ def mps_mib(
 ) -> int | None:
     """Return MPS's memory limit in MiB for each process of a container with one device.
 
+    The processes share the container's limit, or its request if it has no limit.
     Return None unless the limit is below MPS's own limit on each device that the container could
     get, because MPS ignores a larger limit.
     """
-    amount_bytes = _single_amount_bytes(requests)
+    amount_bytes = _most_bytes(requests)
     if amount_bytes is None or requests[0].count != 1 or not candidates:
         return None
     each_mib = amount_bytes // processes // MIB
@@ -69,6 +74,17 @@ def _single_amount_bytes(requests: Sequence[ContainerAsk]) -> int | None:
     if len(requests) != 1 or not isinstance(requests[0].amount, Bytes):
         return None
     return requests[0].amount.count_bytes
+
+
+def _most_bytes(requests: Sequence[ContainerAsk]) -> int | None:
+    """Return the bytes per device that a container may use, or None if they are not known yet.
+
+    These are its limit, or its request if it has no limit.
+    """
+    if len(requests) != 1 or requests[0].limit is None:
+        return _single_amount_bytes(requests)
+    limit = requests[0].limit
+    return limit.count_bytes if isinstance(limit, Bytes) else None
 
 
 def _enforces(candidate: GpuNode, resource: str) -> bool:

@@ -105,8 +105,8 @@ def mutate(pod: Pod, context: AdmissionContext) -> Mutated:
     warnings += replace_auto(draft, context)
     warnings += _scheduler(draft, context)
     request = understand(draft.pod, context.namespace.default_vram, context.rules)
-    if isinstance(request, VramRequest):
-        write_limit(draft, request, context)
+    if isinstance(request, VramRequest) and write_limit(draft, request, context):
+        request = understand(draft.pod, context.namespace.default_vram, context.rules)
     placed = not pod.node and context.asks_headroom(draft.pod.spec.scheduler_name)
     if isinstance(request, VramRequest):
         if context.settings.mirror:
@@ -220,19 +220,20 @@ def _limit(draft: Draft, request: VramRequest, candidates: Sequence[GpuNode]) ->
     for where, requests in _gpu_containers(draft, request).items():
         if where.init:
             continue
-        if (mib := cap_mib(requests, candidates)) is not None:
+        if (caps := cap_mib(requests, candidates)) is not None:
             is_limited = True
             # If the user has set one of the variables, the other could contradict it.
             if not any(_has_variable(draft, where, name) for name in CAP_VARIABLES):
-                for name in CAP_VARIABLES:
-                    draft.variable(where, EnvVar(name=name, value=str(mib)))
+                for name, cap in zip(CAP_VARIABLES, caps, strict=True):
+                    draft.variable(where, EnvVar(name=name, value=str(cap)))
         if (mib := mps_mib(requests, candidates, request.processes)) is not None:
             is_limited = True
             if not _has_variable(draft, where, MPS_VARIABLE):
                 draft.variable(where, EnvVar(name=MPS_VARIABLE, value=f"0={mib}M"))
     if not is_limited:
         asks = [ask for found in _gpu_containers(draft, request).values() for ask in found]
-        yield NOT_ENFORCED if all(isinstance(ask.amount, Bytes) for ask in asks) else NO_AMOUNT
+        amounts = [each for ask in asks for each in (ask.amount, ask.limit) if each is not None]
+        yield NOT_ENFORCED if all(isinstance(each, Bytes) for each in amounts) else NO_AMOUNT
 
 
 # The in-tree mirror.

@@ -25,27 +25,29 @@ from headroom.webhook.context import AdmissionContext, NamespaceMetadata
 from headroom.webhook.json_patch import Draft
 
 
-def write_limit(draft: Draft, request: VramRequest, context: AdmissionContext) -> None:
-    """Write the namespace's limit on a pod that requests an amount and sets no limit."""
+def write_limit(draft: Draft, request: VramRequest, context: AdmissionContext) -> bool:
+    """Write the namespace's limit on a pod that requests an amount and sets no limit. Return
+    whether it was written."""
     if draft.pod.annotation(VRAM_LIMIT) is not None:
-        return
+        return False
     try:
         default = _default(context.namespace)
     except BadAnnotation:
-        return  # validation rejects the pod
+        return False  # validation rejects the pod
     limits: dict[str, Bytes | Share] = {}
     for ask in request.containers:
         limit = default.of(ask.name) if default is not None else None
         if limit is None or isinstance(ask.amount, ReplicaShare):
-            return
+            return False
         difference = compared(limit, ask.amount)
         limits[ask.name] = ask.amount if difference is not None and difference < 0 else limit
     if not limits:
-        return
+        return False
     first, *others = limits.values()
     is_one = all(each == first for each in others)
     written = VramAnnotation(everywhere=first) if is_one else VramAnnotation(by_container=limits)
     draft.annotate(VRAM_LIMIT, render_vram(written))
+    return True
 
 
 def _default(namespace: NamespaceMetadata) -> VramAnnotation | None:

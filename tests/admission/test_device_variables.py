@@ -14,6 +14,8 @@ from tests.admission.reviews import (
 )
 from tests.builders import GIB, mig, shared
 
+LIMIT = "headroom.gpu/vram-limit"
+
 
 def env_of(obj: dict[str, Any], name: str = "main") -> dict[str, Any]:
     """Return the value of each variable, or the annotation from which the variable takes
@@ -111,6 +113,33 @@ class TestShare:
         missing = "not every eligible node can" if has_amount else "it needs an amount, for example"
         assert [missing in each for each in unlimited] == ([True] if mib is None else [])
 
+    @pytest.mark.parametrize(
+        ("limit", "hard", "soft"),
+        [
+            pytest.param("20Gi", "20480", "8192", id="burstable"),
+            pytest.param("8Gi", "8192", "8192", id="guaranteed"),
+            pytest.param("none", "8192", "8192", id="none"),
+            pytest.param("50%", None, None, id="share"),
+        ],
+    )
+    def test_the_driver_gets_the_limit_of_the_pod(
+        self, limit: str, hard: str | None, soft: str | None
+    ) -> None:
+        wishes = {"headroom.gpu/share": "limit", "headroom.gpu/vram-limit": limit}
+        stored, answer = mutated(manifest(annotations=wishes), around(self.CAPABLE))
+        env = env_of(stored)
+        found = env.get("NVIDIA_GPU_MEMORY_LIMIT"), env.get("NVIDIA_GPU_MEMORY_REQUEST")
+        assert found == (hard, soft)
+        assert ["it needs an amount" in each for each in answer.warnings] == [True] * (hard is None)
+
+    def test_the_driver_gets_the_limit_of_the_namespace(self) -> None:
+        where = around(self.CAPABLE, annotations={"headroom.gpu/default-vram-limit": "12Gi"})
+        stored, _ = mutated(manifest(annotations={"headroom.gpu/share": "limit"}), where)
+        env = env_of(stored)
+        assert env["NVIDIA_GPU_MEMORY_LIMIT"] == "12288"
+        assert env["NVIDIA_GPU_MEMORY_REQUEST"] == "8192"
+        assert mutated(stored, where)[0] == stored
+
     @pytest.mark.parametrize("own", ["NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST"])
     def test_a_limit_set_by_the_user_stays_alone(self, own: str) -> None:
         obj = manifest("8Gi", container(env=[{"name": own, "value": "100"}]))
@@ -134,5 +163,8 @@ class TestShare:
         each = shared("GPU-a", sharing="mps", memory_bytes=24 * GIB, replicas=Replicas(free=4))
         wishes = {"headroom.gpu/share": "limit", "headroom.gpu/processes": processes}
         obj = manifest(vram, container(gpus=gpus), annotations=wishes)
+        stored, _ = mutated(obj, around(node(devices=[each])))
+        assert env_of(stored).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == mps
+        obj = manifest("1Gi", container(gpus=gpus), annotations={**wishes, LIMIT: vram})
         stored, _ = mutated(obj, around(node(devices=[each])))
         assert env_of(stored).get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT") == mps
