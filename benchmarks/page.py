@@ -183,7 +183,8 @@ def main(
             executable_path=program, env=dict(environment), args=["--no-sandbox"]
         )
         with reporter.running():
-            time.sleep(5)
+            # The first report of a node changes more than later reports do.
+            time.sleep(max(5, nodes / rate))
             without = share(pid, seconds)
             print(f"server, no page open: {without:.1f} % of a core")  # noqa: T201
             views = views_of(FOLLOWED)
