@@ -2,8 +2,8 @@
 
 The extender serves a fleet file. On the node ``shared``, one pod overuses memory, and another pod
 overcommits a GPU that was not predicted for it. The node ``broken`` has a failed GPU. One pod is
-pending for a long time. The agent runs on another node, where an unattributed process uses one GPU
-and another GPU fails.
+pending for a long time. The agent has the name of the node ``shared``, but other GPUs: an
+unattributed process uses one of them, and another fails.
 """
 
 import contextlib
@@ -129,7 +129,7 @@ def _agent(folder: Path, address: str) -> Iterator[None]:
     flags = ["--no-publish", "--listen", address, "--metrics-access=open", "--interval=1"]
     process = subprocess.Popen(
         [sys.executable, "-m", "agent", *flags, *whole.flags],
-        env=kept | whole.environment | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "gpu-7"},
+        env=kept | whole.environment | {"PYTHONPATH": AGENT_PATH, "NODE_NAME": "shared"},
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -37,9 +37,22 @@ def panels() -> list[dict[str, Any]]:
     return [panel for panel in found if panel["type"] != "row"]
 
 
+#: The variables of the dashboard that select series.
+VARIABLES = ("cluster", "model", "node", "namespace")
+
+
+def chosen(promql: str, **values: str) -> str:
+    """Return the query that Grafana sends for these values of variables.
+
+    It sends .* if all values of a variable are selected.
+    """
+    for name in VARIABLES:
+        promql = promql.replace(f"${name}", values.get(name, ".*"))
+    return promql
+
+
 QUERIES = {
-    # Grafana sends this value if all clusters are selected.
-    f"{panel['title']}: {target['refId']}": target["expr"].replace("$cluster", ".*")
+    f"{panel['title']}: {target['refId']}": chosen(target["expr"])
     for panel in panels()
     for target in panel["targets"]
 }
@@ -63,7 +76,8 @@ def real(world: TroubledFleet) -> Iterator[Prometheus]:
 @contextlib.contextmanager
 def webhook_metrics() -> Iterator[str]:
     """Serve the metrics of a ready webhook, a ready console and a leading recorder, which all need
-    a cluster. Yield their URLs.
+    a cluster, and GPUs that a team holds, which the extender reports minutes later. Yield their
+    URLs.
     """
     telemetry = WebhookTelemetry(CollectorRegistry())
     telemetry.ready.set(1)
@@ -71,6 +85,13 @@ def webhook_metrics() -> Iterator[str]:
     ready.set(1)
     leads = Gauge("headroom_recorder_leads", "As of a recorder.", registry=telemetry.registry)
     leads.set(1)
+    labels = ("namespace", "state")
+    gpus = Gauge("headroom_held_gpus", "As of a console.", labels, registry=telemetry.registry)
+    memory = Gauge("headroom_held_bytes", "As of a console.", labels, registry=telemetry.registry)
+    for state in ("active", "idle", "unmeasured"):
+        gpus.labels("ml", state).set(1)
+    for state in ("used", "unused", "unmeasured"):
+        memory.labels("ml", state).set(1 << 30)
     server, thread = start_http_server(0, "127.0.0.1", telemetry.registry)
     try:
         yield f"127.0.0.1:{server.server_port}"
@@ -184,9 +205,65 @@ def test_every_query_of_the_dashboard_selects_the_chosen_clusters() -> None:
             assert selectors, panel["title"]
             for selector in selectors:
                 assert 'cluster=~"$cluster"' in selector, target["expr"]
-    (cluster,) = (
-        each
-        for each in json.loads(DASHBOARD.read_text())["templating"]["list"]
-        if each["name"] == "cluster"
+
+
+def variables() -> dict[str, dict[str, Any]]:
+    listed = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    return {each["name"]: each for each in listed}
+
+
+def test_all_values_of_each_variable_are_selected_at_first() -> None:
+    found = variables()
+    assert list(found) == ["datasource", *VARIABLES]
+    for name in VARIABLES:
+        one = found[name]
+        assert (one["allValue"], one["current"]["value"], one["multi"]) == (".*", "$__all", True)
+
+
+def test_the_values_of_variables_exist(world: TroubledFleet, real: Prometheus) -> None:
+    """Run the queries of the variables as Grafana does."""
+
+    def values(name: str) -> set[str]:
+        query = chosen(variables()[name]["query"]["query"])
+        if inner := re.fullmatch(r"label_values\((.*), (\w+)\)", query):
+            return {each["metric"].get(inner[2], "") for each in answered(real, inner[1])}
+        inner = re.fullmatch(r"query_result\((.*)\)", query)
+        assert inner
+        (pattern,) = re.findall("^/(.*)/$", variables()[name]["regex"])
+        texts = [
+            ", ".join(f'{key}="{value}"' for key, value in each["metric"].items())
+            for each in answered(real, inner[1])
+        ]
+        return {found[1] for text in texts if (found := re.search(pattern, "{" + text + "}"))}
+
+    expected = {
+        "cluster": {""},  # Prometheus has no label for its only cluster.
+        "model": {"NVIDIA H100 80GB HBM3"},
+        "node": {"shared"},
+        "namespace": {"ml"},
+    }
+    until(
+        lambda: {name: values(name) for name in expected} == expected,
+        "all values are there",
+        logs=lambda: str({name: values(name) for name in expected}),
     )
-    assert (cluster["allValue"], cluster["current"]["value"]) == (".*", "$__all")
+
+
+def test_links_of_the_page_and_the_docs_fit_the_dashboard() -> None:
+    """Templates of the setting grafana_url in docs, settings and the dashboard's own links."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    root = DASHBOARD.parents[3]
+    files = [root / "headroom/runtime/settings/loading.py", *sorted((root / "docs").rglob("*.md"))]
+    found = [
+        link
+        for file in files
+        for link in re.findall(r"https://grafana\.example(/d/[^\s`\"]+)", file.read_text())
+    ]
+    assert len(found) >= 3
+    found += re.findall(r'"url": "(/d/[^"]+)"', DASHBOARD.read_text())
+    for link in found:
+        path, _, query = link.partition("?")
+        assert path == f"/d/{dashboard['uid']}", link
+        names = re.findall(r"var-(\w+)=", query) + re.findall(r"\$\{(\w+):queryparam\}", query)
+        assert names, link
+        assert set(names) <= variables().keys(), link

@@ -28,6 +28,7 @@ from headroom.runtime.follow.sm_queries import query
 from headroom.runtime.follow.sm_source import QuerySource, Span
 from headroom.runtime.promql import Queries, own_label
 from tests.history.server import Prometheus, prometheus
+from tests.monitoring.test_real_prometheus import chosen
 from tests.monitoring.test_rules import alerts
 from tests.processes import starts_processes
 from tests.recorder.test_past_lives import running
@@ -347,7 +348,7 @@ def test_the_dashboard_shows_only_the_selected_clusters(
     panels = {each["title"]: each for each in json.loads(DASHBOARD.read_text())["panels"]}
 
     def shown(title: str) -> list[dict[str, Any]]:
-        return world.ask(panels[title]["targets"][0]["expr"].replace("$cluster", cluster))
+        return world.ask(chosen(panels[title]["targets"][0]["expr"], cluster=cluster))
 
     (total,) = shown("Allocatable")
     assert float(total["value"][1]) == allocatable * GIB
@@ -359,3 +360,36 @@ def test_the_dashboard_shows_only_the_selected_clusters(
         for e in shown("Pods with the most memory in use")
     ]
     assert names == [("ml", "w0")] * pods
+
+
+@pytest.mark.parametrize(
+    ("values", "overcommitted", "pods", "teams"),
+    [
+        ({}, True, {"w0"}, {"ml"}),
+        ({"namespace": "ml"}, True, {"w0"}, {"ml"}),
+        ({"namespace": "(ml|web)", "node": "n2"}, True, {"w0"}, {"ml"}),
+        ({"namespace": "web"}, True, set(), set()),
+        ({"node": "n3"}, False, set(), {"ml"}),
+        ({"model": "L40S"}, True, {"w0"}, {"ml"}),
+        ({"model": "H100"}, False, set(), {"ml"}),
+    ],
+    ids=str,
+)
+def test_the_dashboard_shows_only_the_selected_namespaces_nodes_and_models(
+    world: FilledPrometheus,
+    values: dict[str, str],
+    overcommitted: bool,
+    pods: set[str],
+    teams: set[str],
+) -> None:
+    found = json.loads(DASHBOARD.read_text())["panels"]
+    panels = {(each["title"], each["type"]): each for each in found}
+
+    def shown(title: str, kind: str, label: str) -> set[str]:
+        expr = panels[title, kind]["targets"][0]["expr"]
+        return {each["metric"][label] for each in world.ask(chosen(expr, **values))}
+
+    assert shown("Pods that use more than they requested", "table", "pod") == pods
+    assert shown("Pods with the most memory in use", "table", "pod") == pods
+    assert bool(shown("Overcommitted devices", "table", "device")) == overcommitted
+    assert shown("Teams", "table", "namespace") == teams  # with active GPUs

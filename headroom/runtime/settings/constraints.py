@@ -111,7 +111,7 @@ def _link_template(template: str) -> str:
         known = ", ".join(f"{{{name}}}" for name in LINK_NAMES)
         raise ValueError(
             f"is not a URL whose query may contain {known}. Example: "
-            "https://grafana.example/d/gpus?var-node={node}&var-gpu={uuid}&from={from_ms}"
+            "https://grafana.example/d/headroom?var-node={node}&var-namespace={namespace}"
         )
     return template
 

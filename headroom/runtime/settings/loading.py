@@ -49,7 +49,7 @@ EXAMPLES = {
     "max_body": "16Mi",
     "gpu_hour_price": "2.50",
     "evict_partial_groups_after_s": "60",
-    "grafana_url": "https://grafana.example/d/gpus?var-node={node}&var-gpu={uuid}&from={from_ms}",
+    "grafana_url": "https://grafana.example/d/headroom?var-node={node}&var-namespace={namespace}",
     "largest_devices": "[nvidia.com/gpu=80Gi]",
     "gate_image": "registry.example/headroom-agent:1.0",
     "journal_bytes": "16Mi",
