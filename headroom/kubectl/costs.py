@@ -1,15 +1,13 @@
 """``kubectl headroom costs``: the GPU hours that namespaces held and used, and their costs."""
 
-import csv
-import sys
 from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
 
-from headroom.contract.printable import printable
 from headroom.kubectl.options import Options
 from headroom.kubectl.output import Sheet, print_data, show_lines, show_table
+from headroom.kubectl.sheet import show_csv
 from headroom.kubectl.table import Table
 
 Body = Mapping[str, Any]
@@ -51,7 +49,7 @@ def costs(
     options: Options = context.obj
     body = options.api().get("costs", since=since, namespace=namespace)
     if output is Sheet.CSV:
-        _write_csv(body)
+        show_csv(body["namespaces"], ["namespace", *body["total"]])
         return
     if print_data(body, output):
         return
@@ -82,20 +80,3 @@ def incomplete(body: Body) -> str:
         return ""
     hours, of = body["covered_s"] / 3600, asked_s / 3600
     return f"only {hours:.1f} of {of:.1f} h are recorded, and the sums cover only these hours"
-
-
-def _write_csv(body: Body) -> None:
-    """Write a line for each namespace. Columns are named like the API's fields."""
-    fields = ["namespace", *body["total"]]
-    writer = csv.DictWriter(sys.stdout, fields, lineterminator="\n")
-    writer.writeheader()
-    for row in body["namespaces"]:
-        writer.writerow({field: _cell(value) for field, value in row.items()})
-
-
-def _cell(value: Any) -> Any:
-    """Return a cell for a spreadsheet. Text that looks like a formula is quoted."""
-    if not isinstance(value, str):
-        return value
-    text = printable(value)
-    return f"'{text}" if text.startswith(("=", "+", "-", "@")) else text

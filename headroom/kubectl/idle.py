@@ -7,8 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from headroom.contract.quantity import gib
-from headroom.kubectl.options import AllNamespaces, Format, Namespace, Options
+from headroom.kubectl.options import AllNamespaces, Namespace, Options
 from headroom.kubectl.output import Output, print_data, show_lines, show_table
+from headroom.kubectl.sheet import show_csv
 from headroom.kubectl.table import Table
 from headroom.kubectl.top import age, counted
 
@@ -23,6 +24,13 @@ class By(Enum):
     NAMESPACE = "namespace"
 
 
+class Format(Enum):
+    JSON = "json"
+    YAML = "yaml"
+    WIDE = "wide"
+    CSV = "csv"
+
+
 def idle(
     context: typer.Context,
     hours: Annotated[float, typer.Option(min=0, help="Minimum idle time in hours.")] = 1.0,
@@ -32,18 +40,29 @@ def idle(
     by: Annotated[By, typer.Option(help="Print one line for each pod, owner or team.")] = By.POD,
     namespace: Namespace = None,
     all_namespaces: AllNamespaces = False,
-    output: Format = None,
+    output: Annotated[
+        Format | None,
+        typer.Option(
+            "-o",
+            "--output",
+            help="wide: more columns; csv: for a spreadsheet; json or yaml: the whole answer.",
+        ),
+    ] = None,
 ) -> None:
     """List pods that hold GPU memory but have used no SM for some time, worst first."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
     body = options.api().get("idle", hours=f"{hours:g}", held=held, namespace=chosen)
-    if print_data(body, output):
+    if output is Format.CSV:
+        rows = body[{By.POD: "pods", By.OWNER: "owners", By.NAMESPACE: "teams"}[by]]
+        show_csv(rows, [] if rows else ["namespace"])
+        return
+    if print_data(body, Output(output.value) if output else None):
         return
     where = "" if chosen is None else f" in namespace {chosen}"
     more = "" if chosen is None else "; -A shows pods of all namespaces"
     empty = f"no pod{where} holds {held} or more and is idle for {hours:g} h{more}"
-    show_table(body, table(body, by, wide=output is Output.WIDE), None, empty)
+    show_table(body, table(body, by, wide=output is Format.WIDE), None, empty)
     if unmeasured := body["devices_without_sm_activity"]:
         show_lines(
             [f"not checked: {counted(unmeasured, 'device')} without a measurement of SM activity"]

@@ -15,6 +15,7 @@ from headroom.contract.commands import command, commented
 from headroom.contract.quantity import format_bytes, gib
 from headroom.kubectl.options import AllNamespaces, Namespace, Options
 from headroom.kubectl.output import Output, print_data, show, show_lines, show_table
+from headroom.kubectl.sheet import show_csv
 from headroom.kubectl.table import STATE, Table
 
 Body = Mapping[str, Any]
@@ -28,11 +29,16 @@ _TEMPLATES: dict[str, tuple[str, ...]] = {
 }
 
 
+#: Columns of a spreadsheet without rows.
+_IDENTITY = ("namespace", "owner_kind", "owner_name", "container", "model")
+
+
 class Format(Enum):
     JSON = "json"
     YAML = "yaml"
     WIDE = "wide"
     PATCH = "patch"
+    CSV = "csv"
 
 
 def recommend(
@@ -44,19 +50,22 @@ def recommend(
         typer.Option(
             "-o",
             "--output",
-            help="wide: more columns; patch: commands that set the requests; json or yaml: the"
-            " whole answer.",
+            help="wide: more columns; patch: commands that set the requests; csv: for a"
+            " spreadsheet; json or yaml: the whole answer.",
         ),
     ] = None,
 ) -> None:
     """Recommend requests for workloads, from the recorded memory peaks of their containers."""
     options: Options = context.obj
     chosen = options.namespace(namespace, all_namespaces)
-    accepted = None if output is Format.PATCH else "true"
+    accepted = None if output in (Format.PATCH, Format.CSV) else "true"
     body = options.api().get("recommendations", namespace=chosen, accepted=accepted)
     if output is Format.PATCH:
         for line in patches(body):
             show(line)
+        return
+    if output is Format.CSV:
+        show_csv(body["recommendations"], [] if body["recommendations"] else _IDENTITY)
         return
     if print_data(body, Output(output.value) if output else None):
         return

@@ -298,6 +298,8 @@ def test_idle_reports_the_unchecked_devices(server: Server) -> None:
     shown = run(server.debug, "idle", "-A", "--hours", "2", "--held", "4Gi")
     assert shown.stdout == "not checked: 5 devices without a measurement of SM activity\n"
     assert shown.stderr == "no pod holds 4Gi or more and is idle for 2 h\n"
+    sheet = run(server.debug, "idle", "-A", "-o", "csv", "--by", "namespace")
+    assert (sheet.stdout, sheet.stderr) == ("namespace\n", "")
     wrong = run(server.debug, "idle", "-A", "--held", "much")
     assert (wrong.returncode, "held: 'much' is not a quantity" in wrong.stderr) == (2, True)
 

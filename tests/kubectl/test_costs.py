@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from headroom.kubectl.costs import _write_csv, incomplete, table
+from headroom.kubectl.costs import incomplete, table
+from headroom.kubectl.sheet import show_csv
 from headroom.kubectl.table import laid_out
 
 HOURS: dict[str, Any] = {
@@ -66,7 +67,7 @@ def test_partly_recorded_time_is_reported(hours: float, note: str) -> None:
 
 
 def test_the_csv_has_the_fields_of_the_api(capsys: pytest.CaptureFixture[str]) -> None:
-    _write_csv(BODY)
+    show_csv(BODY["namespaces"], ["namespace", *BODY["total"]])
     assert capsys.readouterr().out.splitlines()[:2] == [
         "namespace,held_gpu_hours,used_gpu_hours,idle_gpu_hours,unmeasured_gpu_hours,"
         "held_gib_days,unused_gib_days,unmeasured_gib_days,cost,idle_cost",
@@ -77,6 +78,6 @@ def test_the_csv_has_the_fields_of_the_api(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)"])
 def test_no_cell_of_the_csv_is_a_formula(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     row = {**BODY["namespaces"][0], "namespace": f"{name}\x1b\n"}
-    _write_csv({**BODY, "namespaces": [row]})
+    show_csv([row], ["namespace", *BODY["total"]])
     _, line = capsys.readouterr().out.splitlines()
     assert line.startswith(f"'{name}??,")

@@ -45,6 +45,8 @@ COMMANDS = (
         "snapshot --redact",
         "costs",
         "costs -o csv",
+        "idle -o csv",
+        "recommend -A -o csv",
     ),
     *("why -n team large-0", "why -n team large-0 -o wide", "why -n team runs-0 -o wide"),
     *("score -n team large-0 --node gpu-a", "whatif --pods 2 --vram 9Gi", "top gpu --troubled"),

@@ -1,5 +1,7 @@
 """Tests the views of teams, quotas, idle pods, costs and recommendations, in Chromium."""
 
+from pathlib import Path
+
 from playwright.sync_api import Route, expect
 
 from tests.page.conftest import CONTRASTS, Looked
@@ -104,7 +106,8 @@ def test_the_idle_page_shows_which_pods_hold_memory(readings: Looked) -> None:
     # The devices of this server have no SM activity.
     status = page.get_by_role("status").filter(has_text="Not checked")
     expect(status).to_have_text(
-        "No such pod. Not checked: 128 devices without a measurement of SM activity."
+        "No pod holds this much memory and is idle for this long. "
+        "Not checked: 128 devices without a measurement of SM activity."
     )
     page.route("**/v1/idle?*", idle)
     page.get_by_label("Idle for at least").fill("24")
@@ -207,3 +210,41 @@ def test_the_recommendations_page_simulates_on_request(readings: Looked) -> None
         "recommendations?namespace=team-a",
         "recommendations?namespace=team-a&accepted=true",
     ]
+
+
+def test_tables_are_saved_as_csv_for_a_spreadsheet(readings: Looked, tmp_path: Path) -> None:
+    """The test answers the request, because the embedded server has no idle pods."""
+    sums = {"pods": 1, "held_bytes": 8 << 30, "gpus_ratio": 0.5, "gpu_days": 1.25, "cost": None}
+    hostile = {"namespace": '=cmd|"x", y', **sums, "list": [1]}
+    pod = {
+        **{"namespace": "ml", "name": "nb", "node": "n", "device": "GPU-1", "idle_s": 7200},
+        **{"idle_since": "2026-11-28T18:30:00Z", "gpu_ratio": 0.5, **sums},
+    }
+
+    def answered(route: Route) -> None:
+        body = route.fetch().json()
+        route.fulfill(json=body | {"teams": [hostile], "owners": [], "pods": [pod]})
+
+    readings.page.route("**/v1/idle*", answered)
+    page = readings.open("/idle")
+
+    def saved(name: str) -> tuple[str, str]:
+        button = page.get_by_title(f'Save all rows of "{name}" for a spreadsheet')
+        with page.expect_download() as download:
+            button.click()
+        file = tmp_path / download.value.suggested_filename
+        download.value.save_as(file)
+        return file.name, file.read_bytes().decode()
+
+    assert saved("idle by namespace") == (
+        "headroom-idle-by-namespace.csv",
+        "\ufeffnamespace,pods,held_bytes,gpus_ratio,gpu_days,cost\r\n"
+        '"\'=cmd|""x"", y",1,8589934592,0.5,1.25,\r\n',
+    )
+    _, pods = saved("idle pods")
+    assert pods.splitlines()[1].startswith("ml,nb,n,GPU-1,7200,2026-11-28T18:30:00Z,0.5,1,")
+    page = readings.open("/pods")
+    _, listed = saved("pods")
+    names = [line.split(",")[1] for line in listed.splitlines()[1:]]
+    assert len(names) == page.get_by_role("table", name="All pods").get_by_role("row").count() - 1
+    assert "large" in names

@@ -1,5 +1,6 @@
 // Pods that hold GPU memory and use no SM, by namespace and owner, with what that costs.
 
+import {saveButton} from "./csv.js";
 import {age, ask, atMost, choice, el, gib, many, podLink, swap, table} from "./dom.js";
 import {EVERY_MS, FAILED_EVERY_MS} from "./ranges.js";
 
@@ -28,16 +29,19 @@ export function idle(view, _, state) {
     const sums = each => [gib(each.held_bytes), (each.gpu_ratio ?? each.gpus_ratio).toFixed(2), each.gpu_days.toFixed(2), ...(costs ? [each.cost.toFixed(2)] : [])];
     const most = atMost(MOST, PHONE), headers = ["Held", "GPUs", "GPU days", ...(costs ? ["Cost"] : [])];
     const pods = body.teams.reduce((all, team) => all + team.pods, 0), days = body.teams.reduce((all, team) => all + team.gpu_days, 0);
-    status.textContent = (pods ? `${many(pods, "pod")} held ${days.toFixed(2)} GPU days without using them.` : "No such pod.")
+    status.textContent = (pods ? `${many(pods, "pod")} held ${days.toFixed(2)} GPU days without using them.` : "No pod holds this much memory and is idle for this long.")
       + (body.devices_without_sm_activity ? ` Not checked: ${many(body.devices_without_sm_activity, "device")} without a measurement of SM activity.` : "")
       + (body.pods.length > most ? ` Only the first ${most} rows of each table are shown.` : "");
     swap(rows, ...(pods ? [
       table("By namespace", ["Namespace", "Pods", ...headers], body.teams.slice(0, most).map(each => [each.namespace, `${each.pods}`, ...sums(each)]), "numbers cards"),
+      saveButton("idle by namespace", body.teams),
       table("By owner", ["Namespace", "Owner", "Pods", ...headers], body.owners.slice(0, most).map(each => [each.namespace, `${each.kind} ${each.name}`, `${each.pods}`, ...sums(each)]), "cards"),
+      saveButton("idle by owner", body.owners),
       table("Pods, the most wasteful first", ["Pod", "Idle for", "Node and device", ...headers], body.pods.slice(0, most).map(each => [
         [podLink(each.namespace, each.name)], [el("span", {title: each.idle_since}, age(each.idle_s))],
         [each.node, el("div", {class: "quiet"}, each.device)], ...sums(each),
       ]), "cards"),
+      saveButton("idle pods", body.pods),
     ] : []));
   }
   return {refresh: () => { loadCosts(); return load(); }, leastMs: 4500};
@@ -73,7 +77,7 @@ function costs(view, state) {
     const columns = [["GPU hours held", "held_gpu_hours"], ["GPU hours used", "used_gpu_hours"], ["GPU hours idle", "idle_gpu_hours"], ["GPU hours not measured", "unmeasured_gpu_hours"],
       ["GiB days held", "held_gib_days"], ["GiB days unused", "unused_gib_days"], ...(priced ? [["Cost", "cost"], ["Idle cost", "idle_cost"]] : [])];
     swap(rows, ...(body.namespaces.length ? [table("GPU hours by namespace, the most idle first", ["Namespace", ...columns.map(([header]) => header)],
-      body.namespaces.slice(0, atMost(MOST, PHONE)).map(each => [each.namespace, ...columns.map(([, field]) => number(each[field]))]), "numbers cards")] : []));
+      body.namespaces.slice(0, atMost(MOST, PHONE)).map(each => [each.namespace, ...columns.map(([, field]) => number(each[field]))]), "numbers cards"), saveButton("costs by namespace", body.namespaces)] : []));
   }
   return load;
 }

@@ -1,5 +1,6 @@
 // Pending pods, changes, and missed predictions.
 
+import {saveButton} from "./csv.js";
 import {ask, atMost, el, gib, local, many, podLink, since, swap, table} from "./dom.js";
 
 /** Number of pods on a page, on a desktop and on a phone. */
@@ -36,7 +37,7 @@ export function pending(view) {
       pod.fits ? [el("span", {class: pod.verdict === "not_scheduled" ? "bad" : null}, local(pod.message)), pod.verdict === "fits" ? el("div", {class: "quiet"}, pod.asked ? "kube-scheduler will retry it" : "kube-scheduler has not called Headroom for it yet") : null]
         : [local(pod.message), el("ul", {}, ...[...pod.reasons, ...pod.ineligible].map(r => el("li", {}, `${many(r.nodes, "node")}: ${r.message}`)))],
       pod.fits ? pod.nearest : pod.short_bytes === null ? "-" : [el("b", {}, `${gib(pod.short_bytes, true)} short`), ` on ${pod.nearest}`],
-    ]), "cards reasons")] : []));
+    ]), "cards reasons"), saveButton("pending pods", body.pods)] : []));
   }
   return {refresh: load, leastMs: 4500};
 }
@@ -61,7 +62,7 @@ export function drift(view) {
       m.observed.join(", "),
       [m.message, m.overcommitted_bytes ? el("div", {class: "bad"}, `overcommits the device by ${gib(m.overcommitted_bytes)}`) : null,
         el("div", {class: "quiet"}, `${since(m.at)} ago`)],
-    ]))] : []), ...(claims.length ? [claimTable(claims)] : []));
+    ])), saveButton("missed predictions", misses)] : []), ...(claims.length ? [claimTable(claims)] : []));
   }
   return {refresh: load};
 }
@@ -95,7 +96,7 @@ export function changes(view) {
       `${since(e.at)} ago`, e.kind.replaceAll("_", " "), e.cause?.replaceAll("_", " "),
       e.name ? [podLink(e.namespace, e.name)] : "-",
       [e.node ?? "-", e.device ? el("div", {class: "quiet"}, e.device) : null], e.message ?? "",
-    ]), "cards")] : []));
+    ]), "cards"), saveButton("changes", events)] : []));
   }
   return {refresh: load};
 }

@@ -1,5 +1,6 @@
 // All pods. The console searches, filters, sorts and pages them according to the URL.
 
+import {saveButton} from "./csv.js";
 import {ask, atMost, choice, el, gib, gpuNoun, many, podLink, since, swap, table, timed} from "./dom.js";
 
 const STATES = {"": "any state", waiting: "waiting", bound: "bound", unconfirmed: "unconfirmed", starting: "starting", running: "running", overusing: "overusing", idle: "idle",
@@ -9,6 +10,8 @@ const ORDERS = {"": "name", unused: "unused memory", overuse: "overuse", reserve
 const TEXTS = [["search", "Search", "name, owner, node"], ["namespace", "Namespace", ""], ["owner", "Owner", "Deployment/llama"], ["node", "Node", ""]];
 /** Number of rows on a page, on a desktop and on a phone. */
 const ROWS = 50, PHONE = 12;
+/** Number of pods in a request for all of them. */
+const MOST = 500;
 const BAD = new Set(["overusing", "evicting", "unreserved"]);
 
 export function pods(view, _, state) {
@@ -46,7 +49,18 @@ export function pods(view, _, state) {
       pod.overuse_bytes ? [el("span", {class: "bad"}, `${gib(pod.overuse_bytes)} too much`)] : pod.used_bytes === null ? "-" : gib(pod.unused_bytes),
       pod.created_at ? since(pod.created_at) : "-",
       pod.node ? [link({node: pod.node}, pod.node), el("div", {class: "quiet"}, `${pod.model ?? ""}${pod.devices.length ? ` ${pod.devices.map(gpuNoun).join(", ")}` : ""}`)] : "-",
-    ]), "cards")] : []));
+    ]), "cards"), saveButton("pods", () => every(query))] : []));
+  }
+
+  /** Return all pods of a query, not only those of the shown page. */
+  async function every(query) {
+    const found = [];
+    for (let after = ""; ;) {
+      const body = await ask("v1/pods", {...query, continue: after, limit: MOST});
+      found.push(...body.pods);
+      if (!body.remaining) return found;
+      after = body.continue;
+    }
   }
 
   /** Fill the lists of models and namespaces once; without them, the filters still work. */

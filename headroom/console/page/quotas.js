@@ -1,5 +1,6 @@
 // The ResourceQuotas that limit GPU memory, beside what the pods of each namespace have reserved.
 
+import {saveButton} from "./csv.js";
 import {ask, el, gib, swap, table} from "./dom.js";
 
 /** Milliseconds between two reads. For each read, the console lists the quotas at the API server. */
@@ -15,7 +16,7 @@ export function quotas(namespace) {
     dueMs = Date.now() + READ_EVERY_MS;
     try {
       const rows = (await ask("v1/quotas", {namespace})).quotas;
-      swap(element, rows.length ? table("Quotas", ["Namespace", "Quota", "Used", "Hard", "Left", "Reserved"], rows.map(cells)) : null);
+      swap(element, rows.length ? table("Quotas", ["Namespace", "Quota", "Used", "Hard", "Left", "Reserved"], rows.map(cells)) : null, rows.length ? saveButton("quotas", rows) : null);
     } catch (error) {
       swap(element, el("p", {class: "quiet"}, `Quotas: ${error.message}.`));
     }

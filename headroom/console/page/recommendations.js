@@ -1,5 +1,6 @@
 // Recommended requests from the peaks of past lives, and what accepting them would free.
 
+import {saveButton} from "./csv.js";
 import {ask, atMost, el, gib, many, table} from "./dom.js";
 
 /** Maximum number of rows shown, on a desktop and on a phone. */
@@ -39,6 +40,7 @@ export function recommendations(view) {
         each.request_bytes === null || !each.pods ? "-" : [el("span", {class: each.reclaimable_bytes < 0 ? "bad" : ""}, gib(each.reclaimable_bytes))],
         [each.message, each.setting ? el("div", {class: "quiet"}, each.setting) : null],
       ]), "sums cards"),
+      saveButton("recommendations", found),
     ] : []));
   }
 

@@ -1,5 +1,6 @@
 // Memory by namespace and by owner: who reserves how much, who uses it, and what is unused.
 
+import {saveButton} from "./csv.js";
 import {ask, atMost, choice, el, gib, many, percent, swap, table, timed} from "./dom.js";
 import {link} from "./pods.js";
 import {quotas} from "./quotas.js";
@@ -26,12 +27,14 @@ export function teams(view, [namespace = ""], state) {
     const found = each => !text || `${each.namespace}/${each.name ?? ""}`.toLowerCase().includes(text);
     const all = body.teams.filter(each => !namespace || each.namespace === namespace).filter(each => !text || found(each) || body.owners.some(owner => owner.namespace === each.namespace && found(owner))).sort(most), owners = body.owners.filter(found).sort(most), isShort = !state.get("all"), shown = each => isShort ? each.slice(0, atMost(MOST, PHONE)) : each;
     const first = all[0];
-    status.textContent = !first ? "No pod holds GPU memory or waits for it." : namespace ? "" : key === "unused_bytes" && first[key] ? wastes(first, owners[0]) : `${first.namespace} comes first by ${SORTS[key]}: ${key === "waiting_pods" ? many(first[key], "pod") : gib(first[key])}.`;
+    status.textContent = !first ? "No pod holds GPU memory or waits for it." : namespace ? "" : key === "unused_bytes" && first[key] ? wastes(first, owners[0]) : key === "unused_bytes" ? "No namespace wastes memory." : `${first.namespace} comes first by ${SORTS[key]}: ${key === "waiting_pods" ? many(first[key], "pod") : gib(first[key])}.`;
     const headers = ["Pods", "Reserved", "In use", "Peak", "Unused", "Overuse", "Waiting"];
     const sums = each => [each.pods.toLocaleString("en"), gib(each.reserved_bytes), gib(each.used_bytes), each.peak_bytes ? gib(each.peak_bytes) : "-", each.unused_bytes ? [el("b", {}, gib(each.unused_bytes)), share(each)] : "-", each.overuse_bytes ? [el("span", {class: "bad"}, gib(each.overuse_bytes))] : "-", each.waiting_pods ? [link({namespace: each.namespace, ...(each.name ? {owner: `${each.kind}/${each.name}`} : {}), state: "waiting"}, waiting(each))] : "-"];
     swap(rows, ...(all.length ? [
       table("By namespace", ["Namespace", ...headers], shown(all).map(each => [[el("a", {href: `#/teams/${encodeURIComponent(each.namespace)}`}, each.namespace)], ...sums(each)]), "numbers cards"),
+      saveButton("teams by namespace", all),
       table("By owner", ["Owner", ...headers], shown(owners).map(each => [[link({namespace: each.namespace, owner: `${each.kind}/${each.name}`}, `${each.namespace}/${each.name}`), el("div", {class: "quiet"}, each.kind)], ...sums(each)]), "numbers cards"),
+      saveButton("teams by owner", owners),
       shown(all).length < all.length || shown(owners).length < owners.length ? el("button", {type: "button", onclick: () => { state.set("all", "1"); show(); }}, `Show all ${many(all.length, "namespace")} and ${many(owners.length, "owner")}`) : null,
       body.matching > body.owners.length ? el("p", {class: "quiet"}, `Only the ${body.owners.length} owners with the most unused memory are shown, of ${body.matching.toLocaleString("en")}.`) : null,
     ] : []));
