@@ -40,9 +40,7 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
         pytest.param("prometheus_url: 'http://p:x'", "prometheus_url: ", id="port is not a number"),
         pytest.param("prometheus_url: 'http://p/?q=1'", "prometheus_url: ", id="with a query"),
         *(
-            pytest.param(
-                f"grafana_url: '{url}'", "&var-namespace={namespace}", id=f"link {url}"
-            )
+            pytest.param(f"grafana_url: '{url}'", "&var-namespace={namespace}", id=f"link {url}")
             for url in (
                 *("grafana/d/x?node={node}", "javascript:alert({node})", "http://{node}/d/x"),
                 *(
