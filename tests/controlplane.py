@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -97,6 +98,9 @@ class ControlPlane(Processes):
     #: accounts by default.
     without_admission = ("ServiceAccount",)
     controllers = CONTROLLERS
+    #: Maps the users of ``TOKENS`` to other names. By default, Headroom's components have no
+    #: service accounts.
+    renamed: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self) -> None:
         super().__init__("headroom-plane-")
@@ -138,7 +142,8 @@ class ControlPlane(Processes):
         )
         self.clients_ca = Authority(self.folder, "clients-ca")
         make_api_certificate(self.ca_file, self.address)
-        users = "".join(f"{token},{user},{user}\n" for token, user in TOKENS.items())
+        names = {token: self.renamed.get(user, user) for token, user in TOKENS.items()}
+        users = "".join(f"{token},{name},{name}\n" for token, name in names.items())
         admin = f'{ADMIN_TOKEN},admin,admin,"system:masters"\n'
         (self.folder / "tokens.csv").write_text(admin + users)
         self.spawn_etcd()

@@ -1,8 +1,8 @@
 """Runs a small cluster to try out by hand, with three nodes, a bound pod and an unschedulable pod.
 
-The API server, kube-scheduler, the controllers of Deployments and Jobs, ``headroom serve`` and the
-webhook are real. The kubelets, device plugins and agents of the nodes are simulated until Ctrl-C.
-No containers run, so port forwarding does not work.
+The API server, kube-scheduler, controllers, ``headroom serve``, the webhook and the admission
+policies are real. The kubelets, device plugins and agents of the nodes are simulated until Ctrl-C.
+No containers run, so logs, exec and port forwarding do not work.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from urllib3.exceptions import HTTPError
@@ -21,13 +22,21 @@ from tests.admission.site import ADMISSION, webhooks
 from tests.certificates import Authority
 from tests.controlplane import ApiRefused, control_plane
 from tests.deploy.pages import tools
-from tests.e2e.cluster import NAMESPACE, PODS, PlayedCluster, pod_manifest
+from tests.e2e.cluster import NAMESPACE, PODS, pod_manifest
 from tests.e2e.nodes import Shape
+from tests.e2e.playground import (
+    VRAM,
+    Playground,
+    PlaygroundCluster,
+    default_scheduler,
+    install,
+    used_bytes,
+)
 
 #: Interval of heartbeats. It is shorter than that of real agents, so that deleted pods hold memory
 #: for at most 5 s.
 HEARTBEAT_S = 5.0
-VRAM, PLACEMENT = "headroom.gpu/vram", "headroom.gpu/placement"
+PLACEMENT = "headroom.gpu/placement"
 
 WHAT_NEXT = """
 A cluster of three GPU nodes, each with a 24 GiB GPU that eight pods may share. In another terminal:
@@ -76,12 +85,14 @@ def end_on_signals() -> None:
 
 def main() -> None:
     end_on_signals()
-    with contextlib.suppress(KeyboardInterrupt), control_plane() as plane:
-        cluster = PlayedCluster(plane, 3, Shape())
+    with contextlib.suppress(KeyboardInterrupt), control_plane(Playground) as plane:
+        install(plane)
+        cluster = PlaygroundCluster(plane, 3, Shape())
         cluster.create()
         try:
             cluster.bring_up()
             plane.start_controller_manager()
+            cluster.start_scheduler_as("default-scheduler", default_scheduler(plane))
             install_webhook(cluster)
             cluster.create_pod("placed", "20Gi")
             cluster.create_pod("too-large", "25Gi")
@@ -99,7 +110,7 @@ def main() -> None:
             cluster.kill_all()
 
 
-def install_webhook(cluster: PlayedCluster) -> None:
+def install_webhook(cluster: PlaygroundCluster) -> None:
     """Start the webhook and wait until the API server calls it."""
     plane = cluster.plane
     authority = Authority(plane.folder, "webhook-ca")
@@ -118,7 +129,7 @@ def install_webhook(cluster: PlayedCluster) -> None:
     cluster.until(called, "the API server calls the webhook")
 
 
-def play(cluster: PlayedCluster) -> None:
+def play(cluster: PlaygroundCluster) -> None:
     """Act as the kubelets and agents of all nodes. While the API server does not respond, wait."""
     beat_at_s = time.monotonic()
     while True:
@@ -126,14 +137,16 @@ def play(cluster: PlayedCluster) -> None:
             pods = cluster.plane.call("GET", "/api/v1/pods")["items"]
             for pod in pods:
                 act_as_kubelet(cluster, pod)
-            cluster.nodes.observe(list(map(with_bytes, pods)))
+            cluster.nodes.observe([with_bytes(pod, cluster.nodes.shape) for pod in pods])
             if time.monotonic() - beat_at_s > HEARTBEAT_S:
                 beat_at_s = time.monotonic()
                 cluster.nodes.report(cluster.names)
+                cluster.nodes.restore_agents(pods)
+                cluster.nodes.renew()
         time.sleep(1.0)
 
 
-def act_as_kubelet(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
+def act_as_kubelet(cluster: PlaygroundCluster, pod: Mapping[str, Any]) -> None:
     """Start the containers of a bound pod, and end the containers of a deleted pod."""
     if not pod["spec"].get("nodeName"):
         return
@@ -142,35 +155,39 @@ def act_as_kubelet(cluster: PlayedCluster, pod: Mapping[str, Any]) -> None:
         patch_status(cluster, path, {"phase": "Succeeded"})
         cluster.plane.call("DELETE", path, {"gracePeriodSeconds": 0})
     elif pod["status"]["phase"] == "Pending":
+        now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
         containers = [
             {
                 **{"name": each["name"], "image": each["image"], "imageID": "", "restartCount": 0},
-                **{"ready": True, "started": True, "state": {"running": {}}},
+                **{"ready": True, "started": True, "state": {"running": {"startedAt": now}}},
             }
             for each in pod["spec"]["containers"]
         ]
         ready = [{"type": kind, "status": "True"} for kind in ("Ready", "ContainersReady")]
-        status = {"phase": "Running", "containerStatuses": containers}
+        status = {"phase": "Running", "startTime": now, "containerStatuses": containers}
         status["conditions"] = [*pod["status"].get("conditions", ()), *ready]
         patch_status(cluster, path, status)
 
 
-def patch_status(cluster: PlayedCluster, path: str, status: Mapping[str, Any]) -> None:
+def patch_status(cluster: PlaygroundCluster, path: str, status: Mapping[str, Any]) -> None:
     """Merge ``status`` into the status of the pod at this path."""
     patch = "application/merge-patch+json"
     cluster.plane.call("PATCH", f"{path}/status", {"status": status}, patch)
 
 
-def with_bytes(pod: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pod with its request replaced by the reserved bytes, because the request can be a
-    percentage such as 25%.
+def with_bytes(pod: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    """Return the pod with its request replaced by the bytes that it uses, because the request can
+    be a percentage such as 25%.
     """
     metadata = pod["metadata"]
     annotations = metadata.get("annotations", {})
-    if PLACEMENT not in annotations:
+    if PLACEMENT in annotations:
+        reserved = json.loads(annotations[PLACEMENT])["containers"].values()
+        request_bytes = sum(max(each["bytes"].values(), default=0) for each in reserved)
+    elif (found := used_bytes(pod, shape)) is not None:
+        request_bytes = found
+    else:
         return dict(pod)
-    reserved = json.loads(annotations[PLACEMENT])["containers"].values()
-    request_bytes = sum(max(each["bytes"].values(), default=0) for each in reserved)
     annotations = {**annotations, VRAM: str(request_bytes)}
     return {**pod, "metadata": {**metadata, "annotations": annotations}}
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -144,6 +144,87 @@ def shell(script: str) -> str:
     return done.stdout
 
 
+#: Pods that docs/operate/security.md describes: one with a nodeName, and one with the priority of
+#: Headroom's own parts.
+BY_NODE_NAME = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: direct, namespace: team-b, annotations: {headroom.gpu/vram: 25%}}
+spec:
+  nodeName: gpu-3
+  containers: [{name: main, image: none, resources: {limits: {nvidia.com/gpu: 1}}}]
+"""
+CRITICAL = BY_NODE_NAME.replace("nodeName: gpu-3", "priorityClassName: headroom-critical")
+WORKLOADS = """\
+apiVersion: batch/v1
+kind: CronJob
+metadata: {name: nightly, namespace: team-b}
+spec:
+  schedule: "0 0 1 1 *"
+  jobTemplate: {spec: {template: {spec: {
+    restartPolicy: Never, containers: [{name: main, image: none}]}}}}
+---
+apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: store, namespace: team-b}
+spec:
+  serviceName: store
+  selector: {matchLabels: {app: store}}
+  template:
+    metadata: {labels: {app: store}, annotations: {headroom.gpu/vram: 1Gi}}
+    spec: {containers: [{name: main, image: none, resources: {limits: {nvidia.com/gpu: 1}}}]}
+"""
+
+
+def check_the_cluster(run: Callable[[str], str]) -> None:
+    """Try what the docs promise of every cluster with Headroom."""
+    # kubectl shows healthy nodes, with an agent each, and their drivers.
+    nodes = run("kubectl get nodes --no-headers").splitlines()
+    assert [line.split()[1] for line in nodes] == ["Ready"] * 3
+    assert "kubernetes.io/os=linux" in (described := run("kubectl describe node gpu-1"))
+    assert "Failed to get lease" not in described
+    drivers = run("kubectl get gpunodes -o wide --no-headers").splitlines()
+    assert all(re.search(r" True +\d+s", line) for line in drivers), drivers
+    agents = "kubectl -n headroom-system get daemonset headroom-agent --no-headers"
+    assert run(agents).split()[:4] == ["headroom-agent", "3", "3", "3"]
+    # All policies of the base are installed, and answer with their own words.
+    policies = set(run("kubectl get validatingadmissionpolicies -o name").split())
+    shipped = "grep -h '^metadata: {name: headroom' -B1 deploy/base/*.yaml"
+    files = run(f"cd {ROOT}; {shipped} | grep -A1 'kind: ValidatingAdmissionPolicy$'")
+    names = re.findall(r"name: ([\w-]+)", files)
+    assert len(names) >= 10
+    assert policies == {
+        f"validatingadmissionpolicy.admissionregistration.k8s.io/{each}" for each in names
+    }
+    (page,) = [each.text for each in blocks("get-started/local-cluster.md") if "=4Gi" in each.text]
+    command, message = page.removeprefix("$ ").splitlines()
+    assert run(f"{command} 2>&1 || true") == f"{message}\n"
+    run("kubectl create namespace team-b")
+    created = run(f"kubectl create -f - 2>&1 <<'EOF'\n{BY_NODE_NAME}EOF")
+    assert "must be placed by Headroom, or it takes memory that is reserved" in created
+    refused = run(f"kubectl create -f - 2>&1 <<'EOF' || true\n{CRITICAL}EOF")
+    assert "PriorityClass headroom-critical is for Headroom's own pods" in refused
+    placement = "kubectl annotate pod first --overwrite headroom.gpu/placement=x 2>&1 || true"
+    assert "is written only by Headroom" in run(placement)
+    # A pod that was bound without Headroom is counted, and shown as such.
+    until(lambda: "direct" in run("kubectl headroom top pod -n team-b"), "it counts", every_s=1.0)
+    assert "it was bound without Headroom" in run("kubectl headroom why direct -n team-b")
+    # Controllers that users expect: StatefulSets, CronJobs, quotas, and the end of namespaces.
+    run(f"kubectl create -f - <<'EOF'\n{WORKLOADS}EOF")
+    run("kubectl -n team-b create job --from=cronjob/nightly once")
+    run("kubectl -n team-b wait --for=condition=Ready --timeout=180s pod -l job-name=once")
+    run("kubectl -n team-b create quota pods --hard=pods=2")
+    run("kubectl -n team-b wait --for=jsonpath='{.status.used.pods}' quota/pods --timeout=180s")
+    run("kubectl -n team-b rollout status statefulset/store --timeout=180s")
+    # Agents stay on a drained node, as pods of a DaemonSet do.
+    run("kubectl drain gpu-3 --ignore-daemonsets --force --timeout=180s 2>&1")
+    assert run(agents).split()[:4] == ["headroom-agent", "3", "3", "3"]
+    pods = run("kubectl get pods -A --field-selector spec.nodeName=gpu-3 -o name")
+    assert pods == "pod/headroom-agent-gpu-3\n"
+    run("kubectl uncordon gpu-3")
+    run("kubectl delete namespace team-b --timeout=180s")
+
+
 def documented_pod() -> str:
     """Return the manifest of docs/get-started/helm.md that a new user copies."""
     (manifest,) = [
@@ -210,6 +291,7 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
             every_s=1.0,
         )
         play("get-started/local-cluster.md", "pod", run)
+        check_the_cluster(lambda command: shell(f"{exports}\n{command}"))
 
         page = re.search(r"^The page: (\S+)$", cluster.printed, re.MULTILINE)
         assert page

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from headroom.kubectl.idle import By, table
+from headroom.kubectl.sheet import show_csv
 from headroom.kubectl.table import laid_out
 
 GIB = 1 << 30
@@ -85,3 +86,17 @@ def test_wide_output_adds_use_owner_time_and_device() -> None:
 def test_without_pods_there_is_no_total(by: By) -> None:
     empty = BODY | {"teams": [], "owners": [], "pods": []}
     assert len(lines(empty, by)) == 1
+
+
+def test_rows_are_printed_as_csv_with_the_fields_of_the_api(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    show_csv([SUMS | {"owners": [1]}, OTHER | {"owners": []}])
+    assert capsys.readouterr().out.splitlines() == [
+        "namespace,pods,held_bytes,gpus_ratio,gpu_days,cost",
+        "ml,1,12884901888,0.5,1.0,60.0",
+        "web,2,12884901888,1.25,0.5,1500.5",
+    ]
+    show_csv(BODY["pods"][1:])
+    (_, line) = capsys.readouterr().out.splitlines()
+    assert line.startswith("ml,notebook,u,gpu-a,GPU-1,,,,12884901888,")  # null is an empty cell
