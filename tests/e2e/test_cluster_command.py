@@ -177,7 +177,7 @@ spec:
 
 
 def check_the_cluster(run: Callable[[str], str]) -> None:
-    """Try what the docs promise of every cluster with Headroom."""
+    """Try what the docs state about every cluster with Headroom."""
     # kubectl shows healthy nodes, with an agent each, and their drivers.
     nodes = run("kubectl get nodes --no-headers").splitlines()
     assert [line.split()[1] for line in nodes] == ["Ready"] * 3
