@@ -104,6 +104,27 @@ def test_with_several_devices_the_worst_one_decides() -> None:
     assert ask(reservations, both).answer == "no"
 
 
+def test_a_set_of_devices_counts_on_the_devices_that_the_pod_got() -> None:
+    devices = [device(uuid) for uuid in (*DEVICES, "GPU-c")]
+
+    def sample(*uuids: str) -> GPUNodeStatus:
+        return status(*(row("p", uuid) for uuid in uuids), row("q", "GPU-c"), devices=devices)
+
+    def of_set(asked: int) -> Reservation:
+        charge = Charge(GPU, 2, dict.fromkeys(DEVICES, asked), choices=list(DEVICES))
+        return Reservation("default", "p", [charge])
+
+    beside = {"q": reservation(41, "GPU-c")}
+    pair = beside | {"p": of_set(60)}
+    assert ask(pair, sample("GPU-a")).answer == "not yet"
+    assert ask(pair, sample("GPU-a", "GPU-b")).answer == "yes"
+    # After a restart of the plugin, the pod can get a device outside its set.
+    assert ask(pair, sample("GPU-a", "GPU-c")).answer == "no"
+    # Another pod with the same set is unconfirmed.
+    assert ask(pair | {"r": of_set(41)}, sample("GPU-a", "GPU-b")).answer == "not yet"
+    assert ask(pair | {"r": of_set(40)}, sample("GPU-a", "GPU-b")).answer == "yes"
+
+
 @pytest.mark.parametrize(
     ("state", "answer"),
     [

@@ -369,7 +369,7 @@ class World:
         """Allocate devices for every container of the pod. The pod is gone if it is rejected."""
         self.bound.remove(uid)
         job = self.jobs[uid]
-        job.misplaced = self.forgetful or self.toggles
+        job.misplaced = self.forgetful or self.toggles or self.predicted()
         order = [c.name for c in (*(job.pod.spec.init_containers or ()), *job.pod.spec.containers)]
         of = {each.name: each for each in job.containers}
         self.entries = [entry for entry in self.entries if entry.pod_uid in self.jobs]

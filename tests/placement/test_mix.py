@@ -38,6 +38,8 @@ MOST_SELECTORS = 256
 MOST_SETS = 32
 
 SMALL, LARGE = 16 * GIB, 64 * GIB
+#: Classes of devices of these sizes, on nodes with one device.
+OF_SMALL, OF_LARGE = SMALL + 1, LARGE + 1
 FRAGMENTATION = {"headroom.gpu/policy": "fragmentation"}
 
 
@@ -123,7 +125,7 @@ def test_a_class_becomes_more_expensive_as_it_fills(promised_gib: int, left_gib:
     for uuid in ("a", "b", "c", "d"):
         held = {"u": reservation({uuid: promised_gib * GIB})} if promised_gib else {}
         nodes.append(weighed(shared(uuid, memory_bytes=SMALL), name=uuid, reservations=held))
-    found = of(build(nodes), {(SMALL, LARGE): 20.0, (SMALL,): 1.0})
+    found = of(build(nodes), {(OF_SMALL, OF_LARGE): 20.0, (OF_SMALL,): 1.0})
     small, large = found.prices
     whole_gib = 64 * 1.05 + left_gib
     assert small / large == pytest.approx(1 + whole_gib / left_gib / 20)
@@ -148,10 +150,10 @@ def test_pods_count_once_with_all_classes_ever_offered_for_their_selectors() -> 
     see(usual, snap, wants("e", "50%"))
     see(usual, snap, wants("f", "8Gi"), -1)
     mean = snap.columns.allocatable_bytes.sum() / 5
-    found = {sizes: round(weight / GIB, 1) for sizes, weight in usual.mix.demand.items()}
+    found = {classes: round(weight / GIB, 1) for classes, weight in usual.mix.demand.items()}
     assert found == {
-        (SMALL, LARGE): pytest.approx(16 + mean / 2 / GIB, rel=0.01),
-        (LARGE,): pytest.approx(40, rel=0.01),
+        (OF_SMALL, OF_LARGE): pytest.approx(16 + mean / 2 / GIB, rel=0.01),
+        (OF_LARGE,): pytest.approx(40, rel=0.01),
     }
 
 
@@ -194,7 +196,7 @@ def test_prices_are_recomputed_if_the_fleet_changes() -> None:
     grown = build([*fleet().nodes, node("larger", 2 * LARGE)])
     see(usual, grown, wants("b", "100Gi"))
     assert usual.market is not None
-    assert (2 * LARGE,) in usual.mix.demand
+    assert (2 * LARGE + 1,) in usual.mix.demand
 
 
 def test_a_node_that_moves_to_another_row_keeps_its_class() -> None:
@@ -208,7 +210,7 @@ def test_a_node_that_moves_to_another_row_keeps_its_class() -> None:
     see(usual, table.snapshot(), wants("a", "8Gi"))
     table.drop("small")
     see(usual, table.snapshot(), wants("b", "8Gi", {"model": "large"}))
-    assert set(usual.mix.demand) == {(SMALL, LARGE), (LARGE,)}
+    assert set(usual.mix.demand) == {(OF_SMALL, OF_LARGE), (OF_LARGE,)}
 
 
 def of(snap: Snapshot, demand: dict[tuple[int, ...], float]) -> Market:
@@ -223,8 +225,8 @@ def test_a_small_pod_avoids_the_class_that_others_need() -> None:
     taken = weighed(shared("large", memory_bytes=LARGE), name="large", reservations={"u": full})
     snap = build([taken, *(node(f"small{i}", SMALL) for i in range(4))])
     verdicts = fit(request(wants("p", "8Gi")), snap, np.arange(5), NOW_S)
-    dear = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 20.0})
-    cheap = of(snap, {(SMALL, LARGE): 1.0, (SMALL,): 20.0})
+    dear = of(snap, {(OF_SMALL, OF_LARGE): 1.0, (OF_LARGE,): 20.0})
+    cheap = of(snap, {(OF_SMALL, OF_LARGE): 1.0, (OF_SMALL,): 20.0})
     assert rank(verdicts, Weights(smallest_device=0)).winner == 0
     assert rank(verdicts, Weights(), dear).winner != 0
     assert rank(verdicts, Weights(), cheap).winner == 0
@@ -233,7 +235,7 @@ def test_a_small_pod_avoids_the_class_that_others_need() -> None:
 def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
     """The term approximates prices, and using both reduces density."""
     verdicts = fit(request(wants("p", "8Gi")), fleet(), np.arange(5), NOW_S)
-    differing = of(fleet(), {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
+    differing = of(fleet(), {(OF_SMALL, OF_LARGE): 1.0, (OF_LARGE,): 2.0})
     assert set(rank(verdicts, Weights(), differing).terms["smallest_device"].tolist()) == {0.5}
     packed = pod("8Gi", annotations={"headroom.gpu/policy": "pack"})
     plain = fit(request(packed), fleet(), np.arange(5), NOW_S)
@@ -241,7 +243,7 @@ def test_the_smallest_device_is_not_preferred_in_addition_to_prices() -> None:
 
 
 @pytest.mark.parametrize(
-    "demand", [{}, {(SMALL, LARGE): 3.0}, {(SMALL, LARGE): 99.0, (LARGE,): 1.0}]
+    "demand", [{}, {(OF_SMALL, OF_LARGE): 3.0}, {(OF_SMALL, OF_LARGE): 99.0, (OF_LARGE,): 1.0}]
 )
 def test_equal_prices_score_as_with_pack(demand: dict[tuple[int, ...], float]) -> None:
     """Equal prices prefer no class. On nodes whose plugin chooses, best fit is then denser."""
@@ -262,14 +264,14 @@ def test_a_node_without_devices_has_no_price() -> None:
     """For example, its agent has never reported. No pod can use it, so its class would cost 0."""
     bare = weighed(name="bare", reason=Reason.NO_REPORT)
     snap = build([*fleet().nodes, bare])
-    assert of(snap, {(SMALL, LARGE): 3.0}).uniform
-    assert not of(snap, {(SMALL, LARGE): 3.0, (LARGE,): 3.0}).uniform
+    assert of(snap, {(OF_SMALL, OF_LARGE): 3.0}).uniform
+    assert not of(snap, {(OF_SMALL, OF_LARGE): 3.0, (OF_LARGE,): 3.0}).uniform
 
 
 def test_cached_ranks_equal_the_terms_with_prices() -> None:
     snap = fleet()
     asked = request(wants("p", "8Gi"))
-    found = of(snap, {(SMALL, LARGE): 1.0, (LARGE,): 2.0})
+    found = of(snap, {(OF_SMALL, OF_LARGE): 1.0, (OF_LARGE,): 2.0})
     verdicts = fit(asked, snap, np.arange(5), NOW_S)
     shown = rank(verdicts, Weights(), found)
     cached = FitCache(Weights()).weigh(asked, snap)
@@ -287,7 +289,7 @@ def test_the_class_of_a_node_follows_its_largest_device() -> None:
     for each in fleet().nodes:
         table.put(each)
     snap, rows = table.snapshot(), np.arange(5)
-    found = of(snap, {(SMALL, LARGE): 1.0})
+    found = of(snap, {(OF_SMALL, OF_LARGE): 1.0})
     assert found.classes(snap, rows).tolist() == [1, 0, 0, 0, 0]
     table.put(node("small1", LARGE))
     table.put(node("small2", 32 * GIB))  # There is no class in the market.
@@ -341,6 +343,7 @@ def test_prices_affect_pods_with_several_devices_too() -> None:
     avoid it. If all pods can use every class, both use it, and the empty nodes stay whole.
     """
     dear, cheap = 25 * GIB, 24 * GIB
+    of_dear, of_cheap = dear + 4, cheap + 4  # The nodes have eight devices.
     gone = Replicas(free=0, allocated=1)
     large = [device(f"GPU-{i}", memory_bytes=dear) for i in range(8)]
     held = [device(f"GPU-{i}", memory_bytes=dear, replicas=gone) for i in range(2)]
@@ -350,8 +353,8 @@ def test_prices_affect_pods_with_several_devices_too() -> None:
     small = [device(f"GPU-{i}", memory_bytes=cheap) for i in range(8)]
     snap = build([begun, *(weighed(*small, name=f"empty{i}") for i in range(4))])
     rows = np.arange(5)
-    needed = of(snap, {(cheap, dear): 1.0, (dear,): 20.0})
-    equal = of(snap, {(cheap, dear): 1.0})
+    needed = of(snap, {(of_cheap, of_dear): 1.0, (of_dear,): 20.0})
+    equal = of(snap, {(of_cheap, of_dear): 1.0})
     winners = []
     for gpus, found in itertools.product((1, 2), (needed, equal)):
         asked = request(pod("100%", container(gpus=gpus), annotations=FRAGMENTATION))
@@ -362,3 +365,48 @@ def test_prices_affect_pods_with_several_devices_too() -> None:
         assert cached.rank(asked, snap, rows, NOW_S, found).winner == shown.winner
         winners.append(shown.winner == 0)
     assert winners == [False, True, False, True]
+
+
+def several(name: str, devices: int, memory_bytes: int = SMALL) -> NodeTerms:
+    made = [shared(f"{name}-{i}", memory_bytes=memory_bytes) for i in range(devices)]
+    return weighed(*made, name=name)
+
+
+def test_pods_with_several_devices_depend_on_nodes_with_enough_devices() -> None:
+    """kube-scheduler offers them every node, because a shared device has several replicas."""
+    usual = DemandTracker(wanted=True)
+    snap = build([several("one", 1), several("three", 3), several("four", 4), several("eight", 8)])
+    for gpus in (1, 2, 4, 5, 8):
+        asked = pod("8Gi", container(gpus=gpus), name=f"{gpus}", uid=f"{gpus}")
+        see(usual, snap, asked)
+    # Widths are powers of two, so a pod with 5 devices counts for the node with 4, too.
+    classes = [SMALL + width for width in (1, 2, 3, 4)]
+    assert [classes.index(each[0]) for each in usual.mix.demand] == [0, 1, 2, 3]
+    assert {each[-1] for each in usual.mix.demand} == {classes[-1]}
+
+
+def test_a_pod_with_one_device_leaves_wide_nodes_to_pods_that_need_them() -> None:
+    """The wide node is fuller, so best fit alone would choose it."""
+    taken = {"u": reservation({"wide-0": 8 * GIB})}
+    devices = [shared(f"wide-{i}", memory_bytes=SMALL) for i in range(8)]
+    wide = weighed(*devices, name="wide", reservations=taken)
+    snap = build([wide, *(several(f"narrow{i}", 1) for i in range(4))])
+    usual = DemandTracker(wanted=True)
+    for number in range(9):
+        gpus = 8 if number % 2 else 1
+        see(usual, snap, pod("4Gi", container(gpus=gpus), name=f"{number}", uid=f"{number}"))
+    verdicts = fit(request(wants("p", "4Gi")), snap, np.arange(5), NOW_S)
+    assert rank(verdicts, Weights()).winner == 0
+    assert rank(verdicts, Weights(), usual.market).winner != 0
+
+
+@pytest.mark.parametrize("taken_bytes", [SMALL // 8, SMALL, 8 * SMALL])
+def test_prices_that_differ_by_a_factor_of_two_decide_for_small_and_large_pods(
+    taken_bytes: int,
+) -> None:
+    found = of(fleet(), {(OF_SMALL, OF_LARGE): 1.0, (OF_LARGE,): 2.0})
+    small, large = found.prices
+    assert large > 2 * small
+    taken = np.full(2, taken_bytes)
+    dear, cheap = found.cheap(fleet(), np.array([0, 1]), taken).tolist()
+    assert 0 < dear < cheap <= 1

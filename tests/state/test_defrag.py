@@ -21,6 +21,7 @@ from headroom.contract.kube import (
     Pod,
     PodDisruptionBudget,
     Present,
+    ResourceRequirements,
     Taint,
     Volume,
 )
@@ -33,6 +34,7 @@ from tests.state.evictions import On, full_node, newcomer
 from tests.state.states import state_of
 
 STEERED = msgspec.structs.replace(DISTRIBUTED, steered=[GPU])
+SETS = msgspec.structs.replace(STEERED, steers_several=True, fail_requests_greater_than_one=False)
 #: Deletion time of a terminating pod, seconds ahead on the clock of these tests.
 LEAVING = "2026-11-21T00:00:20+00:00"
 
@@ -237,6 +239,41 @@ def test_without_steering_the_pod_must_fit_whichever_device_the_plugin_chooses()
     predicted = advised(world(node("n", *devices), *places), newcomer(22))
     assert [(n, at) for n, at, _ in moved(predicted)] == [("small-1", "n")]
     assert predicted.devices == ("n-0",)
+
+
+def several(of: Pod, gpus: int) -> Pod:
+    """Return the pod with a request for this number of GPUs."""
+    (main,) = of.spec.containers
+    limits = {**(main.resources.limits or {}), GPU: str(gpus)}
+    main = msgspec.structs.replace(main, resources=ResourceRequirements(limits=limits))
+    return msgspec.structs.replace(of, spec=msgspec.structs.replace(of.spec, containers=[main]))
+
+
+def halves(name: str, gib: int) -> list[Event]:
+    """Return a steered node with two GPUs, each with a pod of this size."""
+    return node(name, [On(f"{name}-0", gib)], [On(f"{name}-1", gib)], plugin=SETS)
+
+
+def test_a_pod_with_two_gpus_gets_a_set_of_different_gpus() -> None:
+    """GPU 2 of n lacks memory, so moving one pod helps if the set is GPUs 0 and 1."""
+    of_n = node("n", [On("n-10", 10)], [On("n-6", 6)], [On("n-20", 20)], plugin=SETS)
+    advice = advised(world(of_n, halves("b", 12), halves("c", 12)), several(newcomer(16), 2))
+    assert moved(advice) == [("n-10", "n", ("b", "c"))]
+    assert (advice.devices, advice.gain_bytes) == (("n-0", "n-1"), 32 * GIB)
+
+
+def test_successors_on_steered_nodes_get_different_gpus_one_after_the_other() -> None:
+    """Both successors fit on b and on c. A node reserves another GPU only after the first successor
+    got its GPU.
+    """
+    nodes = halves("n", 11), halves("b", 13), halves("c", 13)
+    advice = advised(world(*nodes), several(newcomer(20), 2), "n")
+    assert [(name, set(places)) for name, _, places in moved(advice)] == [
+        ("n-0", {"b", "c"}),
+        ("n-1", {"b", "c"}),
+    ]
+    assert advice.devices == ("n-0", "n-1")
+    assert for_node(movers(world(*nodes)), Effort(), "n").outcome == "move"
 
 
 def test_a_node_is_freed_by_the_fewest_moves() -> None:

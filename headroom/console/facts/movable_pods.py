@@ -28,7 +28,7 @@ from headroom.core.rules.eligible_nodes import (
     eligible_nodes,
     not_modeled,
 )
-from headroom.core.whatif.simulation import Simulation
+from headroom.core.whatif.simulation import Placed, Simulation
 
 #: Kinds of controllers that create a pod again on any node.
 MOVABLE_KINDS = ("Job", "ReplicaSet", "ReplicationController", "StatefulSet")
@@ -136,7 +136,8 @@ class Movers:
         few nodes.
 
         Each successor takes the best node on which it fits, so that later pods find its memory
-        taken.
+        taken. On a steered node it also gets its devices before the next pod moves, because the
+        node reserves other devices only for the pods after it.
         """
         here, moves = self.snap.row_of[node], []
         reserved = {pod.metadata.uid: self._reserved_bytes(pod) for pod in pods}
@@ -153,7 +154,9 @@ class Movers:
             places = simulation.places(successor, elsewhere)
             if len(places) < LEAST_PLACES:
                 return None
-            simulation.place(successor, elsewhere)
+            placed = simulation.place(successor, elsewhere)
+            assert isinstance(placed, Placed), "it fits on these nodes"
+            simulation.confirm(successor.uid, placed)
             moves.append(Move(pod, reserved[uid], tuple(places)))
         return tuple(moves)
 

@@ -1,10 +1,11 @@
 """Prices device classes by the demand of recent pods, for the scoring policy fragmentation.
 
-Devices of one memory size form a *class*, because almost every GPU model has its own size. Each pod
-in a filter call adds its memory to the demand for the set of classes that it can use. It can use
-the classes that are large enough and that kube-scheduler has offered for pods with equal selectors.
-So Headroom need not evaluate the selectors, and classes that are full now still count. Older pods
-count less than newer pods.
+Devices of one memory size form a *class*, because almost every GPU model has its own size. Nodes
+with more devices have classes of their own, because pods with several devices depend on them. Each
+pod in a filter call adds its memory to the demand for the set of classes that it can use. It can
+use the classes that are large enough and that kube-scheduler has offered for pods with equal
+selectors. So Headroom need not evaluate the selectors, and classes that are full now still count.
+Older pods count less than newer pods.
 
 A class has a *price*. The demand of each set is divided by the free memory of all its classes, and
 the price of a class is the sum over the sets that include it. All prices are 1 if every pod can use
@@ -12,10 +13,11 @@ every device. A price rises if many pods depend on the class, or if its free mem
 do not depend on single nodes, so a new price does not change the cached fit of any node.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from operator import is_not
 
 import msgspec
 import numpy as np
@@ -24,7 +26,7 @@ from numpy.typing import NDArray
 from headroom.bounded_dict import Bounded
 from headroom.contract.annotations import Amount, Bytes, ScoringPolicy, Share
 from headroom.contract.kube import Pod
-from headroom.core.placement.request import VramRequest
+from headroom.core.placement.request import Ask, VramRequest
 from headroom.core.placement.snapshot import Mask, Rows, Snapshot
 
 Prices = NDArray[np.float64]
@@ -35,6 +37,10 @@ MILLION = 1_000_000
 #: MOST_CLASSES classes.
 CLASS_BYTES = 64 << 20
 MOST_CLASSES = 64
+#: A node with 1, 2 to 3, 4 to 7, ... devices has width 1, 2, 3, .... More devices than MOST_DEVICES
+#: do not increase the width. Widths are less than WIDTHS, so they fit below CLASS_BYTES.
+MOST_DEVICES, WIDTHS = 127, 8
+WIDTH_OF = np.array([devices.bit_length() for devices in range(MOST_DEVICES + 1)], np.int64)
 #: Number of later pods after which the demand of a pod has half of its weight.
 HALF_LIFE_PODS = 2000
 #: Maximum number of sets of classes for which demand is recorded. If there are more, the set with
@@ -51,10 +57,11 @@ MATERIAL = 0.1
 #: Maximum number of recorded pods and of recorded selectors. Pods are recorded so that each of them
 #: counts only once.
 REMEMBERED, MOST_SELECTORS = 4096, 256
-#: Number of steps that an average device costs at price 1. Costs are rounded down to whole steps,
-#: and the best fit decides between nodes with equal costs, because finer steps would rank nodes by
-#: noise.
-STEPS = 2.5
+#: Costs are rounded down to steps, and the best fit decides between nodes with equal costs, because
+#: finer steps would rank nodes by noise. Costs up to the whole memory of an average device divided
+#: by SMALL are in the first step. Larger costs differ by a step if one is about sqrt(2) times the
+#: other, whether the pod is small or large.
+STEPS_PER_DOUBLING, SMALL = 2, 16
 #: Cost, in steps, at which the price term is one half.
 HALF_AT_STEPS = 8
 
@@ -65,15 +72,16 @@ class Market:
 
     #: Memory sizes are rounded down to a multiple of this.
     unit_bytes: int
-    #: (classes,) sizes of the classes in units of ``unit_bytes``, ascending.
+    #: (classes,) each class as the memory of a device, rounded down, plus the width of the node,
+    #: ascending.
     sizes: Rows
     #: (classes,) 1 if each pod can use every device.
     prices: Prices
     #: Mean allocatable memory of a device.
     mean_bytes: float
-    #: The last column of largest devices, the class of each of its rows, and the number of rows of
-    #: each class.
-    _classes: tuple[Rows, Rows, Rows] | None = None
+    #: The last columns of largest devices and of numbers of devices, the class of each of their
+    #: rows, and the number of rows of each class.
+    _classes: tuple[tuple[Rows, Rows], Rows, Rows] | None = None
 
     @cached_property
     def uniform(self) -> bool:
@@ -104,15 +112,15 @@ class Market:
 
     def _of_all(self, snap: Snapshot) -> tuple[Rows, Rows]:
         """Return the class of each row of the snapshot, and the number of rows in each class."""
-        # Snapshots share this column until a device changes.
-        column = snap.node_largest_device_bytes
-        if self._classes is None or self._classes[0] is not column:
-            sizes = column // self.unit_bytes
+        # Snapshots share these columns until a device changes.
+        columns = snap.node_largest_device_bytes, snap.node_devices
+        if self._classes is None or any(map(is_not, self._classes[0], columns)):
+            sizes = _sizes(snap, self.unit_bytes)
             indices = np.searchsorted(self.sizes, sizes)
             found = self.sizes.take(indices, mode="clip") == sizes
             classes = np.where(found, indices, len(self.sizes))
             counts = np.bincount(classes, minlength=len(self.sizes) + 1)
-            self._classes = column, classes, counts
+            self._classes = columns, classes, counts
         return self._classes[1:]
 
     def cheap(self, snap: Snapshot, rows: Rows, taken_bytes: Rows) -> Prices:
@@ -121,7 +129,8 @@ class Market:
         The term is 1 if these bytes cost less than one step.
         """
         price = np.append(self.prices, 1.0)[self.classes(snap, rows)]
-        steps = np.floor(STEPS * price * np.maximum(taken_bytes, 0) / self.mean_bytes)
+        cost = price * np.maximum(taken_bytes, 0) / self.mean_bytes
+        steps = np.floor(STEPS_PER_DOUBLING * np.log2(1 + SMALL * cost))
         term: Prices = HALF_AT_STEPS / (HALF_AT_STEPS + steps)
         return term
 
@@ -146,18 +155,17 @@ class DemandMix:
             del self.demand[min(self.demand, key=lambda each: (self.demand[each], each))]
 
 
-def prices(demand: Mapping[Classes, float], sizes_bytes: Rows, left_bytes: Rows) -> Prices:
+def prices(demand: Mapping[Classes, float], sizes: Rows, left_bytes: Rows) -> Prices:
     """Return the price of each class. All prices are 1 if there is no demand or no free memory.
 
-    ``demand`` identifies classes by their size in bytes, like ``sizes_bytes``. ``left_bytes`` is
-    the free memory of each class.
+    ``demand`` identifies classes like ``sizes``. ``left_bytes`` is the free memory of each class.
     """
     total_left_bytes, total_demand = float(left_bytes.sum()), sum(demand.values())
     if not total_demand or not total_left_bytes:
-        return np.ones(len(sizes_bytes))
-    found = np.zeros(len(sizes_bytes))
+        return np.ones(len(sizes))
+    found = np.zeros(len(sizes))
     for classes, weight in sorted(demand.items()):
-        usable = np.isin(sizes_bytes, classes)
+        usable = np.isin(sizes, classes)
         supply_bytes = float(left_bytes[usable].sum())
         if supply_bytes:
             found[usable] += weight / total_demand * total_left_bytes / supply_bytes
@@ -186,13 +194,30 @@ def market(snap: Snapshot, demand: Mapping[Classes, float]) -> Market | None:
     free_bytes = np.bincount(indices, snap.node_headroom_bytes.astype(np.float64), len(classes))
     mean_bytes = max(1.0, float(capacity_bytes.sum()) / memories)
     left_bytes = free_bytes + LEFT_AT_LEAST * capacity_bytes
-    return Market(unit_bytes, classes, prices(demand, classes * unit_bytes, left_bytes), mean_bytes)
+    return Market(unit_bytes, classes, prices(demand, classes, left_bytes), mean_bytes)
 
 
 def _sizes(snap: Snapshot, unit_bytes: int) -> Rows:
-    """Return the memory of each node's largest device in units of ``unit_bytes``, (rows,)."""
-    found: Rows = snap.node_largest_device_bytes // unit_bytes
+    """Return the class of each node as in ``Market.sizes``, (rows,)."""
+    largest_bytes = snap.node_largest_device_bytes
+    widths = WIDTH_OF.take(np.minimum(snap.node_devices, MOST_DEVICES))
+    found: Rows = largest_bytes - largest_bytes % unit_bytes + widths
     return found
+
+
+def _usable(sizes: Iterable[int], ask: Ask, unit_bytes: int) -> Classes:
+    """Return the classes with large enough devices, on nodes with enough of them."""
+    amounts = [part.amount for phase in ask.phases for part in phase]
+    fixed_bytes = max((each.count_bytes for each in amounts if isinstance(each, Bytes)), default=0)
+    width = int(WIDTH_OF[min(ask.count, MOST_DEVICES)])
+    # Sizes are rounded down to the unit, so a class can be larger than its size.
+    return tuple(
+        sorted(
+            size
+            for size in sizes
+            if size % WIDTHS >= width and size - size % WIDTHS + unit_bytes > fixed_bytes
+        )
+    )
 
 
 class DemandTracker:
@@ -210,8 +235,8 @@ class DemandTracker:
         self._seen: Bounded[str, None] = Bounded(REMEMBERED)
         self._pods = 0
         self._update_at = 1
-        #: Sizes in bytes of the classes that were offered for pods with the same node constraints,
-        #: by the digest of the constraints.
+        #: The classes that were offered for pods with the same node constraints, by the digest of
+        #: the constraints.
         self.offered: Bounded[bytes, set[int]] = Bounded(MOST_SELECTORS)
 
     def prepare(self, request: VramRequest, snap: Snapshot) -> None:
@@ -249,15 +274,11 @@ class DemandTracker:
         )
         key = blake2b(constraints, digest_size=16).digest()  # the text may be long
         sizes = self.offered[key] = self.offered.get(key, set())
-        sizes.update((market.sizes[has_class] * market.unit_bytes).tolist())
+        sizes.update(market.sizes[has_class].tolist())
         for ask in request.asks:
-            amounts = [part.amount for phase in ask.phases for part in phase]
-            fixed = max(
-                (each.count_bytes for each in amounts if isinstance(each, Bytes)), default=0
-            )
-            # Sizes are rounded down to the unit, so a class can be larger than its size.
-            classes = tuple(sorted(size for size in sizes if size + market.unit_bytes > fixed))
+            classes = _usable(sizes, ask, market.unit_bytes)
             if classes:
+                amounts = (part.amount for phase in ask.phases for part in phase)
                 worth = max((_worth(each, market) for each in amounts), default=0.0)
                 self.mix.add(classes, worth * ask.count)
         self._pods += 1

@@ -130,6 +130,7 @@ PER_NODE: Mapping[str, type[np.generic]] = {
     "node_headroom_bytes": np.int64,
     "node_largest_device_bytes": np.int64,
     "node_memory_bytes": np.int64,
+    "node_devices": np.int64,
     "spare_bytes": np.int64,
 }
 _columns = attrgetter(*(f.name for f in fields(Columns)))
@@ -174,6 +175,8 @@ class Snapshot:
     #: devices.
     node_largest_device_bytes: Rows
     node_memory_bytes: Rows
+    #: (rows,) number of the node's devices.
+    node_devices: Rows
     #: (rows,) spare GPU memory, which pods without a GPU avoid (``placement.score``).
     spare_bytes: Rows
     #: Reservations of pods that are not bound yet but for which memory is held, by node and uid.

@@ -241,6 +241,7 @@ class Table:
                 [t.device.memory_bytes // max(t.sharers, 1) for t in node.devices if t.believed]
             ),
             "node_largest_device_bytes": max(believed_bytes, default=0),
+            "node_devices": len(node.devices),
         }
         for name, value in per_node.items():
             self._write_value(row, name, value)
