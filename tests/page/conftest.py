@@ -31,6 +31,8 @@ nodes:
   - {name: h100, gpus: 8, memory: 80Gi, model: H100, sharing: time-slicing, replicas: 4}
 """
 
+PLUGIN = Plugin(allocation_policy="distributed", device_list_strategy="envvar")
+
 #: Finds elements whose own text has a contrast below 4.5, the minimum of WCAG AA.
 CONTRASTS = """() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true});
@@ -144,8 +146,8 @@ def readings(window: Page, server: Server) -> Iterator[Looked]:
     assert found.complaints == []
 
 
-def pod(name: str, vram: str) -> dict[str, Any]:
-    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1"}}}
+def pod(name: str, vram: str, gpus: int = 1) -> dict[str, Any]:
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
     metadata = {
         "namespace": "team-a",
         "name": name,
@@ -156,24 +158,28 @@ def pod(name: str, vram: str) -> dict[str, Any]:
     return {"metadata": metadata, "spec": {"containers": [container]}}
 
 
-def ask(server: Server, name: str, vram: str, nodes: list[str]) -> None:
-    assert server.post("/filter", {"Pod": pod(name, vram), "NodeNames": nodes}).status == 200
+def ask(server: Server, name: str, vram: str, nodes: list[str], gpus: int = 1) -> None:
+    assert server.post("/filter", {"Pod": pod(name, vram, gpus), "NodeNames": nodes}).status == 200
 
 
-def place(server: Server, name: str, vram: str, node: str) -> None:
-    ask(server, name, vram, [node])
+def place(server: Server, name: str, vram: str, node: str, gpus: int = 1) -> None:
+    ask(server, name, vram, [node], gpus)
     uid = f"uid-{name}"
     binding = {"PodName": name, "PodNamespace": "team-a", "PodUID": uid, "Node": node}
     assert server.post("/bind", binding).json() == {"Error": ""}
 
 
 def report(
-    server: Server, node: str, *devices: dict[str, Any], pods: Sequence[PodUse] = ()
+    server: Server,
+    node: str,
+    *devices: dict[str, Any],
+    pods: Sequence[PodUse] = (),
+    plugin: Plugin = PLUGIN,
 ) -> None:
     """Let the agent of a node report these L4 GPUs, with defaults for the other fields."""
     status = GPUNodeStatus(
         observed_at=datetime.now(UTC).isoformat(),
-        plugin=Plugin(allocation_policy="distributed", device_list_strategy="envvar"),
+        plugin=plugin,
         devices=[
             Device(
                 **{

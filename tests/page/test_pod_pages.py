@@ -2,11 +2,13 @@
 
 import re
 
+import msgspec
 from playwright.sync_api import Browser, Route, expect
 
+from headroom.contract.gpunode import PodUse, Replicas
 from headroom.kubectl import tables
 from headroom.kubectl.why import why
-from tests.page.conftest import CONTRASTS, Looked, ask
+from tests.page.conftest import CONTRASTS, GIB, PLUGIN, Looked, ask, place, report
 from tests.serving import Server
 
 
@@ -286,3 +288,34 @@ def test_names_are_shown_as_text_and_not_as_html(readings: Looked, server: Serve
         assert page.locator("table img").count() == 0
     finally:
         assert server.delete(f"/embedded/v1/pods/team-a/{name}".replace(" ", "%20")).status == 204
+
+
+def test_a_pod_with_two_gpus_is_shown_on_each_of_them(readings: Looked, server: Server) -> None:
+    steering = msgspec.structs.replace(
+        PLUGIN,
+        topology_manager_policy="none",
+        steered=["nvidia.com/gpu"],
+        steers_several=True,
+        fail_requests_greater_than_one=False,
+    )
+    report(server, "l4-0050", {}, {}, plugin=steering)
+    place(server, "pair", "10Gi", "l4-0050", gpus=2)
+    taken = {"used_bytes": GIB, "replicas": Replicas(free=3, allocated=1)}
+    gpus = [f"GPU-l4-0050-{index}" for index in (0, 1)]
+    uses = [
+        PodUse("uid-pair", gpu, "team-a", "pair", "main", replica=f"{gpu}::0", used_bytes=GIB)
+        for gpu in gpus
+    ]
+    report(server, "l4-0050", taken, taken, pods=uses, plugin=steering)
+    page = readings.open("/pod/team-a/pair")
+    expect(page.locator("#answer")).to_contain_text("bound to node l4-0050")
+    annotations = page.get_by_role("table", name="Annotations")
+    expect(annotations).to_contain_text(",".join(gpus))
+    page = readings.open("/pods?search=team-a%2Fpair")
+    row = page.get_by_role("table", name="All pods").get_by_role("row").nth(1)
+    expect(row).to_contain_text("2 x nvidia.com/gpu with 10Gi")
+    expect(row).to_contain_text("20.0 GiB")
+    expect(row).to_contain_text("GPU 0, GPU 1")
+    page = readings.open("/nodes?search=l4-0050")
+    page.locator("summary").click()
+    expect(page.get_by_role("link", name="team-a/pair")).to_have_count(2)
