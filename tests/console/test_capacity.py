@@ -1,10 +1,16 @@
 """Checks that /v1/capacity counts the pods that filter would place."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 
+from headroom.console.views import capacity
 from headroom.contract.kube import NodeSpec
 from headroom.contract.watched import GPUNodeSeen, NodeSeen
+from headroom.core.cluster.cluster import Cluster
+from headroom.core.placement.fit import Verdicts
+from headroom.core.whatif.node_whatif import pod_counts
 from tests.builders import DISTRIBUTED, GIB, GPU, gpunode, kube_node, reservation, shared, use
 from tests.console.asking import Asked
 
@@ -48,6 +54,30 @@ def test_the_count_is_not_free_memory_divided_by_the_size(fleet: Asked) -> None:
         "source": "annotation",
         "limit": None,
     }
+
+
+def test_a_count_is_kept_until_its_node_changes(
+    fleet: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = []
+
+    def recorded(cluster: Cluster, verdicts: Verdicts, positions: Sequence[int]) -> object:
+        counted.append([verdicts.snap.nodes[int(verdicts.rows[i])].name for i in positions])
+        return pod_counts(cluster, verdicts, positions)
+
+    monkeypatch.setattr(capacity, "pod_counts", recorded)
+
+    def pods(vram: str) -> int:
+        found: int = fleet.get(f"/v1/capacity?vram={vram}").json()["pods"]
+        return found
+
+    assert [pods("8Gi"), pods("8Gi"), pods("4Gi")] == [7, 7, pods("4Gi")]
+    assert [len(each) for each in counted] == [2, 0, 2, 0]
+    devices = shared("C"), shared("D", free=0, allocated=4)
+    changed = gpunode(*devices, name="empty", version="2", plugin=DISTRIBUTED)
+    fleet.writer.apply([GPUNodeSeen(changed, 0.0)])
+    assert pods("8Gi") == 4
+    assert counted[4:] == [["empty"]]
 
 
 def test_uncounted_nodes_make_the_count_a_lower_bound(fleet: Asked) -> None:

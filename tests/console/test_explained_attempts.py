@@ -101,17 +101,17 @@ def test_a_node_that_kube_scheduler_left_out_does_not_count_as_fitting(
     assert body["message"] == "no node can take the pod"
     (kept_out,) = body["ineligible"]  # type: ignore[misc]
     assert (kept_out["message"], kept_out["nodes"]) == (what, 1)
-    assert kinds(body) == ["wait", "eligible", "lower"]
+    assert kinds(body) == ["wait", "eligible"]
     assert str(body["suggestions"][1]).startswith(advice)  # type: ignore[index]
     assert [each["node"] for each in body["nearest"]] == ["a"]  # type: ignore[attr-defined]
 
 
 def test_a_lower_request_is_suggested_only_for_nodes_that_the_pod_selects() -> None:
     waits = waiting_with(nodeSelector={"zone": "b"})
-    fleet = asked(*node("a", some=12), *node("b", most=20), closed("a"), closed("b"), waits=waits)
+    fleet = asked(*node("a", some=10), *node("b", most=15), closed("a"), closed("b"), waits=waits)
     body = explained(fleet)
     lower = body["advice"][-1]  # type: ignore[index]
-    assert lower["lower_to_bytes"] == 4 * GIB  # Node a has 12 GiB free, but is in zone a.
+    assert lower["lower_to_bytes"] == 9 * GIB  # Node a has 14 GiB free, but is in zone a.
     obstacle = body["ineligible"][0]  # type: ignore[index]
     assert obstacle["message"] == "labels do not match the pod's nodeSelector zone=b"
 
@@ -130,12 +130,12 @@ def test_without_an_eligible_node_the_headline_has_the_first_cause() -> None:
 
 
 def test_only_the_nodes_of_the_last_filter_call_are_explained() -> None:
-    fleet = asked(*node("a", some=12), *node("b", most=20))
+    fleet = asked(*node("a", some=10), *node("b", most=15))
     body = record(fleet, "b")
     assert (body["left_out_nodes"], body["not_checked"]) == (1, [])
     assert [each["node"] for each in body["nearest"]] == ["b"]  # type: ignore[attr-defined]
     assert body["suggestions"][-1] == (  # type: ignore[index]
-        "if the program needs no more than 4Gi, lower headroom.gpu/vram to it: that fits now"
+        "if the program needs no more than 9Gi, lower headroom.gpu/vram to it: that fits now"
     )
     assert body["last_decision"]["filter"]["offered_nodes"] is None  # type: ignore[index]
     names = fleet.get("/v1/decisions?offered_nodes=true").json()["decisions"]
@@ -152,10 +152,10 @@ def test_without_a_filter_call_missing_checks_are_listed() -> None:
     body = explained(fleet)
     unchecked = "CPU, memory and other resources, volumes, topology spread constraints"
     assert body["message"] == f"1 node has GPU memory for the pod (not checked: {unchecked})"
-    full = asked(*node("a", whole=20), waits=waits)
+    full = asked(*node("a", whole=15), waits=waits)
     after = record(full, "a", waits=waits)
     assert after["suggestions"][-1] == (  # type: ignore[index]
-        "if the program needs no more than 4Gi, lower headroom.gpu/vram to it: that much is free "
+        "if the program needs no more than 9Gi, lower headroom.gpu/vram to it: that much is free "
         "now (not checked: volumes, topology spread constraints)"
     )
 

@@ -322,12 +322,17 @@ def test_a_pending_pod_gets_the_recommendation_with_which_it_fits(asked: Asked) 
         f"lower headroom.gpu/vram to main={text}, as recommended from past lives of this workload:"
         " the pod fits on 1 node (not checked: CPU, memory and other resources)"
     )
+    assert body["suggestions"][-1] == (
+        "if the program needs no more than 12Gi, lower headroom.gpu/vram to it: that much is free"
+        " now (not checked: CPU, memory and other resources); its recorded lives used at most"
+        " 8.1 GiB"
+    )
 
 
 def test_a_recommended_request_that_does_not_fit_is_not_suggested(asked: Asked) -> None:
     asked.context.profiles.apply([ProfileSeen(profile())])
-    bind(asked, "a", "20Gi", "GPU-n-0", reserved=20 * GIB)
-    add_pod(asked, "waits", "16Gi")
+    bind(asked, "a", "18Gi", "GPU-n-0", reserved=18 * GIB)
+    add_pod(asked, "waits", "10Gi")
     body = asked.get("/v1/explain?pod=ml/waits").json()
     assert body["verdict"] == "rejected"
     assert "recommended" not in [each["kind"] for each in body["advice"]]

@@ -183,6 +183,17 @@ def test_a_suggestion_has_the_yaml_that_applies_it() -> None:
     assert fixes["wait"] is None
 
 
+@pytest.mark.parametrize(("held", "suggested"), [(16, True), (17, False)], ids=["half", "less"])
+def test_a_lower_request_is_suggested_only_down_to_half_of_what_the_author_wrote(
+    held: int, suggested: bool
+) -> None:
+    """The GPU has 8 or 7 GiB free, and the pod requests 16 GiB. A program that needs 16 GiB and
+    declares 7 GiB would take the memory of other pods.
+    """
+    body = explained(asked(*node("a", one=held)))
+    assert ("lower" in kinds(body)) is suggested
+
+
 def test_a_pod_that_fits_gets_no_suggestion() -> None:
     body = explained(asked(*node("a")))
     assert (body["verdict"], kinds(body)) == ("fits", [])
@@ -212,9 +223,9 @@ def quota(hard: str, used: str, resource: str = "requests.nvidia.com/gpu") -> Re
 @pytest.mark.parametrize(
     ("quotas", "first"),
     [
-        pytest.param([], "if the program needs no more than 4Gi, lower", id="none"),
+        pytest.param([], "if the program needs no more than 10Gi, lower", id="none"),
         pytest.param(
-            [quota("2", "2")], "if the program needs no more than 4Gi", id="exactly used up"
+            [quota("2", "2")], "if the program needs no more than 10Gi", id="exactly used up"
         ),
         pytest.param(
             [quota("1", "2")],
@@ -230,7 +241,7 @@ def test_a_change_that_a_quota_would_reject_is_not_suggested(
     quotas: list[ResourceQuota], first: str
 ) -> None:
     fleet = Asked(quotas=lambda namespace: quotas)
-    fleet.writer.apply([*node("a", some=20), PodSeen(WAITS)])
+    fleet.writer.apply([*node("a", some=14), PodSeen(WAITS)])
     suggestions = explained(fleet)["suggestions"]
     assert isinstance(suggestions, list)
     lowering = [each for each in suggestions if not each.startswith("wait ")]
@@ -239,7 +250,7 @@ def test_a_change_that_a_quota_would_reject_is_not_suggested(
 
 def test_unreadable_quotas_are_not_checked() -> None:
     fleet = Asked(quotas=lambda namespace: None)
-    fleet.writer.apply([*node("a", some=20), PodSeen(WAITS)])
+    fleet.writer.apply([*node("a", some=14), PodSeen(WAITS)])
     body = explained(fleet)
     assert "not checked: ResourceQuotas" in body["suggestions"][-1]  # type: ignore[index]
 
@@ -307,7 +318,7 @@ def test_steering_is_suggested_if_only_the_plugins_choice_rejects_the_pod(
     assert steer["sentence"] == (
         f"steer node a: the pod would fit there if Headroom chose the device{unchecked}; {to_do}"
     )
-    assert kinds(body) == ["steer", "lower"]
+    assert kinds(body) == ["steer"]
     # The pod fits after the suggestion is followed.
     steered = msgspec.structs.replace(plugin, steered=[GPU])
     fleet.writer.apply(

@@ -71,7 +71,7 @@ def incident(cluster: RealCluster) -> Iterator[Answer]:
         "Why is my pod pending, and what would help?",
         f"why {NAMESPACE}/waits",
         f"{nodes} nodes: insufficient GPU memory on any device",
-        f"if the program needs no more than {left}Gi, lower headroom.gpu/vram to it",
+        f"wait for pod {NAMESPACE}/fills-",
         f"needs {WAITS_GIB}.0 GiB, {left}.0 GiB free, {WAITS_GIB - left}.0 GiB short",
     )
     yield ask(

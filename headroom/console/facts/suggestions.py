@@ -24,6 +24,7 @@ from headroom.contract.kube import Pod
 from headroom.contract.quantity import gib, parse_bytes, quantity_up_to
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
+from headroom.core.placement.capacity import least_need_bytes
 from headroom.core.placement.explain import Explanation, failing
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
@@ -160,13 +161,14 @@ def _lower(
     explanation: Explanation,
     not_checked: Sequence[str],
 ) -> Iterator[Suggestion]:
-    """Suggest the largest amount that fits now, unless the pod is larger than any GPU and would
-    have to run with less than half of what it requests."""
+    """Suggest the largest amount that fits now, unless it is less than half of what the pod
+    requests, because few programs can run with so much less. Past lives of the workload may show
+    that it can; ``pod_recommendation`` suggests this."""
     text = quantity_up_to(explanation.largest_fitting_bytes or 0)
     lower_bytes = parse_bytes(text)
     if not lower_bytes:
         return
-    if explanation.too_large is not None and lower_bytes * 2 < explanation.too_large[0]:
+    if lower_bytes * 2 < least_need_bytes(verdicts):
         return
     annotations = {**(pod.metadata.annotations or {}), VRAM: text}
     metadata = msgspec.structs.replace(pod.metadata, annotations=annotations)

@@ -1,13 +1,16 @@
 """Counts how many more pods of one size fit now, and shows where memory is free or stranded."""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from threading import Lock
 from typing import Annotated
 
 import numpy as np
 from fastapi import APIRouter, HTTPException, Query
+from starlette.requests import Request
 from starlette.responses import Response
 
+from headroom.bounded_dict import Bounded
 from headroom.console.responses import (
     AskView,
     Body,
@@ -18,10 +21,11 @@ from headroom.console.responses import (
     reason_view,
 )
 from headroom.console.view import View
-from headroom.console.view_context import InContext, Newest
+from headroom.console.view_context import InContext, Newest, shared
 from headroom.console.views.requested_pods import made_up, of_size, understood, usual_resource
 from headroom.contract.annotations import parse_vram
 from headroom.contract.errors import BadAnnotation, shortened
+from headroom.core.cluster.cluster import Cluster
 from headroom.core.placement.capacity import (
     Space,
     capacity_summary,
@@ -31,6 +35,8 @@ from headroom.core.placement.capacity import (
 )
 from headroom.core.placement.dra_nodes import by_headroom
 from headroom.core.placement.fit import Verdicts
+from headroom.core.placement.request import Kind
+from headroom.core.placement.snapshot import NodeTerms
 from headroom.core.rules.eligible_nodes import AMOUNTS, eligible_nodes
 from headroom.core.whatif.held_memory import verdicts_on
 from headroom.core.whatif.node_whatif import pod_counts
@@ -144,12 +150,40 @@ MostNodes = Annotated[
     ),
 ]
 
+#: Maximum number of nodes and sizes of pods for which counts are kept.
+_MOST_COUNTS = 2000
+
+
+class PodCounts:
+    """Keeps how many pods of a size fit on a node until the node changes, because most nodes do not
+    change between two readers. Several threads may use it."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        #: The terms of the node, and the number of pods, by the kind of request and the node.
+        self._counts: Bounded[tuple[Kind, str], tuple[NodeTerms, int]] = Bounded(_MOST_COUNTS)
+
+    def of(self, cluster: Cluster, verdicts: Verdicts, positions: Sequence[int]) -> dict[int, int]:
+        """Return the number of pods that fit at each of these positions in the verdicts."""
+        nodes = {i: verdicts.snap.nodes[int(verdicts.rows[i])] for i in positions}
+        kind = verdicts.request.kind
+        with self._lock:
+            known = {i: self._counts.get((kind, node.name)) for i, node in nodes.items()}
+        found = {i: each[1] for i, each in known.items() if each and each[0] is nodes[i]}
+        counted = dict(pod_counts(cluster, verdicts, [i for i in positions if i not in found]))
+        with self._lock:
+            for i, count in counted.items():
+                self._counts[kind, nodes[i].name] = nodes[i], count
+        return found | counted
+
+
 routes = APIRouter()
 
 
 @routes.get("/v1/capacity", response_model=CapacityBody)
 def capacity(
     context: InContext,
+    http: Request,
     snap: Newest,
     vram: Vram = "",
     count: Gpus = 1,
@@ -179,7 +213,8 @@ def capacity(
     fitting = np.flatnonzero(verdicts.fits)
     free_bytes = snap.node_headroom_bytes[verdicts.rows[fitting]]
     by_free_bytes = fitting[np.argsort(-free_bytes, kind="stable")].tolist()
-    pods = dict(pod_counts(cluster, verdicts, by_free_bytes[:most_nodes]))
+    counts = shared(http, PodCounts)
+    pods = counts.of(cluster, verdicts, by_free_bytes[:most_nodes])
     # Each node that was not counted adds one pod.
     total = sum(pods.values()) + len(by_free_bytes[most_nodes:])
     at_least = len(by_free_bytes) > most_nodes

@@ -1,6 +1,7 @@
 """The recommended request of one pod, and whether the pod would fit with it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from headroom.console.facts.fixes import request_memory
 from headroom.console.facts.request_whatif import Amounts, with_amounts
@@ -8,6 +9,7 @@ from headroom.console.facts.suggestions import Suggestion, but_not_checked
 from headroom.console.view_context import Context
 from headroom.contract.annotations import VRAM, Bytes, VramAnnotation, render_vram
 from headroom.contract.kube import Pod
+from headroom.contract.quantity import gib
 from headroom.core.placement.capacity import largest_devices
 from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import VramRequest
@@ -63,12 +65,17 @@ def lower_as_recommended(
 def above_recorded_peaks(
     context: Context, pod: Pod, suggestions: Sequence[Suggestion]
 ) -> list[Suggestion]:
-    """Leave out suggestions to request less than recorded lives of the workload used."""
+    """Leave out suggestions to request less than recorded lives of the workload used, and add to
+    the others what these lives used."""
     profile = context.profiles.of(pod.metadata.namespace, profile_controller(pod, ""))
     containers = restored(profile.status).containers.values() if profile else ()
     peak_bytes, _ = max((each.highest() for each in containers), default=(0, 0))
-    return [
-        each
-        for each in suggestions
-        if each.lower_to_bytes is None or each.lower_to_bytes >= peak_bytes
-    ]
+    kept = []
+    for each in suggestions:
+        if each.lower_to_bytes is not None and peak_bytes:
+            if each.lower_to_bytes < peak_bytes:
+                continue
+            used = f"; its recorded lives used at most {gib(peak_bytes, up=True)}"
+            each = replace(each, sentence=each.sentence + used)
+        kept.append(each)
+    return kept

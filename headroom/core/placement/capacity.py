@@ -243,6 +243,16 @@ def larger_than_any(verdicts: Verdicts) -> tuple[int, int] | None:
     return None
 
 
+def least_need_bytes(verdicts: Verdicts) -> int:
+    """Return the least memory that the pod needs on any device of each resource that it requests,
+    for the resource with the largest need; 0 if no node has a device of the resources."""
+    found = [0]
+    for verdict in verdicts.asks:
+        needs = verdict.need_bytes[verdicts.snap.slots_of(verdict.ask.resource)[verdicts.rows]]
+        found.append(int(needs.min(initial=INT64_MAX)) if needs.size else 0)
+    return max(found)
+
+
 def decisive(verdict: AskVerdict, values: Rows) -> Rows:
     """Return the value of the device that is decisive on each node, (n,).
 
