@@ -37,7 +37,7 @@ def of(kind: str, name: str, label: str, old: str, new: str, **how: Any) -> dict
 
 def test_a_rolling_update_on_a_full_gpu_must_end_the_old_pod_first() -> None:
     body = of("ReplicaSet", "llm-{}", HASH, "aaa", "bbb")
-    assert kinds(body) == ["rollout", "lower"]
+    assert kinds(body) == ["rollout"]
     first = body["advice"][0]  # type: ignore[index]
     assert first["sentence"] == (
         "set maxSurge: 0 and maxUnavailable: 1, or strategy Recreate, in Deployment llm: its "
@@ -105,17 +105,17 @@ def test_memory_held_for_another_pod_is_not_offered_to_the_new_pod() -> None:
 
 def test_the_new_pod_waits_for_an_old_pod_that_is_being_deleted() -> None:
     body = of("ReplicaSet", "llm-{}", HASH, "aaa", "bbb", deleted=True)
-    assert kinds(body) == ["wait", "lower"]
+    assert kinds(body) == ["wait"]
 
 
 def test_a_pod_does_not_wait_for_another_pod_of_its_revision() -> None:
     """Waiting would be useless, because the Deployment would create a deleted pod again."""
-    assert kinds(of("ReplicaSet", "llm-{}", HASH, "aaa", "aaa")) == ["lower"]
-    assert kinds(of("StatefulSet", "llm", "controller-revision-hash", "aaa", "aaa")) == ["lower"]
+    assert kinds(of("ReplicaSet", "llm-{}", HASH, "aaa", "aaa")) == []
+    assert kinds(of("StatefulSet", "llm", "controller-revision-hash", "aaa", "aaa")) == []
 
 
 def test_pods_of_one_job_wait_for_each_other() -> None:
-    assert kinds(of("Job", "train", "job-name", "train", "train")) == ["wait", "lower"]
+    assert kinds(of("Job", "train", "job-name", "train", "train")) == ["wait"]
 
 
 def test_an_old_pod_that_would_not_free_enough_memory_is_not_suggested() -> None:
@@ -130,7 +130,7 @@ def test_an_old_pod_that_would_not_free_enough_memory_is_not_suggested() -> None
         for event in node("a", old=1, other=18)
     ]
     waits = owned(pod("20Gi", uid="uw", name="waits"), "ReplicaSet", "llm-bbb", **{HASH: "bbb"})
-    assert kinds(explained(asked(*events, waits=waits))) == ["wait", "lower"]
+    assert kinds(explained(asked(*events, waits=waits))) == ["wait"]
 
 
 def test_the_old_pod_is_found_although_other_nodes_lack_less_memory() -> None:

@@ -371,7 +371,7 @@ def test_no_suggestion_exceeds_the_quota_of_the_api_server(
     cluster = new_cluster(1)
     cluster.bring_up()
     for name in ("one", "two"):
-        cluster.create_pod(name, "10Gi")
+        cluster.create_pod(name, "9Gi")
     cluster.until(lambda: len(cluster.bound()) == 2, "two pods fill the GPU")
     cluster.create_pod(WAITS, "10Gi")
     assert once_tried(cluster)["advice"][-1]["kind"] == "lower"
