@@ -24,7 +24,7 @@ MERGE = "application/merge-patch+json"
 RESERVED = {"llm": "8Gi", "chat": "8Gi", "embed": "4Gi"}
 QUIET = {"llm": 7 * GIB, "chat": 4 * GIB, "embed": 2 * GIB}
 OVERUSE = {"llm": 35 * GIB // 2}
-#: What each place must say: which GPU, by how much, since when, and by whom.
+#: The GPU, the amount, the time and the pod that took the memory, which each place must show.
 SINCE = r"since (\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ)"
 BLAME = f"pod {NAMESPACE}/llm uses 17.5 GiB, 9.5 GiB more than it reserved"
 OVERCOMMITTED = re.compile(
