@@ -94,12 +94,14 @@ SKIPS_ALLOWED = {
 #: Modules that start first, in this order. They take longest, and starting them early lets all
 #: workers end at about the same time.
 LONGEST_FIRST = (
-    "tests/kubelet/test_agent.py",
+    "tests/deploy/test_installed.py",
     "tests/install/",
+    "tests/images/",
+    "tests/deploy/test_gitops.py",
+    "tests/benchmarks/test_gpu.py",
     "tests/kubelet/test_node.py",
     "tests/kubelet/test_steering.py",
     "tests/standin/test_conformance.py",
-    "tests/deploy/test_installed.py",
     "tests/soak/",
     # These modules follow each other, so that each worker starts their API server only once.
     "tests/e2e/test_real_nodes.py",
@@ -111,10 +113,9 @@ LONGEST_FIRST = (
     "tests/nvidia/",
     "tests/agent/test_faults.py",
     "tests/standin/",
-    "tests/benchmarks/test_gpu.py",
+    "tests/deploy/",
     "tests/model/",
     "tests/scheduler/test_recorded_requests.py",
-    "tests/images/",
 )
 
 

@@ -54,7 +54,10 @@ def test_every_line_is_ok_on_a_machine_that_behaves_as_expected(stage: Stage) ->
     for secret in (FIRST, "1654023000", "train.py", str(stage.out.parent)):
         assert [name for name, text in texts.items() if secret in text] == []
     assert "| `nvmlDeviceGetUUID` |" in texts["report.md"]
-    assert "`make gpu 'ARGS=--seconds 1 --looks 5 --pause 0.3 --deadline 120'` on 20" in texts["report.md"]
+    assert (
+        "`make gpu 'ARGS=--seconds 1 --looks 5 --pause 0.3 --deadline 120'` on 20"
+        in texts["report.md"]
+    )
 
 
 HOLDS_MORE = "a process holds more than is used"
