@@ -354,6 +354,6 @@ def _asked(request: VramRequest | Unreadable) -> tuple[Asked, ...]:
     if isinstance(request, Unreadable):
         return ()
     return tuple(
-        Asked(ask.name, ask.resource, ask.count, ask.amount_text, ask.source)
+        Asked(ask.name, ask.resource, ask.count, ask.amount_text, ask.source, ask.limit_text)
         for ask in request.containers
     )

@@ -48,6 +48,8 @@ class Asked(msgspec.Struct, frozen=True, array_like=True, gc=False):
     amount: str
     #: The origin of the amount, such as the pod's annotation or the namespace's default.
     source: str
+    #: The limit as the user wrote it, or "" if there is none.
+    limit: str = ""
 
 
 class Filtered(msgspec.Struct, frozen=True, array_like=True, gc=False):
