@@ -4,7 +4,6 @@ The name of every quantity ends with its unit. Absent values are null. A list is
 chunks, so even a long answer takes little memory.
 """
 
-import gzip
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
@@ -33,7 +32,6 @@ IfNoneMatch = Annotated[
         description="The ETag of an earlier answer: 304 if it is still valid.",
     ),
 ]
-AcceptEncoding = Annotated[str | None, Header(alias="Accept-Encoding", include_in_schema=False)]
 #: Additional responses of views with an ETag, for /openapi.json.
 TAGGED: dict[int | str, dict[str, Any]] = {
     304: {"description": "Only generated_at and ages have changed"}
@@ -195,21 +193,14 @@ def unchanged(tag: str) -> Response:
     return Response(status_code=304, headers=_headers(tag))
 
 
-def encoded(body: View, tag: str | None = None) -> Response:
-    return Response(as_json(body), media_type=JSON, headers=_headers(tag))
+def encoded(body: View | str, tag: str | None = None) -> Response:
+    text = body if isinstance(body, str) else as_json(body)
+    return Response(text, media_type=JSON, headers=_headers(tag))
 
 
 def as_json(body: View) -> str:
     """Return the body as JSON. Unprintable characters are escaped."""
     return printable_json(body.model_dump_json(by_alias=True))
-
-
-def compressed(body: bytes, accepted: str | None) -> Response:
-    """Return a JSON body, compressed if the caller accepts gzip."""
-    headers = {**_headers(None), "Vary": "Accept-Encoding"}
-    if "gzip" in (accepted or ""):
-        body, headers = gzip.compress(body, 1), headers | {"Content-Encoding": "gzip"}
-    return Response(body, media_type=JSON, headers=headers)
 
 
 def listed(body: View, name: str, views: Iterable[View], tag: str | None = None) -> Response:

@@ -37,8 +37,8 @@ class SharedAnswers:
     def __init__(self, shared_s: float = SHARED_S) -> None:
         self._shared_s = shared_s
         self._lock = Lock()
-        #: The latest answer for each path, query and encoding.
-        self._answers: Bounded[tuple[str, bytes, str], _Answer] = Bounded(MOST_ANSWERS)
+        #: The latest answer for each path and query.
+        self._answers: Bounded[tuple[str, bytes], _Answer] = Bounded(MOST_ANSWERS)
 
     def of(self, request: Request, now_s: float, compute: Callable[[], Response]) -> Response:
         """Return the answer of an earlier call for the same path and query, or compute it.
@@ -48,8 +48,7 @@ class SharedAnswers:
         time and generation. If ``compute`` raises, the exception passes through and nothing is
         stored.
         """
-        encoding = "gzip" if "gzip" in request.headers.get("accept-encoding", "") else ""
-        key = request.scope["path"], request.scope["query_string"], encoding
+        key = request.scope["path"], request.scope["query_string"]
         with self._lock:
             answer = self._answers[key] = self._answers.get(key) or _Answer()
         with answer.lock:

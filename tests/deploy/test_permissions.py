@@ -237,7 +237,7 @@ OTHERS = {
     "extender.scheduler.server:",  # It names methods in the header Allow of a response.
     "extender.scheduler.server:VerbsApp.__call__",
     "headroom.runtime.debug_port:probes_app",
-    "headroom.runtime.server.encoding:Encoding.__call__",  # It answers HEAD by the routes of GET.
+    "headroom.runtime.server.problem_details:_Edge.__call__",  # It answers HEAD by GET.
     "headroom.console.feed.journal_follower:_Stream._read",
     "headroom.doctor.collect:list_environment",  # headroom doctor
     "headroom.doctor.tenants:list_tenancy",  # headroom doctor

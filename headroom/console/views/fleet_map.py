@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headroom.console.responses import AcceptEncoding, Body, compressed, stamp
+from headroom.console.responses import Body, encoded, stamp
 from headroom.console.times import whole_second
 from headroom.console.view_context import Context, InContext, Newest
 from headroom.console.views.risks import risk_levels
@@ -103,17 +103,14 @@ def fleet_map(
     snap: Newest,
     label: Label = "",
     after: After = "",
-    encoding: AcceptEncoding = None,
 ) -> Response:
     """Return all devices in columns, or only the devices of nodes that changed after a version."""
     return context.answers.of(
-        request, context.monotonic_s(), lambda: _answer(context, snap, label, after, encoding)
+        request, context.monotonic_s(), lambda: _answer(context, snap, label, after)
     )
 
 
-def _answer(
-    context: Context, snap: Snapshot, label: str, after: str, encoding: str | None
-) -> Response:
+def _answer(context: Context, snap: Snapshot, label: str, after: str) -> Response:
     base = f"{context.replica}.{snap.names_hash & 0xFFFFFFFF:x}."
     generation = after.removeprefix(base)
     complete = not (after.startswith(base) and generation.isdecimal())
@@ -134,7 +131,7 @@ def _answer(
         "risk": [levels.get(each.device.uuid, 0) for each in devices],
         **_flagged(context, snap),
     }
-    return compressed(printable_json(msgspec.json.encode(body).decode()).encode(), encoding)
+    return encoded(printable_json(msgspec.json.encode(body).decode()))
 
 
 class _Names:

@@ -17,12 +17,12 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import DEFAULT_EXCLUDED_CONTENT_TYPES, GZipMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headroom.contract.printable import printable_json
-from headroom.runtime.server.encoding import Encoding
 from headroom.runtime.server.known_parameters import with_dependencies
 from headroom.runtime.server.rejected_values import sentence_of
 from headroom.runtime.server.similar_paths import nearest_path
@@ -101,12 +101,18 @@ def use_problem_details(
 
     app.add_exception_handler(HTTPException, rejected)
     app.add_exception_handler(RequestValidationError, malformed)
-    app.add_middleware(Encoding)
+    app.add_middleware(
+        GZipMiddleware, 1024, 1, exclude_content_types=(*DEFAULT_EXCLUDED_CONTENT_TYPES, "text/*")
+    )
     app.add_middleware(_Edge, replica=replica, mode=mode)
 
 
+class _Answered(Exception):
+    """Ends the answer to a HEAD request after its headers."""
+
+
 class _Edge:
-    """Adds the headers of every answer, limits bodies, and answers internal errors.
+    """Adds the headers of every answer, limits bodies, and answers HEAD and internal errors.
 
     The size of bodies is limited, because a view runs only after its whole body has been read. The
     answer to an internal error contains no details, but the log does.
@@ -118,7 +124,7 @@ class _Edge:
         self._mode = mode
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        answer_begun = False
+        answer_begun, is_head = False, scope.get("method") == "HEAD"
 
         async def send_named(message: Message) -> None:
             nonlocal answer_begun
@@ -128,12 +134,19 @@ class _Edge:
                 headers[REPLICA], headers[MODE] = self._replica, self._mode()
                 headers["X-Content-Type-Options"] = "nosniff"
             await send(message)
+            if is_head:
+                await send({"type": "http.response.body"})
+                raise _Answered
 
+        if is_head:  # routes answer GET only
+            scope = {**scope, "method": "GET"}
         if (rejection := _rejected_body(scope)) is not None:
             await rejection(scope, receive, send_named)
             return
         try:
             await self._app(scope, receive, send_named)
+        except _Answered:
+            return
         except Exception:
             log.exception("view_failed", path=scope.get("path"))
             if answer_begun:
