@@ -20,6 +20,8 @@ _EVICTION_RULES = (
     "{apiGroups: [''], resources: [pods], verbs: [get]} and "
     "{apiGroups: [''], resources: [pods/eviction], verbs: [create]}"
 )
+#: Label of a pod with the hash of its template -> kind of the owner of its ReplicaSet.
+_TEMPLATE_HASHES = {"pod-template-hash": "Deployment", "rollouts-pod-template-hash": "Rollout"}
 _LIST_RULE = "{apiGroups: [''], resources: [pods], verbs: [get, list]}"
 
 
@@ -165,6 +167,21 @@ class Cluster:
             for pod in found
         ]
 
+    def pods_of(self, namespace: str, kind: str, name: str) -> list[Created]:
+        """Return the pods of a workload, pending pods first.
+
+        The pods of a Deployment belong to a ReplicaSet, whose name ends with the hash of the
+        template.
+        """
+        with _explained(f"pods of namespace {namespace} cannot be listed", _LIST_RULE):
+            listed = self._api.list_namespaced_pod(namespace, _request_timeout=API_TIMEOUT_S).items
+        found = [pod for pod in listed if (kind, name) in _workloads(pod)]
+        found.sort(key=lambda pod: (bool(pod.spec.node_name), pod.metadata.name))
+        return [
+            Created(str(pod.metadata.name), str(pod.metadata.uid), str(pod.spec.node_name or ""))
+            for pod in found
+        ]
+
     def evict(self, namespace: str, name: str, uid: str) -> tuple[Outcome, str]:
         """Evict the pod with this uid. Return the outcome and the API server's reason."""
         from kubernetes import client
@@ -219,6 +236,17 @@ def annotate(
 def _controller(pod: Any) -> Any:
     """Return the owner reference of the pod's controller, or None if it has none."""
     return next((each for each in pod.metadata.owner_references or () if each.controller), None)
+
+
+def _workloads(pod: Any) -> Iterator[tuple[str, str]]:
+    """Yield kind and name of the pod's controller, and of the controller's own controller."""
+    if (owner := _controller(pod)) is None:
+        return
+    yield owner.kind, owner.name
+    labels = pod.metadata.labels or {}
+    for label, kind in _TEMPLATE_HASHES.items():
+        if owner.kind == "ReplicaSet" and owner.name.endswith(suffix := f"-{labels.get(label)}"):
+            yield kind, owner.name.removesuffix(suffix)
 
 
 def nodes_listed(names: Iterable[str]) -> str:

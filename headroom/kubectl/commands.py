@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from headroom.kubectl import tables
+from headroom.kubectl.cluster_changes import Cluster, Created
 from headroom.kubectl.cordon_commands import cordon, uncordon
 from headroom.kubectl.costs import costs
 from headroom.kubectl.debug_api_client import CommandError
@@ -148,7 +149,11 @@ def why(
     options: Options = context.obj
     if workload := workload_of(pod):
         of = options.namespace(namespace) or ""
-        lines, bodies = explain_workload(options.api(), of, *workload)
+
+        def listed(*of_workload: str) -> list[Created]:
+            return Cluster(options.kubeconfig, options.context).pods_of(*of_workload)
+
+        lines, bodies = explain_workload(options.api(), of, *workload, listed)
         for body in bodies:
             if print_data(body, output):
                 return

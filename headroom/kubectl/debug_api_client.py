@@ -26,6 +26,10 @@ class CommandError(Exception):
         self.exit_code = exit_code
 
 
+class NotPermitted(CommandError):
+    """The user may not read the view."""
+
+
 #: Exit statuses: the object does not exist; an error on the command line; any other failure of the
 #: debug API.
 NOT_THERE, BAD_INPUT, UNREACHABLE = 1, 2, 3
@@ -140,7 +144,8 @@ class DebugApi:
             self._notified = True
             self._notify(OBSERVES)
         if status != 200:
-            raise CommandError(_detail(answer, target, status), _exit_code(status))
+            error = NotPermitted if status == 403 else CommandError
+            raise error(_detail(answer, target, status), _exit_code(status))
         return answer
 
 

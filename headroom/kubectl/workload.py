@@ -1,11 +1,12 @@
 """Explains the pods of a workload, such as deploy/llama, whose pods an author usually does not
 know by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headroom.contract.commands import command
-from headroom.kubectl.debug_api_client import CommandError, DebugApi
+from headroom.kubectl.cluster_changes import Created
+from headroom.kubectl.debug_api_client import CommandError, DebugApi, NotPermitted
 from headroom.kubectl.top import counted
 
 #: Maps the names of kinds in kubectl to the kinds. Plurals and capitals are accepted too.
@@ -34,16 +35,29 @@ def workload_of(written: str) -> tuple[str, str] | None:
 
 
 def explain_workload(
-    api: DebugApi, namespace: str, kind: str, name: str
+    api: DebugApi,
+    namespace: str,
+    kind: str,
+    name: str,
+    listed: Callable[[str, str, str], Sequence[Created]],
 ) -> tuple[list[str], list[dict[str, Any]]]:
     """Return a line for each pod of the workload, and the explanation of the pod that needs
     attention first.
 
-    Raises ``CommandError`` if it has no pods.
+    An author may usually read the pods of a namespace, but not a view of all pods. ``listed``
+    returns the pods of a workload from the API server in this case. Raises ``CommandError`` if the
+    workload has no pods.
     """
-    body = api.get("pods", namespace=namespace, owner=f"{kind}/{name}", limit=MOST_LISTED)
-    pods: Sequence[Mapping[str, Any]] = body["pods"]
-    if not pods:
+    try:
+        owner = f"{kind}/{name}"
+        body = api.get("pods", namespace=namespace, owner=owner, limit=MOST_LISTED)
+        states = [(each["name"], each["states"], each["node"]) for each in body["pods"]]
+        matching = body["matching"]
+    except NotPermitted:
+        created = listed(namespace, kind, name)
+        states = [(each.name, [] if each.node else ["waiting"], each.node) for each in created]
+        matching, states = len(states), states[:MOST_LISTED]
+    if not states:
         events = command(
             "kubectl", "-n", namespace, "get", "events", "--field-selector", "reason=FailedCreate"
         )
@@ -52,13 +66,12 @@ def explain_workload(
             f"server may have rejected its pods when they were created: {events}",
             1,
         )
-    lines = [f"{kind} {namespace}/{name}: {counted(body['matching'], 'pod')}"]
+    lines = [f"{kind} {namespace}/{name}: {counted(matching, 'pod')}"]
     lines += [
-        f"  {each['name']}: {', '.join(each['states'])}"
-        + (f" on node {each['node']}" if each["node"] else "")
-        for each in pods
+        f"  {pod}: {' '.join(filter(None, (', '.join(words), f'on node {node}' if node else '')))}"
+        for pod, words, node in states
     ]
-    if body["remaining"]:
-        lines.append(f"  {body['remaining']:,} more: kubectl headroom top pod -n {namespace}")
-    chosen = sorted(pods, key=lambda each: bool(each["node"]))[:MOST_EXPLAINED]
-    return lines, [api.get("explain", pod=f"{namespace}/{each['name']}") for each in chosen]
+    if more := matching - len(states):
+        lines.append(f"  {more:,} more: kubectl -n {namespace} get pods")
+    chosen = sorted(states, key=lambda each: bool(each[2]))[:MOST_EXPLAINED]
+    return lines, [api.get("explain", pod=f"{namespace}/{pod}") for pod, *_ in chosen]

@@ -1,16 +1,24 @@
 """Tests `kubectl headroom why deploy/NAME`, for authors who know only the workload."""
 
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from headroom.contract.watched import PodSeen
-from headroom.kubectl.debug_api_client import CommandError, DebugApi
+from headroom.kubectl.cluster_changes import Cluster, Created
+from headroom.kubectl.debug_api_client import (
+    UNREACHABLE,
+    CommandError,
+    DebugApi,
+    NotPermitted,
+)
 from headroom.kubectl.why import why
 from headroom.kubectl.workload import explain_workload, workload_of
 from tests.builders import pod
 from tests.console.asking import Asked
 from tests.console.explained import node, owned
+from tests.kubectl.fake_cluster import serving_fake
 
 
 class Api:
@@ -26,11 +34,24 @@ class Api:
         return answer.json()
 
 
+def not_listed(namespace: str, kind: str, name: str) -> list[Created]:
+    raise AssertionError("the API server was asked although the debug API answers")
+
+
+class OnlyPods(Api):
+    """Calls the debug API for an author who may get pods, but not a view of all pods."""
+
+    def get(self, *path: str, **query: str | int) -> Any:
+        if path == ("pods",):
+            raise NotPermitted("author may not get path /v1/pods", UNREACHABLE)
+        return super().get(*path, **query)
+
+
 def explained(asked: Asked, written: str) -> tuple[list[str], list[str]]:
     """Return the list of pods, and the explanation of one pod."""
     found = workload_of(written)
     assert found is not None
-    lines, bodies = explain_workload(cast(DebugApi, Api(asked)), "default", *found)
+    lines, bodies = explain_workload(cast(DebugApi, Api(asked)), "default", *found, not_listed)
     return lines, [line for body in bodies for line in why(body)]
 
 
@@ -68,6 +89,38 @@ def test_why_of_a_deployment_lists_its_pods_and_explains_one_that_waits() -> Non
         "  d2-5f7-c: waiting",
     ]
     assert explanation[0] == "Pod default/d2-5f7-b: no node can take the pod"
+
+
+def test_an_author_without_rights_in_the_cluster_gets_the_pods_from_the_api_server(
+    tmp_path: Path,
+) -> None:
+    asked = Asked()
+    asked.writer.apply(node("a", full=20))
+    asked.writer.apply([PodSeen(pod("8Gi", uid="u", name="d2-5f7-b"))])
+    with serving_fake(tmp_path) as (cluster, kubeconfig):
+        hashed = {"labels": {"pod-template-hash": "5f7"}}
+        owner = {"kind": "ReplicaSet", "uid": "o", "apiVersion": "apps/v1", "controller": True}
+        for name, of in (("d2-5f7-b", "d2-5f7"), ("d2-5f7-a", "d2-5f7"), ("d3-5f7-a", "d3-5f7")):
+            cluster.add_pod(name, ownerReferences=[owner | {"name": of}], **hashed)
+        cluster.pods["d2-5f7-b"]["spec"]["nodeName"] = None
+        api = cast(DebugApi, OnlyPods(asked))
+        read = Cluster(kubeconfig, None)
+
+        def listed(namespace: str, kind: str, name: str) -> list[Created]:
+            assert namespace == "default"
+            return read.pods_of("team-a", kind, name)
+
+        lines, (body,) = explain_workload(api, "default", "Deployment", "d2", listed)
+        of_set, _ = explain_workload(api, "default", "ReplicaSet", "d2-5f7", listed)
+        assert of_set[1:] == lines[1:]
+        with pytest.raises(CommandError, match="Job default/d2 has no pod"):
+            explain_workload(api, "default", "Job", "d2", listed)
+    assert lines == [
+        "Deployment default/d2: 2 pods",
+        "  d2-5f7-b: waiting",
+        "  d2-5f7-a: on node gpu-a",
+    ]
+    assert why(body)[0] == "Pod default/d2-5f7-b: no node can take the pod"
 
 
 def test_a_deployment_without_pods_shows_where_the_rejection_is() -> None:
