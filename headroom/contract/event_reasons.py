@@ -26,8 +26,9 @@ class EventReason(StrEnum):
     NO_GPU_FITS = (
         "NoGPUFits",
         "Pod",
-        "The pod fits on no node. The text contains the number of nodes for each reason, and the "
-        "GPU that comes closest, with the memory that it lacks.",
+        "The pod fits on no node. The text names the GPU that comes closest, with the memory that "
+        "it lacks, and an annotation that is missing. kube-scheduler's Event `FailedScheduling` "
+        "has the number of nodes for each reason.",
         "in the same Event when its text changes, at most once a minute",
     )
     OVERCOMMITTED = (

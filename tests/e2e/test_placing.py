@@ -134,8 +134,7 @@ def test_a_pod_that_is_too_large_gets_the_reason_and_few_retries(
     assert cluster.rejection("large").startswith(reported)
     # kube-scheduler reports the constant reason, and Headroom adds the numbers.
     numbers = (
-        "0 of 20 nodes can take the pod: 20 insufficient GPU memory on any device. It needs "
-        "25.0 GiB, larger than any GPU that it may use (24.0 GiB). "
+        "The pod needs 25.0 GiB, larger than any GPU that it may use (24.0 GiB). "
         "More: kubectl headroom why -n e2e large"
     )
     saying = {("FailedScheduling", SCHEDULER_NAME): reported, ("NoGPUFits", "headroom"): numbers}

@@ -53,10 +53,19 @@ def message(
 def test_the_numbers_of_the_nearest_device_are_shown() -> None:
     state = world(("far", 20, {}), ("near", 8, {}))
     assert message(state, pod("20Gi", name="p")) == (
-        "0 of 3 nodes can take the pod: 2 insufficient GPU memory on any device; "
-        "1 GPU report of the node is stale. Nearest: short by 4.0 GiB of 20.0 GiB on "
-        "GPU 3 (GPU-near) of near. More: kubectl headroom why -n default p"
+        "Nearest of 3 nodes: short by 4.0 GiB of 20.0 GiB on GPU 3 (GPU-near) of near. "
+        "More: kubectl headroom why -n default p"
     )
+
+
+def test_a_missing_annotation_is_mentioned() -> None:
+    """The author may have created a Deployment, and never see the webhook's warning."""
+    sentence = "Annotation headroom.gpu/vram is missing, so the pod requests the share of one"
+    full = world(("n", 24, {}))
+    shown = message(full, pod(None, name="p"))
+    assert shown is not None
+    assert f" {sentence} replica. More: kubectl" in shown
+    assert sentence not in str(message(full, pod("8Gi", name="p")))
 
 
 def test_the_nearest_device_is_on_an_eligible_node() -> None:
@@ -73,7 +82,7 @@ def test_a_pod_that_fits_by_now_gets_no_event_unless_a_retry_does_not_help() -> 
     assert message(state, pod("20Gi")) is None
     shown = message(state, pod("20Gi"), again=True)
     assert shown is not None
-    assert "It would fit on n, which kube-scheduler does not offer." in shown
+    assert "The pod would fit on n, which kube-scheduler does not offer." in shown
 
 
 def test_equal_pods_each_get_their_own_eligible_nodes() -> None:

@@ -291,8 +291,7 @@ def event(state: ClusterWriter, size: str = "16Gi") -> str:
 
 def test_the_event_contains_the_node_to_steer_and_the_command() -> None:
     assert event(cluster()) == (
-        "0 of 1 node can take the pod: 1 insufficient GPU memory on a device that the plugin could "
-        "choose. Nearest: short by 12.0 GiB of 16.0 GiB on GPU a-1 of a. If Headroom chose the "
+        "Nearest: short by 12.0 GiB of 16.0 GiB on GPU a-1 of a. If Headroom chose the "
         f"device, it would fit on node a: {COMMAND}. More: kubectl headroom why -n default waits"
     )
     assert (

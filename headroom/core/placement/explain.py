@@ -27,6 +27,7 @@ from headroom.core.placement.snapshot import CODE_OF, REASONS, NodeTerms
 
 #: Why a pod that chooses its devices itself could get a device.
 _BECAUSE_OF_POD = "the pod sets NVIDIA_VISIBLE_DEVICES itself and may use this device"
+_NEXT_CHOICE = "the device plugin's next choice"
 #: Reasons that are decided before any device is examined.
 _CLOSING = (Reason.STALE_REPORT, Reason.CHOOSES_DEVICES, Reason.NO_GATE)
 #: Detail for a pod without a gate on a node for gated pods.
@@ -125,11 +126,21 @@ def because(terms: DeviceTerms) -> str:
         return f"it is free{ending}" if terms.device.replicas.free else f"it is free next{ending}"
     order = "fewest" if terms.policy == "distributed" else "most"
     if first == 0:
-        return f"the device plugin's next choice ({order} replicas in use){ending}"
+        return f"{_NEXT_CHOICE} ({order} replicas in use){ending}"
     if first <= unconfirmed:
         picks = _replicas(first)
-        return f"the device plugin's next choice after {picks} for unconfirmed pods{ending}"
+        return f"{_NEXT_CHOICE} after {picks} for unconfirmed pods{ending}"
     return f"the device plugin allocates {_replicas(first - unconfirmed)} of other devices first"
+
+
+def _because(node: NodeTerms, terms: DeviceTerms) -> str:
+    """Return the same phrase as ``because``, unless the node has no other device to choose."""
+    found = because(terms)
+    mates = [each for each in node.devices if each.device.resource == terms.device.resource]
+    if len(mates) > 1 or not found.startswith(_NEXT_CHOICE):
+        return found
+    _, comma, ending = found.partition(",")
+    return f"the node's only device of {terms.device.resource}{comma}{ending}"
 
 
 def _replicas(count: int) -> str:
@@ -188,7 +199,7 @@ def explain_node(verdicts: Verdicts, ranking: Ranking, i: int) -> NodeExplanatio
             node.devices[slot],
             int(verdict.need_bytes[i, slot]),
             int(verdict.free_bytes[i, slot]),
-            _BECAUSE_OF_POD if chosen_by_pod else because(node.devices[slot]),
+            _BECAUSE_OF_POD if chosen_by_pod else _because(node, node.devices[slot]),
         )
         for verdict in verdicts.asks
         for slot in np.flatnonzero(verdict.candidates[i]).tolist()

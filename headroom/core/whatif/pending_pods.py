@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headroom.contract.annotations import VRAM, ReplicaShare
 from headroom.contract.commands import command
 from headroom.contract.event_reasons import EventReason
 from headroom.contract.kube import Pod
@@ -105,8 +106,10 @@ class Explaining:
         if nearest is not None and nearest.reason is None and not again:
             return None
         metadata = pod.metadata
-        parts = [_counted(decision), _nearest(found, nearest) if found and nearest else ""]
-        parts.append(steering)
+        parts = [_nearest(found, nearest, decision) if found and nearest else "", steering]
+        if not any(parts):
+            parts = [_counted(decision)]
+        parts.append(self._forgotten(pod))
         why = command("kubectl", "headroom", "why", "-n", metadata.namespace, metadata.name)
         parts.append(f"More: {why}")
         message = " ".join(filter(None, parts))
@@ -114,6 +117,15 @@ class Explaining:
         return Notice(
             pod_subject(pod), EventReason.NO_GPU_FITS, message, "", follows=True, decision_id=which
         )
+
+    def _forgotten(self, pod: Pod) -> str:
+        """Mention that the pod has no amount, because its author may never see a warning of the
+        webhook."""
+        request = self._state.understand(pod)
+        asks = request.containers if isinstance(request, VramRequest) else ()
+        if not any(isinstance(ask.amount, ReplicaShare) for ask in asks):
+            return ""
+        return f"Annotation {VRAM} is missing, so the pod requests the share of one replica."
 
     def _explained(self, pod: Pod, decision: Decision) -> tuple[Explanation | None, str]:
         """Explain the pod on its eligible nodes, and describe what steering would change."""
@@ -150,12 +162,16 @@ class Explaining:
 
 
 def _counted(decision: Decision) -> str:
+    """Repeat the reasons of FailedScheduling, the Event of kube-scheduler."""
     rejected = sorted(decision.rejected.items(), key=lambda each: (-each[1], each[0].code))
     reasons = [f"{count} {reason.sentence}" for reason, count in rejected[:_MAX_REASONS]]
     if more := sum(count for _, count in rejected[_MAX_REASONS:]):
         reasons.append(f"{more} for other reasons")
-    nodes = "1 node" if decision.offered == 1 else f"{decision.offered} nodes"
-    return f"0 of {nodes} can take the pod: {'; '.join(reasons)}."
+    return f"0 of {_nodes(decision)} can take the pod: {'; '.join(reasons)}."
+
+
+def _nodes(decision: Decision) -> str:
+    return "1 node" if decision.offered == 1 else f"{decision.offered} nodes"
 
 
 def _if_steered(helped: Sequence[Helped]) -> str:
@@ -167,14 +183,15 @@ def _if_steered(helped: Sequence[Helped]) -> str:
     return f"If {chosen}, it would fit on {nodes_text(helped)}: {to_do}."
 
 
-def _nearest(found: Explanation, node: NodeExplanation) -> str:
+def _nearest(found: Explanation, node: NodeExplanation, decision: Decision) -> str:
     """Describe how much memory the pod lacks on the nearest node, on the device that lacks the
     most."""
     if node.reason is None:
-        return f"It would fit on {node.node}, which kube-scheduler does not offer."
+        return f"The pod would fit on {node.node}, which kube-scheduler does not offer."
     if found.too_large is not None:
         needs, has = found.too_large
-        return f"It needs {gib(needs, up=True)}, larger than any GPU that it may use ({gib(has)})."
+        needs_text = f"The pod needs {gib(needs, up=True)}"
+        return f"{needs_text}, larger than any GPU that it may use ({gib(has)})."
     if not node.short_bytes:
         return ""
     #: If Headroom chooses, devices that lack more memory than the best set do not matter.
@@ -183,4 +200,5 @@ def _nearest(found: Explanation, node: NodeExplanation) -> str:
     seen, needs_there = device.terms.device, gib(device.need_bytes, up=True)
     short = gib(device.short_bytes, up=True)
     which = seen.uuid if seen.index < 0 else f"{seen.index} ({seen.uuid})"
-    return f"Nearest: short by {short} of {needs_there} on GPU {which} of {node.node}."
+    nearest = f"Nearest of {_nodes(decision)}" if decision.offered > 1 else "Nearest"
+    return f"{nearest}: short by {short} of {needs_there} on GPU {which} of {node.node}."
