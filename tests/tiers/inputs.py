@@ -30,17 +30,15 @@ DRIVER = "tests/fake_nvml.c"
 #: These files must be declared here, because a C++ library reads them, which the check of reads
 #: cannot detect.
 PROTOCOLS = "tests/kubelet/*.proto"
-#: The agent, and what it may import of Headroom (pyproject.toml).
-AGENT = (
-    *("agent/*", "headroom/*.py", "headroom/client/*", "headroom/contract/*", "headroom/system/*"),
-    "deploy/base/rbac.yaml",
-)
+#: The agent.
+AGENT = ("-m agent", "agent/*", "deploy/base/rbac.yaml")
 #: The product. A module that starts a Python program has all of it as inputs, unless ``DECLARED``
 #: contains the module.
 PRODUCT = ("agent/*", "extender/*", "headroom/*", "deploy/*")
 #: Maps test modules that start programs, but hardly depend on the product's code, to patterns of
 #: the files that these programs read. ``*`` also matches slashes. A pattern that ends with a slash
-#: matches only the files directly in the folder.
+#: matches only the files directly in the folder. ``-m NAME`` matches all that a Python program
+#: imports.
 DECLARED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         (

@@ -1,20 +1,29 @@
 """Checks the declarations themselves."""
 
 import subprocess
-from fnmatch import fnmatchcase
 
 import pytest
 
 from tests.controlplane import ROOT
 from tests.tiers.inputs import DECLARED, Repository
 
+STEERING = "tests/kubelet/test_steering.py"
+
 
 def test_every_declared_module_and_pattern_exists() -> None:
-    files = Repository(ROOT).files
-    assert DECLARED.keys() <= files
+    repository = Repository(ROOT)
+    assert DECLARED.keys() <= repository.files
     for module, patterns in DECLARED.items():
-        for glob in patterns:
-            assert any(fnmatchcase(each, glob) for each in files), (module, glob)
+        for each in patterns:
+            assert repository.matching([each]), (module, each)
+
+
+def test_tests_of_the_agent_do_not_depend_on_other_programs() -> None:
+    repository = Repository(ROOT)
+    inputs = repository.inputs(STEERING, DECLARED[STEERING])
+    assert {"agent/__main__.py", "headroom/contract/gpunode.py"} < inputs
+    others = ("extender/", "headroom/core/", "headroom/console/", "headroom/runtime/")
+    assert [each for each in inputs if each.startswith(others)] == []
 
 
 @pytest.mark.parametrize(("variables", "mode"), [([], "skip"), (["ALL=1"], "run")])
