@@ -24,6 +24,8 @@ from headroom.contract.keys import (
     DEVICES,
     FRACTION,
     GATED,
+    LIMIT_BYTES,
+    LIMIT_FRACTION,
     MAINTENANCE,
     MAX_SM,
     ON_OVERUSE,
@@ -54,7 +56,7 @@ USER_ANNOTATIONS = (
 EXTENDER_ANNOTATIONS = (PLACEMENT, RETRY, PREEMPTING, TOUCHED)
 #: Prefixes of pod annotations that only extenders write. The index of a container follows the
 #: prefix.
-EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION)
+EXTENDER_ANNOTATION_PREFIXES = (DEVICES, BYTES, FRACTION, LIMIT_BYTES, LIMIT_FRACTION)
 
 #: Parts per million in a whole.
 PPM = 1_000_000

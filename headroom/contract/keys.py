@@ -304,6 +304,26 @@ FRACTION = _key(
     meaning="`headroom.gpu/bytes.INDEX` as a fraction of the GPU's memory. Written with the "
     "Binding.",
 )
+LIMIT_BYTES = _key(
+    "limit-bytes.",
+    on="Pod",
+    writer="extender",
+    values="bytes",
+    example="21474836480",
+    reader="the pod, by `HEADROOM_VRAM_LIMIT_BYTES`",
+    meaning="Limit of the container with this index on each of its GPUs; the smallest value if the "
+    "possible GPUs differ. Written with the Binding if the pod has a limit.",
+)
+LIMIT_FRACTION = _key(
+    "limit-fraction.",
+    on="Pod",
+    writer="extender",
+    values="0.0000 to 1.0000, rounded down",
+    example="0.8333",
+    reader="the pod, by `HEADROOM_VRAM_LIMIT_FRACTION`",
+    meaning="`headroom.gpu/limit-bytes.INDEX` as a fraction of the GPU's memory. Written with the "
+    "Binding if the pod has a limit.",
+)
 RETRY = _key(
     "retry",
     on="Pod",

@@ -23,6 +23,8 @@ from headroom.contract.annotations import (
     BYTES,
     FRACTION,
     GATED,
+    LIMIT_BYTES,
+    LIMIT_FRACTION,
     MIRROR,
     SHARE,
     VRAM,
@@ -50,6 +52,10 @@ from headroom.webhook.namespace_limits import write_limit
 
 BYTES_VARIABLE = "HEADROOM_VRAM_BYTES"
 FRACTION_VARIABLE = "HEADROOM_VRAM_FRACTION"
+LIMIT_VARIABLES = (
+    ("HEADROOM_VRAM_LIMIT_BYTES", LIMIT_BYTES),
+    ("HEADROOM_VRAM_LIMIT_FRACTION", LIMIT_FRACTION),
+)
 #: Variables in MiB that a hook of the container toolkit reads. The driver rejects allocations above
 #: the limit, and does not evict memory below the request.
 CAP_VARIABLES = ("NVIDIA_GPU_MEMORY_LIMIT", "NVIDIA_GPU_MEMORY_REQUEST")
@@ -207,10 +213,13 @@ def _prepare_for_nodes(
 
 
 def _expose_share(draft: Draft, request: VramRequest) -> None:
-    for where in _gpu_containers(draft, request):
+    for where, requests in _gpu_containers(draft, request).items():
         if where.init:
             continue
-        for name, annotation in ((BYTES_VARIABLE, BYTES), (FRACTION_VARIABLE, FRACTION)):
+        variables = [(BYTES_VARIABLE, BYTES), (FRACTION_VARIABLE, FRACTION)]
+        if any(each.limit is not None for each in requests):
+            variables += LIMIT_VARIABLES
+        for name, annotation in variables:
             if not _has_variable(draft, where, name):
                 draft.variable(where, following(name, f"{annotation}{where.index}"))
 

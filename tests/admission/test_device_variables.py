@@ -56,6 +56,16 @@ class TestShare:
         }
         assert env_of(stored, "side") == {}
 
+    def test_a_pod_with_a_limit_gets_variables_for_its_limit(self) -> None:
+        plain = manifest(annotations={"headroom.gpu/share": "env"})
+        limited = manifest(annotations={"headroom.gpu/share": "env", LIMIT: "20Gi"})
+        stored, _ = mutated(limited, around())
+        assert env_of(stored) == env_of(mutated(plain, around())[0]) | {
+            "HEADROOM_VRAM_LIMIT_BYTES": follows("limit-bytes.0"),
+            "HEADROOM_VRAM_LIMIT_FRACTION": follows("limit-fraction.0"),
+        }
+        assert mutated(stored, around())[0] == stored
+
     def test_a_namespace_may_enable_it_and_a_pod_may_disable_it(self) -> None:
         where = around(annotations={"headroom.gpu/share": "env"})
         assert len(env_of(mutated(manifest(), where)[0])) == 2

@@ -66,7 +66,7 @@ class TestAnnotations:
             reply = site.send("PATCH", path, noted(key, "x"))
         rejected(reply, self.POLICY, reported)
 
-    @pytest.mark.parametrize("key", ["headroom.gpu/retry", "headroom.gpu/bytes.63"])
+    @pytest.mark.parametrize("key", ["headroom.gpu/retry", "headroom.gpu/limit-bytes.63"])
     @pytest.mark.parametrize("others", [0, 15, 16, 300])
     def test_no_other_client_can_write_them_among_many_other_annotations(
         self, site: Site, key: str, others: int

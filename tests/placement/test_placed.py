@@ -104,6 +104,34 @@ def test_annotations_have_device_bytes_and_fraction() -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("vram", "limit", "count_bytes", "fraction"),
+    [
+        pytest.param("6Gi", "12Gi", 12 * GIB, "0.5000", id="amount"),
+        pytest.param("6Gi", "50%", 12 * GIB, "0.5000", id="share"),
+        pytest.param("6Gi", "main=6Gi", 6 * GIB, "0.2500", id="guaranteed"),
+        pytest.param("12Gi", "25%", 12 * GIB, "0.5000", id="a share below the request"),
+        pytest.param("6Gi", "80Gi", 24 * GIB, "1.0000", id="more than the device has"),
+    ],
+)
+def test_the_limit_is_written_if_there_is_one(
+    vram: str, limit: str, count_bytes: int, fraction: str
+) -> None:
+    limited = pod(vram, annotations={"headroom.gpu/vram-limit": limit})
+    values = written(placed(limited, weighed(device("a"))))
+    plain = written(placed(pod(vram), weighed(device("a"))))
+    assert values == plain | {"limit-bytes.0": str(count_bytes), "limit-fraction.0": fraction}
+
+
+def test_the_binding_of_a_pod_with_limits_has_at_most_256_annotations() -> None:
+    for count, limits in ((40, 40), (64, 0)):
+        names = [f"c{i}" for i in range(count)]
+        many = pod("1Mi", *map(container, names), annotations={"headroom.gpu/vram-limit": "2Mi"})
+        placement = placed(many, weighed(shared("a", free=64)))
+        assert len(placement.annotations) <= 256
+        assert sum(key.startswith("limit-bytes.") for key in written(placement)) == limits
+
+
 def test_an_uncertain_device_is_not_written() -> None:
     placement = placed(pod("6Gi"), weighed(shared("a"), shared("b")))
     assert written(placement) == {"bytes.0": str(6 * GIB), "fraction.0": "0.2500"}

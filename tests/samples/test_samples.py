@@ -101,6 +101,16 @@ def test_samples_pass_the_share_as_variables(
     assert start(name, tmp_path, SHARE).env[variable] == value
 
 
+def test_pytorch_may_use_memory_up_to_its_limit(tmp_path: Path) -> None:
+    limit = {
+        "HEADROOM_VRAM_LIMIT_BYTES": str(16 * GIB),
+        "HEADROOM_VRAM_LIMIT_FRACTION": "0.6666",
+    }
+    # The value is 0.6666 minus 768 MiB of 16 GiB.
+    ran = start("pytorch", tmp_path, SHARE | limit)
+    assert ran.env["PYTORCH_CUDA_ALLOC_CONF"] == "per_process_memory_fraction:0.6353"
+
+
 def test_tensorflow_limits_every_gpu(tmp_path: Path) -> None:
     start("tensorflow", tmp_path, SHARE)
     assert (tmp_path / "limits.json").read_text() == '["GPU:0", [7424]]'

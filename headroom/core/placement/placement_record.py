@@ -7,7 +7,14 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from headroom.contract.annotations import BYTES, DEVICES, FRACTION, PLACEMENT
+from headroom.contract.annotations import (
+    BYTES,
+    DEVICES,
+    FRACTION,
+    LIMIT_BYTES,
+    LIMIT_FRACTION,
+    PLACEMENT,
+)
 from headroom.contract.gpunode import STARTING, Charge, ContainerCharge, Device, Reservation
 from headroom.contract.quantity import MAX_DEVICE_BYTES
 from headroom.core.placement.amounts import DeviceArrays, bytes_of, device_arrays, needed
@@ -20,6 +27,9 @@ from headroom.core.placement.snapshot import NodeTerms, Snapshot
 #: Maximum length of the pod's VRAM annotation in the placement, because the API server limits the
 #: total size of annotations.
 _LONGEST_QUOTED = 1024
+#: Limits are written only for pods with at most this many GPU containers, because the policy for
+#: extenders rejects a Binding with more than 256 annotations.
+_MOST_LIMITED = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +303,17 @@ def _annotations(
         shares = [(_bytes_on(ask, t, apart), t.device.memory_bytes) for t in possible[ask.resource]]
         written[f"{BYTES}{ask.index}"] = str(min(part for part, _ in shares))
         written[f"{FRACTION}{ask.index}"] = min(_fraction(*share) for share in shares)
+        if ask.limit is not None and len(request.containers) <= _MOST_LIMITED:
+            at_most = replace(ask, amount=ask.limit)
+            # A share can be less than a request in bytes, and the larger of them counts.
+            limits = [
+                (min(max(_bytes_on(at_most, t, apart), reserved_bytes), whole_bytes), whole_bytes)
+                for t, (reserved_bytes, whole_bytes) in zip(
+                    possible[ask.resource], shares, strict=True
+                )
+            ]
+            written[f"{LIMIT_BYTES}{ask.index}"] = str(min(part for part, _ in limits))
+            written[f"{LIMIT_FRACTION}{ask.index}"] = min(_fraction(*each) for each in limits)
     body: dict[str, object] = {
         "node": node,
         "decision": request.decision_id,
