@@ -6,11 +6,12 @@ from headroom.console.feed.journals import Followed
 from headroom.console.views.decision_bodies import DecisionsBody
 from headroom.contract.annotations import PLACEMENT
 from headroom.contract.watched import PodSeen
+from headroom.core.journal.decision_records import Asked as Requested
 from headroom.core.journal.decision_records import BindTried, Filtered, Ranked
 from headroom.core.journal.journal import Journal
 from headroom.kubectl.why import why
 from headroom.runtime.follow.journal_stream import StateLine
-from tests.builders import pod
+from tests.builders import GPU, pod
 from tests.console.asking import WALL_S, Asked
 
 
@@ -57,6 +58,19 @@ def test_decisions_are_selected_by_pod_node_and_time(
     asked: Asked, query: str, found: list[int]
 ) -> None:
     assert ids(asked, query) == [f"uid-{number}.1" for number in found]
+
+
+def test_a_decision_shows_the_request_and_the_limit_that_filter_read() -> None:
+    asked = Asked()
+    requested = (Requested("main", GPU, 1, "8Gi", "annotation", "12Gi"),)
+    old = (Requested("main", GPU, 1, "8Gi", "annotation"),)
+    for number, part in enumerate((requested, old)):
+        record = Filtered(WALL_S, 400, 7, 5, 2, {}, part)
+        note(asked, f"uid-{number}.1", "p", record, WALL_S + number)
+    asked.now_s = 100.0
+    found = asked.get("/v1/decisions").json()["decisions"]
+    assert [each["request"][0]["limit"] for each in found] == [None, "12Gi"]
+    assert found[1]["request"][0]["amount"] == "8Gi"
 
 
 @pytest.mark.parametrize("since", ["yesterday", "15", "15w", "-5m"])
