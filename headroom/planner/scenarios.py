@@ -85,6 +85,8 @@ class Pool:
         return sum(machine.gpus for machine in self.machines)
 
 
+#: A pod and the memory that it requests on each of its GPUs, which is None for whole GPUs.
+_Need = tuple[Life, int | None]
 _NO_POOL = Pool((), Outcome(0, (), 0, 0, 0.0, 0.0, 0, NONE))
 
 
@@ -216,7 +218,7 @@ def answer(
 
     pool = None
     if exclusive is not None:
-        pool = _fewest(replay, share, machines, sharing.replicas, vram, today.target_s)
+        pool = _fewest(replay, needs, machines, sharing.replicas, vram, today.target_s)
     kept = 0 if exclusive is None else len(exclusive.machines)
     left = shared_machines(today_machines[kept:], configuration)
     wait_s, out_of_memory = None, 0
@@ -331,12 +333,12 @@ def _fewest_exclusive(
     def replay(some: Sequence[Machine]) -> Replay:
         return _exclusive(lives, some, seed)
 
-    return _fewest(replay, lives, machines, 1, None, target_s)
+    return _fewest(replay, [(life, None) for life in lives], machines, 1, None, target_s)
 
 
 def _fewest(
     replay: Callable[[Sequence[Machine]], Replay],
-    lives: Sequence[Life],
+    needs: Sequence[_Need],
     ordered: Sequence[Machine],
     replicas: int,
     vram: Vram | None,
@@ -345,19 +347,20 @@ def _fewest(
     """Return the fewest machines, in the given order, with which the pods wait at most ``target_s``
     on average, or None if no number of machines suffices.
 
-    ``vram`` is None if the pods get whole GPUs.
+    ``vram`` is None if all pods get whole GPUs.
     """
-    if not lives:
+    if not needs:
         return _NO_POOL
     # Count devices, because with MIG an instance takes one pod.
     size = sum(machine.devices for machine in ordered) / len(ordered)
+    lives = [life for life, _ in needs]
     most, mean = demand(lives, replicas, vram or _REQUESTS, mean_gpu_bytes(ordered))
-    widest, found = _widest(lives, vram), dict[int, Outcome]()
+    widest, found = _widest(needs), dict[int, Outcome]()
 
     def suffices(count: int) -> bool:
         machines = first_machines(ordered, count)
         shapes = shapes_of(machines)
-        if not all(has_machine(life, _need_bytes(life, vram), shapes) for life in widest):
+        if not all(has_machine(life, need_bytes, shapes) for life, need_bytes in widest):
             return False
         outcome = replay(machines).run(target_s)
         if outcome is None or outcome.never_ran or max(outcome.mean_waits_s) > target_s:
@@ -381,16 +384,12 @@ def _fewest(
     return Pool(tuple(first_machines(ordered, high)), found[high])
 
 
-def _need_bytes(life: Life, vram: Vram | None) -> int | None:
-    return None if vram is None else vram.need_bytes(life)
-
-
-def _widest(lives: Sequence[Life], vram: Vram | None) -> list[Life]:
+def _widest(needs: Sequence[_Need]) -> list[_Need]:
     """Return the pod that needs the most memory for each number of GPUs and set of models."""
-    found: dict[tuple[int, frozenset[str]], tuple[int, Life]] = {}
-    for life in lives:
-        key, need = (life.gpus, life.models), _need_bytes(life, vram) or 0
-        need = max(life.known_bytes or 0, need)
-        if key not in found or found[key][0] < need:
-            found[key] = need, life
-    return [life for _, life in found.values()]
+    found: dict[tuple[int, frozenset[str]], tuple[int, _Need]] = {}
+    for life, need_bytes in needs:
+        key = life.gpus, life.models
+        least_bytes = max(life.known_bytes or 0, need_bytes or 0)
+        if key not in found or found[key][0] < least_bytes:
+            found[key] = least_bytes, (life, need_bytes)
+    return [need for _, need in found.values()]

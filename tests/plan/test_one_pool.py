@@ -99,6 +99,13 @@ def test_the_wait_of_a_few_training_pods_is_not_hidden_by_many_other_pods() -> N
     assert needed(given, Configuration("steered", 4, PEAKS, one_pool=True)) == 2
 
 
+def test_a_pod_whose_peak_plus_margin_exceeds_a_gpu_gets_a_whole_gpu_in_one_pool() -> None:
+    chat = Life("chat", "chat", 0.0, DAY_S, 1, None, 24 * GIB)
+    given = History(history().machines, (chat, *history().lives), ())
+    assert (PEAKS.need_bytes(chat) or 0) > given.machines[0].memory_bytes
+    assert needed(given, Configuration("steered", 4, PEAKS, one_pool=True)) == 3
+
+
 def test_the_study_adds_one_pool_only_if_pods_need_gpus_of_their_own() -> None:
     configurations = [Configuration("predicted", 4, PEAKS)]
     for trains, expected in ((2, ["4 replicas, steered, one pool"]), (0, [])):
