@@ -89,6 +89,15 @@ DECLARED: dict[str, tuple[str, ...]] = {
             *("docs/get-started/*", "docs/operate/*", "release/*", "requirements/*", "*.md"),
         ),
     ),
+    "tests/images/test_images.py": (
+        *(*PRODUCT, "Dockerfile", ".dockerignore", "LICENSE", "README.md", "requirements/*"),
+        *("release/minimal_root.py", "docs/get-started/images.md", "tests/images/*"),
+    ),
+    # The modules that the altered processes change.
+    "tests/soak/test_detection.py": (
+        *("headroom/core/journal/journal.py", "headroom/webhook/mutation.py"),
+        *("agent/http_endpoints.py", "deploy/base/*", DRIVER, BINARIES),
+    ),
     "tests/tiers/test_tiers.py": ("tests/tiers/*.py", "tests/gobin/build.py"),
 }
 

@@ -5,6 +5,7 @@ import subprocess
 import pytest
 
 from tests.controlplane import ROOT
+from tests.soak.started import MUTANTS
 from tests.tiers.inputs import DECLARED, Repository
 
 STEERING = "tests/kubelet/test_steering.py"
@@ -33,3 +34,8 @@ def test_make_test_skips_unchanged_modules_unless_all_is_set(
     command = ["make", "--dry-run", "all", *variables]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert f" -p tests.tiers.plugin --unchanged={mode} " in done.stdout
+
+
+def test_the_soak_of_altered_processes_depends_on_every_module_that_is_altered() -> None:
+    altered = {f"{module.replace('.', '/')}.py" for module, *_ in MUTANTS.values()}
+    assert altered < {*DECLARED["tests/soak/test_detection.py"]}
