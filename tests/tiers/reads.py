@@ -30,6 +30,9 @@ ONLY_ARGUMENTS = {
     *("chrome", "containerd", "etcd", "gcc", "cc", "helm", "ip", "kube-apiserver", "kubectl"),
     *("kubelet", "mount", "node", "openssl", "promtool", "sleep", "true", "umount"),
 }
+#: Maps each program of Headroom to the files of its packages. It reads no others, except for its
+#: arguments.
+OWN = {"agent": ("agent/*",), "headroom": ("headroom/*", "extender/*")}
 #: The program that builds the binaries.
 BUILD = "tests/gobin/build.py"
 
@@ -156,7 +159,8 @@ def _patterns(repository: Repository, kind: str, words: Sequence[str]) -> Iterat
         name = Path(command[0]).name
         if name in ("bash", "sh"):
             yield "?*"  # Its commands can read any file.
-        if name not in ONLY_ARGUMENTS:
+        is_own = command[1:2] == ["-m"] and "".join(command[2:3]).partition(".")[0] in OWN
+        if name not in ONLY_ARGUMENTS and not is_own:
             yield from (
                 f"{'?' if folder == here else ''}{each}" for each in _below(repository, folder)
             )
@@ -212,9 +216,7 @@ def _python(repository: Repository, words: Sequence[str]) -> Iterator[str]:
         if word == "-m":
             name = next(options, "")
             yield f"-m {name}"
-            owner = name.partition(".")[0]
-            own = {"agent": ("agent/*",), "headroom": ("headroom/*", "extender/*")}
-            yield from (f"?{each}" for each in own.get(owner, PRODUCT))
+            yield from (f"?{each}" for each in OWN.get(name.partition(".")[0], PRODUCT))
             return
         if word == "-c" or not word.startswith("-"):
             source = next(options, "") if word == "-c" else ""

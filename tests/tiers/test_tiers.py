@@ -261,6 +261,7 @@ def test_reads_are_found(
     [
         (started("sleep", "0"), []),
         (lambda: sys.audit("tests.forked", "agent"), ["agent/data"]),
+        (lambda: subprocess.run([sys.executable, "-m", "agent"], check=False), ["agent/data"]),
         (started("true", "data/declared"), ["data/declared"]),
         (started("true", "deploy/overlay"), ["deploy/base", "deploy/overlay"]),
         (started("true", f"--file={os.curdir}/data/other"), ["data/other"]),
