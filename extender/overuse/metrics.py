@@ -10,8 +10,9 @@ class OveruseMetrics:
         self.evictions = counter(
             registry,
             "headroom_overuse_evictions_total",
-            "Evictions of pods that use more than they reserved: decided, withdrawn (the pressure "
-            "ended), evicted, rejected (by the API server), would_evict (in mode observe).",
+            "Evictions of pods that use more than they reserved, or than their limit: decided, "
+            "withdrawn (the pressure or the excess ended), evicted, rejected (by the API server), "
+            "would_evict (in mode observe).",
             outcome=("decided", "withdrawn", "evicted", "rejected", "would_evict"),
         )
         self.unresolved = Gauge(

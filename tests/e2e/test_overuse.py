@@ -45,25 +45,33 @@ class Leak:
     protected: bool
     step_bytes: int
     used: dict[str, int]
+    #: Maximum use of all pods of the node.
+    most_bytes: int = ONE_GPU.memory_bytes
 
     def grow(self) -> None:
         """Leak a little more while the GPU has free memory."""
-        if sum(self.used.values()) + self.step_bytes <= ONE_GPU.memory_bytes:
+        if sum(self.used.values()) + self.step_bytes <= self.most_bytes:
             self.used[self.leaker] += self.step_bytes
 
 
 def test_only_leaking_pods_are_evicted_and_each_only_once(
     new_cluster: NewCluster, tell: Tell
 ) -> None:
+    """Two more nodes have pods with limits: one exceeds its limit without any pressure, and the
+    other stays between its request and its limit.
+    """
     chance = random.Random(SEED)
-    cluster = new_cluster(NODES, ONE_GPU)
+    cluster = new_cluster(NODES + 2, ONE_GPU)
     ports = cluster.start_replicas(*REPLICAS, settings=SETTINGS)
     cluster.plane.call("POST", PRIORITIES, {"metadata": {"name": "high"}, "value": 1000})
     with round_robin(ports) as url:
         cluster.start_scheduler(url)
         cluster.settle()
-        leaks = [leak_on(cluster, node, chance) for node in cluster.names]
-        cluster.until(lambda: len(cluster.bound()) == 4 * NODES, "all pods are bound")
+        leaks = [leak_on(cluster, node, chance) for node in cluster.names[:NODES]]
+        beyond, within = (burst_on(cluster, node) for node in cluster.names[NODES:])
+        within.used[within.leaker], within.most_bytes = 9 * GIB, 17 * GIB
+        leaks += [beyond, within]
+        cluster.until(lambda: len(cluster.bound()) == 4 * NODES + 4, "all pods are bound")
     before = granted(cluster.plane)
     pods = {pod["metadata"]["name"]: pod for pod in cluster.bound()}
     for leak in leaks:
@@ -71,7 +79,8 @@ def test_only_leaking_pods_are_evicted_and_each_only_once(
             run(cluster, pods[name])  # A disruption budget does not protect a pending pod.
             cluster.nodes.give(pods[name], 0, used_bytes=leak.used[name])
     cluster.nodes.report(cluster.names)
-    expected = {uid_of(pods[leak.leaker]) for leak in leaks if not leak.protected}
+    ending = [leak for leak in leaks if not leak.protected and leak is not within]
+    expected = {uid_of(pods[leak.leaker]) for leak in ending}
     gone: set[str] = set()
 
     def all_evicted() -> bool:
@@ -110,7 +119,7 @@ def test_only_leaking_pods_are_evicted_and_each_only_once(
     innocent = {uid_of(pods[name]) for leak in leaks for name in leak.names if name != leak.leaker}
     assert innocent <= {uid_of(pod) for pod in cluster.pods()}
     warned = told_of(cluster, "GPUMemoryOveruseEviction")
-    assert set(warned) <= {uid_of(pods[leak.leaker]) for leak in leaks}
+    assert set(warned) <= {uid_of(pods[leak.leaker]) for leak in leaks if leak is not within}
     cluster.until(
         lambda: set(told_of(cluster, "EvictedForGPUMemoryOveruse")) == expected,
         "each evicted pod has an Event",
@@ -141,6 +150,16 @@ def leak_on(cluster: PlayedCluster, node: str, chance: random.Random) -> Leak:
         cluster.plane.call("POST", BUDGETS, {"metadata": {"name": node}, "spec": budget})
     step_bytes = chance.randint(64, 256) * MIB
     return Leak(node, names, leaker, protected, step_bytes, used)
+
+
+def burst_on(cluster: PlayedCluster, node: str) -> Leak:
+    """Create a pod that requests 4 GiB and has a limit of 10 GiB, beside a pod of 8 GiB."""
+    names = [f"{node}-burst", f"{node}-other"]
+    for name, vram, limit in zip(names, ("4Gi", "8Gi"), ("10Gi", "8Gi"), strict=True):
+        cluster.create_pod(name, vram, nodeSelector={HOSTNAME: node})
+        noted = {"metadata": {"annotations": {"headroom.gpu/vram-limit": limit}}}
+        cluster.plane.call("PATCH", f"{PODS}/{name}", noted, "application/merge-patch+json")
+    return Leak(node, names, names[0], False, 128 * MIB, {names[0]: 4 * GIB, names[1]: 8 * GIB})
 
 
 def set_used(cluster: PlayedCluster, leaks: list[Leak]) -> None:
