@@ -134,18 +134,6 @@ class Extender(ClusterView):
         if self.preemption_controller:
             self.preemption_controller.start(self.loops, self.idle)
 
-    @property
-    def best_only(self) -> bool:
-        return self.settings.filter_best_only
-
-    @property
-    def preempts_for_memory(self) -> bool:
-        return self.settings.preempt_for_memory
-
-    @property
-    def bind_deadline_s(self) -> float:
-        return self.settings.bind_deadline_s
-
     def idle(self) -> str:
         """Return the reason why no pod may be preempted now, or "" if pods may be preempted."""
         return self.unready() or ("Headroom is in mode observe" if self.observes else "")

@@ -13,7 +13,6 @@ Then the calls are repeated with timers in the verbs, to show the time spent in 
 
 import functools
 import gc
-import math
 import multiprocessing
 import random
 import socket
@@ -62,6 +61,7 @@ from headroom.core.placement.fit_cache import CachedFit, FitCache
 from headroom.core.placement.policy import Rules
 from headroom.core.placement.snapshot import Snapshot
 from headroom.runtime.memory_policy import limit_heap
+from headroom.runtime.settings.settings import Settings
 
 GIB = 1 << 30
 DEVICES = 8
@@ -137,8 +137,7 @@ def verbs_of(fleet: Fleet, telemetry: Telemetry) -> Verbs:
 
     replica: Any = SimpleNamespace(
         observes=False,
-        best_only=False,
-        bind_deadline_s=math.inf,
+        settings=Settings(filter_best_only=False),
         unready=lambda: "",
         deliver=fleet.state.apply,
     )

@@ -39,7 +39,7 @@ class Bind:
         args = extender_v1.decode_bind(body)
         began_s = state.clock.monotonic()
         pod, gpunode = self._known(args.pod_uid), state.cluster.gpunode(args.node)
-        groups, deadline_s = state.group_binds, state.replica.bind_deadline_s
+        groups, deadline_s = state.group_binds, state.replica.settings.bind_deadline_s
         may_try = groups.call(args.pod_uid, pod)
         ask = BindRequest(
             args.pod_namespace,

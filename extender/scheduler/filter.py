@@ -63,8 +63,8 @@ class _Judged:
 class Filter:
     """Handles the filter call.
 
-    With ``Replica.best_only``, only the best node passes, so that kube-scheduler does not have to
-    score nodes. If a user's preference could favor another node, all nodes that fit pass. ``pods``
+    With the setting ``filter_best_only``, only the best node passes, so that kube-scheduler does
+    not have to score nodes. If a user's preference could favor another node, all nodes that fit pass. ``pods``
     receives the pod of each call before the decision.
     """
 
@@ -228,7 +228,7 @@ class Filter:
     ) -> Mask | None:
         """Return the mask (n,) of the rejected nodes on which kube-scheduler may search for
         victims, or None if there are no such nodes."""
-        if not self._state.replica.preempts_for_memory:
+        if not self._state.replica.settings.preempt_for_memory:
             return None
         large_enough = self._state.fit_cache().weigh(request, snap).large_enough
         return self._state.candidate_nodes.choose(
@@ -249,7 +249,9 @@ class Filter:
             return True
         cluster = self._state.cluster
         return (
-            self._state.replica.best_only and not prefers(pod) and not cluster.neighbours.match(pod)
+            self._state.replica.settings.filter_best_only
+            and not prefers(pod)
+            and not cluster.neighbours.match(pod)
         )
 
     def _undisputed(

@@ -25,6 +25,7 @@ from headroom.core.placement.request import VramRequest
 from headroom.core.placement.score import BestNodes, best
 from headroom.core.placement.snapshot import CODE_OF, Mask, Rows, Snapshot
 from headroom.core.whatif.held_memory import HeldMemory
+from headroom.runtime.settings.settings import Settings
 
 #: Number of best nodes for which a decision records each term of the score. A record takes 30 bytes
 #: for each node.
@@ -43,18 +44,8 @@ class Replica(Protocol):
         or preferred."""
 
     @property
-    def best_only(self) -> bool:
-        """Whether filter names only the best node, unless a user's preference could favor another
-        node."""
-
-    @property
-    def preempts_for_memory(self) -> bool:
-        """Whether kube-scheduler may search for victims if only GPU memory or replicas are short.
-        This requires kube-scheduler 1.38 or newer."""
-
-    @property
-    def bind_deadline_s(self) -> float:
-        """Seconds after which a bind call of kube-scheduler times out."""
+    def settings(self) -> Settings:
+        """The current settings, which can change between two calls."""
 
     def unready(self) -> str:
         """Return a sentence that states why no decision is possible yet, or "" if decisions are

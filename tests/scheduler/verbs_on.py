@@ -14,6 +14,7 @@ from extender.scheduler.server import Verbs
 from headroom.core.cluster.changes import Event
 from headroom.core.cluster.cluster_writer import ClusterWriter
 from headroom.core.journal.journal import Journal
+from headroom.runtime.settings.settings import Settings
 
 #: All tests share these metrics, because creating metrics takes longer than some examples of
 #: property tests.
@@ -35,10 +36,8 @@ class Clocks:
 @dataclass
 class Replica:
     writer: ClusterWriter
-    best_only: bool = False
+    settings: Settings
     observes: bool = False
-    preempts_for_memory: bool = False
-    bind_deadline_s: float = inf
 
     def unready(self) -> str:
         return ""
@@ -63,17 +62,19 @@ def verbs_on(
     preempts_for_memory: bool = False,
     bind_deadline_s: float = inf,
 ) -> Verbs:
+    settings = Settings().model_copy(
+        update={
+            "filter_best_only": best_only,
+            "preempt_for_memory": preempts_for_memory,
+            "bind_deadline_s": bind_deadline_s,
+        }
+    )
     state = SchedulingState(
         writer.cluster,
         writer.parts.calls,
         journal or Journal(),
         telemetry or _UNREAD,
-        Replica(
-            writer,
-            best_only,
-            preempts_for_memory=preempts_for_memory,
-            bind_deadline_s=bind_deadline_s,
-        ),
+        Replica(writer, settings),
         Clocks(now_s, epoch_s),
     )
     return Verbs(state, ledger or BindsNothing())

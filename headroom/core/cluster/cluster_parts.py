@@ -86,7 +86,7 @@ class Parts:
             self.nominations,
             self.objects,
             self.weigher.adopt,
-            lambda: self.heartbeats.epoch_s,
+            self.heartbeats,
         )
         #: The parts that follow every change, in the order in which they are created above.
         self.trackers = [part for part in vars(self).values() if isinstance(part, Tracker)]

@@ -31,6 +31,7 @@ from headroom.contract.gpunode import GPUNode, Reservation
 from headroom.contract.kube import Pod
 from headroom.core.cluster.assumed_binds import AssumedBinds
 from headroom.core.cluster.object_cache import NOTHING, ObjectCache
+from headroom.core.cluster.trackers.heartbeats import Heartbeats
 from headroom.core.cluster.trackers.nominations import Nominations, yields
 from headroom.core.tracker import LastSeen, Tracker
 
@@ -80,8 +81,8 @@ class Holds(Tracker):
     """All held memory. Only the thread that owns the cluster's state changes it. Any thread may
     read it.
 
-    ``reserve`` returns the reservation to expect for a pod on a node. ``epoch_s`` is the Unix time
-    at which the monotonic clock was 0.
+    ``reserve`` returns the reservation to expect for a pod on a node. ``heartbeats`` has the Unix
+    time at which the monotonic clock was 0.
     """
 
     def __init__(
@@ -90,13 +91,13 @@ class Holds(Tracker):
         nominations: Nominations,
         objects: ObjectCache,
         reserve: Callable[[Pod, GPUNode], Reservation | None],
-        epoch_s: Callable[[], float],
+        heartbeats: Heartbeats,
     ) -> None:
         self._assumed = assumed
         self._nominations = nominations
         self._objects = objects
         self._reserve = reserve
-        self._epoch_s = epoch_s
+        self._heartbeats = heartbeats
         #: The reservations that binds are about to write, by node and pod uid.
         self._binding: dict[str, dict[str, Reservation]] = {}
         #: The nominees of the extenders that this process follows, by uid, or None if it decides
@@ -184,7 +185,7 @@ class Holds(Tracker):
         ``now_s`` is the time of this process's monotonic clock.
         """
         found: dict[str, list[Hold]] = {}
-        own, epoch_s = pod.metadata.uid if pod is not None else "", self._epoch_s()
+        own, epoch_s = pod.metadata.uid if pod is not None else "", self._heartbeats.epoch_s
         for uid, each, until_s in self._assumed.current(now_s):
             if uid != own:
                 held = Hold(each.pod, each.kind, epoch_s + until_s)
@@ -220,7 +221,7 @@ class Holds(Tracker):
         if self._followed is not None:
             yield from self._followed.values()
             return
-        over, epoch_s = list[HeldFor](), self._epoch_s()
+        over, epoch_s = list[HeldFor](), self._heartbeats.epoch_s
         for uid, node, holds, until_s in self._nominations.places(now_s):
             if holds:
                 at_s = 0 if until_s is None else math.ceil(epoch_s + until_s)
@@ -242,4 +243,4 @@ class Holds(Tracker):
             held = self._followed.get(uid)
             return (held.until_s or None) if held else None
         until_s = self._nominations.until_s(uid)
-        return None if until_s is None else self._epoch_s() + until_s
+        return None if until_s is None else self._heartbeats.epoch_s + until_s
