@@ -64,8 +64,8 @@ class Filter:
     """Handles the filter call.
 
     With the setting ``filter_best_only``, only the best node passes, so that kube-scheduler does
-    not have to score nodes. If a user's preference could favor another node, all nodes that fit pass. ``pods``
-    receives the pod of each call before the decision.
+    not have to score nodes. If a user's preference could favor another node, all nodes that fit
+    pass. ``pods`` receives the pod of each call before the decision.
     """
 
     def __init__(self, state: SchedulingState, pods: PodStore | None = None) -> None:

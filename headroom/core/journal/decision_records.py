@@ -257,11 +257,6 @@ class Records:
     def __len__(self) -> int:
         return len(self._records)
 
-    @property
-    def oldest_at_s(self) -> float | None:
-        oldest = next(iter(list(self._records.values())), None)
-        return oldest.at_s if oldest else None
-
     def note(
         self, decision_id: str, namespace: str, name: str, part: Part, at_s: float, node: str = ""
     ) -> None:
