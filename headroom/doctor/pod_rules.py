@@ -4,13 +4,14 @@ without requesting any."""
 from collections.abc import Iterator
 
 from headroom.contract.annotations import VRAM
+from headroom.contract.quantity import gib
 from headroom.contract.reasons import Reason
 from headroom.core.cluster.cluster import Cluster
 from headroom.core.cluster.unmanaged_gpus import unmanaged_requests
 from headroom.core.overuse.decisions import overusing_pods
-from headroom.core.placement.fit import fit
+from headroom.core.placement.fit import Verdicts, fit
 from headroom.core.placement.request import Kind, VramRequest
-from headroom.core.placement.snapshot import CODE_OF
+from headroom.core.placement.snapshot import CODE_OF, Mask
 from headroom.core.rules.eligible_nodes import eligibility_key, eligible_nodes
 from headroom.core.starting_alone.phase import lacks_probe
 from headroom.core.whatif.steering_whatif import steering_gain
@@ -39,8 +40,8 @@ def examine_several(state: Cluster, now_s: float) -> Iterator[Finding]:
     """Yield a finding about pending pods that wait only because the device plugin rejects
     containers with several replicas."""
     snap = state.snapshot()
-    found_by_kind: dict[tuple[Kind, bytes], frozenset[str]] = {}
-    waiting, names = 0, set[str]()
+    found_by_kind: dict[tuple[Kind, bytes], tuple[frozenset[str], int]] = {}
+    waiting, waiting_bytes, names = 0, 0, set[str]()
     for pod in state.unbound():
         request = state.understand(pod)
         if not isinstance(request, VramRequest) or all(ask.widest < 2 for ask in request.asks):
@@ -51,13 +52,20 @@ def examine_several(state: Cluster, now_s: float) -> Iterator[Finding]:
                 continue
             rows = eligible_nodes(pod, snap, state.node).rows
             verdicts = fit(request, snap, rows, now_s)
-            rejecting = rows[verdicts.codes == CODE_OF[Reason.TOO_MANY_SHARED]].tolist()
-            nodes = frozenset(snap.names[row] for row in rejecting)
-            found_by_kind[key] = frozenset() if verdicts.fits.any() else nodes
-        waiting += bool(found_by_kind[key])
-        names |= found_by_kind[key]
+            rejecting = verdicts.codes == CODE_OF[Reason.TOO_MANY_SHARED]
+            if verdicts.fits.any():
+                rejecting &= False
+            nodes = frozenset(snap.names[row] for row in rows[rejecting].tolist())
+            found_by_kind[key] = nodes, _need_bytes(verdicts, rejecting)
+        nodes, need_bytes = found_by_kind[key]
+        waiting += bool(nodes)
+        waiting_bytes += need_bytes
+        names |= nodes
     if waiting:
-        pods = "1 pending pod requests" if waiting == 1 else f"{waiting} pending pods request"
+        with_bytes = f"with {gib(waiting_bytes)}"
+        pods = f"{waiting} pending pods {with_bytes} request"
+        if waiting == 1:
+            pods = f"1 pending pod {with_bytes} requests"
         yield Finding(
             Weight.ADVICE,
             tuple(sorted(names)),
@@ -66,6 +74,14 @@ def examine_several(state: Cluster, now_s: float) -> Iterator[Finding]:
             "steer the nodes and set failRequestsGreaterThanOne: false in the device plugin's "
             "configuration: docs/how-to/one-pool.md",
         )
+
+
+def _need_bytes(verdicts: Verdicts, rejecting: Mask) -> int:
+    """Return the bytes that the pod needs on all its devices of the nodes that reject it, at most,
+    or 0 if there is no such node."""
+    return sum(
+        ask.ask.widest * int(ask.need_bytes[rejecting].max(initial=0)) for ask in verdicts.asks
+    )
 
 
 def examine_overuse(state: Cluster, now_s: float) -> Iterator[Finding]:
