@@ -86,11 +86,14 @@ def test_pods_with_several_gpus_that_the_plugin_rejects_are_counted() -> None:
         "steer the nodes and set failRequestsGreaterThanOne: false in the device plugin's "
         "configuration: docs/how-to/one-pool.md."
     )
-    rejects = "for one container, which the device plugin rejects (failRequestsGreaterThanOne)"
+    rejects = (
+        "several shared GPUs for one container, which the device plugin rejects "
+        "(failRequestsGreaterThanOne)"
+    )
     assert counted(*wide, *pending("2Gi")) == [
-        f"advice: a: 2 pending pods with 8.0 GiB request several shared GPUs {rejects}. To do: {to_do}"
+        f"advice: a: 2 pending pods with 8.0 GiB request {rejects}. To do: {to_do}"
     ]
     assert counted(wide[0]) == [
-        f"advice: a: 1 pending pod with 4.0 GiB requests several shared GPUs {rejects}. To do: {to_do}"
+        f"advice: a: 1 pending pod with 4.0 GiB requests {rejects}. To do: {to_do}"
     ]
     assert counted(*pending("2Gi")) == []
