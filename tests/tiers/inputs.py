@@ -9,7 +9,6 @@ import ast
 import functools
 import hashlib
 import importlib.metadata
-import itertools
 import os
 import platform
 import subprocess
@@ -138,17 +137,21 @@ class Repository:
         """Return the files that match one of the patterns of ``DECLARED``, and the files that
         Python imports if a pattern is ``-m`` and the name of a module.
         """
-        names = frozenset(patterns)
-        programs = {each.removeprefix("-m ") for each in names if each.startswith("-m ")}
-        imported = (self.modules(f"{each}{end}") for each in programs for end in ("", ".__main__"))
-        globs = [each for each in names if "*" in each]
-        folders = {each[:-1] for each in names if each.endswith("/")}
-        return (self.closure(*itertools.chain(*imported)) | names & self.files).union(
-            each
-            for each in self.files
-            if (each.rpartition("/")[0] or ".") in folders
-            or any(fnmatchcase(each, glob) for glob in globs)
-        )
+        return frozenset().union(*map(self._matching, patterns))
+
+    @functools.cache  # noqa: B019 -- a session has one
+    def _matching(self, pattern: str) -> frozenset[str]:
+        if pattern.startswith("-m "):
+            name = pattern.removeprefix("-m ")
+            return self.closure(*self.modules(name), *self.modules(f"{name}.__main__"))
+        if pattern.endswith("/"):
+            folder = pattern[:-1]
+            return frozenset(
+                each for each in self.files if (each.rpartition("/")[0] or ".") == folder
+            )
+        if "*" in pattern:
+            return frozenset(each for each in self.files if fnmatchcase(each, pattern))
+        return self.files & {pattern}
 
     def closure(self, *files: str) -> frozenset[str]:
         """Return these files and all files of the repository that they import, including imports in
@@ -186,14 +189,15 @@ class Repository:
         """Return a hash of the contents of the inputs and of the versions of programs."""
         digest = hashlib.sha256(f"{module}\0{machine()}".encode())
         for each in sorted(self.inputs(module, reads)):
-            path = self.root / each
-            digest.update(f"\0{each}\0{path.is_file()}\0{os.path.islink(path)}\0".encode())
-            digest.update(self._hash(each))
+            digest.update(self._state(each))
         return digest.hexdigest()
 
     @functools.cache  # noqa: B019 -- a session has one
-    def _hash(self, file: str) -> bytes:
-        return hashlib.sha256(_content(self.root / file)).digest()
+    def _state(self, file: str) -> bytes:
+        """Return the name of a file, and hashes of its kind and content."""
+        path = self.root / file
+        kind = f"\0{file}\0{path.is_file()}\0{os.path.islink(path)}\0"
+        return kind.encode() + hashlib.sha256(_content(path)).digest()
 
 
 def _content(path: Path) -> bytes:

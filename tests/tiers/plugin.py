@@ -24,7 +24,7 @@ from tests.tiers import reads
 from tests.tiers.inputs import DECLARED, NOT_FOLLOWED, Repository
 
 #: Maximum number of files in the folder that records passed modules. The oldest files are deleted.
-MOST_RECORDS = 2_000
+MOST_RECORDS = 1_000
 #: Fixtures of these scopes also serve tests of later modules.
 _SHARED = ("session", "package")
 
@@ -90,12 +90,14 @@ class Tier:
         self._shared: defaultdict[str, set[reads.Read]] = defaultdict(set)
 
     def _passed_before(self) -> dict[str, int]:
-        found = {}
+        found: dict[str, int] = {}
         for path in self.folder.glob("*"):
             # Ignore records of other versions of this plugin.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 record = json.loads(path.read_text())
                 module, read = record["module"], record["read"]
+                if module in found:
+                    continue
                 if self.repository.fingerprint(module, read) == path.name:
                     found[module] = record["passed"]
                     os.utime(path)
