@@ -333,7 +333,7 @@ def assumptions(study: Study) -> list[str]:
             kind = "should contain the figure of another such history with a probability of 90 %"
         ranges = (
             f"Ranges {kind}. They come from {study.seeds} replays: the unchanged history, and "
-            f"{study.seeds - 1} variants with resampled days and numbers of pods a day."
+            f"{plural(study.seeds - 1, 'variant')} with resampled days and numbers of pods a day."
         )
     one_pool = ""
     if any(row.configuration.one_pool for row in study.rows):

@@ -6,7 +6,7 @@ which the policies check, and the token of each agent is bound to a pod on its n
 """
 
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -68,15 +68,22 @@ class Playground(ControlPlane):
 def install(plane: ControlPlane) -> None:
     """Apply the objects of deploy/base that need no workload, and let the extender's account do
     what the console's may, because one process has both programs."""
-    kubectl = str(built("kubectl")["kubectl"])
-    command = [kubectl, "kustomize", str(ROOT / "deploy/base")]
-    rendered = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    objects = [each for each in yaml.load_all(rendered, yaml.CSafeLoader) if each["kind"] in KINDS]
-    objects += [_binding(role) for role in ("headroom-console", "headroom-journal")]
-    command = [kubectl, f"--kubeconfig={plane.kubeconfig()}", "apply", "--server-side"]
-    command += ["--force-conflicts", "-f", "-"]
+    objects = [*_shipped(), *map(_binding, ("headroom-console", "headroom-journal"))]
+    command = [str(built("kubectl")["kubectl"]), f"--kubeconfig={plane.kubeconfig()}"]
+    command += ["apply", "--server-side", "--force-conflicts", "-f", "-"]
     text = yaml.dump_all(objects, Dumper=yaml.CSafeDumper)
     subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+
+
+def _shipped() -> Iterator[dict[str, Any]]:
+    """Yield the objects of deploy/base that the cluster has, with the labels of all objects."""
+    base = ROOT / "deploy/base"
+    listed = yaml.load((base / "kustomization.yaml").read_text(), yaml.CSafeLoader)
+    for file in listed["resources"]:
+        for each in yaml.load_all((base / file).read_text(), yaml.CSafeLoader):
+            if each and each["kind"] in KINDS:
+                labels = {**each["metadata"].get("labels", {}), **listed["labels"][0]["pairs"]}
+                yield {**each, "metadata": {**each["metadata"], "labels": labels}}
 
 
 def default_scheduler(plane: ControlPlane) -> dict[str, Any]:

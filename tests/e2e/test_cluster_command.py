@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from tests.controlplane import ROOT
-from tests.deploy.pages import blocks, commands, play
+from tests.deploy.pages import blocks, commands, matches, play, steps
 from tests.processes import alive
 from tests.waiting import PATIENCE_S, until
 
@@ -223,6 +223,24 @@ def check_the_cluster(run: Callable[[str], str]) -> None:
     run("kubectl delete namespace team-b --timeout=180s")
 
 
+def check_a_request(run: Callable[[str], str]) -> None:
+    """Create the pods of docs/how-to/request-memory.md, and compare their explanations with it."""
+    run("kubectl delete pod mine share first --timeout=180s")  # The page has an empty GPU.
+    parts = blocks("how-to/request-memory.md")
+    outputs = {step.command: step.output or "" for each in parts for step in steps(each)}
+    (llm,) = [each.text for each in parts if "name: llm\n" in each.text]
+    huge = llm.replace("name: llm", "name: huge").replace("8Gi", "40Gi")
+    for name, manifest in (("llm", llm), ("huge", huge)):
+        run(f"kubectl create -f - <<'EOF'\n{manifest}EOF")
+        command = f"kubectl headroom why {name}"
+        until(
+            lambda command=command: matches(run(command), outputs[command]),
+            f"{command} prints what the page shows",
+            every_s=1.0,
+            logs=lambda command=command: run(command),
+        )
+
+
 def documented_pod() -> str:
     """Return the manifest of docs/get-started/helm.md that a new user copies."""
     (manifest,) = [
@@ -290,6 +308,7 @@ def test_the_printed_commands_and_the_documented_pod_work(binaries: None, tmp_pa
         )
         play("get-started/local-cluster.md", "pod", run)
         check_the_cluster(lambda command: shell(f"{exports}\n{command}"))
+        check_a_request(lambda command: shell(f"{exports}\n{command}"))
 
         page = re.search(r"^The page: (\S+)$", cluster.printed, re.MULTILINE)
         assert page
