@@ -5,6 +5,8 @@ without the violation.
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from tests.chaos.audit import RESOURCE, Auditor, Machine
 
 GIB = 1 << 30
@@ -99,9 +101,32 @@ def test_every_form_of_a_request_counts() -> None:
     assert rules(shown(pod("a", "main=16Gi,side=9G", ONE, containers=both))) == ["reserved twice"]
 
 
+def test_an_ended_or_deleted_pod_frees_memory() -> None:
+    for goes in ("ends", "is gone", "is missing from a list"):
+        auditor = shown(pod("a", "20Gi", ONE))
+        if goes == "ends":
+            show(auditor, pod("a", "20Gi", ONE, phase="Succeeded"))
+        elif goes == "is gone":
+            auditor.pods_changed("DELETED", [pod("a", None)])
+        auditor.pods_changed("LISTED", [pod("b", "20Gi", ONE)])
+        assert rules(auditor) == [], goes
+    auditor.pods_changed("LISTED", [pod("b", "20Gi", ONE), pod("c", "20Gi", ONE)])
+    assert rules(auditor) == ["reserved twice"]
+
+
 def test_a_terminating_pod_does_not_free_memory_yet() -> None:
     leaving = pod("a", "20Gi", ONE, deletionTimestamp="2026-11-21T00:00:00Z")
     assert rules(shown(leaving, pod("b", "20Gi", ONE))) == ["reserved twice"]
+
+
+def test_outsiders_do_not_count() -> None:
+    theirs = pod("theirs", "20Gi", ONE, ours=False)
+    auditor = shown(theirs, pod("a", "20Gi", ONE))
+    assert rules(auditor) == []
+    auditor.look(ONE, holds("theirs", "a"), {})
+    assert rules(auditor) == []
+    show(auditor, pod("b", "20Gi", ONE))
+    assert rules(auditor) == ["reserved twice"]
 
 
 def test_more_allocated_pods_than_fit_on_a_device_are_a_finding() -> None:
@@ -187,3 +212,23 @@ def test_a_pending_pod_that_fits_is_a_finding() -> None:
     show(auditor, gpunode(TWO, f=20))
     auditor.look(TWO, {("uid-f", "main"): ["GPU-two-0", "GPU-two-1"]}, {})
     assert "waits" not in in_the_end(auditor)
+
+
+@pytest.mark.parametrize(("size", "found"), [("20Gi", ["waits"]), ("21Gi", [])])
+def test_a_pod_on_two_devices_is_charged_on_each_for_its_container(
+    size: str, found: list[str]
+) -> None:
+    """A pod with 4 GiB on one device and 3 GiB on the other device leaves at least 20 GiB free on
+    each device.
+    """
+    both = "main", "side"
+    devices = MACHINES[TWO].devices
+    full = pod("full", "24Gi", ONE)
+    split = pod("split", "main=4Gi,side=3Gi", TWO, containers=both)
+    auditor = shown(full, split, pod("waits", size, phase="Pending"))
+    show(auditor, gpunode(ONE, full=24))
+    show(auditor, gpunode(TWO, split=7))
+    auditor.look(ONE, holds("full"), {})
+    held = {("uid-split", each): [device] for each, device in zip(both, devices, strict=True)}
+    auditor.look(TWO, held, {})
+    assert in_the_end(auditor) == found
