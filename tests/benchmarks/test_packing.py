@@ -71,6 +71,37 @@ def asked(gpus: int, amount: int | None = None, *models: str) -> Ask:
     return Ask(1, 1, gpus, amount, frozenset(models))
 
 
+@pytest.mark.parametrize(
+    ("times", "small", "expected"),
+    [
+        # 8 of 16 devices' memory is requested by pods with 8 devices.
+        pytest.param(1.0, 16, 5, id="half of ten nodes"),
+        pytest.param(0.8, 16, 4, id="20 % too small"),
+        pytest.param(1.2, 16, 6, id="20 % too large"),
+        # Pods that share count with their memory and not as whole devices.
+        pytest.param(1.0, 8, 7, id="two thirds"),
+        pytest.param(1.0, 0, 10, id="no other pods"),
+    ],
+)
+def test_the_unshared_pool_has_the_size_of_the_demand(
+    times: float, small: int, expected: int
+) -> None:
+    nodes = [gpu_node(8, 100)] * 10
+    asks = [asked(8)] * 2 + [asked(1, 100)] * small
+    assert len(unshared(nodes, asks, "vram", times)) == expected
+    halves = [asked(8)] * 2 + [asked(1, 50)] * (2 * small)
+    assert len(unshared(nodes, halves, "vram", times)) == expected
+
+
+def test_each_model_has_its_own_part_of_the_unshared_pool() -> None:
+    nodes = [gpu_node(8, 100)] * 4 + [gpu_node(4, 100, "L4")] * 4 + [gpu_node(1, 100, "L4")] * 2
+    asks = [asked(8)] * 2 + [asked(1, 100, "A100")] * 16 + [asked(1, 10)] * 3
+    # Only the first nodes have 8 devices. Half of their memory is requested by pods with 8.
+    assert unshared(nodes, asks, "vram") == [0, 1]
+    assert unshared(nodes, [asked(2, None, "L4"), *[asked(1, 100, "L4")] * 2], "vram") == [4, 5]
+    assert unshared(nodes, [asked(1, 50)] * 9, "vram") == []
+
+
 def test_no_placement_exceeds_the_bound() -> None:
     """All placements of a few pods on three devices are tried."""
     lots = random.Random(7)

@@ -76,12 +76,44 @@ def test_a_device_without_a_free_replica_is_never_picked() -> None:
     assert referee.verdict(0).turned_away == {"seventh"}
 
 
+def test_a_pod_of_several_gpus_takes_distinct_unshared_devices() -> None:
+    referee = Referee({"n": [Gpu(16 * GIB, 1)] * 8}, 3)
+    referee.bound("two", "n", 2, None)
+    referee.bound("six", "n", 6, None)
+    landed = referee.admit()
+    assert sorted(i for place in landed for i in place.devices) == list(range(8))
+    assert referee.verdict(0).devices_overcommitted == 0
+
+
+def test_admission_order_is_random_but_fixed_by_the_seed() -> None:
+    def order(seed: int) -> list[str]:
+        referee = Referee({"n": [Gpu(24 * GIB, 20)]}, seed)
+        for i in range(10):
+            referee.bound(f"p{i}", "n", 1, GIB)
+        return [place.pod for place in referee.admit()]
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(20)}) == 20
+
+
 def test_overcommitment_is_detected_and_measured() -> None:
     """The pods use 60 GiB of 24 GiB, as in the four-pod example."""
     verdict = placed([SHARED], 16, 20, 16, 8).verdict(0)
     assert verdict.devices_overcommitted == 1
     assert verdict.worst_ratio == Fraction(60, 24)
     assert verdict.worst_excess_bytes == 36 * GIB
+
+
+def test_ratio_and_excess_are_computed_per_device() -> None:
+    """The small device has the highest ratio, and the large device has the most excess bytes."""
+    small, large = Gpu(8 * GIB, 4), Gpu(80 * GIB, 4)
+    referee = Referee({"small": [small], "large": [large]}, 0)
+    referee.bound("a", "small", 1, 20 * GIB)
+    referee.bound("b", "large", 1, 120 * GIB)
+    referee.admit()
+    verdict = referee.verdict(0)
+    assert (verdict.worst_ratio, verdict.worst_excess_bytes) == (Fraction(5, 2), 12 * GIB)
+    assert Referee({"n": [small]}, 0).verdict(0).worst_excess_bytes == 0
 
 
 def test_a_full_device_is_not_overcommitted_but_one_more_byte_is() -> None:
@@ -101,6 +133,12 @@ def test_a_pod_that_does_not_fit_is_killed_and_a_later_pod_that_fits_runs() -> N
     assert verdict.working_bytes == 24 * GIB
 
 
+def test_a_pod_larger_than_its_device_is_killed() -> None:
+    verdict = placed([SHARED], 25).verdict(0)
+    assert verdict.died == verdict.too_large == {"p0"}
+    assert verdict.devices_overcommitted == 1
+
+
 @pytest.mark.parametrize(
     ("sizes_gib", "stranded_gib"),
     [
@@ -114,3 +152,13 @@ def test_stranded_memory_is_free_memory_that_no_pod_can_use(
     sizes_gib: tuple[int, ...], stranded_gib: int
 ) -> None:
     assert placed([SHARED], *sizes_gib).verdict(10 * GIB).stranded_bytes == stranded_gib * GIB
+
+
+def test_an_empty_device_has_no_stranded_memory_even_if_too_small() -> None:
+    assert placed([SHARED]).verdict(25 * GIB).stranded_bytes == 0
+
+
+def test_unshared_devices_count_for_overcommit_but_not_as_shared_memory() -> None:
+    verdict = placed([Gpu(16 * GIB, 1)], 17).verdict(0)
+    assert verdict.devices_overcommitted == 1
+    assert verdict.shared_bytes == verdict.stranded_bytes == 0
