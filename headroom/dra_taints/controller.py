@@ -5,11 +5,9 @@ reads what the watches delivered, decides (``dra_taints.taint_decisions``), and 
 rules.
 """
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 import structlog
 
@@ -31,11 +29,10 @@ from headroom.dra_taints.taint_decisions import TaintDecisions
 from headroom.dra_taints.taint_rules import NOT_SERVED, TaintRules
 from headroom.runtime.follow.claims import Claims
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
-from headroom.runtime.loops import progressed
+from headroom.runtime.loops import on_thread
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 #: Maximum seconds between two rounds, and minimum seconds if something changed.
 EVERY_S, LEAST_S = 1.0, 0.2
 #: Seconds between two calls that list the rules, to find rules that a user has deleted.
@@ -213,12 +210,12 @@ class DeviceTaintsController:
         now_s = self._now_s()
         if self._rules is not None and now_s < self._list_at_s:
             return self._rules
-        if not self._store.version and not await _ask(self._store.discover):
+        if not self._store.version and not await on_thread(self._store.discover):
             self.obstacle = NOT_SERVED
             return None
         is_first = self._rules is None
         try:
-            self._rules = await _ask(self._store.list)
+            self._rules = await on_thread(self._store.list)
         except ApiStatus as err:
             if err.status == 404:  # the version is no longer served
                 self._store.version = ""
@@ -234,7 +231,7 @@ class DeviceTaintsController:
     ) -> None:
         uuid = self._devices[node][device]
         try:
-            rules[device] = await _ask(partial(self._store.create, device, node, uuid))
+            rules[device] = await on_thread(partial(self._store.create, device, node, uuid))
         except ApiError as err:
             self._failed(device, err)
             return
@@ -243,7 +240,7 @@ class DeviceTaintsController:
 
     async def _clear(self, rules: dict[DraDevice, DeviceTaintRule], device: DraDevice) -> None:
         try:
-            await _ask(partial(self._store.delete, rules[device]))
+            await on_thread(partial(self._store.delete, rules[device]))
         except ApiError as err:
             self._failed(device, err)
             return
@@ -257,10 +254,3 @@ class DeviceTaintsController:
         self._list_at_s = 0.0
         self._telemetry.writes.labels("failed").inc()
         log.warning("device_taint_not_written", pool=device.pool, name=device.name, error=str(err))
-
-
-async def _ask(call: Callable[[], T]) -> T:
-    """Run a blocking call on a thread."""
-    result = await asyncio.to_thread(call)
-    progressed()
-    return result

@@ -1,10 +1,8 @@
 """A round of the recorder, which reads changed objects and writes the profiles that are due."""
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 import structlog
 
@@ -27,11 +25,10 @@ from headroom.recorder.past_lives import PastLives
 from headroom.recorder.pod_facts import ObservedPod, PodFacts
 from headroom.recorder.profile_book import Owned, ProfileBook, ProfileKey
 from headroom.runtime.kube.api_errors import ApiError, ApiStatus
-from headroom.runtime.loops import progressed
+from headroom.runtime.loops import on_thread
 
 log = structlog.get_logger()
 
-T = TypeVar("T")
 #: Maximum number of writes per round. Further writes wait for the next round.
 MAX_WRITES = 100
 #: Maximum number of deleted pods whose lives have not been recorded yet.
@@ -134,7 +131,7 @@ class Recorder:
             self._observed.take()
             return
         if not self._is_loaded:
-            self._book.load(await _ask(self._store.list))
+            self._book.load(await on_thread(self._store.list))
             self._is_loaded = True
         now_s = self._now_s()
         ended = self._tracker.follow(*self._observed.take(), now_s)
@@ -177,7 +174,7 @@ class Recorder:
         key = _controller_key(pod)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = await _ask(partial(self._owners.owner, pod))
+            found = self._known[key] = await on_thread(partial(self._owners.owner, pod))
         return found
 
     async def _write_due(self, now_s: float) -> None:
@@ -199,18 +196,18 @@ class Recorder:
 
     async def _delete(self, key: ProfileKey, profile: VRAMProfile) -> None:
         try:
-            await _ask(partial(self._store.delete, profile))
+            await on_thread(partial(self._store.delete, profile))
         except ApiStatus as err:
             if err.status != 409:
                 raise
-            self._book.stored(key, await _ask(partial(self._store.read, *key)))
+            self._book.stored(key, await on_thread(partial(self._store.read, *key)))
         else:
             self._book.drop(key)
 
     async def _write(self, key: ProfileKey, now_s: float) -> str:
         write = self._book.write(key, now_s)
         try:
-            stored = await _ask(partial(self._store.write, write.profile))
+            stored = await on_thread(partial(self._store.write, write.profile))
             self._book.written(write, stored, now_s)
             return "written"
         except ApiStatus as err:
@@ -223,7 +220,7 @@ class Recorder:
             failure = err
         if isinstance(failure, ApiStatus) and failure.status == 409:
             try:
-                found = await _ask(partial(self._store.read, *key))
+                found = await on_thread(partial(self._store.read, *key))
             except ApiError as err:
                 failure = err
             else:
@@ -233,13 +230,6 @@ class Recorder:
         rejected = isinstance(failure, ApiStatus) and failure.status < 500
         self._book.delayed(key, now_s, None if rejected else write)
         return "failed"
-
-
-async def _ask(call: Callable[[], T]) -> T:
-    """Run a blocking call on a thread."""
-    result = await asyncio.to_thread(call)
-    progressed()
-    return result
 
 
 def _controller_key(pod: PodFacts) -> tuple[str, str]:

@@ -163,6 +163,13 @@ def progressed() -> None:
     _mark.get()()
 
 
+async def on_thread(call: Callable[[], T]) -> T:
+    """Run a blocking call on a thread, and record progress when it returns."""
+    result = await asyncio.to_thread(call)
+    progressed()
+    return result
+
+
 def marked_by(mark: Callable[[], None]) -> None:
     """Call ``mark`` whenever this task, or a task that it creates, makes progress."""
     _mark.set(mark)

@@ -100,11 +100,6 @@ class ViewTelemetry(ProcessTelemetry):
             buckets=_LAG_SECONDS,
             registry=registry,
         )
-        self.generation = Gauge(
-            "headroom_snapshot_generation",
-            "Generation of the snapshot that decisions are made on.",
-            registry=registry,
-        )
 
 
 async def sample_lag(observe: Callable[[float], None], every_s: float = LAG_EVERY_S) -> None:

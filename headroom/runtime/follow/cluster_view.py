@@ -59,7 +59,6 @@ class ClusterView:
         #: This event is set when all listed objects have been processed.
         self.begun = asyncio.Event()
         self.event_queue.reactions.append(self._note_begun)
-        telemetry.generation.set_function(lambda: self.cluster.generation)
         telemetry.registry.register(CertificateCollector(settings.served_certificates))
         self.reloading = SettingsReloader(origin, settings, self.take, telemetry)
 
