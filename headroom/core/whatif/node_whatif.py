@@ -108,8 +108,8 @@ def pod_counts(
     request, now_s = verdicts.request, verdicts.now_s
     found: dict[int, _Search] = {}
     for i in positions:
-        node = verdicts.snap.nodes[int(verdicts.rows[i])].name
-        gpunode = cluster.gpunode(node)
+        on_node = verdicts.snap.nodes[int(verdicts.rows[i])]
+        gpunode = cluster.gpunode(node := on_node.name)
         if gpunode is None:
             continue
         if held := verdicts.snap.held.get(node):
@@ -122,7 +122,12 @@ def pod_counts(
         if _depends_on_previous(first):
             yield i, count_pods(cluster, gpunode, request, limit, now_s)
             continue
-        found[i] = _Search(gpunode, first, limit, _guess(verdicts, i))
+        guess = _guess(verdicts, i)
+        if not any(terms.crowd_bytes for terms in on_node.devices):
+            # Without unconfirmed pods, no choice of the plugin lets more pods fit than a free
+            # choice of their devices.
+            limit = min(limit, max(guess, 1))
+        found[i] = _Search(gpunode, first, limit, guess)
         if len(found) == _MOST_AT_ONCE:
             yield from _counts(cluster, request, found, now_s)
             found.clear()
