@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks.demo.wire import ServerFailed
 
-_START_S = 30
+_START_S = 120
 _STOP_S = 5
 _POLL_S = 0.01
 
@@ -76,7 +76,7 @@ class Server:
     def _ready(self) -> _Serving:
         """Wait until the server prints its URLs.
 
-        Raises ``ServerFailed`` with the end of its log if it ends or takes over 30 s.
+        Raises ``ServerFailed`` with the end of its log if it ends or takes over two minutes.
         """
         while self._serving is None:
             for line in self._out.read_bytes().splitlines(keepends=True):
