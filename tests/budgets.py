@@ -1,69 +1,77 @@
-"""Time budgets of the test suites, and a summary at the end of every run.
+"""CPU budgets of the test suites, and a summary at the end of every run.
 
 A suite is a folder below ``tests``, and the modules directly in ``tests`` are one more suite.
 pytest fails during collection if a suite has no budget. A suite that exceeds its budget causes only
 a warning, because machines differ.
+
+The budgets are CPU seconds of the test process and of all processes that it starts. Unlike the
+duration of a suite, they hardly depend on what else runs on the machine.
 """
 
 import collections
+import contextlib
+import os
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 
-#: Budget of each suite in seconds, summed over all workers. The budgets assume six workers on two
-#: cores, with all binaries built.
+#: Budget of each suite in CPU seconds, with all binaries built. Measured on two busy cores (load
+#: 20), where the same work takes about half more CPU than on an idle machine, and rounded up. The
+#: suites that start first have 10 s more, because each worker collects all tests.
 BUDGETS_S = {
-    # Five modules need an API server, so up to five workers start an API server, which takes 6 s.
-    "admission": 50,
-    "agent": 195,
-    "benchmarks": 325,
+    # An idle machine takes 337 and 80 s. These are half more.
+    "e2e": 505,
+    "page": 120,
+    # Half of the tests of the soak run only if the soak changed.
+    "soak": 155,
+    "admission": 25,
+    "agent": 85,
+    "app": 20,
+    "benchmarks": 70,
     "certs": 5,
-    "chaos": 120,
-    "app": 100,
-    "convert": 15,
-    "console": 220,
-    "contract": 30,
-    "controllers": 20,
-    "demo": 60,
-    # An idle machine takes 631 s, because test_installed.py follows the installation pages for
-    # Helm, for kustomize, and for clusters without GPUs.
-    "deploy": 660,
-    "doctor": 12,
-    # An idle machine takes 1,131 s.
-    "e2e": 1205,
+    "chaos": 50,
+    "console": 45,
+    "contract": 10,
+    "controllers": 10,
+    "convert": 5,
+    "demo": 20,
+    "deploy": 275,
+    "doctor": 10,
+    # An estimate: tests failed while it was measured.
     "fuzz": 20,
-    "gobin": 15,
+    "gobin": 5,
     "helm": 5,
-    "images": 125,
-    "install": 185,
-    "history": 40,
-    "kube": 40,
-    "kubectl": 70,
-    # An idle machine takes less than 500 s.
-    "kubelet": 500,
-    "ledger": 35,
-    "lying": 20,
-    "model": 45,
-    "monitoring": 45,
-    "nvidia": 40,
-    "page": 240,
-    "placement": 120,
-    "plan": 135,
+    "history": 10,
+    "images": 65,
+    "install": 160,
+    "kube": 15,
+    "kubectl": 25,
+    "kubelet": 155,
+    "ledger": 15,
+    "lying": 5,
+    "model": 25,
+    "modules beside": 30,
+    "monitoring": 15,
+    "nvidia": 10,
+    "placement": 30,
+    "plan": 80,
     "recommend": 5,
-    "recorder": 30,
-    "release": 90,
+    "recorder": 20,
+    "release": 35,
     "samples": 5,
-    "scheduler": 85,
-    "server": 30,
-    "soak": 150,
-    "standin": 105,
-    "tiers": 60,
-    "truth": 15,
-    "state": 60,
-    "modules beside": 65,
+    "scheduler": 40,
+    "server": 20,
+    "standin": 40,
+    "state": 30,
+    "tiers": 25,
+    "truth": 5,
 }
 
-_took_s: collections.Counter[str] = collections.Counter()
+_used_s: collections.Counter[str] = collections.Counter()
+#: Name of the property that sends the CPU seconds of a module from a worker to its session.
+_PROPERTY = "cpu_s"
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def suite_of(path: str) -> str:
@@ -72,14 +80,59 @@ def suite_of(path: str) -> str:
     return below_tests[0] if below_tests else "modules beside"
 
 
-def table(took_s: dict[str, float]) -> list[str]:
-    """Return a table of the seconds and the budget of each suite, slowest suite first."""
-    lines = ["suite           seconds  budget"]
-    for suite, seconds in sorted(took_s.items(), key=lambda each: -each[1]):
+def table(used_s: dict[str, float]) -> list[str]:
+    """Return a table of the CPU seconds and the budget of each suite, most expensive suite
+    first.
+    """
+    lines = ["suite             CPU s  budget"]
+    for suite, seconds in sorted(used_s.items(), key=lambda each: -each[1]):
         budget_s = BUDGETS_S.get(suite, 0)
         over = "  WARNING: over its budget" if suite in BUDGETS_S and seconds > budget_s else ""
         lines.append(f"{suite:<14} {seconds:8.1f} {budget_s:7}{over}")
     return lines
+
+
+def cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process, of its descendants, and of ended descendants."""
+    total = 0.0
+    with contextlib.suppress(OSError):  # The process has ended.
+        # The name of the process, which ends with the last parenthesis, can contain spaces.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        total += sum(map(int, fields[11:15])) / _TICKS_PER_S
+        total += sum(map(cpu_s, _children(pid)))
+    return total
+
+
+def _children(pid: int) -> Iterator[int]:
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            yield from map(int, (thread / "children").read_text().split())
+
+
+class Meter:
+    """The CPU seconds of this process since its start or the end of the last module."""
+
+    def __init__(self) -> None:
+        self._read_s = 0.0
+        self._is_last = False
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> Generator[None, object, object]:
+        self._is_last = nextitem is None or nextitem.path != item.path
+        return (yield)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> None:
+        if call.when == "teardown" and self._is_last:
+            now_s = cpu_s(os.getpid())
+            item.user_properties.append((_PROPERTY, max(0.0, now_s - self._read_s)))
+            self._read_s = now_s
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Meter(), "meter")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -93,14 +146,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Add the duration of each phase. The setup of a session fixture counts for the suite that uses
-    it first.
+    """Add the CPU of each module. The start of the session and the setup of a session fixture count
+    for the suite that runs first.
     """
-    _took_s[suite_of(report.nodeid)] += report.duration
+    if report.when == "teardown":
+        used = (used_s for name, used_s in report.user_properties if name == _PROPERTY)
+        _used_s[suite_of(report.nodeid)] += sum(used)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _took_s:
-        terminalreporter.section("seconds by suite")
-        for line in table(_took_s):
+    if _used_s:
+        terminalreporter.section("CPU seconds by suite")
+        for line in table(_used_s):
             terminalreporter.line(line)
